@@ -1,0 +1,360 @@
+"""The frozen base: Qwen2 by hand, loaded from a Hugging Face directory or hub id.
+
+    python model.py --check Qwen/Qwen2.5-Coder-0.5B-Instruct     # against transformers: logits and 64 greedy tokens
+    python model.py --check micro/base
+
+Shapes: B rows, T tokens, S cache slots, C width, H heads, K kv heads, G = H/K query heads per kv head, D head size,
+V vocabulary. Parameter names are Hugging Face's, so loading is: build on the meta device, stream the shards, assign
+strictly. Caches, masks and adapters are arguments: the model itself holds nothing but weights.
+"""
+import argparse
+import hashlib
+import json
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+
+ARCHITECTURES = {"qwen2": dict(attention_bias=True)}         # model_type -> what its config.json leaves unsaid
+
+
+@dataclass(frozen=True)
+class Config:
+    """The fields of config.json that the forward pass needs, under Hugging Face's names."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 32768
+    tie_word_embeddings: bool = False
+    attention_bias: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    @classmethod
+    def from_pretrained(cls, path: Path) -> "Config":
+        """Read config.json. Raises ValueError for a missing file or an architecture that this file does not compute."""
+        try:
+            raw = json.loads((path / "config.json").read_text())
+        except FileNotFoundError:
+            raise ValueError(f"{path} has no config.json: --base wants a Hugging Face model directory or hub id") from None
+        except json.JSONDecodeError as e:
+            raise ValueError(f"{path / 'config.json'} is not valid JSON ({e}): fetch the model again") from None
+        kind = raw.get("model_type")
+        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        odd = [f"model_type {kind!r}"] if kind not in ARCHITECTURES else []
+        odd += ["sliding window"] if raw.get("use_sliding_window") else []
+        odd += [f"rope {rope['rope_type']}"] if rope.get("rope_type", "default") != "default" else []
+        odd += [f"activation {raw['hidden_act']}"] if raw.get("hidden_act", "silu") != "silu" else []
+        if odd:
+            raise ValueError(f"{path}: unsupported architecture ({', '.join(odd)}); supported: {', '.join(ARCHITECTURES)}")
+        raw = {"rope_theta": rope.get("rope_theta", 10000.0), **raw, **ARCHITECTURES[kind]}
+        raw.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
+        missing = [f.name for f in fields(cls) if f.default is f.default_factory and f.name not in raw]
+        if missing:
+            raise ValueError(f"{path / 'config.json'} lacks {', '.join(missing)}: is it a complete model directory?")
+        return cls(**{f.name: raw[f.name] for f in fields(cls) if f.name in raw})
+
+
+class KVCache:
+    """Keys and values of all layers, each (B, K, S, D); the first `length` slots are filled."""
+
+    def __init__(self, keys: list[torch.Tensor], values: list[torch.Tensor], length: int = 0):
+        self.keys, self.values, self.length = keys, values, length
+
+    @classmethod
+    def empty(cls, cfg: Config, n_rows: int, n_slots: int, dtype: torch.dtype, device) -> "KVCache":
+        """Zeroed cache for n_rows rows of up to n_slots tokens."""
+        shape = (n_rows, cfg.num_key_value_heads, n_slots, cfg.head_dim)
+        make = lambda: [torch.zeros(shape, dtype=dtype, device=device) for _ in range(cfg.num_hidden_layers)]
+        return cls(make(), make())
+
+    def select(self, rows: torch.Tensor, n_slots: int | None = None) -> "KVCache":
+        """A new cache of the given rows (n,), repeated or dropped as they come, with room for n_slots tokens."""
+        grow = lambda x: F.pad(x.index_select(0, rows), (0, 0, 0, (n_slots or x.shape[2]) - x.shape[2]))
+        return KVCache([grow(k) for k in self.keys], [grow(v) for v in self.values], self.length)
+
+    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write (B, K, T, D) behind the filled slots; returns all filled keys and values. The model moves `length`."""
+        end = self.length + k.shape[2]
+        self.keys[layer][:, :, self.length:end] = k
+        self.values[layer][:, :, self.length:end] = v
+        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+
+
+class Linear(nn.Linear):
+    """A linear layer that knows its full name, so that adapters can be handed in instead of being patched on."""
+
+    def __init__(self, path: str, n_in: int, n_out: int, bias: bool = False):
+        super().__init__(n_in, n_out, bias=bias)
+        self.path = path
+
+    def forward(self, x: torch.Tensor, lora=None) -> torch.Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        return y if lora is None else lora(self.path, x, y)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+def rope_table(positions: torch.Tensor, cfg: Config, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin (B, 1, T, D) of the rotary angles at integer positions (B, T); angles in float32 (RoFormer, eq. 34)."""
+    half = torch.arange(0, cfg.head_dim, 2, device=positions.device, dtype=torch.float32) / cfg.head_dim
+    angle = positions[:, None, :, None].float() * (cfg.rope_theta ** -half)
+    angle = torch.cat((angle, angle), dim=-1)
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the two halves of each head (..., T, D) by the table's angles."""
+    a, b = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-b, a), dim=-1) * sin
+
+
+class Attention(nn.Module):
+    def __init__(self, cfg: Config, layer: int, path: str):
+        super().__init__()
+        C, self.layer, self.D = cfg.hidden_size, layer, cfg.head_dim
+        q, kv, bias = cfg.num_attention_heads * self.D, cfg.num_key_value_heads * self.D, cfg.attention_bias
+        self.q_proj = Linear(f"{path}.q_proj", C, q, bias)
+        self.k_proj = Linear(f"{path}.k_proj", C, kv, bias)
+        self.v_proj = Linear(f"{path}.v_proj", C, kv, bias)
+        self.o_proj = Linear(f"{path}.o_proj", q, C)
+
+    def forward(self, x, cos, sin, mask, cache, lora):
+        B, T, _ = x.shape
+        heads = lambda y: y.view(B, T, -1, self.D).transpose(1, 2)
+        q = rotate(heads(self.q_proj(x, lora)), cos, sin)                           # (B, H, T, D)
+        k = rotate(heads(self.k_proj(x, lora)), cos, sin)                           # (B, K, T, D)
+        v = heads(self.v_proj(x, lora))
+        if cache is not None:
+            k, v = cache.append(self.layer, k, v)
+        if T == 1:      # decoding: fold the query group into the rows, which avoids repeating keys and the slow masked kernel
+            y = F.scaled_dot_product_attention(q.view(B, k.shape[1], -1, self.D), k, v, attn_mask=mask).view(B, -1, 1, self.D)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+        return self.o_proj(y.transpose(1, 2).reshape(B, T, -1), lora)
+
+
+class MLP(nn.Module):
+    def __init__(self, cfg: Config, path: str):
+        super().__init__()
+        self.gate_proj = Linear(f"{path}.gate_proj", cfg.hidden_size, cfg.intermediate_size)
+        self.up_proj = Linear(f"{path}.up_proj", cfg.hidden_size, cfg.intermediate_size)
+        self.down_proj = Linear(f"{path}.down_proj", cfg.intermediate_size, cfg.hidden_size)
+
+    def forward(self, x, lora):
+        return self.down_proj(F.silu(self.gate_proj(x, lora)) * self.up_proj(x, lora), lora)
+
+
+class Block(nn.Module):
+    def __init__(self, cfg: Config, layer: int):
+        super().__init__()
+        path = f"model.layers.{layer}"
+        self.input_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.self_attn = Attention(cfg, layer, f"{path}.self_attn")
+        self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.mlp = MLP(cfg, f"{path}.mlp")
+
+    def forward(self, x, cos, sin, mask, cache, lora):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, cache, lora)
+        return x + self.mlp(self.post_attention_layernorm(x), lora)
+
+
+class Model(nn.Module):
+    """Qwen2 decoder. Parameter names equal transformers' Qwen2ForCausalLM; a tied head has no parameter of its own."""
+
+    def __init__(self, cfg: Config):
+        super().__init__()
+        self.cfg = cfg
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.hidden_size)
+        self.model.layers = nn.ModuleList(Block(cfg, i) for i in range(cfg.num_hidden_layers))
+        self.model.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        if not cfg.tie_word_embeddings:
+            self.lm_head = nn.Linear(cfg.hidden_size, cfg.vocab_size, bias=False)
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        return self.model.embed_tokens.weight
+
+    def forward(self, ids, positions=None, mask=None, cache: KVCache | None = None, lora=None) -> torch.Tensor:
+        """Final hidden states (B, T, C) of ids (B, T).
+
+        positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys, None means
+        causal (one token with a cache sees every filled slot); lora(path, x, y) adds the rows' adapters to each layer.
+        """
+        B, T = ids.shape
+        start = cache.length if cache is not None else 0
+        assert mask is not None or start == 0 or T == 1, "several tokens behind a filled cache need an explicit mask"
+        if positions is None:
+            positions = torch.arange(start, start + T, device=ids.device).expand(B, T)
+        x = self.model.embed_tokens(ids)
+        cos, sin = rope_table(positions, self.cfg, x.dtype)
+        for block in self.model.layers:
+            x = block(x, cos, sin, mask, cache, lora)
+        if cache is not None:
+            cache.length += T
+        return self.model.norm(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores over the vocabulary (..., V) of hidden states (..., C)."""
+        return F.linear(hidden, self.embedding if self.cfg.tie_word_embeddings else self.lm_head.weight)
+
+    def linears(self) -> dict[str, Linear]:
+        """Every adaptable linear layer (q, k, v, o, gate, up, down of each block) by full name, in order."""
+        return {m.path: m for m in self.modules() if isinstance(m, Linear)}
+
+
+@dataclass(frozen=True)
+class Base:
+    """A loaded base: frozen model, its tokenizer, every id that ends an answer, and the prompt style it understands."""
+    model: Model
+    tokenizer: object
+    eos_ids: tuple[int, ...]
+    style: str                       # "micro" | "chat" | "base": see tasks.STYLES
+    path: Path
+
+
+def resolve(name: str) -> Path:
+    """Local directory of a model directory or hub id (HF_HOME and HF_HUB_OFFLINE are honoured). Raises ValueError."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise ValueError(f"--base {name}: no such directory; give a Hugging Face model directory or a hub id like Qwen/Qwen2.5-Coder-7B")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.jsonl"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as e:
+        raise ValueError(f"--base {name}: no such directory, and the hub did not give it ({type(e).__name__}): "
+                         "check the name and the network, or download it first and pass the directory") from None
+
+
+def shards(path: Path) -> list[Path]:
+    """The safetensors files of a model directory. Raises ValueError when there are none or one of the index is missing."""
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        files = sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
+        missing = [f.name for f in files if not f.exists()]
+        if missing:
+            raise ValueError(f"{path}: the index names {', '.join(missing)}, which is not there: finish the download")
+        return files
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{path} has no *.safetensors file: finish the download (pickled .bin weights are not loaded)")
+    return files
+
+
+def load_model(path: Path, dtype: torch.dtype, device="cpu") -> Model:
+    """Build on the meta device, stream each shard, assign strictly, freeze. Raises ValueError where file and config differ."""
+    cfg = Config.from_pretrained(path)
+    with torch.device("meta"):
+        model = Model(cfg)
+    want, state = dict(model.named_parameters()), {}
+    for file in shards(path):
+        try:
+            with safe_open(file, framework="pt", device=str(device)) as f:
+                for name in f.keys():
+                    if name not in want:
+                        if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and cfg.tie_word_embeddings):
+                            continue
+                        raise ValueError(f"{file} holds {name}, which config.json has no place for: weights and config do not belong together")
+                    tensor = f.get_tensor(name)
+                    if tensor.shape != want[name].shape:
+                        raise ValueError(f"{file}: {name} is {tuple(tensor.shape)}, but config.json makes it {tuple(want[name].shape)}: "
+                                         "weights and config do not belong together")
+                    state[name] = tensor.to(dtype)
+        except (SafetensorError, OSError) as e:
+            raise ValueError(f"{file} cannot be read ({e}): the download is truncated or damaged, fetch it again") from None
+    if missing := sorted(set(want) - set(state)):
+        raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}: a shard is absent or belongs to another model")
+    model.load_state_dict(state, strict=True, assign=True)
+    return model.requires_grad_(False).eval()
+
+
+def end_tokens(path: Path, tokenizer) -> tuple[int, ...]:
+    """Every id that ends an answer, from config.json, generation_config.json and the tokenizer together."""
+    ids = {tokenizer.eos_token_id}
+    for name in ("config.json", "generation_config.json"):
+        eos = json.loads((path / name).read_text()).get("eos_token_id") if (path / name).exists() else None
+        ids |= set(eos) if isinstance(eos, list) else {eos}
+    return tuple(sorted(ids - {None}))
+
+
+def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu") -> Base:
+    """Model, tokenizer, end tokens and prompt style of a directory or hub id. Raises ValueError with the fix."""
+    path = resolve(name)
+    cfg = json.loads((path / "config.json").read_text()) if (path / "config.json").exists() else {}
+    Config.from_pretrained(path)                  # complain about the architecture before anything slow
+    from transformers import AutoTokenizer
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except Exception as e:                        # transformers raises many types here; all mean the same to the user
+        raise ValueError(f"{path} has no usable tokenizer ({type(e).__name__}): tokenizer.json and tokenizer_config.json are needed") from None
+    model = load_model(path, dtype, device)
+    eos_ids = end_tokens(path, tokenizer)
+    if not eos_ids:
+        raise ValueError(f"{path}: no end token in config.json, generation_config.json or the tokenizer; add eos_token_id")
+    style = cfg.get("task_style") or ("chat" if tokenizer.chat_template else "base")
+    return Base(model, tokenizer, eos_ids, style, path)
+
+
+def weights_hash(model: nn.Module) -> str:
+    """SHA-256 over every parameter's name and bytes: proves that training left the base unchanged."""
+    digest = hashlib.sha256()
+    for name, p in model.named_parameters():
+        digest.update(name.encode())
+        digest.update(p.detach().contiguous().cpu().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+@torch.inference_mode()
+def check(name: str, n_new: int = 64, text: str = "def fibonacci(n):\n") -> dict:
+    """Compare with transformers in float32: largest logit difference on a prompt, and n_new greedy tokens."""
+    from transformers import AutoModelForCausalLM
+    base = load_base(name)
+    reference = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32).eval()
+    prompt = torch.tensor([base.tokenizer(text)["input_ids"]])
+    ours, theirs = base.model.logits(base.model(prompt)), reference(prompt).logits
+    cache = KVCache.empty(base.model.cfg, 1, prompt.shape[1] + n_new, torch.float32, "cpu")
+    ids, mine = prompt, []
+    for _ in range(n_new):
+        ids = base.model.logits(base.model(ids, cache=cache)[:, -1:]).argmax(-1)
+        mine.append(ids.item())
+        if mine[-1] in base.eos_ids:
+            break
+    want = reference.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=n_new, do_sample=False,
+                              eos_token_id=list(base.eos_ids), repetition_penalty=1.0)[0, prompt.shape[1]:].tolist()
+    return dict(base=str(name), max_abs_diff=(ours - theirs).abs().max().item(), greedy_same=mine == want,
+                tokens=sum(a == b for a, b in zip(mine, want)), of=len(want), text=base.tokenizer.decode(mine))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", metavar="DIR", required=True, help="model directory or hub id")
+    try:
+        result = check(parser.parse_args().check)
+    except ValueError as e:
+        print(f"model.py: {e}", file=sys.stderr)
+        sys.exit(2)
+    print(result.pop("text"))
+    print(json.dumps(result))
+    sys.exit(0 if result["greedy_same"] and result["max_abs_diff"] < 1e-3 else 1)
