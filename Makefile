@@ -1,0 +1,40 @@
+# make demo: fresh machine to finished run.  make test: the fast tests.  Both set themselves up in .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+# One thread per process: with two, small matrices wait at barriers longer than they compute (see LOG.md).
+export OMP_NUM_THREADS ?= 1
+export GOMP_SPINCOUNT := 0
+export OMP_WAIT_POLICY := PASSIVE
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help setup demo test test-slow micro clean
+help:
+	@echo "make setup | demo | test | test-slow | micro | clean      (PYTHON=python3.12 picks the interpreter)"
+
+setup: .venv/.installed
+
+# The stamp is written last: an interrupted installation is repeated, a finished one costs nothing.
+.venv/.installed: requirements.txt requirements-dev.txt constraints.txt
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10))" || \
+		{ echo "Python 3.10 or newer is needed: make PYTHON=python3.12 $(or $(MAKECMDGOALS),setup)"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
+		{ rm -rf .venv; echo "This Python cannot make virtual environments (on Debian: apt-get install python3-venv)"; exit 2; }
+	$(BIN)/python -m pip install -q -r requirements.txt -r requirements-dev.txt -c constraints.txt
+	@touch $@
+
+demo: setup
+	$(BIN)/torchrun --standalone train.py --pop 8
+
+test: setup
+	$(BIN)/python -m pytest -q
+
+test-slow: setup
+	$(BIN)/python -m pytest -q -m slow
+
+# Makes micro/base anew, the bundled base model: about 40 minutes on one core, seeds fixed.
+micro: setup
+	$(BIN)/python -m micro.train
+
+clean:
+	rm -rf .venv out .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
