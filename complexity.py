@@ -1,0 +1,222 @@
+"""What a program's syntax tree says about it: size, depth, McCabe, Halstead, and a hash of its structure.
+
+Nothing here runs the program. `parse` is the only place where model text meets Python's parser in this process, and it
+refuses text that is long or nested enough to hurt that parser (which recurses in C, and can take exponential time).
+"""
+import ast
+import hashlib
+import io
+import keyword
+import math
+import re
+import tokenize
+import warnings
+from dataclasses import dataclass
+
+MAX_CHARS = 8000
+MAX_BRACKETS = 24       # open brackets at once, strings and comments not counted
+MAX_DEPTH = 100         # levels of the tree; a chain of 60 elif is still below it
+STRING_OR_COMMENT = re.compile(r"#[^\n]*|'''.*?'''|\"\"\".*?\"\"\"|'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"", re.S)
+BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert, ast.comprehension, ast.match_case)
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class Complexity:
+    """Numbers of one program; `halstead` is the volume in bits, `statements` those of f's body (see `measure`)."""
+    depth: int
+    mccabe: int
+    halstead: float
+    lines: int
+    variables: int
+    statements: int
+
+
+def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
+    """Syntax tree of untrusted text. Raises ValueError("too_long: ..." | "too_deep: ..." | "syntax: ...") and nothing else."""
+    if len(source) > max_chars:
+        raise ValueError(f"too_long: {len(source)} characters, at most {max_chars}")
+    nesting = deepest = 0
+    for char in re.sub(r"[^()\[\]{}]", "", STRING_OR_COMMENT.sub("", source)):
+        nesting += 1 if char in "([{" else -1
+        deepest = max(deepest, nesting)
+    # chains of prefixes and trailers need no bracket to nest: ----x, not not x, x.a.a.a, lambda:lambda:0
+    if deepest > MAX_BRACKETS or re.search(r"(?:[-+~]\s*){40}|(?:\bnot\s+){40}|(?:\bawait\s+){40}|(?:\blambda\b[^:]*:\s*){40}", source):
+        raise ValueError(f"too_deep: {deepest} open brackets, at most {MAX_BRACKETS}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")     # "invalid escape sequence" is the model's business
+            tree = ast.parse(source)
+    except (RecursionError, MemoryError):
+        raise ValueError("too_deep: Python's parser gave up") from None
+    except (SyntaxError, ValueError, OverflowError) as error:   # ValueError: null bytes, lone surrogates
+        raise ValueError(f"syntax: {type(error).__name__}") from None
+    depth(tree)
+    return tree
+
+
+def depth(tree: ast.AST) -> int:
+    """Levels of the tree without load/store marks. Raises ValueError beyond MAX_DEPTH, so that recursion on it is safe."""
+    level, n_levels = [tree], 0
+    while level:
+        n_levels += 1
+        if n_levels > MAX_DEPTH:
+            raise ValueError(f"too_deep: over {MAX_DEPTH} levels of syntax")
+        level = [child for node in level for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr_context)]
+    return n_levels
+
+
+def entry(tree: ast.Module, name: str = "f") -> ast.FunctionDef | None:
+    """The top-level function `name` (the last one, as Python would call it), or None."""
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    return found[-1] if found else None
+
+
+def bound_names(tree: ast.AST) -> set[str]:
+    """Every name that the program itself gives a meaning: parameters, targets, definitions, imports, exception names."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, DEFINITIONS) or isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
+            names.add(node.name)
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            names.add(node.rest)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.split(".")[0])
+    return names
+
+
+def drop_docstrings(tree: ast.Module) -> ast.Module:
+    """Removes every docstring in place; a body that had nothing else gets `pass`."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or ([] if isinstance(node, ast.Module) else [ast.Pass()])
+    return tree
+
+
+def drop_annotations(tree: ast.Module, everywhere: bool = True) -> ast.Module:
+    """Removes annotations in place: of functions, and with `everywhere` of variables too (dataclasses need those to run)."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+        if not everywhere:
+            continue
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(node, field, None)
+            if isinstance(block, list) and any(isinstance(statement, ast.AnnAssign) for statement in block):
+                setattr(node, field, [bare for bare in map(_without_annotation, block) if bare] or [ast.Pass()])
+    return tree
+
+
+def _without_annotation(statement: ast.stmt) -> ast.stmt | None:
+    if not isinstance(statement, ast.AnnAssign):
+        return statement
+    return ast.Assign([statement.target], statement.value, lineno=0) if statement.value else None
+
+
+def measure(source: str) -> Complexity:
+    """Complexity of a program. Raises ValueError as `parse` does.
+
+    mccabe = 1 + branches (if, loop, except, assert, case, comprehension and each of its ifs, each further and/or).
+    lines: not blank, no comment, no docstring. variables: distinct parameters and assigned names.
+    statements: top level of f's body (of the last function, of the module) without docstring and final return.
+    """
+    tree = parse(source)
+    levels = depth(tree)
+    code_lines = _code_lines(source, tree)
+    drop_docstrings(tree)
+    nodes = list(ast.walk(tree))
+    mccabe = 1 + sum(isinstance(node, BRANCHES) for node in nodes)
+    mccabe += sum(len(node.values) - 1 for node in nodes if isinstance(node, ast.BoolOp))
+    mccabe += sum(len(node.ifs) for node in nodes if isinstance(node, ast.comprehension))
+    variables = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    variables |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    functions = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    body = (entry(tree) or (functions[-1] if functions else tree)).body
+    statements = len(body) - (bool(body) and isinstance(body[-1], (ast.Return, ast.Pass)))
+    return Complexity(levels, mccabe, halstead_volume(tree), code_lines, len(variables), statements)
+
+
+def _code_lines(source: str, tree: ast.Module) -> int:
+    """Lines that hold code; docstrings are found in the tree, because a text search would also hit ordinary strings."""
+    skipped = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None:
+            skipped.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+            if node.body[0].lineno == getattr(node, "lineno", 0):
+                skipped.discard(node.lineno)    # def f(): "docstring" on one line
+    return sum(bool(line.strip()) and not line.lstrip().startswith("#") and number not in skipped
+               for number, line in enumerate(re.split(r"\r\n|\r|\n", source), 1))
+
+
+def halstead_volume(tree: ast.Module) -> float:
+    """N log2 n in bits (Halstead 1977), counted on tokens: keywords and punctuation are operators (a pair of brackets is
+    one), names, numbers and strings are operands. Formatting and comments do not count."""
+    if not tree.body:
+        return 0.0
+    words, n_words = set(), 0
+    layout = (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT, tokenize.ENDMARKER, tokenize.ENCODING)
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(ast.unparse(ast.fix_missing_locations(tree))).readline):
+            if token.type not in layout and token.string not in (")", "]", "}"):
+                operand = token.type != tokenize.OP and not keyword.iskeyword(token.string)
+                words.add((operand, token.string))
+                n_words += 1
+    except (ValueError, SyntaxError, tokenize.TokenError, RecursionError):
+        return 0.0      # before 3.12, unparse refuses a few f-strings, and it tries no other way
+    return n_words * math.log2(len(words)) if len(words) > 1 else 0.0
+
+
+def structural_hash(source: str) -> str:
+    """32 hex digits that stay the same under renaming, other constants of the same type, docstrings, annotations, comments
+    and layout, and change with operators, calls, control flow and the names that the program does not define itself
+    (len is not max). Raises ValueError as `parse` does. Source: spec.md, "Archive and metrics"."""
+    tree = drop_annotations(drop_docstrings(parse(source)))
+    tree = _Canonical(tree).visit(tree)
+    return hashlib.sha256(ast.dump(tree).encode("utf-8", "backslashreplace")).hexdigest()[:32]
+
+
+class _Canonical(ast.NodeTransformer):
+    """Names become v0, v1, ... by first use, constants the name of their type."""
+
+    def __init__(self, tree: ast.Module):
+        self.bound = bound_names(tree)
+        self.own = {node.name for node in ast.walk(tree) if isinstance(node, DEFINITIONS)}
+        self.names: dict[str, str] = {}
+
+    def rename(self, name: str | None) -> str | None:
+        return self.names.setdefault(name, f"v{len(self.names)}") if name in self.bound else name
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Every node kind that carries a name in a string field; the order of visits is the order of first use."""
+        if isinstance(node, ast.Name):
+            node.id = self.rename(node.id)
+        elif isinstance(node, ast.arg):
+            node.arg, node.type_comment = self.rename(node.arg), None
+        elif isinstance(node, (*DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+            node.name = self.rename(node.name)
+        elif isinstance(node, ast.MatchMapping):
+            node.rest = self.rename(node.rest)
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            node.names = [self.rename(name) for name in node.names]
+        elif isinstance(node, ast.alias):
+            node.asname = self.rename(node.asname or node.name.split(".")[0])
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.own:
+            # a keyword of the program's own function is a parameter; sorted(key=) is not, whatever is called `key`
+            for argument in node.keywords:
+                argument.arg = self.rename(argument.arg)
+        return super().generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        return ast.Constant(type(node.value).__name__)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        number = isinstance(node.operand, ast.Constant) and type(node.operand.value) in (int, float, complex)
+        if number and isinstance(node.op, (ast.USub, ast.UAdd)):    # -3 is a constant to everybody but the parser
+            return self.visit_Constant(node.operand)
+        return self.generic_visit(node)
