@@ -1,0 +1,229 @@
+"""Advantages, loss and the joint update: every member learns from its own rows, all in one pass.
+
+REINFORCE++ with baseline (arXiv 2501.03262): subtract the prompt group's mean, copy to the row's tokens, whiten over the
+valid tokens of one member in one role. The loss of a member is the mean over its own valid tokens, so that its step does
+not depend on who else is in the batch; gradients of the stacked factors are sums over members, clipped per member.
+"""
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
+
+from generate import Rollout
+from lora import Adapters
+from model import Base
+
+ADVANTAGES = ("reinforce++", "grpo", "dr_grpo", "rloo")
+WHITEN = ("auto", "member", "kind", "off")
+CHUNK = 1 << 25                            # logits computed at a time: a 152k vocabulary never exists for a whole batch
+
+
+@dataclass
+class Batch:
+    """What one step learns from: N rows with their rewards and the groups that baselines and whitening are taken over."""
+    rollout: Rollout
+    reward: torch.Tensor                   # (N,) float32
+    group: torch.Tensor                    # (N,) rows of one prompt share a number
+    role: torch.Tensor                     # (N,) 0 teacher, 1 student: a single agent plays both, and they are whitened apart
+    kind: torch.Tensor                     # (N,) index of the task kind
+
+
+def group_mean(x: torch.Tensor, group: torch.Tensor, weight: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weighted mean and standard deviation of x (N,) within each row's group (N,), copied to the rows; float64 inside."""
+    x, weight = x.double(), (torch.ones_like(x) if weight is None else weight).double()
+    _, index = group.unique(return_inverse=True)
+    total = lambda y: torch.zeros(int(index.max()) + 1, dtype=torch.float64, device=x.device).index_add_(0, index, y)
+    mass = total(weight).clamp_min(1e-12)
+    mean = (total(weight * x) / mass)[index]
+    var = (total(weight * (x - mean) ** 2) / mass)[index]
+    return mean, var.sqrt()
+
+
+def advantages(batch: Batch, method: str = "reinforce++", whiten: str = "auto") -> torch.Tensor:
+    """One advantage per row (N,) float32, the same for each of its tokens.
+
+    method: reinforce++ and dr_grpo subtract the group's mean; grpo also divides by its standard deviation; rloo subtracts
+    the mean of the others (2402.14740). whiten: over the answer tokens of one member in one role (member; auto for
+    reinforce++), per member, role and kind (kind: AZR's TRR++), or not at all (off; auto for the others).
+    Rows of groups without variance get exactly 0 and take no part in the whitening.
+    """
+    assert method in ADVANTAGES and whiten in WHITEN, (method, whiten)
+    r = batch.reward
+    mean, std = group_mean(r, batch.group)
+    live = std > 1e-6
+    d = (r.double() - mean).masked_fill(~live, 0.0)
+    if method == "grpo":
+        d = d / (std + 1e-6)
+    if method == "rloo":
+        _, index, count = batch.group.unique(return_inverse=True, return_counts=True)
+        d = d * (count / (count - 1).clamp_min(1))[index]
+    if whiten == "auto":
+        whiten = "member" if method == "reinforce++" else "off"
+    if whiten != "off" and live.any():
+        key = batch.rollout.member * 2 + batch.role
+        if whiten == "kind":
+            key = key * (int(batch.kind.max()) + 1) + batch.kind
+        mean, std = group_mean(d, key, batch.rollout.n_tokens * live)
+        d = ((d - mean) / (std + 1e-6)).masked_fill(~live, 0.0)
+    return d.float()
+
+
+def token_weight(rollout: Rollout, method: str, max_new: int) -> torch.Tensor:
+    """Weight (N,) of each of a row's tokens in its member's loss; the denominator of the mean.
+
+    1 / the member's answer tokens; grpo: 1 / (the member's rows x the row's tokens); dr_grpo: 1 / (rows x max_new) (2503.20783).
+    """
+    own = rollout.member[:, None] == rollout.member[None]
+    rows, tokens = own.sum(1), (own * rollout.n_tokens[None]).sum(1)
+    if method == "grpo":
+        return 1.0 / (rows * rollout.n_tokens)
+    return 1.0 / (rows * max_new) if method == "dr_grpo" else 1.0 / tokens
+
+
+def token_logp(base: Base, hidden: torch.Tensor, target: torch.Tensor, temperature: float, entropy: bool):
+    """Log-probability (M,) of target tokens (M,) given hidden states (M, C), and the entropy (M,) or None; float32.
+
+    Works in checkpointed chunks, so that at most CHUNK logits exist at once.
+    """
+    def piece(h, y):
+        logp = (base.model.logits(h).float() / temperature).log_softmax(-1)
+        return logp.gather(1, y[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1) if entropy else None
+
+    size = max(1, CHUNK // base.model.cfg.vocab_size)
+    if len(target) <= size:
+        return piece(hidden, target)
+    parts = [checkpoint(piece, h, y, use_reentrant=False) for h, y in zip(hidden.split(size), target.split(size))]
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]) if entropy else None
+
+
+class Adam:
+    """AdamW without decay over stacked factors, with moments, step counter, gradient norm and rate per member."""
+
+    def __init__(self, adapters: Adapters, lr: list[float], betas=(0.9, 0.95), eps: float = 1e-8, clip: float = 1.0):
+        self.params = adapters.parameters()
+        device = self.params[0].device
+        self.lr, self.betas, self.eps, self.clip = torch.tensor(lr, device=device), betas, eps, clip
+        self.m, self.v = [[torch.zeros_like(p, requires_grad=False) for p in self.params] for _ in range(2)]
+        self.steps = torch.zeros(adapters.n_members, dtype=torch.int64, device=device)
+
+    @torch.no_grad()
+    def step(self, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Update the active members (P,) bool from .grad and clear it; the others are not touched in any bit.
+
+        Returns gradient norms before clipping (P,) and which members were skipped for a non-finite gradient (P,).
+        """
+        norm = torch.stack([p.grad.double().pow(2).sum((1, 2)) for p in self.params]).sum(0).sqrt()
+        skipped = active & ~norm.isfinite()
+        a = (active & norm.isfinite()).nonzero().squeeze(1)
+        if len(a):
+            self.steps[a] += 1
+            wide = lambda x: x.float()[:, None, None]
+            scale, (b1, b2), t = wide((self.clip / (norm[a] + 1e-6)).clamp_max(1.0)), self.betas, self.steps[a].double()
+            rate, fix = wide(self.lr[a] / (1 - b1 ** t)), wide((1 - b2 ** t).rsqrt())
+            for p, m, v in zip(self.params, self.m, self.v):
+                g = p.grad[a] * scale
+                m[a] = m[a].lerp(g, 1 - b1)
+                v[a] = v[a].lerp(g * g, 1 - b2)
+                p[a] -= rate * m[a] / (v[a].sqrt() * fix + self.eps)
+        for p in self.params:
+            p.grad = None
+        return norm, skipped
+
+    def reset(self, p: int) -> None:
+        """Forget member p's moments and steps: a replaced member starts fresh."""
+        for x in (*self.m, *self.v):
+            x[p].zero_()
+        self.steps[p] = 0
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Flat named tensors for safetensors."""
+        return {"steps": self.steps, **{f"m.{i}": x for i, x in enumerate(self.m)}, **{f"v.{i}": x for i, x in enumerate(self.v)}}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Inverse of state_dict, in place."""
+        for name, x in self.state_dict().items():
+            x.copy_(state[name])
+
+
+def micro_batches(rollout: Rollout, rows: list[int], budget: int) -> list[torch.Tensor]:
+    """Split rows into batches of at most `budget` padded tokens, similar lengths together; at least one row each."""
+    rows, out, start = sorted(rows, key=lambda i: int(rollout.length[i])), [], 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or (end + 1 - start) * int(rollout.length[rows[end]]) > budget:
+            out.append(torch.tensor(rows[start:end], device=rollout.ids.device))
+            start = end
+    return out
+
+
+def token_losses(base: Base, adapters: Adapters, r: Rollout, adv: torch.Tensor, temperature: float, kl: float, entropy: float, clip: float):
+    """Loss of each answer token (M,) of rows r with advantages (N,), the row of each token (M,), and sums for the log.
+
+    -min(ratio adv, clip(ratio) adv) + kl k3 - entropy H; on policy the ratio is 1 in value, so that the gradient is the
+    plain policy gradient (PPO, eq. 7).
+    """
+    mask = r.mask[:, 1:]
+    target, row = r.ids[:, 1:][mask], mask.nonzero()[:, 0]
+    hidden = base.model(r.ids[:, :-1], lora=adapters.route(r.member, base.model.embedding.dtype))[mask]
+    logp, H = token_logp(base, hidden, target, temperature, bool(entropy))
+    ratio, a = (logp - logp.detach()).exp(), adv[row]
+    loss, sums = -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a), dict(kl=0.0, entropy=0.0, trained_tokens=len(target))
+    if kl:
+        with torch.no_grad():
+            plain = token_logp(base, base.model(r.ids[:, :-1])[mask], target, temperature, False)[0]
+        k3 = (plain - logp).exp() - (plain - logp) - 1               # http://joschu.net/blog/kl-approx.html
+        loss, sums["kl"] = loss + kl * k3, k3.sum().item()
+    if entropy:
+        loss, sums["entropy"] = loss - entropy * H, H.sum().item()
+    return loss, row, sums
+
+
+def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, weight: torch.Tensor, *, temperature: float = 1.0, kl: float = 0.0,
+               entropy: float = 0.0, clip: float = 0.2, token_budget: int = 8192, rank: int = 0, world: int = 1, desc: str = ""):
+    """Put the gradient of every member's loss into the stacked factors' .grad, summed over all processes.
+
+    A member's loss is the sum over its tokens of weight (N,) times the token's loss. Rows that cannot contribute are left
+    out. Rows of a member with a non-finite loss leave the batch, so that they cannot spoil their neighbours' gradients.
+    Returns sums over the trained tokens (kl, entropy, trained_tokens) and the members (P,) bool with a non-finite loss.
+    """
+    params, device = adapters.parameters(), adv.device
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    rows = [i for i in range(len(adv)) if kl or entropy or adv[i] != 0]
+    stats, bad = dict(kl=0.0, entropy=0.0, trained_tokens=0), torch.zeros(adapters.n_members + 1, dtype=torch.bool, device=device)
+    for part in tqdm(micro_batches(batch.rollout, rows, token_budget)[rank::world], desc=desc, leave=False, disable=not desc):
+        while len(part):
+            loss, row, sums = token_losses(base, adapters, batch.rollout.select(part), adv[part], temperature, kl, entropy, clip)
+            if loss.isfinite().all():
+                (loss * weight[part][row]).sum().backward()
+                stats = {k: stats[k] + v for k, v in sums.items()}
+                break
+            bad[batch.rollout.member[part][row[~loss.isfinite()]]] = True
+            part = part[~bad[batch.rollout.member[part]]]
+    if world > 1:
+        for p in params:
+            dist.all_reduce(p.grad)
+        sums = torch.tensor([*stats.values(), *bad.tolist()], dtype=torch.float64, device=device)
+        dist.all_reduce(sums)
+        stats, bad = dict(zip(stats, sums[:3].tolist())), sums[3:] > 0
+    return stats, bad[:-1]
+
+
+def update(base: Base, adapters: Adapters, adam: Adam, batch: Batch, adv: torch.Tensor, *, method: str = "reinforce++", max_new: int = 128,
+           **loss) -> dict:
+    """One optimiser step for all members from one batch. `loss` holds the keyword arguments of `accumulate`.
+
+    A member without rows is not touched; a member whose loss or gradient is not finite is skipped and counted.
+    Returns trained_tokens, kl and entropy per token, grad_norm per member (list) and skipped members (list).
+    """
+    weight = token_weight(batch.rollout, method, max_new).float()
+    stats, bad = accumulate(base, adapters, batch, adv, weight, **loss)
+    active = torch.zeros(adapters.n_members, dtype=torch.bool, device=adv.device)
+    active[batch.rollout.member[batch.rollout.member >= 0]] = True
+    norm, skipped = adam.step(active & ~bad)
+    skipped |= bad
+    tokens = max(1, stats["trained_tokens"])
+    return dict(trained_tokens=int(stats["trained_tokens"]), kl=stats["kl"] / tokens, entropy=stats["entropy"] / tokens,
+                grad_norm=[round(x, 6) for x in norm.tolist()], skipped=skipped.nonzero().squeeze(1).tolist())
