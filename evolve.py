@@ -1,0 +1,398 @@
+"""The population: who meets whom, who won, who dies, and how children are made in LoRA weight space.
+
+In the words of evolutionary computation: fitness = conservative rating mu - 3 sigma; selection = truncation; replacement =
+steady state, worst out; operators = the mutations and crossovers below; evaluation = competitive two-population co-evolution.
+
+An operator is a pure function op(parents, gen, **knobs) -> child on Factors, name -> (A (R, in), B (out, R)), the same rank
+out as in. It works on the update dW = B A, because mean(B) mean(A) is not mean(B A), and the same dW has many factorings.
+Shapes: R rank, P members, n modules of one shape (stacked, so that the small eigenproblems run as one batch).
+"""
+import re
+from dataclasses import asdict, dataclass
+from typing import Callable, NamedTuple
+
+import torch
+
+from trueskill_lite import Rating
+
+Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
+DEAD = 1e-6  # singular values below this share of the largest are rounding noise of the float32 factors
+STACK = 16  # modules per batch: bounds the float64 copies (0.5 GB at 7B, rank 32) and costs no speed
+
+
+# --- linear algebra on B A, never forming it ------------------------------------------------------------------------
+
+def inverse_root(gram):
+    """Eigen-split of Gram matrices (n, k, k) of X: (root, inv) with X @ inv orthonormal and X = X @ inv @ root^T."""
+    value, vector = torch.linalg.eigh(gram)
+    value = value.clamp(min=0)  # near-collinear parents make singular Grams; Cholesky would fail where this does not
+    live = value > DEAD ** 2 * value.amax(-1, keepdim=True)
+    root = torch.where(live, value, 0).sqrt()
+    return vector * root[..., None, :], vector * torch.where(live, 1 / root, 0)[..., None, :]
+
+
+def low_rank_svd(A, B):
+    """SVD of B A for A (..., k, in), B (..., out, k): float64 U (..., out, k), S (..., k) descending, V (..., in, k).
+
+    Through two k x k Gram matrices in float64, whose square roots leave a k x k core. Columns of U and V that belong to a
+    zero singular value are zero (not completed to a basis). Cost: O((in + out) k^2).
+    """
+    A, B = A.double(), B.double()
+    gram_a, gram_b = A @ A.mT, B.mT @ B  # (..., k, k)
+    # The split of scale between a row of A and its column of B is arbitrary: even it out, or a component with a tiny B
+    # and a large A would be taken for noise. A component with a zero side contributes nothing and gets 0 on both.
+    a, b = gram_a.diagonal(dim1=-2, dim2=-1), gram_b.diagonal(dim1=-2, dim2=-1)
+    live = (a > 0) & (b > 0)
+    scale_a, scale_b = (torch.where(live, x, 0) for x in ((b / a) ** 0.25, (a / b) ** 0.25))
+    # The k x k problems go to the CPU: LAPACK is fast on small matrices and makes the same child on every device.
+    root_a, inv_a = inverse_root((gram_a * scale_a[..., None, :] * scale_a[..., :, None]).cpu())
+    root_b, inv_b = inverse_root((gram_b * scale_b[..., None, :] * scale_b[..., :, None]).cpu())
+    left, S, right_t = torch.linalg.svd(root_b.mT @ root_a)
+    U = B @ (scale_b[..., :, None] * (inv_b @ left).to(B.device))
+    V = A.mT @ (scale_a[..., :, None] * (inv_a @ right_t.mT).to(A.device))
+    return U, S.to(A.device), V
+
+
+def truncate(A, B, rank):
+    """Best rank-`rank` approximation of B A for A (..., k, in), B (..., out, k), k >= rank: low_rank_svd cut to `rank`."""
+    U, S, V = low_rank_svd(A, B)
+    return U[..., :rank], S[..., :rank], V[..., :rank]
+
+
+def balance(U, S, V, gen):
+    """Float32 factors A = sqrt(S) V^T (..., R, in), B = U sqrt(S) (..., out, R) of U S V^T.
+
+    A component without a singular value gets a zero B column and a fresh Kaiming-uniform A row, like a new adapter: zero
+    on both sides would kill both gradients for good.
+    """
+    live = S > DEAD * S.amax(-1, keepdim=True)
+    root = torch.where(live, S, 0).sqrt()
+    A, B = (root[..., :, None] * V.mT).float(), (U * root[..., None, :]).float()
+    n_dead, width = int((~live).sum()), A.shape[-1]
+    if n_dead:
+        A[~live] = ((torch.rand(n_dead, width, generator=gen) * 2 - 1) / width ** 0.5).to(A.device)
+    return A, B
+
+
+def stacked(fn, parents):
+    """Child Factors from fn(pair, ...) -> pair on stacks A (n, R, in), B (n, out, R) of equally shaped modules."""
+    shapes = {}
+    for name, (A, B) in parents[0].items():
+        shapes.setdefault((A.shape, B.shape), []).append(name)
+    child = dict.fromkeys(parents[0])  # the parents' order of modules
+    for names in shapes.values():
+        for some in (names[i:i + STACK] for i in range(0, len(names), STACK)):
+            A, B = fn(*[tuple(torch.stack([p[name][side] for name in some]) for side in (0, 1)) for p in parents])
+            child.update({name: (A[i], B[i]) for i, name in enumerate(some)})
+    return child
+
+
+def weighted_sum(parents, weights, gen):
+    """Child whose dW is the best rank-R approximation of sum of weight * dW over the parents."""
+    def fn(*pairs):
+        A = torch.cat([A for A, _ in pairs], dim=-2)  # (n, 2R, in)
+        B = torch.cat([B.double() * w for (_, B), w in zip(pairs, weights)], dim=-1)  # (n, out, 2R)
+        return balance(*truncate(A, B, pairs[0][0].shape[-2]), gen)
+    return stacked(fn, parents)
+
+
+# --- operators: fitter parent first -------------------------------------------------------------------------------
+
+def cayley(live, angle, gen):
+    """Random rotations (n, R, R), exactly orthogonal, that turn a vector by about `angle` radians; `live` (n, R) bool.
+
+    Cayley transform (I - K)^-1 (I + K) of a skew K. Directions that are not live stay where they are, unmixed.
+    """
+    n, R = live.shape
+    noise = torch.randn(n, R, R, generator=gen, dtype=torch.float64).to(live.device)
+    K = (noise - noise.mT) * (angle / (8 * R) ** 0.5) * (live[:, :, None] & live[:, None, :])
+    eye = torch.eye(R, dtype=torch.float64, device=live.device)
+    return torch.linalg.solve(eye - K, eye + K)
+
+
+def svd(parents, gen, eta=0.1, angle=0.1):
+    """Mutation: singular values times exp(eta z); left and right singular vectors rotated by `angle` rad in their span."""
+    def fn(pair):
+        U, S, V = low_rank_svd(*pair)
+        live = S > DEAD * S.amax(-1, keepdim=True)
+        U, V = U @ cayley(live, angle, gen), V @ cayley(live, angle, gen)
+        return balance(U, S * torch.exp(eta * torch.randn(S.shape, generator=gen, dtype=S.dtype)).to(S.device), V, gen)
+    return stacked(fn, parents)
+
+
+def jitter(x, scale, gen):
+    """x plus Gaussian noise of scale * its own standard deviation: a zero tensor stays zero."""
+    return x + scale * x.std(correction=0) * torch.randn(x.shape, generator=gen).to(x)
+
+
+def noise(parents, gen, scale=0.1):
+    """Mutation: Gaussian noise on every A and B, `scale` times the tensor's own standard deviation."""
+    return {name: (jitter(A, scale, gen), jitter(B, scale, gen)) for name, (A, B) in parents[0].items()}
+
+
+def layers(parents, gen, scale=0.3, share=1 / 3):
+    """Mutation: as `noise`, stronger, on a random third of the modules; the others are the parent's bit for bit."""
+    names = list(parents[0])
+    hit = torch.randperm(len(names), generator=gen)[:max(1, round(share * len(names)))]
+    chosen = {names[i]: parents[0][names[i]] for i in sorted(hit.tolist())}
+    return copy(parents, gen) | noise([chosen], gen, scale)
+
+
+def mask(parents, gen, share=0.3):
+    """Mutation: a random 30% of each module's singular components are cut and start anew (zero B, fresh A)."""
+    def fn(pair):
+        U, S, V = low_rank_svd(*pair)
+        cut = torch.rand(S.shape, generator=gen).argsort(-1)[..., :max(1, round(share * S.shape[-1]))]
+        return balance(U, S.scatter(-1, cut.to(S.device), 0), V, gen)
+    return stacked(fn, parents)
+
+
+def dare(parents, gen, p=0.5):
+    """Crossover: drop with probability p, rescale by 1/(1-p), average, cut to rank R (after DARE, arXiv 2311.03099).
+
+    What is dropped are singular components of each parent's dW: dropping elements of dW would leave full rank, and of
+    the factors would depend on the factoring. The mean over draws of the sum is the parents' midpoint; at the default
+    p = 1/2 a child inherits each component whole or not at all.
+    """
+    if not 0 <= p < 1:
+        raise ValueError(f"dare needs a drop probability in [0, 1), got {p}")
+
+    def fn(*pairs):
+        parts = [low_rank_svd(*pair) for pair in pairs]
+        kept = [S * (torch.rand(S.shape, generator=gen) >= p).to(S) / (1 - p) / len(parts) for _, S, _ in parts]
+        B = torch.cat([U * s[..., None, :] for (U, _, _), s in zip(parts, kept)], dim=-1)
+        A = torch.cat([V.mT for _, _, V in parts], dim=-2)
+        return balance(*truncate(A, B, pairs[0][0].shape[-2]), gen)
+    return stacked(fn, parents)
+
+
+def block_of(name):
+    """Transformer block of a module ("model.layers.7.mlp.up_proj" -> "7"); a module outside the blocks is its own."""
+    found = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    return found.group(1) if found else name
+
+
+def layerwise(parents, gen):
+    """Crossover: each transformer block, all its modules together, from one parent; both parents give at least one."""
+    blocks = list(dict.fromkeys(map(block_of, parents[0])))
+    coin = torch.randint(2, (len(blocks),), generator=gen)
+    if len(blocks) > 1 and coin.min() == coin.max():  # a coin that always falls the same way is a copy: flip one block
+        i = torch.randint(len(blocks), (1,), generator=gen)
+        coin[i] = 1 - coin[i]
+    giver = dict(zip(blocks, coin.tolist()))
+    return {name: tuple(x.clone() for x in parents[giver[block_of(name)]][name]) for name in parents[0]}
+
+
+def svd_mix(parents, gen, k=None):
+    """Crossover: k leading singular components of the fitter (default R // 2), components k+1..R of the other, SVD anew."""
+    def fn(fitter, other):
+        (U, S, V), (U2, S2, V2), R = low_rank_svd(*fitter), low_rank_svd(*other), fitter[0].shape[-2]
+        n = max(1, R // 2) if k is None else k
+        S = torch.cat([S[..., :n], S2[..., n:]], dim=-1)
+        U, V = (torch.cat([x[..., :n], y[..., n:]], dim=-1) for x, y in ((U, U2), (V, V2)))
+        return balance(*truncate(V.mT, U * S[..., None, :], R), gen)
+    return stacked(fn, parents)
+
+
+def extrapolate(parents, gen, low=1.0, high=1.5):
+    """Crossover: worse + eta (better - worse) in dW space, one eta in U(low, high) per child."""
+    eta = low + (high - low) * torch.rand((), generator=gen, dtype=torch.float64).item()
+    return weighted_sum(parents, (eta, 1 - eta), gen)
+
+
+def copy(parents, gen):
+    """Control: the parent, bit for bit."""
+    return {name: (A.clone(), B.clone()) for name, (A, B) in parents[0].items()}
+
+
+def mean(parents, gen):
+    """Control: the parents' midpoint in dW space."""
+    return weighted_sum(parents, (0.5, 0.5), gen)
+
+
+class Operator(NamedTuple):
+    """fn(parents: list of n_parents Factors, gen: CPU torch.Generator, **knobs) -> Factors."""
+    fn: Callable
+    n_parents: int
+
+
+MUTATIONS = {f.__name__: Operator(f, 1) for f in (svd, layers, mask, noise)}
+CROSSOVERS = {f.__name__: Operator(f, 2) for f in (dare, layerwise, svd_mix, extrapolate)}
+CONTROLS = {"copy": Operator(copy, 1), "mean": Operator(mean, 2)}
+OPERATORS = MUTATIONS | CROSSOVERS | CONTROLS
+EVOLVE = ("mixed", "mutation", "crossover", *OPERATORS, "none")
+
+
+# --- the population -----------------------------------------------------------------------------------------------
+
+@dataclass
+class Member:
+    """One adapter of the population. `slot` is its row in the stacked tensors; `name` is unique over the whole run."""
+    name: str  # "T0": role initial and a serial number that only counts up
+    role: str  # "teacher" | "student"
+    slot: int
+    rating: Rating
+    born: int = 0  # step
+    parents: tuple[str, ...] = ()  # founders have none
+    operator: str = "founder"
+    matches: int = 0
+
+    def to_json(self):
+        """Plain dict of JSON types; from_json(to_json()) == self."""
+        return asdict(self) | {"parents": list(self.parents)}
+
+    @classmethod
+    def from_json(cls, data):
+        """Member from to_json's dict."""
+        return cls(**data | {"rating": Rating(**data["rating"]), "parents": tuple(data["parents"])})
+
+
+MATCHING = ("pfsp", "uniform", "hard", "round-robin", "all")
+
+
+def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0):
+    """Pairs (teacher, student) of one step, the teachers in shuffled order.
+
+    p_beats(teacher, student) = P(student beats teacher) = p. A student is drawn with weight p(1-p) (pfsp), (1-p)^2
+    (hard) or 1 (uniform), mixed with `floor` of the uniform distribution; without replacement until all are used, so
+    that everybody gets data. "round-robin" turns with `step`; "all" is every pair. rng: random.Random, not for "all".
+    """
+    if mode not in MATCHING:
+        raise ValueError(f"matching must be one of {', '.join(MATCHING)}, got {mode!r}")
+    if not 0 <= floor <= 1:
+        raise ValueError(f"the matching floor is a probability, got {floor}")
+    assert teachers and students, f"{len(teachers)} teachers cannot meet {len(students)} students"
+    if mode == "all":
+        return [(t, s) for t in teachers for s in students]
+    if mode == "round-robin":
+        pairs = [(t, students[(i + step) % len(students)]) for i, t in enumerate(teachers)]
+        return rng.sample(pairs, len(pairs))
+    pairs, pool = [], []
+    for teacher in rng.sample(teachers, len(teachers)):
+        pool = pool or list(students)
+        p = [p_beats(teacher, s) for s in pool]
+        weight = {"pfsp": [x * (1 - x) for x in p], "hard": [(1 - x) ** 2 for x in p], "uniform": [1.0] * len(p)}[mode]
+        total = sum(weight)  # 0 where every result is certain: then nothing but the floor is left
+        weight = [(1 - floor) * w / total + floor / len(p) for w in weight] if total > 0 else [1.0] * len(p)
+        pairs.append((teacher, pool.pop(rng.choices(range(len(pool)), weight)[0])))
+    return pairs
+
+
+OUTCOMES = ("expected", "half", "raw")
+
+
+def outcome(solve_rate, expected, band=0.05, rule="expected"):
+    """Who won a match: "student" | "teacher" | "draw", from the student's solve rate over the teacher's valid tasks.
+
+    "expected": against the predicted solve rate, a draw within +-band; "half": against 1/2, with the band; "raw":
+    against 1/2 without it. solve_rate None = the teacher had no valid task: the student wins.
+    """
+    if rule not in OUTCOMES:
+        raise ValueError(f"the outcome rule must be one of {', '.join(OUTCOMES)}, got {rule!r}")
+    if solve_rate is None:
+        return "student"
+    surprise = solve_rate - (expected if rule == "expected" else 0.5)
+    if abs(surprise) <= (0.0 if rule == "raw" else band):
+        return "draw"
+    return "student" if surprise > 0 else "teacher"
+
+
+class Birth(NamedTuple):
+    """A decided replacement: `child` takes the victim's slot. `note` says where the plan had to deviate, else ""."""
+    child: str
+    victim: Member
+    parents: tuple[Member, ...]  # fitter first
+    operator: str
+    note: str = ""
+
+
+def choose_operator(mode, n_parents, rng):
+    """(operator, note) for an evolve mode when `n_parents` survivors can be parents."""
+    pool = {"mixed": [*MUTATIONS, *CROSSOVERS], "mutation": [*MUTATIONS], "crossover": [*CROSSOVERS]}.get(mode, [mode])
+    wanted = rng.choice(pool)
+    if OPERATORS[wanted].n_parents <= n_parents:
+        return wanted, ""
+    instead = "copy" if wanted == "mean" else rng.choice([*MUTATIONS])
+    return instead, f"{wanted} needs two parents, one survived"
+
+
+def plan(members, fitness, cull=0.25, grace=10, step=0, mode="mixed", rng=None):
+    """Truncation selection in one role: list of Births for the bottom `cull` fraction by fitness(member) -> float.
+
+    At least one dies where there are two or more, but never the fittest, nor a child of an age in steps <= grace
+    (founders have no grace). Parents are drawn uniformly from the survivors. Nobody dies at cull 0 or in mode "none".
+    rng: random.Random, which also breaks ties.
+    """
+    if mode not in EVOLVE:
+        raise ValueError(f"evolve must be one of {', '.join(EVOLVE)}, got {mode!r}")
+    if not 0 <= cull < 1:
+        raise ValueError(f"cull is the fraction of a role to replace, in [0, 1), got {cull}")
+    if mode == "none" or cull == 0 or len(members) < 2:
+        return []
+    assert len({m.role for m in members}) == 1, f"one role at a time, got {[m.name for m in members]}"
+    worst_first = sorted(rng.sample(members, len(members)), key=fitness)
+    n_cull = max(1, int(cull * len(members)))
+    victims = [m for m in worst_first[:-1] if not m.parents or step - m.born > grace][:n_cull]
+    survivors = [m for m in worst_first if m not in victims]
+    serial = max(int(m.name[1:]) for m in members)  # victims included, so that no name ever comes twice
+    births = []
+    for i, victim in enumerate(victims, 1):
+        operator, note = choose_operator(mode, len(survivors), rng)
+        parents = rng.sample(survivors, OPERATORS[operator].n_parents)
+        parents.sort(key=survivors.index, reverse=True)  # survivors are worst first
+        births.append(Birth(f"{victim.name[0]}{serial + i}", victim, tuple(parents), operator, note))
+    return births
+
+
+@torch.no_grad()
+def birth(adapters, b, gen):
+    """Make b's child and write it over the victim in `adapters` (lora.Adapters); the optimiser state is the caller's.
+
+    Returns |dW child| / mean |dW parent| (0.0 if the parents are fresh). gen: CPU torch.Generator.
+    """
+    parents = [adapters.factors(m.slot) for m in b.parents]
+    before = sum(map(dw_norm, parents)) / len(parents)
+    child = OPERATORS[b.operator].fn(parents, gen)
+    adapters.set_factors(b.victim.slot, child)
+    return dw_norm(child) / before if before > 0 else 0.0
+
+
+def newborn(b, rating, step):
+    """The Member that replaces b.victim in the list of members."""
+    return Member(b.child, b.victim.role, b.victim.slot, rating, step, tuple(m.name for m in b.parents), b.operator)
+
+
+def genealogy(b, rating, step, norm_ratio):
+    """One line of genealogy.jsonl for Birth b: plain dict; `rating` is the child's, norm_ratio is birth's return."""
+    return {"step": step, "child": b.child, "operator": b.operator, "note": b.note, "norm_ratio": norm_ratio,
+            "mu": rating.mu, "sigma": rating.sigma, "parents": [m.to_json() for m in b.parents], "victim": b.victim.to_json()}
+
+
+# --- distances ------------------------------------------------------------------------------------------------------
+
+def dw_inner(members):
+    """Inner products (P, P) of the members' dW over all modules, float64 on the CPU; without the scale alpha / R.
+
+    <B A, B' A'> = sum((B^T B') * (A A'^T)): only R x R products; 0 with a fresh member.
+    """
+    P, total = len(members), 0.0
+    for name in members[0]:
+        A = torch.cat([m[name][0] for m in members])  # (P R, in)
+        B = torch.cat([m[name][1] for m in members], dim=1)  # (out, P R)
+        R = A.shape[0] // P
+        total = total + ((A @ A.T).double() * (B.T @ B).double()).view(P, R, P, R).sum((1, 3)).cpu()
+    return total
+
+
+def dw_norm(factors):
+    """Frobenius norm of one member's dW over all modules (without the scale alpha / R), float."""
+    return max(dw_inner([factors]).item(), 0.0) ** 0.5
+
+
+@torch.no_grad()
+def adapter_cosines(members):
+    """Cosines (P, P) of the members' dW (list of Factors): 1 = the same update up to scale; 0 with a fresh member."""
+    inner = dw_inner(members)
+    norm = inner.diagonal().clamp(min=0).sqrt()
+    both = norm[:, None] * norm[None, :]
+    return torch.where(both > 0, inner / both, 0).clamp(-1, 1)

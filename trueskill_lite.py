@@ -1,0 +1,162 @@
+"""Two-player ratings in closed form: who would win, and what a result changes.
+
+>>> env = RATINGS["trueskill"]()
+>>> a, b = env.rate(env.new(), env.new())            # a wins: (29.396, 7.171) and (20.604, 7.171)
+
+Three systems share one protocol (new, rate, p_win, fitness), so that an ablation swaps them by name. TrueSkill is the
+two-player case of Herbrich, Minka & Graepel 2006, where the message passing collapses to the formulas below.
+"""
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+SQRT2, SQRT2PI = math.sqrt(2.0), math.sqrt(2.0 * math.pi)
+UNDERFLOW = 1e-290  # below this a probability has lost its digits, and the limits of v and w are the better numbers
+
+
+@dataclass(frozen=True)
+class Rating:
+    """Belief about one player: mean mu and standard deviation sigma, in the units of the system that made it."""
+    mu: float = 25.0
+    sigma: float = 25.0 / 3.0
+
+
+def pdf(x):
+    """Density of the standard normal at x."""
+    return math.exp(-0.5 * x * x) / SQRT2PI
+
+
+def cdf(x):
+    """P(z <= x) for standard normal z; through erfc, which keeps its digits in the lower tail."""
+    return 0.5 * math.erfc(-x / SQRT2)
+
+
+def win_moments(t, e):
+    """(v, w) of a win: t = skill difference / c, e = draw margin / c (Herbrich 2006, eq. for 1[t > e])."""
+    x = t - e
+    z = cdf(x)
+    if z < UNDERFLOW:
+        return -x, 1.0
+    v = pdf(x) / z
+    return v, min(max(v * (v + x), 0.0), 1.0)
+
+
+def draw_moments(t, e):
+    """(v, w) of a draw: t = skill difference / c, e = draw margin / c (Herbrich 2006, eq. for 1[|t| <= e])."""
+    a, b, sign = e - abs(t), -e - abs(t), math.copysign(1.0, t)
+    z = cdf(a) - cdf(b)
+    if z < UNDERFLOW:  # a draw that could not happen (or a margin of zero): the difference is known to be a
+        return sign * a, 1.0
+    v = (pdf(b) - pdf(a)) / z
+    return sign * v, min(max(v * v + (a * pdf(a) - b * pdf(b)) / z, 0.0), 1.0)
+
+
+@dataclass(frozen=True)
+class TrueSkill:
+    """TrueSkill for two players. Skill units: a beta of difference (4.17) is about a 76% win; tau is drift per match."""
+    mu0: float = 25.0
+    sigma0: float = 25.0 / 3.0
+    beta: float = 25.0 / 6.0
+    tau: float = 25.0 / 300.0
+    p_draw: float = 0.1
+
+    def __post_init__(self):
+        if not 0.0 <= self.p_draw < 1.0:
+            raise ValueError(f"p_draw must be in [0, 1), got {self.p_draw}")
+        if min(self.sigma0, self.beta) <= 0.0 or self.tau < 0.0:
+            raise ValueError(f"sigma0 and beta must be positive and tau not negative, got {self}")
+
+    def new(self):
+        """Rating of a player nobody has seen."""
+        return Rating(self.mu0, self.sigma0)
+
+    def rate(self, winner, loser, draw=False):
+        """New ratings (winner, loser) after one match; with draw=True the order does not matter."""
+        var_w, var_l = winner.sigma ** 2 + self.tau ** 2, loser.sigma ** 2 + self.tau ** 2
+        c2 = 2.0 * self.beta ** 2 + var_w + var_l
+        c = math.sqrt(c2)
+        margin = NormalDist().inv_cdf((self.p_draw + 1.0) / 2.0) * SQRT2 * self.beta
+        v, w = (draw_moments if draw else win_moments)((winner.mu - loser.mu) / c, margin / c)
+        return (Rating(winner.mu + var_w * v / c, math.sqrt(var_w * (1.0 - w * var_w / c2))),
+                Rating(loser.mu - var_l * v / c, math.sqrt(var_l * (1.0 - w * var_l / c2))))
+
+    def p_win(self, a, b):
+        """P(a performs better than b), no draw margin: p_win(a, b) + p_win(b, a) = 1."""
+        return cdf((a.mu - b.mu) / math.sqrt(2.0 * self.beta ** 2 + a.sigma ** 2 + b.sigma ** 2))
+
+    def conservative(self, r):
+        """mu - 3 sigma: the skill that the player has almost surely; 0 for a new player."""
+        return r.mu - 3.0 * r.sigma
+
+    fitness = conservative
+
+
+@dataclass(frozen=True)
+class Elo:
+    """Elo 1978: logistic win probability, 400 points = ten to one, at most k points move per match; sigma is 0."""
+    mu0: float = 1500.0
+    k: float = 32.0
+    scale: float = 400.0
+
+    def new(self):
+        """Rating of a player nobody has seen."""
+        return Rating(self.mu0, 0.0)
+
+    def rate(self, winner, loser, draw=False):
+        """New ratings (winner, loser) after one match; the sum of the two stays the same."""
+        gain = self.k * ((0.5 if draw else 1.0) - self.p_win(winner, loser))
+        return Rating(winner.mu + gain, 0.0), Rating(loser.mu - gain, 0.0)
+
+    def p_win(self, a, b):
+        """P(a beats b)."""
+        return 0.5 * (1.0 + math.tanh(0.5 * math.log(10.0) * (a.mu - b.mu) / self.scale))  # logistic without overflow
+
+    def fitness(self, r):
+        """The rating itself."""
+        return r.mu
+
+
+@dataclass(frozen=True)
+class WinRate:
+    """Exponential average of results (win 1, draw 0.5, loss 0) in mu; blind to the opponent. The control for ratings."""
+    mu0: float = 0.5
+    rate_of_change: float = 0.1
+
+    def new(self):
+        """Rating of a player nobody has seen."""
+        return Rating(self.mu0, 0.0)
+
+    def rate(self, winner, loser, draw=False):
+        """New ratings (winner, loser) after one match."""
+        win, loss = (0.5, 0.5) if draw else (1.0, 0.0)
+        return (Rating(winner.mu + self.rate_of_change * (win - winner.mu), 0.0),
+                Rating(loser.mu + self.rate_of_change * (loss - loser.mu), 0.0))
+
+    def p_win(self, a, b):
+        """P(a beats b) if both win rates were earned against average players (Bill James's log5)."""
+        for_a, for_b = a.mu * (1.0 - b.mu), b.mu * (1.0 - a.mu)
+        return for_a / (for_a + for_b) if for_a + for_b > 0.0 else 0.5
+
+    def fitness(self, r):
+        """The win rate itself."""
+        return r.mu
+
+
+RATINGS = {"trueskill": TrueSkill, "elo": Elo, "winrate": WinRate}
+CHILD_RATINGS = ("mean", "fresh")
+
+
+def child_rating(env, parents, mode="mean", widen=0.25):
+    """Rating of a newborn from its parents' Ratings, in the system `env`.
+
+    "mean": mean of the mus; the variance is the parents' mean plus (widen * sigma of a new player)^2, at most a new
+    player's. "fresh": a new player, whose mu - 3 sigma is 0 and which therefore is the next victim but for its grace.
+    """
+    if mode not in CHILD_RATINGS:
+        raise ValueError(f"child rating must be one of {', '.join(CHILD_RATINGS)}, got {mode!r}")
+    assert parents, "a child has at least one parent"
+    fresh = env.new()
+    if mode == "fresh":
+        return fresh
+    var = sum(r.sigma ** 2 for r in parents) / len(parents) + (widen * fresh.sigma) ** 2
+    return Rating(sum(r.mu for r in parents) / len(parents), min(math.sqrt(var), fresh.sigma))
