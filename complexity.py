@@ -17,6 +17,8 @@ MAX_CHARS = 8000
 MAX_BRACKETS = 24       # open brackets at once, strings and comments not counted
 MAX_DEPTH = 100         # levels of the tree; a chain of 60 elif is still below it
 STRING_OR_COMMENT = re.compile(r"#[^\n]*|'''.*?'''|\"\"\".*?\"\"\"|'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"", re.S)
+# each of these nests without a bracket
+PREFIXES = re.compile(r"(?:[-+~]\s*){40}|(?:\bnot\s+){40}|(?:\bawait\s+){40}|(?:\blambda\b[^:]*:\s*){40}")
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert, ast.comprehension, ast.match_case)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -40,8 +42,7 @@ def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
     for char in re.sub(r"[^()\[\]{}]", "", STRING_OR_COMMENT.sub("", source)):
         nesting += 1 if char in "([{" else -1
         deepest = max(deepest, nesting)
-    # chains of prefixes and trailers need no bracket to nest: ----x, not not x, x.a.a.a, lambda:lambda:0
-    if deepest > MAX_BRACKETS or re.search(r"(?:[-+~]\s*){40}|(?:\bnot\s+){40}|(?:\bawait\s+){40}|(?:\blambda\b[^:]*:\s*){40}", source):
+    if deepest > MAX_BRACKETS or PREFIXES.search(source):
         raise ValueError(f"too_deep: {deepest} open brackets, at most {MAX_BRACKETS}")
     try:
         with warnings.catch_warnings():
@@ -160,7 +161,7 @@ def halstead_volume(tree: ast.Module) -> float:
     if not tree.body:
         return 0.0
     words, n_words = set(), 0
-    layout = (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT, tokenize.ENDMARKER, tokenize.ENCODING)
+    layout = (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT, tokenize.ENDMARKER)
     try:
         for token in tokenize.generate_tokens(io.StringIO(ast.unparse(ast.fix_missing_locations(tree))).readline):
             if token.type not in layout and token.string not in (")", "]", "}"):

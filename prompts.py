@@ -1,0 +1,221 @@
+"""The three ways of talking to a model: every word it is shown, and how its text is cut into blocks.
+
+A style is one row of STYLE: wording, openings of the answer, and the splitter that turns text into (tag, body) blocks.
+`micro` is the compact protocol of the bundled base (micro/data.py writes the same), `chat` uses the tokenizer's own chat
+template, `base` puts the chat wording into the R1 think/answer envelope for models without chat training.
+"""
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# ---------------------------------------------------------------- every word that a model is shown
+
+MICRO_PROPOSE = {"code_o": "propose out {type}\n", "code_i": "propose inp {type}\n", "code_f": "args\n{program}\n"}
+MICRO_SOLVE = {"code_o": "out\n{program}\nf({input})\n", "code_i": "inp\n{program}\n{output}\n", "code_f": "fun\n{pairs}"}
+
+WRITE_TASK = """Here are some Python functions, each with one input:
+
+{references}
+Write one NEW Python function named `f` that differs from all of these, about {topic}, and one input for it. {goal}
+The function takes its input as parameters and returns a value. It must be deterministic: no random numbers, no time, no \
+files, no printing, no user input. Use only numbers, strings, lists, tuples, dicts and sets as input and as result.
+
+Answer with exactly two blocks, first the function, then the arguments as they would stand between the brackets of a call:
+
+```python
+def f(a, b):
+    ...
+    return ...
+```
+```input
+[3, 1, 2], 'abc'
+```
+"""
+CHAT_PROPOSE = {
+    "code_o": WRITE_TASK.replace("{goal}", "Another programmer will see the function and the input and must find the output "
+                                 "by thinking: make that need several steps."),
+    "code_i": WRITE_TASK.replace("{goal}", "Another programmer will see the function and its output and must find an input "
+                                 "that gives this output: make that need several steps."),
+    "code_f": """Here is a Python function:
+
+```python
+{program}
+```
+It can be called with these arguments:
+
+```input
+{input}
+```
+Write {n_inputs} different inputs for `f`, one per line, each as it would stand between the brackets of a call. Together \
+they must show everything that the function does. Then write a message of one or two sentences that hints at what the \
+function does without giving its code. Another programmer will see some of the inputs, their outputs and the message and \
+must write the function. Answer with exactly two blocks:
+
+```input
+ARGUMENTS OF THE FIRST CALL
+ARGUMENTS OF THE SECOND CALL
+...
+```
+```message
+YOUR HINT
+```
+"""}
+CHAT_SOLVE = {
+    "code_o": """What does this Python function return for this input?
+
+```python
+{program}
+```
+```input
+{input}
+```
+Think step by step, then give the returned value as a Python literal in a final block:
+
+```output
+VALUE
+```
+""",
+    "code_i": """Find an input for which this Python function returns this output.
+
+```python
+{program}
+```
+```output
+{output}
+```
+Think step by step, then give the arguments, as they would stand between the brackets of a call, in a final block:
+
+```input
+ARGUMENTS
+```
+""",
+    "code_f": """Find the Python function `f` that gives these outputs for these inputs.
+
+{pairs}
+{hint}Think step by step, then give the whole function in a final block:
+
+```python
+def f(...):
+    ...
+```
+"""}
+ENVELOPE = """A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The \
+assistant first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning \
+process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., <think> reasoning \
+process here </think> <answer> answer here </answer>.
+User: {}
+Assistant: """
+TOPICS = ("lists of numbers", "strings", "dictionaries", "counting", "sorting", "nested lists", "digits of a number", "recursion",
+          "filtering", "simulating a small process", "two interacting inputs", "sets", "searching", "arithmetic", "grouping")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the model is asked; `prefix` is the opening of its own answer."""
+    user: str
+    prefix: str = ""
+
+
+def micro_blocks(text: str) -> list[tuple[str, str]]:
+    """The compact protocol: "f(...)" lines are inputs, a "=..." line an answer, "<" and ">" lines a trace, the rest program."""
+    blocks, program = [], []
+    for line in text.strip("\n").split("\n"):
+        tag = "input" if line.startswith("f(") and line.endswith(")") else "answer" if line.startswith("=") else \
+            "trace" if line.startswith(("<", ">")) else "python"
+        if tag == "python":
+            program.append(line)
+            continue
+        if program:
+            blocks.append(("python", "\n".join(program)))
+            program = []
+        blocks.append((tag, line[1:] if tag != "input" else line[2:-1]))
+    return blocks + [("python", "\n".join(program))] if program else blocks
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """Fenced blocks as (language or "", body), in order. Only the answer counts where there are think/answer tags; an answer
+    without fences is one ("answer", body). A fence may be closed by the next opening one or by the end of the text."""
+    if "</think>" in text:
+        text = text.rpartition("</think>")[2]
+    elif "<think>" in text and "<answer>" not in text.rpartition("<think>")[2]:
+        return []       # cut off while thinking: whatever stands there is no answer
+    tagged = "<answer>" in text
+    if tagged:
+        text = text.rpartition("<answer>")[2].partition("</answer>")[0]
+    blocks, tag, body = [], None, []
+    for line in text.replace("\r\n", "\n").split("\n"):
+        bare = line.strip()
+        if bare.startswith("```"):
+            if tag is not None:
+                blocks.append((tag, "\n".join(body)))
+            rest, tag, body = bare.strip("`").strip(), None if tag is not None and bare.strip("`") == "" else "", []
+            if len(bare) > 6 and bare.endswith("```"):      # ```output [1, 2]``` on one line
+                word, _, value = rest.partition(" ")
+                blocks.append((word.lower(), value) if value and word.isalpha() else ("", rest))
+                tag = None
+            elif tag is not None:
+                tag = rest.lower()
+        elif tag is not None and bare.endswith("```"):
+            blocks.append((tag, "\n".join([*body, line.rstrip()[:-3]])))
+            tag, body = None, []
+        elif tag is not None:
+            body.append(line)
+    if tag is not None:
+        blocks.append((tag, "\n".join(body)))
+    blocks = [("python" if tag in ("py", "python3") else tag, body) for tag, body in blocks if body.strip()]
+    return blocks or ([("answer", text)] if tagged and text.strip() and "```" not in text else [])
+
+
+def envelope_blocks(text: str) -> list[tuple[str, str]]:
+    """As `fenced_blocks`, for base models: without an answer tag there is no answer."""
+    return fenced_blocks(text) if "<answer>" in text else []
+
+
+@dataclass(frozen=True)
+class Style:
+    """One way of talking to a model. `tidy`: programs are stored without comments, docstrings and annotations."""
+    propose: dict[str, str]
+    solve: dict[str, str]
+    prefix: Callable[[str, str], str]       # (phase, kind) -> opening of the answer
+    pair: str
+    reference: str
+    blocks: Callable[[str], list[tuple[str, str]]]
+    tidy: bool = True
+
+
+CHAT_PREFIX = {("propose", "code_o"): "```python\ndef f(", ("propose", "code_i"): "```python\ndef f(",
+               ("propose", "code_f"): "```input\n"}
+CHAT_PAIR = "```input\n{input}\n```\n```output\n{output}\n```\n"
+CHAT_REFERENCE = "```python\n{program}\n```\n```input\n{input}\n```\n"
+STYLE = {
+    "micro": Style(MICRO_PROPOSE, MICRO_SOLVE, lambda phase, kind: "", "f({input})={output}\n", "", micro_blocks, tidy=False),
+    "chat": Style(CHAT_PROPOSE, CHAT_SOLVE, lambda phase, kind: CHAT_PREFIX.get((phase, kind), ""), CHAT_PAIR, CHAT_REFERENCE,
+                  fenced_blocks),
+    "base": Style(CHAT_PROPOSE, CHAT_SOLVE, lambda phase, kind: "<think>", CHAT_PAIR, CHAT_REFERENCE, envelope_blocks)}
+STYLES = tuple(STYLE)
+
+
+def render(prompt: Prompt, style: str, tokenizer) -> list[int]:
+    """Token ids of a prompt. The prefix is tokenised apart, so that it cannot merge with what stands before it."""
+    text = prompt.user
+    if style == "chat":
+        text = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
+    elif style == "base":
+        text = ENVELOPE.format(text)
+    ids = list(tokenizer(text, add_special_tokens=style == "base").input_ids)
+    return ids + list(tokenizer(prompt.prefix, add_special_tokens=False).input_ids) if prompt.prefix else ids
+
+
+def show(value, compact: bool = False) -> str:
+    """Python literal of a plain value; sets are sorted, because their own order depends on this process's hash seed."""
+    comma, colon = (",", ":") if compact else (", ", ": ")
+    inside = [show(item, compact) for item in value] if isinstance(value, (list, tuple, set, frozenset)) else []
+    if isinstance(value, list):
+        return f"[{comma.join(inside)}]"
+    if isinstance(value, tuple):
+        return f"({inside[0]},)" if len(inside) == 1 else f"({comma.join(inside)})"
+    if isinstance(value, (set, frozenset)):     # frozenset has no literal; {1} == frozenset({1}) is an accepted answer
+        return "{" + comma.join(sorted(inside)) + "}" if inside else "set()"
+    if isinstance(value, dict):
+        return "{" + comma.join(f"{show(key, compact)}{colon}{show(item, compact)}" for key, item in value.items()) + "}"
+    return repr(value)
