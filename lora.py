@@ -59,7 +59,8 @@ class Adapters:
 
     @torch.no_grad()
     def set_factors(self, p: int, factors: Factors) -> None:
-        """Overwrite member p. Raises ValueError where layers or shapes differ from this population's."""
+        """Overwrite member p, wholly or not at all. Raises ValueError where layers or shapes differ from this population's, or a
+        number is not finite (it would reach the other members' rows as 0 * inf)."""
         if set(factors) != set(self.A):
             odd = sorted(set(factors) ^ set(self.A))
             raise ValueError(f"adapter covers other layers than this population ({len(odd)} differ, first {odd[0]}): "
@@ -68,6 +69,9 @@ class Adapters:
             if A.shape != self.A[path].shape[1:] or B.shape != self.B[path].shape[1:]:
                 raise ValueError(f"adapter {path} has rank {A.shape[0]} and maps {A.shape[1]} to {B.shape[0]}; this population has rank "
                                  f"{self.rank} and maps {self.A[path].shape[2]} to {self.B[path].shape[1]}: another rank or base")
+            if not (A.isfinite().all() and B.isfinite().all()):
+                raise ValueError(f"adapter {path} holds numbers that are not finite: it is damaged, take an earlier one")
+        for path, (A, B) in factors.items():
             self.A[path][p].copy_(A)
             self.B[path][p].copy_(B)
 
@@ -125,9 +129,10 @@ def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_has
         raise ValueError(f"{directory} is not a readable PEFT adapter ({e})") from None
     if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("use_rslora"):
         raise ValueError(f"{directory}: only plain LoRA adapters can be members (no DoRA, no rsLoRA)")
-    if (config["r"], config["lora_alpha"]) != (adapters.rank, adapters.alpha):
-        raise ValueError(f"{directory} has rank {config['r']} and alpha {config['lora_alpha']}, this population {adapters.rank} and "
-                         f"{adapters.alpha}: pass --rank {config['r']} --alpha {config['lora_alpha']}")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if (rank, alpha) != (adapters.rank, adapters.alpha):
+        raise ValueError(f"{directory} has rank {rank} and alpha {alpha}, this population {adapters.rank} and {adapters.alpha}: "
+                         f"pass --rank {rank} --alpha {alpha}")
     if made_on and base_hash and made_on != base_hash:
         raise ValueError(f"{directory} was trained on another base ({config.get('base_model_name_or_path')}): pass that as --base")
     layers = {name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")}

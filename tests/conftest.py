@@ -23,6 +23,50 @@ def micro_base() -> Path:
 
 
 @pytest.fixture(scope="session")
+def base(micro_base):
+    """The bundled micro base, loaded in float32."""
+    from model import load_base
+    return load_base(str(micro_base))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """A small random Qwen2 (61 tokens, of which 1 and 5 end a row), written by transformers and loaded as any base is."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from model import load_base
+    directory = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(5)
+    made = Qwen2ForCausalLM(Qwen2Config(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                                        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False, eos_token_id=1))
+    with torch.no_grad():
+        for name, p in made.named_parameters():
+            p.normal_(mean=float("norm" in name), std=0.2)
+    made.generation_config = GenerationConfig(eos_token_id=[1, 5])
+    made.save_pretrained(directory)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(61)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w1").save_pretrained(directory)
+    return load_base(str(directory))
+
+
+@pytest.fixture
+def population():
+    """Makes members whose B is drawn too, so that each differs from the base: population(base, n_members)."""
+    from lora import Adapters
+
+    def make(base, n_members: int = 3, rank: int = 4, alpha: float = 8, seed: int = 0, b_std: float = 0.05) -> Adapters:
+        adapters, gen = Adapters.on(base.model, n_members, rank, alpha), torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in range(n_members):
+                adapters.init_member(p, gen)
+                for B in adapters.B.values():
+                    B[p].normal_(0, b_std, generator=gen)
+        return adapters
+    return make
+
+
+@pytest.fixture(scope="session")
 def sandbox():
     """One running sandbox for the whole session: starting its zygotes costs more than most programs."""
     from verifier import Sandbox
