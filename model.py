@@ -302,8 +302,10 @@ def end_tokens(path: Path, tokenizer) -> tuple[int, ...]:
 def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu") -> Base:
     """Model, tokenizer, end tokens and prompt style of a directory or hub id. Raises ValueError with the fix."""
     path = resolve(name)
-    cfg = json.loads((path / "config.json").read_text()) if (path / "config.json").exists() else {}
     Config.from_pretrained(path)                  # complain about the architecture before anything slow
+    cfg = json.loads((path / "config.json").read_text())
+    if not any((path / name).exists() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
+        raise ValueError(f"{path} has no tokenizer: tokenizer.json is needed")     # transformers would make up an empty one
     from transformers import AutoTokenizer
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
