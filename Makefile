@@ -33,7 +33,7 @@ test-slow: setup
 
 # Makes micro/base anew, the bundled base model: about 40 minutes on one core, seeds fixed.
 micro: setup
-	$(BIN)/python -m micro.train
+	$(BIN)/python -m micro.make
 
 clean:
 	rm -rf .venv out .pytest_cache
