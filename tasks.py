@@ -145,7 +145,7 @@ class Kind:
         """The last block under one of this kind's tags, else the last block, else None."""
         blocks = STYLE[style].blocks(text)
         if style == "micro":
-            return blocks[-1][1] if blocks and blocks[-1][0] in self.tags else None
+            return blocks[-1][1] if blocks and blocks[-1][0] in self.tags and blocks[-1][0] != "input" else None
         return next((body for tag, body in reversed(blocks) if tag in self.tags), blocks[-1][1] if blocks else None)
 
     def parse_answer(self, text: str, style: str, task: Task, limits: Limits) -> str | None:
