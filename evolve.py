@@ -13,9 +13,9 @@ from typing import Callable, NamedTuple
 
 import torch
 
+from lora import Factors
 from trueskill_lite import Rating
 
-Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
 DEAD = 1e-6  # singular values below this share of the largest are rounding noise of the float32 factors
 STACK = 16  # modules per batch: bounds the float64 copies (0.5 GB at 7B, rank 32) and costs no speed
 
@@ -31,11 +31,12 @@ def inverse_root(gram):
     return vector * root[..., None, :], vector * torch.where(live, 1 / root, 0)[..., None, :]
 
 
-def low_rank_svd(A, B):
-    """SVD of B A for A (..., k, in), B (..., out, k): float64 U (..., out, k), S (..., k) descending, V (..., in, k).
+def low_rank_svd(A, B, rank=None):
+    """SVD of B A for A (..., k, in), B (..., out, k), cut to its `rank` leading components (default k): float64
+    U (..., out, rank), S (..., rank) descending, V (..., in, rank).
 
-    Through two k x k Gram matrices in float64, whose square roots leave a k x k core. Columns of U and V that belong to a
-    zero singular value are zero (not completed to a basis). Cost: O((in + out) k^2).
+    Through two k x k Gram matrices, whose square roots leave a k x k core. Columns of U and V that belong to a zero
+    singular value are zero (not completed to a basis). Cost: O((in + out) k^2).
     """
     A, B = A.double(), B.double()
     gram_a, gram_b = A @ A.mT, B.mT @ B  # (..., k, k)
@@ -44,19 +45,13 @@ def low_rank_svd(A, B):
     a, b = gram_a.diagonal(dim1=-2, dim2=-1), gram_b.diagonal(dim1=-2, dim2=-1)
     live = (a > 0) & (b > 0)
     scale_a, scale_b = (torch.where(live, x, 0) for x in ((b / a) ** 0.25, (a / b) ** 0.25))
-    # The k x k problems go to the CPU: LAPACK is fast on small matrices and makes the same child on every device.
+    # The k x k problems go to the CPU: LAPACK is fast on small matrices, and ties break the same way on every device.
     root_a, inv_a = inverse_root((gram_a * scale_a[..., None, :] * scale_a[..., :, None]).cpu())
     root_b, inv_b = inverse_root((gram_b * scale_b[..., None, :] * scale_b[..., :, None]).cpu())
     left, S, right_t = torch.linalg.svd(root_b.mT @ root_a)
-    U = B @ (scale_b[..., :, None] * (inv_b @ left).to(B.device))
-    V = A.mT @ (scale_a[..., :, None] * (inv_a @ right_t.mT).to(A.device))
-    return U, S.to(A.device), V
-
-
-def truncate(A, B, rank):
-    """Best rank-`rank` approximation of B A for A (..., k, in), B (..., out, k), k >= rank: low_rank_svd cut to `rank`."""
-    U, S, V = low_rank_svd(A, B)
-    return U[..., :rank], S[..., :rank], V[..., :rank]
+    U = B @ (scale_b[..., :, None] * (inv_b @ left[..., :rank]).to(B.device))
+    V = A.mT @ (scale_a[..., :, None] * (inv_a @ right_t.mT[..., :rank]).to(A.device))
+    return U, S[..., :rank].to(A.device), V
 
 
 def balance(U, S, V, gen):
@@ -92,7 +87,7 @@ def weighted_sum(parents, weights, gen):
     def fn(*pairs):
         A = torch.cat([A for A, _ in pairs], dim=-2)  # (n, 2R, in)
         B = torch.cat([B.double() * w for (_, B), w in zip(pairs, weights)], dim=-1)  # (n, out, 2R)
-        return balance(*truncate(A, B, pairs[0][0].shape[-2]), gen)
+        return balance(*low_rank_svd(A, B, pairs[0][0].shape[-2]), gen)
     return stacked(fn, parents)
 
 
@@ -162,7 +157,7 @@ def dare(parents, gen, p=0.5):
         kept = [S * (torch.rand(S.shape, generator=gen) >= p).to(S) / (1 - p) / len(parts) for _, S, _ in parts]
         B = torch.cat([U * s[..., None, :] for (U, _, _), s in zip(parts, kept)], dim=-1)
         A = torch.cat([V.mT for _, _, V in parts], dim=-2)
-        return balance(*truncate(A, B, pairs[0][0].shape[-2]), gen)
+        return balance(*low_rank_svd(A, B, pairs[0][0].shape[-2]), gen)
     return stacked(fn, parents)
 
 
@@ -190,7 +185,7 @@ def svd_mix(parents, gen, k=None):
         n = max(1, R // 2) if k is None else k
         S = torch.cat([S[..., :n], S2[..., n:]], dim=-1)
         U, V = (torch.cat([x[..., :n], y[..., n:]], dim=-1) for x, y in ((U, U2), (V, V2)))
-        return balance(*truncate(V.mT, U * S[..., None, :], R), gen)
+        return balance(*low_rank_svd(V.mT, U * S[..., None, :], R), gen)
     return stacked(fn, parents)
 
 

@@ -1,0 +1,401 @@
+"""Evolution: every operator on trained, fresh and near-collinear parents; matching, outcomes, selection, genealogy."""
+import json
+import random
+import time
+from collections import Counter
+
+import pytest
+import torch
+
+from evolve import (CROSSOVERS, EVOLVE, MATCHING, MUTATIONS, OPERATORS, Member, adapter_cosines, balance, birth, cayley, dw_inner,
+                    dw_norm, genealogy, low_rank_svd, match, newborn, outcome, plan)
+from lora import Adapters
+from trueskill_lite import Rating
+
+SHAPES = {"self_attn.q_proj": (24, 24), "self_attn.k_proj": (24, 8), "mlp.up_proj": (24, 40), "mlp.down_proj": (40, 24)}
+N_BLOCKS, RANK = 5, 6
+
+
+def gen(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def names():
+    return [(f"model.layers.{i}.{name}", *shape) for i in range(N_BLOCKS) for name, shape in SHAPES.items()]
+
+
+def trained(seed):
+    """Factors with a spread spectrum, as after training: |A| about 1, |B| small."""
+    g, decay = gen(seed), torch.linspace(1, 0.2, RANK)
+    return {n: (torch.randn(RANK, i, generator=g), torch.randn(o, RANK, generator=g) * 0.02 * decay) for n, i, o in names()}
+
+
+def fresh(seed):
+    return {n: (A, torch.zeros_like(B)) for n, (A, B) in trained(seed).items()}
+
+
+def collinear(factors, seed=9, scale=1e-5):
+    g = gen(seed)
+    return {n: (A * (1 + scale * torch.randn(A.shape, generator=g)), B * (1 + scale * torch.randn(B.shape, generator=g)))
+            for n, (A, B) in factors.items()}
+
+
+def rebalanced(factors):
+    """The same dW in other factors: SVD-balanced and then rotated."""
+    child = {}
+    for n, (A, B) in factors.items():
+        A, B = balance(*low_rank_svd(A, B), gen(5))
+        Q = torch.linalg.qr(torch.randn(RANK, RANK, generator=gen(6)))[0]
+        child[n] = (Q.T @ A, B @ Q)
+    return child
+
+
+def dw(factors):
+    return {n: B.double() @ A.double() for n, (A, B) in factors.items()}
+
+
+def distance(a, b):
+    """|dW_a - dW_b| / |dW_b|, the largest over modules."""
+    a, b = dw(a), dw(b)
+    return max(((a[n] - b[n]).norm() / b[n].norm()).item() for n in b)
+
+
+def parents_for(name, make):
+    return [make(seed) for seed in (1, 2)[:OPERATORS[name].n_parents]]
+
+
+# --- operators ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_low_rank_svd_equals_dense_svd(rank):
+    for A, B in trained(1).values():
+        U, S, V = low_rank_svd(A, B, rank)
+        k = rank or RANK
+        dense = B.double() @ A.double()
+        u, s, vt = torch.linalg.svd(dense)
+        assert torch.allclose(S, s[:k], rtol=1e-9)
+        assert torch.allclose(U * S @ V.mT, u[:, :k] * s[:k] @ vt[:k], atol=1e-10)
+        for X in (U, V):
+            assert torch.allclose(X.mT @ X, torch.eye(k, dtype=torch.float64), atol=1e-9)
+
+
+def test_low_rank_svd_of_deficient_and_badly_scaled_factors():
+    A, B = torch.randn(6, 30, generator=gen(1)), torch.randn(20, 6, generator=gen(2))
+    A[3], B[:, 4] = A[2], 0.0  # rank 4 of 6
+    scale = torch.tensor([1e-6, 1e5, 1.0, 1.0, 1.0, 1e-3])  # the same B A, split unevenly
+    U, S, V = low_rank_svd(A * scale[:, None], B / scale)
+    dense = torch.linalg.svdvals(B.double() @ A.double())[:6]
+    assert torch.allclose(S, dense, rtol=1e-5, atol=1e-5) and (S > 1e-5).sum() == 4
+    assert torch.allclose(U * S @ V.mT, B.double() @ A.double(), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["trained", "fresh", "collinear", "one fresh"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_children_are_sound(name, kind):
+    a = trained(1)
+    parents = {"trained": [a, trained(2)], "fresh": [fresh(1), fresh(2)], "collinear": [a, collinear(a)],
+               "one fresh": [a, fresh(2)]}[kind][:OPERATORS[name].n_parents]
+    before = [{n: (A.clone(), B.clone()) for n, (A, B) in p.items()} for p in parents]
+    child = OPERATORS[name].fn(parents, gen())
+    assert list(child) == list(parents[0])
+    for n, (A, B) in child.items():
+        assert A.shape == parents[0][n][0].shape and B.shape == parents[0][n][1].shape and A.dtype == B.dtype == torch.float32
+        assert torch.isfinite(A).all() and torch.isfinite(B).all()
+        dead = (A.abs().amax(1) == 0) & (B.abs().amax(0) == 0)
+        assert not dead.any(), f"{name} on {kind} parents: {n} has components without a gradient"
+        if kind == "fresh":
+            assert (B == 0).all() and (A.abs().amax(1) > 1e-3).all()
+        assert all(A.data_ptr() != p[n][0].data_ptr() for p in parents), "a child shares no storage with its parents"
+    for p, q in zip(parents, before):  # operators are pure
+        assert all(torch.equal(p[n][i], q[n][i]) for n in p for i in (0, 1))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_same_seed_same_child(name):
+    first, again, other = (OPERATORS[name].fn(parents_for(name, trained), gen(seed)) for seed in (3, 3, 4))
+    equal = lambda a, b: all(torch.equal(a[n][i], b[n][i]) for n in a for i in (0, 1))
+    assert equal(first, again) and equal(first, other) == (name in ("copy", "mean", "svd_mix"))
+
+
+@pytest.mark.parametrize("name,knobs", [("layerwise", {}), ("svd_mix", {}), ("svd_mix", {"k": 1}), ("extrapolate", {}),
+                                        ("mean", {}), ("dare", {"p": 0.0})])
+def test_crossovers_see_only_the_product(name, knobs):
+    a, b = trained(1), trained(2)
+    cross = lambda *parents: OPERATORS[name].fn(list(parents), gen(), **knobs)
+    assert distance(cross(a, rebalanced(a)), a) < 1e-4
+    assert distance(cross(rebalanced(a), a), a) < 1e-4
+    assert distance(cross(rebalanced(a), rebalanced(b)), cross(a, b)) < 1e-4
+    assert distance(cross(a, collinear(a)), a) < 1e-2
+
+
+def test_dare_with_dropping_sees_only_the_product():
+    a, b = trained(1), trained(2)
+    dare = OPERATORS["dare"].fn
+    assert distance(dare([rebalanced(a), rebalanced(b)], gen()), dare([a, b], gen())) < 1e-4
+
+
+def test_dare_keeps_the_parent_in_expectation():
+    a = trained(1)
+    one = {n: a[n] for n in list(a)[:2]}
+    mean = {n: 0.0 for n in one}
+    for seed in range(800):
+        child = dw(OPERATORS["dare"].fn([one, one], gen(seed), p=0.4))
+        mean = {n: mean[n] + child[n] / 800 for n in mean}
+    for n, want in dw(one).items():
+        assert (mean[n] - want).norm() / want.norm() < 0.05
+    with pytest.raises(ValueError, match="drop probability"):
+        OPERATORS["dare"].fn([one, one], gen(), p=1.0)
+
+
+def test_dare_and_mean_are_at_the_parents_scale():
+    a, b = trained(1), trained(2)
+    midpoint = {n: (A[:RANK], B[:, :RANK]) for n, (A, B) in a.items()}
+    for n in a:
+        dense = (dw(a)[n] + dw(b)[n]) / 2
+        u, s, vt = torch.linalg.svd(dense)
+        midpoint[n] = ((s[:RANK, None] * vt[:RANK]).float(), u[:, :RANK].float())
+    for child in (OPERATORS["mean"].fn([a, b], gen()), OPERATORS["dare"].fn([a, b], gen(), p=0.0)):
+        assert distance(child, midpoint) < 1e-5
+
+
+def test_extrapolate_leaves_the_worse_parent_behind():
+    a, b = trained(1), trained(2)
+    child = OPERATORS["extrapolate"].fn([a, b], gen(), low=1.5, high=1.5)
+    towards = adapter_cosines([child, a, b])[0]
+    assert towards[1] > 0.8 and towards[2] < 0
+    assert distance(OPERATORS["extrapolate"].fn([a, b], gen(), low=1.0, high=1.0), a) < 1e-5
+
+
+def test_svd_mutation_is_exactly_orthogonal_and_keeps_the_spectrum():
+    live = torch.tensor([[True] * 5 + [False]])
+    Q = cayley(live, 0.5, gen())
+    assert torch.allclose(Q.mT @ Q, torch.eye(6, dtype=torch.float64), atol=1e-12)
+    assert torch.equal(Q[0, 5], torch.eye(6, dtype=torch.float64)[5]), "a direction that is not live stays unmixed"
+    a = trained(1)
+    child = OPERATORS["svd"].fn([a], gen(), eta=0.0, angle=0.3)
+    for n in a:
+        want = low_rank_svd(*a[n])[1]
+        assert torch.allclose(low_rank_svd(*child[n])[1], want, rtol=1e-5, atol=1e-7 * want[0].item())
+    assert 0.02 < distance(child, a) < 1
+    assert distance(OPERATORS["svd"].fn([a], gen(), eta=0.0, angle=0.0), a) < 1e-5
+
+
+def test_cayley_turns_by_about_the_angle():
+    Q = cayley(torch.ones(64, 32, dtype=torch.bool), 0.1, gen())
+    turned = Q.diagonal(dim1=-2, dim2=-1).clamp(-1, 1).acos().square().mean().sqrt()
+    assert turned.item() == pytest.approx(0.1, rel=0.1)
+
+
+def test_factors_come_out_balanced():
+    for name in ("svd", "mask", "dare", "svd_mix", "extrapolate", "mean"):
+        for A, B in OPERATORS[name].fn(parents_for(name, trained), gen()).values():
+            row, column = A.norm(dim=1), B.norm(dim=0)
+            assert torch.allclose(row[column > 0], column[column > 0], rtol=1e-4)
+
+
+def test_mask_cuts_30_percent_of_the_components():
+    a = trained(1)
+    for n, (A, B) in OPERATORS["mask"].fn([a], gen()).items():
+        zero = (B == 0).all(0)
+        assert zero.sum() == round(0.3 * RANK) and (A[zero].abs().amax(1) > 1e-2).all()
+        kept, spectrum = low_rank_svd(A, B)[1][:int((~zero).sum())], low_rank_svd(*a[n])[1]
+        assert all(((spectrum - s).abs() / s).min() < 1e-4 for s in kept)
+
+
+def test_layers_touches_a_third_and_noise_everything():
+    a = trained(1)
+    changed = lambda child: sum(not torch.equal(child[n][0], a[n][0]) for n in a)
+    assert changed(OPERATORS["layers"].fn([a], gen())) == round(len(a) / 3)
+    child = OPERATORS["noise"].fn([a], gen(), scale=0.1)
+    assert changed(child) == len(a)
+    for n in a:
+        for old, new in zip(a[n], child[n]):
+            assert ((new - old).std() / old.std()).item() == pytest.approx(0.1, rel=0.25)
+
+
+def test_layerwise_takes_whole_blocks_and_both_parents():
+    a, b = trained(1), trained(2)
+    for seed in range(40):
+        child, giver = OPERATORS["layerwise"].fn([a, b], gen(seed)), {}
+        for n in child:
+            source = next(i for i, p in enumerate((a, b)) if all(map(torch.equal, child[n], p[n])))
+            giver.setdefault(n.split(".")[2], set()).add(source)
+        assert all(len(g) == 1 for g in giver.values()) and set.union(*giver.values()) == {0, 1}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_rank_one(name):
+    parents = [{n: (A[:1], B[:, :1]) for n, (A, B) in p.items()} for p in parents_for(name, trained)]
+    assert all(A.shape[0] == 1 and torch.isfinite(B @ A).all() for A, B in OPERATORS[name].fn(parents, gen()).values())
+
+
+# --- distances --------------------------------------------------------------------------------------------------------
+
+def test_cosines_and_norms_equal_the_dense_ones():
+    members = [trained(1), trained(2), OPERATORS["noise"].fn([trained(1)], gen()), fresh(4)]
+    flat = [torch.cat([x.flatten() for x in dw(m).values()]) for m in members]
+    cosines = adapter_cosines(members)
+    for i, x in enumerate(flat):
+        assert dw_norm(members[i]) == pytest.approx(x.norm().item(), rel=1e-5)
+        for j, y in enumerate(flat):
+            want = (x @ y / (x.norm() * y.norm())).item() if x.norm() * y.norm() > 0 else 0.0
+            assert cosines[i, j].item() == pytest.approx(want, abs=1e-5)
+    assert torch.allclose(dw_inner(members), dw_inner(members).T)
+
+
+# --- the population -----------------------------------------------------------------------------------------------------
+
+def team(letter, n, born=0, parents=()):
+    role = {"T": "teacher", "S": "student"}[letter]
+    return [Member(f"{letter}{i}", role, i, Rating(20 + i, 2.0), born, parents) for i in range(n)]
+
+
+def fitness(m):
+    return m.rating.mu - 3 * m.rating.sigma
+
+
+def test_member_travels_as_json():
+    m = Member("T7", "teacher", 3, Rating(21.5, 2.25), 40, ("T1", "T2"), "dare", 9)
+    assert Member.from_json(json.loads(json.dumps(m.to_json()))) == m
+
+
+@pytest.mark.parametrize("n_teachers,n_students", [(4, 4), (5, 2), (2, 5), (1, 1)])
+@pytest.mark.parametrize("mode", MATCHING)
+def test_every_teacher_plays_and_every_student_gets_data(mode, n_teachers, n_students):
+    teachers, students = team("T", n_teachers), team("S", n_students)
+    for step in range(5):
+        pairs = match(teachers, students, lambda t, s: 0.1 + 0.15 * s.slot, mode, 0.1, random.Random(step), step)
+        met, played = Counter(s.name for _, s in pairs), Counter(t.name for t, _ in pairs)
+        if mode == "all":
+            assert len(set((t.name, s.name) for t, s in pairs)) == len(pairs) == n_teachers * n_students
+            continue
+        assert set(played.values()) == {1} and len(played) == n_teachers
+        assert max(met.values()) - min(met[s.name] for s in students) <= 1
+        assert len(met) == min(n_teachers, n_students)
+
+
+@pytest.mark.parametrize("mode,floor,weight", [("pfsp", 0.0, lambda p: p * (1 - p)), ("hard", 0.0, lambda p: (1 - p) ** 2),
+                                               ("uniform", 0.0, lambda p: 1.0), ("hard", 1.0, lambda p: 1.0),
+                                               ("pfsp", 0.4, None)])
+def test_matching_weights_by_frequency(mode, floor, weight):
+    p, rng, n = [0.05, 0.3, 0.5, 0.9], random.Random(0), 6000
+    teacher, students = team("T", 1), team("S", 4)
+    met = Counter(match(teacher, students, lambda t, s: p[s.slot], mode, floor, rng)[0][1].slot for _ in range(n))
+    want = [weight(x) if weight else 0.6 * x * (1 - x) / sum(y * (1 - y) for y in p) + 0.4 / 4 for x in p]
+    for slot in range(4):
+        assert met[slot] / n == pytest.approx(want[slot] / sum(want), abs=0.025)
+
+
+def test_matching_is_seeded_shuffled_and_survives_certainty():
+    teachers, students = team("T", 4), team("S", 4)
+    draw = lambda seed, p=0.5: [(t.name, s.name) for t, s in match(teachers, students, lambda t, s: p, rng=random.Random(seed))]
+    assert draw(1) == draw(1) and len({draw(seed)[0][0] for seed in range(30)}) == 4
+    assert len({s for _, s in draw(1, p=1.0)}) == 4, "weights of zero fall back to uniform"
+    turns = {(t.name, s.name) for step in range(4)
+             for t, s in match(teachers, students, None, "round-robin", 0, random.Random(0), step)}
+    assert len(turns) == 16
+    with pytest.raises(ValueError, match="pfsp"):
+        match(teachers, students, None, "swiss", rng=random.Random(0))
+    with pytest.raises(ValueError, match="floor"):
+        match(teachers, students, None, "uniform", 1.5, random.Random(0))
+
+
+def test_outcomes():
+    assert outcome(None, 0.5) == "student"
+    assert [outcome(r, 0.7, 0.05) for r in (0.8, 0.7, 0.66, 0.6)] == ["student", "draw", "draw", "teacher"]
+    assert [outcome(r, 0.9, 0.1, "half") for r in (0.7, 0.55, 0.3)] == ["student", "draw", "teacher"]
+    assert [outcome(r, 0.9, 0.1, "raw") for r in (0.55, 0.5, 0.45)] == ["student", "draw", "teacher"]
+    with pytest.raises(ValueError, match="half"):
+        outcome(0.5, 0.5, rule="coin")
+
+
+@pytest.mark.parametrize("n,cull,dead", [(4, 0.25, 1), (8, 0.25, 2), (2, 0.25, 1), (3, 0.9, 2), (1, 0.5, 0), (4, 0.0, 0),
+                                         (6, 0.99, 5)])
+def test_the_worst_die_and_survivors_are_parents(n, cull, dead):
+    members = team("T", n)
+    for seed in range(20):
+        births = plan(members, fitness, cull, grace=10, step=10, rng=random.Random(seed))
+        assert sorted(b.victim.slot for b in births) == list(range(dead))
+        assert [b.child for b in births] == [f"T{n + i}" for i in range(dead)]
+        for b in births:
+            assert all(p.slot >= dead for p in b.parents) and len({p.name for p in b.parents}) == len(b.parents)
+            assert len(b.parents) == OPERATORS[b.operator].n_parents
+            assert [p.slot for p in b.parents] == sorted((p.slot for p in b.parents), reverse=True), "fitter first"
+
+
+def test_grace_spares_children_but_not_founders():
+    members = team("S", 4)
+    members[0].parents, members[0].born = ("S2",), 10
+    cull = lambda step: [b.victim.name for b in plan(members, fitness, 0.25, 10, step, rng=random.Random(0))]
+    assert cull(20) == ["S1"] and cull(21) == ["S0"]
+    assert plan(team("S", 4, born=10, parents=("S9",)), fitness, 0.25, 10, 20, rng=random.Random(0)) == []
+    for m in members[1:3]:
+        m.parents, m.born = ("S3",), 10
+    assert cull(20) == [], "the fittest never dies, even if the others are spared"
+
+
+def test_ties_are_broken_by_the_seed():
+    members = [Member(f"T{i}", "teacher", i, Rating()) for i in range(4)]
+    assert len({plan(members, fitness, step=10, rng=random.Random(seed))[0].victim.name for seed in range(40)}) == 4
+
+
+@pytest.mark.parametrize("mode", EVOLVE)
+def test_evolve_modes(mode):
+    pools = {"mixed": {*MUTATIONS, *CROSSOVERS}, "mutation": {*MUTATIONS}, "crossover": {*CROSSOVERS}, "none": set()}
+    legal = pools.get(mode, {mode})
+    seen = {b.operator for seed in range(120) for b in plan(team("T", 4), fitness, 0.25, 10, 10, mode, random.Random(seed))}
+    assert seen == legal
+    for b in plan(team("T", 2), fitness, 0.5, 10, 10, mode, random.Random(0)):  # one survivor
+        assert OPERATORS[b.operator].n_parents == 1
+        assert bool(b.note) == (mode in ("crossover", "mean", *CROSSOVERS)) or mode == "mixed"
+    with pytest.raises(ValueError, match="evolve"):
+        plan(team("T", 2), fitness, mode="sexual", rng=random.Random(0))
+
+
+def test_names_never_repeat_over_a_long_run():
+    members, seen, rng = team("T", 4), {f"T{i}" for i in range(4)}, random.Random(0)
+    for step in range(10, 2000, 10):
+        for b in plan(members, lambda m: rng.random(), 0.5, 10, step, rng=rng):
+            assert b.child not in seen
+            seen.add(b.child)
+            members[members.index(b.victim)] = newborn(b, Rating(), step)
+    assert len(seen) > 200 and sorted(m.slot for m in members) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_birth_overwrites_the_victim_only(operator):
+    adapters = Adapters({n: (i, o) for n, i, o in names()}, n_members=4, rank=RANK, alpha=8.0)
+    for p in range(4):
+        adapters.set_factors(p, trained(p))
+    b = plan(team("T", 4), fitness, 0.25, 10, 10, operator, random.Random(0))[0]
+    before = [adapters.factors(p) for p in range(4)]
+    ratio = birth(adapters, b, gen())
+    same = [all(torch.equal(x, y) for n in before[p] for x, y in zip(before[p][n], adapters.factors(p)[n])) for p in range(4)]
+    assert same == [False, True, True, True] and 0.4 < ratio < 2
+    child = newborn(b, Rating(22.0, 4.0), 10)
+    assert (child.slot, child.name, child.operator, child.born) == (0, "T4", operator, 10)
+    line = json.loads(json.dumps(genealogy(b, child.rating, 10, ratio)))
+    assert line["child"] == "T4" and line["victim"]["name"] == "T0" and line["operator"] == operator and line["mu"] == 22.0
+    assert [p["name"] for p in line["parents"]] == list(child.parents)
+
+
+def test_birth_from_fresh_parents():
+    adapters = Adapters({n: (i, o) for n, i, o in names()}, n_members=4, rank=RANK, alpha=8.0)
+    for p in range(4):
+        adapters.set_factors(p, fresh(p))
+    assert birth(adapters, plan(team("T", 4), fitness, mode="mean", step=10, rng=random.Random(0))[0], gen()) == 0.0
+
+
+@pytest.mark.slow
+def test_seconds_per_operator_at_7b(capsys):
+    widths = {"q": (3584, 3584), "k": (3584, 512), "v": (3584, 512), "o": (3584, 3584),
+              "gate": (3584, 18944), "up": (3584, 18944), "down": (18944, 3584)}
+    parents = [{f"model.layers.{i}.{n}_proj": (torch.randn(32, w, generator=gen(s)), torch.randn(o, 32, generator=gen(s)))
+                for i in range(28) for n, (w, o) in widths.items()} for s in (1, 2)]
+    for name, operator in OPERATORS.items():
+        start = time.perf_counter()
+        child = operator.fn(parents[:operator.n_parents], gen())
+        seconds = time.perf_counter() - start
+        with capsys.disabled():
+            print(f"{name:12s} {seconds:6.2f} s")
+        assert seconds < 60 and len(child) == 196

@@ -1,0 +1,105 @@
+"""Ratings: golden values of TrueSkill, the published package as reference, the far tails, and the shared protocol."""
+import math
+import random
+
+import pytest
+
+from trueskill_lite import RATINGS, Elo, Rating, TrueSkill, WinRate, child_rating, win_moments
+
+ENV = TrueSkill()
+
+
+def near(rating, mu, sigma, tolerance=1e-4):
+    return abs(rating.mu - mu) < tolerance and abs(rating.sigma - sigma) < tolerance
+
+
+def test_golden_win_draw_and_upset():
+    fresh = ENV.new()
+    winner, loser = ENV.rate(fresh, fresh)
+    assert near(winner, 29.3958, 7.1715) and near(loser, 20.6042, 7.1715)
+    assert all(near(r, 25.0, 6.4575) for r in ENV.rate(fresh, fresh, draw=True))
+    winner, loser = ENV.rate(Rating(20, 3), Rating(30, 3))
+    assert near(winner, 22.3824, 2.7751) and near(loser, 27.6176, 2.7751)
+
+
+def test_equals_the_trueskill_package_on_500_matches():
+    reference = pytest.importorskip("trueskill")
+    rng = random.Random(0)
+    for i in range(500):
+        p_draw = rng.choice([0.02, 0.1, 0.5])
+        ours, theirs = TrueSkill(p_draw=p_draw), reference.TrueSkill(draw_probability=p_draw)
+        a, b = (Rating(rng.uniform(0, 50), rng.uniform(0.5, 9)) for _ in "ab")
+        draw = i % 3 == 0
+        expected = reference.rate_1vs1(*(theirs.create_rating(r.mu, r.sigma) for r in (a, b)), drawn=draw, env=theirs)
+        for got, want in zip(ours.rate(a, b, draw), expected):
+            assert near(got, want.mu, want.sigma), f"match {i}: {a} {b} draw={draw}: {got} != {want}"
+
+
+@pytest.mark.parametrize("mu", [1e2, 1e3, 1e6])
+@pytest.mark.parametrize("draw", [False, True])
+def test_impossible_results_underflow_to_finite_ratings(mu, draw):
+    for a, b in ((Rating(0, 0.5), Rating(mu, 0.5)), (Rating(mu, 0.5), Rating(0, 0.5))):
+        for before, after in zip((a, b), ENV.rate(a, b, draw)):
+            assert math.isfinite(after.mu) and 0 < after.sigma <= before.sigma + 1e-2
+    upset, favourite = ENV.rate(Rating(0, 0.5), Rating(mu, 0.5), draw)
+    assert upset.mu > 0 and favourite.mu < mu
+
+
+def test_moments_are_continuous_where_the_probability_underflows():
+    x = [-36.0 - 0.01 * i for i in range(300)]
+    v, w = zip(*(win_moments(t, 0.0) for t in x))
+    assert max(abs(b - a) for a, b in zip(v, v[1:])) < 0.05 and max(abs(b - a) for a, b in zip(w, w[1:])) < 1e-2
+
+
+def test_no_draw_margin_is_a_legal_environment():
+    env = TrueSkill(p_draw=0.0)
+    a, b = env.rate(Rating(30, 4), Rating(20, 4), draw=True)
+    assert 20 < b.mu <= a.mu < 30
+    with pytest.raises(ValueError, match="p_draw"):
+        TrueSkill(p_draw=1.0)
+
+
+@pytest.mark.parametrize("name", RATINGS)
+def test_protocol(name):
+    env = RATINGS[name]()
+    strong = weak = env.new()
+    assert env.p_win(strong, weak) == pytest.approx(0.5)
+    for _ in range(20):
+        strong, weak = env.rate(strong, weak)
+    assert env.p_win(strong, weak) > 0.7 and env.fitness(strong) > env.fitness(weak)
+    assert env.p_win(strong, weak) + env.p_win(weak, strong) == pytest.approx(1.0)
+    drawn, met = env.rate(strong, weak, draw=True)
+    assert drawn.mu < strong.mu and met.mu > weak.mu, "a draw pulls the two together"
+    with pytest.raises(AttributeError):
+        strong.mu = 0.0
+
+
+def test_p_win_predicts_simulated_matches():
+    rng, env = random.Random(1), TrueSkill(p_draw=0.0, tau=0.0)
+    a, b = Rating(27, 2), Rating(24, 3)
+    draws = [rng.gauss(a.mu, math.hypot(a.sigma, env.beta)) > rng.gauss(b.mu, math.hypot(b.sigma, env.beta))
+             for _ in range(20000)]
+    assert sum(draws) / len(draws) == pytest.approx(env.p_win(a, b), abs=0.012)
+
+
+def test_elo_and_win_rate_values():
+    a, b = Elo().rate(Rating(1500, 0), Rating(1500, 0))
+    assert (a.mu, b.mu) == (1516, 1484)
+    assert Elo().p_win(Rating(1900, 0), Rating(1500, 0)) == pytest.approx(10 / 11)
+    assert Elo().p_win(Rating(1e6, 0), Rating(-1e6, 0)) == 1.0
+    assert WinRate().rate(Rating(0.5, 0), Rating(0.5, 0))[0].mu == pytest.approx(0.55)
+    assert WinRate().p_win(Rating(1.0, 0), Rating(1.0, 0)) == 0.5
+    assert WinRate().p_win(Rating(0.8, 0), Rating(0.5, 0)) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("name", RATINGS)
+def test_child_rating(name):
+    env = RATINGS[name]()
+    a, b = env.rate(env.new(), env.new())
+    child = child_rating(env, [a, b])
+    assert child.mu == pytest.approx((a.mu + b.mu) / 2)
+    assert (a.sigma < child.sigma <= env.new().sigma) if name == "trueskill" else child.sigma == 0
+    assert child_rating(env, [a, b], "fresh") == env.new()
+    assert child_rating(env, [env.new()]).sigma == env.new().sigma, "never wider than a new player"
+    with pytest.raises(ValueError, match="mean, fresh"):
+        child_rating(env, [a], "oldest")
