@@ -1,0 +1,302 @@
+"""The micro domain: random small programs with the trace of their values, as the text that the micro base is trained on.
+
+    python -m micro.data            # an example of each kind, and the speed of the generator
+
+A program is `def f(x)` over small ints, lists of small ints and short strings, one statement a line; a second variable y
+may hold an intermediate value. The texts below ARE the micro task style: tasks.py writes the same prompts.
+Programs run here with exec because this file wrote them; text from a model goes to verifier.py instead.
+"""
+import builtins
+import functools
+import hashlib
+import random
+import time
+from dataclasses import dataclass
+
+TYPES = ("int", "list", "str")
+TYPE_WEIGHTS = (2, 3, 1)
+MIXTURE = {"propose": .17, "out": .30, "direct": .07, "inp": .21, "fun": .18, "args": .07}
+N_STATEMENTS = (0, 22, 22, 20, 15, 12, 9)    # weights of 0..6 statements in what the model solves
+N_PROPOSED = (0, 50, 27, 12, 6, 3, 2)        # ... in what it proposes: teachers start where the base solves most of it
+N_FUN = (0, 50, 33, 17)                      # ... in what it writes from examples
+N_ARGS = (8, 34, 26, 16, 9, 4, 3)            # ... in what it writes inputs for; the identity program seeds code_f
+P_HARD_PROPOSED = .03
+N_SHOWN, N_INPUTS = 4, 8                     # pairs shown in "fun", inputs written in "args"
+HELD_OUT = 50                                # programs whose hash is 0 modulo this never enter the training stream
+
+D, Q = (1, 9), "ABCD"                        # a digit, a letter; other pairs in the tables are ranges, ends included
+EASY = {
+    "list": [("x=x[::-1]",), ("x=sorted(x)",), ("x=x[{}:]", (1, 2)), ("x=x[:{}]", (2, 4)), ("x=x[::2]",), ("x=x+[{}]", (0, 9)),
+             ("x=[{}]+x", (0, 9)), ("x=len(x)",), ("x=max(x)",), ("x=min(x)",), ("x=x[{}]", (0, 2)), ("x=x[1:]+x[:1]",),
+             ("x=x[:-1]",)],
+    "int": [("x=x+{}", D), ("x=x%{}", (2, 9)), ("x=x//{}", (2, 4)), ("x=[x,{}]", (0, 9)), ("x=abs({}-x)", D), ("x=[x]*{}", (2, 4)),
+            ("x=x%10",)],
+    "str": [("x=x[::-1]",), ("x=x[{}:]", (1, 2)), ("x=x[:{}]", (2, 4)), ("x=x+'{}'", Q), ("x='{}'+x", Q), ("x=len(x)",),
+            ("x=x[1:]+x[:1]",), ("x=x[::2]",)],
+}
+MID = {
+    "list": [("x=[(v+{})%10 for v in x]", D), ("x=[v*{}%10 for v in x]", (2, 4)), ("x=[9-v for v in x]",),
+             ("x=[v for v in x if v>{}]", (1, 5)), ("x=[v for v in x if v<{}]", (4, 8)), ("x=[v for v in x if v%2==0]",),
+             ("x=x+x[:2]",), ("x=x.count({})", (0, 9)), ("if x[0]>{}:x=x[::-1]", (2, 7)), ("if len(x)>{}:x=x[1:]", (2, 4)),
+             ("x=[v//2 for v in x]",), ("x=[v%{} for v in x]", (2, 5)), ("x=''.join([chr(65+v) for v in x])",)],
+    "int": [("x=x*{}", (2, 4)), ("if x>{}:x=x-{}", (3, 9), (1, 3)), ("if x%2==0:x=x//2",), ("x=list(range(x%{}))", (4, 7)),
+            ("x=[int(c) for c in str(x)]",), ("x='{}{}'*(x%4)", Q, Q)],
+    "str": [("x=x.replace('{}','{}')", Q, Q), ("x=''.join(sorted(x))",), ("x=x.count('{}')", Q), ("x=[ord(c)-65 for c in x]",),
+            ("if '{}' in x:x=x[::-1]", Q), ("x=x+x[::-1]",), ("x=[x.count(c) for c in x]",)],
+}
+MID_WITH_Y = {                               # joins MID once y is assigned, so that y matters
+    "list": [("x=[(v+y)%10 for v in x]",)] * 2 + [("x=x+[y]",), ("x=[v for v in x if v>y]",)],
+    "int": [("x=x+y",), ("x=[x,y]",), ("if x>y:x=x-y",)],
+    "str": [("x=x[y:]",), ("x=[y,len(x)]",)],
+}
+HARD = {
+    "list": [("x=sum(x)",), ("x=sum(x)%{}", (3, 9)), ("for i in range({}):x=x[1:]+x[:1]", (2, 4)),
+             ("x=sum([v*{} for v in x])%10", (2, 3)), ("x=x[::-1] if x[0]>{} else sorted(x)", (2, 7)),
+             ("for i in range(len(x)-1):x[i+1]=(x[i]+x[i+1])%10",), ("x=[v*v%{} for v in x]", (5, 9)), ("y=sum(x)%10",),
+             ("y=len(x)",), ("y=x[0]",)],
+    "int": [("for i in range({}):x=x*{}%{}", (2, 4), (2, 3), (5, 9)), ("x=x*{}%{}", (2, 9), (5, 9)),
+            ("x=x*2 if x%3==0 else x+{}", D), ("x=x*x%10",), ("y=x%{}", (3, 9)), ("x=[(x+v)%10 for v in range({})]", (3, 5)),
+            ("x=[v*x%10 for v in range({})]", (3, 5))],
+    "str": [("for i in range({}):x=x[1:]+x[:1]", (2, 4)), ("x=x.replace('{}','{}{}')", Q, Q, Q),
+            ("x=x[::-1] if x[0]>'{}' else ''.join(sorted(x))", Q), ("x=sum([ord(c)-65 for c in x])",), ("y=len(x)",),
+            ("y=x.count('{}')", Q)],
+}
+P_MID = .45
+ALLOWED = {name: getattr(builtins, name) for name in "len sum sorted max min abs range list str int ord chr".split()}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A generated program: statements, one input x, its output y, and the value that each statement assigned."""
+    body: tuple[str, ...]
+    x: object
+    y: object
+    trace: tuple
+
+
+@dataclass(frozen=True)
+class Example:
+    """One training row; the loss is on the answer and its end token. kind is a key of MIXTURE, n counts statements."""
+    kind: str
+    n: int
+    prompt: str
+    answer: str
+
+
+# ---------------------------------------------------------------- texts
+def literal(value) -> str:
+    """A value as the micro style writes it: no spaces, single quotes."""
+    if isinstance(value, list):
+        return "[" + ",".join(map(str, value)) + "]"
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def program_text(body) -> str:
+    """The program of a sequence of statements; no statement at all is the identity."""
+    return "def f(x):\n" + "".join(f" {s}\n" for s in body) + " return x\n"
+
+
+def call(x) -> str:
+    return f"f({literal(x)})"
+
+
+def propose_prompt(task: str, type_: str) -> str:
+    """task: "out" | "inp"; type_: the type of the input, one of TYPES."""
+    return f"propose {task} {type_}\n"
+
+
+def propose_answer(p: Program) -> str:
+    return program_text(p.body) + call(p.x)
+
+
+def out_prompt(text: str, x) -> str:
+    return f"out\n{text}{call(x)}\n"
+
+
+def out_answer(p: Program) -> str:
+    """The trace, forwards, then the output."""
+    return "".join(f">{literal(v)}\n" for v in p.trace) + f"={literal(p.y)}"
+
+
+def inp_prompt(text: str, y) -> str:
+    return f"inp\n{text}{literal(y)}\n"
+
+
+def inp_answer(p: Program) -> str:
+    """The trace, backwards from the value before the last statement, then the input."""
+    return "".join(f"<{literal(v)}\n" for v in p.trace[-2::-1]) + f"={literal(p.x)}"
+
+
+def fun_prompt(pairs) -> str:
+    """pairs: (input, output) values."""
+    return "fun\n" + "".join(f"{call(x)}={literal(y)}\n" for x, y in pairs)
+
+
+def args_prompt(text: str) -> str:
+    return f"args\n{text}"
+
+
+def args_answer(inputs) -> str:
+    return "\n".join(map(call, inputs))
+
+
+def held_out(text: str) -> bool:
+    """Is this program text reserved for evaluation? The same on every machine, unlike hash()."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % HELD_OUT == 0
+
+
+# ---------------------------------------------------------------- execution of our own statements
+@functools.lru_cache(maxsize=None)
+def compiled(statement: str):
+    return compile(statement, "f", "exec")
+
+
+def type_of(value) -> str:
+    return type(value).__name__
+
+
+def fits(value, length: int, bound: int) -> bool:
+    """Is value an int within +-bound, or a string or list of such ints no longer than length?"""
+    if isinstance(value, list):
+        return len(value) <= length and all(type(v) is int and -bound <= v <= bound for v in value)
+    return len(value) <= length if isinstance(value, str) else type(value) is int and -bound <= value <= bound
+
+
+def step(statement: str, env: dict):
+    """Run one statement in env; the assigned value (a copy), or None when it fails or the value is too big to write."""
+    try:
+        exec(compiled(statement), env)
+    except (IndexError, ValueError, ZeroDivisionError, TypeError):
+        return None
+    value = env["y" if statement[0] == "y" else "x"]
+    return (value[:] if type(value) is list else value) if fits(value, 10, 999) else None
+
+
+def start(x) -> dict:
+    return {"__builtins__": ALLOWED, "x": x[:] if type(x) is list else x}
+
+
+def run(body, x) -> tuple[object, tuple] | None:
+    """(output, trace) of our own program on x, or None where a statement fails. Never for text from a model."""
+    env, trace = start(x), []
+    for statement in body:
+        value = step(statement, env)
+        if value is None:
+            return None
+        trace.append(value)
+    return env["x"], tuple(trace)
+
+
+# ---------------------------------------------------------------- generation
+def random_input(rng: random.Random, type_: str, size: int = 3):
+    """An input; lists and strings have 2 to 3 + min(size, 3) items."""
+    if type_ == "int":
+        return rng.randrange(10) if rng.random() < .5 else rng.randrange(10, 40)
+    n = rng.randint(2, 3 + min(size, 3))
+    return [rng.randrange(10) for _ in range(n)] if type_ == "list" else "".join(rng.choice(Q) for _ in range(n))
+
+
+def random_statement(rng: random.Random, type_: str, has_y: bool, p_hard: float) -> str:
+    """A statement for an x of this type."""
+    u = rng.random()
+    if u < p_hard:
+        table = HARD[type_]
+    elif u < p_hard + P_MID:
+        table = MID[type_] + MID_WITH_Y[type_] if has_y else MID[type_]
+    else:
+        table = EASY[type_]
+    template, *slots = rng.choice(table)
+    return template.format(*(rng.choice(s) if s is Q else rng.randint(*s) for s in slots)) if slots else template
+
+
+def grow(rng: random.Random, n: int, x, p_hard: float) -> Program | None:
+    """A program of n statements around the input x, statement by statement; None when 40 attempts do not suffice."""
+    body, trace, has_y, env = [], [], False, start(x)
+    for _ in range(40):
+        if len(body) == n:
+            return Program(tuple(body), x, env["x"], tuple(trace))
+        statement = random_statement(rng, type_of(env["x"]), has_y, p_hard)
+        assigns_y = statement[0] == "y"
+        if (body and statement == body[-1]) or (assigns_y and (has_y or len(body) == n - 1)):
+            continue
+        trial = dict(env, x=env["x"][:]) if type(env["x"]) is list else dict(env)      # a loop may assign to x's items
+        value, now = step(statement, trial), trial["x"]
+        if value is None or not fits(now, 8, 99) or now in ([], "") or min(now if type(now) is list else [now], default=0) < (
+                0 if type(now) is not str else ""):
+            continue
+        if not assigns_y and now == env["x"] and rng.random() < .7:                    # mostly no statements without effect
+            continue
+        body.append(statement), trace.append(value)
+        env, has_y = trial, has_y or assigns_y
+    return None
+
+
+def generate(rng: random.Random, n: int | None = None, type_: str | None = None, p_hard: float | None = None,
+             reserved: bool = False) -> Program:
+    """A random program that depends on its input. Knobs: n statements, P(hard statement); reserved draws held-out ones."""
+    n = pick(rng, N_STATEMENTS) if n is None else n
+    p_hard = .08 + .05 * n if p_hard is None else p_hard
+    while True:
+        t = type_ or rng.choices(TYPES, TYPE_WEIGHTS)[0]
+        p = grow(rng, n, random_input(rng, t, n), p_hard)
+        if p is None or held_out(program_text(p.body)) != reserved:
+            continue
+        others = [run(p.body, random_input(rng, t, n)) for _ in range(4)]
+        if len({literal(o[0]) for o in others if o}) > 1:
+            return p
+
+
+def pick(rng: random.Random, weights) -> int:
+    return rng.choices(range(len(weights)), weights)[0]
+
+
+def pairs(rng: random.Random, body, type_: str, k: int) -> list | None:
+    """k (input, output) pairs with distinct inputs and at least two outputs, or None where 40 draws do not give them."""
+    found = {}
+    for _ in range(40):
+        x = random_input(rng, type_, rng.randrange(4))
+        result = run(body, x)
+        if result and fits(result[0], 8, 99):
+            found[literal(x)] = x, result[0]
+        if len(found) == k:
+            return list(found.values()) if len({literal(y) for _, y in found.values()}) > 1 else None
+    return None
+
+
+def example(rng: random.Random, kind: str | None = None) -> Example:
+    """One row of the training stream: the kind drawn from MIXTURE (or given), then a fresh program for it."""
+    kind = kind or rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
+    if kind == "propose":
+        p = generate(rng, pick(rng, N_PROPOSED), p_hard=P_HARD_PROPOSED)
+        return Example(kind, len(p.body), propose_prompt(rng.choice(("out", "inp")), type_of(p.x)), propose_answer(p))
+    if kind in ("fun", "args"):
+        return example_of_pairs(rng, kind)
+    p = generate(rng)
+    text = program_text(p.body)
+    if kind == "inp":
+        return Example(kind, len(p.body), inp_prompt(text, p.y), inp_answer(p))
+    # "direct" has the prompt of "out": answering without a trace stays possible, and self-play may find that it pays less
+    return Example(kind, len(p.body), out_prompt(text, p.x), out_answer(p) if kind == "out" else f"={literal(p.y)}")
+
+
+def example_of_pairs(rng: random.Random, kind: str) -> Example:
+    """The two halves of induction: a program from pairs ("fun"), or inputs for a program ("args")."""
+    while True:
+        n = pick(rng, N_FUN if kind == "fun" else N_ARGS)
+        p = generate(rng, n)
+        found = pairs(rng, p.body, type_of(p.x), N_SHOWN if kind == "fun" else N_INPUTS)
+        if found and kind == "fun":
+            return Example(kind, n, fun_prompt(found), program_text(p.body))
+        if found:
+            return Example(kind, n, args_prompt(program_text(p.body)), args_answer(x for x, _ in found))
+
+
+if __name__ == "__main__":
+    rng = random.Random(0)
+    for kind in MIXTURE:
+        e = example(rng, kind)
+        print(f"--- {kind}, {e.n} statements\n{e.prompt}{e.answer}")
+    began, n = time.perf_counter(), 5000
+    for _ in range(n):
+        example(rng)
+    print(f"--- {n / (time.perf_counter() - began):.0f} examples/s")

@@ -1,0 +1,228 @@
+"""Make micro/base, the bundled 0.84M-parameter base model: tokenizer, training, Hugging Face directory, anchors.
+
+    python -m micro.make                                # the committed one: 59M tokens, about 45 minutes on one core
+    python -m micro.make --tokens 2e6 --out out/tiny    # a quick one to try a change on
+    python -m micro.make --resume                       # go on after an interruption, from the last checkpoint
+    python -m micro.evaluate micro/base                 # what it can do
+
+The data (micro/data.py) are generated as training goes, and no program is reserved for evaluation enters them. Every draw
+is keyed by the seed and the number of the pool of examples, and the schedule counts tokens, so a run can be repeated.
+Use one thread (OMP_NUM_THREADS=1 GOMP_SPINCOUNT=0 OMP_WAIT_POLICY=PASSIVE): two wait for each other at this size.
+"""
+import argparse
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")            # read when torch is imported, hence before it
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from micro import data
+from model import Config, Model
+
+# Digits, capitals and the openings of lists are tokens of their own, so that a value is always cut the same way.
+PRE_TOKENS = r"\[::-1\]|[A-Z]|[\[,]\d|\d|[^\dA-Z\[,]+|[\[,]"
+PAD, EOS = 0, 1
+VOCAB, SHAPE = 384, dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
+                         num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True)
+LR, WARMUP_STEPS, DECAY, FLOOR = 3e-3, 60, 1 / 3, .02    # flat, then linear over the last third down to 2%
+ROWS, BATCHES_PER_POOL, MAX_TOKENS = 96, 48, 152
+CHECKPOINT_S = 150
+
+
+def train_tokenizer(seed: int, n: int = 20000) -> Tokenizer:
+    """BPE over n examples; ids 0 and 1 are <pad> and <eos>, printable ASCII and newline are always in."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    rng = random.Random(f"{seed}/tokenizer")
+    examples = (data.example(rng) for _ in range(n))
+    trainer = trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=["<pad>", "<eos>"], show_progress=False,
+                                  initial_alphabet=[chr(i) for i in range(32, 127)] + ["\n"])
+    tokenizer.train_from_iterator((e.prompt + e.answer for e in examples), trainer)
+    return tokenizer
+
+
+def pool_batches(seed: int, pool: int, tokenizer: Tokenizer) -> list[list[tuple[list[int], list[int]]]]:
+    """The batches of one pool of fresh examples: rows (prompt ids, answer ids) of similar length, batches in random order.
+
+    Prompt and answer are tokenised apart, as in generation: joined, the newline between them would merge with the answer.
+    """
+    rng = random.Random(f"{seed}/pool/{pool}")
+    examples = [data.example(rng) for _ in range(ROWS * BATCHES_PER_POOL)]
+    prompts = tokenizer.encode_batch([e.prompt for e in examples])
+    answers = tokenizer.encode_batch([e.answer for e in examples])
+    rows = [(p.ids, a.ids + [EOS]) for p, a in zip(prompts, answers)]
+    rows = sorted((r for r in rows if len(r[0]) + len(r[1]) <= MAX_TOKENS), key=lambda r: len(r[0]) + len(r[1]))
+    batches = [rows[i:i + ROWS] for i in range(0, len(rows) - ROWS + 1, ROWS)]
+    rng.shuffle(batches)
+    return batches
+
+
+def tensors(batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """ids (B, T), padded on the right, and the float mask (B, T-1) of the targets that are answer tokens."""
+    T = max(len(p) + len(a) for p, a in batch)
+    ids, mask = torch.full((len(batch), T), PAD), torch.zeros(len(batch), T - 1)
+    for i, (p, a) in enumerate(batch):
+        ids[i, :len(p) + len(a)] = torch.tensor(p + a)
+        mask[i, len(p) - 1:len(p) + len(a) - 1] = 1
+    return ids, mask
+
+
+def new_model(seed: int) -> Model:
+    """Freshly initialised float32 model: normal(0.02), smaller where a residual branch ends; biases zero."""
+    torch.manual_seed(seed)
+    model = Model(Config(vocab_size=VOCAB, **SHAPE))
+    for name, p in model.named_parameters():
+        if p.dim() == 2:
+            ends_branch = name.endswith(("o_proj.weight", "down_proj.weight"))
+            torch.nn.init.normal_(p, 0, .02 * ((2 * SHAPE["num_hidden_layers"]) ** -.5 if ends_branch else 1))
+        elif name.endswith("bias"):
+            torch.nn.init.zeros_(p)
+    return model
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is orthogonalised by five Newton-Schulz steps (Jordan 2024), scaled to the size of AdamW's
+    (Liu 2025). Matrices of one shape are handled as one stack and in float32: torch.optim.Muon takes them one by one, in
+    bfloat16, which a plain CPU computes eight times slower."""
+
+    def __init__(self, params, lr: float, momentum: float = .95, weight_decay: float = .05):
+        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        group = self.param_groups[0]
+        stacks = {}
+        for p in group["params"]:
+            stacks.setdefault(tuple(sorted(p.shape)), []).append(p)
+        for (short, long), params in stacks.items():
+            for p in params:
+                self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(p.grad, 1 - group["momentum"])
+            nesterov = [p.grad.lerp(self.state[p]["momentum"], group["momentum"]) for p in params]
+            x = torch.stack([u if u.shape[0] == short else u.T for u in nesterov])               # (n, short, long)
+            x /= x.norm(dim=(1, 2), keepdim=True) + 1e-7
+            for _ in range(5):
+                gram = x @ x.mT
+                x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+            for p, u in zip(params, x):
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(u if p.shape[0] == short else u.T, alpha=-group["lr"] * .2 * long ** .5)
+
+
+def optimizers(model: Model) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks, AdamW for embedding, norms and biases."""
+    matrix = {n: p.dim() == 2 and "embed" not in n for n, p in model.named_parameters()}
+    pick = lambda want: [p for n, p in model.named_parameters() if matrix[n] == want]
+    return [Muon(pick(True), LR), torch.optim.AdamW(pick(False), lr=LR, betas=(.9, .95), weight_decay=0.)]
+
+
+def learning_rate(step: int, n_tokens: int, budget: float) -> float:
+    return LR * min(1, (step + 1) / WARMUP_STEPS) * max(FLOOR, min(1, (budget - n_tokens) / (budget * DECAY)))
+
+
+def loss_of(model: Model, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Cross entropy in nats per answer token of the batch."""
+    logits = model.logits(model(ids[:, :-1])).float()
+    nll = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(mask.shape)
+    return (nll * mask).sum() / mask.sum()
+
+
+def save_checkpoint(path: Path, **state) -> None:
+    temporary = path.with_suffix(".tmp")
+    torch.save(state, temporary)
+    os.replace(temporary, path)                          # a cut-off while writing leaves the last one whole
+
+
+def train(tokenizer: Tokenizer, cfg: argparse.Namespace, checkpoint: Path) -> Model:
+    """Train for cfg.tokens tokens and return the float32 model. Resumes from the checkpoint where cfg.resume."""
+    model = new_model(cfg.seed)
+    opts, step, n_tokens, pool = optimizers(model), 0, 0, 0
+    if cfg.resume:
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        for opt, saved_state in zip(opts, state["optimizers"]):
+            opt.load_state_dict(saved_state)
+        step, n_tokens, pool = state["step"], state["n_tokens"], state["pool"]
+    loss_fn = torch.compile(loss_of, dynamic=True)       # one compilation for all lengths; eager takes twice as long
+    began = saved = time.monotonic()
+    first, losses = n_tokens, []
+    while n_tokens < cfg.tokens:
+        for batch in pool_batches(cfg.seed, pool, tokenizer):
+            rate = learning_rate(step, n_tokens, cfg.tokens)
+            loss = loss_fn(model, *tensors(batch))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for opt in opts:
+                opt.param_groups[0]["lr"] = rate
+                opt.step()
+                opt.zero_grad()
+            step, n_tokens = step + 1, n_tokens + sum(len(p) + len(a) for p, a in batch)
+            losses.append(loss.item())
+        pool += 1
+        elapsed = time.monotonic() - began
+        if pool % 2 == 0 or n_tokens >= cfg.tokens:
+            print(f"step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  loss {sum(losses) / len(losses):.4f}  lr {rate:.1e}  "
+                  f"{(n_tokens - first) / elapsed:6.0f} tokens/s  {elapsed / 60:5.1f} min", flush=True)
+            losses = []
+        if time.monotonic() - saved > CHECKPOINT_S or n_tokens >= cfg.tokens:
+            saved = time.monotonic()
+            save_checkpoint(checkpoint, model=model.state_dict(), optimizers=[opt.state_dict() for opt in opts],
+                            step=step, n_tokens=n_tokens, pool=pool)
+    return model
+
+
+def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
+    """The Hugging Face directory: Qwen2ForCausalLM in bfloat16 and its tokenizer, for AutoModel and AutoTokenizer."""
+    save_file({n: p.detach().bfloat16().contiguous() for n, p in model.named_parameters()}, out / "model.safetensors",
+              metadata={"format": "pt"})
+    write = lambda name, d: (out / name).write_text(json.dumps(d, indent=2) + "\n")
+    write("config.json", dict(
+        architectures=["Qwen2ForCausalLM"], model_type="qwen2", task_style="micro", vocab_size=VOCAB, **SHAPE, hidden_act="silu",
+        rms_norm_eps=model.cfg.rms_norm_eps, rope_theta=model.cfg.rope_theta, use_sliding_window=False, attention_dropout=0.0,
+        initializer_range=.02, bos_token_id=None, eos_token_id=EOS, pad_token_id=PAD, torch_dtype="bfloat16"))
+    write("generation_config.json", dict(eos_token_id=EOS, pad_token_id=PAD, do_sample=True, temperature=1.0))
+    # Without the (empty) auto_map, AutoTokenizer takes every qwen2 for Qwen's own tokenizer and replaces the pre-tokenizer.
+    write("tokenizer_config.json", dict(
+        tokenizer_class="TokenizersBackend", auto_map={"AutoTokenizer": [None, None]}, eos_token="<eos>", pad_token="<pad>",
+        clean_up_tokenization_spaces=False, model_max_length=SHAPE["max_position_embeddings"], padding_side="left"))
+    tokenizer.save(str(out / "tokenizer.json"))
+
+
+def anchors(seed: int = 1234, n: int = 96) -> list[dict]:
+    """Held-out output tasks of 2 to 5 statements, equally many of each, all with different programs."""
+    rng, found = random.Random(f"{seed}/anchors"), {}
+    while len(found) < n:
+        p = data.generate(rng, 2 + len(found) % 4, reserved=True)
+        text = data.program_text(p.body)
+        found[text] = dict(kind="code_o", program=text, input=data.literal(p.x))
+    return list(found.values())
+
+
+def main(cfg: argparse.Namespace) -> None:
+    """Make everything in cfg.out; the checkpoint lies beside it, in out/micro."""
+    out, work = Path(cfg.out), Path(cfg.work)
+    out.mkdir(parents=True, exist_ok=True)
+    work.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    tokenizer = train_tokenizer(cfg.seed)
+    model = train(tokenizer, cfg, work / "checkpoint.pt")
+    write_directory(model, tokenizer, out)
+    (out / "anchors.jsonl").write_text("".join(json.dumps(a) + "\n" for a in anchors()))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=float, default=59e6, help="training tokens, prompts included")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", default="micro/base", help="directory to write")
+    parser.add_argument("--work", default="out/micro", help="directory of the checkpoint")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint; --tokens and --seed as before")
+    main(parser.parse_args())
