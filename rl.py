@@ -211,19 +211,21 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
     return stats, bad[:-1]
 
 
-def update(base: Base, adapters: Adapters, adam: Adam, batch: Batch, adv: torch.Tensor, *, method: str = "reinforce++", max_new: int = 128,
-           **loss) -> dict:
-    """One optimiser step for all members from one batch. `loss` holds the keyword arguments of `accumulate`.
+def finish(adam: Adam, batch: Batch, stats: dict, bad: torch.Tensor) -> dict:
+    """The optimiser step on accumulated gradients: members with rows move, the others are not touched, nor those in `bad`.
 
-    A member without rows is not touched; a member whose loss or gradient is not finite is skipped and counted.
     Returns trained_tokens, kl and entropy per token, grad_norm per member (list) and skipped members (list).
     """
-    weight = token_weight(batch.rollout, method, max_new).float()
-    stats, bad = accumulate(base, adapters, batch, adv, weight, **loss)
-    active = torch.zeros(adapters.n_members, dtype=torch.bool, device=adv.device)
+    active = torch.zeros_like(bad)
     active[batch.rollout.member[batch.rollout.member >= 0]] = True
     norm, skipped = adam.step(active & ~bad)
-    skipped |= bad
     tokens = max(1, stats["trained_tokens"])
     return dict(trained_tokens=int(stats["trained_tokens"]), kl=stats["kl"] / tokens, entropy=stats["entropy"] / tokens,
-                grad_norm=[round(x, 6) for x in norm.tolist()], skipped=skipped.nonzero().squeeze(1).tolist())
+                grad_norm=[round(x, 6) for x in norm.tolist()], skipped=(skipped | bad).nonzero().squeeze(1).tolist())
+
+
+def update(base: Base, adapters: Adapters, adam: Adam, batch: Batch, adv: torch.Tensor, *, method: str = "reinforce++", max_new: int = 128,
+           **loss) -> dict:
+    """One optimiser step for all members from one batch; `loss` holds the keyword arguments of `accumulate`. See `finish`."""
+    weight = token_weight(batch.rollout, method, max_new).float()
+    return finish(adam, batch, *accumulate(base, adapters, batch, adv, weight, **loss))

@@ -1,0 +1,72 @@
+"""Several processes, one population: every process holds all adapters and keeps the same books.
+
+Rows of generation and micro-batches of the update are shared out; gradients are summed in `rl.accumulate`. What only one
+process can know (verdicts, which run directory) comes from process 0 as JSON text: nothing is unpickled.
+"""
+import json
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from generate import Rollout, generate
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place: rank of world, and its device."""
+    rank: int
+    world: int
+    device: torch.device
+
+    @classmethod
+    def join(cls, device: str) -> "Ranks":
+        """Join torchrun's process group if there is one. device: "auto", "cpu" or "cuda". Raises ValueError without CUDA."""
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"--device {device}: torch sees no CUDA device; use --device cpu")
+        world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+        if device == "cuda":
+            device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+            torch.cuda.set_device(device)
+        if world > 1 and not dist.is_initialized():
+            dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+        return cls(rank, world, torch.device(device))
+
+    def share(self, make):
+        """make() on process 0, its JSON-able result on all of them."""
+        if self.world == 1:
+            return make()
+        text = json.dumps(make()).encode() if self.rank == 0 else b""
+        size = torch.tensor([len(text)], device=self.device)
+        dist.broadcast(size, 0)
+        data = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+        if self.rank == 0:
+            data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        dist.broadcast(data, 0)
+        return json.loads(data.cpu().numpy().tobytes())
+
+    def generate(self, base, adapters, prompts, member, keys, n=1, **kw) -> Rollout:
+        """generate.generate with the prompts shared out; every process gets all rows, in the order of the prompts."""
+        if self.world == 1 or len(prompts) < self.world:
+            return generate(base, adapters, prompts, member, keys, n, **kw)
+        mine = range(self.rank, len(prompts), self.world)
+        own = generate(base, adapters, [prompts[i] for i in mine], [member[i] for i in mine],
+                       [keys[i * n + j] for i in mine for j in range(n)], n, **kw)
+        width = torch.tensor([own.ids.shape[1]], device=self.device)
+        dist.all_reduce(width, op=dist.ReduceOp.MAX)
+        shape = lambda r: (len(range(r, len(prompts), self.world)) * n, int(width) + 3)
+        size = max(shape(r)[0] for r in range(self.world))
+        pack = lambda x, tail: torch.nn.functional.pad(torch.cat((x, *tail), 1), (0, 0, 0, size - len(x)))
+        wide = lambda x: torch.nn.functional.pad(x, (0, int(width) - x.shape[1]))
+        books = [own.prompt_len[:, None], own.length[:, None], own.member[:, None]]
+        ids, logp = pack(wide(own.ids), books), pack(wide(own.logp), [])
+        all_ids, all_logp = [torch.empty_like(ids) for _ in range(self.world)], [torch.empty_like(logp) for _ in range(self.world)]
+        dist.all_gather(all_ids, ids)
+        dist.all_gather(all_logp, logp)
+        parts = [(i[:shape(r)[0]], p[:shape(r)[0]]) for r, (i, p) in enumerate(zip(all_ids, all_logp))]
+        joined = Rollout.cat([Rollout(i[:, :-3], i[:, -3], i[:, -2], p, i[:, -1]) for i, p in parts])
+        source = [i * n + j for r in range(self.world) for i in range(r, len(prompts), self.world) for j in range(n)]
+        return joined.select(torch.tensor(source, device=self.device).argsort())

@@ -1,0 +1,226 @@
+"""The phases between models and judge: teachers propose, the sandbox verifies, students solve, rewards are counted.
+
+One proposal walks through as one Proposed record: text -> Proposal or reason -> verdict -> Task or reason -> attempts of
+its students -> solve rate -> reward. Nothing here draws unkeyed random numbers or keeps state between steps.
+"""
+import dataclasses
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+
+from archive import Archive
+from complexity import measure, structural_hash
+from evolve import Member
+from generate import Rollout
+from lora import Adapters
+from model import Base
+from parallel import Ranks
+from prompts import Prompt, render
+from rewards import STUDENT_REWARDS, TEACHER_REWARDS
+from rl import Batch
+from tasks import KINDS, Limits, Proposal, Reject, Task
+from verifier import Job, Sandbox, Verdict
+
+MATCH, PROPOSE, SOLVE, LEAK, EVOLVE, PROBE, BASE, INIT = range(8)      # phases: the second half of every random key
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What does not change during a run."""
+    cfg: object                     # train.Config
+    base: Base
+    adapters: Adapters
+    ranks: Ranks
+    sandbox: Sandbox | None         # process 0 only
+    limits: Limits
+    kinds: tuple[str, ...]
+
+
+@dataclass
+class Proposed:
+    """One proposal's fate. reason "" = valid; attempts: student name -> verdicts of its attempts."""
+    teacher: Member
+    kind: str
+    row: int                        # its row in the proposals' rollout
+    group: int                      # proposals sampled from one prompt share a number
+    refs: list[Task]
+    text: str = ""
+    proposal: Proposal | None = None
+    key: str = ""
+    reason: str = ""
+    task: Task | None = None
+    attempts: dict[str, list[str]] = field(default_factory=dict)
+    reward: float = 0.0
+
+    @property
+    def solve_rate(self) -> float | None:
+        """Share of all attempts that were correct; None without attempts."""
+        verdicts = [v for attempts in self.attempts.values() for v in attempts]
+        return verdicts.count("correct") / len(verdicts) if verdicts else None
+
+
+@dataclass
+class Attempts:
+    """n attempts at each of a list of tasks by one member each; row i*n+j is attempt j at task i."""
+    rollout: Rollout
+    texts: list[str]
+    verdicts: list[list[str]]       # per task: "correct" | "wrong" | "malformed" per attempt
+
+
+def keyed(*key: int) -> random.Random:
+    """A generator that depends on (seed, step, phase, member, index) alone."""
+    return random.Random("/".join(map(str, key)))
+
+
+def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int, n: int, temperature=None, desc: str = "") -> tuple[Rollout, list[str]]:
+    """n answers to each prompt by the member in its slot (-1 = frozen base): rollout and texts, which include the prefix."""
+    c, tokenizer = s.cfg, s.base.tokenizer
+    ids = [render(p, s.base.style, tokenizer) for p in prompts]
+    keys = [(c.seed, step + 1, phase, slot + 1, i * n + j) for i, slot in enumerate(slots) for j in range(n)]
+    rollout = s.ranks.generate(s.base, s.adapters, ids, slots, keys, n, temperature=c.temperature if temperature is None else temperature,
+                               max_new=c.max_new, max_rows=c.max_rows, desc=desc)
+    texts = tokenizer.batch_decode(rollout.answers(s.base.eos_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return rollout, [prompts[i // n].prefix + text for i, text in enumerate(texts)]
+
+
+def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
+    """Verdicts of the sandbox, which runs in process 0 alone, so that a close time limit cannot divide the processes."""
+    rows = s.ranks.share(lambda: [dataclasses.astuple(v) for v in s.sandbox.run(jobs)]) if jobs else []
+    return [Verdict(end, tuple(outputs), tuple(errors), cpu_s) for end, outputs, errors, cpu_s in rows]
+
+
+def propose(s: Setup, archive: Archive, teachers: list[Member], step: int, desc: str = "") -> tuple[Rollout, list[Proposed]]:
+    """Every teacher writes n_prompts x group proposals, the kinds in turn, with references from the archive."""
+    prompts, slots, out = [], [], []
+    for t in teachers:
+        for i in range(s.cfg.n_prompts):
+            kind = s.kinds[(step * s.cfg.n_prompts + i) % len(s.kinds)]
+            rng = keyed(s.cfg.seed, step, PROPOSE, t.slot, i)
+            refs = archive.references(kind, max(1, s.cfg.n_refs), rng)
+            prompts.append(KINDS[kind].propose(s.base.style, refs, rng, s.limits))
+            slots.append(t.slot)
+            out += [Proposed(t, kind, len(out) + g, len(prompts) - 1, refs) for g in range(s.cfg.group)]
+    rollout, texts = ask(s, prompts, slots, step, PROPOSE, s.cfg.group, desc=desc)
+    for p, text in zip(out, texts):
+        p.text = text
+        parsed = KINDS[p.kind].parse_proposal(text, s.base.style, p.refs, s.limits)
+        if isinstance(parsed, Reject):
+            p.reason = parsed.reason
+        else:
+            p.proposal = parsed
+    return rollout, out
+
+
+def verify(s: Setup, archive: Archive, proposed: list[Proposed], step: int) -> None:
+    """Run what parses; fill in task or reason; add the valid ones to the archive. Duplicates are invalid (cfg.dedupe)."""
+    memory = s.cfg.dedupe != "off"
+    for p in proposed:
+        if p.proposal:
+            kind = KINDS[p.kind]
+            p.key = kind.key(p.proposal, s.cfg.dedupe if memory else "structural")
+            p.reason = kind.check(p.proposal, s.limits) or ("duplicate" if memory and p.key in archive.keys else "")
+    ready = [p for p in proposed if p.proposal and not p.reason]
+    for p, verdict in zip(ready, run_jobs(s, [KINDS[p.kind].job(p.proposal) for p in ready])):
+        result = KINDS[p.kind].accept(p.proposal, verdict, s.limits, p.key)
+        if isinstance(result, Task) and memory and p.key in archive.keys:
+            result = Reject("duplicate")                       # of an earlier one in this very batch
+        if isinstance(result, Reject):
+            p.reason = result.reason
+            continue
+        parents = tuple(ref.id for ref in p.refs) if s.cfg.n_refs or p.kind == "code_f" else ()
+        p.task = dataclasses.replace(result, id=archive.n_added, teacher=p.teacher.name, step=step, parents=parents)
+        archive.add(p.task, structural_hash(p.task.program))
+
+
+def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
+    """Gold outputs for given proposals (seeds, anchors). Raises ValueError naming the first that is not valid."""
+    verdicts = run_jobs(s, [KINDS[p.kind].job(p) for p in proposals])
+    tasks = []
+    for i, (p, verdict) in enumerate(zip(proposals, verdicts)):
+        kind = KINDS[p.kind]
+        problem = kind.check(p, s.limits)
+        result = Reject(problem) if problem and problem != "ignores_input" else kind.accept(p, verdict, s.limits, kind.key(p, "structural"))
+        if isinstance(result, Reject):
+            raise ValueError(f"{what}: task {i + 1} is not valid ({result.reason}): {p.program[:80]!r} on {p.inputs[0][:40]!r}")
+        tasks.append(result)
+    return tasks
+
+
+def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int, n: int, temperature=None, desc: str = "") -> Attempts:
+    """n attempts at each task by the member in its slot, judged. Answers are data to the sandbox, never run here."""
+    style = s.base.style
+    rollout, texts = ask(s, [KINDS[t.kind].solve(style, t, s.limits) for t in tasks], slots, step, phase, n, temperature, desc)
+    answers = [[KINDS[t.kind].parse_answer(text, style, t, s.limits) for text in texts[i * n:(i + 1) * n]] for i, t in enumerate(tasks)]
+    jobs = [KINDS[t.kind].answer_jobs(t, a, s.limits) for t, a in zip(tasks, answers)]
+    verdicts = iter(run_jobs(s, [job for some in jobs for job in some]))
+    judged = [KINDS[t.kind].judge(t, a, [next(verdicts) for _ in some], s.limits) for t, a, some in zip(tasks, answers, jobs)]
+    return Attempts(rollout, texts, judged)
+
+
+def pay_teachers(s: Setup, archive: Archive, proposed: list[Proposed], step: int) -> None:
+    """Set each proposal's reward from its solve rate; invalid ones cost cfg.invalid_penalty (AZR, eq. 4 and 6)."""
+    c = s.cfg
+    guess = {kind: archive.guess_rate(kind) for kind in s.kinds}
+    for i, p in enumerate(proposed):
+        leaked = p.reason and keyed(c.seed, step, LEAK, p.teacher.slot, i).random() < c.gate_leak
+        if p.reason and not leaked:
+            p.reward = c.invalid_penalty
+        else:                                                  # what leaks through the gate is a task that nobody solves
+            p.reward = TEACHER_REWARDS[c.teacher_reward](p.solve_rate or 0.0, guess[p.kind], c.noise_margin)
+
+
+def training_batch(s: Setup, rollout: Rollout, proposed: list[Proposed], solved: list[tuple[Proposed, Member]], attempts: Attempts | None) -> Batch:
+    """Teachers' and students' rows together: rewards, prompt groups, roles and kinds; `solved` names who attempted what."""
+    device, n = rollout.ids.device, s.cfg.attempts
+    rows = [(p.reward, p.group, 0, s.kinds.index(p.kind)) for p in proposed]
+    if attempts:
+        pay, first = STUDENT_REWARDS[s.cfg.student_reward], len(proposed)
+        rows += [(pay[v], first + i, 1, s.kinds.index(p.kind))
+                 for i, ((p, _), verdicts) in enumerate(zip(solved, attempts.verdicts)) for v in verdicts]
+        assert len(rows) == len(proposed) + n * len(solved), (len(rows), n)
+        rollout = Rollout.cat([rollout, attempts.rollout])
+    reward, group, role, kind = zip(*rows)
+    return Batch(rollout, torch.tensor(reward, device=device), torch.tensor(group, device=device), torch.tensor(role, device=device),
+                 torch.tensor(kind, device=device))
+
+
+def task_rows(proposed: list[Proposed], step: int) -> list[dict]:
+    """Lines of tasks.jsonl: every proposal, valid or not, with what became of it."""
+    rows = []
+    for p in proposed:
+        row = dict(step=step, teacher=p.teacher.name, kind=p.kind, reason=p.reason, reward=p.reward)
+        if p.task:
+            t = p.task
+            row |= dict(id=t.id, program=t.program, inputs=t.inputs, outputs=t.outputs, message=t.message, key=t.key, parents=t.parents,
+                        solve_rate=p.solve_rate, attempts=p.attempts, complexity=dataclasses.asdict(measure(t.program)))
+        else:
+            row["text"] = p.text[:1000]
+        rows.append(row)
+    return rows
+
+
+def task_from_row(row: dict) -> Task:
+    """The Task of a line of tasks.jsonl."""
+    return Task(row["kind"], row["program"], tuple(row["inputs"]), tuple(row["outputs"]), row["message"], row["key"], row["id"],
+                row["teacher"], row["step"], tuple(row["parents"]))
+
+
+def mean(values) -> float | None:
+    """Mean, or None of nothing (JSON has no nan)."""
+    values = [v for v in values if v is not None]
+    return sum(values) / len(values) if values else None
+
+
+def describe(proposed: list[Proposed]) -> dict:
+    """What one group of proposals looks like: validity by reason, solve rate, reward, complexity, share of trivial ones."""
+    valid = [p for p in proposed if p.task]
+    rates = [p.solve_rate for p in valid if p.solve_rate is not None]
+    sizes = [dataclasses.asdict(measure(p.task.program)) for p in valid]
+    verdicts = Counter(v for p in valid for attempts in p.attempts.values() for v in attempts)
+    return dict(n=len(proposed), valid=len(valid) / len(proposed) if proposed else None, reasons=dict(Counter(p.reason for p in proposed if p.reason)),
+                reward=mean(p.reward for p in proposed), solve_rate=mean(rates), solve_0=mean(float(r == 0) for r in rates),
+                solve_1=mean(float(r == 1) for r in rates), malformed=verdicts["malformed"] / max(1, verdicts.total()),
+                complexity={k: mean(size[k] for size in sizes) for k in sizes[0]} if sizes else {},
+                distinct=len({p.key for p in valid}) / len(valid) if valid else None)
