@@ -149,10 +149,9 @@ def test_dare_keeps_the_parent_in_expectation():
 
 def test_dare_and_mean_are_at_the_parents_scale():
     a, b = trained(1), trained(2)
-    midpoint = {n: (A[:RANK], B[:, :RANK]) for n, (A, B) in a.items()}
+    midpoint = {}
     for n in a:
-        dense = (dw(a)[n] + dw(b)[n]) / 2
-        u, s, vt = torch.linalg.svd(dense)
+        u, s, vt = torch.linalg.svd((dw(a)[n] + dw(b)[n]) / 2)
         midpoint[n] = ((s[:RANK, None] * vt[:RANK]).float(), u[:, :RANK].float())
     for child in (OPERATORS["mean"].fn([a, b], gen()), OPERATORS["dare"].fn([a, b], gen(), p=0.0)):
         assert distance(child, midpoint) < 1e-5
@@ -161,8 +160,7 @@ def test_dare_and_mean_are_at_the_parents_scale():
 def test_extrapolate_leaves_the_worse_parent_behind():
     a, b = trained(1), trained(2)
     child = OPERATORS["extrapolate"].fn([a, b], gen(), low=1.5, high=1.5)
-    towards = adapter_cosines([child, a, b])[0]
-    assert towards[1] > 0.8 and towards[2] < 0
+    assert adapter_cosines([child, a])[0, 1] > 0.8 and adapter_cosines([child, b])[0, 1] < 0
     assert distance(OPERATORS["extrapolate"].fn([a, b], gen(), low=1.0, high=1.0), a) < 1e-5
 
 
@@ -355,7 +353,7 @@ def test_evolve_modes(mode):
 def test_names_never_repeat_over_a_long_run():
     members, seen, rng = team("T", 4), {f"T{i}" for i in range(4)}, random.Random(0)
     for step in range(10, 2000, 10):
-        for b in plan(members, lambda m: rng.random(), 0.5, 10, step, rng=rng):
+        for b in plan(members, lambda m: rng.random(), 0.5, 0, step, rng=rng):
             assert b.child not in seen
             seen.add(b.child)
             members[members.index(b.victim)] = newborn(b, Rating(), step)
