@@ -173,6 +173,43 @@ def in_range(value, limits: Limits) -> bool:
     return limits.max_items is None or not hasattr(value, "__len__") or len(value) <= limits.max_items
 
 
+def arguments_text(text: str, program: str) -> str:
+    """Argument text from what a model wrote as input: plain, as a call "f(...)", or as "x = ..." lines for all parameters."""
+    text = text.strip()
+    call = re.fullmatch(r"f\((.*)\)", text, re.S)
+    if call:
+        return call[1].strip()
+    if "=" in text:
+        try:
+            lines, names = parse(text).body, parameters(entry(parse(program)))
+        except ValueError:
+            return text
+        simple = all(isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name) for line in lines)
+        values = {line.targets[0].id: ast.get_source_segment(text, line.value) for line in lines} if simple else {}
+        if values and sorted(values) == sorted(names):
+            return ", ".join(values[name] for name in names)
+    return text
+
+
+def split_inputs(body: str, program: str) -> list[str]:
+    """Argument texts in one input block: one per line where each line is a whole argument list, else the block as one."""
+    lines = [arguments_text(line, program) for line in body.strip().split("\n") if line.strip()]
+    try:
+        for line in lines:
+            read_arguments(line)
+    except ValueError:
+        return [arguments_text(body, program)]
+    return lines
+
+
+def canonical_arguments(text: str) -> str:
+    """An argument list as Python would print it, which drops comments; a text that is none as it is (`check` will refuse it)."""
+    try:
+        return ", ".join(map(ast.unparse, read_arguments(text)))
+    except ValueError:
+        return text
+
+
 def value_problem(value, limits: Limits) -> str | None:
     """Reason why a decoded result cannot be a gold answer, or None."""
     stack = [value]

@@ -4,16 +4,15 @@ A kind is one class (`code_o` deduction, `code_i` abduction, `code_f` induction)
 model's text is ever evaluated here: it is parsed under guards (complexity.parse) and otherwise handed to the verifier as a
 Job. Whatever a model writes ends as a value or as a reason named in checks.REASONS; only users' mistakes raise.
 """
-import ast
 import hashlib
 import json
 import random
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from checks import CONTROL, REASONS, Limits, input_problem, normalise, parameters, program_problem, read_arguments, value_problem
-from complexity import entry, parse, structural_hash
+from checks import (CONTROL, REASONS, Limits, arguments_text, canonical_arguments, input_problem, normalise, program_problem,
+                    split_inputs, value_problem)
+from complexity import structural_hash
 from prompts import STYLE, STYLES, TOPICS, Prompt, render, show
 from verifier import Job, Verdict, decode, same
 
@@ -71,8 +70,8 @@ class Kind:
     def parse_proposal(self, text: str, style: str, refs: list[Task], limits: Limits) -> Proposal | Reject:
         """Program and input from a teacher's text, which includes the prefix. Never raises."""
         blocks = STYLE[style].blocks(text)
-        if style == "micro" and [tag for tag, _ in blocks] != ["python", "input"]:
-            return Reject("syntax")     # a program, then the call as the last line, and nothing else
+        if style == "micro" and ([tag for tag, _ in blocks] != ["python", "input"] or "#" in text):
+            return Reject("syntax")     # a program, then the call as the last line, and nothing else, comments included
         programs = [i for i, (tag, body) in enumerate(blocks) if tag == "python" or tag == "" and "def " in body]
         if not programs:
             return Reject("no_program")
@@ -86,7 +85,8 @@ class Kind:
         except ValueError as error:
             reason = str(error).split(":")[0]
             return Reject(reason if reason in REASONS else "syntax")
-        return Proposal(self.name, program, (arguments(inputs[0], program),))
+        given = arguments_text(inputs[0], program)
+        return Proposal(self.name, program, (canonical_arguments(given) if STYLE[style].tidy else given,))
 
     def check(self, proposal: Proposal, limits: Limits) -> str | None:
         """Reason for refusal before anything runs, or None."""
@@ -167,7 +167,7 @@ class ValueKind(Kind):
 
     def parse_answer(self, text, style, task, limits):
         block = self.answer_block(text, style)
-        answer = (arguments(block, task.program) if self.tags[0] == "input" else block.strip()) if block is not None else ""
+        answer = (arguments_text(block, task.program) if self.tags[0] == "input" else block.strip()) if block is not None else ""
         # twice the limit: the gold is measured as displayed, an answer may hold more spaces
         return answer if answer and len(answer) <= 2 * max(limits.input_chars, limits.output_chars) else None
 
@@ -208,7 +208,7 @@ class Induction(Kind):
 
     def parse_proposal(self, text, style, refs, limits):
         blocks = STYLE[style].blocks(text)
-        if style == "micro" and {tag for tag, _ in blocks} != {"input"}:
+        if style == "micro" and ({tag for tag, _ in blocks} != {"input"} or "#" in text):
             return Reject("syntax")
         if not refs:
             return Reject("no_program")
@@ -217,14 +217,12 @@ class Induction(Kind):
         if not texts:
             return Reject("no_input")
         distinct = {}
-        for text in (part for body in texts for part in split_inputs(body, program)):
-            try:
-                distinct.setdefault(", ".join(map(ast.unparse, read_arguments(text))), text)
-            except ValueError:
-                distinct.setdefault(text, text)     # `check` will name the reason
+        for given in (part for body in texts for part in split_inputs(body, program)):
+            distinct.setdefault(canonical_arguments(given), given)
         if len(distinct) < limits.n_inputs:
             return Reject("few_inputs")
-        return Proposal(self.name, program, tuple(distinct.values())[:limits.n_inputs], message[-1] if message else "")
+        inputs = tuple(distinct if STYLE[style].tidy else distinct.values())[:limits.n_inputs]
+        return Proposal(self.name, program, inputs, message[-1] if message else "")
 
     def check(self, proposal, limits):
         return "few_inputs" if len(proposal.inputs) < limits.n_inputs else super().check(proposal, limits)
@@ -259,35 +257,6 @@ class Induction(Kind):
         except ValueError:
             fine = False
         return "correct" if fine and gold else "wrong"
-
-
-def arguments(text: str, program: str) -> str:
-    """Argument text from what a model wrote as input: plain, as a call "f(...)", or as "x = ..." lines for all parameters."""
-    text = text.strip()
-    call = re.fullmatch(r"f\((.*)\)", text, re.S)
-    if call:
-        return call[1].strip()
-    if "=" in text:
-        try:
-            lines, names = parse(text).body, parameters(entry(parse(program)))
-        except ValueError:
-            return text
-        simple = all(isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name) for line in lines)
-        values = {line.targets[0].id: ast.get_source_segment(text, line.value) for line in lines} if simple else {}
-        if values and sorted(values) == sorted(names):
-            return ", ".join(values[name] for name in names)
-    return text
-
-
-def split_inputs(body: str, program: str) -> list[str]:
-    """Argument texts in one input block: one per line where each line is a whole argument list, else the block as one."""
-    lines = [arguments(line, program) for line in body.strip().split("\n") if line.strip()]
-    try:
-        for line in lines:
-            read_arguments(line)
-    except ValueError:
-        return [arguments(body, program)]
-    return lines
 
 
 def _digest(*parts: str) -> str:

@@ -78,7 +78,8 @@ def test_hash_ignores(program, same):
 
 @pytest.mark.parametrize("program, other", [
     (LOOP, LOOP.replace("+=", "-=")), (LOOP, LOOP.replace(">", "<")), (LOOP, LOOP.replace(" and ", " or ")),
-    (LOOP, LOOP.replace("== 0:", "== '':")),                                                                    # type of a constant
+    # type of a constant
+    (LOOP, LOOP.replace("== 0:", "== '':")),
     (LOOP, LOOP.replace("return total", "return item")), (LOOP, LOOP.replace("return total", "return total, 1")),
     ("def f(x):\n return len(x)", "def f(x):\n return max(x)"),
     ("def f(x):\n return x.count(1)", "def f(x):\n return x.index(1)"),
@@ -106,12 +107,13 @@ def test_hash_under_random_renaming():
         assert structural_hash(ast.unparse(tree)) == structural_hash(LOOP)
 
 
-HOSTILE = ["(" * 30 + ")" * 30, "[" * 2000, "{" * 24, "{(" * 12, "(lambda:" * 24, "-" * 3000 + "x", "not " * 1500 + "x", "x" + ".a" * 3500,
-           "x" + "[0]" * 2500, "f" + "()" * 3500, "x" + "+x" * 3900, "a if b else " * 600 + "c", "x=" * 3900 + "1", "lambda:" * 900 + "0",
-           "if x:\n" + "".join(" " * i + "if x:\n" for i in range(1, 120)), "\0", "\ud800", "x = '\ud800'", "\\", "'", "'''", "f'{", "def",
-           "1" * 5000, "9**9**9**9", "#" * 7999, "\n" * 7999, "a" * 7999, "\ufeffx", "x\x0c", "é=1", "match x:\n case " + "[" * 24,
-           "# coding: rot13\nx", "0777", "1_", "f'{" * 20, "f'{f\"{x}\"}'", "@" * 3000, "a:=" * 1000, "await x", "yield", "return", "a" * 10**6,
-           "class A:\n def f(self): pass", "async def f(x):\n async for y in x: pass", "x: int", "global x", "del x", "print 'a'", "(" * 7999]
+HOSTILE = ["(" * 30 + ")" * 30, "[" * 2000, "{" * 24, "{(" * 12, "(lambda:" * 24, "-" * 3000 + "x", "not " * 1500 + "x",
+           "x" + ".a" * 3500, "x" + "[0]" * 2500, "f" + "()" * 3500, "x" + "+x" * 3900, "a if b else " * 600 + "c",
+           "x=" * 3900 + "1", "lambda:" * 900 + "0", "if x:\n" + "".join(" " * i + "if x:\n" for i in range(1, 120)), "\0",
+           "\ud800", "x = '\ud800'", "\\", "'", "'''", "f'{", "def", "1" * 5000, "9**9**9**9", "#" * 7999, "\n" * 7999,
+           "a" * 7999, "\ufeffx", "x\x0c", "é=1", "match x:\n case " + "[" * 24, "# coding: rot13\nx", "0777", "1_", "f'{" * 20,
+           "f'{f\"{x}\"}'", "@" * 3000, "a:=" * 1000, "await x", "yield", "return", "a" * 10**6, "class A:\n def f(self): pass",
+           "async def f(x):\n async for y in x: pass", "x: int", "global x", "del x", "print 'a'", "(" * 7999]
 
 
 @pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
@@ -129,7 +131,8 @@ def test_random_texts_never_raise_anything_else():
     rng = random.Random(1)
     for _ in range(3000):
         i, j = sorted((rng.randrange(len(LOOP)), rng.randrange(len(LOOP))))
-        text = LOOP[:i] + "".join(rng.choice("()[]{}:=+-'\"\\\n \t#@*,.xyz019é\0\ud800") for _ in range(rng.randrange(8))) + LOOP[j:]
+        text = LOOP[:i] + "".join(rng.choice("()[]{}:=+-'\"\\\n \t#@*,.xyz019é\0\ud800")
+                                  for _ in range(rng.randrange(8))) + LOOP[j:]
         try:
             found = measure(text)
             assert isinstance(found, Complexity) and len(structural_hash(text)) == 32
