@@ -74,7 +74,9 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor) -> 
     greedy = temperature == 0
     logp = (logits.float() / temperature.masked_fill(greedy, 1.0)[:, None]).log_softmax(-1)
     cdf = logp.exp().cumsum(-1)
-    drawn = torch.searchsorted(cdf, u.to(cdf.dtype)[:, None] * cdf[:, -1:], right=True).squeeze(1).clamp_max(logits.shape[1] - 1)
+    total = cdf[:, -1:]
+    at = torch.minimum(u.to(cdf.dtype)[:, None] * total, total.nextafter(torch.zeros_like(total)))   # may round up to total
+    drawn = torch.searchsorted(cdf, at, right=True).squeeze(1).clamp_max(logits.shape[1] - 1)        # NaN may pass the end
     ids = torch.where(greedy, logits.argmax(-1), drawn)
     return ids, logp.gather(1, ids[:, None]).squeeze(1)
 

@@ -37,8 +37,9 @@ def tiny(tmp_path_factory):
     from model import load_base
     directory = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(5)
-    made = Qwen2ForCausalLM(Qwen2Config(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                                        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False, eos_token_id=1))
+    made = Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=128, tie_word_embeddings=False, eos_token_id=1))
     with torch.no_grad():
         for name, p in made.named_parameters():
             p.normal_(mean=float("norm" in name), std=0.2)

@@ -88,7 +88,8 @@ def test_init_is_keyed_by_its_generator_alone(tiny):
     adapters.init_member(0, torch.Generator().manual_seed(3))
     torch.rand(7)                                          # the global generator must not matter
     adapters.init_member(1, torch.Generator().manual_seed(3))
-    assert all(torch.equal(a, b) for x, y in zip(adapters.factors(0).values(), adapters.factors(1).values()) for a, b in zip(x, y))
+    first, second = adapters.factors(0), adapters.factors(1)
+    assert all(torch.equal(x, y) for path in first for x, y in zip(first[path], second[path]))
 
 
 def test_factors_are_copies_and_come_back_exactly(tiny, population):
@@ -196,8 +197,8 @@ def test_another_base(tiny, population, saved):
 
 
 @pytest.mark.parametrize("changes, word", [
-    (dict(peft_type="IA3"), "only plain LoRA"), (dict(use_dora=True), "only plain LoRA"), (dict(use_rslora=True), "only plain LoRA"),
-    (dict(drop="r"), "rank None"), (dict(r=2), "pass --rank 2")])
+    (dict(peft_type="IA3"), "only plain LoRA"), (dict(use_dora=True), "only plain LoRA"),
+    (dict(use_rslora=True), "only plain LoRA"), (dict(drop="r"), "rank None"), (dict(r=2), "pass --rank 2")])
 def test_another_kind_of_adapter(tiny, population, saved, changes, word):
     edit(saved, **changes)
     with pytest.raises(ValueError, match=word):
