@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from archive import Archive
-from complexity import measure, structural_hash
+from complexity import measure
 from evolve import Member
 from generate import Rollout
 from lora import Adapters
@@ -114,24 +114,24 @@ def propose(s: Setup, archive: Archive, teachers: list[Member], step: int, desc:
 
 
 def verify(s: Setup, archive: Archive, proposed: list[Proposed], step: int) -> None:
-    """Run what parses; fill in task or reason; add the valid ones to the archive. Duplicates are invalid (cfg.dedupe)."""
-    memory = s.cfg.dedupe != "off"
+    """Run what parses; fill in task or reason. Duplicates of the archive or of this batch are invalid (cfg.dedupe)."""
+    seen = archive.keys if s.cfg.dedupe != "off" else frozenset()
     for p in proposed:
         if p.proposal:
             kind = KINDS[p.kind]
-            p.key = kind.key(p.proposal, s.cfg.dedupe if memory else "structural")
-            p.reason = kind.check(p.proposal, s.limits) or ("duplicate" if memory and p.key in archive.keys else "")
-    ready = [p for p in proposed if p.proposal and not p.reason]
+            p.key = kind.key(p.proposal, "exact" if s.cfg.dedupe == "exact" else "structural")
+            p.reason = kind.check(p.proposal, s.limits) or ("duplicate" if p.key in seen else "")
+    ready, fresh = [p for p in proposed if p.proposal and not p.reason], set()
     for p, verdict in zip(ready, run_jobs(s, [KINDS[p.kind].job(p.proposal) for p in ready])):
         result = KINDS[p.kind].accept(p.proposal, verdict, s.limits, p.key)
-        if isinstance(result, Task) and memory and p.key in archive.keys:
-            result = Reject("duplicate")                       # of an earlier one in this very batch
+        if isinstance(result, Task) and s.cfg.dedupe != "off" and p.key in fresh:
+            result = Reject("duplicate")
         if isinstance(result, Reject):
             p.reason = result.reason
             continue
+        fresh.add(p.key)
         parents = tuple(ref.id for ref in p.refs) if s.cfg.n_refs or p.kind == "code_f" else ()
-        p.task = dataclasses.replace(result, id=archive.n_added, teacher=p.teacher.name, step=step, parents=parents)
-        archive.add(p.task, structural_hash(p.task.program))
+        p.task = dataclasses.replace(result, id=archive.n_added + len(fresh) - 1, teacher=p.teacher.name, step=step, parents=parents)
 
 
 def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
@@ -224,3 +224,22 @@ def describe(proposed: list[Proposed]) -> dict:
                 solve_1=mean(float(r == 1) for r in rates), malformed=verdicts["malformed"] / max(1, verdicts.total()),
                 complexity={k: mean(size[k] for size in sizes) for k in sizes[0]} if sizes else {},
                 distinct=len({p.key for p in valid}) / len(valid) if valid else None)
+
+
+def probe(s: Setup, students: list[Member], anchors: list[Task], proposed: list[Proposed], step: int) -> dict:
+    """Absolute measures: every student on the frozen anchors, sampled and greedy; the frozen base on the current tasks."""
+    out, tokens = {}, 0
+    if anchors:
+        pairs = [(m, t) for m in students for t in anchors] + ([(None, t) for t in anchors] if step == 0 else [])
+        for name, temperature in (("sampled", s.cfg.temperature), ("greedy", 0.0)):
+            done = attempt(s, [t for _, t in pairs], [m.slot if m else -1 for m, _ in pairs], step, PROBE, 1, temperature)
+            right = lambda who: mean(v == ["correct"] for (m, _), v in zip(pairs, done.verdicts) if m is who)
+            out[f"anchors_{name}"] = {m.name: right(m) for m in students}
+            out |= {f"anchors_{name}_base": right(None)} if step == 0 else {}
+            tokens += int(done.rollout.n_tokens.sum())
+    tasks = [p.task for p in proposed if p.task]
+    if tasks:
+        done = attempt(s, tasks, [-1] * len(tasks), step, BASE, s.cfg.attempts)
+        out |= dict(base_solve=mean(v == "correct" for verdicts in done.verdicts for v in verdicts), student_solve=mean(p.solve_rate for p in proposed))
+        tokens += int(done.rollout.n_tokens.sum())
+    return dict(**out, probe_tokens=tokens)

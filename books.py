@@ -1,0 +1,78 @@
+"""What is told of a run: the step's line of metrics.jsonl, its one line on the terminal, and the last words in plain English."""
+import torch
+
+from evolve import adapter_cosines
+from rl import Batch
+from selfplay import Setup, describe, mean
+from state import State
+
+
+def measures(setup: Setup, state: State, proposed: list, update: dict, batch: Batch, adv: torch.Tensor, matches: list[dict]) -> dict:
+    """The step's line of metrics.jsonl, except probes and seconds: overall, per kind and per member."""
+    kinds = {k: describe([p for p in proposed if p.kind == k]) for k in setup.kinds}
+    cosines, members, r = adapter_cosines([setup.adapters.factors(p) for p in range(setup.adapters.n_members)]), {}, batch.rollout
+    for m in state.members:
+        rows = (r.member == m.slot) & (batch.role == (m.role == "student"))
+        tokens = r.n_tokens[rows].sum().item()
+        given = dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma, reward=mean(batch.reward[rows].tolist()), response_tokens=mean(r.n_tokens[rows].tolist()),
+                     entropy=-r.logp[rows].sum().item() / max(1, tokens), adv_abs=mean(adv[rows].abs().tolist()), grad_norm=update["grad_norm"][m.slot])
+        others = [cosines[m.slot, o.slot].item() for o in state.members if o.role == m.role and o is not m]
+        given |= dict(cosine=mean(others))
+        if m.role == "teacher":
+            given |= {k: v for k, v in describe([p for p in proposed if p.teacher is m]).items() if k != "reward"}
+        else:
+            verdicts = [v for p in proposed for v in p.attempts.get(m.name, [])]
+            given |= dict(n=len(verdicts), solve_rate=verdicts.count("correct") / len(verdicts) if verdicts else None)
+        members[m.name] = given
+    return dict(**describe(proposed), kinds=kinds, members=members, coverage=len(state.archive.structures), rarefied=state.archive.rarefied(),
+                guess_rate={k: state.archive.guess_rate(k) for k in setup.kinds}, brier=mean(m["brier"] for m in matches),
+                zero_advantage=(adv == 0).float().mean().item(), kl=update["kl"], entropy=update["entropy"], skipped=update["skipped"],
+                tokens_generated=state.totals["generated"], tokens_trained=state.totals["trained"])
+
+
+COLUMNS = (("step", 5), ("valid", 6), ("stmts", 6), ("solve", 6), ("base", 6), ("anchor", 7), ("greedy", 7), ("T rew", 6), ("seen", 6), ("best T", 12),
+           ("best S", 12), ("sec", 6), ("", 0))
+
+
+def header() -> str:
+    """Names over the columns of `line`."""
+    return " ".join(name.rjust(width) for name, width in COLUMNS).rstrip()
+
+
+def line(row: dict) -> str:
+    """One aligned line from the dict that goes to metrics.jsonl; a dash where nothing was measured this step."""
+    number = lambda x: "-" if x is None else f"{x:.2f}"
+    best = lambda role: max(((m["mu"], name) for name, m in row["members"].items() if m["role"] == role))
+    name = lambda role: "{1} {0:.1f}".format(*best(role))
+    anchors = [mean(row.get(f"anchors_{k}", {}).values()) for k in ("sampled", "greedy")]
+    cells = [str(row["step"]), number(row["valid"]), number(row["complexity"].get("statements")), number(row["solve_rate"]), number(row.get("base_solve")),
+             *map(number, anchors), number(row["reward"]), str(row["coverage"]), name("teacher"), name("student"), f"{sum(row['seconds'].values()):.1f}"]
+    notes = (["born " + " ".join(row["births"])] if row["births"] else []) + ([f"skipped slots {row['skipped']}"] if row["skipped"] else [])
+    return " ".join(cell.rjust(width) for cell, (_, width) in zip(cells, COLUMNS)) + ("  " + ", ".join(notes) if notes else "")
+
+
+def summary(rows: list[dict]) -> str:
+    """What rose and fell between the first and the last fifth of a run, in words, and no more than that."""
+    n = max(1, len(rows) // 5)
+    first, last = rows[:n], rows[-n:]
+    out = []
+
+    def compare(what: str, value) -> None:
+        a, b = mean(map(value, first)), mean(map(value, last))
+        if a is not None and b is not None:
+            verb = "rose" if b > a else "fell" if b < a else "stayed"
+            out.append(f"  {what} {verb} from {a:.2f} to {b:.2f}")
+
+    compare("statements per task", lambda r: r["complexity"].get("statements"))
+    compare("share of proposals that are valid", lambda r: r["valid"])
+    compare("the students' solve rate on the teachers' current tasks", lambda r: r["solve_rate"])
+    compare("  of which at the probes: the frozen base's solve rate on these tasks", lambda r: r.get("base_solve"))
+    compare("  of which at the probes: the students' solve rate on the same tasks", lambda r: r.get("student_solve"))
+    probes = [r for r in rows if r.get("anchors_sampled")]
+    if len(probes) > 1:
+        for kind, words in (("sampled", "at the run's temperature"), ("greedy", "greedily decoded")):
+            a, b = (mean(r[f"anchors_{kind}"].values()) for r in (probes[0], probes[-1]))
+            out.append(f"  the students' accuracy on held-out anchor tasks, {words}: {a:.2f} at step {probes[0]['step']}, {b:.2f} at step {probes[-1]['step']}")
+    out.append(f"  {rows[-1]['coverage']} distinct program structures, {sum(len(r['births']) for r in rows)} members replaced, "
+               f"{rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained")
+    return f"first {n} against last {n} of {len(rows)} steps (ratings are relative and say nothing about progress):\n" + "\n".join(out)

@@ -1,0 +1,82 @@
+"""What a checkpoint holds, where it comes from at step 0, and how it is written and read back."""
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+import selfplay
+from archive import Archive
+from checkpoint import RunDir
+from complexity import structural_hash
+from evolve import Member
+from lora import load_peft, save_peft
+from rl import Adam
+from selfplay import Setup
+from tasks import IDENTITY, Task, read_tasks
+from trueskill_lite import RATINGS
+
+
+@dataclass
+class State:
+    """What a checkpoint holds: `step` is the next to do."""
+    step: int
+    members: list[Member]
+    archive: Archive
+    anchors: list[Task]
+    totals: dict[str, int]              # tokens generated and trained so far
+
+
+def found(cfg, setup: Setup) -> State:
+    """The state before step 0: fresh members (or --init), the archive's seeds, the anchors."""
+    single = cfg.single
+    members = [Member(f"T{i}", "teacher", i, RATINGS[cfg.rating]().new()) for i in range(cfg.teachers)]
+    members += [Member(f"S{i}", "student", 0 if single else cfg.teachers + i, RATINGS[cfg.rating]().new()) for i in range(cfg.students)]
+    given = sorted(p for p in Path(cfg.init).iterdir() if (p / "adapter_config.json").exists()) if cfg.init and Path(cfg.init).is_dir() else []
+    if cfg.init and len(given) != setup.adapters.n_members:
+        raise ValueError(f"--init {cfg.init} holds {len(given)} adapters for {setup.adapters.n_members} members")
+    for slot in range(setup.adapters.n_members):
+        gen = torch.Generator().manual_seed(selfplay.keyed(cfg.seed, 0, selfplay.INIT, slot).getrandbits(60))
+        load_peft(setup.adapters, slot, given[slot]) if given else setup.adapters.init_member(slot, gen)
+    archive = Archive(list(setup.kinds), cfg.archive_cap)
+    proposals = read_tasks(cfg.seed_tasks) if cfg.seed_tasks else [IDENTITY]
+    for task in selfplay.make_tasks(setup, proposals, cfg.seed_tasks or "seed"):
+        archive.add(dataclasses.replace(task, id=archive.n_added), structural_hash(task.program))
+    path = Path(cfg.anchors) if cfg.anchors else setup.base.path / "anchors.jsonl"
+    if cfg.anchors and not path.exists():
+        raise ValueError(f"--anchors {cfg.anchors}: no such file")
+    anchors = selfplay.make_tasks(setup, read_tasks(path)[:cfg.n_anchors], str(path)) if path.exists() else []
+    return State(0, members, archive, anchors, dict(generated=0, trained=0))
+
+
+def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, keep: int) -> None:
+    """Checkpoint of the state before `state.step`: PEFT directories, optimiser and books; the base is never copied."""
+    def fill(directory: Path) -> None:
+        names = {m.slot: m.name for m in reversed(state.members)}
+        for slot, name in names.items():
+            save_peft(setup.adapters, slot, directory / name, setup.cfg.base, base_hash)
+        save_file({k: v.contiguous() for k, v in adam.state_dict().items()}, directory / "optimizer.safetensors")
+    books = dict(members=[m.to_json() for m in state.members], anchors=[dataclasses.asdict(t) for t in state.anchors],
+                 seeds=[dataclasses.asdict(t) for t in state.archive.seeds], totals=state.totals)
+    run.save(state.step, books, fill, keep)
+
+
+def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str) -> State:
+    """The latest checkpoint's state; adapters and optimiser are filled in place, the logs are cut back to it."""
+    directory = run.path / f"step_{run.steps()[-1]}"
+    books = json.loads((directory / "state.json").read_text())
+    tuples = lambda row: Task(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
+    members = [Member.from_json(m) for m in books["members"]]
+    for m in members:
+        load_peft(setup.adapters, m.slot, directory / (members[0].name if cfg.single else m.name), base_hash)
+    adam.load_state_dict(load_file(directory / "optimizer.safetensors"))
+    archive = Archive(list(setup.kinds), cfg.archive_cap)
+    logged = [selfplay.task_from_row(row) for row in run.rows("tasks.jsonl", books["logs"]["tasks.jsonl"]) if not row["reason"]]
+    for task in [*map(tuples, books["seeds"]), *logged]:
+        archive.add(task, structural_hash(task.program))
+    run.cut(books["logs"])
+    return State(books["step"], members, archive, [tuples(t) for t in books["anchors"]], books["totals"])
+
+
