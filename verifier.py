@@ -242,7 +242,7 @@ class Sandbox:
             raise RuntimeError("The sandbox refuses to run model code here, because a program could get past: %s. It needs Linux "
                                "on x86-64 or aarch64 with seccomp. Use such a machine or container, or, for development with "
                                "programs that you trust, weak=True (--weak)." % "; ".join(holes))
-        sys.stderr.write("\nWARNING: WEAK SANDBOX. Run no program that you do not trust: it could get past %s\n\n" % "; ".join(holes))
+        print("\nWARNING: WEAK SANDBOX, only for programs that you trust: one could get past %s\n" % "; ".join(holes), file=sys.stderr)
         return "weak"
 
     def admit(self, zygote):

@@ -65,7 +65,10 @@ COLUMN, AUDIT = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}.get(os.u
 ALLOW = dict(brk=(12, 214), munmap=(11, 215), mremap=(25, 216), madvise=(28, 233), write=(1, 64), read=(0, 63),
              pwrite64=(18, 68), lseek=(8, 62), fstat=(5, 80), exit_group=(231, 94), exit=(60, 93), close=(3, 57),
              clock_gettime=(228, 113), gettimeofday=(96, 169), getpid=(39, 172))
-NOT_EXECUTABLE = dict(mmap=(9, 222), mprotect=(10, 226))     # allowed unless they ask for PROT_EXEC
+KILL, YES, EPERM, PROT_EXEC, CLONE_THREAD = 0x80000000, 0x7FFF0000, 0x00050001, 4, 0x10000
+# ((x86-64, aarch64), offset of an argument, bits, answer if one of them is set, answer if not)
+BY_ARGUMENT = [((9, 222), 32, PROT_EXEC, EPERM, YES), ((10, 226), 32, PROT_EXEC, EPERM, YES),       # mmap, mprotect
+               ((56, 220), 16, CLONE_THREAD, EPERM, KILL)]                                          # clone: thread or fork
 # Who tries one of these is hostile, not clumsy: it dies with SIGSYS. All that is in no table fails with EPERM.
 FATAL = dict(ptrace=(101, 117), process_vm_readv=(310, 270), process_vm_writev=(311, 271), kill=(62, 129),
              pidfd_open=(434, 434), execve=(59, 221), execveat=(322, 281), bpf=(321, 280), io_uring_setup=(425, 425),
@@ -86,11 +89,10 @@ def seccomp_filter():
     """The BPF program as the struct that prctl wants, or None where this processor has no table."""
     if COLUMN is None: return None
     LOAD, EQ, GE, BITS, JUMP, RET = 0x20, 0x15, 0x35, 0x45, 0x05, 0x06
-    KILL, YES, EPERM = 0x80000000, 0x7FFF0000, 0x00050001
     code = [(LOAD, 0, 0, 4), (EQ, 1, 0, AUDIT), (RET, 0, 0, KILL), (LOAD, 0, 0, 0)]         # 32-bit entry points die
     if COLUMN == 0: code += [(GE, 0, 1, 0x40000000), (RET, 0, 0, KILL)]                     # and so do the x32 ones
-    for numbers in NOT_EXECUTABLE.values():                                                 # third argument & PROT_EXEC
-        code += [(EQ, 0, 4, numbers[COLUMN]), (LOAD, 0, 0, 32), (BITS, 0, 1, 4), (RET, 0, 0, EPERM), (RET, 0, 0, YES)]
+    for numbers, offset, bits, if_set, if_not in BY_ARGUMENT:
+        code += [(EQ, 0, 4, numbers[COLUMN]), (LOAD, 0, 0, offset), (BITS, 0, 1, bits), (RET, 0, 0, if_set), (RET, 0, 0, if_not)]
     for table, answer in (ALLOW, YES), (FATAL, KILL):
         code += [(EQ, len(table) - i, 0, numbers[COLUMN]) for i, numbers in enumerate(table.values())]
         code += [(JUMP, 0, 0, 1), (RET, 0, 0, answer)]

@@ -1,0 +1,96 @@
+"""
+siege.py -- runs a folder of hostile programs against the verifier:  python verifier.py --siege DIR
+
+One program a file. Header lines: `# kind:`, `# want:` the verdicts of an honest judge, alternatives separated by "|" (fail,
+error, malformed, timeout, crash, violation, exit, pass, det, nondet), `# answer:` the value that would pass (default 731,
+a number that the judge knows and no program may find out). Each is called as f(3), or with as many threes as it wants.
+
+Survived: the verdict is wanted, nothing happened outside (a file under /tmp/attack_mark, a connection, a process left
+over), nothing was read that must not be (a string that begins with LEAK), the next honest program is judged rightly, and
+the verdict came within the CPU limit plus half a second.
+"""
+import glob, json, os, re, socket, time
+
+from verifier import Job, decode, same
+from zygote import NOBODY
+
+MARKS = "/tmp/attack_mark"
+# What an end or an error counts as, beside its own name. A value that cannot cross is an error and earns nothing.
+COUNTS_AS = {"unsupported": ("error", "fail"), "too big": ("error", "fail", "malformed"), "killed": ("crash", "error"),
+             "nondeterministic": ("nondet",), "not a literal": ("error",)}
+
+
+def processes():
+    "ids of the processes that a program could have left behind: of the sandbox's user, or of ours if we are not root"
+    users = {NOBODY, os.getuid() or NOBODY}
+    found = set()
+    for path in glob.glob("/proc/[0-9]*"):
+        try:
+            if os.stat(path).st_uid in users: found.add(int(path[6:]))
+        except OSError: pass                                          # it ended meanwhile
+    return found
+
+
+def marks():
+    "what programs changed in the folder that they were told to change"
+    return sorted({"keep"} ^ set(os.listdir(MARKS)))
+
+
+def labels(verdict, answer, want):
+    "the set of names under which this verdict may be wanted"
+    if verdict.errors[0] is None:
+        if want & {"det", "nondet"}: return {"det"}
+        return {"pass" if same(decode(verdict.outputs[0]), answer) else "fail"}
+    error = verdict.errors[0].split(":")[0]
+    return {error, *COUNTS_AS.get(error, ())}
+
+
+def assault(sandbox, path, listener):
+    "-> (class, what happened) of one program"
+    with open(path, encoding="utf-8", errors="surrogateescape") as file: code = file.read()
+    header = dict(re.findall(r"^# (kind|want|answer): *(.*)", code, re.M))
+    want, program = set(header["want"].split("|")), "NAN = [float('nan')]\ndef f(): return " + header.get("answer", "731")
+    answer = decode(sandbox.run([Job(program, ("",))])[0].outputs[0])
+    signature = re.search(r"^ *def f\((.*?)\)", code, re.M)
+    names = signature[1].split(",") if signature else ["x"]
+    names = [name for name in names if name.strip() and "=" not in name and "*" not in name]
+    sandbox.run([Job("def f(x): return x + ' SECRET_ANSWER=731'", ("'gold = [731]'",))])       # what a thief may look for
+    before, start = processes(), time.monotonic()
+    verdict, = sandbox.run([Job(code, (", ".join("3" for _ in names),), deterministic=bool(want & {"det", "nondet"}))])
+    took = time.monotonic() - start
+    honest, = sandbox.run([Job("import math\ndef f(x): return [len(x), sorted(x), math.sqrt(4), repr(1)]", ("[2, 1]",))])
+    got, value = labels(verdict, answer, want), verdict.outputs[0] or ""
+    outside = marks() + ["process %d" % pid for pid in processes() - before if pid in processes()]
+    try: outside.append("connection %s" % (listener.accept(),))
+    except OSError: pass
+    text = "%-13s %.2f s  %s" % ("/".join(sorted(got)), took, (verdict.errors[0] or value)[:60])
+    if outside or value.startswith('"LEAK'): return "escaped", "%s %s" % (text, outside)
+    if got & want == set() and "pass" in got: return "forged", text
+    if took > sandbox.cpu_s + 0.5: return "hung", text
+    if honest.outputs[0] != '[2,[1,2],2.0,"1"]': return "poisoned", "%s then %s" % (text, honest)
+    return ("survived" if got & want else "wrong"), text + ("" if got & want else "  wanted " + header["want"])
+
+
+def siege(sandbox, folder):
+    """Runs every *.py of the folder, prints a line each and counts as JSON last -> True if all were survived."""
+    paths = sorted(glob.glob(os.path.join(folder, "*.py")))
+    if not paths: raise ValueError("no programs in %s: --siege wants a folder of *.py files" % folder)
+    os.makedirs(MARKS, exist_ok=True)
+    for name in os.listdir(MARKS): os.unlink(os.path.join(MARKS, name))
+    open(os.path.join(MARKS, "keep"), "w").close()
+    counts = dict.fromkeys(("survived", "escaped", "forged", "hung", "poisoned", "wrong"), 0)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try: listener.bind(("127.0.0.1", 45454))
+        except OSError: pass                                          # somebody else listens there: a try is as visible
+        listener.listen()
+        listener.setblocking(False)
+        for path in paths:
+            name, (outcome, text) = os.path.basename(path), assault(sandbox, path, listener)
+            counts[outcome] += 1
+            print("%-9s %-26s %s" % (outcome, name, text), flush=True)
+        time.sleep(1)
+        late = marks()
+    if late: print("escaped   afterwards                 %s" % late)
+    print(json.dumps(dict(counts, tier=sandbox.tier, programs=len(paths))))
+    return counts["survived"] == len(paths) and not late
