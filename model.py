@@ -11,7 +11,7 @@ import argparse
 import hashlib
 import json
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -60,7 +60,7 @@ class Config:
             raise ValueError(f"{path}: unsupported architecture ({', '.join(odd)}); supported: {', '.join(ARCHITECTURES)}")
         raw = {"rope_theta": rope.get("rope_theta", 10000.0), **raw, **ARCHITECTURES[kind]}
         raw.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
-        missing = [f.name for f in fields(cls) if f.default is f.default_factory and f.name not in raw]
+        missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in raw]
         if missing:
             raise ValueError(f"{path / 'config.json'} lacks {', '.join(missing)}: is it a complete model directory?")
         return cls(**{f.name: raw[f.name] for f in fields(cls) if f.name in raw})
@@ -299,11 +299,8 @@ def end_tokens(path: Path, tokenizer) -> tuple[int, ...]:
     return tuple(sorted(ids - {None}))
 
 
-def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu") -> Base:
-    """Model, tokenizer, end tokens and prompt style of a directory or hub id. Raises ValueError with the fix."""
-    path = resolve(name)
-    Config.from_pretrained(path)                  # complain about the architecture before anything slow
-    cfg = json.loads((path / "config.json").read_text())
+def load_tokenizer(path: Path):
+    """The directory's tokenizer through transformers, and the prompt style that model and tokenizer call for."""
     if not any((path / name).exists() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
         raise ValueError(f"{path} has no tokenizer: tokenizer.json is needed")     # transformers would make up an empty one
     from transformers import AutoTokenizer
@@ -311,12 +308,19 @@ def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu") -> Ba
         tokenizer = AutoTokenizer.from_pretrained(path)
     except Exception as e:                        # transformers raises many types here; all mean the same to the user
         raise ValueError(f"{path} has no usable tokenizer ({type(e).__name__}): tokenizer.json and tokenizer_config.json are needed") from None
-    model = load_model(path, dtype, device)
+    style = json.loads((path / "config.json").read_text()).get("task_style")
+    return tokenizer, style or ("chat" if tokenizer.chat_template else "base")
+
+
+def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu") -> Base:
+    """Model, tokenizer, end tokens and prompt style of a directory or hub id. Raises ValueError with the fix."""
+    path = resolve(name)
+    Config.from_pretrained(path)                  # complain about the architecture before anything slow
+    tokenizer, style = load_tokenizer(path)
     eos_ids = end_tokens(path, tokenizer)
     if not eos_ids:
         raise ValueError(f"{path}: no end token in config.json, generation_config.json or the tokenizer; add eos_token_id")
-    style = cfg.get("task_style") or ("chat" if tokenizer.chat_template else "base")
-    return Base(model, tokenizer, eos_ids, style, path)
+    return Base(load_model(path, dtype, device), tokenizer, eos_ids, style, path)
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -34,7 +34,7 @@ from books import header, line, measures, summary
 from checkpoint import Interrupted, RunDir, Signals, differing
 from complexity import structural_hash
 from lora import TARGETS, Adapters
-from model import Base, Config as ModelConfig, load_base, resolve, weights_hash
+from model import Base, Config as ModelConfig, load_base, load_tokenizer, resolve, weights_hash
 from parallel import Ranks
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from selfplay import Setup, mean
@@ -287,7 +287,7 @@ class Stopwatch:
 def memory_plan(cfg: Config, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict[str, float]:
     """Gigabytes that a run will need at its peak, by use; activations are an estimate (17 hidden-sized tensors a layer)."""
     size, V = dtype.itemsize, m.vocab_size
-    kv, layer = m.num_key_value_heads * m.head_dim, {}
+    kv = m.num_key_value_heads * m.head_dim
     C, I, L = m.hidden_size, m.intermediate_size, m.num_hidden_layers
     layer = dict(q_proj=(C, C), k_proj=(C, kv), v_proj=(C, kv), o_proj=(C, C), gate_proj=(C, I), up_proj=(C, I), down_proj=(I, C))
     adapter = L * cfg.rank * sum(sum(layer[t]) for t in cfg.lora_targets.split(",") if t in layer)
@@ -341,17 +341,16 @@ def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
 
 def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     """Settled configuration and loaded base, after checking that the plan fits into memory. Raises ValueError."""
-    name = str(HERE / cfg.base) if cfg.base == Config.base and not Path(cfg.base).is_dir() else cfg.base
-    path = resolve(name)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(cfg.dtype, torch.bfloat16 if ranks.device.type == "cuda" else torch.float32)
+    path = resolve(str(HERE / cfg.base) if cfg.base == Config.base and not Path(cfg.base).is_dir() else cfg.base)
+    auto = torch.bfloat16 if ranks.device.type == "cuda" else torch.float32
+    dtype = {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[cfg.dtype]
     shape = ModelConfig.from_pretrained(path)
-    guess = settle(cfg, "micro" if shape.hidden_size < 512 else "chat")
-    plan, free = memory_plan(guess, shape, dtype, max(1, 1 if cfg.single else guess.teachers + guess.students)), free_memory(ranks.device)
+    cfg = settle(cfg, load_tokenizer(path)[1])
+    plan, free = memory_plan(cfg, shape, dtype, 1 if cfg.single else cfg.teachers + cfg.students), free_memory(ranks.device)
     if sum(plan.values()) > free:
         raise ValueError(f"not enough memory: the plan needs {sum(plan.values()):.1f} GB ({', '.join(f'{k} {v}' for k, v in plan.items())}), "
                          f"{free:.1f} GB are free; lower --max-rows, --token-budget, --max-new, --rank or --pop, or pass --dtype bfloat16")
-    base = load_base(str(path), dtype, ranks.device)
-    return settle(cfg, base.style), base
+    return cfg, load_base(str(path), dtype, ranks.device)
 
 
 def main(cfg: Config) -> RunDir:
