@@ -60,8 +60,7 @@ def summary(rows: list[dict]) -> str:
     def compare(what: str, value) -> None:
         a, b = mean(map(value, first)), mean(map(value, last))
         if a is not None and b is not None:
-            verb = "rose" if b > a else "fell" if b < a else "stayed"
-            out.append(f"  {what} {verb} from {a:.2f} to {b:.2f}")
+            out.append(f"  {what} " + (f"{'rose' if b > a else 'fell'} from {a:.2f} to {b:.2f}" if round(a, 2) != round(b, 2) else f"stayed at {b:.2f}"))
 
     compare("statements per task", lambda r: r["complexity"].get("statements"))
     compare("share of proposals that are valid", lambda r: r["valid"])

@@ -115,28 +115,27 @@ class Config:
     n_anchors: int = flag(96, "anchor tasks, at most")
     save_every: int = flag(10, "steps between checkpoints")
     keep: int = flag(2, "checkpoints kept")
-    max_rows: int = flag(512, "rows that decode together")
+    max_rows: int = flag(None, "rows that decode together", kind=int)
     token_budget: int = flag(None, "padded tokens of a micro-batch of the update", kind=int)
     workers: int = flag(2, "sandbox processes")
     cpu_s: float = flag(0.5, "CPU seconds a program may use")
     weak_sandbox: bool = flag(False, "run model code with weaker walls where the system has no seccomp (dangerous)")
-    wandb: bool = flag(False, "also log to Weights & Biases, if it is installed")
 
 
 # What a style of base wants where the command line says nothing. The micro values are measured in LOG.md.
 PRESETS = {
     "micro": dict(steps=100, rank=8, alpha=32.0, kinds="code_o", n_prompts=3, n_refs=0, attempts=4, max_new=80, lr=1e-3, lr_teacher=3e-3,
-                  evolve_every=15, probe_every=10, token_budget=8192, threads=1),
+                  evolve_every=15, probe_every=10, max_rows=512, token_budget=8192, threads=1),
     "chat": dict(steps=200, rank=32, alpha=64.0, kinds="code_o,code_i,code_f", n_prompts=3, n_refs=6, attempts=8, max_new=512, lr=1e-5,
-                 lr_teacher=1e-5, evolve_every=10, probe_every=20, token_budget=16384, threads=0)}
+                 lr_teacher=1e-5, evolve_every=10, probe_every=20, max_rows=128, token_budget=2048, threads=0)}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new=1024)
 # Fields that may change between a run and its resumption without changing what it computes.
-FREE = ("base", "name", "out", "resume", "init", "steps", "device", "threads", "save_every", "keep", "workers", "wandb")
+FREE = ("base", "name", "out", "resume", "init", "steps", "device", "threads", "save_every", "keep", "workers")
 
 
 def parse_args(argv: list[str] | None = None) -> Config:
     """Command line to Config. Exits with code 2 and a suggestion for an unknown flag or value."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=__doc__, usage="train.py [--flag value ...]   (--help lists every switch)", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for f in dataclasses.fields(Config):
         preset = {style: values.get(f.name) for style, values in PRESETS.items()} if f.default is None else None
         text = f"{f.metadata['help']} ({preset or f.default})".replace("%", "%%")
@@ -162,8 +161,8 @@ def settle(cfg: Config, style: str) -> Config:
         (bool(unknown), f"--kinds: {', '.join(sorted(unknown))} unknown; valid: {', '.join(KINDS)}"),
         (cfg.steps < 1, f"--steps {cfg.steps}: at least 1"),
         (cfg.rank < 1, f"--rank {cfg.rank}: at least 1"),
-        (min(cfg.n_prompts, cfg.group, cfg.attempts, cfg.evolve_every, cfg.save_every, cfg.keep, cfg.workers, cfg.max_new) < 1,
-         "--n-prompts, --group, --attempts, --evolve-every, --save-every, --keep, --workers and --max-new must be at least 1"),
+        (min(cfg.n_prompts, cfg.group, cfg.attempts, cfg.evolve_every, cfg.save_every, cfg.keep, cfg.workers, cfg.max_new, cfg.max_rows) < 1,
+         "--n-prompts, --group, --attempts, --evolve-every, --save-every, --keep, --workers, --max-new and --max-rows must be at least 1"),
         (not 0 <= cfg.cull < 1, f"--cull {cfg.cull}: a share in [0, 1)"),
         (not 0 <= cfg.gate_leak <= 1 or not 0 <= cfg.matching_floor <= 1, "--gate-leak and --matching-floor are probabilities"),
         (cfg.temperature <= 0, f"--temperature {cfg.temperature}: greedy attempts give solve rates of 0 or 1 only; give a positive number"),
