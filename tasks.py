@@ -53,7 +53,6 @@ class Task:
     parents: tuple[int, ...] = ()
 
 
-
 class Kind:
     """What the kinds share: prompts from the style's table, static checks, execution of a proposal, acceptance."""
     name = ""
@@ -90,6 +89,8 @@ class Kind:
 
     def check(self, proposal: Proposal, limits: Limits) -> str | None:
         """Reason for refusal before anything runs, or None."""
+        if not proposal.inputs:
+            return "no_input"
         if len(proposal.message) > limits.message_chars:
             return "message_too_long"
         problems = [program_problem(proposal.program, limits), "control_text" if CONTROL.search(proposal.message) else None]
@@ -207,6 +208,7 @@ class Induction(Kind):
     name, tags = "code_f", ("python", "answer")
 
     def parse_proposal(self, text, style, refs, limits):
+        """The first n_inputs distinct inputs and the hint (may be missing) for the program of refs[0]. Never raises."""
         blocks = STYLE[style].blocks(text)
         if style == "micro" and ({tag for tag, _ in blocks} != {"input"} or "#" in text):
             return Reject("syntax")
@@ -231,6 +233,7 @@ class Induction(Kind):
         return _digest(super().key(proposal, dedupe), *proposal.inputs)
 
     def parse_answer(self, text, style, task, limits):
+        """The program, called f, if it passes the static checks of a proposal; None = malformed. Never raises."""
         if style == "micro" and len(STYLE[style].blocks(text)) != 1:
             return None
         block = self.answer_block(text, style)
@@ -270,10 +273,14 @@ IDENTITY = Proposal("code_o", "def f(x):\n return x", ("[1,2,3]",))
 def read_tasks(path: str | Path) -> list[Proposal]:
     """Proposals from JSON lines {"kind", "program", "input" or "inputs", "message"}. They are run like any teacher's.
 
-    Raises ValueError naming the line and what is wrong with it.
+    Raises ValueError naming the file or line and what is wrong with it.
     """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from None
     proposals = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
@@ -282,7 +289,8 @@ def read_tasks(path: str | Path) -> list[Proposal]:
             inputs = row["inputs"] if "inputs" in row else [row["input"]]
             if kind not in KINDS:
                 raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
-            if not all(isinstance(text, str) for text in [program, row.get("message", ""), *inputs]):
+            texts = [program, row.get("message", ""), *inputs]
+            if not isinstance(inputs, list) or not inputs or not all(isinstance(text, str) for text in texts):
                 raise ValueError("program, message and inputs must be strings, an input as between the brackets of a call")
             program = normalise(program, Limits(source_chars=8000), tidy=False)
         except (ValueError, KeyError, AttributeError, TypeError) as error:

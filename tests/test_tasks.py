@@ -444,11 +444,13 @@ def test_seed_tasks(tmp_path, sandbox):
     assert one == Proposal("code_o", "def f(x):\n    return x + 1", ("5",)) and two.message == "turns" and len(two.inputs) == 10
     assert isinstance(outcome(sandbox, one), Task) and isinstance(outcome(sandbox, two), Task)
     for bad in ('{"program": "def f(x): return x"}', "[1]", "{", '{"program": "def f(", "input": "1"}',
-                '{"program": 5, "input": "1"}',
+                '{"program": 5, "input": "1"}', '{"program": "def f(x): return x", "inputs": []}',
                 '{"kind": "code_x", "program": "def f(x): return x", "input": "1"}'):
         path.write_text(json.dumps(rows[0]) + "\n" + bad)
         with pytest.raises(ValueError, match="line 2"):
             read_tasks(path)
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_tasks(tmp_path / "absent.jsonl")
     assert outcome(sandbox, IDENTITY, MICRO).outputs == ("[1,2,3]",) and outcome(sandbox, IDENTITY).outputs == ("[1,2,3]",)
 
 
