@@ -15,8 +15,8 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def micro_base() -> Path:
-    """Directory of the bundled micro base model; the tests that need it are skipped while it is not made."""
-    path = ROOT / "micro" / "base"
+    """Directory of the micro base model, the bundled one or NANO_TEST_BASE; tests that need it are skipped without it."""
+    path = Path(os.environ.get("NANO_TEST_BASE", ROOT / "micro" / "base"))
     if not (path / "model.safetensors").exists():
         pytest.skip("micro/base is not there: `make micro` makes it")
     return path
