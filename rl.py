@@ -48,12 +48,13 @@ def advantages(batch: Batch, method: str = "reinforce++", whiten: str = "auto") 
     method: reinforce++ and dr_grpo subtract the group's mean; grpo also divides by its standard deviation; rloo subtracts
     the mean of the others (2402.14740). whiten: over the answer tokens of one member in one role (member; auto for
     reinforce++), per member, role and kind (kind: AZR's TRR++), or not at all (off; auto for the others).
-    Rows of groups without variance get exactly 0 and take no part in the whitening.
+    Rows of groups without variance get exactly 0 and take no part in the whitening. A reward that is not finite makes its
+    member's advantages NaN, which `accumulate` reports.
     """
     assert method in ADVANTAGES and whiten in WHITEN, (method, whiten)
     r = batch.reward
     mean, std = group_mean(r, batch.group)
-    live = std > 1e-6
+    live = ~(std <= 1e-6)                                            # NaN counts as live: it must be seen, not silenced
     d = (r.double() - mean).masked_fill(~live, 0.0)
     if method == "grpo":
         d = d / (std + 1e-6)
@@ -158,7 +159,8 @@ def micro_batches(rollout: Rollout, rows: list[int], budget: int) -> list[torch.
     return out
 
 
-def token_losses(base: Base, adapters: Adapters, r: Rollout, adv: torch.Tensor, temperature: float, kl: float, entropy: float, clip: float):
+def token_losses(base: Base, adapters: Adapters, r: Rollout, adv: torch.Tensor, temperature: float, kl: float, entropy: float,
+                 clip: float):
     """Loss of each answer token (M,) of rows r with advantages (N,), the row of each token (M,), and sums for the log.
 
     -min(ratio adv, clip(ratio) adv) + kl k3 - entropy H; on policy the ratio is 1 in value, so that the gradient is the
@@ -169,7 +171,8 @@ def token_losses(base: Base, adapters: Adapters, r: Rollout, adv: torch.Tensor, 
     hidden = base.model(r.ids[:, :-1], lora=adapters.route(r.member, base.model.embedding.dtype))[mask]
     logp, H = token_logp(base, hidden, target, temperature, bool(entropy))
     ratio, a = (logp - logp.detach()).exp(), adv[row]
-    loss, sums = -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a), dict(kl=0.0, entropy=0.0, trained_tokens=len(target))
+    loss = -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
+    sums = dict(kl=0.0, entropy=0.0, trained_tokens=len(target))
     if kl:
         with torch.no_grad():
             plain = token_logp(base, base.model(r.ids[:, :-1])[mask], target, temperature, False)[0]
@@ -180,35 +183,46 @@ def token_losses(base: Base, adapters: Adapters, r: Rollout, adv: torch.Tensor, 
     return loss, row, sums
 
 
-def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, weight: torch.Tensor, *, temperature: float = 1.0, kl: float = 0.0,
-               entropy: float = 0.0, clip: float = 0.2, token_budget: int = 8192, rank: int = 0, world: int = 1, desc: str = ""):
+def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, weight: torch.Tensor, *, temperature: float = 1.0,
+               kl: float = 0.0, entropy: float = 0.0, clip: float = 0.2, token_budget: int = 8192, rank: int = 0, world: int = 1,
+               desc: str = ""):
     """Put the gradient of every member's loss into the stacked factors' .grad, summed over all processes.
 
     A member's loss is the sum over its tokens of weight (N,) times the token's loss. Rows that cannot contribute are left
     out. Rows of a member with a non-finite loss leave the batch, so that they cannot spoil their neighbours' gradients.
     Returns sums over the trained tokens (kl, entropy, trained_tokens) and the members (P,) bool with a non-finite loss.
     """
-    params, device = adapters.parameters(), adv.device
-    for p in params:
-        p.grad = torch.zeros_like(p)
-    rows = [i for i in range(len(adv)) if kl or entropy or adv[i] != 0]
-    stats, bad = dict(kl=0.0, entropy=0.0, trained_tokens=0), torch.zeros(adapters.n_members + 1, dtype=torch.bool, device=device)
-    for part in tqdm(micro_batches(batch.rollout, rows, token_budget)[rank::world], desc=desc, leave=False, disable=not desc):
-        while len(part):
-            loss, row, sums = token_losses(base, adapters, batch.rollout.select(part), adv[part], temperature, kl, entropy, clip)
-            if loss.isfinite().all():
-                (loss * weight[part][row]).sum().backward()
-                stats = {k: stats[k] + v for k, v in sums.items()}
-                break
-            bad[batch.rollout.member[part][row[~loss.isfinite()]]] = True
-            part = part[~bad[batch.rollout.member[part]]]
+    params, member, device = adapters.parameters(), batch.rollout.member, adv.device
+
+    def sweep(parts):
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        stats, bad = dict(kl=0.0, entropy=0.0, trained_tokens=0), torch.zeros(adapters.n_members, dtype=torch.bool, device=device)
+        for part in tqdm(parts, desc=desc, leave=False, disable=not desc):
+            while len(part):
+                shard = batch.rollout.select(part)
+                loss, row, sums = token_losses(base, adapters, shard, adv[part], temperature, kl, entropy, clip)
+                if loss.isfinite().all():
+                    (loss * weight[part][row]).sum().backward()
+                    stats = {k: stats[k] + v for k, v in sums.items()}
+                    break
+                bad[member[part][row[~loss.isfinite()]]] = True
+                part = part[~bad[member[part]]]
+        return stats, bad
+
+    rows = [i for i in range(len(adv)) if member[i] >= 0 and (kl or entropy or adv[i] != 0)]
+    parts = micro_batches(batch.rollout, rows, token_budget)[rank::world]
+    stats, bad = sweep(parts)
+    if not torch.stack([p.grad.isfinite().all() for p in params]).all():
+        # a broken gradient behind a finite loss reaches the neighbours as 0 * inf in the shared products: each member alone
+        stats, bad = sweep([part[member[part] == p] for part in parts for p in member[part].unique()])
     if world > 1:
         for p in params:
             dist.all_reduce(p.grad)
         sums = torch.tensor([*stats.values(), *bad.tolist()], dtype=torch.float64, device=device)
         dist.all_reduce(sums)
         stats, bad = dict(zip(stats, sums[:3].tolist())), sums[3:] > 0
-    return stats, bad[:-1]
+    return stats, bad
 
 
 def finish(adam: Adam, batch: Batch, stats: dict, bad: torch.Tensor) -> dict:
@@ -224,8 +238,8 @@ def finish(adam: Adam, batch: Batch, stats: dict, bad: torch.Tensor) -> dict:
                 grad_norm=[round(x, 6) for x in norm.tolist()], skipped=(skipped | bad).nonzero().squeeze(1).tolist())
 
 
-def update(base: Base, adapters: Adapters, adam: Adam, batch: Batch, adv: torch.Tensor, *, method: str = "reinforce++", max_new: int = 128,
-           **loss) -> dict:
+def update(base: Base, adapters: Adapters, adam: Adam, batch: Batch, adv: torch.Tensor, *, method: str = "reinforce++",
+           max_new: int = 128, **loss) -> dict:
     """One optimiser step for all members from one batch; `loss` holds the keyword arguments of `accumulate`. See `finish`."""
     weight = token_weight(batch.rollout, method, max_new).float()
     return finish(adam, batch, *accumulate(base, adapters, batch, adv, weight, **loss))
