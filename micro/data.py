@@ -29,7 +29,8 @@ EASY = {
     "list": [("x=x[::-1]",), ("x=sorted(x)",), ("x=x[{}:]", (1, 2)), ("x=x[:{}]", (2, 4)), ("x=x[::2]",), ("x=x+[{}]", (0, 9)),
              ("x=[{}]+x", (0, 9)), ("x=len(x)",), ("x=max(x)",), ("x=min(x)",), ("x=x[{}]", (0, 2)), ("x=x[1:]+x[:1]",),
              ("x=x[:-1]",)],
-    "int": [("x=x+{}", D), ("x=x%{}", (2, 9)), ("x=x//{}", (2, 4)), ("x=[x,{}]", (0, 9)), ("x=abs({}-x)", D), ("x=[x]*{}", (2, 4)),
+    "int": [("x=x+{}", D), ("x=x%{}", (2, 9)), ("x=x//{}", (2, 4)), ("x=[x,{}]", (0, 9)), ("x=abs({}-x)", D),
+            ("x=[x]*{}", (2, 4)),
             ("x=x%10",)],
     "str": [("x=x[::-1]",), ("x=x[{}:]", (1, 2)), ("x=x[:{}]", (2, 4)), ("x=x+'{}'", Q), ("x='{}'+x", Q), ("x=len(x)",),
             ("x=x[1:]+x[:1]",), ("x=x[::2]",)],
@@ -162,6 +163,14 @@ def fits(value, length: int, bound: int) -> bool:
     return len(value) <= length if isinstance(value, str) else type(value) is int and -bound <= value <= bound
 
 
+def presentable(value) -> bool:
+    """May x have this value after a statement? At most 8 items and not none of them, numbers from 0 to 99."""
+    if isinstance(value, str):
+        return 0 < len(value) <= 8
+    items = value if isinstance(value, list) else [value]
+    return 0 < len(items) <= 8 and all(type(v) is int and 0 <= v <= 99 for v in items)
+
+
 def step(statement: str, env: dict):
     """Run one statement in env; the assigned value (a copy), or None when it fails or the value is too big to write."""
     try:
@@ -221,12 +230,12 @@ def grow(rng: random.Random, n: int, x, p_hard: float) -> Program | None:
             continue
         trial = dict(env, x=env["x"][:]) if type(env["x"]) is list else dict(env)      # a loop may assign to x's items
         value, now = step(statement, trial), trial["x"]
-        if value is None or not fits(now, 8, 99) or now in ([], "") or min(now if type(now) is list else [now], default=0) < (
-                0 if type(now) is not str else ""):
+        if value is None or not presentable(now):
             continue
         if not assigns_y and now == env["x"] and rng.random() < .7:                    # mostly no statements without effect
             continue
-        body.append(statement), trace.append(value)
+        body.append(statement)
+        trace.append(value)
         env, has_y = trial, has_y or assigns_y
     return None
 

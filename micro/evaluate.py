@@ -1,0 +1,153 @@
+"""What a micro base can do: accuracy by number of statements, and how good its proposals are.
+
+    python -m micro.evaluate micro/base                        # greedy, 100 tasks a cell: the table, a JSON line last
+    python -m micro.evaluate micro/base --temperature 1 --n 40
+
+Tasks are drawn from a seed of their own. Programs of two and more statements are reserved ones, which training never saw;
+of one statement there are only about 300 in all, so those are seen programs on fresh inputs. Everything that the model
+writes is read by tasks.py and run by verifier.py, exactly as in self-play.
+
+rows: out = output task with a trace; direct = the same without (the first token is forced to "="); inp = input task;
+fun = program from 4 pairs, graded on 4 hidden ones; propose/args = share of valid proposals, always at temperature 1.
+"""
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+
+import torch
+
+from complexity import measure, structural_hash
+from generate import generate
+from micro import data
+from model import Base, load_base
+from prompts import Prompt, render
+from tasks import KINDS, Limits, Reject, Task
+from verifier import Sandbox, encode
+
+ROWS = {"out": "code_o", "direct": "code_o", "inp": "code_i", "fun": "code_f"}
+SIZES = {"out": range(1, 7), "direct": range(1, 7), "inp": range(1, 7), "fun": range(1, 5)}
+STUDY = {"out": (.94, .94, .88, .85, .75, .74), "direct": (.94, .66, .39, .34, .24, .16), "inp": (.97, .89, .80, .77, .65, .45),
+         "fun": (.89, .32, .16, .05), "propose": (.94,)}        # the feasibility study's 0.84M model after 59M tokens
+LIMITS, MAX_NEW = Limits.for_style("micro"), 96
+
+
+def task_of(kind: str, p: data.Program, inputs: list) -> Task:
+    """A task with its gold outputs. The generator's programs are ours and may run here."""
+    outputs = tuple(encode(data.run(p.body, x)[0]) for x in inputs)
+    return Task(kind, data.program_text(p.body).strip("\n"), tuple(map(data.literal, inputs)), outputs, "", "")
+
+
+def draw_tasks(row: str, n_statements: int, n: int, seed: int) -> list[Task]:
+    """n tasks for one cell of the table."""
+    rng, tasks = random.Random(f"{seed}/{row}/{n_statements}"), []
+    while len(tasks) < n:
+        p = data.generate(rng, n_statements, reserved=n_statements > 1)
+        inputs = [p.x]
+        if row == "fun":
+            found = data.pairs(rng, p.body, data.type_of(p.x), LIMITS.n_inputs)
+            if not found:
+                continue
+            inputs = [x for x, _ in found]
+        tasks.append(task_of(ROWS[row], p, inputs))
+    return tasks
+
+
+def write(base: Base, prompts: list[Prompt], temperature: float, seed: int, forced: str = "") -> list[str]:
+    """One answer to each prompt; `forced`: the first token is the likeliest of those that start with this character."""
+    ids, first = [render(p, base.style, base.tokenizer) for p in prompts], [""] * len(prompts)
+    if forced:
+        vocabulary = base.tokenizer.convert_ids_to_tokens(range(base.model.cfg.vocab_size))
+        barred = torch.tensor([not token.startswith(forced) for token in vocabulary])
+        with torch.inference_mode():
+            for i, row in enumerate(ids):
+                logits = base.model.logits(base.model(torch.tensor([row]))[0, -1])
+                token = int(logits.masked_fill(barred, -torch.inf).argmax())
+                ids[i], first[i] = row + [token], vocabulary[token]
+    keys = [(seed, i) for i in range(len(ids))]
+    rollout = generate(base, None, ids, [-1] * len(ids), keys, temperature=temperature, max_new=MAX_NEW)
+    texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=False,
+                                        clean_up_tokenization_spaces=False)
+    return [a + b for a, b in zip(first, texts)]
+
+
+def accuracy(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperature: float, seed: int) -> float:
+    """Share of the tasks of one cell that one attempt solves."""
+    kind = KINDS[ROWS[row]]
+    texts = write(base, [kind.solve(base.style, t, LIMITS) for t in tasks], temperature, seed, "=" if row == "direct" else "")
+    answers = [[kind.parse_answer(text, base.style, t, LIMITS)] for text, t in zip(texts, tasks)]
+    jobs = [kind.answer_jobs(t, a, LIMITS) for t, a in zip(tasks, answers)]
+    verdicts = iter(sandbox.run([job for some in jobs for job in some]))
+    judged = [kind.judge(t, a, [next(verdicts) for _ in some], LIMITS)[0] for t, a, some in zip(tasks, answers, jobs)]
+    return judged.count("correct") / len(judged)
+
+
+def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed: int) -> dict:
+    """n proposals at temperature 1: share valid, reasons, mean statements, distinct structures among the valid."""
+    rng, asked = random.Random(f"{seed}/propose"), []
+    for i in range(n):
+        name = kinds[i % len(kinds)]
+        p = data.generate(rng, data.pick(rng, data.N_PROPOSED), reserved=False)
+        refs = [task_of("code_o", p, [p.x])] if name == "code_f" else []
+        asked.append((KINDS[name], refs, KINDS[name].propose(base.style, refs, rng, LIMITS)))
+    reasons, valid = Counter(), []
+    for (kind, refs, _), text in zip(asked, write(base, [prompt for *_, prompt in asked], 1.0, seed)):
+        parsed = kind.parse_proposal(text, base.style, refs, LIMITS)
+        reason = parsed.reason if isinstance(parsed, Reject) else kind.check(parsed, LIMITS)
+        result = parsed
+        if not reason:
+            result = kind.accept(parsed, sandbox.run([kind.job(parsed)])[0], LIMITS, "")
+            reason = result.reason if isinstance(result, Reject) else ""
+        if reason:
+            reasons[reason] += 1
+        else:
+            valid.append(result.program)
+    sizes = [measure(program).statements for program in valid]
+    return dict(n=n, valid=len(valid) / n, reasons=dict(reasons), statements=sum(sizes) / max(1, len(sizes)),
+                distinct=len(set(map(structural_hash, valid))) / max(1, len(valid)))
+
+
+def evaluate(base: Base, sandbox: Sandbox, n: int = 100, temperature: float = 0.0, seed: int = 99) -> dict:
+    """The whole table: {row: [accuracy for 1, 2, ... statements]}, and under propose and args what became of proposals."""
+    table = {row: [accuracy(base, sandbox, row, draw_tasks(row, size, n, seed), temperature, seed) for size in sizes]
+             for row, sizes in SIZES.items()}
+    table["propose"] = proposals(base, sandbox, ("code_o", "code_i"), 2 * n, seed)
+    table["args"] = proposals(base, sandbox, ("code_f",), n, seed)
+    return table
+
+
+def show(table: dict) -> str:
+    """The table as text, the study's figures beside it."""
+    cells = lambda values: " ".join(f"{v:.2f}" for v in values)
+    lines = [f"{'statements':10s} {'1    2    3    4    5    6':32s} feasibility study, 59M tokens"]
+    lines += [f"{row:10s} {cells(table[row]):32s} {cells(STUDY[row])}" for row in SIZES]
+    for row in ("propose", "args"):
+        r = table[row]
+        study = f" (study {STUDY[row][0]:.2f})" if row in STUDY else ""
+        lines.append(f"{row:10s} valid {r['valid']:.2f}{study}; {r['statements']:.2f} statements, {r['distinct']:.2f} distinct "
+                     f"structures; invalid: {r['reasons']}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", help="model directory whose task_style is micro")
+    parser.add_argument("--n", type=int, default=100, help="tasks per cell")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=99)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    try:
+        loaded = load_base(args.base)
+        if loaded.style != "micro":
+            raise ValueError(f"{args.base} speaks the {loaded.style} style: this evaluation is for the micro base")
+    except ValueError as error:
+        sys.exit(f"micro.evaluate: {error}")
+    with Sandbox(workers=1) as judge:
+        result = evaluate(loaded, judge, args.n, args.temperature, args.seed)
+    print(show(result))
+    print(json.dumps(dict(base=args.base, temperature=args.temperature, n=args.n, seed=args.seed,
+                          seconds=round(time.monotonic() - began), **result)))
