@@ -121,7 +121,7 @@ def verify(s: Setup, archive: Archive, proposed: list[Proposed], step: int) -> N
             kind = KINDS[p.kind]
             p.key = kind.key(p.proposal, "exact" if s.cfg.dedupe == "exact" else "structural")
             p.reason = kind.check(p.proposal, s.limits) or ("duplicate" if p.key in seen else "")
-    ready, fresh = [p for p in proposed if p.proposal and not p.reason], set()
+    ready, fresh, n = [p for p in proposed if p.proposal and not p.reason], set(), archive.n_added
     for p, verdict in zip(ready, run_jobs(s, [KINDS[p.kind].job(p.proposal) for p in ready])):
         result = KINDS[p.kind].accept(p.proposal, verdict, s.limits, p.key)
         if isinstance(result, Task) and s.cfg.dedupe != "off" and p.key in fresh:
@@ -131,7 +131,8 @@ def verify(s: Setup, archive: Archive, proposed: list[Proposed], step: int) -> N
             continue
         fresh.add(p.key)
         parents = tuple(ref.id for ref in p.refs) if s.cfg.n_refs or p.kind == "code_f" else ()
-        p.task = dataclasses.replace(result, id=archive.n_added + len(fresh) - 1, teacher=p.teacher.name, step=step, parents=parents)
+        p.task = dataclasses.replace(result, id=n, teacher=p.teacher.name, step=step, parents=parents)
+        n += 1
 
 
 def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
