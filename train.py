@@ -14,10 +14,7 @@ import dataclasses
 import difflib
 import json
 import os
-import platform
-import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,9 +28,10 @@ import evolve
 import rl
 import selfplay
 from books import header, line, measures, summary
-from checkpoint import Interrupted, RunDir, Signals, differing
+from checkpoint import LOGS, Interrupted, RunDir, Signals, differing
 from complexity import structural_hash
 from lora import TARGETS, Adapters
+from machine import Stopwatch, environment, free_memory, memory_plan
 from model import Base, Config as ModelConfig, load_base, load_tokenizer, resolve, weights_hash
 from parallel import Ranks
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
@@ -124,7 +122,7 @@ class Config:
 
 # What a style of base wants where the command line says nothing. The micro values are measured in LOG.md.
 PRESETS = {
-    "micro": dict(steps=100, rank=8, alpha=32.0, kinds="code_o", n_prompts=3, n_refs=0, attempts=4, max_new=80, lr=1e-3, lr_teacher=3e-3,
+    "micro": dict(steps=80, rank=8, alpha=32.0, kinds="code_o", n_prompts=3, n_refs=0, attempts=4, max_new=80, lr=1e-3, lr_teacher=3e-3,
                   evolve_every=15, probe_every=10, max_rows=512, token_budget=8192, threads=1),
     "chat": dict(steps=200, rank=32, alpha=64.0, kinds="code_o,code_i,code_f", n_prompts=3, n_refs=6, attempts=8, max_new=512, lr=1e-5,
                  lr_teacher=1e-5, evolve_every=10, probe_every=20, max_rows=128, token_budget=2048, threads=0)}
@@ -271,48 +269,12 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
                 save(run, state, setup, adam, base_hash, cfg.keep)
 
 
-class Stopwatch:
-    """Seconds per phase of one step."""
-
-    def __init__(self):
-        self.last, self.seconds = time.perf_counter(), {}
-
-    def lap(self, phase: str) -> None:
-        """Book the time since the last lap under this phase."""
-        now = time.perf_counter()
-        self.seconds[phase], self.last = round(now - self.last, 3), now
-
-
-def memory_plan(cfg: Config, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict[str, float]:
-    """Gigabytes that a run will need at its peak, by use; activations are an estimate (17 hidden-sized tensors a layer)."""
-    size, V = dtype.itemsize, m.vocab_size
-    kv = m.num_key_value_heads * m.head_dim
-    C, I, L = m.hidden_size, m.intermediate_size, m.num_hidden_layers
-    layer = dict(q_proj=(C, C), k_proj=(C, kv), v_proj=(C, kv), o_proj=(C, C), gate_proj=(C, I), up_proj=(C, I), down_proj=(I, C))
-    adapter = L * cfg.rank * sum(sum(layer[t]) for t in cfg.lora_targets.split(",") if t in layer)
-    weights = L * sum(a * b for a, b in layer.values()) + V * C * (1 if m.tie_word_embeddings else 2)
-    context = min(m.max_position_embeddings, 2 * cfg.max_new + 512 * (cfg.n_refs > 0))
-    plan = dict(base=weights * size, adapters=n_members * adapter * (16 + size), cache=2 * cfg.max_rows * context * L * kv * size * 1.5,
-                activations=cfg.token_budget * (L * (17 * C + 4 * I) * size), logits=16 * max(min(rl.CHUNK, cfg.token_budget * V), cfg.max_rows * V))
-    return {k: round(v / 2 ** 30, 2) for k, v in plan.items()}
-
-
-def free_memory(device: torch.device) -> float:
-    """Gigabytes available on the device (Linux's MemAvailable on the CPU; unlimited where the system does not say)."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] / 2 ** 30
-    meminfo = Path("/proc/meminfo")
-    found = [row.split()[1] for row in meminfo.read_text().splitlines() if row.startswith("MemAvailable")] if meminfo.exists() else []
-    return int(found[0]) / 2 ** 20 if found else float("inf")
-
-
 def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
     """The run's directory and whether to resume it. Raises ValueError where it is in use or resuming finds nothing."""
     def choose() -> str:
         out = Path(cfg.out)
         if cfg.resume and cfg.resume != "auto":
-            path = Path(cfg.resume)
-            return str(path.parent if path.name.startswith("step_") else path)
+            return str(Path(cfg.resume))
         if cfg.name:
             return str(out / cfg.name)
         stem = Path(cfg.base).name if Path(cfg.base).name != "base" else Path(cfg.base).parent.name
@@ -321,21 +283,15 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
     path = Path(ranks.share(choose))
     if cfg.resume and cfg.resume != "auto" and not path.is_dir():
         raise ValueError(f"--resume {cfg.resume}: no such directory; runs are under {cfg.out}/")
-    run = RunDir(path, ranks.rank == 0)
+    run = RunDir(path, ranks.rank == 0)              # from here on nobody else writes there
     steps = ranks.share(run.steps)
     if not cfg.resume and ranks.share(lambda: bool(steps or (path / "metrics.jsonl").exists())):
         raise ValueError(f"{path} holds an earlier run: go on with --resume auto --name {path.name}, or choose another --name")
     if cfg.resume and cfg.resume != "auto" and not steps:
         raise ValueError(f"--resume {cfg.resume}: no complete checkpoint in {path}")
-    return run, bool(cfg.resume and steps)
-
-
-def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
-    """What a reader of the run needs to know of where it ran."""
-    git = subprocess.run(["git", "-C", str(HERE), "describe", "--always", "--dirty"], capture_output=True, text=True)
-    return dict(commit=git.stdout.strip() or "unknown", python=platform.python_version(), torch=torch.__version__, platform=platform.platform(),
-                device=torch.cuda.get_device_name() if ranks.device.type == "cuda" else f"CPU, {os.cpu_count()} cores", processes=ranks.world,
-                threads=torch.get_num_threads(), sandbox=sandbox.tier, sandbox_report=sandbox.report)
+    if not steps:
+        run.cut(dict.fromkeys(LOGS, 0))               # killed before its first checkpoint: what it told is told again
+    return run, bool(steps)
 
 
 def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
@@ -352,6 +308,14 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     return cfg, load_base(str(path), dtype, ranks.device)
 
 
+def open_sandbox(cfg: Config) -> Sandbox:
+    """The judge. Raises ValueError where this machine cannot hold model code in."""
+    try:
+        return Sandbox(cfg.workers, cfg.cpu_s, weak=cfg.weak_sandbox)
+    except RuntimeError as e:
+        raise ValueError(str(e).replace("weak=True (--weak)", "--weak-sandbox")) from None
+
+
 def main(cfg: Config) -> RunDir:
     """A whole run. Raises ValueError for what the user can mend, Interrupted after saving on a signal."""
     ranks = Ranks.join(cfg.device)
@@ -364,25 +328,24 @@ def main(cfg: Config) -> RunDir:
         raise ValueError(f"{run.path} was started with another configuration: {', '.join(changed)}; use the old values or another --name")
     adapters = Adapters.on(base.model, 1 if cfg.single else cfg.teachers + cfg.students, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), ranks.device)
     rates = [cfg.lr] if cfg.single else [cfg.lr_teacher] * cfg.teachers + [cfg.lr] * cfg.students
-    adam, base_hash, signals = rl.Adam(adapters, rates), weights_hash(base.model), Signals()
+    adam, base_hash = rl.Adam(adapters, rates), weights_hash(base.model)
     with contextlib.ExitStack() as stack:
-        sandbox = stack.enter_context(Sandbox(cfg.workers, cfg.cpu_s, weak=cfg.weak_sandbox)) if run.writes else None
+        sandbox = stack.enter_context(open_sandbox(cfg)) if run.writes else None
         setup = Setup(cfg, base, adapters, ranks, sandbox, Limits.for_style(base.style), tuple(cfg.kinds.split(",")))
-        state = restore(run, cfg, setup, adam, base_hash) if resuming else found(cfg, setup)
+        state = restore(run, cfg, setup, adam, base_hash) if resuming else found(cfg, setup, base_hash)
         if run.writes:
             run.write_json("config.json", config)
             run.write_json("env.json", environment(ranks, sandbox))
             print(f"{run.path}: {cfg.teachers} teachers, {cfg.students} students{' in one adapter' if cfg.single else ''} on {cfg.base}, steps {state.step}"
                   f" to {cfg.steps}, {ranks.world} process(es) on {ranks.device}, sandbox: {sandbox.tier}\n{header()}", flush=True)
-        signals.install()
-        stack.callback(signals.restore)
+        signals = stack.enter_context(Signals())
         try:
             train(setup, state, run, adam, base_hash, signals)
         except Interrupted as e:
             if state.step not in run.steps():
                 save(run, state, setup, adam, base_hash, cfg.keep)
             if run.writes:
-                print(f"{e}: saved before step {state.step}; go on with --resume {run.path}", file=sys.stderr)
+                print(f"{e}: saved before step {state.step}; go on with the same flags and --resume {run.path}", file=sys.stderr)
             raise
         assert weights_hash(base.model) == base_hash, "the frozen base was changed by training"
         if run.writes:
@@ -398,6 +361,9 @@ if __name__ == "__main__":
         print(f"train.py: {e}", file=sys.stderr)
         sys.exit(2 if isinstance(e, ValueError) else 1)
     except Interrupted:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        print("train.py: interrupted before the first step", file=sys.stderr)
         sys.exit(130)
     finally:
         if torch.distributed.is_initialized():
