@@ -74,7 +74,8 @@ def same(a, b):
 @dataclass(frozen=True)
 class Job:
     """A program and argument texts as between the parentheses of a call ("[1, 2], 3"; "" = none), literals only.
-    deterministic: also demand that every input gives one value in two interpreters, in any order, once or twice."""
+    deterministic: also demand that every input gives one value in two interpreters, in any order, once or twice (both
+    calls within one CPU limit, so that a task which is accepted does not meet the limit by chance later)."""
     code: str
     inputs: tuple[str, ...]
     entry: str = "f"
@@ -147,13 +148,13 @@ class Zygote:
         return json.loads(text)
 
     def start(self, run, cpu_s, wall_s):
-        job, times = run.case.job, 1 + run.which
+        job = run.case.job
         body = marshal.dumps((job.code, job.entry, job.inputs, run.order))
         os.ftruncate(self.result, 0)
         os.lseek(self.result, 0, os.SEEK_SET)
         os.pwrite(self.job, body, 0)
-        self.run, self.deadline = run, time.monotonic() + wall_s * times + 2
-        try: self.control.sendall(GO.pack(len(body), int(cpu_s * times * 1000), int(wall_s * times * 1000)))
+        self.run, self.deadline = run, time.monotonic() + wall_s + 2
+        try: self.control.sendall(GO.pack(len(body), int(cpu_s * 1000), int(wall_s * 1000)))
         except OSError: pass                                          # it is dead, which poll() reports
 
     def finish(self):
@@ -242,7 +243,8 @@ class Sandbox:
             raise RuntimeError("The sandbox refuses to run model code here, because a program could get past: %s. It needs Linux "
                                "on x86-64 or aarch64 with seccomp. Use such a machine or container, or, for development with "
                                "programs that you trust, weak=True (--weak)." % "; ".join(holes))
-        print("\nWARNING: WEAK SANDBOX, only for programs that you trust: one could get past %s\n" % "; ".join(holes), file=sys.stderr)
+        sys.stderr.write("\nWARNING: WEAK SANDBOX, only for programs that you trust: one could get past %s\n\n"
+                         % "; ".join(holes))
         return "weak"
 
     def admit(self, zygote):

@@ -15,9 +15,10 @@ from verifier import Job, decode, same
 from zygote import NOBODY
 
 MARKS = "/tmp/attack_mark"
-# What an end or an error counts as, beside its own name. A value that cannot cross is an error and earns nothing.
-COUNTS_AS = {"unsupported": ("error", "fail"), "too big": ("error", "fail", "malformed"), "killed": ("crash", "error"),
-             "nondeterministic": ("nondet",), "not a literal": ("error",)}
+# What an end or an error counts as, beside its own name. A value that cannot cross is an error and earns nothing. Who hoards
+# memory in an endless loop meets either limit first, depending on the machine.
+COUNTS_AS = {"MemoryError": ("error", "timeout"), "unsupported": ("error", "fail"), "too big": ("error", "fail", "malformed"),
+             "killed": ("crash", "error"), "nondeterministic": ("nondet",), "not a literal": ("error",)}
 
 
 def processes():
@@ -41,7 +42,7 @@ def labels(verdict, answer, want):
     if verdict.errors[0] is None:
         if want & {"det", "nondet"}: return {"det"}
         return {"pass" if same(decode(verdict.outputs[0]), answer) else "fail"}
-    error = verdict.errors[0].split(":")[0]
+    error = "MemoryError" if verdict.errors[0].startswith("error: MemoryError") else verdict.errors[0].split(":")[0]
     return {error, *COUNTS_AS.get(error, ())}
 
 
@@ -55,9 +56,12 @@ def assault(sandbox, path, listener):
     names = signature[1].split(",") if signature else ["x"]
     names = [name for name in names if name.strip() and "=" not in name and "*" not in name]
     sandbox.run([Job("def f(x): return x + ' SECRET_ANSWER=731'", ("'gold = [731]'",))])       # what a thief may look for
-    before, start = processes(), time.monotonic()
-    verdict, = sandbox.run([Job(code, (", ".join("3" for _ in names),), deterministic=bool(want & {"det", "nondet"}))])
-    took = time.monotonic() - start
+    before, job = processes(), Job(code, (", ".join("3" for _ in names),), deterministic=bool(want & {"det", "nondet"}))
+    for _ in range(3):                                                # a busy machine is late by chance, a hole every time
+        start = time.monotonic()
+        verdict, = sandbox.run([job])
+        took = time.monotonic() - start
+        if took <= sandbox.cpu_s + 0.5: break
     honest, = sandbox.run([Job("import math\ndef f(x): return [len(x), sorted(x), math.sqrt(4), repr(1)]", ("[2, 1]",))])
     got, value = labels(verdict, answer, want), verdict.outputs[0] or ""
     outside = marks() + ["process %d" % pid for pid in processes() - before if pid in processes()]
