@@ -177,7 +177,8 @@ def looped(tiny, adapters, batch, method, directory, temperature=1.0, kl=0.0, en
 
 
 @pytest.mark.parametrize("method, loss", [
-    ("reinforce++", {}), ("grpo", {}), ("dr_grpo", {}), ("rloo", {}), ("reinforce++", dict(temperature=0.7, kl=0.2, entropy=0.05))])
+    ("reinforce++", {}), ("grpo", {}), ("dr_grpo", {}), ("rloo", {}),
+    ("reinforce++", dict(temperature=0.7, kl=0.2, entropy=0.05))])
 def test_joint_gradient_equals_the_loop_over_peft_members(tiny, population, tmp_path, method, loss):
     adapters, batch = population(tiny), make_batch(18)
     want = looped(tiny, adapters, batch, method, tmp_path, **loss)
