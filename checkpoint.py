@@ -14,6 +14,8 @@ import signal
 import sys
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 LOGS = ("metrics.jsonl", "tasks.jsonl", "matches.jsonl", "genealogy.jsonl")
 
 
@@ -36,9 +38,11 @@ class RunDir:
         return sorted(int(n) for n in found if n.isdigit())
 
     def write_json(self, name: str, data: dict) -> None:
-        """Write a small file whole."""
+        """Write a small file whole: a kill in between leaves the old one."""
         if self.writes:
-            (self.path / name).write_text(json.dumps(data, indent=1) + "\n")
+            part = self.path / f"{name}.part"
+            part.write_text(json.dumps(data, indent=1) + "\n")
+            part.replace(self.path / name)
 
     def append(self, name: str, rows: list[dict]) -> None:
         """Append rows to a log as JSON lines."""
@@ -80,10 +84,9 @@ class RunDir:
                         os.fsync(f.fileno())
             shutil.rmtree(final, ignore_errors=True)
             part.rename(final)
-        except OSError as e:
+        except (OSError, SafetensorError) as e:
             shutil.rmtree(part, ignore_errors=True)
-            raise OSError(e.errno, f"checkpoint {final} could not be written ({e.strerror}); earlier ones are intact: "
-                                   "free some space, then --resume auto") from e
+            raise OSError(f"checkpoint {final} could not be written ({e}); earlier ones are intact: free some space, then --resume {self.path}") from e
         for old in self.steps()[:-keep]:
             shutil.rmtree(self.path / f"step_{old}", ignore_errors=True)
 

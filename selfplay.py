@@ -138,11 +138,11 @@ def verify(s: Setup, archive: Archive, proposed: list[Proposed], step: int) -> N
 def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
     """Gold outputs for given proposals (seeds, anchors). Raises ValueError naming the first that is not valid."""
     verdicts = run_jobs(s, [KINDS[p.kind].job(p) for p in proposals])
-    tasks = []
+    tasks, key = [], "exact" if s.cfg.dedupe == "exact" else "structural"
     for i, (p, verdict) in enumerate(zip(proposals, verdicts)):
         kind = KINDS[p.kind]
         problem = kind.check(p, s.limits)
-        result = Reject(problem) if problem and problem != "ignores_input" else kind.accept(p, verdict, s.limits, kind.key(p, "structural"))
+        result = Reject(problem) if problem and problem != "ignores_input" else kind.accept(p, verdict, s.limits, kind.key(p, key))
         if isinstance(result, Reject):
             raise ValueError(f"{what}: task {i + 1} is not valid ({result.reason}): {p.program[:80]!r} on {p.inputs[0][:40]!r}")
         tasks.append(result)

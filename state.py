@@ -29,19 +29,22 @@ class State:
     totals: dict[str, int]              # tokens generated and trained so far
 
 
-def found(cfg, setup: Setup) -> State:
+def found(cfg, setup: Setup, base_hash: str = "") -> State:
     """The state before step 0: fresh members (or --init), the archive's seeds, the anchors."""
     single = cfg.single
     members = [Member(f"T{i}", "teacher", i, RATINGS[cfg.rating]().new()) for i in range(cfg.teachers)]
     members += [Member(f"S{i}", "student", 0 if single else cfg.teachers + i, RATINGS[cfg.rating]().new()) for i in range(cfg.students)]
-    given = sorted(p for p in Path(cfg.init).iterdir() if (p / "adapter_config.json").exists()) if cfg.init and Path(cfg.init).is_dir() else []
+    given = [p.parent for p in Path(cfg.init).glob("*/adapter_config.json")] if cfg.init else []
+    given.sort(key=lambda p: (p.name[0] == "S", len(p.name), p.name))                # a checkpoint's T2 T10 S0; else by name
     if cfg.init and len(given) != setup.adapters.n_members:
         raise ValueError(f"--init {cfg.init} holds {len(given)} adapters for {setup.adapters.n_members} members")
     for slot in range(setup.adapters.n_members):
         gen = torch.Generator().manual_seed(selfplay.keyed(cfg.seed, 0, selfplay.INIT, slot).getrandbits(60))
-        load_peft(setup.adapters, slot, given[slot]) if given else setup.adapters.init_member(slot, gen)
+        load_peft(setup.adapters, slot, given[slot], base_hash) if given else setup.adapters.init_member(slot, gen)
     archive = Archive(list(setup.kinds), cfg.archive_cap)
     proposals = read_tasks(cfg.seed_tasks) if cfg.seed_tasks else [IDENTITY]
+    if not proposals:
+        raise ValueError(f"--seed-tasks {cfg.seed_tasks} holds no tasks: give at least one, or leave the flag out")
     for task in selfplay.make_tasks(setup, proposals, cfg.seed_tasks or "seed"):
         archive.add(dataclasses.replace(task, id=archive.n_added), structural_hash(task.program))
     path = Path(cfg.anchors) if cfg.anchors else setup.base.path / "anchors.jsonl"

@@ -274,7 +274,8 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
     def choose() -> str:
         out = Path(cfg.out)
         if cfg.resume and cfg.resume != "auto":
-            return str(Path(cfg.resume))
+            path = Path(cfg.resume)
+            return str(path.parent if path.name.startswith("step_") else path)
         if cfg.name:
             return str(out / cfg.name)
         stem = Path(cfg.base).name if Path(cfg.base).name != "base" else Path(cfg.base).parent.name
@@ -289,6 +290,8 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
         raise ValueError(f"{path} holds an earlier run: go on with --resume auto --name {path.name}, or choose another --name")
     if cfg.resume and cfg.resume != "auto" and not steps:
         raise ValueError(f"--resume {cfg.resume}: no complete checkpoint in {path}")
+    if (wanted := Path(cfg.resume).name).startswith("step_") and wanted != f"step_{steps[-1]}":
+        raise ValueError(f"--resume {cfg.resume}: only the latest checkpoint can go on, step_{steps[-1]}; remove it to go back further")
     if not steps:
         run.cut(dict.fromkeys(LOGS, 0))               # killed before its first checkpoint: what it told is told again
     return run, bool(steps)
@@ -338,7 +341,8 @@ def main(cfg: Config) -> RunDir:
             run.write_json("env.json", environment(ranks, sandbox))
             print(f"{run.path}: {cfg.teachers} teachers, {cfg.students} students{' in one adapter' if cfg.single else ''} on {cfg.base}, steps {state.step}"
                   f" to {cfg.steps}, {ranks.world} process(es) on {ranks.device}, sandbox: {sandbox.tier}\n{header()}", flush=True)
-        signals = stack.enter_context(Signals())
+        signals = Signals().install()
+        stack.callback(signals.restore)
         try:
             train(setup, state, run, adam, base_hash, signals)
         except Interrupted as e:
