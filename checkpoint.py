@@ -45,10 +45,11 @@ class RunDir:
             part.replace(self.path / name)
 
     def append(self, name: str, rows: list[dict]) -> None:
-        """Append rows to a log as JSON lines."""
+        """Append rows to a log as JSON lines; what is not finite becomes null, for JSON has no other word for it."""
         if self.writes and rows:
+            finite = json.loads(json.dumps(rows), parse_constant=lambda name: None)
             with open(self.path / name, "a") as f:
-                f.write("".join(json.dumps(row) + "\n" for row in rows))
+                f.write("".join(json.dumps(row) + "\n" for row in finite))
 
     def rows(self, name: str, size: int) -> list[dict]:
         """The first `size` bytes of a log, read back."""
