@@ -21,13 +21,13 @@ COUNTS_AS = {"MemoryError": ("error", "timeout"), "unsupported": ("error", "fail
              "killed": ("crash", "error"), "nondeterministic": ("nondet",), "not a literal": ("error",)}
 
 
-def processes():
-    "ids of the processes that a program could have left behind: of the sandbox's user, or of ours if we are not root"
-    users = {NOBODY, os.getuid() or NOBODY}
-    found = set()
+def processes(sandbox):
+    "ids of what programs may have left behind: of the right user, and either orphaned or still below a zygote at rest"
+    users, parents, found = {NOBODY, os.getuid() or NOBODY}, {"1", *(str(z.process.pid) for z in sandbox.zygotes)}, set()
     for path in glob.glob("/proc/[0-9]*"):
         try:
-            if os.stat(path).st_uid in users: found.add(int(path[6:]))
+            with open(path + "/stat") as file: parent = file.read().rsplit(")", 1)[1].split()[1]
+            if parent in parents and os.stat(path).st_uid in users: found.add(int(path[6:]))
         except OSError: pass                                          # it ended meanwhile
     return found
 
@@ -35,6 +35,18 @@ def processes():
 def marks():
     "what programs changed in the folder that they were told to change"
     return sorted({"keep"} ^ set(os.listdir(MARKS)))
+
+
+def timed(sandbox, job):
+    """-> (verdict, seconds, whether it came later than the CPU limit plus half a second). A late one is asked for again:
+    a busy machine, where the bound is stretched by the load per core, is late by chance, a hole every time."""
+    for _ in range(3):
+        start = time.monotonic()
+        verdict, = sandbox.run([job])
+        took = time.monotonic() - start
+        late = took > (sandbox.cpu_s + 0.5) * max(1, os.getloadavg()[0] / os.cpu_count())
+        if not late: break
+    return verdict, took, late
 
 
 def labels(verdict, answer, want):
@@ -56,21 +68,17 @@ def assault(sandbox, path, listener):
     names = signature[1].split(",") if signature else ["x"]
     names = [name for name in names if name.strip() and "=" not in name and "*" not in name]
     sandbox.run([Job("def f(x): return x + ' SECRET_ANSWER=731'", ("'gold = [731]'",))])       # what a thief may look for
-    before, job = processes(), Job(code, (", ".join("3" for _ in names),), deterministic=bool(want & {"det", "nondet"}))
-    for _ in range(3):                                                # a busy machine is late by chance, a hole every time
-        start = time.monotonic()
-        verdict, = sandbox.run([job])
-        took = time.monotonic() - start
-        if took <= sandbox.cpu_s + 0.5: break
+    before, job = processes(sandbox), Job(code, (", ".join("3" for _ in names),), deterministic=bool(want & {"det", "nondet"}))
+    verdict, took, late = timed(sandbox, job)
     honest, = sandbox.run([Job("import math\ndef f(x): return [len(x), sorted(x), math.sqrt(4), repr(1)]", ("[2, 1]",))])
     got, value = labels(verdict, answer, want), verdict.outputs[0] or ""
-    outside = marks() + ["process %d" % pid for pid in processes() - before if pid in processes()]
+    outside = marks() + ["process %d" % pid for pid in processes(sandbox) - before]
     try: outside.append("connection %s" % (listener.accept(),))
     except OSError: pass
     text = "%-13s %.2f s  %s" % ("/".join(sorted(got)), took, (verdict.errors[0] or value)[:60])
     if outside or value.startswith('"LEAK'): return "escaped", "%s %s" % (text, outside)
     if got & want == set() and "pass" in got: return "forged", text
-    if took > sandbox.cpu_s + 0.5: return "hung", text
+    if late: return "hung", text
     if honest.outputs[0] != '[2,[1,2],2.0,"1"]': return "poisoned", "%s then %s" % (text, honest)
     return ("survived" if got & want else "wrong"), text + ("" if got & want else "  wanted " + header["want"])
 
