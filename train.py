@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import difflib
 import json
+import math
 import os
 import sys
 from dataclasses import dataclass, field
@@ -127,6 +128,9 @@ PRESETS = {
     "chat": dict(steps=200, rank=32, alpha=64.0, kinds="code_o,code_i,code_f", n_prompts=3, n_refs=6, attempts=8, max_new=512, lr=1e-5,
                  lr_teacher=1e-5, evolve_every=10, probe_every=20, max_rows=128, token_budget=2048, threads=0)}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new=1024)
+POSITIVE = ("steps", "rank", "alpha", "n_prompts", "group", "archive_cap", "attempts", "max_new", "clip", "lr", "lr_teacher", "evolve_every", "save_every",
+            "keep", "max_rows", "token_budget", "workers", "cpu_s")
+NOT_NEGATIVE = ("seed", "threads", "n_refs", "noise_margin", "kl", "entropy", "outcome_band", "probe_every", "n_anchors")
 # Fields that may change between a run and its resumption without changing what it computes.
 FREE = ("base", "name", "out", "resume", "init", "steps", "device", "threads", "save_every", "keep", "workers")
 
@@ -152,20 +156,17 @@ def settle(cfg: Config, style: str) -> Config:
     cfg = dataclasses.replace(cfg, **{k: v for k, v in PRESETS[style].items() if getattr(cfg, k) is None})
     n_teachers, n_students = (1, 1) if cfg.single else (cfg.teachers or cfg.pop // 2, cfg.students or cfg.pop // 2)
     cfg = dataclasses.replace(cfg, teachers=n_teachers, students=n_students, grace=cfg.evolve_every if cfg.grace < 0 else cfg.grace)
-    unknown = set(cfg.kinds.split(",")) - set(KINDS)
+    unknown, flagged = set(cfg.kinds.split(",")) - set(KINDS), lambda name: f"--{name.replace('_', '-')} {getattr(cfg, name)}"
     problems = [
         (cfg.pop % 2 or cfg.pop < 2, f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number of at least 2"),
         (min(n_teachers, n_students) < 1, "--teachers and --students must be at least 1"),
         (bool(unknown), f"--kinds: {', '.join(sorted(unknown))} unknown; valid: {', '.join(KINDS)}"),
-        (cfg.steps < 1, f"--steps {cfg.steps}: at least 1"),
-        (cfg.rank < 1, f"--rank {cfg.rank}: at least 1"),
-        (min(cfg.n_prompts, cfg.group, cfg.attempts, cfg.evolve_every, cfg.save_every, cfg.keep, cfg.workers, cfg.max_new, cfg.max_rows) < 1,
-         "--n-prompts, --group, --attempts, --evolve-every, --save-every, --keep, --workers, --max-new and --max-rows must be at least 1"),
         (not 0 <= cfg.cull < 1, f"--cull {cfg.cull}: a share in [0, 1)"),
         (not 0 <= cfg.gate_leak <= 1 or not 0 <= cfg.matching_floor <= 1, "--gate-leak and --matching-floor are probabilities"),
-        (cfg.temperature <= 0, f"--temperature {cfg.temperature}: greedy attempts give solve rates of 0 or 1 only; give a positive number"),
-        (cfg.seed < 0, f"--seed {cfg.seed}: not negative"),
-        (min(cfg.lr, cfg.lr_teacher) <= 0, "--lr and --lr-teacher must be positive")]
+        (not cfg.temperature > 0, f"--temperature {cfg.temperature}: greedy attempts give solve rates of 0 or 1 only; give a positive number"),
+        *[(not math.isfinite(v), f"{flagged(k)}: not a number to work with") for k, v in vars(cfg).items() if isinstance(v, float)],
+        *[(not getattr(cfg, k) > 0, f"{flagged(k)}: must be positive") for k in POSITIVE],
+        *[(getattr(cfg, k) < 0, f"{flagged(k)}: must not be negative") for k in NOT_NEGATIVE]]
     for wrong, text in problems:
         if wrong:
             raise ValueError(text)
