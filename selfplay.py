@@ -130,8 +130,8 @@ def verify(s: Setup, archive: Archive, proposed: list[Proposed], step: int) -> N
             p.reason = result.reason
             continue
         fresh.add(p.key)
-        parents = tuple(ref.id for ref in p.refs) if s.cfg.n_refs or p.kind == "code_f" else ()
-        p.task = dataclasses.replace(result, id=n, teacher=p.teacher.name, step=step, parents=parents)
+        shown = p.refs if s.base.style != "micro" else p.refs[:1] if p.kind == "code_f" else []     # micro prompts show no others
+        p.task = dataclasses.replace(result, id=n, teacher=p.teacher.name, step=step, parents=tuple(ref.id for ref in shown))
         n += 1
 
 
