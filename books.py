@@ -52,8 +52,8 @@ def line(row: dict) -> str:
 
 
 def summary(rows: list[dict]) -> str:
-    """What rose and fell between the first and the last fifth of a run, in words, and no more than that."""
-    n = max(1, len(rows) // 5)
+    """What rose and fell between the first and the last twentieth of a run, in words, and no more than that."""
+    n = max(1, len(rows) // 20)
     first, last = rows[:n], rows[-n:]
     out = []
 
