@@ -124,12 +124,12 @@ class Config:
 # What a style of base wants where the command line says nothing. The micro values are measured in LOG.md.
 PRESETS = {
     "micro": dict(steps=80, rank=8, alpha=32.0, kinds="code_o", n_prompts=3, n_refs=0, attempts=4, max_new=80, lr=1e-3, lr_teacher=3e-3,
-                  evolve_every=15, probe_every=10, max_rows=512, token_budget=8192, threads=1),
+                  evolve_every=15, probe_every=10, max_rows=512, token_budget=1024, threads=1),
     "chat": dict(steps=200, rank=32, alpha=64.0, kinds="code_o,code_i,code_f", n_prompts=3, n_refs=6, attempts=8, max_new=512, lr=1e-5,
                  lr_teacher=1e-5, evolve_every=10, probe_every=20, max_rows=128, token_budget=2048, threads=0)}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new=1024)
-POSITIVE = ("steps", "rank", "alpha", "n_prompts", "group", "archive_cap", "attempts", "max_new", "clip", "lr", "lr_teacher", "evolve_every", "save_every",
-            "keep", "max_rows", "token_budget", "workers", "cpu_s")
+POSITIVE = ("steps", "rank", "alpha", "n_prompts", "group", "archive_cap", "attempts", "max_new", "clip", "lr", "lr_teacher",
+            "evolve_every", "save_every", "keep", "max_rows", "token_budget", "workers", "cpu_s")
 NOT_NEGATIVE = ("seed", "threads", "n_refs", "noise_margin", "kl", "entropy", "outcome_band", "probe_every", "n_anchors")
 # Fields that may change between a run and its resumption without changing what it computes.
 FREE = ("base", "name", "out", "resume", "init", "steps", "device", "threads", "save_every", "keep", "workers")
@@ -164,7 +164,7 @@ def settle(cfg: Config, style: str) -> Config:
         (not 0 <= cfg.cull < 1, f"--cull {cfg.cull}: a share in [0, 1)"),
         (not 0 <= cfg.gate_leak <= 1 or not 0 <= cfg.matching_floor <= 1, "--gate-leak and --matching-floor are probabilities"),
         (not cfg.temperature > 0, f"--temperature {cfg.temperature}: greedy attempts give solve rates of 0 or 1 only; give a positive number"),
-        *[(not math.isfinite(v), f"{flagged(k)}: not a number to work with") for k, v in vars(cfg).items() if isinstance(v, float)],
+        *[(not math.isfinite(v), f"{flagged(k)}: not a finite number") for k, v in vars(cfg).items() if isinstance(v, float)],
         *[(not getattr(cfg, k) > 0, f"{flagged(k)}: must be positive") for k in POSITIVE],
         *[(getattr(cfg, k) < 0, f"{flagged(k)}: must not be negative") for k in NOT_NEGATIVE]]
     for wrong, text in problems:
@@ -292,7 +292,7 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
     if cfg.resume and cfg.resume != "auto" and not steps:
         raise ValueError(f"--resume {cfg.resume}: no complete checkpoint in {path}")
     if (wanted := Path(cfg.resume).name).startswith("step_") and wanted != f"step_{steps[-1]}":
-        raise ValueError(f"--resume {cfg.resume}: only the latest checkpoint can go on, step_{steps[-1]}; remove it to go back further")
+        raise ValueError(f"--resume {cfg.resume}: only the latest checkpoint, step_{steps[-1]}, can go on; remove it to go back")
     if not steps:
         run.cut(dict.fromkeys(LOGS, 0))               # killed before its first checkpoint: what it told is told again
     return run, bool(steps)
