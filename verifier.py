@@ -352,11 +352,14 @@ def conclude(case):
 
 # name: what a program must not get done; each is refused with an exception or kills the program
 CANARIES = {"open a file": "open('/etc/passwd')", "write a file": "open('/tmp/canary', 'w')", "list a folder": "os.listdir('/')",
-            "open a socket": "socket.socket()", "fork": "os.fork() or os._exit(0)", "make a pipe": "os.pipe()",
+            "open a socket": "check(libc.socket(1, 1, 0))", "fork": "os.fork() or os._exit(0)", "make a pipe": "os.pipe()",
             "become root": "os.setuid(0)", "take 8 GB": "bytearray(1 << 33)", "see the environment": "os.environ['LC_ALL']",
             "start a program": "os.execv('/bin/true', ['true'])", "signal the parent": "os.kill(os.getppid(), 0)",
-            "call the kernel": "ctypes.CDLL(None).unshare(0) and 1 / 0"}
-CANARY = """import ctypes, os, socket
+            "call the kernel": "check(libc.unshare(0))"}
+CANARY = """import ctypes, os
+libc = ctypes.CDLL(None)
+def check(result):
+    if result < 0: raise PermissionError
 def f(name):
     try: PROBES[name]()
     except BaseException as e: return "refused: " + type(e).__name__

@@ -6,7 +6,7 @@ itself up, and then forks a child per program until the trainer is gone. Three d
 of fixed size, a file that holds the job and one for the result. The zygote reads neither file, so no child inherits
 anything of another task. The child reads its job, gives up everything else, runs, writes one line per input, and dies.
 """
-import ast, ctypes, fcntl, gc, json, marshal, os, resource, select, signal, socket, struct, sys, time, types
+import ast, ctypes, fcntl, gc, json, marshal, os, resource, select, signal, struct, sys, time, types
 from json.encoder import encode_basestring_ascii as quote
 
 MAX_TEXT = 1 << 16      # characters of one canonical value
@@ -107,14 +107,13 @@ def seccomp_filter():
 
 # ---- zygote and child -------------------------------------------------------------------------------------------------
 
-# What a program may import; all else raises ImportError, for no file can be opened in there. Never `threading`, whose
-# fork hook doubles the pages that each child copies.
+# What a program may import; all else raises ImportError, for no file can be opened in there. Every page of these costs each
+# fork time, so only what programs of this kind use. Never `threading`, whose fork hook doubles the pages that a child copies.
 PRELOAD = """math cmath re collections collections.abc itertools functools operator heapq bisect string random json copy typing
 dataclasses enum datetime decimal fractions statistics abc types textwrap unicodedata hashlib base64 struct array numbers
-contextlib calendar _strptime zlib binascii time pprint difflib graphlib ast warnings traceback io sys os builtins __future__
-keyword inspect reprlib weakref html uuid encodings.ascii encodings.latin_1 encodings.utf_16 encodings.utf_16_le
-encodings.utf_16_be encodings.utf_32 encodings.utf_32_le encodings.utf_32_be encodings.utf_8_sig encodings.cp1252
-encodings.idna encodings.punycode encodings.unicode_escape encodings.hex_codec encodings.rot_13 encodings.base64_codec""".split()
+contextlib calendar _strptime zlib binascii time pprint ast warnings traceback io sys os builtins __future__ keyword inspect
+reprlib weakref encodings.ascii encodings.latin_1 encodings.utf_16 encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig
+encodings.cp1252 encodings.unicode_escape encodings.hex_codec encodings.rot_13""".split()
 NOBODY = 65533                                  # the user that children run as where the trainer is root
 
 
@@ -253,8 +252,9 @@ def main():
     os.closerange(RESULT, 100)
     for slot, fd in enumerate(fds, RESULT): os.dup2(fd, slot)
     os.closerange(100, max(fds + options["fds"]) + 1)
-    control, layers = socket.socket(fileno=CONTROL), dict(options["without"])
+    layers = dict(options["without"])
     sys.path[:], sys.argv[:], sys.stdin, sys.stdout, sys.stderr = sys.path[1:], [""], open(0), open(1, "w"), open(2, "w")
+    sys.modules["_hashlib"] = None                              # hashlib without OpenSSL: fewer pages, less code to attack
     for name in PRELOAD:
         try: __import__(name)
         except ImportError: pass                                                # not in this Python version
@@ -275,18 +275,18 @@ def main():
     for _ in range(100): perform(warm, lambda line: None)                       # children inherit specialised bytecode
     gc.collect()
     gc.freeze()
-    control.sendall(json.dumps(layers).encode() + b"\n")
-    serve(control, wall)
+    os.write(CONTROL, json.dumps(layers).encode() + b"\n")
+    serve(wall)
 
 
-def serve(control, wall):
+def serve(wall):
     "the zygote's loop. It polls the control socket and the trainer itself, and takes its child along when they end"
     poll, has_pidfd = select.poll(), hasattr(os, "pidfd_open")
     poll.register(CONTROL, select.POLLIN)
     if has_pidfd: poll.register(OWNER, select.POLLIN)
     while True:
         if any(fd == OWNER for fd, _ in poll.poll()): os._exit(0)     # also where a helper keeps the socket open
-        message = control.recv(GO.size)
+        message = os.read(CONTROL, GO.size)
         if len(message) < GO.size: os._exit(0)
         size, cpu_ms, wall_ms = GO.unpack(message)
         deadline, late, status = time.monotonic() + wall_ms / 1000, 0, None
@@ -306,7 +306,7 @@ def serve(control, wall):
         if has_pidfd:
             poll.unregister(fd)
             os.close(fd)
-        control.sendall(DONE.pack(status, late, int((usage.ru_utime + usage.ru_stime) * 1e6)))
+        os.write(CONTROL, DONE.pack(status, late, int((usage.ru_utime + usage.ru_stime) * 1e6)))
 
 
 if __name__ == "__main__":

@@ -170,8 +170,9 @@ def test_inputs_are_literals_between_the_parentheses_of_a_call(judge):
     assert verdict.errors == (None,) * len(good)
     for text, output in zip(good, verdict.outputs): assert decode(output) == ast.literal_eval(good[text]), text
     bad = ["1) or (True", "1), (2", "1)(2", "1) + f(2", "x", "x=1", "*[1]", "**{}", "f", "[0] * 3", "1 if 1 else 2", "(", ")",
-           "1 2", ",", "lambda: 0", "f'{1}'", "__import__('os')", "x for x in [1]", "(x := 1)", "1)#", "1 #\n) or (1", "1\n)\n(2", "'",
-           "{[]: 1}", "..." * 2, "[" * 5000, "9" * 5000, "'\ud800'", "\0", "1;2", "print()", "not 1", "1 < 2", "[].__class__"]
+           "1 2", ",", "lambda: 0", "f'{1}'", "__import__('os')", "x for x in [1]", "(x := 1)", "1)#", "1 #\n) or (1",
+           "1\n)\n(2",
+           "'", "{[]: 1}", "......", "[" * 5000, "9" * 5000, "'\ud800'", "\0", "1;2", "print()", "not 1", "1 < 2", "[].__class__"]
     assert one(judge, code, *bad).errors == ("not a literal",) * len(bad)
 
 
@@ -253,6 +254,18 @@ def test_dead_and_stopped_zygotes_are_replaced_and_their_jobs_judged_again():
         os.kill(judge.zygotes[0].process.pid, signal.SIGSTOP)
         assert one(judge, LOOP, "1").outputs == ("10",) and judge.replaced == 3
         assert judge.run([HONEST])[0].end == "ok"
+
+
+def test_an_interrupted_run_leaves_no_stale_verdicts():
+    def interrupt(*_): raise KeyboardInterrupt
+    with Sandbox(workers=2, cpu_s=5, wall_s=6) as judge:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt): judge.run([Job(LOOP, ("2",))] * 3)
+        finally: signal.signal(signal.SIGALRM, before)
+        assert [v.outputs for v in judge.run([Job(LOOP, (str(i),)) for i in (3, 4, 5)])] == [("30",), ("40",), ("50",)]
+        assert judge.replaced == 2
 
 
 def test_descriptors_stay_flat(judge):
