@@ -9,7 +9,7 @@ Survived: the verdict is wanted, nothing happened outside (a file under /tmp/att
 over), nothing was read that must not be (a string that begins with LEAK), the next honest program is judged rightly, and
 the verdict came within the CPU limit plus half a second.
 """
-import glob, json, os, re, socket, time
+import glob, json, os, re, shutil, socket, time
 
 from verifier import Job, decode, same
 from zygote import NOBODY
@@ -30,6 +30,15 @@ def processes(sandbox):
             if parent in parents and os.stat(path).st_uid in users: found.add(int(path[6:]))
         except OSError: pass                                          # it ended meanwhile
     return found
+
+
+def lay_marks():
+    "a fresh folder that programs are told to change, with a file that they are told to remove"
+    try:
+        shutil.rmtree(MARKS, ignore_errors=True)
+        os.makedirs(MARKS, exist_ok=True)
+        open(os.path.join(MARKS, "keep"), "w").close()
+    except OSError as e: raise ValueError("another user left %s behind: remove it first (%s)" % (MARKS, e)) from None
 
 
 def marks():
@@ -89,9 +98,7 @@ def siege(sandbox, folder):
     """Runs every *.py of the folder, prints a line each and counts as JSON last -> True if all were survived."""
     paths = sorted(glob.glob(os.path.join(folder, "*.py")))
     if not paths: raise ValueError("no programs in %s: --siege wants a folder of *.py files" % folder)
-    os.makedirs(MARKS, exist_ok=True)
-    for name in os.listdir(MARKS): os.unlink(os.path.join(MARKS, name))
-    open(os.path.join(MARKS, "keep"), "w").close()
+    lay_marks()
     counts = dict.fromkeys(("survived", "escaped", "forged", "hung", "poisoned", "wrong"), 0)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -105,6 +112,7 @@ def siege(sandbox, folder):
             print("%-9s %-26s %s" % (outcome, name, text), flush=True)
         time.sleep(1)
         late = marks()
+    shutil.rmtree(MARKS)
     if late: print("escaped   afterwards                 %s" % late)
     print(json.dumps(dict(counts, tier=sandbox.tier, programs=len(paths))))
     return counts["survived"] == len(paths) and not late

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import verifier
-from siege import MARKS, marks, processes, siege, timed
+from siege import MARKS, lay_marks, marks, processes, siege, timed
 from verifier import NAN, Job, Sandbox, decode, encode, same
 
 ROOT, LINUX = Path(__file__).resolve().parents[1], sys.platform == "linux"
@@ -29,9 +29,6 @@ pytestmark = pytest.mark.skipif(not LINUX, reason="the walls are of Linux")
 @pytest.fixture(scope="module")
 def judge():
     os.environ["SECRET"] = "SECRET=731"                               # what the thieves among the attacks look for
-    os.makedirs(MARKS, exist_ok=True)
-    for name in os.listdir(MARKS): os.unlink(os.path.join(MARKS, name))
-    Path(MARKS, "keep").touch()
     with Sandbox(workers=2, cpu_s=CPU_S) as sandbox: yield sandbox
     del os.environ["SECRET"]
 
@@ -48,6 +45,7 @@ def one(judge, code, *inputs, **options):
 @pytest.mark.parametrize("name, want, code", ATTACKS, ids=[name for name, _, _ in ATTACKS])
 def test_attack(judge, name, want, code):
     before = processes(judge)
+    lay_marks()
     verdict, took, late = timed(judge, Job(code.replace("MARKS", MARKS), ("3",)))
     value, error = verdict.outputs[0], verdict.errors[0]
     if want.startswith("= "): assert value == want[2:]
