@@ -87,7 +87,8 @@ class RunDir:
             part.rename(final)
         except (OSError, SafetensorError) as e:
             shutil.rmtree(part, ignore_errors=True)
-            raise OSError(f"checkpoint {final} could not be written ({e}); earlier ones are intact: free some space, then --resume {self.path}") from e
+            raise OSError(f"checkpoint {final} could not be written ({e}); earlier ones are intact: free some space, "
+                          f"then --resume {self.path}") from e
         for old in self.steps()[:-keep]:
             shutil.rmtree(self.path / f"step_{old}", ignore_errors=True)
 

@@ -51,7 +51,8 @@ def free_memory(device: torch.device) -> float:
 def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
     """What a reader of the run needs to know of where it ran."""
     try:
-        git = subprocess.run(["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty"], capture_output=True, text=True)
+        here = str(Path(__file__).resolve().parent)
+        git = subprocess.run(["git", "-C", here, "describe", "--always", "--dirty"], capture_output=True, text=True)
         commit = git.stdout.strip()
     except OSError:                                   # git is not installed
         commit = ""

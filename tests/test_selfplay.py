@@ -1,7 +1,7 @@
 """The phases between models and judge: keyed draws, verification against the archive, rewards by hand, the archive itself."""
+
 import dataclasses
 import json
-import math
 import random
 
 import pytest
@@ -24,11 +24,20 @@ from trueskill_lite import Rating
 @pytest.fixture
 def setup(base, sandbox, population):
     """setup(**switches) -> Setup of two teachers and two students on the micro base, all different from it."""
+
     def make(**switches) -> Setup:
         sizes = dict(pop=4, n_prompts=1, group=3, attempts=2, max_new=32)
         cfg = train.settle(train.Config(**sizes | switches), base.style)
-        return Setup(cfg, base, population(base, 4, rank=2, b_std=0.01), Ranks(0, 1, torch.device("cpu")), sandbox, Limits.for_style("micro"),
-                     tuple(cfg.kinds.split(",")))
+        return Setup(
+            cfg,
+            base,
+            population(base, 4, rank=2, b_std=0.01),
+            Ranks(0, 1, torch.device("cpu")),
+            sandbox,
+            Limits.for_style("micro"),
+            tuple(cfg.kinds.split(",")),
+        )
+
     return make
 
 
@@ -53,8 +62,10 @@ def filled(*tasks: Task, cap: int = 100, kinds=("code_o", "code_i", "code_f")) -
 def proposed(*programs, kind: str = "code_o") -> list[Proposed]:
     """Proposals as the parser leaves them: (program, input) each, or None for text that did not parse."""
     teachers = members()
-    return [Proposed(teachers[i % 2], kind, i, i // 2, [], "text", *([Proposal(kind, p[0], (p[1],))] if p else [None, "", "syntax"]))
-            for i, p in enumerate(programs)]
+    return [
+        Proposed(teachers[i % 2], kind, i, i // 2, [], "text", *([Proposal(kind, p[0], (p[1],))] if p else [None, "", "syntax"]))
+        for i, p in enumerate(programs)
+    ]
 
 
 def program(line: str, name: str = "x") -> str:
@@ -62,7 +73,13 @@ def program(line: str, name: str = "x") -> str:
     return f"def f({name}):\n {line}\n return {name}"
 
 
+def asked(kind: str, line: str, given: str) -> Proposal:
+    """A proposal of a program of one statement."""
+    return Proposal(kind, program(line), (given,))
+
+
 # -- draws -------------------------------------------------------------------------------------------------------------
+
 
 def test_draws_depend_on_the_key_alone():
     key = (0, 3, selfplay.PROPOSE, 1, 2)
@@ -87,18 +104,32 @@ def test_a_members_proposals_do_not_depend_on_its_neighbours(setup):
 def test_kinds_take_turns_over_prompts_and_steps(setup):
     s, archive = setup(kinds="code_o,code_i,code_f", n_prompts=2, group=1), filled(task(0, step=-1))
     assert [[p.kind for p in selfplay.propose(s, archive, members()[:1], step)[1]] for step in range(3)] == [
-        ["code_o", "code_i"], ["code_f", "code_o"], ["code_i", "code_f"]]
+        ["code_o", "code_i"],
+        ["code_f", "code_o"],
+        ["code_i", "code_f"],
+    ]
 
 
 # -- verification ------------------------------------------------------------------------------------------------------
 
-BATCH = [(program("x=x+1"), "3"), (program("y=y+7", "y"), "3"), (program("x=x+1"), "4"), (program("x=x+1"), "3"), None, (program("x=x*2"), "3")]
+BATCH = [
+    (program("x=x+1"), "3"),
+    (program("y=y+7", "y"), "3"),
+    (program("x=x+1"), "4"),
+    (program("x=x+1"), "3"),
+    None,
+    (program("x=x*2"), "3"),
+]
 
 
-@pytest.mark.parametrize("dedupe,reasons,again", [
-    ("structural", ["", "duplicate", "duplicate", "duplicate", "syntax", ""], ["duplicate"] * 4 + ["syntax", "duplicate"]),
-    ("exact", ["", "", "", "duplicate", "syntax", ""], ["duplicate"] * 4 + ["syntax", "duplicate"]),
-    ("off", ["", "", "", "", "syntax", ""], ["", "", "", "", "syntax", ""])])
+@pytest.mark.parametrize(
+    "dedupe,reasons,again",
+    [
+        ("structural", ["", "duplicate", "duplicate", "duplicate", "syntax", ""], ["duplicate"] * 4 + ["syntax", "duplicate"]),
+        ("exact", ["", "", "", "duplicate", "syntax", ""], ["duplicate"] * 4 + ["syntax", "duplicate"]),
+        ("off", ["", "", "", "", "syntax", ""], ["", "", "", "", "syntax", ""]),
+    ],
+)
 def test_duplicates(setup, dedupe, reasons, again):
     s, archive, first, second = setup(dedupe=dedupe), filled(task(0, step=-1)), proposed(*BATCH), proposed(*BATCH)
     selfplay.verify(s, archive, first, 0)
@@ -129,7 +160,7 @@ def test_parents_are_what_the_prompt_showed(setup):
 
 
 def test_given_tasks_are_verified_too(setup):
-    good, bad = Proposal("code_o", program("x=x[::-1]"), ("[1,2]",)), Proposal("code_o", program("x=x/0"), ("1",))
+    good, bad = asked("code_o", "x=x[::-1]", "[1,2]"), asked("code_o", "x=x/0", "1")
     (made,) = selfplay.make_tasks(setup(), [good], "seeds")
     assert made.step == -1 and made.outputs == ("[2,1]",)
     with pytest.raises(ValueError, match="seeds: task 2 is not valid .error.*x=x/0"):
@@ -140,12 +171,13 @@ def test_given_tasks_are_verified_too(setup):
 
 # -- attempts ----------------------------------------------------------------------------------------------------------
 
+
 def test_attempts_are_judged_in_order(setup):
     s = setup()
-    given = selfplay.make_tasks(s, [Proposal("code_o", program("x=x+1"), ("4",)), Proposal("code_i", program("x=x[::-1]"), ("[1,2]",))], "")
+    given = selfplay.make_tasks(s, [asked("code_o", "x=x+1", "4"), asked("code_i", "x=x[::-1]", "[1,2]")], "")
     done = selfplay.attempt(s, given, [2, -1], 0, selfplay.SOLVE, 3, temperature=0.0)
     assert len(done.texts) == 6 and done.rollout.member.tolist() == [2] * 3 + [-1] * 3
-    assert [len(v) for v in done.verdicts] == [3, 3] and all(len(set(v)) == 1 for v in done.verdicts)       # greedy: all alike
+    assert [len(v) for v in done.verdicts] == [3, 3] and all(len(set(v)) == 1 for v in done.verdicts)  # greedy: all alike
     for text, verdict in zip(done.texts[::3], (v[0] for v in done.verdicts)):
         answer = text.strip().split("\n")[-1]
         assert verdict == ("correct" if answer in ("=5", "=[1,2]") else "wrong" if answer.startswith("=") else "malformed"), text
@@ -156,15 +188,24 @@ def test_attempts_are_judged_in_order(setup):
 RATES = [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
-@pytest.mark.parametrize("name,rewards", [
-    ("difficulty", [0, 0.75, 0.5, 0.25, 0]), ("learnability", [0, 0.75, 1, 0.75, 0]), ("band", [0, 0.5, 1, 0.5, 0]),
-    ("nontrivial", [0, 1, 1, 1, 0]), ("noise-proof", [0, 0, 1, 0.75, 0]), ("novelty", [0, 0, 0, 0, 0])])
+@pytest.mark.parametrize(
+    "name,rewards",
+    [
+        ("difficulty", [0, 0.75, 0.5, 0.25, 0]),
+        ("learnability", [0, 0.75, 1, 0.75, 0]),
+        ("band", [0, 0.5, 1, 0.5, 0]),
+        ("nontrivial", [0, 1, 1, 1, 0]),
+        ("noise-proof", [0, 0, 1, 0.75, 0]),
+        ("novelty", [0, 0, 0, 0, 0]),
+    ],
+)
 def test_teacher_rewards(name, rewards):
     assert [TEACHER_REWARDS[name](p, 0.2, 0.1) for p in RATES] == rewards and len(TEACHER_REWARDS) == 6
 
 
 def test_student_rewards():
-    assert STUDENT_REWARDS == dict(graded=dict(correct=1.0, wrong=-0.5, malformed=-1.0), binary=dict(correct=1.0, wrong=0.0, malformed=0.0))
+    assert STUDENT_REWARDS["graded"] == dict(correct=1.0, wrong=-0.5, malformed=-1.0)
+    assert STUDENT_REWARDS["binary"] == dict(correct=1.0, wrong=0.0, malformed=0.0)
 
 
 def with_fates() -> list[Proposed]:
@@ -176,12 +217,20 @@ def with_fates() -> list[Proposed]:
     return batch
 
 
-@pytest.mark.parametrize("switches,rewards", [
-    ({}, [0, 0.5, 0, -1]), (dict(invalid_penalty=-0.1), [0, 0.5, 0, -0.1]), (dict(gate_leak=1.0), [0, 0.5, 0, 0]),
-    (dict(teacher_reward="band", gate_leak=1.0), [0, 1, 0, 0]), (dict(teacher_reward="novelty"), [0, 0, 0, -1]),
-    (dict(teacher_reward="noise-proof", noise_margin=0.0), [0, 0, 0, -1]), (dict(teacher_reward="noise-proof", kinds="code_o,code_i"), [0, 0, 0, -1])])
+@pytest.mark.parametrize(
+    "switches,rewards",
+    [
+        ({}, [0, 0.5, 0, -1]),
+        (dict(invalid_penalty=-0.1), [0, 0.5, 0, -0.1]),
+        (dict(gate_leak=1.0), [0, 0.5, 0, 0]),
+        (dict(teacher_reward="band", gate_leak=1.0), [0, 1, 0, 0]),
+        (dict(teacher_reward="novelty"), [0, 0, 0, -1]),
+        (dict(teacher_reward="noise-proof", noise_margin=0.0), [0, 0, 0, -1]),
+        (dict(teacher_reward="noise-proof", kinds="code_o,code_i"), [0, 0, 0, -1]),
+    ],
+)
 def test_pay(setup, switches, rewards):
-    batch, archive = with_fates(), filled(task(0, output="1"), task(1, output="1"), task(2, output="2"))      # guessing earns 2/3
+    batch, archive = with_fates(), filled(task(0, output="1"), task(1, output="1"), task(2, output="2"))  # guessing earns 2/3
     selfplay.pay_teachers(setup(**switches), archive, batch, 0)
     assert [p.reward for p in batch] == rewards
 
@@ -198,14 +247,14 @@ def test_leaks_are_drawn_by_key(setup):
 def test_training_batch(setup):
     s, (teacher, _), (student, other) = setup(kinds="code_o,code_i"), members(), members("student")
     rollout, batch = selfplay.propose(s, filled(task(0, step=-1)), [teacher], 0)
-    given = selfplay.make_tasks(s, [Proposal("code_i", program("x=x+1"), ("4",)), Proposal("code_o", program("x=x*2"), ("4",))], "")
+    given = selfplay.make_tasks(s, [asked("code_i", "x=x+1", "4"), asked("code_o", "x=x*2", "4")], "")
     for p, reward, t in zip(batch, (0.5, -1.0, 0.25), [given[0], None, given[1]]):
         p.reward, p.task, p.kind = reward, t, t.kind if t else "code_o"
     attempts = selfplay.attempt(s, given, [student.slot, other.slot], 0, selfplay.SOLVE, 2)
     attempts.verdicts = [["correct", "wrong"], ["malformed", "correct"]]
     made = selfplay.training_batch(s, rollout, batch, [(batch[0], student), (batch[2], other)], attempts)
     assert made.reward.tolist() == [0.5, -1, 0.25, 1, -0.5, -1, 1] and made.role.tolist() == [0, 0, 0, 1, 1, 1, 1]
-    assert made.group.tolist()[:3] == [0, 0, 0] and len(set(made.group.tolist())) == 3 and made.group[3] == made.group[4] != made.group[5]
+    assert made.group.tolist() == [0, 0, 0, 3, 3, 4, 4]
     assert made.kind.tolist() == [1, 0, 0, 1, 1, 0, 0] and made.rollout.member.tolist() == [0, 0, 0, 2, 2, 3, 3]
     alone = selfplay.training_batch(s, rollout, batch, [], None)
     assert alone.reward.tolist() == [0.5, -1, 0.25] and len(alone.rollout.ids) == 3
@@ -213,31 +262,38 @@ def test_training_batch(setup):
 
 # -- ratings -----------------------------------------------------------------------------------------------------------
 
+
 def test_matches(setup):
     (one, two), students = members(), members("student")
-    batch = with_fates()                                      # of T0: rows 0 and 2, half solved by each; of T1: row 1 and the invalid one
+    batch = with_fates()  # of T0: rows 0 and 2, half solved by each; of T1: row 1 and the invalid one
     one.rating = Rating(30.0, 5.0)
-    rows = train.rate(setup(outcome="half").cfg, [(one, students[0]), (two, students[1])], [p for p in batch for p.teacher in [(one, two)[p.row % 2]]], 3)
+    rows = train.rate(
+        setup(outcome="half").cfg,
+        [(one, students[0]), (two, students[1])],
+        [p for p in batch for p.teacher in [(one, two)[p.row % 2]]],
+        3,
+    )
     assert [row["solve_rate"] for row in rows] == [0.5, 0.5] and [row["winner"] for row in rows] == ["draw", "draw"]
     assert one.rating.mu < 30 and students[0].rating.mu > 25 and two.rating.mu == students[1].rating.mu == 25
     assert rows[0]["expected"] < 0.5 and rows[0]["brier"] == pytest.approx((rows[0]["expected"] - 0.5) ** 2) and one.matches == 1
     rows = train.rate(setup().cfg, [(two, students[0])], [p for p in batch if p.reason], 4)
-    assert rows[0]["winner"] == "student" and rows[0]["solve_rate"] is None and rows[0]["brier"] is None     # nothing valid is a loss
+    assert rows[0]["winner"] == "student" and rows[0]["solve_rate"] is rows[0]["brier"] is None  # nothing valid is a loss
 
 
 # -- the archive -------------------------------------------------------------------------------------------------------
+
 
 def test_the_oldest_leave_and_their_keys_stay():
     archive = filled(*(task(i) for i in range(5)), task(9, "code_i"), cap=3)
     assert [t.id for t in archive.tasks["code_o"]] == [2, 3, 4] and [t.id for t in archive.tasks["code_i"]] == [9]
     assert archive.keys == {f"key{i}" for i in (0, 1, 2, 3, 4, 9)} and archive.n_added == 6
-    assert len(archive.structures) == 1                                                   # x+0 and x+4 are one structure
+    assert len(archive.structures) == 1  # x+0 and x+4 are one structure
 
 
 def test_references():
     seed, rng = task(0, step=-1), random.Random(0)
     archive = filled(seed)
-    assert archive.references("code_i", 3, rng) == [seed]                                 # seeds stand in for a kind without tasks
+    assert archive.references("code_i", 3, rng) == [seed]  # seeds stand in for a kind without tasks
     for t in (task(1), task(2), task(3, "code_i"), task(4, "code_f"), task(5, "code_f")):
         archive.add(t, structural_hash(t.program))
     for k in (1, 2, 6):
@@ -250,10 +306,14 @@ def test_references():
 
 def test_guess_rate():
     archive = filled(task(0, output="7"), task(1, output="7"), task(2, output="8"), task(3, "code_i", "8"), cap=1000)
-    assert archive.guess_rate("code_o") == pytest.approx(2 / 3) and archive.guess_rate("code_i") == 1.0 and archive.guess_rate("code_f") == 0.0
+    assert (
+        archive.guess_rate("code_o") == pytest.approx(2 / 3)
+        and archive.guess_rate("code_i") == 1.0
+        and archive.guess_rate("code_f") == 0.0
+    )
     for i in range(WINDOW):
         archive.add(task(10 + i, output=str(i)), "s")
-    assert archive.guess_rate("code_o") == 1 / WINDOW                                     # only the latest count
+    assert archive.guess_rate("code_o") == 1 / WINDOW  # only the latest count
 
 
 def test_rarefied_coverage():
@@ -262,13 +322,19 @@ def test_rarefied_coverage():
     for structure in "aabc":
         archive.add(task(0), structure)
     # two of a, a, b, c: 5 of the 6 pairs hold two structures, one holds one
-    assert archive.rarefied(2) == pytest.approx(11 / 6) and archive.rarefied(4) == 3 and archive.rarefied(99) == 3 and len(archive.structures) == 3
+    assert (
+        archive.rarefied(2) == pytest.approx(11 / 6)
+        and archive.rarefied(4) == 3
+        and archive.rarefied(99) == 3
+        and len(archive.structures) == 3
+    )
     for _ in range(WINDOW):
         archive.add(task(0), "a")
     assert len(archive.recent) == WINDOW and archive.rarefied() == pytest.approx(1) and len(archive.structures) == 3
 
 
 # -- what is told ------------------------------------------------------------------------------------------------------
+
 
 def test_a_task_survives_its_log(setup):
     batch = proposed(BATCH[0], None)
@@ -284,28 +350,50 @@ def test_describe():
     assert (told["n"], told["valid"], told["reasons"], told["solve_rate"]) == (4, 0.75, {"syntax": 1}, 0.5)
     assert told["solve_0"] == told["solve_1"] == pytest.approx(1 / 3) and told["malformed"] == pytest.approx(2 / 12)
     nothing = selfplay.describe([])
-    assert nothing["valid"] is None and nothing["complexity"] == {} and not math.isnan(nothing["malformed"])
+    assert nothing["valid"] is None and nothing["complexity"] == {} and nothing["malformed"] == 0
     assert selfplay.mean([]) is None and selfplay.mean([1, None, 2]) == 1.5
 
 
 def test_probe(setup):
     s, students = setup(), members("student")
-    given = selfplay.make_tasks(s, [Proposal("code_o", program("x=x+1"), ("4",))], "")
+    given = selfplay.make_tasks(s, [asked("code_o", "x=x+1", "4")], "")
     batch = with_fates()[:1]
     batch[0].task = given[0]
     told = selfplay.probe(s, students, given, batch, 0)
-    assert set(told["anchors_sampled"]) == set(told["anchors_greedy"]) == {"S0", "S1"} and told["anchors_greedy_base"] in (0.0, 1.0)
+    assert set(told["anchors_sampled"]) == set(told["anchors_greedy"]) == {"S0", "S1"} and told["anchors_greedy_base"] in (
+        0.0,
+        1.0,
+    )
     assert 0 <= told["base_solve"] <= 1 and told["student_solve"] == 0 and told["probe_tokens"] > 0
     assert "anchors_greedy_base" not in selfplay.probe(s, students, given, batch, 1)
     assert selfplay.probe(s, students, [], [], 1) == dict(probe_tokens=0)
 
 
 def test_last_words():
-    rows = [dict(step=i, complexity=dict(statements=1.0 + i), valid=1.0 - i / 10, solve_rate=None if i == 0 else 0.5, coverage=i, births=["T9"], base_solve=0.5,
-                 student_solve=0.5, anchors_sampled={"S0": i / 10}, anchors_greedy={"S0": 0.5}, tokens_generated=1000 * i, tokens_trained=i)
-            for i in range(5)]
+    rows = [
+        dict(
+            step=i,
+            complexity=dict(statements=1.0 + i),
+            valid=1.0 - i / 10,
+            solve_rate=None if i == 0 else 0.5,
+            coverage=i,
+            births=["T9"],
+            base_solve=0.5,
+            student_solve=0.5,
+            anchors_sampled={"S0": i / 10},
+            anchors_greedy={"S0": 0.5},
+            tokens_generated=1000 * i,
+            tokens_trained=i,
+        )
+        for i in range(5)
+    ]
     said = books.summary(rows)
     assert "statements per task rose from 1.00 to 5.00" in said and "that are valid fell from 1.00 to 0.60" in said
-    assert "current tasks rose" not in said and "tokens generated" in said and "5 members replaced" in said and "0.00 at step 0, 0.40 at step 4" in said
+    assert (
+        "current tasks rose" not in said
+        and "tokens generated" in said
+        and "5 members replaced" in said
+        and "0.00 at step 0, 0.40 at step 4" in said
+    )
     bare = [dict(row, complexity={}, valid=0.0, base_solve=None, student_solve=None, anchors_sampled={}) for row in rows]
     assert "stayed at 0.00" in books.summary(bare)

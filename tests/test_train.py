@@ -1,4 +1,5 @@
 """Two steps of the real loop for every value of every switch, what a run leaves on the disk, bad input, two processes."""
+
 import dataclasses
 import json
 import os
@@ -21,10 +22,28 @@ TINY = dict(steps=2, pop=6, n_prompts=1, group=4, attempts=2, max_new=48, n_anch
 # Values of each switch that has few; a test's run takes the i-th value of every one of them (SWITCHES), so that as many
 # runs as the longest list has cover them all, in changing company. Bounds and sizes have a second value here.
 SWITCHES = {f.name: list(f.metadata["choices"]) for f in dataclasses.fields(train.Config) if f.metadata["choices"]} | dict(
-    kinds=["code_o", "code_i", "code_f", "code_o,code_i,code_f"], kl=[0.0, 0.05], entropy=[0.0, 0.01], gate_leak=[0.0, 0.5, 1.0],
-    invalid_penalty=[-1.0, 0.0, -0.1], n_refs=[0, 2], save_every=[1, 10], keep=[1, 2], lora_targets=[",".join(TARGETS), "q_proj,v_proj"],
-    grace=[0, -1], matching_floor=[0.1, 1.0], temperature=[1.0, 0.7], archive_cap=[16384, 3], probe_every=[0, 1],
-    token_budget=[8192, 64], max_rows=[512, 7], threads=[1, 0], seed=[0, 7], rank=[8, 2], noise_margin=[0.1, 0.5], clip=[0.2, 0.1])
+    kinds=["code_o", "code_i", "code_f", "code_o,code_i,code_f"],
+    kl=[0.0, 0.05],
+    entropy=[0.0, 0.01],
+    gate_leak=[0.0, 0.5, 1.0],
+    invalid_penalty=[-1.0, 0.0, -0.1],
+    n_refs=[0, 2],
+    save_every=[1, 10],
+    keep=[1, 2],
+    lora_targets=[",".join(TARGETS), "q_proj,v_proj"],
+    grace=[0, -1],
+    matching_floor=[0.1, 1.0],
+    temperature=[1.0, 0.7],
+    archive_cap=[16384, 3],
+    probe_every=[0, 1],
+    token_budget=[8192, 64],
+    max_rows=[512, 7],
+    threads=[1, 0],
+    seed=[0, 7],
+    rank=[8, 2],
+    noise_margin=[0.1, 0.5],
+    clip=[0.2, 0.1],
+)
 EVOLVE = SWITCHES.pop("evolve")
 
 
@@ -36,9 +55,11 @@ def shown(path: Path, name: str) -> list[dict]:
 @pytest.fixture(scope="session")
 def run(micro_base, tmp_path_factory):
     """run(**switches) -> the finished run's directory; sizes are tiny where nothing else is said."""
+
     def go(**switches) -> Path:
         out = tmp_path_factory.mktemp("runs")
         return train.main(train.Config(**{**TINY, **dict(base=str(micro_base), out=str(out), name="run"), **switches})).path
+
     return go
 
 
@@ -54,6 +75,7 @@ def start(words: list[str], **kw) -> subprocess.CompletedProcess:
 
 
 # -- every value of every switch ---------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("i,mode", list(enumerate(EVOLVE)), ids=EVOLVE)
 def test_two_steps(run, i, mode):
@@ -96,6 +118,7 @@ def test_unequal_roles(run):
 
 # -- what a run leaves on the disk -------------------------------------------------------------------------------------
 
+
 @pytest.fixture(scope="module")
 def finished(run, micro_base):
     """A run of all three kinds with probes and evolution, and the hash of its base before and after."""
@@ -107,21 +130,59 @@ def finished(run, micro_base):
 
 def test_files_of_a_run(finished):
     names = {p.name for p in finished.iterdir()}
-    assert names == {"config.json", "env.json", "lock", "metrics.jsonl", "tasks.jsonl", "matches.jsonl", "genealogy.jsonl", "step_3", "step_4"}
+    assert names == {
+        "config.json",
+        "env.json",
+        "lock",
+        "metrics.jsonl",
+        "tasks.jsonl",
+        "matches.jsonl",
+        "genealogy.jsonl",
+        "step_3",
+        "step_4",
+    }
     config, env = (json.loads((finished / name).read_text()) for name in ("config.json", "env.json"))
     assert config["pop"] == 4 and config["lr"] == train.PRESETS["micro"]["lr"] and None not in config.values()
     assert {"commit", "python", "torch", "device", "sandbox", "processes", "threads"} <= set(env) and env["sandbox"] != "weak"
     living = {b["child"] for b in shown(finished, "genealogy.jsonl")} | {"T0", "T1", "S0", "S1"}
     kept = {p.name for p in (finished / "step_4").iterdir()}
-    assert {"state.json", "optimizer.safetensors"} < kept and kept - {"state.json", "optimizer.safetensors"} < living and len(kept) == 6
-    assert not [p for p in finished.rglob("*.safetensors") if p.name == "model.safetensors"]              # the base is never copied
+    assert (
+        {"state.json", "optimizer.safetensors"} < kept
+        and kept - {"state.json", "optimizer.safetensors"} < living
+        and len(kept) == 6
+    )
+    assert not [p for p in finished.rglob("*.safetensors") if p.name == "model.safetensors"]  # the base is never copied
 
 
 def test_metrics(finished):
     rows = shown(finished, "metrics.jsonl")
-    expected = {"step", "n", "valid", "reasons", "reward", "solve_rate", "solve_0", "solve_1", "malformed", "complexity", "distinct", "kinds", "members",
-                "coverage", "rarefied", "guess_rate", "brier", "zero_advantage", "kl", "entropy", "skipped", "tokens_generated", "tokens_trained",
-                "births", "seconds"}
+    expected = {
+        "step",
+        "n",
+        "valid",
+        "reasons",
+        "reward",
+        "solve_rate",
+        "solve_0",
+        "solve_1",
+        "malformed",
+        "complexity",
+        "distinct",
+        "kinds",
+        "members",
+        "coverage",
+        "rarefied",
+        "guess_rate",
+        "brier",
+        "zero_advantage",
+        "kl",
+        "entropy",
+        "skipped",
+        "tokens_generated",
+        "tokens_trained",
+        "births",
+        "seconds",
+    }
     probes = {"anchors_sampled", "anchors_greedy", "base_solve", "student_solve", "probe_tokens"}
     for row in rows:
         assert expected <= set(row) and (probes <= set(row)) == (row["step"] in (0, 2, 3)), row["step"]
@@ -129,7 +190,10 @@ def test_metrics(finished):
         assert {"propose", "verify", "solve", "probe", "update", "evolve"} == set(row["seconds"])
         assert all(0 <= x <= 1 for member in row["members"].values() for x in [member["solve_rate"]] if x is not None)
         assert sum(row["reasons"].values()) == round((1 - row["valid"]) * row["n"])
-        assert all({"mu", "sigma", "reward", "response_tokens", "entropy", "adv_abs", "grad_norm", "cosine"} <= set(m) for m in row["members"].values())
+        assert all(
+            {"mu", "sigma", "reward", "response_tokens", "entropy", "adv_abs", "grad_norm", "cosine"} <= set(m)
+            for m in row["members"].values()
+        )
     assert "anchors_sampled_base" in rows[0] and rows[0]["coverage"] <= rows[-1]["coverage"]
     assert [row["tokens_generated"] for row in rows] == sorted({row["tokens_generated"] for row in rows})
 
@@ -142,32 +206,38 @@ def test_tasks_matches_genealogy(finished):
     for row in valid:
         assert "def f(" in row["program"] and row["inputs"] and len(row["outputs"]) == len(row["inputs"])
         assert set(row["complexity"]) == {"depth", "mccabe", "halstead", "lines", "variables", "statements"}
-        (student, verdicts), = row["attempts"].items()
+        ((student, verdicts),) = row["attempts"].items()
         assert set(verdicts) <= {"correct", "wrong", "malformed"} and row["solve_rate"] == verdicts.count("correct") / 2
         assert row["reward"] == (0 if row["solve_rate"] == 0 else 1 - row["solve_rate"])
         assert all(parent < row["id"] for parent in row["parents"]) and row["teacher"] in names
         assert student in {m["student"] for m in matches if (m["step"], m["teacher"]) == (row["step"], row["teacher"])}
-    assert [row["id"] for row in valid] == list(range(1, len(valid) + 1))                                # 0 is the identity program
+    assert [row["id"] for row in valid] == list(range(1, len(valid) + 1))  # 0 is the identity program
     assert all(row["reward"] == -1 and row["text"] is not None for row in tasks if row["reason"])
     assert {"step", "teacher", "student", "expected", "solve_rate", "winner", "brier"} <= set(matches[0])
-    assert len({b["child"] for b in births}) == len(births) and all({"parents", "victim", "operator", "norm_ratio"} <= set(b) for b in births)
+    assert len({b["child"] for b in births}) == len(births) and all(
+        {"parents", "victim", "operator", "norm_ratio"} <= set(b) for b in births
+    )
 
 
 def test_peft_loads_every_member(finished, micro_base):
     """transformers with peft's reading of a member's directory gives the logits of our own."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     from lora import load_peft
+
     base, ids = load_base(str(micro_base)), torch.arange(20, 60)[None]
     plain = base.model.logits(base.model(ids)).detach()
     for directory in sorted(p.parent for p in (finished / "step_4").glob("*/adapter_config.json")):
         adapters = Adapters.on(base.model, 1, 8, 32.0)
         load_peft(adapters, 0, directory)
         ours = base.model.logits(base.model(ids, lora=adapters.route(torch.tensor([0]), torch.float32)))
-        theirs = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(micro_base, dtype=torch.float32), directory)
+        theirs = peft.PeftModel.from_pretrained(
+            transformers.AutoModelForCausalLM.from_pretrained(micro_base, dtype=torch.float32), directory
+        )
         assert (theirs(ids).logits - ours).abs().max() < 1e-4 < (plain - ours).abs().max(), directory
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
+
 
 def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
     """A start that ends with this sentence and leaves no run behind."""
@@ -176,36 +246,77 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
     assert not list(tmp_path.glob("run/*.jsonl"))
 
 
-@pytest.mark.parametrize("flags,match", [
-    ("--pop 5", "--pop 5 cannot be halved"), ("--pop 0", "--pop 0 cannot be halved"), ("--teachers -1", "at least 1"), ("--steps 0", "--steps 0"),
-    ("--kinds code_o,code_x", "code_x unknown; valid: code_o, code_i, code_f"), ("--cull 1", "--cull 1.0"), ("--temperature 0", "--temperature 0"),
-    ("--temperature nan", "--temperature"), ("--lr nan", "--lr"), ("--lr 0", "--lr"), ("--kl -1", "--kl"), ("--clip 0", "--clip"),
-    ("--gate-leak 2", "--gate-leak"), ("--seed -1", "--seed"), ("--group 0", "--group"), ("--n-refs -1", "--n-refs"), ("--probe-every -1", "--probe-every"),
-    ("--archive-cap 0", "--archive-cap"), ("--token-budget 0", "--token-budget"), ("--cpu-s 0", "--cpu-s"), ("--alpha nan", "--alpha"),
-    ("--n-anchors -1", "--n-anchors"), ("--lora-targets q_proj,nose", "nose is not a linear layer; valid: q_proj"), ("--rank 0", "--rank"),
-    ("--base /nowhere/at/all", "/nowhere/at/all"), ("--max-rows 100000000", r"not enough memory: the plan needs [\d.]+ GB \(.*cache.*\), [\d.]+ GB are free"),
-    ("--seed-tasks /nowhere", "/nowhere cannot be read"), ("--anchors /nowhere", "/nowhere"), ("--init /nowhere", "holds 0 adapters for 6 members"),
-    ("--device cuda", "sees no CUDA device"), ("--max-new 9999", "exceed the base's context"), ("--invalid-penalty nan", "--invalid-penalty")])
+@pytest.mark.parametrize(
+    "flags,match",
+    [
+        ("--pop 5", "--pop 5 cannot be halved"),
+        ("--pop 0", "--pop 0 cannot be halved"),
+        ("--teachers -1", "at least 1"),
+        ("--steps 0", "--steps 0"),
+        ("--kinds code_o,code_x", "code_x unknown; valid: code_o, code_i, code_f"),
+        ("--cull 1", "--cull 1.0"),
+        ("--temperature 0", "--temperature 0"),
+        ("--temperature nan", "--temperature"),
+        ("--lr nan", "--lr"),
+        ("--lr 0", "--lr"),
+        ("--kl -1", "--kl"),
+        ("--clip 0", "--clip"),
+        ("--gate-leak 2", "--gate-leak"),
+        ("--seed -1", "--seed"),
+        ("--group 0", "--group"),
+        ("--n-refs -1", "--n-refs"),
+        ("--probe-every -1", "--probe-every"),
+        ("--archive-cap 0", "--archive-cap"),
+        ("--token-budget 0", "--token-budget"),
+        ("--cpu-s 0", "--cpu-s"),
+        ("--alpha nan", "--alpha"),
+        ("--n-anchors -1", "--n-anchors"),
+        ("--lora-targets q_proj,nose", "nose is not a linear layer; valid: q_proj"),
+        ("--rank 0", "--rank"),
+        ("--base /nowhere/at/all", "/nowhere/at/all"),
+        ("--max-rows 100000000", r"not enough memory: the plan needs [\d.]+ GB \(.*cache.*\), [\d.]+ GB are free"),
+        ("--seed-tasks /nowhere", "/nowhere cannot be read"),
+        ("--anchors /nowhere", "/nowhere"),
+        ("--init /nowhere", "holds 0 adapters for 6 members"),
+        ("--device cuda", "sees no CUDA device"),
+        ("--max-new 9999", "exceed the base's context"),
+        ("--invalid-penalty nan", "--invalid-penalty"),
+    ],
+)
 def test_a_clear_sentence(micro_base, tmp_path, flags, match):
     if "cuda" in flags and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     refused(micro_base, tmp_path, match, *flags.split())
 
 
-@pytest.mark.parametrize("flags,said", [
-    (["--n-promts", "3"], "did you mean --n-prompts?"), (["--lr_teacher=1"], "did you mean --lr-teacher?"), (["--zzz"], "--help lists all"),
-    (["--matching", "pfps"], "pfsp.*uniform.*hard.*round-robin.*all"), (["--evolve", "x"], "mixed.*mutation.*dare"), (["--steps", "many"], "invalid int")])
+@pytest.mark.parametrize(
+    "flags,said",
+    [
+        (["--n-promts", "3"], "did you mean --n-prompts?"),
+        (["--lr_teacher=1"], "did you mean --lr-teacher?"),
+        (["--zzz"], "--help lists all"),
+        (["--matching", "pfps"], "pfsp.*uniform.*hard.*round-robin.*all"),
+        (["--evolve", "x"], "mixed.*mutation.*dare"),
+        (["--steps", "many"], "invalid int"),
+    ],
+)
 def test_wrong_flags(capsys, flags, said):
     with pytest.raises(SystemExit) as e:
         train.parse_args(flags)
     assert e.value.code == 2 and re.search(said, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("line,match", [
-    ("{", "line 2"), ('{"kind": "code_z", "program": "def f(x):\\n return x", "input": "1"}', "line 2.*code_z.*none of code_o"),
-    ('{"program": "def f(x):\\n return x"}', "line 2.*input"), ('{"program": "def f(x):\\n return x(", "input": "1"}', "line 2"),
-    ('{"program": "def f(x):\\n return x/0", "input": "1"}', "task 2 is not valid .error"),
-    ('{"program": "def f(x):\\n return id([])", "input": "1"}', "task 2 is not valid")])
+@pytest.mark.parametrize(
+    "line,match",
+    [
+        ("{", "line 2"),
+        ('{"kind": "code_z", "program": "def f(x):\\n return x", "input": "1"}', "line 2.*code_z.*none of code_o"),
+        ('{"program": "def f(x):\\n return x"}', "line 2.*input"),
+        ('{"program": "def f(x):\\n return x(", "input": "1"}', "line 2"),
+        ('{"program": "def f(x):\\n return x/0", "input": "1"}', "task 2 is not valid .error"),
+        ('{"program": "def f(x):\\n return id([])", "input": "1"}', "task 2 is not valid"),
+    ],
+)
 def test_seed_tasks_with_an_invalid_line(micro_base, tmp_path, line, match):
     path = tmp_path / "seeds.jsonl"
     path.write_text('{"program": "def f(x):\\n return x", "input": "1"}\n' + line + "\n")
@@ -221,7 +332,12 @@ def test_seed_tasks_seed_the_archive(run, tmp_path):
     path = run(seed_tasks=str(tmp_path / "seeds.jsonl"), steps=1, kinds="code_o,code_f", n_prompts=2)
     seeds = json.loads((path / "step_1" / "state.json").read_text())["seeds"]
     assert [s["outputs"][0] for s in seeds] == ["1", "2", "3", "0"] or len(seeds) == 4
-    assert {p for row in shown(path, "tasks.jsonl") if row["kind"] == "code_f" and not row["reason"] for p in row["parents"]} <= {0, 1, 2, 3}
+    assert {p for row in shown(path, "tasks.jsonl") if row["kind"] == "code_f" and not row["reason"] for p in row["parents"]} <= {
+        0,
+        1,
+        2,
+        3,
+    }
 
 
 def test_adapters_of_another_rank(run, micro_base, tmp_path):
@@ -232,7 +348,12 @@ def test_adapters_of_another_rank(run, micro_base, tmp_path):
 def test_a_step_without_valid_proposals_is_survived(run):
     path = run(max_new=1, probe_every=1)
     for row in shown(path, "metrics.jsonl"):
-        assert row["valid"] == 0 and row["solve_rate"] is None and sum(row["reasons"].values()) == row["n"] and row["zero_advantage"] == 1
+        assert (
+            row["valid"] == 0
+            and row["solve_rate"] is None
+            and sum(row["reasons"].values()) == row["n"]
+            and row["zero_advantage"] == 1
+        )
     assert all(m["winner"] == "student" for m in shown(path, "matches.jsonl")) and (path / "step_2").is_dir()
 
 
@@ -245,17 +366,26 @@ def test_command_line_ends_with_one_sentence(micro_base, tmp_path):
 
 # -- several processes -------------------------------------------------------------------------------------------------
 
+
 def test_two_processes(run, micro_base, tmp_path):
     """torchrun over gloo trains the same population: the same proposals, the same update up to rounding."""
     flags = dict(steps=1, temperature=0.05, probe_every=1, evolve="none", dtype="float32")
     alone = run(**flags)
     words = command(micro_base, tmp_path, *(w for k, v in flags.items() for w in ("--" + k.replace("_", "-"), str(v))))
-    done = start(["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *words], env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = start(
+        ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *words], env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr
     both = tmp_path / "run"
     (a,), (b,) = shown(alone, "metrics.jsonl"), shown(both, "metrics.jsonl")
-    assert a["reasons"] == b["reasons"] and a["tokens_generated"] == b["tokens_generated"] and a["tokens_trained"] == b["tokens_trained"]
-    assert shown(alone, "tasks.jsonl") == shown(both, "tasks.jsonl") and shown(alone, "matches.jsonl") == shown(both, "matches.jsonl")
+    assert (
+        a["reasons"] == b["reasons"]
+        and a["tokens_generated"] == b["tokens_generated"]
+        and a["tokens_trained"] == b["tokens_trained"]
+    )
+    assert shown(alone, "tasks.jsonl") == shown(both, "tasks.jsonl") and shown(alone, "matches.jsonl") == shown(
+        both, "matches.jsonl"
+    )
     assert json.loads((both / "env.json").read_text())["processes"] == 2
     for name, member in a["members"].items():
         assert member["grad_norm"] == pytest.approx(b["members"][name]["grad_norm"], rel=1e-3, abs=1e-5)
