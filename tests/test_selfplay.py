@@ -1,6 +1,5 @@
 """The phases between models and judge: keyed draws, verification against the archive, rewards by hand, the archive itself."""
 
-import dataclasses
 import json
 import random
 

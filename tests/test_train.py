@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from itertools import zip_longest
 from pathlib import Path
 
 import pytest
