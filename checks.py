@@ -8,7 +8,7 @@ import cmath
 import re
 from dataclasses import dataclass
 
-from complexity import bound_names, drop_annotations, drop_docstrings, entry, parse
+from complexity import DEFINITIONS, bound_names, drop_annotations, drop_docstrings, entry, parse
 from prompts import show
 
 REASONS = {     # why a proposal was refused; the keys are what the logs count
@@ -40,7 +40,8 @@ class Limits:
     input_chars: int = 500
     output_chars: int = 500
     message_chars: int = 500
-    n_inputs: int = 10                  # code_f: inputs that the teacher writes
+    n_inputs: int = 10                  # code_f: inputs that the teacher is asked for
+    min_inputs: int = 6                 # code_f: distinct ones on which the program must return
     n_shown: int = 5                    # code_f: pairs that the student sees; the others grade
     imports: frozenset[str] = IMPORTS
     max_int: int | None = None          # largest absolute value of an integer in inputs and outputs
@@ -51,14 +52,14 @@ class Limits:
     @classmethod
     def for_style(cls, style: str) -> "Limits":
         """Defaults for a style; the micro model knows only small values."""
-        micro = dict(source_chars=400, input_chars=60, output_chars=60, n_inputs=8, n_shown=4, max_int=999,
+        micro = dict(source_chars=400, input_chars=60, output_chars=60, n_inputs=8, min_inputs=8, n_shown=4, max_int=999,
                      max_items=10, reject_constant=True, compact=True)
         return cls(**micro) if style == "micro" else cls()
 
 
 def normalise(source: str, limits: Limits, tidy: bool) -> str:
     """The program with its entry called f; with `tidy` also without comments, docstrings, annotations of functions and
-    top-level demonstration calls, all of which could state or falsify the answer. Raises ValueError("reason: ...")."""
+    top-level demonstrations, all of which could state or falsify the answer. Raises ValueError("reason: ...")."""
     if len(source) > limits.source_chars:
         raise ValueError("too_long")
     tree = parse(source)
@@ -76,13 +77,52 @@ def normalise(source: str, limits: Limits, tidy: bool) -> str:
             elif isinstance(node, (ast.Global, ast.Nonlocal)):
                 node.names = ["f" if name == old else name for name in node.names]
     if tidy:
-        tree = drop_annotations(drop_docstrings(tree), everywhere=False)
-        tree.body = [node for node in tree.body if not isinstance(node, ast.Expr) and not _is_main_guard(node)]
+        tree = drop_demonstrations(drop_annotations(drop_docstrings(tree), everywhere=False))
     return ast.unparse(ast.fix_missing_locations(tree)) if tidy or renamed else source.strip("\n")
 
 
-def _is_main_guard(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "__name__" in {name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)}
+def drop_demonstrations(tree: ast.Module) -> ast.Module:
+    """Removes, in place, what the top level does only to show f at work: expressions, assertions, the main guard, loops and
+    assignments that call f, and assignments that no definition reads."""
+    used = {node.id for top in tree.body if isinstance(top, DEFINITIONS) for node in ast.walk(top) if isinstance(node, ast.Name)}
+
+    def shows(node: ast.stmt) -> bool:
+        names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            return "f" in names or all(isinstance(target, ast.Name) and target.id not in used for target in targets)
+        return isinstance(node, (ast.Expr, ast.Assert)) or isinstance(node, (ast.If, ast.For)) and bool(names & {"f", "__name__"})
+
+    tree.body = [node for node in tree.body if not shows(node)]
+    return tree
+
+
+def demonstrated(source: str, name: str = "") -> list[str]:
+    """Argument texts of the calls to the entry (or to `name`) outside all definitions, names replaced by the literals that the
+    program itself gives them. Calls with anything but plain literals are left out; unreadable source gives none."""
+    try:
+        tree = parse(source)
+    except ValueError:
+        return []
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    function = entry(tree) or (functions[0] if len(functions) == 1 else None)
+    name, order = name or (function.name if function else ""), parameters(function) if function else []
+    outside = [node for top in tree.body if not isinstance(top, DEFINITIONS) for node in ast.walk(top)]
+    values = {node.targets[0].id: node.value for node in outside if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}
+    texts = []
+    for call in outside:
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == name) or len(call.args) > 16:
+            continue
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        given = call.args + [named.pop(parameter) for parameter in order[len(call.args):] if parameter in named]
+        text = ", ".join(ast.unparse(values.get(node.id, node) if isinstance(node, ast.Name) else node) for node in given)
+        try:
+            read_arguments(text)
+        except ValueError:
+            continue
+        if not named:
+            texts.append(text)
+    return texts
 
 
 def program_problem(source: str, limits: Limits) -> str | None:
@@ -192,14 +232,21 @@ def arguments_text(text: str, program: str) -> str:
 
 
 def split_inputs(body: str, program: str) -> list[str]:
-    """Argument texts in one input block: one per line where each line is a whole argument list, else the block as one."""
+    """Argument texts in one input block: one per line where each line is a whole argument list, else the block as one, else
+    the lines that can be read: calls of f, alone or inside print and assert."""
     lines = [arguments_text(line, program) for line in body.strip().split("\n") if line.strip()]
+    whole = arguments_text(body, program)
+    if all(map(readable, lines)) or readable(whole):
+        return lines if all(map(readable, lines)) else [whole]
+    return [text for line in lines for text in demonstrated(line, "f") or [line] if readable(text)] or [whole]
+
+
+def readable(text: str) -> bool:
+    """Whether a text is an argument list of plain literals, at least one."""
     try:
-        for line in lines:
-            read_arguments(line)
+        return bool(read_arguments(text))
     except ValueError:
-        return [arguments_text(body, program)]
-    return lines
+        return False
 
 
 def canonical_arguments(text: str) -> str:

@@ -13,51 +13,34 @@ from dataclasses import dataclass
 MICRO_PROPOSE = {"code_o": "propose out {type}\n", "code_i": "propose inp {type}\n", "code_f": "args\n{program}\n"}
 MICRO_SOLVE = {"code_o": "out\n{program}\nf({input})\n", "code_i": "inp\n{program}\n{output}\n", "code_f": "fun\n{pairs}"}
 
-WRITE_TASK = """Here are some Python functions, each with one input:
+WRITE_TASK = """Here are examples of an input and a short Python function that takes it:
 
 {references}
-Write one NEW Python function named `f` that differs from all of these, about {topic}, and one input for it. {goal}
-The function takes its input as parameters and returns a value. It must be deterministic: no random numbers, no time, no \
-files, no printing, no user input. Use only numbers, strings, lists, tuples, dicts and sets as input and as result.
-
-Answer with exactly two blocks, first the function, then the arguments as they would stand between the brackets of a call:
-
-```python
-def f(a, b):
-    ...
-    return ...
-```
-```input
-[3, 1, 2], 'abc'
-```
+Write one new example about {topic}: first an input, then a new function `f` that takes exactly this input, does something \
+different from the examples, and returns a value. {goal} The input is only the arguments, as they would stand between the \
+brackets of a call. The function is short and deterministic, and does not print. Write two blocks like those above and \
+nothing else.
 """
 CHAT_PROPOSE = {
-    "code_o": WRITE_TASK.replace("{goal}", "Another programmer will see the function and the input and must find the output "
-                                 "by thinking: make that need several steps."),
-    "code_i": WRITE_TASK.replace("{goal}", "Another programmer will see the function and its output and must find an input "
-                                 "that gives this output: make that need several steps."),
+    "code_o": WRITE_TASK.replace("{goal}", "Another programmer will see both and must find the output by thinking, so let the "
+                                 "function take several steps."),
+    "code_i": WRITE_TASK.replace("{goal}", "Another programmer will see the function and its output and must find the input by "
+                                 "thinking, so let the function take several steps."),
     "code_f": """Here is a Python function:
 
 ```python
 {program}
 ```
-It can be called with these arguments:
+Write {n_inputs} calls of `f` with different literal arguments, one per line, that together show everything that the \
+function does: usual and unusual cases. Then write a message: one sentence that hints at what the function does, without \
+giving its code. Another programmer will see some of the calls, their results and the message, and must write the \
+function. Answer with a block of calls and a block with the message, like this:
 
-```input
-{input}
-```
-Write {n_inputs} different inputs for `f`, one per line, each as it would stand between the brackets of a call. Together \
-they must show everything that the function does. Then write a message of one or two sentences that hints at what the \
-function does without giving its code. Another programmer will see some of the inputs, their outputs and the message and \
-must write the function. Answer with exactly two blocks:
-
-```input
-ARGUMENTS OF THE FIRST CALL
-ARGUMENTS OF THE SECOND CALL
-...
+```python
+f({input})
 ```
 ```message
-YOUR HINT
+A SENTENCE
 ```
 """}
 CHAT_SOLVE = {
@@ -105,8 +88,12 @@ process and answer are enclosed within <think> </think> and <answer> </answer> t
 process here </think> <answer> answer here </answer>.
 User: {}
 Assistant: """
-TOPICS = ("lists of numbers", "strings", "dictionaries", "counting", "sorting", "nested lists", "digits of a number", "recursion",
-          "filtering", "simulating a small process", "two interacting inputs", "sets", "searching", "arithmetic", "grouping")
+HINT = re.compile(r"^# Hint: (.+)$", re.M)      # a comment above the calls that a teacher writes for code_f
+# What the next task is about, and how its input begins: without either, a small model repeats the examples it was shown.
+TOPICS = (("a list of numbers", "["), ("a list of words", "['"), ("a sentence", "'"), ("a dictionary of counts", "{'"),
+          ("a list of pairs", "[("), ("a table of numbers", "[["), ("the digits of a number", ""), ("arithmetic on two numbers", ""),
+          ("a list and a number", "["), ("two words", "'"), ("searching in a text", "'"), ("a number sequence", ""),
+          ("sorting", "["), ("counting", "["), ("grouping", "["), ("filtering", "["))
 
 
 @dataclass(frozen=True)
@@ -183,10 +170,11 @@ class Style:
     tidy: bool = True
 
 
-CHAT_PREFIX = {("propose", "code_o"): "```python\ndef f(", ("propose", "code_i"): "```python\ndef f(",
-               ("propose", "code_f"): "```input\n"}
+CHAT_PREFIX = {("propose", "code_o"): "Example about {topic}:\n\n```input\n{opening}",
+               ("propose", "code_i"): "Example about {topic}:\n\n```input\n{opening}",
+               ("propose", "code_f"): "```python\nf({input})\nf("}
 CHAT_PAIR = "```input\n{input}\n```\n```output\n{output}\n```\n"
-CHAT_REFERENCE = "```python\n{program}\n```\n```input\n{input}\n```\n"
+CHAT_REFERENCE = "```input\n{input}\n```\n```python\n{program}\n```\n"
 STYLE = {
     "micro": Style(MICRO_PROPOSE, MICRO_SOLVE, lambda phase, kind: "", "f({input})={output}\n", "", micro_blocks, tidy=False),
     "chat": Style(CHAT_PROPOSE, CHAT_SOLVE, lambda phase, kind: CHAT_PREFIX.get((phase, kind), ""), CHAT_PAIR, CHAT_REFERENCE,

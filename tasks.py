@@ -7,13 +7,14 @@ Job. Whatever a model writes ends as a value or as a reason named in checks.REAS
 import hashlib
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 
-from checks import (CONTROL, REASONS, Limits, arguments_text, canonical_arguments, input_problem, normalise, program_problem,
+from checks import (CONTROL, REASONS, Limits, arguments_text, canonical_arguments, demonstrated, input_problem, normalise, program_problem,
                     split_inputs, value_problem)
 from complexity import structural_hash
-from prompts import STYLE, STYLES, TOPICS, Prompt, render, show
+from prompts import HINT, STYLE, STYLES, TOPICS, Prompt, render, show
 from verifier import Job, Verdict, decode, same
 
 __all__ = ["IDENTITY", "KINDS", "REASONS", "STYLES", "Kind", "Limits", "Prompt", "Proposal", "Reject", "Task", "read_tasks",
@@ -62,9 +63,10 @@ class Kind:
         """Prompt for a teacher. refs: tasks to learn from; for code_f, refs[0] is the program to write inputs for."""
         text = STYLE[style]
         references = "\n".join(text.reference.format(program=ref.program, input=ref.inputs[0]) for ref in refs)
-        fields = dict(type=rng.choice(("int", "list", "str")), topic=rng.choice(TOPICS), references=references,
+        kind, (topic, opening) = rng.choice(("int", "list", "str")), rng.choice(TOPICS)
+        fields = dict(type=kind, topic=topic, opening=opening, references=references,
                       n_inputs=limits.n_inputs, program=refs[0].program if refs else "", input=refs[0].inputs[0] if refs else "")
-        return Prompt(text.propose[self.name].format(**fields), text.prefix("propose", self.name))
+        return Prompt(text.propose[self.name].format(**fields), text.prefix("propose", self.name).format(**fields))
 
     def parse_proposal(self, text: str, style: str, refs: list[Task], limits: Limits) -> Proposal | Reject:
         """Program and input from a teacher's text, which includes the prefix. Never raises."""
@@ -75,8 +77,9 @@ class Kind:
         if not programs:
             return Reject("no_program")
         rest = blocks[programs[0] + 1:]
-        inputs = [body for tag, body in rest if tag == "input"]
+        inputs = [body for tag, body in blocks[:programs[0]] if tag == "input"][-1:] or [body for tag, body in rest if tag == "input"]
         inputs = inputs or [body for tag, body in rest if tag == "" and "def " not in body]
+        inputs = inputs or ([] if style == "micro" else demonstrated(blocks[programs[0]][1])[-1:])
         if not inputs:
             return Reject("no_input")
         try:
@@ -215,19 +218,28 @@ class Induction(Kind):
         if not refs:
             return Reject("no_program")
         program, message = refs[0].program, [body.strip() for tag, body in blocks if tag == "message"]
+        message = message or HINT.findall(text)
         texts = [body for tag, body in blocks if tag == "input"] or [body for tag, body in blocks[:1] if tag in ("", "python")]
         if not texts:
             return Reject("no_input")
         distinct = {}
         for given in (part for body in texts for part in split_inputs(body, program)):
             distinct.setdefault(canonical_arguments(given), given)
-        if len(distinct) < limits.n_inputs:
+        if len(distinct) < limits.min_inputs:
             return Reject("few_inputs")
         inputs = tuple(distinct if STYLE[style].tidy else distinct.values())[:limits.n_inputs]
         return Proposal(self.name, program, inputs, message[-1] if message else "")
 
     def check(self, proposal, limits):
-        return "few_inputs" if len(proposal.inputs) < limits.n_inputs else super().check(proposal, limits)
+        return "few_inputs" if len(proposal.inputs) < limits.min_inputs else super().check(proposal, limits)
+
+    def accept(self, proposal, verdict, limits, key):
+        """As `Kind.accept`; inputs on which the program raises are left out while at least min_inputs remain."""
+        works = [error is None or not error.startswith("error") for error in verdict.errors]
+        if verdict.end == "ok" and limits.min_inputs <= sum(works) < len(works):
+            proposal = replace(proposal, inputs=tuple(compress(proposal.inputs, works)))
+            verdict = replace(verdict, outputs=tuple(compress(verdict.outputs, works)), errors=tuple(compress(verdict.errors, works)))
+        return super().accept(proposal, verdict, limits, key)
 
     def key(self, proposal, dedupe):
         return _digest(super().key(proposal, dedupe), *proposal.inputs)

@@ -186,7 +186,7 @@ PROPOSALS = [
     ("chat", "I cannot do that.", "no_program"), ("chat", "", "no_program"),
     ("chat", "```python\ndef f(x):\n    return x\n```", "no_input"),
     # only an input after the program
-    ("chat", "```input\n5\n```\n```python\ndef f(x):\n    return x\n```", "no_input"),
+    ("chat", "```input\n5\n```\n```python\ndef f(x):\n    return x\n```", "ok"),
     ("chat", TASK.format("def f(x)\n    return x", "5"), "syntax"), ("chat", TASK.format("def f(x):\nreturn x", "5"), "syntax"),
     ("chat", TASK.format("x = 5", "5"), "no_entry"), ("chat", TASK.format("def g(x): pass\ndef h(x): pass", "5"), "no_entry"),
     # f means something else
@@ -297,7 +297,7 @@ LINES = "\n".join(f"[{i}, {i + 1}]" for i in range(10))
     ("```input\n" + "[1]\n[ 1]\n" * 5 + "```", "few_inputs"),                                           # the same written twice
     ("```input\n[1]\n```\n```message\nIt reverses.\n```", "few_inputs"), ("no blocks", "no_input"),
     ("\n".join(f"```input\nrange({i})\n```" for i in range(10)), "not_literal"),
-    ("```input\n" + LINES.replace("[4, 5]", "4") + "\n```", "error"),                                   # one of ten fails
+    ("```input\n" + LINES.replace("[4, 5]", "4") + "\n```", "ok"),                                      # one of ten fails and is left out
     ("```input\n" + LINES + "\n```\n```message\n" + "x" * 600 + "\n```", "message_too_long"),
     ("```input\n" + LINES + "\n```\n```message\n<|im_start|>system\n```", "control_text"),
 ])
