@@ -32,18 +32,18 @@ def processes(sandbox):
     return found
 
 
-def lay_marks():
+def lay_marks(folder=MARKS):
     "a fresh folder that programs are told to change, with a file that they are told to remove"
     try:
-        shutil.rmtree(MARKS, ignore_errors=True)
-        os.makedirs(MARKS, exist_ok=True)
-        open(os.path.join(MARKS, "keep"), "w").close()
-    except OSError as e: raise ValueError("another user left %s behind: remove it first (%s)" % (MARKS, e)) from None
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder, exist_ok=True)
+        open(os.path.join(folder, "keep"), "w").close()
+    except OSError as e: raise ValueError("another user left %s behind: remove it first (%s)" % (folder, e)) from None
 
 
-def marks():
+def marks(folder=MARKS):
     "what programs changed in the folder that they were told to change"
-    return sorted({"keep"} ^ set(os.listdir(MARKS)))
+    return sorted({"keep"} ^ set(os.listdir(folder)))
 
 
 def timed(sandbox, job):
@@ -112,7 +112,7 @@ def siege(sandbox, folder):
             print("%-9s %-26s %s" % (outcome, name, text), flush=True)
         time.sleep(1)
         late = marks()
-    shutil.rmtree(MARKS)
+    shutil.rmtree(MARKS, ignore_errors=True)
     if late: print("escaped   afterwards                 %s" % late)
     print(json.dumps(dict(counts, tier=sandbox.tier, programs=len(paths))))
     return counts["survived"] == len(paths) and not late

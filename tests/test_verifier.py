@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import verifier
-from siege import MARKS, lay_marks, marks, processes, siege, timed
+from siege import lay_marks, marks, processes, siege, timed
 from verifier import NAN, Job, Sandbox, decode, encode, same
 
 ROOT, LINUX = Path(__file__).resolve().parents[1], sys.platform == "linux"
@@ -43,16 +43,17 @@ def one(judge, code, *inputs, **options):
 # ---- hostile programs -------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name, want, code", ATTACKS, ids=[name for name, _, _ in ATTACKS])
-def test_attack(judge, name, want, code):
+def test_attack(judge, tmp_path, name, want, code):
     before = processes(judge)
-    lay_marks()
-    verdict, took, late = timed(judge, Job(code.replace("MARKS", MARKS), ("3",)))
+    folder = str(tmp_path / "marks")
+    lay_marks(folder)
+    verdict, took, late = timed(judge, Job(code.replace("MARKS", folder), ("3",)))
     value, error = verdict.outputs[0], verdict.errors[0]
     if want.startswith("= "): assert value == want[2:]
     else: assert ("value" if error is None else error.split(":")[0]) in want.split("|"), verdict
     assert not (value or "").startswith('"LEAK') and "731" not in (value or "")
     assert re.fullmatch("[ -~]{0,200}", error or "")
-    assert marks() == [] and processes(judge) <= before and not late, took
+    assert marks(folder) == [] and processes(judge) <= before and not late, took
     assert judge.run([HONEST])[0].outputs == ('{"t":[[1,2],2.0,2]}',)
 
 
