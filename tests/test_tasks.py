@@ -297,7 +297,7 @@ LINES = "\n".join(f"[{i}, {i + 1}]" for i in range(10))
     ("```input\n" + "[1]\n[ 1]\n" * 5 + "```", "few_inputs"),                                           # the same written twice
     ("```input\n[1]\n```\n```message\nIt reverses.\n```", "few_inputs"), ("no blocks", "no_input"),
     ("\n".join(f"```input\nrange({i})\n```" for i in range(10)), "not_literal"),
-    ("```input\n" + LINES.replace("[4, 5]", "4") + "\n```", "ok"),                                      # one of ten fails and is left out
+    ("```input\n" + LINES.replace("[4, 5]", "4") + "\n```", "ok"),    # one of ten raises and is left out
     ("```input\n" + LINES + "\n```\n```message\n" + "x" * 600 + "\n```", "message_too_long"),
     ("```input\n" + LINES + "\n```\n```message\n<|im_start|>system\n```", "control_text"),
 ])
@@ -306,7 +306,7 @@ def test_induction_proposals(sandbox, text, want):
     found = proposal.reason if isinstance(proposal, Reject) else outcome(sandbox, proposal)
     assert (("ok" if isinstance(found, Task) else found)) == want
     if want == "ok":
-        assert len(found.inputs) == len(set(found.inputs)) == len(found.outputs) == 10 and found.program == OUT.program
+        assert len(found.inputs) == len(set(found.inputs)) == len(found.outputs) == 10 - ("\n4\n" in text) and found.program == OUT.program
         assert found.message == ("It reverses." if "message" in text else "")
 
 
