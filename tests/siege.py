@@ -32,6 +32,13 @@ def processes(sandbox):
     return found
 
 
+def left_over(sandbox, before):
+    "ids that are new and stay; the zygotes of somebody else's dying trainer are orphans for a moment too"
+    new = processes(sandbox) - before
+    if new: time.sleep(0.5)
+    return new and new & processes(sandbox)
+
+
 def lay_marks(folder=MARKS):
     "a fresh folder that programs are told to change, with a file that they are told to remove"
     try:
@@ -83,7 +90,7 @@ def assault(sandbox, path, listener):
         verdict, = sandbox.run([job], cpu_s=2 * sandbox.cpu_s)
     honest, = sandbox.run([Job("import math\ndef f(x): return [len(x), sorted(x), math.sqrt(4), repr(1)]", ("[2, 1]",))])
     got, value = labels(verdict, answer, want), verdict.outputs[0] or ""
-    outside = marks() + ["process %d" % pid for pid in processes(sandbox) - before]
+    outside = marks() + ["process %d" % pid for pid in left_over(sandbox, before)]
     try: outside.append("connection %s" % (listener.accept(),))
     except OSError: pass
     text = "%-13s %.2f s  %s" % ("/".join(sorted(got)), took, (verdict.errors[0] or value)[:60])
