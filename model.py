@@ -138,6 +138,7 @@ class Attention(nn.Module):
         self.o_proj = Linear(f"{path}.o_proj", q, C)
 
     def forward(self, x, cos, sin, mask, cache, lora):
+        """x (B, T, C) -> (B, T, C); cos and sin (B, 1, T, D), mask as in Model.forward."""
         B, T, _ = x.shape
         heads = lambda y: y.view(B, T, -1, self.D).transpose(1, 2)
         q = rotate(heads(self.q_proj(x, lora)), cos, sin)                           # (B, H, T, D)
