@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from math import comb
 
-from tasks import Task
+from kinds import Task
 
 WINDOW = 512                       # latest tasks that the guess rate and the rarefied coverage look at
 
@@ -42,15 +42,16 @@ class Archive:
         Before a kind has tasks of its own the seeds stand in.
         """
         programs = self.tasks.get("code_o", []) + self.tasks.get("code_i", [])
-        pool = self.tasks.get(kind) or self.seeds
+        pool = self.tasks.get(kind) or [task for task in self.seeds if task.kind.startswith("code")]
         if kind != "code_f":
             return rng.sample(pool, min(k, len(pool)))
-        return [rng.choice(programs or self.seeds), *rng.sample(pool, min(max(0, k - 1), len(pool)))]
+        return [rng.choice(programs or pool), *rng.sample(pool, min(max(0, k - 1), len(pool)))]
 
-    def guess_rate(self, kind: str) -> float:
-        """How often the most frequent output among the latest tasks of a kind would be right: what guessing earns."""
+    def modal_output(self, kind: str) -> tuple[tuple[str, ...], float]:
+        """The most frequent output among the latest tasks of a kind, and its share: how often guessing it would be right."""
         outputs = Counter(task.outputs for task in self.tasks.get(kind, [])[-WINDOW:])
-        return max(outputs.values()) / outputs.total() if outputs else 0.0
+        output, count = outputs.most_common(1)[0] if outputs else ((), 0)
+        return output, count / max(1, outputs.total())
 
     def rarefied(self, m: int = 64) -> float:
         """Expected distinct structures among m of the latest tasks (Hurlbert 1971, eq. 17): comparable between runs

@@ -10,6 +10,7 @@ from state import State
 def measures(setup: Setup, state: State, proposed: list, update: dict, batch: Batch, adv: torch.Tensor, matches: list[dict]) -> dict:
     """The step's line of metrics.jsonl, except probes and seconds: overall, per kind and per member."""
     kinds = {k: describe([p for p in proposed if p.kind == k]) for k in setup.kinds}
+    guess = {k: state.archive.modal_output(k)[1] for k in setup.kinds}
     cosines, members, r = adapter_cosines([setup.adapters.factors(p) for p in range(setup.adapters.n_members)]), {}, batch.rollout
     for m in state.members:
         rows = (r.member == m.slot) & (batch.role == (m.role == "student"))
@@ -25,7 +26,7 @@ def measures(setup: Setup, state: State, proposed: list, update: dict, batch: Ba
             given |= dict(n=len(verdicts), solve_rate=verdicts.count("correct") / len(verdicts) if verdicts else None)
         members[m.name] = given
     return dict(**describe(proposed), kinds=kinds, members=members, coverage=len(state.archive.structures), rarefied=state.archive.rarefied(),
-                guess_rate={k: state.archive.guess_rate(k) for k in setup.kinds}, brier=mean(m["brier"] for m in matches),
+                guess_rate=guess, beats_guessing=mean(float(p.solve_rate > guess[p.kind] + setup.cfg.noise_margin) for p in proposed if p.attempts), brier=mean(m["brier"] for m in matches),
                 zero_advantage=(adv == 0).float().mean().item(), kl=update["kl"], entropy=update["entropy"], skipped=update["skipped"],
                 tokens_generated=state.totals["generated"], tokens_trained=state.totals["trained"])
 

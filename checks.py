@@ -23,6 +23,10 @@ REASONS = {     # why a proposal was refused; the keys are what the logs count
     "malformed_result": "tampered with the report",
     "nondeterministic": "two processes disagree", "unsupported": "the result is no plain value", "not_finite": "nan or infinity",
     "output_too_long": "result over the limit", "sandbox_failure": "the judge failed, not the program",
+    "no_question": "no question block", "not_a_number": "the result is no number", "inexact": "a float that is no short decimal",
+    "guessable": "the archive's most frequent output, over --max-guess",
+    "not_logic": "more than variables, and, or, not, == and !=", "variables": "too few or too many variables",
+    "no_model": "no assignment fits", "several_models": "several assignments fit",
     "duplicate": "in the archive already (found by the loop)"}
 IMPORTS = frozenset("math itertools functools collections string re heapq bisect operator copy fractions decimal statistics "
                     "typing dataclasses".split())
@@ -44,7 +48,7 @@ class Limits:
     min_inputs: int = 6                 # code_f: distinct ones on which the program must return
     n_shown: int = 5                    # code_f: pairs that the student sees; the others grade
     imports: frozenset[str] = IMPORTS
-    max_int: int | None = None          # largest absolute value of an integer in inputs and outputs
+    max_digits: int | None = None       # before the point of a number in inputs and outputs
     max_items: int | None = None        # longest string or container in inputs and outputs
     reject_constant: bool = False       # refuse programs that overwrite every parameter before reading it
     compact: bool = False               # values are displayed without spaces
@@ -52,13 +56,13 @@ class Limits:
     @classmethod
     def for_style(cls, style: str) -> "Limits":
         """Defaults for a style; the micro model knows only small values."""
-        micro = dict(source_chars=400, input_chars=60, output_chars=60, n_inputs=8, min_inputs=8, n_shown=4, max_int=999,
+        micro = dict(source_chars=400, input_chars=60, output_chars=60, n_inputs=8, min_inputs=8, n_shown=4, max_digits=3,
                      max_items=10, reject_constant=True, compact=True)
         return cls(**micro) if style == "micro" else cls()
 
 
-def normalise(source: str, limits: Limits, tidy: bool) -> str:
-    """The program with its entry called f; with `tidy` also without comments, docstrings, annotations of functions and
+def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:
+    """The program with its entry called f, which may have been the only function or the one called `alias`; with `tidy` also without comments, docstrings, annotations of functions and
     top-level demonstrations, all of which could state or falsify the answer. Raises ValueError("reason: ...")."""
     if len(source) > limits.source_chars:
         raise ValueError("too_long")
@@ -66,6 +70,7 @@ def normalise(source: str, limits: Limits, tidy: bool) -> str:
     renamed = False
     if entry(tree) is None:
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        functions = [node for node in functions if node.name == alias] or functions
         if len(functions) != 1 or "f" in bound_names(tree):
             raise ValueError("no_entry")
         old, renamed = functions[0].name, True
@@ -207,9 +212,9 @@ def input_problem(text: str, limits: Limits) -> str | None:
 
 
 def in_range(value, limits: Limits) -> bool:
-    """Whether one value (not what it contains) is inside max_int and max_items."""
+    """Whether one value (not what it contains) is inside max_digits and max_items."""
     if isinstance(value, (int, float)):
-        return limits.max_int is None or abs(value) <= limits.max_int
+        return limits.max_digits is None or abs(value) < 10 ** limits.max_digits
     return limits.max_items is None or not hasattr(value, "__len__") or len(value) <= limits.max_items
 
 

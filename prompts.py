@@ -2,7 +2,8 @@
 
 A style is one row of STYLE: wording, openings of the answer, and the splitter that turns text into (tag, body) blocks.
 `micro` is the compact protocol of the bundled base (micro/data.py writes the same), `chat` uses the tokenizer's own chat
-template, `base` puts the chat wording into the R1 think/answer envelope for models without chat training.
+template, `direct` is chat whose students answer at once (small models lose themselves in their reasoning), `base` puts the
+chat wording into the R1 think/answer envelope for models without chat training.
 """
 import re
 from collections.abc import Callable
@@ -10,8 +11,10 @@ from dataclasses import dataclass
 
 # ---------------------------------------------------------------- every word that a model is shown
 
-MICRO_PROPOSE = {"code_o": "propose out {type}\n", "code_i": "propose inp {type}\n", "code_f": "args\n{program}\n"}
-MICRO_SOLVE = {"code_o": "out\n{program}\nf({input})\n", "code_i": "inp\n{program}\n{output}\n", "code_f": "fun\n{pairs}"}
+MICRO_PROPOSE = {"code_o": "propose out {type}\n", "code_i": "propose inp {type}\n", "code_f": "args\n{program}\n",
+                 "math": "propose math\n", "logic": "propose logic\n"}
+MICRO_SOLVE = {"code_o": "out\n{program}\nf({input})\n", "code_i": "inp\n{program}\n{output}\n", "code_f": "fun\n{pairs}",
+               "math": "math\n{question}\n", "logic": "logic\n{constraints}\n"}
 
 WRITE_TASK = """Here are examples of an input and a short Python function that takes it:
 
@@ -42,6 +45,21 @@ f({input})
 ```message
 A SENTENCE
 ```
+""",
+    "math": """Here are examples of a word problem and a Python function that computes its answer:
+
+{references}
+Write one new word problem about {topic} whose answer is one number, and a function `solution` without arguments that computes \
+this number from those in the problem. Another programmer will see the problem alone and must find the number by thinking, so \
+let it say everything that is needed, take several steps, and not give the answer away. Write two blocks like those above and \
+nothing else.
+""",
+    "logic": """Here are examples of puzzles. The lines of a puzzle are all true, and its variables are True or False:
+
+{references}
+Write one new puzzle about {topic}. A line is made of variables, `and`, `or`, `not`, `==`, `!=` and brackets. Exactly one assignment \
+of True and False to the variables must make all lines true, and no line alone should give it away: another programmer must find it \
+by thinking. Write one block like those above and nothing else.
 """}
 CHAT_SOLVE = {
     "code_o": """What does this Python function return for this input?
@@ -81,6 +99,25 @@ ARGUMENTS
 def f(...):
     ...
 ```
+""",
+    "math": """{question}
+
+Think step by step, then give the number in a final block:
+
+```answer
+NUMBER
+```
+""",
+    "logic": """These lines are all true. Each variable is True or False, and exactly one assignment fits.
+
+```constraints
+{constraints}
+```
+Think step by step, then give all variables in a final block:
+
+```answer
+{form}
+```
 """}
 ENVELOPE = """A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The \
 assistant first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning \
@@ -94,6 +131,10 @@ TOPICS = (("a list of numbers", "["), ("a list of words", "['"), ("a sentence", 
           ("a list of pairs", "[("), ("a table of numbers", "[["), ("the digits of a number", ""), ("arithmetic on two numbers", ""),
           ("a list and a number", "["), ("two words", "'"), ("searching in a text", "'"), ("a number sequence", ""),
           ("sorting", "["), ("counting", "["), ("grouping", "["), ("filtering", "["))
+MATH_TOPICS = tuple((topic, "") for topic in ("shopping", "a journey", "work and wages", "cooking", "ages", "a farm", "sharing", "money", "areas",
+                                              "a school", "percentages", "speed and time"))
+LOGIC_TOPICS = tuple((f"{count} variables, called {names}", "") for count, names in (
+    ("three", "a, b, c"), ("three", "ann, bob, cid"), ("four", "a, b, c, d"), ("four", "red, blue, green, gold"), ("five", "p, q, r, s, t")))
 
 
 @dataclass(frozen=True)
@@ -103,20 +144,21 @@ class Prompt:
     prefix: str = ""
 
 
+MICRO_TAGS = {"=": "answer", "<": "trace", ">": "trace", "?": "question"}
+
+
 def micro_blocks(text: str) -> list[tuple[str, str]]:
-    """The compact protocol: "f(...)" lines are inputs, a "=..." line an answer, "<" and ">" lines a trace, the rest program."""
-    blocks, program = [], []
+    """The compact protocol: "f(...)" lines are inputs, a "=..." line an answer, "<" and ">" lines a trace, "?" lines together a
+    question, the rest a program."""
+    blocks, before = [], ""
     for line in text.strip("\n").split("\n"):
-        tag = "input" if line.startswith("f(") and line.endswith(")") else "answer" if line.startswith("=") else \
-            "trace" if line.startswith(("<", ">")) else "python"
-        if tag == "python":
-            program.append(line)
-            continue
-        if program:
-            blocks.append(("python", "\n".join(program)))
-            program = []
-        blocks.append((tag, line[1:] if tag != "input" else line[2:-1]))
-    return blocks + [("python", "\n".join(program))] if program else blocks
+        tag = "input" if line.startswith("f(") and line.endswith(")") else MICRO_TAGS.get(line[:1], "python")
+        body = line[2:-1] if tag == "input" else line[1:] if tag in ("answer", "trace") else line
+        if tag == before and tag in ("python", "question"):
+            body = f"{blocks.pop()[1]}\n{body}"
+        blocks.append((tag, body))
+        before = tag
+    return [block for block in blocks if block != ("python", "")]
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
@@ -165,20 +207,25 @@ class Style:
     solve: dict[str, str]
     prefix: Callable[[str, str], str]       # (phase, kind) -> opening of the answer
     pair: str
-    reference: str
+    reference: dict[str, str]               # kind -> how a reference is shown; empty: none are
     blocks: Callable[[str], list[tuple[str, str]]]
     tidy: bool = True
 
 
 CHAT_PREFIX = {("propose", "code_o"): "Example about {topic}:\n\n```input\n{opening}",
                ("propose", "code_i"): "Example about {topic}:\n\n```input\n{opening}",
-               ("propose", "code_f"): "```python\nf({input})\nf("}
+               ("propose", "code_f"): "```python\nf({input})\nf(", ("propose", "math"): "```question\n",
+               ("propose", "logic"): "```constraints\n"}
+DIRECT = {"code_o": "output", "code_i": "input", "code_f": "python", "math": "answer", "logic": "answer"}
 CHAT_PAIR = "```input\n{input}\n```\n```output\n{output}\n```\n"
-CHAT_REFERENCE = "```input\n{input}\n```\n```python\n{program}\n```\n"
+CHAT_REFERENCE = dict.fromkeys(("code_o", "code_i", "code_f"), "```input\n{input}\n```\n```python\n{program}\n```\n")
+CHAT_REFERENCE |= {"math": "```question\n{question}\n```\n```python\n{program}\n```\n", "logic": "```constraints\n{constraints}\n```\n"}
 STYLE = {
-    "micro": Style(MICRO_PROPOSE, MICRO_SOLVE, lambda phase, kind: "", "f({input})={output}\n", "", micro_blocks, tidy=False),
+    "micro": Style(MICRO_PROPOSE, MICRO_SOLVE, lambda phase, kind: "", "f({input})={output}\n", {}, micro_blocks, tidy=False),
     "chat": Style(CHAT_PROPOSE, CHAT_SOLVE, lambda phase, kind: CHAT_PREFIX.get((phase, kind), ""), CHAT_PAIR, CHAT_REFERENCE,
                   fenced_blocks),
+    "direct": Style(CHAT_PROPOSE, {kind: text.replace("Think step by step, then give", "Give") for kind, text in CHAT_SOLVE.items()},
+                    lambda phase, kind: CHAT_PREFIX.get((phase, kind)) or f"```{DIRECT[kind]}\n", CHAT_PAIR, CHAT_REFERENCE, fenced_blocks),
     "base": Style(CHAT_PROPOSE, CHAT_SOLVE, lambda phase, kind: "<think>", CHAT_PAIR, CHAT_REFERENCE, envelope_blocks)}
 STYLES = tuple(STYLE)
 
@@ -186,7 +233,7 @@ STYLES = tuple(STYLE)
 def render(prompt: Prompt, style: str, tokenizer) -> list[int]:
     """Token ids of a prompt. The prefix is tokenised apart, so that it cannot merge with what stands before it."""
     text = prompt.user
-    if style == "chat":
+    if style in ("chat", "direct"):
         text = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
     elif style == "base":
         text = ENVELOPE.format(text)

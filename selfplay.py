@@ -5,25 +5,29 @@ its students -> solve rate -> reward. Nothing here draws unkeyed random numbers 
 """
 import dataclasses
 import random
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
 
 from archive import Archive
+from checks import Limits
 from complexity import measure
 from evolve import Member
 from generate import Rollout
+from kinds import Proposal, Reject, Task
 from lora import Adapters
 from model import Base
 from parallel import Ranks
-from prompts import Prompt, render
+from prompts import Prompt, render, show
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from rl import Batch
-from tasks import KINDS, Limits, Proposal, Reject, Task
-from verifier import Job, Sandbox, Verdict
+from tasks import KINDS
+from verifier import Job, Sandbox, Verdict, decode
 
 MATCH, PROPOSE, SOLVE, LEAK, EVOLVE, PROBE, BASE, INIT = range(8)      # phases: the second half of every random key
+MAX_LOGGED = 600                                                       # characters of a text in tasks.jsonl
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Proposed:
     reason: str = ""
     task: Task | None = None
     attempts: dict[str, list[str]] = field(default_factory=dict)
+    answers: dict[str, list[str]] = field(default_factory=dict)     # the texts of these attempts
     reward: float = 0.0
 
     @property
@@ -122,10 +127,13 @@ def verify(s: Setup, archive: Archive, proposed: list[Proposed], step: int) -> N
             p.key = kind.key(p.proposal, "exact" if s.cfg.dedupe == "exact" else "structural")
             p.reason = kind.check(p.proposal, s.limits) or ("duplicate" if p.key in seen else "")
     ready, fresh, n = [p for p in proposed if p.proposal and not p.reason], set(), archive.n_added
+    modal = {kind: archive.modal_output(kind) for kind in s.kinds}
     for p, verdict in zip(ready, run_jobs(s, [KINDS[p.kind].job(p.proposal) for p in ready])):
         result = KINDS[p.kind].accept(p.proposal, verdict, s.limits, p.key)
         if isinstance(result, Task) and s.cfg.dedupe != "off" and p.key in fresh:
             result = Reject("duplicate")
+        if isinstance(result, Task) and modal[p.kind][1] > s.cfg.max_guess and result.outputs == modal[p.kind][0]:
+            result = Reject("guessable")
         if isinstance(result, Reject):
             p.reason = result.reason
             continue
@@ -161,13 +169,14 @@ def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int
 
 
 def pay_teachers(s: Setup, archive: Archive, proposed: list[Proposed], step: int) -> None:
-    """Set each proposal's reward from its solve rate; invalid ones cost cfg.invalid_penalty (AZR, eq. 4 and 6)."""
+    """Set each proposal's reward from its solve rate; invalid ones cost cfg.invalid_penalty (AZR, eq. 4 and 6), duplicates
+    cfg.duplicate_penalty."""
     c = s.cfg
-    guess = {kind: archive.guess_rate(kind) for kind in s.kinds}
+    guess = {kind: archive.modal_output(kind)[1] for kind in s.kinds}
     for i, p in enumerate(proposed):
         leaked = p.reason and keyed(c.seed, step, LEAK, p.teacher.slot, i).random() < c.gate_leak
         if p.reason and not leaked:
-            p.reward = c.invalid_penalty
+            p.reward = c.duplicate_penalty if p.reason == "duplicate" else c.invalid_penalty
         else:                                                  # what leaks through the gate is a task that nobody solves
             p.reward = TEACHER_REWARDS[c.teacher_reward](p.solve_rate or 0.0, guess[p.kind], c.noise_margin)
 
@@ -188,16 +197,17 @@ def training_batch(s: Setup, rollout: Rollout, proposed: list[Proposed], solved:
 
 
 def task_rows(proposed: list[Proposed], step: int) -> list[dict]:
-    """Lines of tasks.jsonl: every proposal, valid or not, with what became of it."""
+    """Lines of tasks.jsonl: every proposal, valid or not, with what became of it (texts cut to MAX_LOGGED characters)."""
     rows = []
     for p in proposed:
         row = dict(step=step, teacher=p.teacher.name, kind=p.kind, reason=p.reason, reward=p.reward)
         if p.task:
             t = p.task
             row |= dict(id=t.id, program=t.program, inputs=t.inputs, outputs=t.outputs, message=t.message, key=t.key, parents=t.parents,
-                        solve_rate=p.solve_rate, attempts=p.attempts, complexity=dataclasses.asdict(measure(t.program)))
+                        solve_rate=p.solve_rate, attempts=p.attempts,
+                        answers={name: [text[-MAX_LOGGED:] for text in texts] for name, texts in p.answers.items()}, complexity=dataclasses.asdict(measure(t.program)))
         else:
-            row["text"] = p.text[:1000]
+            row["text"] = p.text[:MAX_LOGGED]
         rows.append(row)
     return rows
 
@@ -219,24 +229,34 @@ def describe(proposed: list[Proposed]) -> dict:
     valid = [p for p in proposed if p.task]
     rates = [p.solve_rate for p in valid if p.solve_rate is not None]
     sizes = [dataclasses.asdict(measure(p.task.program)) for p in valid]
+    outputs = [sizes_of(decode(p.task.outputs[0])) for p in valid]
     verdicts = Counter(v for p in valid for attempts in p.attempts.values() for v in attempts)
     return dict(n=len(proposed), valid=len(valid) / len(proposed) if proposed else None, reasons=dict(Counter(p.reason for p in proposed if p.reason)),
                 reward=mean(p.reward for p in proposed), solve_rate=mean(rates), solve_0=mean(float(r == 0) for r in rates),
                 solve_1=mean(float(r == 1) for r in rates), malformed=verdicts["malformed"] / max(1, verdicts.total()),
                 complexity={k: mean(size[k] for size in sizes) for k in sizes[0]} if sizes else {},
+                duplicates=mean(float(p.reason == "duplicate") for p in proposed), output_chars=mean(chars for chars, _ in outputs),
+                output_digits=mean(digits for _, digits in outputs),
                 distinct=len({p.key for p in valid}) / len(valid) if valid else None)
+
+
+def sizes_of(value) -> tuple[int, int]:
+    """Characters of a value as displayed, and digits of its longest number."""
+    text = show(value)
+    return len(text), max(map(len, re.findall(r"\d+", text)), default=0)
 
 
 def probe(s: Setup, students: list[Member], anchors: list[Task], proposed: list[Proposed], step: int) -> dict:
     """Absolute measures: every student on the frozen anchors, sampled and greedy; the frozen base on the current tasks."""
     out, tokens = {}, 0
     if anchors:
-        pairs = [(m, t) for m in students for t in anchors] + ([(None, t) for t in anchors] if step == 0 else [])
+        first = step == 0 or 0 <= anchors[0].step < step <= anchors[0].step + s.cfg.probe_every     # the frozen base: once
+        pairs = [(m, t) for m in students for t in anchors] + ([(None, t) for t in anchors] if first else [])
         for name, temperature in (("sampled", s.cfg.temperature), ("greedy", 0.0)):
             done = attempt(s, [t for _, t in pairs], [m.slot if m else -1 for m, _ in pairs], step, PROBE, 1, temperature)
             right = lambda who: mean(v == ["correct"] for (m, _), v in zip(pairs, done.verdicts) if m is who)
             out[f"anchors_{name}"] = {m.name: right(m) for m in students}
-            out |= {f"anchors_{name}_base": right(None)} if step == 0 else {}
+            out |= {f"anchors_{name}_base": right(None)} if first else {}
             tokens += int(done.rollout.n_tokens.sum())
     tasks = [p.task for p in proposed if p.task]
     if tasks:

@@ -12,10 +12,11 @@ from archive import Archive
 from checkpoint import RunDir
 from complexity import structural_hash
 from evolve import Member
+from kinds import Task
 from lora import load_peft, save_peft
 from rl import Adam
 from selfplay import Setup
-from tasks import IDENTITY, Task, read_tasks
+from tasks import IDENTITY, KINDS, read_tasks
 from trueskill_lite import RATINGS
 
 
@@ -45,6 +46,10 @@ def found(cfg, setup: Setup, base_hash: str = "") -> State:
     proposals = read_tasks(cfg.seed_tasks) if cfg.seed_tasks else [IDENTITY]
     if not proposals:
         raise ValueError(f"--seed-tasks {cfg.seed_tasks} holds no tasks: give at least one, or leave the flag out")
+    given = {p.kind for p in proposals}
+    if any(k.startswith("code") for k in setup.kinds) and not any(k.startswith("code") for k in given):
+        proposals.append(IDENTITY)
+    proposals += [KINDS[k].seed for k in setup.kinds if KINDS[k].seed and k not in given]
     for task in selfplay.make_tasks(setup, proposals, cfg.seed_tasks or "seed"):
         archive.add(dataclasses.replace(task, id=archive.n_added), structural_hash(task.program))
     path = Path(cfg.anchors) if cfg.anchors else setup.base.path / "anchors.jsonl"

@@ -1,168 +1,17 @@
-"""The kinds of task: what a teacher and a student are asked, how their text is read, and what deserves a reward.
+"""The kinds of task by name: code_o deduction, code_i abduction, code_f induction; math and logic from domains.py.
 
-A kind is one class (`code_o` deduction, `code_i` abduction, `code_f` induction) and its wording (prompts.py). Nothing of a
-model's text is ever evaluated here: it is parsed under guards (complexity.parse) and otherwise handed to the verifier as a
-Job. Whatever a model writes ends as a value or as a reason named in checks.REASONS; only users' mistakes raise.
+To add one: a class with its wording (kinds.py says what it must answer; domains.py holds two examples) and a place in KINDS.
 """
-import hashlib
 import json
-import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 
-from checks import (CONTROL, REASONS, Limits, arguments_text, canonical_arguments, demonstrated, input_problem, normalise, program_problem,
-                    split_inputs, value_problem)
-from complexity import structural_hash
-from prompts import HINT, STYLE, STYLES, TOPICS, Prompt, render, show
+from checks import Limits, arguments_text, canonical_arguments, normalise, program_problem, split_inputs
+from domains import Logic, Math
+from kinds import Kind, Proposal, Reject, Task, digest
+from prompts import HINT, STYLE
 from verifier import Job, Verdict, decode, same
-
-__all__ = ["IDENTITY", "KINDS", "REASONS", "STYLES", "Kind", "Limits", "Prompt", "Proposal", "Reject", "Task", "read_tasks",
-           "render", "show"]
-
-
-@dataclass(frozen=True)
-class Reject:
-    """A proposal that goes no further; `reason` is a key of REASONS."""
-    reason: str
-
-    def __post_init__(self):
-        assert self.reason in REASONS, self.reason
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A teacher's task before execution: program text and argument texts as between the brackets of a call."""
-    kind: str
-    program: str
-    inputs: tuple[str, ...]
-    message: str = ""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A valid task. `outputs`: canonical texts (verifier.encode) from execution. `parents`: ids of the references shown."""
-    kind: str
-    program: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    message: str
-    key: str
-    id: int = -1
-    teacher: str = ""
-    step: int = -1
-    parents: tuple[int, ...] = ()
-
-
-class Kind:
-    """What the kinds share: prompts from the style's table, static checks, execution of a proposal, acceptance."""
-    name = ""
-    tags = ("answer",)      # languages of the block that holds a student's answer
-
-    def propose(self, style: str, refs: list[Task], rng: random.Random, limits: Limits) -> Prompt:
-        """Prompt for a teacher. refs: tasks to learn from; for code_f, refs[0] is the program to write inputs for."""
-        text = STYLE[style]
-        references = "\n".join(text.reference.format(program=ref.program, input=ref.inputs[0]) for ref in refs)
-        kind, (topic, opening) = rng.choice(("int", "list", "str")), rng.choice(TOPICS)
-        fields = dict(type=kind, topic=topic, opening=opening, references=references,
-                      n_inputs=limits.n_inputs, program=refs[0].program if refs else "", input=refs[0].inputs[0] if refs else "")
-        return Prompt(text.propose[self.name].format(**fields), text.prefix("propose", self.name).format(**fields))
-
-    def parse_proposal(self, text: str, style: str, refs: list[Task], limits: Limits) -> Proposal | Reject:
-        """Program and input from a teacher's text, which includes the prefix. Never raises."""
-        blocks = STYLE[style].blocks(text)
-        if style == "micro" and ([tag for tag, _ in blocks] != ["python", "input"] or "#" in text):
-            return Reject("syntax")     # a program, then the call as the last line, and nothing else, comments included
-        programs = [i for i, (tag, body) in enumerate(blocks) if tag == "python" or tag == "" and "def " in body]
-        if not programs:
-            return Reject("no_program")
-        rest = blocks[programs[0] + 1:]
-        inputs = [body for tag, body in blocks[:programs[0]] if tag == "input"][-1:] or [body for tag, body in rest if tag == "input"]
-        inputs = inputs or [body for tag, body in rest if tag == "" and "def " not in body]
-        inputs = inputs or ([] if style == "micro" else demonstrated(blocks[programs[0]][1])[-1:])
-        if not inputs:
-            return Reject("no_input")
-        try:
-            program = normalise(blocks[programs[0]][1], limits, STYLE[style].tidy)
-        except ValueError as error:
-            reason = str(error).split(":")[0]
-            return Reject(reason if reason in REASONS else "syntax")
-        given = arguments_text(inputs[0], program)
-        return Proposal(self.name, program, (canonical_arguments(given) if STYLE[style].tidy else given,))
-
-    def check(self, proposal: Proposal, limits: Limits) -> str | None:
-        """Reason for refusal before anything runs, or None."""
-        if not proposal.inputs:
-            return "no_input"
-        if len(proposal.message) > limits.message_chars:
-            return "message_too_long"
-        problems = [program_problem(proposal.program, limits), "control_text" if CONTROL.search(proposal.message) else None]
-        problems += [input_problem(text, limits) for text in proposal.inputs]
-        return next(filter(None, problems), None)
-
-    def key(self, proposal: Proposal, dedupe: str) -> str:
-        """Archive key: structure of the program ("structural"), or the exact program and inputs ("exact")."""
-        if dedupe == "structural":
-            try:
-                return structural_hash(proposal.program)
-            except ValueError:
-                pass        # a program that does not parse is refused by `check`; its key still has to be one
-        return _digest(proposal.program, *proposal.inputs)
-
-    def job(self, proposal: Proposal) -> Job:
-        """The execution that decides validity and gives the gold outputs."""
-        return Job(proposal.program, proposal.inputs, deterministic=True)
-
-    def accept(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task | Reject:
-        """Task with gold outputs from execution, or the reason why not."""
-        ends = {"too big": "output_too_long", "malformed": "malformed_result"}
-        if verdict.end != "ok":
-            reason = ends.get(verdict.end, verdict.end.replace(" ", "_"))
-            return Reject(reason if reason in REASONS else "error")
-        for output, error in zip(verdict.outputs, verdict.errors, strict=True):
-            if error is not None or output is None:
-                reason = (error or "error").partition(":")[0].strip()
-                reason = {"too big": "output_too_long", "not a literal": "not_literal"}.get(reason, reason.replace(" ", "_"))
-                return Reject(reason if reason in REASONS else "error")
-            try:
-                problem = value_problem(decode(output), limits)
-            except ValueError:
-                problem = "malformed_result"
-            if problem:
-                return Reject(problem)
-        return Task(self.name, proposal.program, proposal.inputs, tuple(verdict.outputs), proposal.message, key)
-
-    def solve(self, style: str, task: Task, limits: Limits) -> Prompt:
-        """Prompt for a student."""
-        text, shown = STYLE[style], [show(decode(output), limits.compact) for output in task.outputs]
-        n_shown = self.n_shown(task, limits)
-        pairs = "".join(text.pair.format(input=i, output=o) for i, o in zip(task.inputs[:n_shown], shown[:n_shown]))
-        hint = f"A hint: {task.message}\n\n" if task.message else ""
-        fields = dict(program=task.program, input=task.inputs[0], output=shown[0], pairs=pairs, hint=hint)
-        return Prompt(text.solve[self.name].format(**fields), text.prefix("solve", self.name))
-
-    def n_shown(self, task: Task, limits: Limits) -> int:
-        """Pairs of a task that the student sees; at least one, and at least half of them, stay hidden."""
-        return min(limits.n_shown, len(task.inputs) // 2)
-
-    def answer_block(self, text: str, style: str) -> str | None:
-        """The last block under one of this kind's tags, else the last block, else None."""
-        blocks = STYLE[style].blocks(text)
-        if style == "micro":
-            return blocks[-1][1] if blocks and blocks[-1][0] in self.tags and blocks[-1][0] != "input" else None
-        return next((body for tag, body in reversed(blocks) if tag in self.tags), blocks[-1][1] if blocks else None)
-
-    def parse_answer(self, text: str, style: str, task: Task, limits: Limits) -> str | None:
-        """The answer in a student's text, not yet evaluated; None = malformed. Never raises."""
-        raise NotImplementedError
-
-    def answer_jobs(self, task: Task, answers: list[str | None], limits: Limits) -> list[Job]:
-        """Executions needed to judge these attempts at one task."""
-        raise NotImplementedError
-
-    def judge(self, task: Task, answers: list[str | None], verdicts: list[Verdict], limits: Limits) -> list[str]:
-        """"correct" | "wrong" | "malformed" per attempt, from the verdicts of `answer_jobs`."""
-        raise NotImplementedError
 
 
 class ValueKind(Kind):
@@ -242,7 +91,7 @@ class Induction(Kind):
         return super().accept(proposal, verdict, limits, key)
 
     def key(self, proposal, dedupe):
-        return _digest(super().key(proposal, dedupe), *proposal.inputs)
+        return digest(super().key(proposal, dedupe), *proposal.inputs)
 
     def parse_answer(self, text, style, task, limits):
         """The program, called f, if it passes the static checks of a proposal; None = malformed. Never raises."""
@@ -274,16 +123,13 @@ class Induction(Kind):
         return "correct" if fine and gold else "wrong"
 
 
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
-
-
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (Deduction(), Abduction(), Induction())}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic())}
 IDENTITY = Proposal("code_o", "def f(x):\n return x", ("[1,2,3]",))
 
 
 def read_tasks(path: str | Path) -> list[Proposal]:
-    """Proposals from JSON lines {"kind", "program", "input" or "inputs", "message"}. They are run like any teacher's.
+    """Proposals from JSON lines {"kind", "program", "input" or "inputs", "message"}, for math {"kind", "question", "program"}, for
+    logic {"kind", "constraints"}. They are run like any teacher's.
 
     Raises ValueError naming the file or line and what is wrong with it.
     """
@@ -297,15 +143,10 @@ def read_tasks(path: str | Path) -> list[Proposal]:
             continue
         try:
             row = json.loads(line)
-            kind, program = row.get("kind", "code_o"), row["program"]
-            inputs = row["inputs"] if "inputs" in row else [row["input"]]
+            kind = row.get("kind", "code_o")
             if kind not in KINDS:
                 raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
-            texts = [program, row.get("message", ""), *inputs]
-            if not isinstance(inputs, list) or not inputs or not all(isinstance(text, str) for text in texts):
-                raise ValueError("program, message and inputs must be strings, an input as between the brackets of a call")
-            program = normalise(program, Limits(source_chars=8000), tidy=False)
+            proposals.append(KINDS[kind].from_row(row))
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: {type(error).__name__}: {error}") from None
-        proposals.append(Proposal(kind, program, tuple(inputs), row.get("message", "")))
     return proposals

@@ -29,16 +29,18 @@ import evolve
 import rl
 import selfplay
 from books import header, line, measures, summary
+from checks import Limits
 from checkpoint import LOGS, Interrupted, RunDir, Signals, differing
 from complexity import structural_hash
 from lora import TARGETS, Adapters
 from machine import Stopwatch, environment, free_memory, memory_plan
 from model import Base, Config as ModelConfig, load_base, load_tokenizer, resolve, weights_hash
 from parallel import Ranks
+from prompts import STYLES
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from selfplay import Setup, mean
 from state import State, found, restore, save
-from tasks import KINDS, Limits
+from tasks import KINDS
 from trueskill_lite import CHILD_RATINGS, RATINGS, child_rating
 from verifier import Sandbox
 
@@ -61,6 +63,7 @@ class Config:
     seed: int = flag(0, "every random draw is keyed by (seed, step, phase, member, index)")
     steps: int = flag(None, "steps of the run", kind=int)
     device: str = flag("auto", "auto, cpu or cuda")
+    style: str = flag("auto", "how the model is talked to (prompts.py); auto: as config.json and the tokenizer say", ("auto", *STYLES))
     dtype: str = flag("auto", "of the frozen base", ("auto", "float32", "bfloat16"))
     threads: int = flag(None, "CPU threads a process; 0 = torch's choice", kind=int)
     # the population
@@ -81,6 +84,9 @@ class Config:
     n_refs: int = flag(None, "reference tasks shown in a prompt (K)", kind=int)
     seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity program alone")
     dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, and so as invalid", ("structural", "exact", "off"))
+    max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the style's own limit")
+    max_output: int = flag(0, "characters of an output, at most; 0 = the style's own limit")
+    max_guess: float = flag(1.0, "refuse the archive's most frequent output while its share of the latest tasks is above this")
     archive_cap: int = flag(16384, "tasks kept per kind, oldest out; keys are remembered for the whole run")
     # phase 3: solve
     attempts: int = flag(None, "attempts at each task (n): a difficulty knob, keep it fixed across arms", kind=int)
@@ -89,6 +95,7 @@ class Config:
     # phase 4: reward and update
     teacher_reward: str = flag("difficulty", "reward of a valid proposal by its solve rate", tuple(TEACHER_REWARDS))
     invalid_penalty: float = flag(-1.0, "reward of an invalid proposal (-1, -0.1 and 0 have been studied)")
+    duplicate_penalty: float = flag(None, "reward of a duplicate; default: that of any invalid proposal", kind=float)
     gate_leak: float = flag(0.0, "probability that an invalid proposal is rewarded as a valid one that nobody solves")
     noise_margin: float = flag(0.1, "noise-proof: by how much the solve rate must beat guessing")
     student_reward: str = flag("graded", "graded: correct 1, wrong -0.5, malformed -1; binary: 1, 0, 0", tuple(STUDENT_REWARDS))
@@ -128,9 +135,10 @@ PRESETS = {
     "chat": dict(steps=200, rank=32, alpha=64.0, kinds="code_o,code_i,code_f", n_prompts=3, n_refs=6, attempts=8, max_new=512, lr=1e-5,
                  lr_teacher=1e-5, evolve_every=10, probe_every=20, max_rows=128, token_budget=2048, threads=0)}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new=1024)
+PRESETS["direct"] = PRESETS["chat"] | dict(max_new=192)
 POSITIVE = ("steps", "rank", "alpha", "n_prompts", "group", "archive_cap", "attempts", "max_new", "clip", "lr", "lr_teacher",
             "evolve_every", "save_every", "keep", "max_rows", "token_budget", "workers", "cpu_s")
-NOT_NEGATIVE = ("seed", "threads", "n_refs", "noise_margin", "kl", "entropy", "outcome_band", "probe_every", "n_anchors")
+NOT_NEGATIVE = ("seed", "threads", "n_refs", "max_digits", "max_output", "noise_margin", "kl", "entropy", "outcome_band", "probe_every", "n_anchors")
 # Fields that may change between a run and its resumption without changing what it computes.
 FREE = ("base", "name", "out", "resume", "init", "steps", "device", "threads", "save_every", "keep", "workers")
 
@@ -155,13 +163,16 @@ def settle(cfg: Config, style: str) -> Config:
     """Fill the style's presets in and check the numbers against each other. Raises ValueError with the fix."""
     cfg = dataclasses.replace(cfg, **{k: v for k, v in PRESETS[style].items() if getattr(cfg, k) is None})
     n_teachers, n_students = (1, 1) if cfg.single else (cfg.teachers or cfg.pop // 2, cfg.students or cfg.pop // 2)
-    cfg = dataclasses.replace(cfg, teachers=n_teachers, students=n_students, grace=cfg.evolve_every if cfg.grace < 0 else cfg.grace)
+    cfg = dataclasses.replace(cfg, teachers=n_teachers, students=n_students, grace=cfg.evolve_every if cfg.grace < 0 else cfg.grace,
+                              duplicate_penalty=cfg.invalid_penalty if cfg.duplicate_penalty is None else cfg.duplicate_penalty)
     unknown, flagged = set(cfg.kinds.split(",")) - set(KINDS), lambda name: f"--{name.replace('_', '-')} {getattr(cfg, name)}"
     problems = [
         (cfg.pop % 2 or cfg.pop < 2, f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number of at least 2"),
         (min(n_teachers, n_students) < 1, "--teachers and --students must be at least 1"),
         (bool(unknown), f"--kinds: {', '.join(sorted(unknown))} unknown; valid: {', '.join(KINDS)}"),
         (not 0 <= cfg.cull < 1, f"--cull {cfg.cull}: a share in [0, 1)"),
+        (style != "micro" and cfg.n_refs < 1, f"--n-refs {cfg.n_refs}: the {style} style shows references; give at least 1"),
+        (not 0 <= cfg.max_guess <= 1, f"--max-guess {cfg.max_guess}: a share in [0, 1]"),
         (not 0 <= cfg.gate_leak <= 1 or not 0 <= cfg.matching_floor <= 1, "--gate-leak and --matching-floor are probabilities"),
         (not cfg.temperature > 0, f"--temperature {cfg.temperature}: greedy attempts give solve rates of 0 or 1 only; give a positive number"),
         *[(not math.isfinite(v), f"{flagged(k)}: not a finite number") for k, v in vars(cfg).items() if isinstance(v, float)],
@@ -233,6 +244,8 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
                                     desc=bar("solve")) if solved else None
         for (p, student), verdicts in zip(solved, attempts.verdicts if attempts else []):
             p.attempts[student.name] = verdicts
+        for i, (p, student) in enumerate(solved):
+            p.answers[student.name] = attempts.texts[i * cfg.attempts:(i + 1) * cfg.attempts]
         clock.lap("solve")
 
         # 4. reward and update: one optimiser step for all members, each from its own rows; then the ratings
@@ -304,12 +317,13 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     auto = torch.bfloat16 if ranks.device.type == "cuda" else torch.float32
     dtype = {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[cfg.dtype]
     shape = ModelConfig.from_pretrained(path)
-    cfg = settle(cfg, load_tokenizer(path)[1])
+    style = load_tokenizer(path)[1] if cfg.style == "auto" else cfg.style
+    cfg = settle(cfg, style)
     plan, free = memory_plan(cfg, shape, dtype, 1 if cfg.single else cfg.teachers + cfg.students), free_memory(ranks.device)
     if sum(plan.values()) > free:
         raise ValueError(f"not enough memory: the plan needs {sum(plan.values()):.1f} GB ({', '.join(f'{k} {v}' for k, v in plan.items())}), "
                          f"{free:.1f} GB are free; lower --max-rows, --token-budget, --max-new, --rank or --pop, or pass --dtype bfloat16")
-    return cfg, load_base(str(path), dtype, ranks.device)
+    return cfg, dataclasses.replace(load_base(str(path), dtype, ranks.device), style=style)
 
 
 def open_sandbox(cfg: Config) -> Sandbox:
@@ -335,7 +349,9 @@ def main(cfg: Config) -> RunDir:
     adam, base_hash = rl.Adam(adapters, rates), weights_hash(base.model)
     with contextlib.ExitStack() as stack:
         sandbox = stack.enter_context(open_sandbox(cfg)) if run.writes else None
-        setup = Setup(cfg, base, adapters, ranks, sandbox, Limits.for_style(base.style), tuple(cfg.kinds.split(",")))
+        limits = Limits.for_style(base.style)
+        limits = dataclasses.replace(limits, max_digits=cfg.max_digits or limits.max_digits, output_chars=cfg.max_output or limits.output_chars)
+        setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.kinds.split(",")))
         state = restore(run, cfg, setup, adam, base_hash) if resuming else found(cfg, setup, base_hash)
         if run.writes:
             run.write_json("config.json", config)

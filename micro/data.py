@@ -3,24 +3,29 @@
     python -m micro.data            # an example of each kind, and the speed of the generator
 
 A program is `def f(x)` over small ints, lists of small ints and short strings, one statement a line; a second variable y
-may hold an intermediate value. The texts below ARE the micro task style: tasks.py writes the same prompts.
+may hold an intermediate value. Beside them stand word problems (a story about one number, with its program) and logic
+puzzles (clauses that one assignment of truth values fulfils). The texts below ARE the micro task style: tasks.py writes the same prompts.
 Programs run here with exec because this file wrote them; text from a model goes to verifier.py instead.
 """
 import builtins
 import functools
 import hashlib
+import itertools
 import random
 import time
 from dataclasses import dataclass
 
 TYPES = ("int", "list", "str")
 TYPE_WEIGHTS = (2, 3, 1)
-MIXTURE = {"propose": .17, "out": .30, "direct": .07, "inp": .21, "fun": .18, "args": .07}
-N_STATEMENTS = (0, 22, 22, 20, 15, 12, 9)    # weights of 0..6 statements in what the model solves
+MIXTURE = {"propose": .15, "out": .36, "direct": .06, "inp": .18, "fun": .10, "args": .06,
+           "propose math": .02, "math": .025, "propose logic": .015, "logic": .03}
+N_STATEMENTS = (0, 16, 18, 19, 18, 16, 13)   # weights of 0..6 statements in what the model solves
 N_PROPOSED = (0, 50, 27, 12, 6, 3, 2)        # ... in what it proposes: teachers start where the base solves most of it
 N_FUN = (0, 50, 33, 17)                      # ... in what it writes from examples
 N_ARGS = (8, 34, 26, 16, 9, 4, 3)            # ... in what it writes inputs for; the identity program seeds code_f
 P_HARD_PROPOSED = .03
+N_VARIABLES = (0, 0, 30, 40, 30)             # ... 2 to 4 variables of a puzzle to solve
+N_PROPOSED_VARIABLES = (0, 0, 60, 30, 10)    # ... and to propose
 N_SHOWN, N_INPUTS = 4, 8                     # pairs shown in "fun", inputs written in "args"
 HELD_OUT = 50                                # programs whose hash is 0 modulo this never enter the training stream
 
@@ -63,6 +68,14 @@ HARD = {
             ("y=x.count('{}')", Q)],
 }
 P_MID = .45
+# A word problem is a story about one number, told line by line: (line, statement, slots)
+STORY = (("gets {}", "x=x+{}", D), ("loses {}", "x=x-{}", D), ("doubles it", "x=x*2"), ("gives half away", "x=x//2"),
+         ("buys {} bags of {}", "x=x+{}*{}", (2, 5), (2, 9)), ("eats {} a day for {} days", "x=x-{}*{}", (1, 4), (2, 5)),
+         ("packs boxes of {}", "x=x//{}", (2, 5)), ("makes {} of each", "x=x*{}", (3, 5)))
+NAMES = ("ann", "bob", "tom")
+# Clauses about two variables of a puzzle: (text, whether it holds)
+CLAUSES = (("{}", lambda a, b: a), ("not {}", lambda a, b: not a), ("{} or {}", lambda a, b: a or b), ("not {} or {}", lambda a, b: not a or b),
+           ("not {} or not {}", lambda a, b: not a or not b), ("{}=={}", lambda a, b: a == b), ("{}!={}", lambda a, b: a != b))
 ALLOWED = {name: getattr(builtins, name) for name in "len sum sorted max min abs range list str int ord chr".split()}
 
 
@@ -139,6 +152,29 @@ def args_prompt(text: str) -> str:
 
 def args_answer(inputs) -> str:
     return "\n".join(map(call, inputs))
+
+
+def math_prompt(lines) -> str:
+    """lines: those of a word problem."""
+    return "math\n" + "".join(f"?{line}\n" for line in lines)
+
+
+def math_answer(p: Program) -> str:
+    """The values of x after each line but the first, then the last one."""
+    return "".join(f">{v}\n" for v in p.trace[1:]) + f"={p.y}"
+
+
+def propose_math_answer(lines, p: Program) -> str:
+    return "".join(f"?{line}\n" for line in lines) + program_text(p.body).replace("f(x)", "f()").rstrip("\n")
+
+
+def logic_prompt(clauses) -> str:
+    return "logic\n" + "".join(f"{clause}\n" for clause in clauses)
+
+
+def logic_answer(model) -> str:
+    """model: one bool per variable, in alphabetical order."""
+    return "=" + ",".join(str(int(value)) for value in model)
 
 
 def held_out(text: str) -> bool:
@@ -255,6 +291,43 @@ def generate(rng: random.Random, n: int | None = None, type_: str | None = None,
             return p
 
 
+def word_problem(rng: random.Random, n: int) -> tuple[list[str], Program]:
+    """A story of n events about a number and the program that computes it (x is never read before it is set)."""
+    while True:
+        first = rng.randint(*D) if rng.random() < .5 else rng.randrange(10, 40)
+        lines, body = [f"{rng.choice(NAMES)} has {first}"], [f"x={first}"]
+        for line, statement, *slots in rng.choices(STORY, k=n):
+            values = [rng.randint(*slot) for slot in slots]
+            lines.append(line.format(*values))
+            body.append(statement.format(*values))
+        result = run(body, 0)
+        even = result and all("//" not in s or before % int(s[s.index("//") + 2:]) == 0 for s, before in zip(body[1:], result[1]))
+        if even and all(0 <= value <= 99 for value in result[1]) and not held_out("\n".join(lines)):
+            return lines, Program(tuple(body), 0, *result)
+
+
+def puzzle(rng: random.Random, n: int) -> tuple[list[str], tuple[bool, ...]]:
+    """Clauses over the first n letters that exactly one assignment fulfils, none of them superfluous, and that assignment."""
+    worlds = list(itertools.product((False, True), repeat=n))
+    while True:
+        model, clauses, left = rng.choice(worlds), [], worlds
+        for _ in range(4 * n):
+            (text, holds), (i, j) = CLAUSES[pick(rng, (1, 1, 3, 3, 3, 3, 3))], rng.sample(range(n), 2)
+            kept = [w for w in left if holds(w[i], w[j])]
+            if model in kept and len(kept) < len(left):
+                clauses.append((text.format("abcd"[i], "abcd"[j]), lambda w, f=holds, i=i, j=j: f(w[i], w[j])))
+                left = kept
+            if len(left) == 1:
+                break
+        for clause in list(clauses):
+            others = [c for c in clauses if c is not clause]
+            if sum(all(holds(w) for _, holds in others) for w in worlds) == 1:
+                clauses = others
+        texts = [text for text, _ in clauses]
+        if len(left) == 1 and set("abcd"[:n]) <= set("".join(texts).replace("or", "").replace("not", "")) and not held_out("\n".join(texts)):
+            return texts, model
+
+
 def pick(rng: random.Random, weights) -> int:
     return rng.choices(range(len(weights)), weights)[0]
 
@@ -280,6 +353,14 @@ def example(rng: random.Random, kind: str | None = None) -> Example:
         return Example(kind, len(p.body), propose_prompt(rng.choice(("out", "inp")), type_of(p.x)), propose_answer(p))
     if kind in ("fun", "args"):
         return example_of_pairs(rng, kind)
+    if kind.endswith("math"):
+        n = pick(rng, N_PROPOSED if kind.startswith("propose") else N_STATEMENTS)
+        lines, p = word_problem(rng, n)
+        return Example(kind, n, math_prompt(lines), math_answer(p)) if kind == "math" else Example(kind, n, f"{kind}\n", propose_math_answer(lines, p))
+    if kind.endswith("logic"):
+        n = pick(rng, N_PROPOSED_VARIABLES if kind.startswith("propose") else N_VARIABLES)
+        clauses, model = puzzle(rng, n)
+        return Example(kind, n, logic_prompt(clauses), logic_answer(model)) if kind == "logic" else Example(kind, n, f"{kind}\n", "\n".join(clauses))
     p = generate(rng)
     text = program_text(p.body)
     if kind == "inp":

@@ -19,12 +19,14 @@ from collections import Counter
 
 import torch
 
+from checks import Limits
 from complexity import measure, structural_hash
 from generate import generate
+from kinds import Reject, Task
 from micro import data
 from model import Base, load_base
 from prompts import Prompt, render
-from tasks import KINDS, Limits, Reject, Task
+from tasks import KINDS
 from verifier import Sandbox, encode
 
 ROWS = {"out": "code_o", "direct": "code_o", "inp": "code_i", "fun": "code_f"}

@@ -9,7 +9,8 @@ import torch
 
 from micro import data, make
 from micro.evaluate import LIMITS, accuracy, draw_tasks, proposals, show, task_of
-from tasks import KINDS, Reject, read_tasks
+from kinds import Reject
+from tasks import KINDS, read_tasks
 
 
 def programs(count: int, seed: int = 0, **knobs):

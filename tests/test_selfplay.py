@@ -10,13 +10,14 @@ import books
 import selfplay
 import train
 from archive import WINDOW, Archive
+from checks import Limits
 from complexity import structural_hash
 from evolve import Member
+from kinds import Proposal, Task
 from lora import Adapters
 from parallel import Ranks
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from selfplay import Proposed, Setup
-from tasks import Limits, Proposal, Task
 from trueskill_lite import Rating
 
 
@@ -303,16 +304,16 @@ def test_references():
     assert {archive.references("code_f", 1, rng)[0].id for _ in range(60)} == {0, 1, 2, 3}
 
 
-def test_guess_rate():
+def test_the_share_of_the_most_frequent_output():
     archive = filled(task(0, output="7"), task(1, output="7"), task(2, output="8"), task(3, "code_i", "8"), cap=1000)
     assert (
-        archive.guess_rate("code_o") == pytest.approx(2 / 3)
-        and archive.guess_rate("code_i") == 1.0
-        and archive.guess_rate("code_f") == 0.0
+        archive.modal_output("code_o")[1] == pytest.approx(2 / 3)
+        and archive.modal_output("code_i")[1] == 1.0
+        and archive.modal_output("code_f")[1] == 0.0
     )
     for i in range(WINDOW):
         archive.add(task(10 + i, output=str(i)), "s")
-    assert archive.guess_rate("code_o") == 1 / WINDOW  # only the latest count
+    assert archive.modal_output("code_o")[1] == 1 / WINDOW  # only the latest count
 
 
 def test_rarefied_coverage():

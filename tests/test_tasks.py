@@ -5,9 +5,11 @@ import random
 
 import pytest
 
-from checks import REASONS, arguments_text, ignores_input, input_problem, normalise, program_problem
+from checks import REASONS, Limits, arguments_text, ignores_input, input_problem, normalise, program_problem
 from complexity import entry, parse
-from tasks import IDENTITY, KINDS, STYLES, Limits, Prompt, Proposal, Reject, Task, read_tasks, render, show
+from kinds import Proposal, Reject, Task
+from prompts import STYLES, Prompt, render, show
+from tasks import IDENTITY, KINDS, read_tasks
 from verifier import Sandbox, decode, encode
 
 CHAT, MICRO = Limits.for_style("chat"), Limits.for_style("micro")
@@ -351,7 +353,7 @@ def test_micro_texts_are_those_of_the_training_data():
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["code_o", "code_i", "code_f"])
 def test_prompts_are_complete_and_keyed_by_the_rng(style, name):
     kind, refs = KINDS[name], [OUT, made("code_o", "def f(s):\n    return {'{x}': s}", ("'{0}'", {"{x}": "{0}"}))]
     first = kind.propose(style, refs, random.Random(3), LIMITS[style])

@@ -21,7 +21,12 @@ TINY = dict(steps=2, pop=6, n_prompts=1, group=4, attempts=2, max_new=48, n_anch
 # Values of each switch that has few; a test's run takes the i-th value of every one of them (SWITCHES), so that as many
 # runs as the longest list has cover them all, in changing company. Bounds and sizes have a second value here.
 SWITCHES = {f.name: list(f.metadata["choices"]) for f in dataclasses.fields(train.Config) if f.metadata["choices"]} | dict(
-    kinds=["code_o", "code_i", "code_f", "code_o,code_i,code_f"],
+    kinds=["code_o", "code_i", "code_f", "code_o,code_i,code_f", "math,logic", "code_o,code_i,code_f,math,logic"],
+    style=["auto", "micro"],
+    max_guess=[1.0, 0.3],
+    duplicate_penalty=[None, -0.2],
+    max_digits=[0, 2],
+    max_output=[0, 20],
     kl=[0.0, 0.05],
     entropy=[0.0, 0.01],
     gate_leak=[0.0, 0.5, 1.0],
@@ -93,7 +98,9 @@ def test_two_steps(run, i, mode):
     valid = [row for row in tasks if not row["reason"]]
     assert all(0 <= row["solve_rate"] <= 1 and row["kind"] in switches["kinds"] for row in valid)
     if switches["gate_leak"] == 0:
-        assert all(row["reward"] == switches["invalid_penalty"] for row in tasks if row["reason"])
+        penalty = {True: switches["duplicate_penalty"], False: None}
+        assert all(row["reward"] == (switches["invalid_penalty"] if (given := penalty[row["reason"] == "duplicate"]) is None else given)
+                   for row in tasks if row["reason"])
     if switches["dedupe"] == "structural" and switches["kinds"] == "code_o":
         assert len({row["key"] for row in valid}) == len(valid)
     assert len({row["id"] for row in valid}) == len(valid)
