@@ -9,30 +9,41 @@ from state import State
 
 def measures(setup: Setup, state: State, proposed: list, update: dict, batch: Batch, adv: torch.Tensor, matches: list[dict]) -> dict:
     """The step's line of metrics.jsonl, except probes and seconds: overall, per kind and per member."""
-    kinds = {k: describe([p for p in proposed if p.kind == k]) for k in setup.kinds}
-    guess = {k: state.archive.modal_output(k)[1] for k in setup.kinds}
-    cosines, members, r = adapter_cosines([setup.adapters.factors(p) for p in range(setup.adapters.n_members)]), {}, batch.rollout
+    archive, kinds = state.archive, setup.kinds
+    guess = {kind: archive.modal_output(kind)[1] for kind in kinds}
+    solved = [p for p in proposed if p.attempts]
+    return dict(
+        **describe(proposed), kinds={kind: describe([p for p in proposed if p.kind == kind]) for kind in kinds},
+        members=member_measures(setup, state, proposed, update, batch, adv),
+        coverage=len(archive.structures), rarefied=archive.rarefied(), guess_rate=guess,
+        beats_guessing=mean(float(p.solve_rate > guess[p.kind] + setup.cfg.noise_margin) for p in solved),
+        brier=mean(m["brier"] for m in matches), zero_advantage=(adv == 0).float().mean().item(),
+        kl=update["kl"], entropy=update["entropy"], skipped=update["skipped"],
+        tokens_generated=state.totals["generated"], tokens_trained=state.totals["trained"])
+
+
+def member_measures(setup: Setup, state: State, proposed: list, update: dict, batch: Batch, adv: torch.Tensor) -> dict[str, dict]:
+    """What the step was for each member, by name; `cosine` is the mean of its dW's cosines with the others of its role."""
+    cosines = adapter_cosines([setup.adapters.factors(p) for p in range(setup.adapters.n_members)])
+    members, r = {}, batch.rollout
     for m in state.members:
         rows = (r.member == m.slot) & (batch.role == (m.role == "student"))
-        tokens = r.n_tokens[rows].sum().item()
-        given = dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma, reward=mean(batch.reward[rows].tolist()), response_tokens=mean(r.n_tokens[rows].tolist()),
-                     entropy=-r.logp[rows].sum().item() / max(1, tokens), adv_abs=mean(adv[rows].abs().tolist()), grad_norm=update["grad_norm"][m.slot])
         others = [cosines[m.slot, o.slot].item() for o in state.members if o.role == m.role and o is not m]
-        given |= dict(cosine=mean(others))
+        given = dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma, reward=mean(batch.reward[rows].tolist()),
+                     response_tokens=mean(r.n_tokens[rows].tolist()), adv_abs=mean(adv[rows].abs().tolist()),
+                     entropy=-r.logp[rows].sum().item() / max(1, r.n_tokens[rows].sum().item()),
+                     grad_norm=update["grad_norm"][m.slot], cosine=mean(others))
         if m.role == "teacher":
             given |= {k: v for k, v in describe([p for p in proposed if p.teacher is m]).items() if k != "reward"}
         else:
             verdicts = [v for p in proposed for v in p.attempts.get(m.name, [])]
             given |= dict(n=len(verdicts), solve_rate=verdicts.count("correct") / len(verdicts) if verdicts else None)
         members[m.name] = given
-    return dict(**describe(proposed), kinds=kinds, members=members, coverage=len(state.archive.structures), rarefied=state.archive.rarefied(),
-                guess_rate=guess, beats_guessing=mean(float(p.solve_rate > guess[p.kind] + setup.cfg.noise_margin) for p in proposed if p.attempts), brier=mean(m["brier"] for m in matches),
-                zero_advantage=(adv == 0).float().mean().item(), kl=update["kl"], entropy=update["entropy"], skipped=update["skipped"],
-                tokens_generated=state.totals["generated"], tokens_trained=state.totals["trained"])
+    return members
 
 
-COLUMNS = (("step", 5), ("valid", 6), ("stmts", 6), ("solve", 6), ("base", 6), ("anchor", 7), ("greedy", 7), ("T rew", 6), ("seen", 6), ("best T", 12),
-           ("best S", 12), ("sec", 6), ("", 0))
+COLUMNS = (("step", 5), ("valid", 6), ("stmts", 6), ("solve", 6), ("base", 6), ("anchor", 7), ("greedy", 7), ("T rew", 6),
+           ("seen", 6), ("best T", 12), ("best S", 12), ("sec", 6), ("", 0))
 
 
 def header() -> str:
@@ -46,8 +57,9 @@ def line(row: dict) -> str:
     best = lambda role: max(((m["mu"], name) for name, m in row["members"].items() if m["role"] == role))
     name = lambda role: "{1} {0:.1f}".format(*best(role))
     anchors = [mean(row.get(f"anchors_{k}", {}).values()) for k in ("sampled", "greedy")]
-    cells = [str(row["step"]), number(row["valid"]), number(row["complexity"].get("statements")), number(row["solve_rate"]), number(row.get("base_solve")),
-             *map(number, anchors), number(row["reward"]), str(row["coverage"]), name("teacher"), name("student"), f"{sum(row['seconds'].values()):.1f}"]
+    cells = [str(row["step"]), number(row["valid"]), number(row["complexity"].get("statements")), number(row["solve_rate"]),
+             number(row.get("base_solve")), *map(number, anchors), number(row["reward"]), str(row["coverage"]),
+             name("teacher"), name("student"), f"{sum(row['seconds'].values()):.1f}"]
     notes = (["born " + " ".join(row["births"])] if row["births"] else []) + ([f"skipped slots {row['skipped']}"] if row["skipped"] else [])
     return " ".join(cell.rjust(width) for cell, (_, width) in zip(cells, COLUMNS)) + ("  " + ", ".join(notes) if notes else "")
 
@@ -61,7 +73,8 @@ def summary(rows: list[dict]) -> str:
     def compare(what: str, value) -> None:
         a, b = mean(map(value, first)), mean(map(value, last))
         if a is not None and b is not None:
-            out.append(f"  {what} " + (f"{'rose' if b > a else 'fell'} from {a:.2f} to {b:.2f}" if round(a, 2) != round(b, 2) else f"stayed at {b:.2f}"))
+            moved = f"{'rose' if b > a else 'fell'} from {a:.2f} to {b:.2f}"
+            out.append(f"  {what} " + (moved if round(a, 2) != round(b, 2) else f"stayed at {b:.2f}"))
 
     compare("statements per task", lambda r: r["complexity"].get("statements"))
     compare("share of proposals that are valid", lambda r: r["valid"])
@@ -72,7 +85,8 @@ def summary(rows: list[dict]) -> str:
     if len(probes) > 1:
         for kind, words in (("sampled", "at the run's temperature"), ("greedy", "greedily decoded")):
             a, b = (mean(r[f"anchors_{kind}"].values()) for r in (probes[0], probes[-1]))
-            out.append(f"  the students' accuracy on held-out anchor tasks, {words}: {a:.2f} at step {probes[0]['step']}, {b:.2f} at step {probes[-1]['step']}")
+            out.append(f"  the students' accuracy on held-out anchor tasks, {words}: {a:.2f} at step {probes[0]['step']}, "
+                       f"{b:.2f} at step {probes[-1]['step']}")
     out.append(f"  {rows[-1]['coverage']} distinct program structures, {sum(len(r['births']) for r in rows)} members replaced, "
                f"{rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained")
     return f"first {n} against last {n} of {len(rows)} steps (ratings are relative and say nothing about progress):\n" + "\n".join(out)

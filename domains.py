@@ -48,7 +48,10 @@ def rational(text: str) -> set[Fraction]:
     number = lambda part: Fraction("0" + part.replace(",", "").rstrip("."))
     if m["top"] and number(m["bottom"]) == 0:
         return set()
-    value = int(m["whole"] or 0) + number(m["top"]) / number(m["bottom"]) if m["top"] else number(m["number"]) * Fraction(10) ** int(m["exponent"] or 0)
+    if m["top"]:
+        value = int(m["whole"] or 0) + number(m["top"]) / number(m["bottom"])
+    else:
+        value = number(m["number"]) * Fraction(10) ** int(m["exponent"] or 0)
     value = -value if m["sign"] == "-" else value
     return {value, value / 100} if m["percent"] else {value}
 

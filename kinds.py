@@ -58,7 +58,8 @@ class Kind:
     def propose(self, style: str, refs: list[Task], rng: random.Random, limits: Limits) -> Prompt:
         """Prompt for a teacher. refs: tasks to learn from; for code_f, refs[0] is the program to write inputs for."""
         text = STYLE[style]
-        references = "\n".join(text.reference[self.name].format(**self.fields(style, ref, limits)) for ref in refs) if text.reference else ""
+        shown = refs if text.reference else []
+        references = "\n".join(text.reference[self.name].format(**self.fields(style, ref, limits)) for ref in shown)
         kind, (topic, opening) = rng.choice(("int", "list", "str")), rng.choice(self.topics)
         fields = dict(type=kind, topic=topic, opening=opening, references=references,
                       n_inputs=limits.n_inputs, program=refs[0].program if refs else "", input=refs[0].inputs[0] if refs else "")

@@ -79,7 +79,8 @@ def keyed(*key: int) -> random.Random:
     return random.Random("/".join(map(str, key)))
 
 
-def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int, n: int, temperature=None, desc: str = "") -> tuple[Rollout, list[str]]:
+def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int, n: int, temperature=None,
+        desc: str = "") -> tuple[Rollout, list[str]]:
     """n answers to each prompt by the member in its slot (-1 = frozen base): rollout and texts, which include the prefix."""
     c, tokenizer = s.cfg, s.base.tokenizer
     ids = [render(p, s.base.style, tokenizer) for p in prompts]
@@ -181,7 +182,8 @@ def pay_teachers(s: Setup, archive: Archive, proposed: list[Proposed], step: int
             p.reward = TEACHER_REWARDS[c.teacher_reward](p.solve_rate or 0.0, guess[p.kind], c.noise_margin)
 
 
-def training_batch(s: Setup, rollout: Rollout, proposed: list[Proposed], solved: list[tuple[Proposed, Member]], attempts: Attempts | None) -> Batch:
+def training_batch(s: Setup, rollout: Rollout, proposed: list[Proposed], solved: list[tuple[Proposed, Member]],
+                   attempts: Attempts | None) -> Batch:
     """Teachers' and students' rows together: rewards, prompt groups, roles and kinds; `solved` names who attempted what."""
     device, n = rollout.ids.device, s.cfg.attempts
     rows = [(p.reward, p.group, 0, s.kinds.index(p.kind)) for p in proposed]
@@ -203,9 +205,10 @@ def task_rows(proposed: list[Proposed], step: int) -> list[dict]:
         row = dict(step=step, teacher=p.teacher.name, kind=p.kind, reason=p.reason, reward=p.reward)
         if p.task:
             t = p.task
+            answers = {name: [text[-MAX_LOGGED:] for text in texts] for name, texts in p.answers.items()}
             row |= dict(id=t.id, program=t.program, inputs=t.inputs, outputs=t.outputs, message=t.message, key=t.key, parents=t.parents,
-                        solve_rate=p.solve_rate, attempts=p.attempts,
-                        answers={name: [text[-MAX_LOGGED:] for text in texts] for name, texts in p.answers.items()}, complexity=dataclasses.asdict(measure(t.program)))
+                        solve_rate=p.solve_rate, attempts=p.attempts, answers=answers,
+                        complexity=dataclasses.asdict(measure(t.program)))
         else:
             row["text"] = p.text[:MAX_LOGGED]
         rows.append(row)
@@ -231,13 +234,14 @@ def describe(proposed: list[Proposed]) -> dict:
     sizes = [dataclasses.asdict(measure(p.task.program)) for p in valid]
     outputs = [sizes_of(decode(p.task.outputs[0])) for p in valid]
     verdicts = Counter(v for p in valid for attempts in p.attempts.values() for v in attempts)
-    return dict(n=len(proposed), valid=len(valid) / len(proposed) if proposed else None, reasons=dict(Counter(p.reason for p in proposed if p.reason)),
-                reward=mean(p.reward for p in proposed), solve_rate=mean(rates), solve_0=mean(float(r == 0) for r in rates),
-                solve_1=mean(float(r == 1) for r in rates), malformed=verdicts["malformed"] / max(1, verdicts.total()),
+    return dict(n=len(proposed), valid=len(valid) / len(proposed) if proposed else None,
+                reasons=dict(Counter(p.reason for p in proposed if p.reason)), reward=mean(p.reward for p in proposed),
+                solve_rate=mean(rates), solve_0=mean(float(r == 0) for r in rates), solve_1=mean(float(r == 1) for r in rates),
+                malformed=verdicts["malformed"] / max(1, verdicts.total()),
                 complexity={k: mean(size[k] for size in sizes) for k in sizes[0]} if sizes else {},
-                duplicates=mean(float(p.reason == "duplicate") for p in proposed), output_chars=mean(chars for chars, _ in outputs),
-                output_digits=mean(digits for _, digits in outputs),
-                distinct=len({p.key for p in valid}) / len(valid) if valid else None)
+                duplicates=mean(float(p.reason == "duplicate") for p in proposed),
+                distinct=len({p.key for p in valid}) / len(valid) if valid else None,
+                output_chars=mean(chars for chars, _ in outputs), output_digits=mean(digits for _, digits in outputs))
 
 
 def sizes_of(value) -> tuple[int, int]:
@@ -261,6 +265,7 @@ def probe(s: Setup, students: list[Member], anchors: list[Task], proposed: list[
     tasks = [p.task for p in proposed if p.task]
     if tasks:
         done = attempt(s, tasks, [-1] * len(tasks), step, BASE, s.cfg.attempts)
-        out |= dict(base_solve=mean(v == "correct" for verdicts in done.verdicts for v in verdicts), student_solve=mean(p.solve_rate for p in proposed))
+        out |= dict(base_solve=mean(v == "correct" for verdicts in done.verdicts for v in verdicts),
+                    student_solve=mean(p.solve_rate for p in proposed))
         tokens += int(done.rollout.n_tokens.sum())
     return dict(**out, probe_tokens=tokens)
