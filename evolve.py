@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Callable, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from lora import Factors
 from trueskill_lite import Rating
@@ -31,64 +32,69 @@ def inverse_root(gram):
     return vector * root[..., None, :], vector * torch.where(live, 1 / root, 0)[..., None, :]
 
 
-def low_rank_svd(A, B, rank=None):
-    """SVD of B A for A (..., k, in), B (..., out, k), cut to its `rank` leading components (default k): float64
-    U (..., out, rank), S (..., rank) descending, V (..., in, rank).
+def core_svd(gram_a, gram_b, core, rank):
+    """SVD of B core A from A A^T, B^T B and core (n, K, K), cut to its `rank` leading components: P (n, K, rank), S (n, rank)
+    descending, Q (n, K, rank), all float64, with U = B P and V = A^T Q orthonormal and dW = U diag(S) V^T.
 
-    Through two k x k Gram matrices, whose square roots leave a k x k core. Columns of U and V that belong to a zero
-    singular value are zero (not completed to a basis). Cost: O((in + out) k^2).
+    Neither U nor V nor dW is formed: the square roots of the Grams leave a K x K problem. Columns of P and Q that belong
+    to a zero singular value are zero (not completed to a basis).
     """
-    A, B = A.double(), B.double()
-    gram_a, gram_b = A @ A.mT, B.mT @ B  # (..., k, k)
     # The split of scale between a row of A and its column of B is arbitrary: even it out, or a component with a tiny B
     # and a large A would be taken for noise. A component with a zero side contributes nothing and gets 0 on both.
     a, b = gram_a.diagonal(dim1=-2, dim2=-1), gram_b.diagonal(dim1=-2, dim2=-1)
     live = (a > 0) & (b > 0)
     scale_a, scale_b = (torch.where(live, x, 0) for x in ((b / a) ** 0.25, (a / b) ** 0.25))
-    # The k x k problems go to the CPU: LAPACK is fast on small matrices, and ties break the same way on every device.
-    root_a, inv_a = inverse_root((gram_a * scale_a[..., None, :] * scale_a[..., :, None]).cpu())
-    root_b, inv_b = inverse_root((gram_b * scale_b[..., None, :] * scale_b[..., :, None]).cpu())
-    left, S, right_t = torch.linalg.svd(root_b.mT @ root_a)
-    U = B @ (scale_b[..., :, None] * (inv_b @ left[..., :rank]).to(B.device))
-    V = A.mT @ (scale_a[..., :, None] * (inv_a @ right_t.mT[..., :rank]).to(A.device))
-    return U, S[..., :rank].to(A.device), V
+    root_a, inv_a = inverse_root(gram_a * scale_a[..., None, :] * scale_a[..., :, None])
+    root_b, inv_b = inverse_root(gram_b * scale_b[..., None, :] * scale_b[..., :, None])
+    # scale_a is 1 / scale_b, so that evened factors have the core scale_a core scale_b
+    left, S, right_t = torch.linalg.svd(root_b.mT @ (scale_a[..., :, None] * core * scale_b[..., None, :]) @ root_a)
+    return scale_b[..., :, None] * (inv_b @ left[..., :rank]), S[..., :rank], scale_a[..., :, None] * (inv_a @ right_t.mT[..., :rank])
 
 
-def balance(U, S, V, gen):
-    """Float32 factors A = sqrt(S) V^T (..., R, in), B = U sqrt(S) (..., out, R) of U S V^T.
+def parent_svd(gram_a, gram_b, i, R):
+    """SVD of the i-th parent's own dW as `core_svd` gives it, in the basis of all parents: P (n, K, R), S (n, R), Q (n, K, R)."""
+    own = slice(i * R, (i + 1) * R)
+    P, S, Q = core_svd(gram_a[..., own, own], gram_b[..., own, own], torch.eye(R, dtype=torch.float64), R)
+    rows = (0, 0, i * R, gram_a.shape[-1] - (i + 1) * R)
+    return F.pad(P, rows), S, F.pad(Q, rows)
 
-    A component without a singular value gets a zero B column and a fresh Kaiming-uniform A row, like a new adapter: zero
-    on both sides would kill both gradients for good.
+
+def product(P, S, Q):
+    """The core P diag(S) Q^T (n, K, K)."""
+    return (P * S[..., None, :]) @ Q.mT
+
+
+def rebuilt(parents, gen, fn):
+    """Child whose dW is B P diag(S) Q^T A, where A (n, K, in) and B (n, out, K) are the parents' factors side by side and
+    (P, S, Q) = fn(A A^T, B^T B, R) has R components. Cost: O((in + out) K^2), two products more than the Grams.
+
+    The scale of a component is split evenly over its two factors. One without a singular value gets a zero B column and a
+    fresh Kaiming-uniform A row, like a new adapter: zero on both sides would kill both gradients for good.
     """
-    live = S > DEAD * S.amax(-1, keepdim=True)
-    root = torch.where(live, S, 0).sqrt()
-    A, B = (root[..., :, None] * V.mT).float(), (U * root[..., None, :]).float()
-    n_dead, width = int((~live).sum()), A.shape[-1]
-    if n_dead:
-        A[~live] = ((torch.rand(n_dead, width, generator=gen) * 2 - 1) / width ** 0.5).to(A.device)
-    return A, B
-
-
-def stacked(fn, parents):
-    """Child Factors from fn(pair, ...) -> pair on stacks A (n, R, in), B (n, out, R) of equally shaped modules."""
     shapes = {}
     for name, (A, B) in parents[0].items():
         shapes.setdefault((A.shape, B.shape), []).append(name)
     child = dict.fromkeys(parents[0])  # the parents' order of modules
-    for names in shapes.values():
+    for ((R, width), _), names in shapes.items():
         for some in (names[i:i + STACK] for i in range(0, len(names), STACK)):
-            A, B = fn(*[tuple(torch.stack([p[name][side] for name in some]) for side in (0, 1)) for p in parents])
+            A = torch.stack([torch.cat([p[name][0] for p in parents]) for name in some]).double()
+            B = torch.stack([torch.cat([p[name][1] for p in parents], dim=1) for name in some]).double()
+            # The K x K problems go to the CPU: LAPACK is fast on small matrices, and ties break the same way everywhere.
+            P, S, Q = fn((A @ A.mT).cpu(), (B.mT @ B).cpu(), R)
+            live = S > DEAD * S.amax(-1, keepdim=True)
+            root = torch.where(live, S, 0).sqrt()[..., None, :]
+            A, B = ((Q * root).mT.to(A) @ A).float(), (B @ (P * root).to(B)).float()
+            fresh = (torch.rand(int((~live).sum()), width, generator=gen) * 2 - 1) / width ** 0.5
+            A[~live.to(A.device)] = fresh.to(A)
             child.update({name: (A[i], B[i]) for i, name in enumerate(some)})
     return child
 
 
 def weighted_sum(parents, weights, gen):
     """Child whose dW is the best rank-R approximation of sum of weight * dW over the parents."""
-    def fn(*pairs):
-        A = torch.cat([A for A, _ in pairs], dim=-2)  # (n, 2R, in)
-        B = torch.cat([B.double() * w for (_, B), w in zip(pairs, weights)], dim=-1)  # (n, out, 2R)
-        return balance(*low_rank_svd(A, B, pairs[0][0].shape[-2]), gen)
-    return stacked(fn, parents)
+    def fn(gram_a, gram_b, R):
+        return core_svd(gram_a, gram_b, torch.tensor(weights, dtype=torch.float64).repeat_interleave(R).diag(), R)
+    return rebuilt(parents, gen, fn)
 
 
 # --- operators: fitter parent first -------------------------------------------------------------------------------
@@ -107,12 +113,12 @@ def cayley(live, angle, gen):
 
 def svd(parents, gen, eta=0.1, angle=0.1):
     """Mutation: singular values times exp(eta z); left and right singular vectors rotated by `angle` rad in their span."""
-    def fn(pair):
-        U, S, V = low_rank_svd(*pair)
+    def fn(gram_a, gram_b, R):
+        P, S, Q = parent_svd(gram_a, gram_b, 0, R)
         live = S > DEAD * S.amax(-1, keepdim=True)
-        U, V = U @ cayley(live, angle, gen), V @ cayley(live, angle, gen)
-        return balance(U, S * torch.exp(eta * torch.randn(S.shape, generator=gen, dtype=S.dtype)).to(S.device), V, gen)
-    return stacked(fn, parents)
+        P, Q = P @ cayley(live, angle, gen), Q @ cayley(live, angle, gen)
+        return P, S * torch.exp(eta * torch.randn(S.shape, generator=gen, dtype=S.dtype)), Q
+    return rebuilt(parents, gen, fn)
 
 
 def jitter(x, scale, gen):
@@ -135,11 +141,11 @@ def layers(parents, gen, scale=0.3, share=1 / 3):
 
 def mask(parents, gen, share=0.3):
     """Mutation: a random 30% of each module's singular components are cut and start anew (zero B, fresh A)."""
-    def fn(pair):
-        U, S, V = low_rank_svd(*pair)
-        cut = torch.rand(S.shape, generator=gen).argsort(-1)[..., :max(1, round(share * S.shape[-1]))]
-        return balance(U, S.scatter(-1, cut.to(S.device), 0), V, gen)
-    return stacked(fn, parents)
+    def fn(gram_a, gram_b, R):
+        P, S, Q = parent_svd(gram_a, gram_b, 0, R)
+        cut = torch.rand(S.shape, generator=gen).argsort(-1)[..., :max(1, round(share * R))]
+        return P, S.scatter(-1, cut, 0), Q
+    return rebuilt(parents, gen, fn)
 
 
 def dare(parents, gen, p=0.5):
@@ -152,13 +158,13 @@ def dare(parents, gen, p=0.5):
     if not 0 <= p < 1:
         raise ValueError(f"dare needs a drop probability in [0, 1), got {p}")
 
-    def fn(*pairs):
-        parts = [low_rank_svd(*pair) for pair in pairs]
-        kept = [S * (torch.rand(S.shape, generator=gen) >= p).to(S) / (1 - p) / len(parts) for _, S, _ in parts]
-        B = torch.cat([U * s[..., None, :] for (U, _, _), s in zip(parts, kept)], dim=-1)
-        A = torch.cat([V.mT for _, _, V in parts], dim=-2)
-        return balance(*low_rank_svd(A, B, pairs[0][0].shape[-2]), gen)
-    return stacked(fn, parents)
+    def fn(gram_a, gram_b, R):
+        core = 0.0
+        for i in range(len(parents)):
+            P, S, Q = parent_svd(gram_a, gram_b, i, R)
+            core = core + product(P, S * (torch.rand(S.shape, generator=gen) >= p) / (1 - p) / len(parents), Q)
+        return core_svd(gram_a, gram_b, core, R)
+    return rebuilt(parents, gen, fn)
 
 
 def block_of(name):
@@ -180,13 +186,12 @@ def layerwise(parents, gen):
 
 def svd_mix(parents, gen, k=None):
     """Crossover: k leading singular components of the fitter (default R // 2), components k+1..R of the other, SVD anew."""
-    def fn(fitter, other):
-        (U, S, V), (U2, S2, V2), R = low_rank_svd(*fitter), low_rank_svd(*other), fitter[0].shape[-2]
+    def fn(gram_a, gram_b, R):
         n = max(1, R // 2) if k is None else k
-        S = torch.cat([S[..., :n], S2[..., n:]], dim=-1)
-        U, V = (torch.cat([x[..., :n], y[..., n:]], dim=-1) for x, y in ((U, U2), (V, V2)))
-        return balance(*low_rank_svd(V.mT, U * S[..., None, :], R), gen)
-    return stacked(fn, parents)
+        fitter, other = (parent_svd(gram_a, gram_b, i, R) for i in range(2))
+        mixed = (torch.cat([x[..., :n], y[..., n:]], dim=-1) for x, y in zip(fitter, other))
+        return core_svd(gram_a, gram_b, product(*mixed), R)
+    return rebuilt(parents, gen, fn)
 
 
 def extrapolate(parents, gen, low=1.0, high=1.5):

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from evolve import (CROSSOVERS, EVOLVE, MATCHING, MUTATIONS, OPERATORS, Member, adapter_cosines, balance, birth, cayley, dw_inner,
-                    dw_norm, genealogy, low_rank_svd, match, newborn, outcome, plan)
+from evolve import (CROSSOVERS, EVOLVE, MATCHING, MUTATIONS, OPERATORS, Member, adapter_cosines, birth, cayley, core_svd, dw_inner,
+                    dw_norm, genealogy, match, newborn, outcome, plan)
 from lora import Adapters
 from trueskill_lite import Rating
 
@@ -40,11 +40,19 @@ def collinear(factors, seed=9, scale=1e-5):
             for n, (A, B) in factors.items()}
 
 
+def low_rank_svd(A, B, rank=None):
+    """U, S, V of B A in float64, from its Gram matrices alone."""
+    A, B = A.double(), B.double()
+    P, S, Q = core_svd(A @ A.T, B.T @ B, torch.eye(len(A), dtype=torch.float64), rank)
+    return B @ P, S, A.T @ Q
+
+
 def rebalanced(factors):
     """The same dW in other factors: SVD-balanced and then rotated."""
     child = {}
     for n, (A, B) in factors.items():
-        A, B = balance(*low_rank_svd(A, B), gen(5))
+        U, S, V = low_rank_svd(A, B)
+        A, B = (S.sqrt()[:, None] * V.T).float(), (U * S.sqrt()).float()
         Q = torch.linalg.qr(torch.randn(RANK, RANK, generator=gen(6)))[0]
         child[n] = (Q.T @ A, B @ Q)
     return child
