@@ -291,7 +291,7 @@ def generate(rng: random.Random, n: int | None = None, type_: str | None = None,
             return p
 
 
-def word_problem(rng: random.Random, n: int) -> tuple[list[str], Program]:
+def word_problem(rng: random.Random, n: int, reserved: bool = False) -> tuple[list[str], Program]:
     """A story of n events about a number and the program that computes it (x is never read before it is set)."""
     while True:
         first = rng.randint(*D) if rng.random() < .5 else rng.randrange(10, 40)
@@ -302,11 +302,11 @@ def word_problem(rng: random.Random, n: int) -> tuple[list[str], Program]:
             body.append(statement.format(*values))
         result = run(body, 0)
         even = result and all("//" not in s or before % int(s[s.index("//") + 2:]) == 0 for s, before in zip(body[1:], result[1]))
-        if even and all(0 <= value <= 99 for value in result[1]) and not held_out("\n".join(lines)):
+        if even and all(0 <= value <= 99 for value in result[1]) and held_out("\n".join(lines)) == reserved:
             return lines, Program(tuple(body), 0, *result)
 
 
-def puzzle(rng: random.Random, n: int) -> tuple[list[str], tuple[bool, ...]]:
+def puzzle(rng: random.Random, n: int, reserved: bool = False) -> tuple[list[str], tuple[bool, ...]]:
     """Clauses over the first n letters that exactly one assignment fulfils, none of them superfluous, and that assignment."""
     worlds = list(itertools.product((False, True), repeat=n))
     while True:
@@ -324,7 +324,8 @@ def puzzle(rng: random.Random, n: int) -> tuple[list[str], tuple[bool, ...]]:
             if sum(all(holds(w) for _, holds in others) for w in worlds) == 1:
                 clauses = others
         texts = [text for text, _ in clauses]
-        if len(left) == 1 and set("abcd"[:n]) <= set("".join(texts).replace("or", "").replace("not", "")) and not held_out("\n".join(texts)):
+        used = set("".join(texts).replace("or", "").replace("not", ""))
+        if len(left) == 1 and set("abcd"[:n]) <= used and held_out("\n".join(texts)) == reserved:
             return texts, model
 
 
@@ -356,11 +357,15 @@ def example(rng: random.Random, kind: str | None = None) -> Example:
     if kind.endswith("math"):
         n = pick(rng, N_PROPOSED if kind.startswith("propose") else N_STATEMENTS)
         lines, p = word_problem(rng, n)
-        return Example(kind, n, math_prompt(lines), math_answer(p)) if kind == "math" else Example(kind, n, f"{kind}\n", propose_math_answer(lines, p))
+        if kind == "math":
+            return Example(kind, n, math_prompt(lines), math_answer(p))
+        return Example(kind, n, f"{kind}\n", propose_math_answer(lines, p))
     if kind.endswith("logic"):
         n = pick(rng, N_PROPOSED_VARIABLES if kind.startswith("propose") else N_VARIABLES)
         clauses, model = puzzle(rng, n)
-        return Example(kind, n, logic_prompt(clauses), logic_answer(model)) if kind == "logic" else Example(kind, n, f"{kind}\n", "\n".join(clauses))
+        if kind == "logic":
+            return Example(kind, n, logic_prompt(clauses), logic_answer(model))
+        return Example(kind, n, f"{kind}\n", "\n".join(clauses))
     p = generate(rng)
     text = program_text(p.body)
     if kind == "inp":

@@ -4,11 +4,13 @@
     python -m micro.evaluate micro/base --temperature 1 --n 40
 
 Tasks are drawn from a seed of their own. Programs of two and more statements are reserved ones, which training never saw;
-of one statement there are only about 300 in all, so those are seen programs on fresh inputs. Everything that the model
+of one statement there are only about 300 in all, so those are seen programs on fresh inputs (as are puzzles of two
+variables). Everything that the model
 writes is read by tasks.py and run by verifier.py, exactly as in self-play.
 
 rows: out = output task with a trace; direct = the same without (the first token is forced to "="); inp = input task;
-fun = program from 4 pairs, graded on 4 hidden ones; propose/args = share of valid proposals, always at temperature 1.
+fun = program from 4 pairs, graded on 4 hidden ones; math = word problem by events, logic = puzzle by variables (from 2);
+propose .../args = share of valid proposals, always at temperature 1.
 """
 import argparse
 import json
@@ -29,8 +31,9 @@ from prompts import Prompt, render
 from tasks import KINDS
 from verifier import Sandbox, encode
 
-ROWS = {"out": "code_o", "direct": "code_o", "inp": "code_i", "fun": "code_f"}
-SIZES = {"out": range(1, 7), "direct": range(1, 7), "inp": range(1, 7), "fun": range(1, 5)}
+ROWS = {"out": "code_o", "direct": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logic": "logic"}
+SIZES = {"out": range(1, 7), "direct": range(1, 7), "inp": range(1, 7), "fun": range(1, 5), "math": range(1, 7), "logic": range(2, 5)}
+PROPOSED = {"propose": ("code_o", "code_i"), "args": ("code_f",), "propose math": ("math",), "propose logic": ("logic",)}
 STUDY = {"out": (.94, .94, .88, .85, .75, .74), "direct": (.94, .66, .39, .34, .24, .16), "inp": (.97, .89, .80, .77, .65, .45),
          "fun": (.89, .32, .16, .05), "propose": (.94,)}        # the feasibility study's 0.84M model after 59M tokens
 LIMITS, MAX_NEW = Limits.for_style("micro"), 96
@@ -42,10 +45,22 @@ def task_of(kind: str, p: data.Program, inputs: list) -> Task:
     return Task(kind, data.program_text(p.body).strip("\n"), tuple(map(data.literal, inputs)), outputs, "", "")
 
 
+def draw_domain(row: str, size: int, rng: random.Random) -> Task:
+    """A word problem of `size` events, or a puzzle of `size` variables."""
+    if row == "math":
+        lines, p = data.word_problem(rng, size, reserved=size > 1)
+        return Task("math", data.program_text(p.body).strip("\n"), ("",), (encode(p.y),), "\n".join(f"?{line}" for line in lines), "")
+    clauses, model = data.puzzle(rng, size, reserved=size > 2)
+    return Task("logic", KINDS["logic"].puzzle(clauses).program, ("",), (encode(tuple(model)),), "", "")
+
+
 def draw_tasks(row: str, n_statements: int, n: int, seed: int) -> list[Task]:
     """n tasks for one cell of the table."""
     rng, tasks = random.Random(f"{seed}/{row}/{n_statements}"), []
     while len(tasks) < n:
+        if row in ("math", "logic"):
+            tasks.append(draw_domain(row, n_statements, rng))
+            continue
         p = data.generate(rng, n_statements, reserved=n_statements > 1)
         inputs = [p.x]
         if row == "fun":
@@ -112,23 +127,21 @@ def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed
 
 
 def evaluate(base: Base, sandbox: Sandbox, n: int = 100, temperature: float = 0.0, seed: int = 99) -> dict:
-    """The whole table: {row: [accuracy for 1, 2, ... statements]}, and under propose and args what became of proposals."""
+    """The whole table: {row: [accuracy by size]}, and under the keys of PROPOSED what became of proposals."""
     table = {row: [accuracy(base, sandbox, row, draw_tasks(row, size, n, seed), temperature, seed) for size in sizes]
              for row, sizes in SIZES.items()}
-    table["propose"] = proposals(base, sandbox, ("code_o", "code_i"), 2 * n, seed)
-    table["args"] = proposals(base, sandbox, ("code_f",), n, seed)
-    return table
+    return table | {row: proposals(base, sandbox, kinds, n * len(kinds), seed) for row, kinds in PROPOSED.items()}
 
 
 def show(table: dict) -> str:
     """The table as text, the study's figures beside it."""
     cells = lambda values: " ".join(f"{v:.2f}" for v in values)
     lines = [f"{'statements':10s} {'1    2    3    4    5    6':32s} feasibility study, 59M tokens"]
-    lines += [f"{row:10s} {cells(table[row]):32s} {cells(STUDY[row])}" for row in SIZES]
-    for row in ("propose", "args"):
+    lines += [f"{row:10s} {cells(table[row]):32s} {cells(STUDY.get(row, ()))}" for row in SIZES]
+    for row in PROPOSED:
         r = table[row]
         study = f" (study {STUDY[row][0]:.2f})" if row in STUDY else ""
-        lines.append(f"{row:10s} valid {r['valid']:.2f}{study}; {r['statements']:.2f} statements, {r['distinct']:.2f} distinct "
+        lines.append(f"{row:14s} valid {r['valid']:.2f}{study}; {r['statements']:.2f} statements, {r['distinct']:.2f} distinct "
                      f"structures; invalid: {r['reasons']}")
     return "\n".join(lines)
 
