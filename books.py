@@ -18,7 +18,7 @@ def measures(setup: Setup, state: State, proposed: list, update: dict, batch: Ba
         coverage=len(archive.structures), rarefied=archive.rarefied(), guess_rate=guess,
         beats_guessing=mean(float(p.solve_rate > guess[p.kind] + setup.cfg.noise_margin) for p in solved),
         brier=mean(m["brier"] for m in matches), zero_advantage=(adv == 0).float().mean().item(),
-        kl=update["kl"], entropy=update["entropy"], skipped=update["skipped"],
+        kl=update["kl"], entropy=update["entropy"], logp_gap=update["logp_gap"], skipped=update["skipped"],
         tokens_generated=state.totals["generated"], tokens_trained=state.totals["trained"])
 
 

@@ -172,7 +172,8 @@ def token_losses(base: Base, adapters: Adapters, r: Rollout, adv: torch.Tensor, 
     logp, H = token_logp(base, hidden, target, temperature, bool(entropy))
     ratio, a = (logp - logp.detach()).exp(), adv[row]
     loss = -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
-    sums = dict(kl=0.0, entropy=0.0, trained_tokens=len(target))
+    gap = (logp.detach() - r.logp[:, 1:][mask]).abs().sum().item()     # rollout and training compute the same number in two ways
+    sums = dict(kl=0.0, entropy=0.0, logp_gap=gap, trained_tokens=len(target))
     if kl:
         with torch.no_grad():
             plain = token_logp(base, base.model(r.ids[:, :-1])[mask], target, temperature, False)[0]
@@ -190,14 +191,14 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
 
     A member's loss is the sum over its tokens of weight (N,) times the token's loss. Rows that cannot contribute are left
     out. Rows of a member with a non-finite loss leave the batch, so that they cannot spoil their neighbours' gradients.
-    Returns sums over the trained tokens (kl, entropy, trained_tokens) and the members (P,) bool with a non-finite loss.
+    Returns sums over the trained tokens (kl, entropy, logp_gap, trained_tokens) and the members (P,) bool with a non-finite loss.
     """
     params, member, device = adapters.parameters(), batch.rollout.member, adv.device
 
     def sweep(parts):
         for p in params:
             p.grad = torch.zeros_like(p)
-        stats, bad = dict(kl=0.0, entropy=0.0, trained_tokens=0), torch.zeros(adapters.n_members, dtype=torch.bool, device=device)
+        stats, bad = dict(kl=0.0, entropy=0.0, logp_gap=0.0, trained_tokens=0), torch.zeros(adapters.n_members, dtype=torch.bool, device=device)
         for part in tqdm(parts, desc=desc, leave=False, disable=not desc):
             while len(part):
                 shard = batch.rollout.select(part)
@@ -221,21 +222,21 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
             dist.all_reduce(p.grad)
         sums = torch.tensor([*stats.values(), *bad.tolist()], dtype=torch.float64, device=device)
         dist.all_reduce(sums)
-        stats, bad = dict(zip(stats, sums[:3].tolist())), sums[3:] > 0
+        stats, bad = dict(zip(stats, sums[:len(stats)].tolist())), sums[len(stats):] > 0
     return stats, bad
 
 
 def finish(adam: Adam, batch: Batch, stats: dict, bad: torch.Tensor) -> dict:
     """The optimiser step on accumulated gradients: members with rows move, the others are not touched, nor those in `bad`.
 
-    Returns trained_tokens, kl and entropy per token, grad_norm per member (list) and skipped members (list).
+    Returns trained_tokens; per token kl, entropy and logp_gap, |log-probability in training - in the rollout|; grad_norm per member (list) and skipped members (list).
     """
     active = torch.zeros_like(bad)
     active[batch.rollout.member[batch.rollout.member >= 0]] = True
     norm, skipped = adam.step(active & ~bad)
     tokens = max(1, stats["trained_tokens"])
     return dict(trained_tokens=int(stats["trained_tokens"]), kl=stats["kl"] / tokens, entropy=stats["entropy"] / tokens,
-                grad_norm=[round(x, 6) for x in norm.tolist()], skipped=(skipped | bad).nonzero().squeeze(1).tolist())
+                logp_gap=stats["logp_gap"] / tokens, grad_norm=[round(x, 6) for x in norm.tolist()], skipped=(skipped | bad).nonzero().squeeze(1).tolist())
 
 
 def update(base: Base, adapters: Adapters, adam: Adam, batch: Batch, adv: torch.Tensor, *, method: str = "reinforce++",
