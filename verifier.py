@@ -19,13 +19,13 @@ where it is canonical text byte for byte; how it ended is what the kernel says. 
 Layers. Fresh exec: no memory, environment or descriptor of the trainer gets in. Seccomp allow-list, the wall: 17 system
 calls are left, the rest is refused or kills. Namespaces, empty root, dropped user and capabilities: a second wall,
 should the first have a hole; best effort. Limits: CPU timer, address space, file size, and the zygote's wall clock.
-Canonical text: nothing that a program made is unpickled, evaluated, or compared by its own methods. Two hash seeds:
-deterministic jobs run in two interpreters, the second time in reverse and twice over.
+Canonical text: nothing that a program made is unpickled, evaluated, or compared by its own methods. Two hash seeds and
+address layouts: deterministic jobs run in two interpreters, the second time in reverse and twice over.
 
 Tiers. "full"; "no namespaces" (the wall without the second one); "weak" (no seccomp: not Linux, other processors; for
 development with programs you trust, only with weak=True). Canary programs through the normal path decide, not return
 codes; where they get past, the sandbox refuses to start. Not promised: anything in "weak", bugs of the kernel behind
-those calls, side channels such as timing, and that two seeds show every dependence on hash order.
+those calls, side channels such as timing, and that two runs show every dependence on hash order or a clock of seconds.
 """
 import collections, json, marshal, os, re, select, signal, socket, sys, time
 from dataclasses import dataclass, field
@@ -212,7 +212,7 @@ class Sandbox:
     zygotes that had to be started again. Raises RuntimeError where it cannot protect, unless weak=True.
     without: layers to leave out, for tests of the tiers ("seccomp", "namespaces")."""
 
-    def __init__(self, workers=2, cpu_s=0.5, wall_s=3.0, mem_mb=256, weak=False, without=()):
+    def __init__(self, workers=2, cpu_s=0.5, wall_s=6.0, mem_mb=256, weak=False, without=()):
         if workers < 1 or cpu_s < 0.01 or wall_s < cpu_s or mem_mb < 16:
             raise ValueError("the sandbox needs workers >= 1, cpu_s >= 0.01, wall_s >= cpu_s and mem_mb >= 16")
         import threading                                              # only here, for the zygote imports nothing of it

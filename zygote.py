@@ -127,7 +127,7 @@ NOBODY = 65533                                  # the user that children run as 
 def arguments(text):
     """The tuple of arguments between the parentheses of a call, all literals, or None. Runs in the child only."""
     try:
-        node = ast.parse("f(" + text + "\n)", mode="eval").body       # the newline closes a comment
+        node = ast.parse("f(" + text + " \n)", mode="eval").body      # closes a comment, and joins no lines
         # "1) or (True" and "1), (2" parse too, but not as one call of f
         if type(node) is not ast.Call or type(node.func) is not ast.Name or node.keywords: return None
         return tuple([ast.literal_eval(argument) for argument in node.args])
