@@ -133,6 +133,12 @@ def soak(n):
                     growth_mb=round(growth[0], 2), growth_fds=growth[1])
 
 
+def state(pid):
+    "state letter and parent of a process; Z, a dead one, where there is none"
+    try: return Path("/proc", pid, "stat").read_text().rsplit(")", 1)[1].split()[:2]
+    except OSError: return "Z", ""
+
+
 def accidents():
     "a zygote is killed, another one stopped, and a trainer killed -> seconds to the right verdict, processes that lived on"
     from verifier import Job, Sandbox
@@ -147,12 +153,11 @@ def accidents():
     trainer = subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE)
     family = set(trainer.stdout.readline().decode().split())
     time.sleep(0.5)                                                   # its two programs are running now
-    stat = lambda path: path.read_text().rsplit(")", 1)[1].split()[:2] if path.exists() else ("Z", "")
-    for _ in range(2): family |= {p.parent.name for p in Path("/proc").glob("[0-9]*/stat") if stat(p)[1] in family}
+    for _ in range(2): family |= {path.name for path in Path("/proc").glob("[0-9]*") if state(path.name)[1] in family}
     trainer.kill()
     trainer.wait()
     time.sleep(1)
-    return dict(found, family=len(family), alive=sum(stat(Path("/proc", pid, "stat"))[0] != "Z" for pid in family))
+    return dict(found, family=len(family), alive=sum(state(pid)[0] != "Z" for pid in family))
 
 
 def verify(args):

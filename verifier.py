@@ -219,6 +219,8 @@ class Sandbox:
         self.workers, self.cpu_s, self.wall_s, self.replaced, self.lock = workers, cpu_s, wall_s, 0, threading.Lock()
         self.options = dict(mem_mb=mem_mb, without={name: "left out" for name in without})
         self.zygotes, self.poll, self.by_fd = [], select.poll(), {}
+        while (fd := os.open(os.devnull, os.O_RDWR)) < 3: pass           # a trainer without standard streams hands out no 0, 1, 2
+        os.close(fd)
         try:
             for i in range(2 * workers): self.zygotes.append(Zygote(i % 2, self.options))
             self.report = [self.admit(zygote) for zygote in self.zygotes][0]

@@ -307,6 +307,14 @@ def test_descriptors_stay_flat(judge):
     assert len(os.listdir("/proc/self/fd")) == before[0]
 
 
+def test_the_slots_are_free_of_what_the_trainer_holds():
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(200)]    # more than the zygote's slots, and beyond 100
+    try:
+        with Sandbox(workers=1) as judge: assert judge.run([HONEST])[0].outputs == ('{"t":[[1,2],2.0,2]}',)
+    finally:
+        for fd in held: os.close(fd)
+
+
 KILLED = """import os, signal, sys
 sys.path.insert(0, %r)
 from verifier import Sandbox, Job
@@ -405,6 +413,8 @@ def test_signals_that_the_trainer_ignores_or_blocks_still_work():
 
 
 def test_command_line():
+    bare = subprocess.run("exec %s %s --self-check <&- 2>&-" % (sys.executable, verifier.__file__), shell=True, capture_output=True)
+    assert bare.returncode == 0 and bare.stdout.startswith(b"tier: ")                              # without standard streams
     command = [sys.executable, verifier.__file__, "--self-check", "--without", "seccomp"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and "refuses" in done.stderr and not done.stdout
