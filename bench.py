@@ -41,16 +41,21 @@ judge = Sandbox(workers=2, cpu_s=20, wall_s=30)
 print(*[zygote.process.pid for zygote in judge.zygotes], flush=True)
 judge.run([Job(%r, ("1",))] * 2)
 """ % (str(Path(__file__).resolve().parent), LOOP)
-# program, input, whether it must be deterministic, what the verdict has to be: canonical text or the beginning of the error
-SOAK = [(TRIVIAL, "3", False, "="), (TRIVIAL, "3", True, "="), ("def f(x): return {%d: (x, 'a')}", "[3]", True, '{"d":[[%d,{"t":[[3],"a"]}]]}'),
-        ("import math\ndef f(*a): return [math.sqrt(4), %d]", "", False, "[2.0,%d]"), ("def f(x): return x / 0 * %d", "3", False, "error: Zero"),
-        ("def f(x) return %d", "3", False, "error: Syntax"), ("def f(x): return %d", "x", False, "not a literal"),
-        ("import os\ndef f(x): os._exit(%d)", "3", False, "exit"), ("import os\ndef f(x): return os.fork() + %d", "3", False, "violation"),
-        ("import ctypes\ndef f(x): return ctypes.memset(8, %d, 8)", "3", False, "crash"),
-        ("import os\ndef f(x): return os.write(3, b'=%d\\n')", "3", False, "malformed"),
-        ("def f(x): return 'x' * (10**6 + %d)", "3", True, "too big"), ("def f(x): return id(f) + %d", "3", True, "nondeterministic"),
-        ("def f(x): return len(bytes(10**10 + %d))", "3", False, "error: Memory"), ("def f(x): return f, %d", "3", True, "unsupported"),
-        ("import os\ndef f(x): return open('/etc/passwd'), %d", "3", False, "error: Permission")]
+# program, input, whether it must be deterministic, what the verdict has to be: canonical text, "=" for 3 + number, or the
+# beginning of the error
+SOAK = [
+    (TRIVIAL, "3", False, "="), (TRIVIAL, "3", True, "="),
+    ("def f(x): return {%d: (x, 'a')}", "[3]", True, '{"d":[[%d,{"t":[[3],"a"]}]]}'),
+    ("import math\ndef f(*a): return [math.sqrt(4), %d]", "", False, "[2.0,%d]"),
+    ("def f(x): return x / 0 * %d", "3", False, "error: Zero"), ("def f(x) return %d", "3", False, "error: Syntax"),
+    ("def f(x): return %d", "x", False, "not a literal"), ("import os\ndef f(x): os._exit(%d)", "3", False, "exit"),
+    ("import os\ndef f(x): return os.fork() + %d", "3", False, "violation"),
+    ("import ctypes\ndef f(x): return ctypes.memset(8, %d, 8)", "3", False, "crash"),
+    ("import os\ndef f(x): return os.write(3, b'=%d\\n')", "3", False, "malformed"),
+    ("def f(x): return 'x' * (10**6 + %d)", "3", True, "too big"), ("def f(x): return id(f) + %d", "3", True, "nondeterministic"),
+    ("def f(x): return len(bytes(10**10 + %d))", "3", False, "error: Memory"),
+    ("def f(x): return f, %d", "3", True, "unsupported"),
+    ("import os\ndef f(x): return open('/etc/passwd'), %d", "3", False, "error: Permission")]
 SLOW = ("def f(x):\n    while %d >= 0: pass", "3", False, "timeout")         # one in fifty
 
 
@@ -172,17 +177,21 @@ def verify(args):
         for judge in two, four: cost(judge, 50)                       # warm
         seen = take_turns(ways, args.repeats)
         tier = two.tier
-    units = {"2 workers": args.n, "4 workers": args.n, "2 workers, 8 inputs": args.n // 4 * 8, "python -c": 20, "fork of the trainer": 20}
+    units = {"2 workers": args.n, "4 workers": args.n, "2 workers, 8 inputs": args.n // 4 * 8, "python -c": 20,
+             "fork of the trainer": 20}
     rate = {name: [n / wall for wall, _ in seen[name]] for name, n in units.items()}
     cpu = {name: [used / n * 1e3 for _, used in seen[name]] for name, n in units.items()}
     show([(name, "per s", values) for name, values in rate.items()] + [(name, "CPU ms", values) for name, values in cpu.items()]
          + [("endless loop: verdict after its CPU limit", "s", seen["endless loop"])])
-    best = max("2 workers", "4 workers", key=lambda name: statistics.median(rate[name]))
-    figures = dict(tier=tier, trainer_gb=round(ballast.nbytes / 2**30, 1), load=round(os.getloadavg()[0], 1), repeats=args.repeats,
-                   programs_per_s=round(statistics.median(rate[best])), evaluations_per_s=round(statistics.median(rate["2 workers, 8 inputs"])),
-                   cpu_ms=round(statistics.median(cpu["2 workers"]), 2), loop_late_s=round(max(seen["endless loop"]), 3),
-                   x_cpu_python_c=ratios(cpu["2 workers"], cpu["python -c"]), x_cpu_fork=ratios(cpu["2 workers"], cpu["fork of the trainer"]),
-                   x_rate_python_c=ratios(rate["python -c"], rate[best]), x_rate_fork=ratios(rate["fork of the trainer"], rate[best]))
+    median = lambda values, digits=None: round(statistics.median(values), digits)
+    best, ours = max("2 workers", "4 workers", key=lambda name: median(rate[name])), cpu["2 workers"]
+    figures = dict(tier=tier, trainer_gb=round(ballast.nbytes / 2**30, 1), load=round(os.getloadavg()[0], 1),
+                   repeats=args.repeats,
+                   programs_per_s=median(rate[best]), evaluations_per_s=median(rate["2 workers, 8 inputs"]),
+                   cpu_ms=median(ours, 2), loop_late_s=round(max(seen["endless loop"]), 3),
+                   x_cpu_python_c=ratios(ours, cpu["python -c"]), x_cpu_fork=ratios(ours, cpu["fork of the trainer"]),
+                   x_rate_python_c=ratios(rate["python -c"], rate[best]),
+                   x_rate_fork=ratios(rate["fork of the trainer"], rate[best]))
     figures.update(accidents())
     if args.soak: figures.update(soak(args.soak))
     return figures

@@ -52,7 +52,7 @@ def encode(value, depth=MAX_DEPTH):
     if kind is dict: texts = ["[%s,%s]" % (k, encode(v, depth - 1)) for k, v in zip(keys, value.values())]
     elif kind is set or kind is frozenset: texts.sort()
     # two nan are two members, but one text: what comes out of decode() would be another value
-    if kind is not list and kind is not tuple and len(set(keys)) < len(keys): raise Unsupported("unsupported: several nan as keys")
+    if kind in (dict, set, frozenset) and len(set(keys)) < len(keys): raise Unsupported("unsupported: several nan as keys")
     return fit(opening + ",".join(texts) + ("]" if kind is list else "]}"))
 
 

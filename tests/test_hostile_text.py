@@ -13,7 +13,8 @@ from verifier import Job, Sandbox, decode
 
 ROOT = Path(__file__).resolve().parents[1]
 EVALUATORS = {"eval", "exec", "compile", "__import__", "literal_eval", "execfile"}
-LOADERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "code", "codeop", "runpy", "importlib", "yaml"}
+LOADERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "code", "codeop", "runpy", "importlib",
+    "yaml"}
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
 
 
@@ -66,7 +67,8 @@ def test_no_evaluator_in_the_sources_of_the_trainer():
             if isinstance(node, ast.ImportFrom):
                 assert node.module.split(".")[0] not in LOADERS, where
                 if node.module == "zygote":
-                    assert {alias.name for alias in node.names} <= {"DONE", "GO", "MAX_FILE", "MAX_TEXT", "Unsupported", "encode"}, where
+                    assert {alias.name for alias in node.names} <= {"DONE", "GO", "MAX_FILE", "MAX_TEXT", "Unsupported",
+                        "encode"}, where
 
 
 WATCHED = r"""
@@ -76,21 +78,27 @@ from dataclasses import replace
 from tasks import IDENTITY, KINDS, STYLES, Limits, Proposal, Reject, Task
 from verifier import Job, Sandbox, encode
 DEED = "__import__('os').system('touch %s')"
-PROGRAMS = ["def f(x):\n    return x", "def f(x):\n    %%s\n    return x" %% DEED, "def f(x=%%s):\n    return x" %% DEED, DEED, "@" + DEED + "\ndef f(x): return x",
-            "class f(metaclass=%%s): pass" %% DEED, "def f(x: %%s): return x" %% DEED, "f = lambda x: " + DEED, "def f(x):\n    return '''%%s''', x" %% DEED]
-INPUTS = [DEED, "[%%s]" %% DEED, "1) or (%%s" %% DEED, "*%%s" %% DEED, "x=%%s" %% DEED, "f'{%%s}'" %% DEED, "{1: %%s}" %% DEED, "1\n)\n%%s\n(1" %% DEED,
+PROGRAMS = ["def f(x):\n    return x", "def f(x):\n    %%s\n    return x" %% DEED, "def f(x=%%s):\n    return x" %% DEED, DEED,
+            "@" + DEED + "\ndef f(x): return x",
+            "class f(metaclass=%%s): pass" %% DEED, "def f(x: %%s): return x" %% DEED,
+            "f = lambda x: " + DEED, "def f(x):\n    return '''%%s''', x" %% DEED]
+INPUTS = [DEED, "[%%s]" %% DEED, "1) or (%%s" %% DEED, "*%%s" %% DEED, "x=%%s" %% DEED, "f'{%%s}'" %% DEED,
+          "{1: %%s}" %% DEED, "1\n)\n%%s\n(1" %% DEED,
           "(lambda: %%s)()" %% DEED, "[x for x in [%%s]]" %% DEED, "1 if %%s else 2" %% DEED, "[1, 2]", "'''%%s'''" %% DEED]
 texts = PROGRAMS + ["= " + given for given in INPUTS] + ["f(%%s)" %% given for given in INPUTS]
 for program in PROGRAMS:
     for given in INPUTS:
-        fenced = "".join("```%%s\n%%s\n```\n" %% pair for pair in (("input", given), ("python", program), ("output", given), ("message", DEED)))
-        texts += [fenced, "<think>%%s</think><answer>%%s</answer>" %% (DEED, fenced), "%%s\nf(%%s)\n=%%s" %% (program, given, given)]
+        fenced = "".join("```%%s\n%%s\n```\n" %% pair 
+                         for pair in (("input", given), ("python", program), ("output", given), ("message", DEED)))
+        texts += [fenced, "<think>%%s</think><answer>%%s</answer>" %% (DEED, fenced),
+                  "%%s\nf(%%s)\n=%%s" %% (program, given, given)]
 events, ran = [], 0
 def hook(event, args):
     if event == "compile":
         frame = sys._getframe(1)            # ast.parse is allowed: it only builds a tree
         if frame.f_code.co_name == "parse" and frame.f_code.co_filename == __import__("ast").__file__: return
-    if event in ("compile", "exec", "pickle.find_class", "os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "marshal.loads",
+    if event in ("compile", "exec", "pickle.find_class", "os.system", "os.exec", "os.fork",
+                 "os.posix_spawn", "subprocess.Popen", "marshal.loads",
                  "code.__new__", "function.__new__"): events.append((event, repr(args)[:200]))
 with Sandbox(workers=2) as judge:
     def meet(text, style):
@@ -136,47 +144,73 @@ def test_an_audit_hook_sees_no_evaluation_of_hostile_text(tmp_path):
 # ---- whatever it is, the verdict has a name ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize("code, name", [
-    ("#" * 10**7, "too big"), ("x = '%s'" % ("é" * 2**20), "too big"), ("\0", "error"), ("def f(x): return 1\0", "error"), ("\ud800", "error"),
-    ("def f(x): return '\udcff'", "error"), ("", "error"), (" ", "error"), ("\x1b[2J", "error"), ("\ufeff\ufeff", "error"), ("\xff\xfe", "error"),
+    ("#" * 10**7, "too big"), ("x = '%s'" % ("é" * 2**20), "too big"), ("\0", "error"), ("def f(x): return 1\0", "error"),
+    ("\ud800", "error"),
+    ("def f(x): return '\udcff'", "error"), ("", "error"), (" ", "error"), ("\x1b[2J", "error"), ("\ufeff\ufeff", "error"),
+    ("\xff\xfe", "error"),
     ("def f(x): return 1".encode("utf-16").decode("latin-1"), "error"), ("# coding: utf-7\ndef f(x): return +AGE-", "error"),
     ("# -*- coding: no-such -*-\ndef f(x): return 3", None), ("# -*- coding: latin-1 -*-\ndef f(x): return 'é'", None),
-    ("\ufeffdef f(x): return 3", "error|none"), ("def f(x):\r\n    return 3\r\n", None), ("def f(x):\r    return 3\r", None), ("def f(x):\n\treturn 3", None),
-    ("(" * 10**5, "error"), ("[" * 90 + "]" * 90 + "\ndef f(x): return 3", None), ("-" * 10**6 + "1", "error|crash"), ("x" + ".x" * 10**5, "error|crash"),
-    ("x" + "(x" * 99 + ")" * 99, "error"), ("f = " + "lambda x: " * 5000 + "x", "error|crash|unsupported"), ("9" * 10**5, "error"), ("f'{" * 500, "error"),
-    ("if 1:\n" + "".join(" " * i + "if 1:\n" for i in range(1, 200)), "error"), ("def f(x): return " + " + ".join(["1"] * 10**5), "error|crash|timeout"),
-    ("f = 3", "error"), ("f = None", "error"), ("def g(x): return x", "error"), ("import no_such_module", "error"), ("del f", "error"),
-    ("raise SystemExit", "error"), ("def f(): return 3", "error"), ("async def f(x): return 3", "unsupported"), ("def f(x): yield 3", "unsupported"),
-    ("class f:\n def __init__(self, x): 0", "unsupported"), ("def f(x): return f", "unsupported"), ("def f(x): return ...", "unsupported"),
-    ("def f(x): return NotImplemented", "unsupported"), ("def f(x): return range(3)", "unsupported"), ("def f(x): return {}.keys()", "unsupported"),
-    ("def f(x): return bytearray(3)", "unsupported"), ("def f(x): return int", "unsupported"), ("import math\ndef f(x): return math", "unsupported"),
-    ("import decimal\ndef f(x): return decimal.Decimal(1)", "unsupported"), ("from collections import Counter\ndef f(x): return Counter('a')", "unsupported"),
-    ("def f(x): return '\\ud800'", "unsupported"), ("def f(x): return 1 << 3901", "unsupported"), ("def f(x): return -(1 << 3900)", "unsupported"),
-    ("def f(x):\n v = 0\n for _ in range(65): v = [v]\n return v", "unsupported"), ("def f(x):\n v = {}\n v[0] = v\n return v", "unsupported"),
-    ("def f(x): return {float('nan'), float('nan')}", "unsupported"), ("def f(x): return {float('nan'): 1, float('nan'): 1}", "unsupported"),
-    ("def f(x): return 'x' * 65536", "too big"), ("def f(x): return [0] * 40000", "too big"), ("def f(x): return [1 << 3000] * 100", "too big"),
-    ("def f(x): return b'x' * 40000", "too big"), ("def f(x): return 'é' * 20000", "too big"), ("def f(x): return 'x' * 65000", None)],
+    ("\ufeffdef f(x): return 3", "error|none"), ("def f(x):\r\n    return 3\r\n", None), ("def f(x):\r    return 3\r", None),
+    ("def f(x):\n\treturn 3", None),
+    ("(" * 10**5, "error"), ("[" * 90 + "]" * 90 + "\ndef f(x): return 3", None), ("-" * 10**6 + "1", "error|crash"),
+    ("x" + ".x" * 10**5, "error|crash"),
+    ("x" + "(x" * 99 + ")" * 99, "error"), ("f = " + "lambda x: " * 5000 + "x", "error|crash|unsupported"),
+    ("9" * 10**5, "error"), ("f'{" * 500, "error"),
+    ("if 1:\n" + "".join(" " * i + "if 1:\n" for i in range(1, 200)), "error"),
+    ("def f(x): return " + " + ".join(["1"] * 10**5), "error|crash|timeout"),
+    ("f = 3", "error"), ("f = None", "error"), ("def g(x): return x", "error"), ("import no_such_module", "error"),
+    ("del f", "error"),
+    ("raise SystemExit", "error"), ("def f(): return 3", "error"), ("async def f(x): return 3", "unsupported"),
+    ("def f(x): yield 3", "unsupported"),
+    ("class f:\n def __init__(self, x): 0", "unsupported"), ("def f(x): return f", "unsupported"),
+    ("def f(x): return ...", "unsupported"),
+    ("def f(x): return NotImplemented", "unsupported"), ("def f(x): return range(3)", "unsupported"),
+    ("def f(x): return {}.keys()", "unsupported"),
+    ("def f(x): return bytearray(3)", "unsupported"), ("def f(x): return int", "unsupported"),
+    ("import math\ndef f(x): return math", "unsupported"),
+    ("import decimal\ndef f(x): return decimal.Decimal(1)", "unsupported"),
+    ("from collections import Counter\ndef f(x): return Counter('a')", "unsupported"),
+    ("def f(x): return '\\ud800'", "unsupported"), ("def f(x): return 1 << 3901", "unsupported"),
+    ("def f(x): return -(1 << 3900)", "unsupported"),
+    ("def f(x):\n v = 0\n for _ in range(65): v = [v]\n return v", "unsupported"),
+    ("def f(x):\n v = {}\n v[0] = v\n return v", "unsupported"),
+    ("def f(x): return {float('nan'), float('nan')}", "unsupported"),
+    ("def f(x): return {float('nan'): 1, float('nan'): 1}", "unsupported"),
+    ("def f(x): return 'x' * 65536", "too big"), ("def f(x): return [0] * 40000", "too big"),
+    ("def f(x): return [1 << 3000] * 100", "too big"),
+    ("def f(x): return b'x' * 40000", "too big"), ("def f(x): return 'é' * 20000", "too big"),
+    ("def f(x): return 'x' * 65000", None)],
     ids=lambda value: None if value is None else repr(value)[:40] if len(value) < 40 else repr(value[:25]) + "%d" % len(value))
 def test_sources_and_results_of_all_kinds(judge, code, name):
-    for deterministic in False, True: assert str(errors(judge, code, deterministic=deterministic)[0]).lower() in str(name).lower().split("|")
+    for deterministic in False, True: assert str(errors(judge, code,
+        deterministic=deterministic)[0]).lower() in str(name).lower().split("|")
 
 
 def test_arguments_and_answers_that_are_no_data(judge):
-    bad = ["x" * 10**5, "\0", "1\0", "\ud800", "'\udcff'", "[" * 10**5, "9" * 10**5, "-" * 10**5 + "1", "1 + 1", "[1] * 9", "'a' + 'b'", "f(1)", "f", "x", "print", "open('/etc/passwd')",
-           "__import__('os').getpid()", "().__class__", "[x for x in [1]]", "{**{}}", "[*[1]]", "*[1]", "**{}", "x=1", "lambda: 1", "1 if 1 else 0", "1 < 2",
-           "not True", "~1", "(yield)", "await x", "(x := 1)", "f'{1}'", "f''", "[1][0]", "'%s' % 1", "1; 2", "1) or (1", "1)(1", "1), f(1", "#)\n)+f(1",
-           "{[]: 1}", "{{}}", "{1: 2}[1]", "1 and 2", "`1`", "$", "\\", "1\\", "'", '"""', "1__0", "0777", "1e", "0x", "b'é'", "u'a' b'b'", "Ellipsis", "nan",
-           "inf", "set", "frozenset()", "dict()", "list()", "complex(1)", "1j + 1", "1 + 2j + 3j", "\x1b[2J", "import os", "return 1", "１", "“1”"]
+    bad = ["x" * 10**5, "\0", "1\0", "\ud800", "'\udcff'", "[" * 10**5, "9" * 10**5, "-" * 10**5 + "1", "1 + 1", "[1] * 9",
+        "'a' + 'b'", "f(1)", "f", "x", "print", "open('/etc/passwd')",
+           "__import__('os').getpid()", "().__class__", "[x for x in [1]]", "{**{}}", "[*[1]]", "*[1]", "**{}", "x=1",
+           "lambda: 1", "1 if 1 else 0", "1 < 2",
+           "not True", "~1", "(yield)", "await x", "(x := 1)", "f'{1}'", "f''", "[1][0]", "'%s' % 1", "1; 2", "1) or (1",
+           "1)(1", "1), f(1", "#)\n)+f(1",
+           "{[]: 1}", "{{}}", "{1: 2}[1]", "1 and 2", "`1`", "$", "\\", "1\\", "'", '"""', "1__0", "0777", "1e", "0x", "b'é'",
+           "u'a' b'b'", "Ellipsis", "nan",
+           "inf", "set", "frozenset()", "dict()", "list()", "complex(1)", "1j + 1", "1 + 2j + 3j", "\x1b[2J", "import os",
+           "return 1", "１", "“1”"]
     assert errors(judge, "def f(*a): return a", *bad) == ["not a literal"] * len(bad)
     assert errors(judge, "def f(x): return x", "'%s'" % ("x" * (1 << 20))) == ["too big"]
-    wrong = errors(judge, "def f(x): return x", "", "1, 2", "1e999", "{1, 2}", "set()", "'\\ud800'", "(1, [2, {3: b'4'}])", "1_0", "0x10", "-1", "+1", "-1.5j", "- 1")
+    wrong = errors(judge, "def f(x): return x", "", "1, 2", "1e999", "{1, 2}", "set()", "'\\ud800'", "(1, [2, {3: b'4'}])",
+        "1_0", "0x10", "-1", "+1", "-1.5j", "- 1")
     assert wrong == ["error", "error", None, None, None, "unsupported", None, None, None, None, None, None, None]
 
 
 def test_every_verdict_has_a_reason_for_the_log(judge):
     """Ends and errors, without what follows a colon, are keys of checks.REASONS, by the renaming in tasks.Kind.accept."""
     renamed = {"too big": "output_too_long", "not a literal": "not_literal", "malformed": "malformed_result"}
-    programs = ["def f(x): return x", "1 / 0", "def f(x):\n while True: pass", "import os\nos._exit(0)", "import os\ndef f(x): os.fork()",
-                "import ctypes\ndef f(x): ctypes.memset(8, 0, 8)", "import os\ndef f(x): os.write(3, b'?')", "def f(x): return 'x' * 10**6",
+    programs = ["def f(x): return x", "1 / 0", "def f(x):\n while True: pass", "import os\nos._exit(0)",
+        "import os\ndef f(x): os.fork()",
+                "import ctypes\ndef f(x): ctypes.memset(8, 0, 8)", "import os\ndef f(x): os.write(3, b'?')",
+                "def f(x): return 'x' * 10**6",
                 "def f(x): return id(f)", "def f(x): return f"]
     verdicts = judge.run([Job(code, ("3",), deterministic=True) for code in programs] + [Job(programs[0], ("x",))])
     for verdict in verdicts:

@@ -79,7 +79,8 @@ def draw(rng, depth=0, hashable=False):
     kind, size = rng.choice(kinds), rng.randrange(4)
     if kind == "int": return rng.choice([0, 1, -1, 2**53, -2**53, rng.randrange(-99, 99)])
     if kind == "big": return rng.choice([1, -1]) * rng.getrandbits(rng.choice([54, 64, 500, 3900]))
-    if kind == "float": return rng.choice([0.0, -0.0, 1e300, 5e-324, float("inf"), -float("inf"), NAN, rng.random(), 3.0, 2.0**70])
+    if kind == "float": return rng.choice([0.0, -0.0, 1e300, 5e-324, float("inf"), -float("inf"), NAN, rng.random(), 3.0,
+                                              2.0**70])
     if kind == "bool": return rng.random() < 0.5
     if kind == "none": return None
     if kind == "str": return "".join(rng.choice("a\"\\\n\0é中😀\u2028}]") for _ in range(size))
@@ -93,7 +94,8 @@ def draw(rng, depth=0, hashable=False):
 def cousin(rng, value):
     "a value that may equal this one, or nearly does: other number types, other containers, another order"
     kind = type(value)
-    if kind in (bool, int, float) and abs(value) < 2**60: return rng.choice([value, value, int(value), float(value), bool(value), -value])
+    if kind in (bool, int, float) and abs(value) < 2**60:
+        return rng.choice([value, value, int(value), float(value), bool(value), -value])
     if kind in (list, tuple): return rng.choice([kind, kind, list, tuple])([cousin(rng, x) for x in value])
     if kind in (set, frozenset): return rng.choice([set, frozenset])(sorted(value, key=repr)[::-1][:rng.choice([None, None, 2])])
     if kind is dict: return {k: cousin(rng, x) for k, x in reversed(value.items())}
@@ -229,7 +231,8 @@ def test_order_of_many_jobs_and_workers(judge):
     "import decimal\ndef f(x):\n decimal.getcontext().prec += 1\n return decimal.getcontext().prec",
     "class A: pass\ndef f(x): return min([A() for _ in range(9)], key=id) is None or str(A())",
     "def f(x):\n f.n = getattr(f, 'n', 0) + 1\n return f.n > 1", "import random\ndef f(x): return random.choice([0, 1])",
-    "import ctypes\ndef f(x): return ctypes.addressof(ctypes.c_int())", "import sys\ndef f(x): return sys.flags.hash_randomization, hash('a')",
+    "import ctypes\ndef f(x): return ctypes.addressof(ctypes.c_int())",
+    "import sys\ndef f(x): return sys.flags.hash_randomization, hash('a')",
     "def f(x):\n if hash('salt') % 5 < 2 or id(f) // 4096 % 3: raise ValueError\n return 1 + hash('x')"])
 def test_what_is_not_deterministic(judge, code):
     errors = one(judge, code, "3", "4", deterministic=True).errors
@@ -238,13 +241,15 @@ def test_what_is_not_deterministic(judge, code):
 
 def test_a_second_run_that_ends_otherwise_is_told(judge):
     """Each does its deed only when it is called again; the value of the first run is not enough."""
-    for deed, name in (("while True: pass", "timeout"), ("import os; os._exit(0)", "nondeterministic"), ("return 1", "nondeterministic"),
+    for deed, name in (("while True: pass", "timeout"), ("import os; os._exit(0)", "nondeterministic"),
+                       ("return 1", "nondeterministic"),
                        ("import ctypes; ctypes.memset(8, 0, 8)", "nondeterministic"), ("raise KeyError", "nondeterministic"),
                        ("return 'x' * 10**6", "nondeterministic"), ("return f", "nondeterministic")):
         verdict = one(judge, "n = 0\ndef f(x):\n global n\n n += 1\n if n == 2:\n  %s\n return 0" % deed, "3", deterministic=True)
         assert verdict.errors == (name,), (deed, verdict)
-    assert one(judge, "n = []\ndef f(x): return n.append(x) or len(n) % 2", "1", "2", "3", deterministic=True).errors == ("nondeterministic",) * 3
-    assert one(judge, "def f(x, a=[]): return a.append(x) or sum(a) - x", *"00", deterministic=True).errors == (None, None)     # no trace of it
+    code = "n = []\ndef f(x): return n.append(x) or len(n) % 2"
+    assert one(judge, code, "1", "2", "3", deterministic=True).errors == ("nondeterministic",) * 3
+    assert one(judge, "def f(x, a=[]): return a.append(x) or sum(a)", *"00", deterministic=True).errors == (None, None)
 
 
 @pytest.mark.parametrize("code", [
@@ -398,7 +403,8 @@ def test_attacks_as_an_ordinary_user_without_namespaces(as_nobody):
             Path(folder, re.sub(r"\W", "_", name) + ".py").write_text(header + code.replace("MARKS", "/tmp/attack_mark"))
         done = as_nobody("--siege", folder, "--without", "namespaces")
     counts = json.loads(done.stdout.splitlines()[-1])
-    assert done.returncode == 0 and counts["survived"] == counts["programs"] > 80 and counts["tier"] == "no namespaces", done.stdout
+    assert done.returncode == 0 and counts["survived"] == counts["programs"] > 80, done.stdout
+    assert counts["tier"] == "no namespaces"
 
 
 def test_signals_that_the_trainer_ignores_or_blocks_still_work():
@@ -407,13 +413,15 @@ def test_signals_that_the_trainer_ignores_or_blocks_still_work():
                "for n in 'SIGPROF', 'SIGCHLD', 'SIGXFSZ', 'SIGINT': signal.signal(getattr(signal, n), signal.SIG_IGN)\n"
                "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF, signal.SIGCHLD, signal.SIGXFSZ])\n"
                "with Sandbox(workers=1, cpu_s=0.2, wall_s=60) as judge:\n"
-               "    print([v.end for v in judge.run([Job('def f(x):\\n while True: pass', ('1',)), Job('def f(x): 1', ('1',))])])\n")
+               "    jobs = [Job('def f(x):\\n while True: pass', ('1',)), Job('def f(x): 1', ('1',))]\n"
+               "    print([v.end for v in judge.run(jobs)])\n")
     done = subprocess.run([sys.executable, "-c", program % str(ROOT)], capture_output=True, text=True, timeout=50)
     assert done.stdout == "['timeout', 'ok']\n", done
 
 
 def test_command_line():
-    bare = subprocess.run("exec %s %s --self-check <&- 2>&-" % (sys.executable, verifier.__file__), shell=True, capture_output=True)
+    bare = "exec %s %s --self-check <&- 2>&-" % (sys.executable, verifier.__file__)
+    bare = subprocess.run(bare, shell=True, capture_output=True)
     assert bare.returncode == 0 and bare.stdout.startswith(b"tier: ")                              # without standard streams
     command = [sys.executable, verifier.__file__, "--self-check", "--without", "seccomp"]
     done = subprocess.run(command, capture_output=True, text=True)
