@@ -19,6 +19,10 @@ DONE = struct.Struct("<iIQ")                    # zygote to trainer: wait status
 
 # ---- canonical values: the only thing that crosses --------------------------------------------------------------------
 
+# By identity, for a hostile metaclass may say that its class equals `list`.
+CONTAINERS = {id(list): "[", id(tuple): '{"t":[', id(dict): '{"d":[', id(set): '{"s":[', id(frozenset): '{"z":['}
+
+
 class Unsupported(ValueError):
     """A value that is not plain data, or too big; the text is the reason that goes into the verdict."""
 
@@ -40,14 +44,16 @@ def encode(value, depth=MAX_DEPTH):
     if kind is float: return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
     if kind is bytes: return '{"b":"%s"}' % fit(fit(value).hex())
     if kind is complex: return '{"c":[%s,%s]}' % (encode(value.real), encode(value.imag))
-    if kind not in (list, tuple, dict, set, frozenset): raise Unsupported("unsupported: value of type " + kind.__name__[:40])
+    opening = CONTAINERS.get(id(kind))
+    if opening is None: raise Unsupported("unsupported: value of type " + kind.__name__[:40])
     if depth == 0: raise Unsupported("unsupported: nested too deeply or cyclic")
     if len(value) > MAX_TEXT // 2: raise Unsupported("too big")
-    if kind is dict: texts = ["[%s,%s]" % (encode(k, depth - 1), encode(v, depth - 1)) for k, v in value.items()]
-    else: texts = [encode(x, depth - 1) for x in value]
-    if kind is list: return fit("[" + ",".join(texts) + "]")
-    if kind is set or kind is frozenset: texts.sort()
-    return fit('{"%s":[%s]}' % ({tuple: "t", dict: "d", set: "s", frozenset: "z"}[kind], ",".join(texts)))
+    keys = texts = [encode(x, depth - 1) for x in value]
+    if kind is dict: texts = ["[%s,%s]" % (k, encode(v, depth - 1)) for k, v in zip(keys, value.values())]
+    elif kind is set or kind is frozenset: texts.sort()
+    # two nan are two members, but one text: what comes out of decode() would be another value
+    if kind in (dict, set, frozenset) and len(set(keys)) < len(keys): raise Unsupported("unsupported: several nan as keys")
+    return fit(opening + ",".join(texts) + ("]" if kind is list else "]}"))
 
 
 def fit(text):
@@ -77,6 +83,7 @@ FATAL = dict(ptrace=(101, 117), process_vm_readv=(310, 270), process_vm_writev=(
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 NEW_USER, NEW_PID, NEW_OTHERS = 0x10000000, 0x20000000, 0x40000000 | 0x20000 | 0x8000000 | 0x4000000    # net mnt ipc uts
 libc = ctypes.CDLL(None, use_errno=True)
+raw_fork = ctypes.PyDLL(None).fork      # Python's own would seed `random` anew and rebuild locks: a tenth of a program's time
 
 
 def call(name, *args):
@@ -120,7 +127,7 @@ NOBODY = 65533                                  # the user that children run as 
 def arguments(text):
     """The tuple of arguments between the parentheses of a call, all literals, or None. Runs in the child only."""
     try:
-        node = ast.parse("f(" + text + "\n)", mode="eval").body       # the newline closes a comment
+        node = ast.parse("f(" + text + " \n)", mode="eval").body      # closes a comment, and joins no lines
         # "1) or (True" and "1), (2" parse too, but not as one call of f
         if type(node) is not ast.Call or type(node.func) is not ast.Name or node.keywords: return None
         return tuple([ast.literal_eval(argument) for argument in node.args])
@@ -244,9 +251,8 @@ def seccomp_works(wall):
     return os.waitpid(pid, 0)[1] == 0
 
 
-def main():
-    "the process between trainer and children: imports, locks itself up, then forks on demand until the trainer is gone"
-    options = json.loads(os.environ.pop("NANOPOPULORA_SANDBOX"))
+def prepare(options):
+    "imports, locks the zygote up, reports its layers to the trainer -> the wall that children put up, None without seccomp"
     os.environ.clear()
     fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in options["fds"]]        # out of the way of the slots below
     os.closerange(RESULT, 100)
@@ -255,6 +261,9 @@ def main():
     layers = dict(options["without"])
     sys.path[:], sys.argv[:], sys.stdin, sys.stdout, sys.stderr = sys.path[1:], [""], open(0), open(1, "w"), open(2, "w")
     sys.modules["_hashlib"] = None                              # hashlib without OpenSSL: fewer pages, less code to attack
+    for name in "SIGPROF", "SIGXFSZ", "SIGCHLD", "SIGINT":      # whatever Python, or who started the trainer, made of them
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for name in PRELOAD:
         try: __import__(name)
         except ImportError: pass                                                # not in this Python version
@@ -270,13 +279,13 @@ def main():
             layers["pid_namespace"] = "ok"
             call("prctl", PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         else: call("prctl", PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)     # wakes a stopped zygote to see the end
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     warm = marshal.dumps(("def f(x):\n    return {1: (x, 'a'), 'k': {x}}\n", "f", ["1"], [0]))
     for _ in range(100): perform(warm, lambda line: None)                       # children inherit specialised bytecode
+    sys.modules["random"].seed(options["which"])                                # the same draws in every run, others in the twin
     gc.collect()
     gc.freeze()
     os.write(CONTROL, json.dumps(layers).encode() + b"\n")
-    serve(wall)
+    return wall
 
 
 def serve(wall):
@@ -290,7 +299,8 @@ def serve(wall):
         if len(message) < GO.size: os._exit(0)
         size, cpu_ms, wall_ms = GO.unpack(message)
         deadline, late, status = time.monotonic() + wall_ms / 1000, 0, None
-        pid = os.fork()
+        pid = raw_fork()
+        if pid < 0: os._exit(1)                                       # no memory or no process left; the trainer tries again
         if pid == 0:
             try: child(size, cpu_ms / 1000, wall)
             finally: os._exit(111)
@@ -310,7 +320,10 @@ def serve(wall):
 
 
 if __name__ == "__main__":
-    try: main()
+    options = json.loads(os.environ["NANOPOPULORA_SANDBOX"])
+    padding = [bytes(n) for n in range(0, 512, 16) for _ in range(options["which"])]   # its twin's addresses differ in all digits
+    try: wall = prepare(options)
     except Exception as e:                                                      # the trainer makes an error message of it
         os.write(CONTROL, ("%s: %s" % (type(e).__name__, e)).encode())
         os._exit(1)
+    serve(wall)
