@@ -75,7 +75,10 @@ WATCHED = r"""
 import json, os, random, sys
 sys.path.insert(0, %r)
 from dataclasses import replace
-from tasks import IDENTITY, KINDS, STYLES, Limits, Proposal, Reject, Task
+from checks import Limits
+from kinds import Proposal, Reject, Task
+from prompts import STYLES
+from tasks import IDENTITY, KINDS
 from verifier import Job, Sandbox, encode
 DEED = "__import__('os').system('touch %s')"
 PROGRAMS = ["def f(x):\n    return x", "def f(x):\n    %%s\n    return x" %% DEED, "def f(x=%%s):\n    return x" %% DEED, DEED,
@@ -106,6 +109,7 @@ with Sandbox(workers=2) as judge:
         limits = replace(Limits.for_style(style), imports=frozenset(["os"]))
         for name, kind in KINDS.items():
             gold = Task(name, "def f(x):\n return x", tuple(map(str, range(10))), tuple(map(str, range(10))), "", "key")
+            if name == "logic": gold = Task(name, "def f(a, b):\n return a", ("",), (encode((True, False)),), "", "key")
             proposal = kind.parse_proposal(text, style, [gold], limits)
             if not isinstance(proposal, Reject):
                 reason = kind.check(proposal, limits)
