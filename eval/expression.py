@@ -29,7 +29,7 @@ PLAIN = [(r"\\[dtc]frac\b|\\frac\b", r"\\frac "), (r"\\\\\s*\[[^\]]*(?:pt|em|ex)
          (r"\\neq\b", r"\\ne "), (r"\\lvert|\\rvert|\\vert", "|"), (r"\\operatorname\s*\{?(?=(?:arc)?(?:sin|cos|tan|cot|sec|csc)\b)", r"\\text{"),
          (TEXT + r"\{\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", " , "), (r",\s*,", ","), (TEXT + r"\{([^{}]*)\}", r" \1 "), (TEXT, " "),
          (r"([\])])\s*U\s*(?=[\[(])", r"\1 \\cup "), (r"\\(?:approx|simeq)\b(?=.).*", ""), (r"^\s*(?:[A-Za-z]{4,}|[A-Za-z]+(?:\s+[A-Za-z]+)+)\s*=", ""),
-         (r"\\in\b|\\colon\b", r" \\in "), (r"[.,;:\s]+$", ""), (r"\*\*(?=\s*[-+(\w{\\])", "^")]
+         (r"^\s*(?:m\s*)?\\angle\s*\{?\s*[A-Z]{1,3}\s*\}?\s*=", ""), (r"\\in\b|\\colon\b", r" \\in "), (r"[.,;:\s]+$", ""), (r"\*\*(?=\s*[-+(\w{\\])", "^")]
 TOKEN = re.compile(r"(?P<row>\\\\)|(?P<space>\s+|\\[,!;:> ]|~|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|q?quad|limits)(?![A-Za-z])"
                    r"|\\[()\[\]]|\$|`)|(?P<repeat>\d*\.\d*\\overline\s*\{\s*\d+\s*\})|(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3}(?![\d.]))?)"
                    r"|(?P<command>\\[A-Za-z]+|\\[{}%|])|(?P<word>[A-Za-z]+)|(?P<op><=|>=|!=|[-+*/^_=<>()\[\]{}|,;:!&%])", re.ASCII)
@@ -54,13 +54,14 @@ def tidy(text: str) -> str:
 def read(text: str, thousands: bool = True) -> tuple | None:
     """The tree of a formula, or None where it is not one, or too large. Never raises.
 
-    thousands: "1,234" is one number (else two); commas that LaTeX marks as such (",\\!" "{,}") always are. "\\pm" gives a list.
+    thousands: "1,234" is one number (else two, as always in brackets); commas that LaTeX marks as such (",\\!" "{,}") always are. "\\pm" gives a list.
     """
     if len(text) > MAX_CHARS:
         return None
     text = tidy(text)
     if thousands:
-        text = re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])", lambda m: m[0].replace(",", ""), text)
+        outside = lambda m: sum(map(text[:m.start()].count, "([")) == sum(map(text[:m.start()].count, ")]"))
+        text = re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])", lambda m: m[0].replace(",", "") if outside(m) else m[0], text)
     words = re.findall(r"[A-Za-z]+", text)
     if re.fullmatch(r"[(\s]*[A-Za-z][A-Za-z\s.'-]*[)\s]*", text) and (len(words) > 1 or len(words[0]) > 3) \
             and not any(word in FUNCTIONS or word in CONSTANTS or word in GREEK or word == "sqrt" for word in words):

@@ -10,11 +10,11 @@ import re
 from fractions import Fraction
 
 from eval.expression import read
-from eval.symbolic import exact, same
+from eval.symbolic import Late, exact, same
 
 MAX_ANSWER, MAX_ITEMS, TAIL = 2000, 30, 4000        # characters compared, items of a list, characters searched for a closing sentence
 SENTENCE = re.compile(r"\banswer\s*(?:to\s[^.\n:]{1,80}?)?(?:\*\*|__)?\s*(?:(?:is|are|equals|would be|must be|should be|will be)\b|[:=])"
-                      r"\s*(?:\*\*|__)?[:\s]*(?:(?:therefore|thus|then|simply|just|indeed|equal to|given by)\b[,\s]*)?(?P<answer>[^\n]+)", re.I)
+                      r"\s*(?:\*\*|__)?[:\s]*(?:(?:therefore|thus|then|simply|just|indeed|equal to|given by)\b[,\s]*)?", re.I)
 UNITS = {name: unit for unit, names in {
     "in": "inch inches in", "ft": "foot feet ft", "yd": "yard yards yd", "mi": "mile miles mi", "mm": "mm millimeter millimeters", "cm": "cm centimeter centimeters",
     "m": "m meter meters metre metres", "km": "km kilometer kilometers", "s": "s sec secs second seconds", "min": "min mins minute minutes", "h": "h hr hrs hour hours",
@@ -74,6 +74,12 @@ def sentence(line: str) -> str:
     return re.split(r"[.;](?:\s|$)|,\s*(?:because|since|as|which|so)\b|\s(?:because|since)\b", line)[0].strip().strip("*_ `\"")
 
 
+def closing(text: str) -> str:
+    """What the last sentence of the kind "the answer is ..." says; "" without one."""
+    heads = list(SENTENCE.finditer(text))
+    return sentence(text[heads[-1].end():].partition("\n")[0]) if heads else ""
+
+
 def extract(text: str) -> str:
     """The final answer that a text states, as written; "" where it states none. Text after </think> counts first. Never raises."""
     if "</think>" in text:
@@ -82,19 +88,19 @@ def extract(text: str) -> str:
         inside = text.rpartition("<answer>")[2].partition("</answer>")[0]
         if (box := last_box(inside)) is not None:
             return box.strip()
-        stated = SENTENCE.findall(inside[-TAIL:])
-        return sentence(stated[-1]) if stated else inside.strip()[:MAX_ANSWER + 1]
+        return closing(inside[-TAIL:]) or inside.strip()[:MAX_ANSWER + 1]
     if (box := last_box(text)) is not None:
         return box.strip()
     tail = text[-TAIL:]
     if "####" in tail:
         return tail.rpartition("####")[2].strip().partition("\n")[0].strip()
-    if stated := SENTENCE.findall(tail):
-        return sentence(stated[-1])
+    if stated := closing(tail):
+        return stated
     line = tail.strip().rpartition("\n")[2]
     value = sentence(line)
-    whole = len(line) <= 100 and value and (tree := read(strip_unit(value)[0])) is not None
-    return value if whole and (tree[0] != "text" or line == text.strip()) else ""
+    tree = read(strip_unit(value)[0]) if value and len(line) <= 100 else None
+    words = tree and tree[0] == "text" and (line != text.strip() or len(value.split()) > 3)
+    return value if tree and not words else ""
 
 
 # ---- comparing -----------------------------------------------------------------------------------------------------------
@@ -133,8 +139,8 @@ def readings(text: str) -> list[tuple]:
     """Trees that a text may mean: with and without commas for thousands, and with letters that look like a unit as symbols."""
     text, found = text.strip().strip("$").strip() if text.count("$") == 2 else text, []
     for form in dict.fromkeys((strip_unit(text)[0], text)):
-        found += [tree for thousands in (True, False) if (tree := read(form, thousands)) is not None and tree not in found]
-    return found
+        found += [tree for thousands in (True, False) if (tree := read(form, thousands)) is not None]
+    return list(dict.fromkeys(found))
 
 
 def grade(answer: str, gold: str, relative: float = 0.0, absolute: float = 0.0) -> bool:
@@ -149,7 +155,10 @@ def grade(answer: str, gold: str, relative: float = 0.0, absolute: float = 0.0) 
     units = [strip_unit(text)[1] for text in (answer, gold)]
     if None not in units and units[0] != units[1]:
         return False
-    return any(equal(a, b, (relative, absolute)) for b in readings(gold) for a in readings(answer))
+    try:
+        return any(equal(a, b, (relative, absolute)) for b in readings(gold) for a in readings(answer))
+    except Late:
+        return False
 
 
 def equal(a: tuple, b: tuple, slack: tuple[float, float] = (0.0, 0.0)) -> bool:

@@ -2,7 +2,7 @@
 
     parent:  same(a, b)  --JSON line, trees of eval/expression.py-->  `python -m eval.symbolic`  --true | false-->  parent
 
-A worker that does not answer in time is killed and replaced, and the answer is False. It builds sympy objects node by node from
+A worker that does not answer in time is killed and replaced. It builds sympy objects node by node from
 the tree; no text is parsed there. `exact` does the rational part, at once and in this process.
 """
 import atexit
@@ -16,7 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 
 TIME_S, START_S = 3.0, 60.0             # of one question; of importing sympy on a busy machine
-MAX_BITS, MAX_EXPONENT, MAX_FACTORIAL = 20_000, 2_000, 500
+MAX_BITS, MAX_SIZE, MAX_FACTORIAL = 20_000, 200_000, 500       # of an exact number; of one that the worker meets; n of n!
 DIGITS, AGREE = 60, 45                  # working precision; agreeing digits that mean equal at a point
 MAX_MEMORY = 2 << 30
 
@@ -48,33 +48,35 @@ def exact(tree: tuple) -> Fraction | None:
     return {"add": a + b, "mul": a * b, "neg": -a, "percent": a / 100}[kind]
 
 
-def tame(tree: tuple) -> bool:
-    """Whether every power, factorial and exponential in a scalar tree is small enough to be worked out."""
+def bits(tree: tuple) -> float:
+    """An upper estimate of the size of a scalar tree's value, in bits; symbols count as small numbers."""
     kind, parts = tree[0], tree[1:]
-    if kind in ("num", "sym", "const"):
-        return True
-    exponent = exact(parts[1]) if kind == "pow" else None
-    if exponent is not None and abs(exponent) > MAX_EXPONENT:
-        return False
-    if kind in ("fact", "binom") and any(v is not None and abs(v) > MAX_FACTORIAL for v in map(exact, parts)):
-        return False
-    return all(tame(part) for part in parts if isinstance(part, tuple))
-
-
-def nodes(tree: tuple) -> list[tuple]:
-    """Every node of a scalar tree."""
-    found = [tree]
-    for node in found:
-        found += [part for part in node[1:] if isinstance(part, tuple)]
-    return found
+    if kind == "num":
+        return max(abs(tree[1].numerator).bit_length(), tree[1].denominator.bit_length())
+    if kind in ("sym", "const"):
+        return 2
+    sizes = [bits(part) for part in parts if isinstance(part, tuple)]
+    largest = 2.0 ** min(sizes[-1], 60)
+    if kind == "pow":
+        return max(sizes[0], 1) * largest
+    if kind in ("fact", "binom") or parts[0] in ("exp", "sinh", "cosh"):
+        return max(sizes) * 2.0 ** min(max(sizes), 60)
+    return sum(sizes) + 1
 
 
 def leaves(tree: tuple) -> list[tuple]:
     """Numbers, symbols and constants of a scalar tree."""
-    return [node for node in nodes(tree) if node[0] in ("num", "sym", "const")]
+    found = [tree]
+    for node in found:
+        found += [part for part in node[1:] if isinstance(part, tuple)]
+    return [node for node in found if node[0] in ("num", "sym", "const")]
 
 
 # ---- the parent's side ---------------------------------------------------------------------------------------------------
+
+class Late(Exception):
+    """The worker did not answer in time and was killed."""
+
 
 class Worker:
     """One persistent process that answers questions in turn; started at the first, replaced when it hangs or dies."""
@@ -83,7 +85,7 @@ class Worker:
         self.process = None
 
     def ask(self, question: dict, time_s: float = TIME_S) -> bool:
-        """The answer to one question; False when none comes within time_s seconds. Never raises for the question's sake."""
+        """The answer to one question. Raises Late when none comes within time_s seconds, OSError where no worker starts."""
         if self.process is None or self.process.poll() is not None:
             self.close()
             self.process = subprocess.Popen([sys.executable, "-m", "eval.symbolic"], cwd=Path(__file__).resolve().parent.parent, text=True,
@@ -99,6 +101,7 @@ class Worker:
             answer = ""
         if answer not in ("true", "false"):
             self.close()
+            raise Late
         return answer == "true"
 
     def line(self, time_s: float) -> str:
@@ -124,11 +127,11 @@ def same(a: tuple, b: tuple, relative: float = 0.0, proportional: bool = False, 
     """Whether two scalar trees are equal for all values of their symbols; on doubt, False.
 
     relative: also true for two numbers that differ by at most this share of b. proportional: whether one is a constant multiple
-    of the other, not zero (two forms of one equation).
+    of the other, not zero (two forms of one equation). Raises Late when that takes longer than time_s seconds.
     """
     if a == b:
         return True
-    if not (tame(a) and tame(b)):
+    if max(bits(a), bits(b)) > MAX_SIZE:
         return False
     return WORKER.ask(dict(a=a, b=b, relative=relative, proportional=proportional), time_s)
 
