@@ -4,6 +4,7 @@ Editions differ in the names of their fields, so those are looked up without reg
 `question`; the gold answer is `answer`, `final_answer` (OlympiadBench: a list), what follows "####" (GSM8K), or the last box of the
 `solution` (Minerva, and AIME where it has no answer).
 """
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,4 +71,6 @@ def load(bench: str, data: str | Path | None = None, cache: Path = CACHE) -> tup
         seen.add(name)
     if not items:
         raise ValueError(f"{path} is empty: expected {FILES[bench].n_rows} questions; fetch it again (python -m eval.fetch {bench})")
+    if len(items) != FILES[bench].n_rows:
+        print(f"note: {path} holds {len(items)} questions, {bench} as published has {FILES[bench].n_rows}", file=sys.stderr)
     return items, sha

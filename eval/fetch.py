@@ -34,38 +34,41 @@ LCB = f"{HUB}/livecodebench/code_generation_lite/resolve/0fe84c3912ea0c4d4a78037
 
 @dataclass(frozen=True)
 class Published:
-    """One published file: address, hashes of its known editions (the downloaded one first; none: trusted on first use), rows, and
-    the names it goes by on disk, in lower case without punctuation and without a final "test"."""
+    """One published file: address, hash of what lies there ("": trusted on first use), rows, the names it goes by on disk in lower
+    case without punctuation and without a final "test", and hashes of other editions in circulation."""
     url: str
-    sha256: tuple[str, ...]
+    sha256: str
     n_rows: int
     names: tuple[str, ...]
+    editions: tuple[str, ...] = ()
 
 
 FILES = {
     "humaneval+": Published("https://github.com/evalplus/humanevalplus_release/releases/download/v0.1.10/HumanEvalPlus.jsonl.gz",
-                            ("42526ec0e7d5f3ee0b06d6ced98f8c8bae3d76519151bfb3d36f79010645bd7f",), 164, ("humanevalplus", "humanevalplusv0110")),
+                            "42526ec0e7d5f3ee0b06d6ced98f8c8bae3d76519151bfb3d36f79010645bd7f", 164, ("humanevalplus", "humanevalplusv0110")),
     "mbpp+": Published("https://github.com/evalplus/mbppplus_release/releases/download/v0.2.0/MbppPlus.jsonl.gz",
-                       ("b54e762755248ca411b523c917fa9f93c07b5ff2966bf60b3917b853926a3dad",), 378, ("mbppplus", "mbppplusv020")),
-    "aime24": Published(f"{QWEN}/aime24/test.jsonl", ("af2b8bd2aa911b6333ad0df32f3ca05c7ae8ed10f1731f4372c8ae26990bf7ac",), 30, ("aime24", "aime2024")),
+                       "b54e762755248ca411b523c917fa9f93c07b5ff2966bf60b3917b853926a3dad", 378, ("mbppplus", "mbppplusv020")),
+    "aime24": Published(f"{QWEN}/aime24/test.jsonl", "", 30, ("aime24", "aime2024"),
+                        ("af2b8bd2aa911b6333ad0df32f3ca05c7ae8ed10f1731f4372c8ae26990bf7ac",)),
     "aime25": Published(f"{HUB}/math-ai/aime25/resolve/563bb8404243c5f09de6ec262f2db674fe5bce9b/test.jsonl",
-                        ("b4e273c02d3e7fe1b74b59eae768fc8230bfb0f79539890cb56f4361caac0331",), 30, ("aime25", "aime2025")),
-    "amc23": Published(f"{QWEN}/amc23/test.jsonl", (), 40, ("amc23", "amc2023")),
+                        "b4e273c02d3e7fe1b74b59eae768fc8230bfb0f79539890cb56f4361caac0331", 30, ("aime25", "aime2025")),
+    "amc23": Published(f"{QWEN}/amc23/test.jsonl", "", 40, ("amc23", "amc2023"),
+                       ("43707e1ca784602d8479de24ee8ce36609dbebc46dd152b0b12a46611aa898a4",)),
     "math500": Published(f"{HUB}/HuggingFaceH4/MATH-500/resolve/6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be/test.jsonl",
-                         ("35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132",), 500, ("math500",)),
-    "minerva": Published(f"{PRIME}/minerva_math/test.jsonl", ("0e656b430d3a0a1dab6aa853f453ba3805e28e2cabe4fc72486a897cc09d8ba2",), 272,
+                         "35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132", 500, ("math500",)),
+    "minerva": Published(f"{PRIME}/minerva_math/test.jsonl", "0e656b430d3a0a1dab6aa853f453ba3805e28e2cabe4fc72486a897cc09d8ba2", 272,
                          ("minerva", "minervamath", "ocwcourses")),
     "gsm8k": Published("https://raw.githubusercontent.com/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math/data/test.jsonl",
-                       ("3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
-                        "9f098df7ff4522078d6ccec27a5c38a454790fdb51131bedfaa0e490070d5394"), 1319, ("gsm8k", "gradeschoolmath")),
-    "olympiadbench": Published(f"{PRIME}/olympiadbench/test.jsonl", ("bb8c1e38a16ea9eacb77530315a674d883f267fbff79183effc53681b4fcc416",), 675,
+                       "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14", 1319, ("gsm8k", "gradeschoolmath"),
+                       ("9f098df7ff4522078d6ccec27a5c38a454790fdb51131bedfaa0e490070d5394",)),
+    "olympiadbench": Published(f"{PRIME}/olympiadbench/test.jsonl", "bb8c1e38a16ea9eacb77530315a674d883f267fbff79183effc53681b4fcc416", 675,
                                ("olympiadbench", "olympiad", "oetomathsencomp", "olympiadbenchoetomathsencomp")),
-    "livecodebench1": Published(f"{LCB}/test.jsonl", ("2bd02b38beb48e8c46b5b9987095d999ff38cd8efc255ea5d58974317c48f63f",), 400,
+    "livecodebench1": Published(f"{LCB}/test.jsonl", "2bd02b38beb48e8c46b5b9987095d999ff38cd8efc255ea5d58974317c48f63f", 400,
                                 ("test", "codegenerationlite", "livecodebench1")),
-    "livecodebench2": Published(f"{LCB}/test2.jsonl", ("095df7c5daf15f882c51a9deb84085cff1e073495a5dbcf95015a564d485f3a3",), 111, ("test2", "livecodebench2")),
-    "livecodebench3": Published(f"{LCB}/test3.jsonl", ("28ed26cc83363ce3f1fe2d5fad9f8393077beb1907b167a31bd3b32f80801b79",), 101, ("test3", "livecodebench3")),
-    "livecodebench4": Published(f"{LCB}/test4.jsonl", ("d711138ddaebfcf5f8ec6a4283ee677298c0f5c5d374a235af92aaf0584510da",), 101, ("test4", "livecodebench4")),
-    "livecodebench5": Published(f"{LCB}/test5.jsonl", ("7f77571c2a6df0c2a72a3277650309f67e01e0008e18117e624633df53f81214",), 167, ("test5", "livecodebench5")),
+    "livecodebench2": Published(f"{LCB}/test2.jsonl", "095df7c5daf15f882c51a9deb84085cff1e073495a5dbcf95015a564d485f3a3", 111, ("test2", "livecodebench2")),
+    "livecodebench3": Published(f"{LCB}/test3.jsonl", "28ed26cc83363ce3f1fe2d5fad9f8393077beb1907b167a31bd3b32f80801b79", 101, ("test3", "livecodebench3")),
+    "livecodebench4": Published(f"{LCB}/test4.jsonl", "d711138ddaebfcf5f8ec6a4283ee677298c0f5c5d374a235af92aaf0584510da", 101, ("test4", "livecodebench4")),
+    "livecodebench5": Published(f"{LCB}/test5.jsonl", "7f77571c2a6df0c2a72a3277650309f67e01e0008e18117e624633df53f81214", 167, ("test5", "livecodebench5")),
 }
 GROUPS = {"livecodebench": [f"livecodebench{i}" for i in range(1, 6)], "small": [name for name in FILES if "livecode" not in name]}
 
@@ -130,16 +133,17 @@ def locate(name: str, data: str | Path | None = None, cache: Path = CACHE) -> tu
             raise ValueError(f"--data {data} holds no file of {name}: expected {published.names[0]}.jsonl, .jsonl.gz, .json or a folder of that "
                              f"name with test.jsonl; it is published at {published.url}")
         sha = digest(found[name])
-        if published.sha256 and sha not in published.sha256:
-            print(f"note: {found[name]} is not the edition of {name} that we know (SHA-256 {sha}, known {', '.join(published.sha256)})", file=sys.stderr)
+        known = [h for h in (published.sha256, *published.editions) if h]
+        if sha not in known:
+            print(f"note: {found[name]} is not an edition of {name} that we know (SHA-256 {sha}, known: {', '.join(known)})", file=sys.stderr)
         return found[name], sha
     path = cache / cached_name(name)
     if not path.exists():
         raise ValueError(f"{name} is not in {cache}: run python -m eval.fetch {name}, or download {published.url} yourself and pass --data DIR")
     sha, kept = digest(path), trusted(cache)
-    expected = published.sha256[:1] or ((kept[name],) if name in kept else ())
-    if expected and sha not in expected:
-        raise ValueError(f"{path} has SHA-256 {sha}, expected {expected[0]}: it is damaged or was changed; remove it and run "
+    expected = published.sha256 or kept.get(name)
+    if expected and sha != expected:
+        raise ValueError(f"{path} has SHA-256 {sha}, expected {expected}: it is damaged or was changed; remove it and run "
                          f"python -m eval.fetch {name}")
     if not expected:
         print(f"{name}: no hash is known beforehand; SHA-256 {sha} is trusted from now on", file=sys.stderr)
@@ -194,9 +198,9 @@ def fetch(name: str, cache: Path = CACHE) -> Path:
             raise ValueError(f"{name} could not be fetched from {published.url} ({e}): download it elsewhere, put it into a directory as "
                              f"{published.names[0]}.jsonl and pass --data DIR") from None
         sha = digest(part)
-        if published.sha256 and sha != published.sha256[0]:
+        if published.sha256 and sha != published.sha256:
             part.unlink()
-            raise ValueError(f"{published.url} gave a file with SHA-256 {sha}, expected {published.sha256[0]}: the download was cut off or "
+            raise ValueError(f"{published.url} gave a file with SHA-256 {sha}, expected {published.sha256}: the download was cut off or "
                              "the file has changed; try again, or pass --data DIR with the edition you trust")
         part.replace(path)
     locate(name, cache=cache)
@@ -212,7 +216,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.list:
         for name, published in FILES.items():
-            print(f"{name:15} {published.n_rows:5} rows  {published.url}  {published.sha256[0] if published.sha256 else '(trusted on first use)'}")
+            print(f"{name:15} {published.n_rows:5} rows  {published.url}  {published.sha256 or '(trusted on first use)'}")
         return
     for name in args.names:
         if name not in FILES and name not in GROUPS:
