@@ -16,19 +16,20 @@ MAX_CHARS, MAX_TOKENS, MAX_DEPTH, MAX_DIGITS = 2000, 250, 40, 300
 FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "ln", "exp", "log", "abs")
 GREEK = ("alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi varphi chi psi omega "
          "Gamma Delta Theta Lambda Sigma Phi Psi Omega").split()
-CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "inf": "oo", "e": "e", "i": "i"}
+CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "inf": "oo", "oo": "oo", "e": "e", "i": "i"}
 TEXT = r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf|mathit|mathsf|operatorname|hbox|rm|bf|vec|overrightarrow)\b\s*"
 UNICODE = {"−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "⁄": "/", "√": r"\sqrt ", "∞": r"\infty ",
            "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ", "∓": r"\mp ", "°": r"\degree ", "π": r"\pi ",
            "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ", "≈": r"\approx ",
-           "²": "^2", "³": "^3", "∣": "|", "’": "'", "￥": "", "¢": r"\text{cents}"}
+           "²": "^2", "³": "^3", "∣": "|", "’": "'", "¢": r"\text{cents}"}
 # typography that means nothing, or the same as something shorter; in this order
 PLAIN = [(r"\\[dtc]frac\b|\\frac\b", r"\\frac "), (r"\\\\\s*\[[^\]]*(?:pt|em|ex)\]", r"\\\\ "), (r"(?<=\d)(?:,\\!|\{,\}|\\[,!;:])\s*(?=\d{3})", ""),
          (r"\\begin\s*\{[pb]?matrix\}|\\begin\s*\{array\}\s*\{[^{}]*\}", r" \\matrix "), (r"\\end\s*\{(?:[pb]?matrix|array)\}", r" \\endmatrix "),
          (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)|\\degrees?\b", r" \\degree "), (r"\\(?:leq|leqslant|leqq)\b", r"\\le "), (r"\\(?:geq|geqslant|geqq)\b", r"\\ge "),
          (r"\\neq\b", r"\\ne "), (r"\\lvert|\\rvert|\\vert", "|"), (r"\\operatorname\s*\{?(?=(?:arc)?(?:sin|cos|tan|cot|sec|csc)\b)", r"\\text{"),
          (TEXT + r"\{\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", " , "), (r",\s*,", ","), (TEXT + r"\{([^{}]*)\}", r" \1 "), (TEXT, " "),
-         (r"([\])])\s*U\s*(?=[\[(])", r"\1 \\cup "), (r"\\(?:approx|simeq)\b(?=.).*", ""), (r"^\s*(?:[A-Za-z]{4,}|[A-Za-z]+(?:\s+[A-Za-z]+)+)\s*=", ""),
+         (r"([\])])\s*U\s*(?=[\[(])", r"\1 \\cup "), (r"^\s*\\(?:approx|simeq)\b", ""),
+         (r"^(\s*\\?[A-Za-z]+\s*)\\(?:approx|simeq)\b", r"\1="), (r"\\(?:approx|simeq)\b.*", ""), (r"^\s*(?:[A-Za-z]{4,}|[A-Za-z]+(?:\s+[A-Za-z]+)+)\s*=", ""),
          (r"^\s*(?:m\s*)?\\angle\s*\{?\s*[A-Z]{1,3}\s*\}?\s*=", ""), (r"\\in\b|\\colon\b", r" \\in "), (r"[.,;:\s]+$", ""), (r"\*\*(?=\s*[-+(\w{\\])", "^")]
 TOKEN = re.compile(r"(?P<row>\\\\)|(?P<space>\s+|\\[,!;:> ]|~|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|q?quad|limits)(?![A-Za-z])"
                    r"|\\[()\[\]]|\$|`)|(?P<repeat>\d*\.\d*\\overline\s*\{\s*\d+\s*\})|(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3}(?![\d.]))?)"
@@ -63,7 +64,8 @@ def read(text: str, thousands: bool = True) -> tuple | None:
         outside = lambda m: sum(map(text[:m.start()].count, "([")) == sum(map(text[:m.start()].count, ")]"))
         text = re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])", lambda m: m[0].replace(",", "") if outside(m) else m[0], text)
     words = re.findall(r"[A-Za-z]+", text)
-    if re.fullmatch(r"[(\s]*[A-Za-z][A-Za-z\s.'-]*[)\s]*", text) and (len(words) > 1 or len(words[0]) > 3) \
+    longest = max(map(len, words), default=0)
+    if re.fullmatch(r"[(\s]*[A-Za-z][A-Za-z\s.'-]*[)\s]*", text) and (longest > 3 or longest > 1 and len(words) > 1 and "-" not in text) \
             and not any(word in FUNCTIONS or word in CONSTANTS or word in GREEK or word == "sqrt" for word in words):
         return ("text", " ".join(words).lower())
     try:
@@ -80,6 +82,8 @@ def read(text: str, thousands: bool = True) -> tuple | None:
 
 def merge(a: tuple, b: tuple) -> tuple:
     """The list of what two readings of a plus-minus formula name: items that differ are both in it."""
+    if a[0] == b[0] == "eq" and a[1] == b[1]:
+        a, b = a[2], b[2]
     items = [list(x[1]) if x[0] in ("set", "list") else [x] for x in (a, b)]
     every = items[0] + [y for y in items[1] if y not in items[0]]
     return ("list", tuple(every))
@@ -188,7 +192,7 @@ class Parser:
         if not signs:
             return sides[0]
         if r"\in" in signs:
-            return sides[-1]
+            return sides[-1] if len(signs) == 1 and sides[0][0] == "sym" else self.fail()
         if set(signs) == {"="}:
             return ("eq", sides[0], sides[-1])
         if set(signs) <= {">", ">="}:

@@ -115,14 +115,14 @@ def bare(text: str) -> str:
 def strip_unit(text: str) -> tuple[str, tuple | None]:
     """The text without currency sign and trailing unit, and (unit, power) where one is known."""
     text, unit = text.strip(), None
-    if re.match(r"^-?\s*(?:\\\$|\$(?=[\d.,]+$)|[£€])", text):
-        text, unit = re.sub(r"\\\$|[$£€]", "", text, count=1), ("dollar", 1)
+    if m := re.search(r"\\\$|^-?\s*\$(?=[\d.,]+$)|[€£]", text):
+        text, unit = text.replace(m[0], m[0].rstrip("\\$€£")), ({"€": "euro", "£": "sterling"}.get(m[0], "dollar"), 1)
     if text.count("$") >= 2:
         text = text.replace("$", " ").strip()
     for pattern in (TEXTUAL, WORDS):
         m = pattern.search(text[-200:])
         before = text[:len(text) - len(text[-200:]) + m.start()] if m else ""
-        if not m or not re.search(r"\d|\\pi|\\sqrt", before):
+        if not m or not re.search(r"\d|\\pi|\\sqrt" if pattern is WORDS else r"\w", before):
             continue
         words = re.findall(r"[A-Za-z]+", m["words"].lower())
         known = [UNITS[word] for word in words if word in UNITS]
@@ -186,7 +186,9 @@ def equal(a: tuple, b: tuple, slack: tuple[float, float] = (0.0, 0.0)) -> bool:
 
 
 def whole(tree: tuple) -> tuple:
-    """A matrix written as nested brackets is a matrix; a set or union of one thing, or a list of intervals, what it means."""
+    """A matrix written as nested brackets is a matrix, a list of intervals their union, a set of one thing that thing."""
+    if tree[0] == "set" and len(tree[1]) == 1:
+        return whole(tree[1][0])
     if tree[0] == "tuple" and tree[1:3] == ("[", "]") and all(row[0] == "tuple" and row[1:3] == ("[", "]") for row in tree[3]):
         return ("matrix", tuple(row[3] for row in tree[3])) if len({len(row[3]) for row in tree[3]}) == 1 else tree
     if tree[0] == "list" and len(tree[1]) > 1 and any(x[0] == "tuple" and ("const", "oo") in (x[3][-1], x[3][0][-1]) for x in tree[1]):
@@ -231,7 +233,7 @@ def equation(a: tuple, b: tuple, slack) -> bool:
 
 
 def meanings(tree: tuple) -> list[tuple]:
-    """A percentage is its number and a hundredth of it; an angle its degrees and its radians; a ratio stays one."""
+    """A percentage is its number and a hundredth of it, an angle its degrees and its radians."""
     negative = tree[0] == "neg" and tree[1][0] in ("percent", "degree")
     inner = tree[1] if negative else tree
     if inner[0] not in ("percent", "degree"):
