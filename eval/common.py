@@ -18,12 +18,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from checkpoint import RunDir, differing
 from generate import generate
 from lora import Adapters, load_peft
-from model import Base, load_base, weights_hash
+from model import Base, load_base, load_model, weights_hash
 from parallel import Ranks
 from prompts import ENVELOPE
 
@@ -100,7 +101,7 @@ def adapter_directories(args: argparse.Namespace) -> dict[str, Path]:
         inside.sort(key=lambda p: (p.name[0] == "S", len(p.name), p.name))         # T2 before T10 before S0
         single = (directory / "adapter_config.json").exists()
         if not single and not inside:
-            raise ValueError(f"{directory} is no PEFT directory (no adapter_config.json) and holds none: python -m eval wants e.g. out/NAME/step_80/S0")
+            raise ValueError(f"{directory} is no PEFT directory (no adapter_config.json) and holds none: give for example out/NAME/step_80/S0")
         found += [directory] if single else inside
     names = [p.resolve().name for p in found]
     names = [name if names.count(name) == 1 and name != BASE else "/".join(p.resolve().parts[-3:]) for name, p in zip(names, found)]
@@ -125,6 +126,21 @@ def base_name(args: argparse.Namespace, configs: list[dict]) -> str:
     return str(ROOT / name) if not Path(name).is_dir() and (ROOT / name).is_dir() else name
 
 
+def noted_base(directory: Path) -> str:
+    """The hash of the base that an adapter was trained on, "" where none is noted (or nothing can be read: load_peft says so)."""
+    try:
+        with safe_open(directory / "adapter_model.safetensors", framework="pt") as f:
+            return (f.metadata() or {}).get("base_weights", "")
+    except (OSError, SafetensorError):
+        return ""
+
+
+def hash_otherwise(base: Base) -> str:
+    """The hash that the same weights have at the other precision, at which the adapter may have been trained: they are read again."""
+    other = torch.bfloat16 if base.model.embedding.dtype == torch.float32 else torch.float32
+    return weights_hash(load_model(base.path, other))
+
+
 def load(args: argparse.Namespace) -> Population:
     """Base and adapters, stacked. Raises ValueError for adapters of another base, of several ranks, or damaged."""
     directories = adapter_directories(args)
@@ -133,19 +149,19 @@ def load(args: argparse.Namespace) -> Population:
     first = next(iter(shapes), None)
     for name, shape in shapes.items():
         if shape != shapes[first]:
-            raise ValueError(f"{directories[name]} has rank {shape[0]}, alpha {shape[1]} and layers {','.join(shape[2])}, but {directories[first]} rank "
-                             f"{shapes[first][0]}, alpha {shapes[first][1]} and layers {','.join(shapes[first][2])}: adapters of one shape share "
-                             "batches; evaluate the others in a run of their own")
+            says = ["rank {}, alpha {} and layers {}".format(*shapes[who][:2], ",".join(shapes[who][2])) for who in (name, first)]
+            raise ValueError(f"{directories[name]} has {says[0]}, but {directories[first]} {says[1]}: adapters of one shape share batches; "
+                             "evaluate the others in a run of their own")
     device = Ranks.join(args.device).device
     auto = torch.bfloat16 if device.type == "cuda" else torch.float32
-    base = load_base(base_name(args, list(configs.values())), {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[args.dtype], device)
+    dtype = {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[args.dtype]
+    base = load_base(base_name(args, list(configs.values())), dtype, device)
     base_hash, adapters = weights_hash(base.model), None
     if directories:
         rank, alpha, targets = shapes[first]
         adapters = Adapters.on(base.model, len(directories), rank, alpha, targets, device)
         for slot, path in enumerate(directories.values()):
-            # float32 weights have the hash that training noted; at another precision only the shapes can tell
-            load_peft(adapters, slot, path, base_hash if base.model.embedding.dtype == torch.float32 else "")
+            load_peft(adapters, slot, path, base_hash if noted_base(path) in ("", base_hash) else hash_otherwise(base))
     hashes = {name: hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest() for name, path in directories.items()}
     return Population(base, adapters, {**{name: i for i, name in enumerate(directories)}, BASE: -1}, hashes, base_hash)
 
@@ -202,13 +218,9 @@ def answer_all(population: Population, items: list, question: Callable, judge: C
     key = lambda row: (row["bench"], row["id"], row["member"], row["sample"])
     have = {key(row): row for row in done}
     ids = {(item.bench, item.id): put(question(item), style, population.base) for item in items}
-    wanted = [(item, name, [s for s in range(args.samples) if (item.bench, item.id, name, s) not in have]) for item in items for name in population.slots]
-    limit = population.base.model.cfg.max_position_embeddings
-    longest = max(ids, key=lambda name: len(ids[name]))
-    if len(ids[longest]) + args.max_new > limit:
-        raise ValueError(f"{'/'.join(longest)} has {len(ids[longest])} tokens, which with --max-new {args.max_new} exceeds the base's context of {limit}: "
-                         f"lower --max-new to at most {limit - len(ids[longest])}" if len(ids[longest]) < limit else
-                         f"{'/'.join(longest)} has {len(ids[longest])} tokens, the base's context is {limit}: it cannot be asked this")
+    fits(ids, args.max_new, population.base.model.cfg.max_position_embeddings)
+    missing = lambda item, name: [s for s in range(args.samples) if (item.bench, item.id, name, s) not in have]
+    wanted = [(item, name, missing(item, name)) for item in items for name in population.slots]
     wanted = sorted((unit for unit in wanted if unit[2]), key=lambda unit: (len(unit[2]), len(ids[unit[0].bench, unit[0].id])))
     with tqdm(total=len(items) * len(population.slots) * args.samples, desc="answers", disable=not sys.stderr.isatty()) as bar:
         bar.update(bar.total - sum(len(unit[2]) for unit in wanted))
@@ -223,13 +235,23 @@ def answer_all(population: Population, items: list, question: Callable, judge: C
     return [have[item.bench, item.id, name, s] for item in items for name in population.slots for s in range(args.samples)]
 
 
+def fits(ids: dict, max_new: int, context: int) -> None:
+    """Raises ValueError where the longest question and an answer of max_new tokens exceed the base's context."""
+    longest = max(ids, key=lambda name: len(ids[name]))
+    n = len(ids[longest])
+    if n + max_new > context:
+        fix = f"lower --max-new to at most {context - n}" if n < context else "this base cannot be asked that"
+        raise ValueError(f"{'/'.join(longest)} has {n} tokens, which with --max-new {max_new} exceeds the base's context of {context}: {fix}")
+
+
 def answer_batch(population: Population, batch: list[tuple], ids: dict, judge: Callable, args: argparse.Namespace, style: str) -> list[dict]:
     """Answers to a batch of (item, member, samples), each with equally many samples, judged."""
     n, crc = len(batch[0][2]), lambda text: zlib.crc32(text.encode())
     keys = [(args.seed, crc(f"{item.bench}/{item.id}"), crc(name), s) for item, name, samples in batch for s in samples]
     rollout = generate(population.base, population.adapters, [ids[item.bench, item.id] for item, _, _ in batch],
                        [population.slots[name] for _, name, _ in batch], keys, n, args.temperature, args.max_new, args.max_rows)
-    texts = population.base.tokenizer.batch_decode(rollout.answers(population.base.eos_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    texts = population.base.tokenizer.batch_decode(rollout.answers(population.base.eos_ids), skip_special_tokens=True,
+                                                   clean_up_tokenization_spaces=False)
     if style == "plain":
         texts = [text.partition("\nQuestion:")[0] for text in texts]     # a base that goes on to ask itself
     each = [(item, name, s) for item, name, samples in batch for s in samples]
@@ -275,7 +297,8 @@ def summarise(rows: list[dict], members: list[str], max_new: int) -> list[dict]:
             if name != BASE:
                 difference = share[name] - share[BASE]
                 line |= dict(minus_base=float(difference.mean()), minus_base_interval=paired_bootstrap(difference))
-            out.append(line | dict(tokens=float(np.mean([row["tokens"] for row in mine])), cut=float(np.mean([row["tokens"] >= max_new for row in mine]))))
+            tokens = np.array([row["tokens"] for row in mine])
+            out.append(line | dict(tokens=float(tokens.mean()), cut=float((tokens >= max_new).mean())))
     return out
 
 

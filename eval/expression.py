@@ -25,14 +25,19 @@ UNICODE = {"−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*",
 # typography that means nothing, or the same as something shorter; in this order
 PLAIN = [(r"\\[dtc]frac\b|\\frac\b", r"\\frac "), (r"\\\\\s*\[[^\]]*(?:pt|em|ex)\]", r"\\\\ "), (r"(?<=\d)(?:,\\!|\{,\}|\\[,!;:])\s*(?=\d{3})", ""),
          (r"\\begin\s*\{[pb]?matrix\}|\\begin\s*\{array\}\s*\{[^{}]*\}", r" \\matrix "), (r"\\end\s*\{(?:[pb]?matrix|array)\}", r" \\endmatrix "),
-         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)|\\degrees?\b", r" \\degree "), (r"\\(?:leq|leqslant|leqq)\b", r"\\le "), (r"\\(?:geq|geqslant|geqq)\b", r"\\ge "),
+         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)|\\degrees?\b", r" \\degree "),
+         (r"\\(?:leq|leqslant|leqq)\b", r"\\le "), (r"\\(?:geq|geqslant|geqq)\b", r"\\ge "),
          (r"\\neq\b", r"\\ne "), (r"\\lvert|\\rvert|\\vert", "|"), (r"\\operatorname\s*\{?(?=(?:arc)?(?:sin|cos|tan|cot|sec|csc)\b)", r"\\text{"),
-         (TEXT + r"\{\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", " , "), (r",\s*,", ","), (TEXT + r"\{([^{}]*)\}", r" \1 "), (TEXT, " "),
+         (TEXT + r"\{\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", " , "), (r",\s*,", ","),
+         (TEXT + r"\{([^{}]*)\}", r" \1 "), (TEXT, " "),
          (r"([\])])\s*U\s*(?=[\[(])", r"\1 \\cup "), (r"^\s*\\(?:approx|simeq)\b", ""),
-         (r"^(\s*\\?[A-Za-z]+\s*)\\(?:approx|simeq)\b", r"\1="), (r"\\(?:approx|simeq)\b.*", ""), (r"^\s*(?:[A-Za-z]{4,}|[A-Za-z]+(?:\s+[A-Za-z]+)+)\s*=", ""),
-         (r"^\s*(?:m\s*)?\\angle\s*\{?\s*[A-Z]{1,3}\s*\}?\s*=", ""), (r"\\in\b|\\colon\b", r" \\in "), (r"[.,;:\s]+$", ""), (r"\*\*(?=\s*[-+(\w{\\])", "^")]
+         (r"^(\s*\\?[A-Za-z]+\s*)\\(?:approx|simeq)\b", r"\1="), (r"\\(?:approx|simeq)\b.*", ""),
+         (r"^\s*(?:[A-Za-z]{4,}|[A-Za-z]+(?:\s+[A-Za-z]+)+)\s*=", ""),
+         (r"^\s*(?:m\s*)?\\angle\s*\{?\s*[A-Z]{1,3}\s*\}?\s*=", ""), (r"\\in\b|\\colon\b", r" \\in "), (r"[.,;:\s]+$", ""),
+         (r"\*\*(?=\s*[-+(\w{\\])", "^")]
 TOKEN = re.compile(r"(?P<row>\\\\)|(?P<space>\s+|\\[,!;:> ]|~|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|q?quad|limits)(?![A-Za-z])"
-                   r"|\\[()\[\]]|\$|`)|(?P<repeat>\d*\.\d*\\overline\s*\{\s*\d+\s*\})|(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3}(?![\d.]))?)"
+                   r"|\\[()\[\]]|\$|`)|(?P<repeat>\d*\.\d*\\overline\s*\{\s*\d+\s*\})"
+                   r"|(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3}(?![\d.]))?)"
                    r"|(?P<command>\\[A-Za-z]+|\\[{}%|])|(?P<word>[A-Za-z]+)|(?P<op><=|>=|!=|[-+*/^_=<>()\[\]{}|,;:!&%])", re.ASCII)
 SAME = {r"\cdot": "*", r"\times": "*", r"\ast": "*", r"\div": "/", r"\le": "<=", "<=": "<=", r"\ge": ">=", ">=": ">=", r"\ne": "!=", r"\lt": "<",
         r"\gt": ">", r"\%": "%", r"\|": "|", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\langle": "(", r"\rangle": ")", ";": ",", ":": "/"}
@@ -55,7 +60,8 @@ def tidy(text: str) -> str:
 def read(text: str, thousands: bool = True) -> tuple | None:
     """The tree of a formula, or None where it is not one, or too large. Never raises.
 
-    thousands: "1,234" is one number (else two, as always in brackets); commas that LaTeX marks as such (",\\!" "{,}") always are. "\\pm" gives a list.
+    thousands: "1,234" is one number (else two, as always in brackets); commas that LaTeX marks as such (",\\!" "{,}") always are.
+    "\\pm" gives a list.
     """
     if len(text) > MAX_CHARS:
         return None

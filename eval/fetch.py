@@ -29,6 +29,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 QWEN = "https://raw.githubusercontent.com/QwenLM/Qwen2.5-Math/main/evaluation/data"
 PRIME = "https://raw.githubusercontent.com/PRIME-RL/PRIME/18ad596f08d487bb546d80d738d99ec697bd2e75/eval/data"
 HUB = "https://huggingface.co/datasets"
+GSM8K = "https://raw.githubusercontent.com/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math/data"
 LCB = f"{HUB}/livecodebench/code_generation_lite/resolve/0fe84c3912ea0c4d4a78037083943e8f0c4dd505"
 
 
@@ -58,17 +59,20 @@ FILES = {
                          "35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132", 500, ("math500",)),
     "minerva": Published(f"{PRIME}/minerva_math/test.jsonl", "0e656b430d3a0a1dab6aa853f453ba3805e28e2cabe4fc72486a897cc09d8ba2", 272,
                          ("minerva", "minervamath", "ocwcourses")),
-    "gsm8k": Published("https://raw.githubusercontent.com/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math/data/test.jsonl",
-                       "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14", 1319, ("gsm8k", "gradeschoolmath"),
+    "gsm8k": Published(f"{GSM8K}/test.jsonl", "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14", 1319, ("gsm8k", "gradeschoolmath"),
                        ("9f098df7ff4522078d6ccec27a5c38a454790fdb51131bedfaa0e490070d5394",)),
     "olympiadbench": Published(f"{PRIME}/olympiadbench/test.jsonl", "bb8c1e38a16ea9eacb77530315a674d883f267fbff79183effc53681b4fcc416", 675,
                                ("olympiadbench", "olympiad", "oetomathsencomp", "olympiadbenchoetomathsencomp")),
     "livecodebench1": Published(f"{LCB}/test.jsonl", "2bd02b38beb48e8c46b5b9987095d999ff38cd8efc255ea5d58974317c48f63f", 400,
                                 ("test", "codegenerationlite", "livecodebench1")),
-    "livecodebench2": Published(f"{LCB}/test2.jsonl", "095df7c5daf15f882c51a9deb84085cff1e073495a5dbcf95015a564d485f3a3", 111, ("test2", "livecodebench2")),
-    "livecodebench3": Published(f"{LCB}/test3.jsonl", "28ed26cc83363ce3f1fe2d5fad9f8393077beb1907b167a31bd3b32f80801b79", 101, ("test3", "livecodebench3")),
-    "livecodebench4": Published(f"{LCB}/test4.jsonl", "d711138ddaebfcf5f8ec6a4283ee677298c0f5c5d374a235af92aaf0584510da", 101, ("test4", "livecodebench4")),
-    "livecodebench5": Published(f"{LCB}/test5.jsonl", "7f77571c2a6df0c2a72a3277650309f67e01e0008e18117e624633df53f81214", 167, ("test5", "livecodebench5")),
+    "livecodebench2": Published(f"{LCB}/test2.jsonl", "095df7c5daf15f882c51a9deb84085cff1e073495a5dbcf95015a564d485f3a3", 111,
+                                ("test2", "livecodebench2")),
+    "livecodebench3": Published(f"{LCB}/test3.jsonl", "28ed26cc83363ce3f1fe2d5fad9f8393077beb1907b167a31bd3b32f80801b79", 101,
+                                ("test3", "livecodebench3")),
+    "livecodebench4": Published(f"{LCB}/test4.jsonl", "d711138ddaebfcf5f8ec6a4283ee677298c0f5c5d374a235af92aaf0584510da", 101,
+                                ("test4", "livecodebench4")),
+    "livecodebench5": Published(f"{LCB}/test5.jsonl", "7f77571c2a6df0c2a72a3277650309f67e01e0008e18117e624633df53f81214", 167,
+                                ("test5", "livecodebench5")),
 }
 GROUPS = {"livecodebench": [f"livecodebench{i}" for i in range(1, 6)], "small": [name for name in FILES if "livecode" not in name]}
 

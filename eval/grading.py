@@ -15,14 +15,13 @@ from eval.symbolic import Late, exact, same
 MAX_ANSWER, MAX_ITEMS, TAIL = 2000, 30, 4000        # characters compared, items of a list, characters searched for a closing sentence
 SENTENCE = re.compile(r"\banswer\s*(?:to\s[^.\n:]{1,80}?)?(?:\*\*|__)?\s*(?:(?:is|are|equals|would be|must be|should be|will be)\b|[:=])"
                       r"\s*(?:\*\*|__)?[:\s]*(?:(?:therefore|thus|then|simply|just|indeed|equal to|given by)\b[,\s]*)?", re.I)
-UNITS = {name: unit for unit, names in {
-    "in": "inch inches in", "ft": "foot feet ft", "yd": "yard yards yd", "mi": "mile miles mi", "mm": "mm millimeter millimeters", "cm": "cm centimeter centimeters",
-    "m": "m meter meters metre metres", "km": "km kilometer kilometers", "s": "s sec secs second seconds", "min": "min mins minute minutes", "h": "h hr hrs hour hours",
-    "day": "day days", "week": "week weeks", "month": "month months", "year": "year years", "g": "g gram grams", "kg": "kg kilogram kilograms", "lb": "lb lbs pound pounds",
-    "oz": "oz ounce ounces", "dollar": "dollar dollars usd", "cent": "cent cents", "euro": "euro euros", "mph": "mph", "deg": "degree degrees deg", "unit": "unit units",
-    "mL": "ml milliliter milliliters", "L": "l liter liters", "J": "j joule joules", "W": "w watt watts", "N": "n newton newtons", "K": "kelvin", "percent": "percent",
-}.items() for name in names.split()}
-FILLER = {"square", "sq", "cubic", "cu", "of", "per", "a", "an", "the", "in", "each", "total", "people", "students", "ways", "times", "points", "apples", "eggs", "books"}
+UNITS = {name: names.split()[0] for names in (       # the first name stands for the unit
+    "in inch inches", "ft foot feet", "yd yard yards", "mi mile miles", "mm millimeter millimeters", "cm centimeter centimeters",
+    "m meter meters metre metres", "km kilometer kilometers", "s sec secs second seconds", "min mins minute minutes", "h hr hrs hour hours",
+    "day days", "week weeks", "month months", "year years", "g gram grams", "kg kilogram kilograms", "lb lbs pound pounds", "oz ounce ounces",
+    "dollar dollars usd", "cent cents", "euro euros", "mph", "deg degree degrees", "unit units", "ml milliliter milliliters", "l liter liters",
+    "j joule joules", "w watt watts", "n newton newtons", "k kelvin", "percent") for name in names.split()}
+FILLER = set("square sq cubic cu of per a an the in each total people students ways times points apples eggs books".split())
 TEXTUAL = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|hbox)\s*\{(?P<words>[^{}]*)\}\s*(?:\^\s*\{?(?P<power>[23])\}?)?\s*[.]?$")
 WORDS = re.compile(r"(?<=[\d})\s%])\s*(?P<words>[A-Za-z]+(?:[ /]+[A-Za-z]+)*)\s*(?:\^\s*\{?(?P<power>[23])\}?)?\s*[.]?$")
 
@@ -107,8 +106,8 @@ def extract(text: str) -> str:
 
 def bare(text: str) -> str:
     """Text without spaces and typography, for comparison as written; words in lower case."""
-    text = re.sub(r"\\(?:text|mbox|mathrm|textbf|textrm)\b|\\left|\\right|\\[,!;: ]|[\s${}]|\\displaystyle", "", text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac"))
-    text = text.rstrip(".")
+    text = re.sub(r"\\[dt]frac", r"\\frac", text)
+    text = re.sub(r"\\(?:text|mbox|mathrm|textbf|textrm)\b|\\left|\\right|\\[,!;: ]|[\s${}]|\\displaystyle", "", text).rstrip(".")
     return text.lower() if re.fullmatch(r"[A-Za-z]{2,}", text) else text
 
 

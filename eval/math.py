@@ -15,6 +15,7 @@ from eval import common
 from eval.data import SETS, Item, load
 from eval.fetch import CACHE, cached_name, here
 from eval.grading import extract, grade, readings
+from eval.symbolic import WORKER
 
 INSTRUCTION = "\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 
@@ -23,7 +24,7 @@ def present(data: str | None) -> list[str]:
     """The sets that --data or the cache holds. Raises ValueError where there is none."""
     found = here(data) if data is not None else [name for name in SETS if (CACHE / cached_name(name)).exists()]
     if not (sets := [name for name in SETS if name in found]):
-        raise ValueError(f"none of {', '.join(SETS)} is in {data or CACHE}: run python -m eval.fetch, or give the directory that holds them with --data")
+        raise ValueError(f"none of {', '.join(SETS)} is in {data or CACHE}: run python -m eval.fetch, or say with --data where they are")
     return sets
 
 
@@ -71,8 +72,11 @@ def main(argv: list[str] | None = None) -> int:
     style = common.prompt_style(args, population.base)
     run, done = common.open_out(args, population, style, {name: sha for name, (_, sha) in loaded.items()}, "eval-math")
     rows = common.answer_all(population, items, lambda item: item.question + INSTRUCTION, judge, args, run, done, style)
+    if WORKER.n_late:
+        print(f"note: {WORKER.n_late} answers took too long to compare and count as wrong", file=sys.stderr)
     lines = common.summarise(rows, list(population.slots), args.max_new)
-    run.write_json("summary.json", dict(base=str(population.base.path), samples=args.samples, temperature=args.temperature, prompt=style, results=lines))
+    run.write_json("summary.json", dict(base=str(population.base.path), samples=args.samples, temperature=args.temperature, prompt=style,
+                                        results=lines))
     print(f"{common.table(lines)}\nevery answer with its verdict: {run.path / 'answers.jsonl'}")
     return 0
 

@@ -1,4 +1,5 @@
 """eval.math: answers are cut out and compared as values, files are found and checked, runs share batches and resume."""
+import argparse
 import gzip
 import hashlib
 import json
@@ -65,7 +66,7 @@ def test_hostile_text_neither_raises_nor_takes_long(text):
 def test_random_mathematics_never_raises():
     rng, parts = random.Random(0), [*"0123456789+-*/^_(){}[]|,.;:=<>!%$&x ", "\\frac", "\\sqrt", "\\pm", "\\pi", "\\left", "\\{", "\\}", "\\\\", "\\cup", "\\sin", "\\le",
                                     "\\begin{pmatrix}", "\\end{pmatrix}", "\\text{cm}", "\\in", "\\infty", "\\log", "^\\circ", "\\boxed{", "\\overline{3}", "and"]
-    for _ in range(3000):
+    for _ in range(1000):
         text = "".join(rng.choices(parts, k=rng.randrange(1, 14)))
         extract(text), read(text), grading.readings(text), grading.strip_unit(text)
 
@@ -300,6 +301,23 @@ def test_what_a_user_gets_wrong_is_said(members, bytes_base, questions, tmp_path
     save_peft(wider, 0, tmp_path / "foreign", "another/base", "0" * 64)
     with pytest.raises(ValueError, match="was trained on another base"):
         math.main(["--base", str(bytes_base), "--adapters", str(tmp_path / "foreign"), *out])
+
+
+def test_adapters_are_recognised_at_either_precision(bytes_base, members, tmp_path):
+    """Trained at one precision, evaluated at the other; a question is put by the chat template where there is one."""
+    flags = ["--adapters", str(members / "step_3" / "S0"), "--device", "cpu", "--dtype"]
+    parser = argparse.ArgumentParser()
+    common.flags(parser, 8)
+    half = common.load(parser.parse_args([*flags, "bfloat16"]))
+    assert half.slots == {"S0": 0, "base": -1} and half.base.model.embedding.dtype == torch.bfloat16
+    save_peft(half.adapters, 0, tmp_path / "S1", str(bytes_base), half.base_hash)
+    full = common.load(parser.parse_args(["--adapters", str(tmp_path / "S1"), "--device", "cpu", "--dtype", "float32"]))
+    assert full.base_hash != half.base_hash and list(full.slots) == ["S1", "base"]
+
+    decode = lambda style: full.base.tokenizer.decode(common.put("Why?", style, full.base))
+    assert decode("plain") == "Question: Why?\nAnswer:" and decode("envelope").endswith("User: Why?\nAssistant: <think>")
+    full.base.tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
+    assert decode("chat") == "<user>Why?<assistant>" and common.prompt_style(parser.parse_args([]), full.base) == "chat"
 
 
 def test_exit_codes(capsys):
