@@ -1,6 +1,6 @@
 """The published benchmark files: where they are, what they hash to, and how they are found on this machine.
 
-    python -m eval.fetch                          # the seven mathematics sets, HumanEval+ and MBPP+ (3 MB) into the cache
+    python -m eval.fetch                          # the seven mathematics sets, HumanEval+ and MBPP+ (small) into the cache
     python -m eval.fetch livecodebench5           # the fifth file of LiveCodeBench alone (558 MB)
     python -m eval.fetch livecodebench            # release_v5: its first five files (4.4 GB)
     python -m eval.fetch --list                   # names, addresses, hashes
