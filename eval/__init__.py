@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m eval.math`, `python -m eval.fetch`."""
