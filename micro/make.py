@@ -243,7 +243,7 @@ def main(cfg: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=float, default=59e6, help="training tokens, prompts included")
+    parser.add_argument("--tokens", type=float, default=48e6, help="training tokens, prompts included")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--init", default="", help="directory of a base to start from, with its tokenizer, instead of from nothing")
     parser.add_argument("--lr", type=float, default=LR, help="peak learning rate")
