@@ -54,13 +54,18 @@ def marks(folder=MARKS):
 
 
 def timed(sandbox, job):
-    """-> (verdict, seconds, whether it came later than the CPU limit plus half a second). A late one is asked for again:
-    a busy machine, where the bound is stretched by the load per core, is late by chance, a hole every time."""
+    """-> (verdict, seconds, whether it came later than the CPU limit plus half a second). A late one is asked for again, and
+    beside a plain endless loop: a busy machine, which holds up both, is late by chance, a hole every time."""
+    clock = time.monotonic
     for _ in range(3):
-        start = time.monotonic()
+        start = clock()
         verdict, = sandbox.run([job])
-        took = time.monotonic() - start
-        late = took > (sandbox.cpu_s + 0.5) * max(1, os.getloadavg()[0] / os.cpu_count())
+        took = clock() - start
+        late = took > sandbox.cpu_s + 0.5
+        if not late: break
+        start = clock()
+        sandbox.run([Job("def f():\n while True: pass", ("",))])
+        late = took > 0.5 + 1.5 * (clock() - start)
         if not late: break
     return verdict, took, late
 
