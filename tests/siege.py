@@ -92,7 +92,7 @@ def assault(sandbox, path, listener):
     before, job = processes(sandbox), Job(code, (", ".join("3" for _ in names),), deterministic=bool(want & {"det", "nondet"}))
     verdict, took, late = timed(sandbox, job)
     if verdict.end == "timeout" and "timeout" not in want:            # a slow machine has not come to the point yet
-        verdict, = sandbox.run([job], cpu_s=2 * sandbox.cpu_s)
+        verdict, = sandbox.run([job], cpu_s=4 * sandbox.cpu_s)
     honest, = sandbox.run([Job("import math\ndef f(x): return [len(x), sorted(x), math.sqrt(4), repr(1)]", ("[2, 1]",))])
     got, value = labels(verdict, answer, want), verdict.outputs[0] or ""
     outside = marks() + ["process %d" % pid for pid in left_over(sandbox, before)]
