@@ -54,13 +54,18 @@ def marks(folder=MARKS):
 
 
 def timed(sandbox, job):
-    """-> (verdict, seconds, whether it came later than the CPU limit plus half a second). A late one is asked for again:
-    a busy machine, where the bound is stretched by the load per core, is late by chance, a hole every time."""
+    """-> (verdict, seconds, whether it came later than the CPU limit plus half a second). A late one is asked for again, and
+    beside a plain endless loop: a busy machine, which holds up both, is late by chance, a hole every time."""
+    clock = time.monotonic
     for _ in range(3):
-        start = time.monotonic()
+        start = clock()
         verdict, = sandbox.run([job])
-        took = time.monotonic() - start
-        late = took > (sandbox.cpu_s + 0.5) * max(1, os.getloadavg()[0] / os.cpu_count())
+        took = clock() - start
+        late = took > sandbox.cpu_s + 0.5
+        if not late: break
+        start = clock()
+        sandbox.run([Job("def f():\n while True: pass", ("",))])
+        late = took > 0.5 + 1.5 * (clock() - start)
         if not late: break
     return verdict, took, late
 
@@ -87,7 +92,7 @@ def assault(sandbox, path, listener):
     before, job = processes(sandbox), Job(code, (", ".join("3" for _ in names),), deterministic=bool(want & {"det", "nondet"}))
     verdict, took, late = timed(sandbox, job)
     if verdict.end == "timeout" and "timeout" not in want:            # a slow machine has not come to the point yet
-        verdict, = sandbox.run([job], cpu_s=2 * sandbox.cpu_s)
+        verdict, = sandbox.run([job], cpu_s=4 * sandbox.cpu_s)
     honest, = sandbox.run([Job("import math\ndef f(x): return [len(x), sorted(x), math.sqrt(4), repr(1)]", ("[2, 1]",))])
     got, value = labels(verdict, answer, want), verdict.outputs[0] or ""
     outside = marks() + ["process %d" % pid for pid in left_over(sandbox, before)]
