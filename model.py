@@ -109,10 +109,15 @@ class KVCache:
         make = lambda: [torch.zeros(shape, dtype=dtype, device=device) for _ in range(cfg.num_hidden_layers)]
         return cls(make(), make())
 
-    def select(self, rows: torch.Tensor, n_slots: int | None = None) -> "KVCache":
-        """A new cache of the given rows (n,), repeated or dropped as they come, with room for n_slots tokens."""
-        grow = lambda x: F.pad(x.index_select(0, rows), (0, 0, 0, (n_slots or x.shape[2]) - x.shape[2]))
-        return KVCache([grow(k) for k in self.keys], [grow(v) for v in self.values], self.length)
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep the given rows (n,), repeated or dropped as they come; layer by layer, as two whole caches may not fit."""
+        for all_layers in (self.keys, self.values):
+            for i, x in enumerate(all_layers):
+                all_layers[i] = x.index_select(0, rows)
+
+    def rows(self, start: int, end: int) -> "KVCache":
+        """A view of some rows: what is appended to it is written here."""
+        return KVCache([k[start:end] for k in self.keys], [v[start:end] for v in self.values], self.length)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write (B, K, T, D) behind the filled slots; returns all filled keys and values. The model moves `length`."""
@@ -206,10 +211,10 @@ class Attention(nn.Module):
     def forward(self, x, cos, sin, mask, cache, lora):
         """x (B, T, C) -> (B, T, C); cos and sin (B, 1, T, D), mask as in Model.forward."""
         B, T, _ = x.shape
-        heads = lambda y: y.view(B, T, -1, self.D).transpose(1, 2)
-        q = rotate(self.q_norm(heads(self.q_proj(x, lora))), cos, sin)              # (B, H, T, D)
-        k = rotate(self.k_norm(heads(self.k_proj(x, lora))), cos, sin)              # (B, K, T, D)
-        v = heads(self.v_proj(x, lora))
+        heads = lambda y: y.view(B, T, -1, self.D)
+        q = rotate(self.q_norm(heads(self.q_proj(x, lora))).transpose(1, 2), cos, sin)      # (B, H, T, D)
+        k = rotate(self.k_norm(heads(self.k_proj(x, lora))).transpose(1, 2), cos, sin)      # (B, K, T, D)
+        v = heads(self.v_proj(x, lora)).transpose(1, 2)
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
         if T == 1:      # decoding: fold the query group into the rows, which avoids repeating keys and the slow masked kernel
