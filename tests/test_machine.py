@@ -86,11 +86,11 @@ def test_plan_flag(micro_base, capsys):
 @pytest.mark.parametrize("job", [
     dict(model=dict(vocab_size=32000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
                     num_key_value_heads=4, attention_bias=False),
-         flags=dict(pop=4, rank=16, max_new=48, n_refs=0, attempts=4, max_rows=16, token_budget=1024), trained_rows=16),
-    dict(model=dict(vocab_size=64000, hidden_size=512, intermediate_size=512, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=16,
+         flags=dict(pop=4, rank=16, max_new=48, n_refs=0, attempts=4, max_rows=8, token_budget=384), trained_rows=8),
+    dict(model=dict(vocab_size=100000, hidden_size=256, intermediate_size=256, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=16,
                     head_dim=128, attention_bias=False, qk_norm=True, tie_word_embeddings=True),
          flags=dict(pop=2, rank=8, max_new=32, n_refs=0, attempts=1, max_rows=64, token_budget=64), trained_rows=4)],
-    ids=["a Llama of 134M whose update is the peak", "a Qwen3 of 73M whose generation is the peak"])
+    ids=["a Llama of 134M whose update is the peak", "a Qwen3 of 46M whose generation is the peak"])
 def test_plan_agrees_with_measured_memory(job):
     script = Path(__file__).with_name("one_step.py")
     run = subprocess.run([sys.executable, str(script), json.dumps(job)], capture_output=True, text=True)
