@@ -11,7 +11,9 @@ import torch
 from tqdm import tqdm
 
 from lora import Adapters
-from model import Base, KVCache
+from model import Base, KVCache, Model
+
+PREFILL = 1 << 14                          # padded tokens of prompts run at a time: a long prompt of each row never does at once
 
 
 @dataclass
@@ -81,6 +83,20 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor) -> 
     return ids, logp.gather(1, ids[:, None]).squeeze(1)
 
 
+def prefill(model: Model, ids: torch.Tensor, real: torch.Tensor, cache: KVCache, route) -> torch.Tensor:
+    """Run left-padded prompts (U, T) into the cache, at most PREFILL tokens at a time; returns the last hidden states (U, C)."""
+    (U, T), out = ids.shape, []
+    causal = torch.ones(T, T, dtype=torch.bool, device=ids.device).tril()
+    own = torch.eye(T, dtype=torch.bool, device=ids.device)                         # padding sees itself: no row of softmax is empty
+    for rows in torch.arange(U, device=ids.device).split(max(1, PREFILL // T)):
+        a, b = int(rows[0]), int(rows[-1]) + 1
+        position = (real[a:b].cumsum(1) - 1).clamp_min(0)
+        seen = (real[a:b, None, None] & causal) | own                               # (u, 1, T, T)
+        out.append(model(ids[a:b], position, seen, cache.rows(a, b), route and route.keep(rows))[:, -1])
+    cache.length = T
+    return torch.cat(out)
+
+
 @torch.inference_mode()
 def _decode(base: Base, adapters: Adapters | None, prompts, member, n, temperature, max_new, u) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One batch: answers (B, max_new), their logp, and answer lengths (B,), for B = len(prompts) * n rows, prompt-major."""
@@ -88,15 +104,12 @@ def _decode(base: Base, adapters: Adapters | None, prompts, member, n, temperatu
     dtype, ends = model.embedding.dtype, torch.tensor(base.eos_ids, device=device)
     ids, real = left_pad(prompts, device)
     U, T = ids.shape
-    seen = real[:, None, None] & torch.ones(T, T, dtype=torch.bool, device=device).tril()
-    seen = seen | torch.eye(T, dtype=torch.bool, device=device)                     # padding sees itself: no row of softmax is empty
-    position = real.cumsum(1) - 1
-    cache = KVCache.empty(model.cfg, U, T, dtype, device)
+    cache = KVCache.empty(model.cfg, U, T + max_new, dtype, device)
     route = adapters.route(member[::n], dtype) if adapters is not None else None
-    hidden = model(ids, position.clamp_min(0), seen, cache, route)[:, -1]
+    hidden = prefill(model, ids, real, cache, route)
     rows = torch.arange(U, device=device).repeat_interleave(n)
-    cache, route = cache.select(rows, T + max_new), route and route.keep(rows)
-    logits, position = model.logits(hidden)[rows], position[rows, -1]
+    cache.select(rows)
+    route, logits, position = route and route.keep(rows), model.logits(hidden)[rows], real.sum(1)[rows] - 1
     valid = torch.cat((real[rows], torch.ones(U * n, max_new, dtype=torch.bool, device=device)), 1)[:, None, None]   # (B, 1, 1, S)
     out, out_logp = torch.zeros(U * n, max_new, dtype=torch.int64, device=device), torch.zeros(U * n, max_new, device=device)
     length = torch.full((U * n,), max_new, device=device)
@@ -114,7 +127,8 @@ def _decode(base: Base, adapters: Adapters | None, prompts, member, n, temperatu
         if 4 * n_done >= len(live):                                                 # finished rows stop costing
             keep = (~done).nonzero().squeeze(1)
             live, token, position, valid, done = live[keep], token[keep], position[keep], valid[keep], done[keep]
-            cache, route = cache.select(keep), route and route.keep(keep)
+            cache.select(keep)
+            route = route and route.keep(keep)
         position = position + 1
         hidden = model(token[:, None], position[:, None], valid[..., :cache.length + 1], cache, route)[:, 0]
         logits = model.logits(hidden)

@@ -1,14 +1,17 @@
 """What a run needs to know of the machine: how much memory its plan takes and is there, where it runs, how long phases take."""
+import bisect
 import os
 import platform
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 import rl
-from model import Config as ModelConfig
+from generate import PREFILL
+from model import Config as ModelConfig, Model
 from parallel import Ranks
 from verifier import Sandbox
 
@@ -25,27 +28,73 @@ class Stopwatch:
         self.seconds[phase], self.last = round(now - self.last, 3), now
 
 
+ALWAYS, GENERATE, UPDATE = ("base", "adapters", "optimiser"), ("cache", "decoding"), ("gradients", "activations", "logits")
+
+
+def longest_row(cfg, m: ModelConfig) -> int:
+    """Tokens of the longest row that is planned for: a prompt with a program of the model's own and references, and an answer."""
+    return min(m.max_position_embeddings, 2 * cfg.max_new + 512 * (cfg.n_refs > 0))
+
+
 def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict[str, float]:
-    """Gigabytes that a run will need at its peak, by use; activations are an estimate (17 hidden-sized tensors a layer)."""
-    size, V = dtype.itemsize, m.vocab_size
-    kv = m.num_key_value_heads * m.head_dim
-    C, I, L = m.hidden_size, m.intermediate_size, m.num_hidden_layers
-    layer = dict(q_proj=(C, C), k_proj=(C, kv), v_proj=(C, kv), o_proj=(C, C), gate_proj=(C, I), up_proj=(C, I), down_proj=(I, C))
-    adapter = L * cfg.rank * sum(sum(layer[t]) for t in cfg.lora_targets.split(",") if t in layer)
-    weights = L * sum(a * b for a, b in layer.values()) + V * C * (1 if m.tie_word_embeddings else 2)
-    context = min(m.max_position_embeddings, 2 * cfg.max_new + 512 * (cfg.n_refs > 0))
-    plan = dict(base=weights * size, adapters=n_members * adapter * (16 + size), cache=2 * cfg.max_rows * context * L * kv * size * 1.5,
-                activations=cfg.token_budget * (L * (17 * C + 4 * I) * size), logits=16 * max(min(rl.CHUNK, cfg.token_budget * V), cfg.max_rows * V))
-    return {k: round(v / 2 ** 30, 2) for k, v in plan.items()}
+    """Gigabytes of a run's tensors by use: those that are ALWAYS there, while it GENERATEs and while it UPDATEs. See `peak`.
+
+    Counted from the code: what autograd saves per token and layer, and the copies of logits that live at once.
+    """
+    with torch.device("meta"):
+        model = Model(m)
+    size, V, C, I, L = dtype.itemsize, m.vocab_size, m.hidden_size, m.intermediate_size, m.num_hidden_layers
+    q, kv, T = m.num_attention_heads * m.head_dim, m.num_key_value_heads * m.head_dim, longest_row(cfg, m)
+    adapted = [x for path, x in model.linears().items() if path.rsplit(".")[-1] in cfg.lora_targets.split(",")]
+    factors = n_members * cfg.rank * sum(x.in_features + x.out_features for x in adapted)
+    tokens, prompt = max(cfg.token_budget, T), max(1, T - cfg.max_new)
+    saved = L * (4 * C + 4 * I + 2 * q + 2 * kv + m.qk_norm * (q + kv)) + len(adapted) * n_members * cfg.rank
+    passing = 4 * C + 4 * I                                  # tensors of the one layer that is being computed
+    sampling = cfg.max_rows * V * (size + 12)                # logits and, in float32, log-probabilities, probabilities and their sums
+    prefill = min(max(PREFILL, prompt), cfg.max_rows * prompt) * (passing * size + prompt * (2 + size))
+    chunk = min(rl.CHUNK, tokens * V) * (12 + 8 * (cfg.entropy > 0))
+    plan = dict(base=sum(p.numel() for p in model.parameters()) * size, adapters=factors * (4 + size), optimiser=factors * 8,
+                cache=cfg.max_rows * T * 2 * kv * size * (L + 1), decoding=max(sampling, prefill),       # one layer is there twice while rows leave
+                gradients=factors * 4, activations=tokens * (saved + passing) * size, logits=chunk)
+    return {k: v / 2 ** 30 for k, v in plan.items()}
+
+
+def peak(plan: dict[str, float]) -> float:
+    """Gigabytes of a plan at the worst moment: generation and update take turns."""
+    total = lambda names: sum(plan[k] for k in names)
+    return total(ALWAYS) + max(total(GENERATE), total(UPDATE))
+
+
+def largest_budget(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float) -> int:
+    """The largest --token-budget, in steps of 256 up to 2^20, whose plan fits into `free` gigabytes; 0 if none does."""
+    budgets = range(256, 2 ** 20 + 1, 256)
+    need = lambda b: peak(memory_plan(replace(cfg, token_budget=b), m, dtype, n_members))
+    return 256 * bisect.bisect_right(budgets, free, key=need)
+
+
+def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float) -> tuple[str, bool]:
+    """The plan as text, one line a use, with the largest micro-batch or what to lower; and whether it fits into `free` gigabytes."""
+    plan, T = memory_plan(cfg, m, dtype, n_members), longest_row(cfg, m)
+    meaning = dict(base=f"the frozen model in {str(dtype).removeprefix('torch.')}", adapters=f"{n_members} of rank {cfg.rank}",
+                   optimiser="Adam's two moments", cache=f"generation: keys and values of {cfg.max_rows} rows of {T} tokens",
+                   decoding="generation: running the prompts, or sampling from the vocabulary", gradients="update: of all adapters",
+                   activations=f"update: a micro-batch of {max(cfg.token_budget, T)} tokens", logits="update: a chunk over the vocabulary")
+    need, largest = peak(plan), largest_budget(cfg, m, dtype, n_members, free)
+    rows = [f"{use:<12} {gb:8.2f} GB   {meaning[use]}" for use, gb in plan.items()]
+    rows += [f"{'peak':<12} {need:8.2f} GB   generation and update take turns", f"{'free':<12} {free:8.2f} GB"]
+    rows += [f"largest --token-budget that fits: {largest}" if largest else "no --token-budget fits"]
+    if need > free:
+        rows += ["lower --token-budget, --max-rows, --max-new, --rank or --pop, or pass --dtype bfloat16"]
+    return "\n".join(rows), need <= free
 
 
 def free_memory(device: torch.device) -> float:
-    """Gigabytes available on the device (Linux's MemAvailable on the CPU; unlimited where the system does not say)."""
+    """Gigabytes available to one process on the device (CPU: its share of Linux's MemAvailable; unlimited where that is not told)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] / 2 ** 30
     meminfo = Path("/proc/meminfo")
     found = [row.split()[1] for row in meminfo.read_text().splitlines() if row.startswith("MemAvailable")] if meminfo.exists() else []
-    return int(found[0]) / 2 ** 20 if found else float("inf")
+    return int(found[0]) / 2 ** 20 / int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if found else float("inf")
 
 
 def environment(ranks: Ranks, sandbox: Sandbox) -> dict:

@@ -1,17 +1,19 @@
-"""The frozen base: Qwen2 by hand, loaded from a Hugging Face directory or hub id.
+"""The frozen base: Qwen2, Qwen3, Llama and Mistral by hand, loaded from a Hugging Face directory or hub id.
 
     python model.py --check Qwen/Qwen2.5-Coder-0.5B-Instruct     # against transformers: logits and 64 greedy tokens
     python model.py --check micro/base
 
 Shapes: B rows, T tokens, S cache slots, C width, H heads, K kv heads, G = H/K query heads per kv head, D head size,
 V vocabulary. Parameter names are Hugging Face's, so loading is: build on the meta device, stream the shards, assign
-strictly. Caches, masks and adapters are arguments: the model itself holds nothing but weights.
+strictly. Caches, masks and adapters are arguments: the model itself holds nothing but weights. An architecture is a line
+of ARCHITECTURES: what differs between them are fields of Config, never classes.
 """
 import argparse
 import hashlib
 import json
+import math
 import sys
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -19,27 +21,41 @@ import torch.nn as nn
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
-ARCHITECTURES = {"qwen2": dict(attention_bias=True)}         # model_type -> what its config.json leaves unsaid
+# model_type -> what holds whatever its config.json says, and what applies where config.json is silent (transformers' defaults)
+ARCHITECTURES = {
+    "qwen2": (dict(attention_bias=True, output_bias=False, mlp_bias=False), {}),
+    "qwen3": (dict(mlp_bias=False, qk_norm=True), dict(head_dim=128)),
+    "llama": (dict(use_sliding_window=False), dict(max_position_embeddings=2048)),
+    "mistral": (dict(attention_bias=False, mlp_bias=False, use_sliding_window=True, max_window_layers=0, layer_types=None),
+                dict(max_position_embeddings=131072))}
+SILENT = dict(attention_bias=False, use_sliding_window=False, max_window_layers=28, max_position_embeddings=32768)
+ROPES = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}
 
 
 @dataclass(frozen=True)
 class Config:
-    """The fields of config.json that the forward pass needs, under Hugging Face's names."""
+    """The fields of config.json that the forward pass needs, under Hugging Face's names where those exist."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
+    head_dim: int = 0                                   # 0 = hidden_size / num_attention_heads
     rope_theta: float = 10000.0
+    rope_parameters: dict = field(default_factory=dict)  # rope_type and its numbers: see rope_frequencies
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 32768
     tie_word_embeddings: bool = False
-    attention_bias: bool = True
+    attention_bias: bool = True                         # of q, k and v
+    output_bias: bool = False                           # of o
+    mlp_bias: bool = False
+    qk_norm: bool = False                               # RMSNorm over each head of q and k, before they are rotated
+    sliding_window: int = 0                             # keys that a query of these layers sees, itself among them
+    sliding_layers: tuple[int, ...] = ()
 
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+    def __post_init__(self):
+        object.__setattr__(self, "head_dim", self.head_dim or self.hidden_size // self.num_attention_heads)
 
     @classmethod
     def from_pretrained(cls, path: Path) -> "Config":
@@ -50,20 +66,34 @@ class Config:
             raise ValueError(f"{path} has no config.json: --base wants a Hugging Face model directory or hub id") from None
         except json.JSONDecodeError as e:
             raise ValueError(f"{path / 'config.json'} is not valid JSON ({e}): fetch the model again") from None
-        kind = raw.get("model_type")
-        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        odd = [f"model_type {kind!r}"] if kind not in ARCHITECTURES else []
-        odd += ["sliding window"] if raw.get("use_sliding_window") else []
-        odd += [f"rope {rope['rope_type']}"] if rope.get("rope_type", "default") != "default" else []
-        odd += [f"activation {raw['hidden_act']}"] if raw.get("hidden_act", "silu") != "silu" else []
-        if odd:
-            raise ValueError(f"{path}: unsupported architecture ({', '.join(odd)}); supported: {', '.join(ARCHITECTURES)}")
-        raw = {"rope_theta": rope.get("rope_theta", 10000.0), **raw, **ARCHITECTURES[kind]}
-        raw.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
-        missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in raw]
+        rope = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+        rope["rope_type"] = rope.get("rope_type", rope.pop("type", "default"))
+        if odd := unsupported(raw, rope):
+            raise ValueError(f"{path}: unsupported architecture ({', '.join(odd)}); supported: {', '.join(ARCHITECTURES)}, rope {', '.join(ROPES)}")
+        fixed, silent = ARCHITECTURES[raw["model_type"]]
+        full = {**SILENT, **silent, **{k: v for k, v in raw.items() if v is not None}, **fixed}
+        full.setdefault("num_key_value_heads", full.get("num_attention_heads"))
+        full.setdefault("output_bias", full["attention_bias"])
+        missing = [f.name for f in fields(cls) if f.default is f.default_factory is MISSING and f.name not in full]
         if missing:
             raise ValueError(f"{path / 'config.json'} lacks {', '.join(missing)}: is it a complete model directory?")
-        return cls(**{f.name: raw[f.name] for f in fields(cls) if f.name in raw})
+        full["rope_theta"] = rope.pop("rope_theta", full.get("rope_theta", cls.rope_theta))
+        full["rope_parameters"] = {"original_max_position_embeddings": full["max_position_embeddings"], **rope}
+        full["sliding_window"] = (raw.get("sliding_window", 4096) or 0) if full["use_sliding_window"] else 0
+        slides = lambda i: full["layer_types"][i] == "sliding_attention" if full.get("layer_types") else i >= full["max_window_layers"]
+        full["sliding_layers"] = tuple(i for i in range(full["num_hidden_layers"]) if full["sliding_window"] and slides(i))
+        return cls(**{f.name: full[f.name] for f in fields(cls) if f.name in full})
+
+
+def unsupported(raw: dict, rope: dict) -> list[str]:
+    """What in a config.json and its rope parameters this file does not compute, in words."""
+    kind, layers = rope["rope_type"], {*(raw.get("layer_types") or ())} - {"full_attention", "sliding_attention"}
+    part = (rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1) != 1
+    cases = [(raw.get("model_type") not in ARCHITECTURES, f"model_type {raw.get('model_type')!r}"),
+             (raw.get("hidden_act", "silu") != "silu", f"activation {raw.get('hidden_act')}"), (layers, f"layers of type {', '.join(sorted(layers))}"),
+             (raw.get("quantization_config"), "quantized weights"), (kind not in ROPES, f"rope {kind}"), (part, "rope on a part of each head"),
+             (any(isinstance(v, dict) for v in rope.values()), "rope by layer type")]
+    return [text for wrong, text in cases if wrong] + [f"rope {kind} without {k}" for k in ROPES.get(kind, ()) if not rope.get(k)]
 
 
 class KVCache:
@@ -79,10 +109,15 @@ class KVCache:
         make = lambda: [torch.zeros(shape, dtype=dtype, device=device) for _ in range(cfg.num_hidden_layers)]
         return cls(make(), make())
 
-    def select(self, rows: torch.Tensor, n_slots: int | None = None) -> "KVCache":
-        """A new cache of the given rows (n,), repeated or dropped as they come, with room for n_slots tokens."""
-        grow = lambda x: F.pad(x.index_select(0, rows), (0, 0, 0, (n_slots or x.shape[2]) - x.shape[2]))
-        return KVCache([grow(k) for k in self.keys], [grow(v) for v in self.values], self.length)
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep the given rows (n,), repeated or dropped as they come; layer by layer, as two whole caches may not fit."""
+        for all_layers in (self.keys, self.values):
+            for i, x in enumerate(all_layers):
+                all_layers[i] = x.index_select(0, rows)
+
+    def rows(self, start: int, end: int) -> "KVCache":
+        """A view of some rows: what is appended to it is written here."""
+        return KVCache([k[start:end] for k in self.keys], [v[start:end] for v in self.values], self.length)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write (B, K, T, D) behind the filled slots; returns all filled keys and values. The model moves `length`."""
@@ -113,12 +148,46 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
+def rope_frequencies(cfg: Config, device) -> tuple[torch.Tensor, float]:
+    """Angle per position of each pair of a head's numbers (D/2,) float32, and the factor on its cos and sin.
+
+    linear divides every frequency by `factor`; llama3 those of less than low_freq_factor turns within the context of pretraining,
+    blending up to high_freq_factor; yarn blends by index between beta_fast and beta_slow turns (2309.00071, section 3).
+    """
+    r, D = cfg.rope_parameters, cfg.head_dim
+    freq = cfg.rope_theta ** -(torch.arange(0, D, 2, device=device, dtype=torch.float32) / D)
+    if (kind := r.get("rope_type", "default")) == "default":
+        return freq, 1.0
+    factor = r["factor"]
+    if kind == "linear":
+        return freq / factor, 1.0
+    old = r["original_max_position_embeddings"]
+    if kind == "llama3":
+        slow, fast = r["low_freq_factor"], r["high_freq_factor"]
+        keep = ((old * freq / (2 * math.pi) - slow) / (fast - slow)).clamp(0, 1)
+        return keep * freq + (1 - keep) * freq / factor, 1.0
+    index = lambda turns: D * math.log(old / (turns * 2 * math.pi)) / (2 * math.log(cfg.rope_theta))
+    low, high = index(r.get("beta_fast") or 32), index(r.get("beta_slow") or 1)
+    low, high = (max(math.floor(low), 0), min(math.ceil(high), D - 1)) if r.get("truncate", True) else (max(low, 0), min(high, D - 1))
+    far = ((torch.arange(D // 2, device=device) - low) / (high - low or 0.001)).clamp(0, 1)
+    heat = lambda m: 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
+    scale = heat(r["mscale"]) / heat(r["mscale_all_dim"]) if r.get("mscale") and r.get("mscale_all_dim") else heat(1)
+    return freq * (1 - far) + freq / factor * far, scale if r.get("attention_factor") is None else r["attention_factor"]
+
+
 def rope_table(positions: torch.Tensor, cfg: Config, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin (B, 1, T, D) of the rotary angles at integer positions (B, T); angles in float32 (RoFormer, eq. 34)."""
-    half = torch.arange(0, cfg.head_dim, 2, device=positions.device, dtype=torch.float32) / cfg.head_dim
-    angle = positions[:, None, :, None].float() * (cfg.rope_theta ** -half)
+    freq, scale = rope_frequencies(cfg, positions.device)
+    angle = positions[:, None, :, None].float() * freq
     angle = torch.cat((angle, angle), dim=-1)
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    return (angle.cos() * scale).to(dtype), (angle.sin() * scale).to(dtype)
+
+
+def window_mask(mask: torch.Tensor | None, T: int, S: int, window: int, device) -> torch.Tensor:
+    """The mask (B, 1, T, S), or the causal one where None, less the keys `window` or more slots before their query."""
+    query, key = torch.arange(S - T, S, device=device)[:, None], torch.arange(S, device=device)
+    near = (key <= query) & (key > query - window)                                  # (T, S)
+    return near if mask is None else mask & near
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -132,18 +201,20 @@ class Attention(nn.Module):
         super().__init__()
         C, self.layer, self.D = cfg.hidden_size, layer, cfg.head_dim
         q, kv, bias = cfg.num_attention_heads * self.D, cfg.num_key_value_heads * self.D, cfg.attention_bias
+        norm = (lambda: RMSNorm(self.D, cfg.rms_norm_eps)) if cfg.qk_norm else nn.Identity
         self.q_proj = Linear(f"{path}.q_proj", C, q, bias)
         self.k_proj = Linear(f"{path}.k_proj", C, kv, bias)
         self.v_proj = Linear(f"{path}.v_proj", C, kv, bias)
-        self.o_proj = Linear(f"{path}.o_proj", q, C)
+        self.o_proj = Linear(f"{path}.o_proj", q, C, cfg.output_bias)
+        self.q_norm, self.k_norm = norm(), norm()
 
     def forward(self, x, cos, sin, mask, cache, lora):
         """x (B, T, C) -> (B, T, C); cos and sin (B, 1, T, D), mask as in Model.forward."""
         B, T, _ = x.shape
-        heads = lambda y: y.view(B, T, -1, self.D).transpose(1, 2)
-        q = rotate(heads(self.q_proj(x, lora)), cos, sin)                           # (B, H, T, D)
-        k = rotate(heads(self.k_proj(x, lora)), cos, sin)                           # (B, K, T, D)
-        v = heads(self.v_proj(x, lora))
+        heads = lambda y: y.view(B, T, -1, self.D)
+        q = rotate(self.q_norm(heads(self.q_proj(x, lora))).transpose(1, 2), cos, sin)      # (B, H, T, D)
+        k = rotate(self.k_norm(heads(self.k_proj(x, lora))).transpose(1, 2), cos, sin)      # (B, K, T, D)
+        v = heads(self.v_proj(x, lora)).transpose(1, 2)
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
         if T == 1:      # decoding: fold the query group into the rows, which avoids repeating keys and the slow masked kernel
@@ -156,9 +227,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, cfg: Config, path: str):
         super().__init__()
-        self.gate_proj = Linear(f"{path}.gate_proj", cfg.hidden_size, cfg.intermediate_size)
-        self.up_proj = Linear(f"{path}.up_proj", cfg.hidden_size, cfg.intermediate_size)
-        self.down_proj = Linear(f"{path}.down_proj", cfg.intermediate_size, cfg.hidden_size)
+        self.gate_proj = Linear(f"{path}.gate_proj", cfg.hidden_size, cfg.intermediate_size, cfg.mlp_bias)
+        self.up_proj = Linear(f"{path}.up_proj", cfg.hidden_size, cfg.intermediate_size, cfg.mlp_bias)
+        self.down_proj = Linear(f"{path}.down_proj", cfg.intermediate_size, cfg.hidden_size, cfg.mlp_bias)
 
     def forward(self, x, lora):
         return self.down_proj(F.silu(self.gate_proj(x, lora)) * self.up_proj(x, lora), lora)
@@ -179,7 +250,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Qwen2 decoder. Parameter names equal transformers' Qwen2ForCausalLM; a tied head has no parameter of its own."""
+    """The decoder. Parameter names equal those of transformers' ...ForCausalLM; a tied head has no parameter of its own."""
 
     def __init__(self, cfg: Config):
         super().__init__()
@@ -201,15 +272,17 @@ class Model(nn.Module):
         positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys, None means
         causal (one token with a cache sees every filled slot); lora(path, x, y) adds the rows' adapters to each layer.
         """
-        B, T = ids.shape
+        (B, T), cfg = ids.shape, self.cfg
         start = cache.length if cache is not None else 0
         assert mask is not None or start == 0 or T == 1, "several tokens behind a filled cache need an explicit mask"
         if positions is None:
             positions = torch.arange(start, start + T, device=ids.device).expand(B, T)
         x = self.model.embed_tokens(ids)
-        cos, sin = rope_table(positions, self.cfg, x.dtype)
-        for block in self.model.layers:
-            x = block(x, cos, sin, mask, cache, lora)
+        cos, sin = rope_table(positions, cfg, x.dtype)
+        cut = cfg.sliding_layers and start + T > cfg.sliding_window
+        near = window_mask(mask, T, start + T, cfg.sliding_window, ids.device) if cut else mask
+        for i, block in enumerate(self.model.layers):
+            x = block(x, cos, sin, near if i in cfg.sliding_layers else mask, cache, lora)
         if cache is not None:
             cache.length += T
         return self.model.norm(x)
@@ -304,9 +377,11 @@ def load_tokenizer(path: Path):
     """The directory's tokenizer through transformers, and the prompt style that model and tokenizer call for."""
     if not any((path / name).exists() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
         raise ValueError(f"{path} has no tokenizer: tokenizer.json is needed")     # transformers would make up an empty one
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    # transformers 5 picks a class by architecture, which may split text otherwise than the tokenizer.json that lies there
+    kind = PreTrainedTokenizerFast if (path / "tokenizer.json").exists() else AutoTokenizer
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = kind.from_pretrained(path)
     except Exception as e:                        # transformers raises many types here; all mean the same to the user
         raise ValueError(f"{path} has no usable tokenizer ({type(e).__name__}): tokenizer.json and tokenizer_config.json are needed") from None
     style = json.loads((path / "config.json").read_text()).get("task_style")

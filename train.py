@@ -5,6 +5,7 @@
     python train.py --base Qwen/Qwen2.5-Coder-7B --pop 8 --device cuda      # the paper's setting
     torchrun --standalone --nproc_per_node=2 train.py --name two            # rows shared out over two processes
     python train.py --name two --resume auto                                # go on where it was cut off
+    python train.py --base Qwen/Qwen2.5-Coder-7B --plan                     # would it fit? memory by use, largest micro-batch
 
 Five phases a step, all in `main`: match, propose, solve, reward and update, evolve. arXiv 2605.16727 on top of 2505.03335.
 """
@@ -33,7 +34,7 @@ from checks import Limits
 from checkpoint import LOGS, Interrupted, RunDir, Signals, differing
 from complexity import structural_hash
 from lora import TARGETS, Adapters
-from machine import Stopwatch, environment, free_memory, memory_plan
+from machine import Stopwatch, environment, free_memory, plan_table
 from model import Base, Config as ModelConfig, load_base, load_tokenizer, resolve, weights_hash
 from parallel import Ranks
 from prompts import STYLES
@@ -66,6 +67,7 @@ class Config:
     style: str = flag("auto", "how the model is talked to (prompts.py); auto: as config.json and the tokenizer say", ("auto", *STYLES))
     dtype: str = flag("auto", "of the frozen base", ("auto", "float32", "bfloat16"))
     threads: int = flag(None, "CPU threads a process; 0 = torch's choice", kind=int)
+    plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
     # the population
     pop: int = flag(8, "members: half teachers, half students")
     teachers: int = flag(0, "number of teachers, instead of half of --pop")
@@ -140,7 +142,7 @@ POSITIVE = ("steps", "rank", "alpha", "n_prompts", "group", "archive_cap", "atte
             "evolve_every", "save_every", "keep", "max_rows", "token_budget", "workers", "cpu_s")
 NOT_NEGATIVE = ("seed", "threads", "n_refs", "max_digits", "max_output", "noise_margin", "kl", "entropy", "outcome_band", "probe_every", "n_anchors")
 # Fields that may change between a run and its resumption without changing what it computes.
-FREE = ("base", "name", "out", "resume", "init", "steps", "device", "threads", "save_every", "keep", "workers")
+FREE = ("base", "name", "out", "resume", "init", "steps", "device", "threads", "plan", "save_every", "keep", "workers")
 
 
 def parse_args(argv: list[str] | None = None) -> Config:
@@ -163,7 +165,7 @@ def settle(cfg: Config, style: str) -> Config:
     """Fill the style's presets in and check the numbers against each other. Raises ValueError with the fix."""
     cfg = dataclasses.replace(cfg, **{k: v for k, v in PRESETS[style].items() if getattr(cfg, k) is None})
     n_teachers, n_students = (1, 1) if cfg.single else (cfg.teachers or cfg.pop // 2, cfg.students or cfg.pop // 2)
-    cfg = dataclasses.replace(cfg, teachers=n_teachers, students=n_students, grace=cfg.evolve_every if cfg.grace < 0 else cfg.grace,
+    cfg = dataclasses.replace(cfg, style=style, teachers=n_teachers, students=n_students, grace=cfg.evolve_every if cfg.grace < 0 else cfg.grace,
                               duplicate_penalty=cfg.invalid_penalty if cfg.duplicate_penalty is None else cfg.duplicate_penalty)
     unknown, flagged = set(cfg.kinds.split(",")) - set(KINDS), lambda name: f"--{name.replace('_', '-')} {getattr(cfg, name)}"
     problems = [
@@ -311,19 +313,29 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
     return run, bool(steps)
 
 
-def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
-    """Settled configuration and loaded base, after checking that the plan fits into memory. Raises ValueError."""
+def size_up(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtype, str, bool]:
+    """Settled configuration, the base's directory and type, the table of the memory plan and whether it fits. Raises ValueError."""
     path = resolve(str(HERE / cfg.base) if cfg.base == Config.base and not Path(cfg.base).is_dir() else cfg.base)
     auto = torch.bfloat16 if ranks.device.type == "cuda" else torch.float32
     dtype = {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[cfg.dtype]
     shape = ModelConfig.from_pretrained(path)
-    style = load_tokenizer(path)[1] if cfg.style == "auto" else cfg.style
-    cfg = settle(cfg, style)
-    plan, free = memory_plan(cfg, shape, dtype, 1 if cfg.single else cfg.teachers + cfg.students), free_memory(ranks.device)
-    if sum(plan.values()) > free:
-        raise ValueError(f"not enough memory: the plan needs {sum(plan.values()):.1f} GB ({', '.join(f'{k} {v}' for k, v in plan.items())}), "
-                         f"{free:.1f} GB are free; lower --max-rows, --token-budget, --max-new, --rank or --pop, or pass --dtype bfloat16")
-    return cfg, dataclasses.replace(load_base(str(path), dtype, ranks.device), style=style)
+    cfg = settle(cfg, load_tokenizer(path)[1] if cfg.style == "auto" else cfg.style)
+    return cfg, path, dtype, *plan_table(cfg, shape, dtype, 1 if cfg.single else cfg.teachers + cfg.students, free_memory(ranks.device))
+
+
+def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
+    """Settled configuration and loaded base, after checking that the plan fits into memory. Raises ValueError."""
+    cfg, path, dtype, table, fits = size_up(cfg, ranks)
+    if not fits:
+        raise ValueError(f"not enough memory:\n{table}")
+    return cfg, dataclasses.replace(load_base(str(path), dtype, ranks.device), style=cfg.style)
+
+
+def show_plan(cfg: Config) -> int:
+    """Print the memory plan; returns the exit code. Raises ValueError for what the user can mend."""
+    table, fits = size_up(cfg, Ranks.join(cfg.device))[3:]
+    print(table)
+    return 0 if fits else 2
 
 
 def open_sandbox(cfg: Config) -> Sandbox:
@@ -377,7 +389,8 @@ def main(cfg: Config) -> RunDir:
 
 if __name__ == "__main__":
     try:
-        main(parse_args())
+        cfg = parse_args()
+        sys.exit(show_plan(cfg)) if cfg.plan else main(cfg)
     except (ValueError, OSError) as e:
         print(f"train.py: {e}", file=sys.stderr)
         sys.exit(2 if isinstance(e, ValueError) else 1)

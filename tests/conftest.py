@@ -29,17 +29,15 @@ def base(micro_base):
     return load_base(str(micro_base))
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory):
-    """A small random Qwen2 (61 tokens, of which 1 and 5 end a row), written by transformers and loaded as any base is."""
+def make_tiny(directory: Path, kind: str, **changes):
+    """A small random model of an architecture (61 tokens, of which 1 and 5 end a row), written by transformers, loaded as any base is."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
     from model import load_base
-    directory = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(5)
-    made = Qwen2ForCausalLM(Qwen2Config(
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**dict(
         vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=128, tie_word_embeddings=False, eos_token_id=1))
+        max_position_embeddings=128, tie_word_embeddings=False, eos_token_id=1), **changes}), dtype=torch.float32)
     with torch.no_grad():
         for name, p in made.named_parameters():
             p.normal_(mean=float("norm" in name), std=0.2)
@@ -49,6 +47,23 @@ def tiny(tmp_path_factory):
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w1").save_pretrained(directory)
     return load_base(str(directory))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """A small random Qwen2."""
+    return make_tiny(tmp_path_factory.mktemp("tiny"), "qwen2")
+
+
+OTHERS = {"llama": dict(attention_bias=True, mlp_bias=True, rope_parameters=dict(
+              rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)),
+          "mistral": dict(sliding_window=6, head_dim=16), "qwen3": dict(head_dim=16, tie_word_embeddings=True)}
+
+
+@pytest.fixture(scope="session", params=OTHERS)
+def other(request, tmp_path_factory):
+    """A small random model of each of the other architectures, with what sets it apart from Qwen2."""
+    return make_tiny(tmp_path_factory.mktemp(request.param), request.param, **OTHERS[request.param])
 
 
 @pytest.fixture

@@ -46,6 +46,15 @@ def test_cached_equals_uncached(tiny, population):
     assert_logp_holds(tiny, None, generate(tiny, None, PROMPTS, [-1] * 4, keys_for(4), max_new=40), [1.0] * 4)
 
 
+def test_cached_equals_uncached_on_other_architectures(other, population):
+    """The same for Llama, Mistral and Qwen3; Mistral's window of 6 slots is far shorter than its left-padded rows."""
+    adapters = population(other, 3)
+    temp = [1.0, 0.7, 0.0, 1.3] * 3
+    rollout = generate(other, adapters, PROMPTS + [[9] * 11], [0, 2, -1, 1, 0], keys_for(15), n=3, temperature=temp + [1.0] * 3, max_new=40)
+    assert rollout.n_tokens.max() > 30 and len(set(rollout.n_tokens.tolist())) > 3, "the case needs long rows and rows that leave early"
+    assert_logp_holds(other, adapters, rollout, temp + [1.0] * 3)
+
+
 def test_on_the_micro_base(base, population):
     adapters = population(base, 2, rank=8, alpha=16, b_std=0.01)
     texts = ("propose out list\n", "out\ndef f(x):\n return x\nf(12)\n")

@@ -139,6 +139,29 @@ def test_peft_loads_what_we_save(tiny, population, tmp_path):
         assert (theirs - logits(tiny, ids)).abs().max() > 1e-2, "peft must have applied something"
 
 
+@torch.inference_mode()
+def test_other_architectures_route_and_export(other, population, tmp_path):
+    """Adapters on every linear layer of Llama, Mistral and Qwen3: mixed rows equal merged weights and PEFT's logits."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    adapters, ids, member = population(other), tokens(), [0, 1, -1, 2, 1]
+    assert len(adapters.A) == 7 * other.model.cfg.num_hidden_layers
+    mixed = logits(other, ids, adapters, member)
+    for p in range(3):
+        rows = [i for i, m in enumerate(member) if m == p]
+        model = merged(other, adapters, p)
+        assert (mixed[rows] - model.logits(model(ids[rows]))).abs().max() < 1e-4
+        save_peft(adapters, p, tmp_path / f"member_{p}", str(other.path), weights_hash(other.model))
+        reference = transformers.AutoModelForCausalLM.from_pretrained(other.path, dtype=torch.float32)
+        reference = peft.PeftModel.from_pretrained(reference, tmp_path / f"member_{p}").eval()
+        theirs = reference(ids[rows]).logits
+        assert (mixed[rows] - theirs).abs().max() < 1e-4
+        assert (theirs - logits(other, ids[rows])).abs().max() > 1e-2, "peft must have applied something"
+
+
+def test_other_architectures_load_what_peft_saves(other, tmp_path):
+    test_we_load_what_peft_saves(other, tmp_path)
+
+
 def test_we_load_what_peft_saves(tiny, tmp_path):
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     reference = transformers.AutoModelForCausalLM.from_pretrained(tiny.path, dtype=torch.float32)

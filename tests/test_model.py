@@ -1,30 +1,55 @@
-"""The base: logits equal transformers', and every broken model directory is refused with one clear sentence."""
+"""The base: logits equal transformers' on every architecture, and every broken model directory is refused with one clear sentence."""
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import model
 from model import Config, KVCache, load_base, load_model
 
 SMALL = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=128, eos_token_id=1)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, rope_theta=1e4)
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32, rope_theta=500.0)
 SHAPES = {
-    "tied": {},
-    "untied": dict(tie_word_embeddings=False),
-    "one kv head": dict(num_key_value_heads=1, tie_word_embeddings=False),
-    "as many kv heads as heads": dict(num_key_value_heads=4),
-    "seven heads a group, rope 1e6": dict(hidden_size=112, num_attention_heads=14, rope_theta=1e6, rms_norm_eps=1e-5),
+    "qwen2 tied": dict(),
+    "qwen2 untied": dict(tie_word_embeddings=False),
+    "qwen2, one kv head": dict(num_key_value_heads=1, tie_word_embeddings=False),
+    "qwen2, as many kv heads as heads": dict(num_key_value_heads=4),
+    "qwen2, seven heads a group, rope 1e6": dict(hidden_size=112, num_attention_heads=14, rope_theta=1e6, rms_norm_eps=1e-5),
+    "qwen2, head_dim of its own": dict(head_dim=16),
+    "qwen2, window from layer 1 on": dict(use_sliding_window=True, sliding_window=4, max_window_layers=1),
+    "qwen2, window by layer type": dict(use_sliding_window=True, sliding_window=6, layer_types=["sliding_attention", "full_attention"]),
+    "qwen2, window switched off": dict(use_sliding_window=False, sliding_window=4, max_window_layers=0),
+    "qwen2, yarn": dict(rope_parameters=YARN),
+    "qwen3 tied": dict(kind="qwen3", head_dim=8),
+    "qwen3 untied, biases, wide heads": dict(kind="qwen3", head_dim=16, attention_bias=True, tie_word_embeddings=False),
+    "qwen3, window": dict(kind="qwen3", head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=1),
+    "llama untied": dict(kind="llama", tie_word_embeddings=False),
+    "llama tied, biases everywhere": dict(kind="llama", attention_bias=True, mlp_bias=True),
+    "llama, head_dim of its own": dict(kind="llama", head_dim=16, num_key_value_heads=1),
+    "llama, rope llama3": dict(kind="llama", rope_parameters=LLAMA3),
+    "llama, rope linear": dict(kind="llama", rope_parameters=dict(rope_type="linear", factor=3.0, rope_theta=1e4)),
+    "llama, rope yarn": dict(kind="llama", rope_parameters=YARN),
+    "llama, rope yarn with all its numbers": dict(kind="llama", rope_parameters=dict(YARN, beta_fast=8, beta_slow=2, truncate=False, attention_factor=1.3)),
+    "llama, rope yarn with mscale": dict(kind="llama", rope_parameters=dict(YARN, mscale=0.7, mscale_all_dim=1.2)),
+    "mistral untied, window longer than the rows": dict(kind="mistral", tie_word_embeddings=False),
+    "mistral, window 5": dict(kind="mistral", sliding_window=5),
+    "mistral, window 1": dict(kind="mistral", sliding_window=1, rope_theta=1e6),
+    "mistral tied, no window, wide heads": dict(kind="mistral", sliding_window=None, head_dim=16),
 }
+KINDS = {"qwen2": dict(), "qwen3": dict(kind="qwen3", head_dim=16), "llama": dict(kind="llama", rope_parameters=LLAMA3, attention_bias=True),
+         "mistral": dict(kind="mistral", sliding_window=5, tie_word_embeddings=False)}
 
 
-def make_reference(directory: Path, shard_size: str = "1GB", **changes) -> Qwen2ForCausalLM:
-    """Save a random Qwen2 as transformers writes it, biases and norms away from their initial 0 and 1."""
+def make_reference(directory: Path, shard_size: str = "1GB", kind: str = "qwen2", **changes):
+    """Save a random model as transformers writes it, biases and norms away from their initial 0 and 1."""
     torch.manual_seed(7)
-    reference = Qwen2ForCausalLM(Qwen2Config(**{**SMALL, **changes})).eval()
+    config = AutoConfig.for_model(kind, **{**SMALL, **changes})
+    reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, p in reference.named_parameters():
             p.normal_(mean=float("norm" in name), std=0.3)
@@ -55,7 +80,7 @@ def edit_config(directory: Path, **changes) -> None:
 
 @torch.inference_mode()
 def largest_difference(ours: model.Model, reference) -> float:
-    ids = torch.randint(0, ours.cfg.vocab_size, (3, 17), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(0, ours.cfg.vocab_size, (3, 90), generator=torch.Generator().manual_seed(1))
     return (ours.logits(ours(ids)) - reference(ids).logits).abs().max().item()
 
 
@@ -65,16 +90,18 @@ def test_logits_equal_transformers(tmp_path, changes):
     assert largest_difference(load_model(tmp_path, torch.float32), reference) < 1e-4
 
 
-def test_sharded_weights_give_the_same_logits(tmp_path):
-    reference = make_reference(tmp_path, shard_size="20KB", tie_word_embeddings=False)
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+def test_sharded_weights_give_the_same_logits(tmp_path, changes):
+    reference = make_reference(tmp_path, shard_size="20KB", **changes)
     assert len(model.shards(tmp_path)) > 2, "the case needs several shards"
     assert largest_difference(load_model(tmp_path, torch.float32), reference) < 1e-4
 
 
 @torch.inference_mode()
-def test_left_padded_rows_equal_transformers(tmp_path):
-    """positions and mask are arguments: a row padded on the left scores like the row alone."""
-    reference = make_reference(tmp_path)
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+def test_left_padded_rows_equal_transformers(tmp_path, changes):
+    """positions and mask are arguments: a row padded on the left scores like the row alone, windows or not."""
+    reference = make_reference(tmp_path, **changes)
     ours = load_model(tmp_path, torch.float32)
     ids = torch.randint(0, SMALL["vocab_size"], (1, 9), generator=torch.Generator().manual_seed(2))
     padded = torch.cat((torch.zeros(1, 4, dtype=torch.long), ids), dim=1)
@@ -87,8 +114,9 @@ def test_left_padded_rows_equal_transformers(tmp_path):
 
 
 @torch.inference_mode()
-def test_cached_decoding_equals_one_pass(tmp_path):
-    make_reference(tmp_path, num_key_value_heads=1)
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+def test_cached_decoding_equals_one_pass(tmp_path, changes):
+    make_reference(tmp_path, num_key_value_heads=1, **changes)
     ours = load_model(tmp_path, torch.float32)
     ids = torch.randint(0, SMALL["vocab_size"], (2, 12), generator=torch.Generator().manual_seed(3))
     cache = KVCache.empty(ours.cfg, 2, 12, torch.float32, "cpu")
@@ -104,6 +132,27 @@ def test_micro_base_equals_transformers(micro_base):
     assert largest_difference(base.model, reference) < 1e-4
     result = model.check(str(micro_base))
     assert result["greedy_same"] and result["max_abs_diff"] < 1e-4, result
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+def test_check_agrees_with_transformers(tmp_path, changes):
+    """`python model.py --check DIR`: logits and greedy tokens, the latter through our cache and transformers' own."""
+    make_reference(tmp_path, **changes)
+    add_tokenizer(tmp_path)
+    result = model.check(str(tmp_path), n_new=40)
+    assert result["greedy_same"] and result["of"] > 5 and result["max_abs_diff"] < 1e-4, result
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+def test_tokenizer_json_alone_is_enough(tmp_path, changes):
+    """Whatever class transformers has for an architecture: the words are those of tokenizer.json, the end tokens of Llama 3's many."""
+    make_reference(tmp_path, **changes)
+    add_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "generation_config.json").write_text(json.dumps(dict(eos_token_id=[90, 95, 96])))
+    base = load_base(str(tmp_path))
+    assert base.tokenizer("w5 w7 w96", add_special_tokens=False)["input_ids"] == [5, 7, 96]
+    assert base.eos_ids == (1, 90, 95, 96)
 
 
 def test_base_is_frozen_and_knows_its_end_tokens(small):
@@ -149,12 +198,43 @@ def test_config_without_a_size(small):
 
 
 @pytest.mark.parametrize("changes, word", [
-    (dict(model_type="gpt_neox"), "gpt_neox"), (dict(use_sliding_window=True), "sliding window"),
-    (dict(hidden_act="gelu"), "gelu"), (dict(rope_scaling={"rope_type": "yarn", "factor": 4.0}, rope_parameters=None), "yarn")])
+    (dict(model_type="gpt_neox"), "gpt_neox.*supported: qwen2, qwen3, llama, mistral"), (dict(model_type=None), "None"),
+    (dict(hidden_act="gelu"), "gelu"), (dict(quantization_config=dict(bits=4)), "quantized"),
+    (dict(layer_types=["linear_attention", "full_attention"]), "linear_attention"),
+    (dict(rope_scaling={"type": "dynamic", "factor": 4.0}), "rope dynamic.*default, linear, llama3, yarn"),
+    (dict(rope_scaling={"rope_type": "longrope"}), "longrope"), (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "without low_freq_factor"),
+    (dict(rope_scaling={"type": "yarn"}), "yarn without factor"), (dict(partial_rotary_factor=0.5), "part of each head"),
+    (dict(rope_parameters={"full_attention": {"rope_type": "default"}}), "by layer type")])
 def test_unsupported_architecture(small, changes, word):
     edit_config(small, **changes)
     with pytest.raises(ValueError, match=f"unsupported architecture.*{word}"):
         load_base(str(small))
+
+
+def test_config_as_older_transformers_wrote_it(tmp_path):
+    """rope_scaling with `type`, theta at the top, numbers that are null or absent: read as transformers reads them."""
+    reference = make_reference(tmp_path, kind="llama", rope_parameters=YARN)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    new = Config.from_pretrained(tmp_path)
+    for name in ("rope_parameters", "attention_bias", "mlp_bias"):
+        del raw[name]
+    scaling = {("type" if k == "rope_type" else k): v for k, v in YARN.items() if k != "rope_theta"}
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "rope_theta": 1e4, "rope_scaling": scaling, "head_dim": None}))
+    assert Config.from_pretrained(tmp_path) == new and new.rope_parameters["rope_type"] == "yarn" and new.head_dim == 8
+    assert largest_difference(load_model(tmp_path, torch.float32), reference) < 1e-4
+
+
+@pytest.mark.parametrize("kind, silent", [("mistral", ("sliding_window", "head_dim")), ("llama", ("max_position_embeddings", "head_dim")),
+                                          ("qwen3", ("max_position_embeddings", "head_dim", "attention_bias")), ("mistral", ("max_position_embeddings",))])
+def test_what_a_config_leaves_unsaid(tmp_path, kind, silent):
+    """Where config.json is silent, the architecture's defaults are those of transformers."""
+    raw = {k: v for k, v in AutoConfig.for_model(kind, **SMALL).to_dict().items() if k not in silent}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    ours, theirs = Config.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    names = {*silent, "head_dim", "rms_norm_eps", "num_key_value_heads"} - {"attention_bias"} - ({"sliding_window"} if kind != "mistral" else set())
+    assert {n: getattr(ours, n) for n in names} == {n: getattr(theirs, n) for n in names}
+    assert ours.attention_bias == getattr(theirs, "attention_bias", False)
+    assert ours.sliding_layers == (tuple(range(SMALL["num_hidden_layers"])) if kind == "mistral" else ())
 
 
 def test_no_weights(small):

@@ -281,7 +281,7 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
         ("--lora-targets q_proj,nose", "nose is not a linear layer; valid: q_proj"),
         ("--rank 0", "--rank"),
         ("--base /nowhere/at/all", "/nowhere/at/all"),
-        ("--max-rows 100000000", r"not enough memory: the plan needs [\d.]+ GB \(.*cache.*\), [\d.]+ GB are free"),
+        ("--max-rows 100000000", r"(?s)not enough memory:\nbase .*cache +[\d.]+ GB .*peak +[\d.]+ GB .*free +[\d.]+ GB\nno --token-budget fits\nlower .*--max-rows"),
         ("--seed-tasks /nowhere", "/nowhere cannot be read"),
         ("--anchors /nowhere", "/nowhere"),
         ("--init /nowhere", "holds 0 adapters for 6 members"),
