@@ -46,7 +46,7 @@ def place(v: float) -> str:
     return f"{v:.1f}".removesuffix(".0")
 
 
-def ticks(low: float, high: float, n: int = 4, whole: bool = False) -> list[float]:
+def ticks(low: float, high: float, n: int = 5, whole: bool = False) -> list[float]:
     """About n round numbers from low to high: multiples of 1, 2 or 5 times a power of ten."""
     if not high > low:
         return [low]
@@ -222,12 +222,12 @@ def spark(points: list) -> str:
 @dataclass
 class Life:
     """A bar of the tree: who, in which lane, from which step to which."""
-    name: str
     color: str
     lane: int
     first: int
     last: int
-    words: str                      # written on the bar
+    words: str                      # written at its start
+    end: str                        # and at its end
     tip: str                        # told on hover
     parents: list[str]              # names of other lives
 
@@ -236,23 +236,22 @@ def tree(name: str, lives: dict[str, Life]) -> str:
     """Lanes over steps: a child's bar continues in its victim's lane, and curves lead to it from its parents' bars."""
     starts = sorted({life.first for life in lives.values()})
     x0, x1 = starts[0], max(life.last for life in lives.values()) + 1
-    gap = min((b - a for a, b in zip(starts, [*starts[1:], x1])), default=1) or 1
-    width = int(min(6000, max(860, 100 * (x1 - x0) / gap)))
-    lanes = max(life.lane for life in lives.values()) + 1
-    px, py = lambda x: 10 + (width - 30) * (x - x0) / max(1, x1 - x0), lambda lane: 26 + 34 * lane
+    gap = min((b - a for a, b in zip(starts, starts[1:])), default=x1 - x0) or 1
+    width = int(min(6000, max(880, 100 * (x1 - x0) / gap)))
+    height = 34 * (max(life.lane for life in lives.values()) + 1) + 34
+    px, py = lambda x: 10 + (width - 100) * (x - x0) / max(1, x1 - x0), lambda lane: 26 + 34 * lane
     edges, bars = [], []
     for life in lives.values():
-        x, y = px(life.first), py(life.lane)
-        for parent in life.parents:
-            if parent in lives:
-                above, left = py(lives[parent].lane), x - 22
-                edges.append(f'<path class="edge {lives[parent].color}" d="M{place(left)} {place(above)}C{place(x - 6)} {place(above)} {place(x - 16)} {place(y)} {place(x + 2)} {place(y)}"/>')
-        bars.append(f'<g class="life {life.color}"><title>{text(life.tip)}</title><path class="back" d="M{place(x)} {place(y - 9)}H{place(px(life.last + 1))}"/>'
-                    f'<path class="stroke" d="M{place(x + 2)} {place(y)}H{place(px(life.last + 1) - 3)}"/><circle cx="{place(x + 2)}" cy="{place(y)}" r="3.5"/>'
-                    f'<text x="{place(x + 3)}" y="{place(y - 8)}">{text(life.words, 40)}</text></g>')
-    height = 34 * lanes + 34
+        x, y, stop = px(life.first), py(life.lane), px(life.last + 1)
+        for parent in (lives[p] for p in life.parents if p in lives):
+            above = place(py(parent.lane))
+            edges.append(f'<path class="edge {parent.color}" d="M{place(x - 22)} {above}C{place(x - 6)} {above} {place(x - 16)} {place(y)} {place(x + 2)} {place(y)}"><title>{text(life.tip)}</title></path>')
+        end = f'<text class="end {life.color}" x="{place(stop + 4)}" y="{place(y)}" dy=".35em">{text(life.end, 16)}</text>' if life.end else ""
+        bars.append(f'<g class="life {life.color}"><title>{text(life.tip)}</title><path class="back" d="M{place(x)} {place(y - 6)}H{place(stop)}"/>'
+                    f'<path class="stroke" d="M{place(x + 2)} {place(y)}H{place(max(x + 2, stop - 3))}"/><circle cx="{place(x + 2)}" cy="{place(y)}" r="3.5"/>'
+                    f'<text x="{place(x + 3)}" y="{place(y - 8)}">{text(life.words, 40)}</text>{end}</g>')
     marks = "".join(f'<text class="tick" x="{place(px(v))}" y="{height - 6}">{short(v)}</text>' for v in ticks(x0, x1, width // 90, whole=True))
-    return '<div class="scroll">' + svg("".join(edges) + "".join(bars) + marks, name, width, height, f"min-width:{width}px;max-width:{int(width * 1.5)}px") + "</div>"
+    return '<div class="scroll">' + svg("".join(edges + bars) + marks, name, width, height, f"min-width:{width}px;max-width:{int(width * 1.5)}px") + "</div>"
 
 
 CSS = """
@@ -271,20 +270,20 @@ nav ul{display:flex;gap:4px 18px;list-style:none;overflow-x:auto;white-space:now
 .grid{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(min(100%,390px),1fr))}
 figure,.card{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 10px;min-width:0}.wide{grid-column:1/-1}
 figcaption{font-size:.84rem;color:var(--soft);margin-bottom:6px;line-height:1.4}figcaption b{display:block;color:var(--ink);font-size:.95rem}
-.absent{color:var(--soft);background:var(--hint);border-radius:6px;padding:18px 12px;text-align:center;margin:4px 0}.note{color:var(--soft);font-size:.76rem;margin:2px 0 0;text-align:right}
+.absent{color:var(--soft);background:var(--hint);border-radius:6px;padding:18px 12px;text-align:center;margin:4px 0}.notes{color:var(--ink)!important;background:var(--mark);border-radius:6px;padding:6px 10px}.note{color:var(--soft);font-size:.76rem;margin:2px 0 0;text-align:right}
 svg{display:block;width:100%;height:auto;max-width:600px;margin:0 auto;overflow:visible;font:11px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}.scroll{overflow-x:auto}
 .ax{stroke:var(--line);fill:none}.num{text-anchor:end}.tick,.axis{text-anchor:middle}svg text{fill:var(--soft)}
 .rule{stroke:var(--base);stroke-dasharray:2 4;fill:none}.hit{fill:var(--ink);opacity:0}.hit:hover{opacity:.07}
 .line .stroke{fill:none;stroke-width:1.7;stroke-linejoin:round}.line.thin .stroke{stroke-width:1;opacity:.55}.line.bold .stroke{stroke-width:2.8}
-.d1 .stroke{stroke-dasharray:6 3}.d2 .stroke{stroke-dasharray:2 3}.line .band{opacity:.1;stroke:none}.line:hover .stroke{stroke-width:3.2;opacity:1}.line:hover .band{opacity:.3}
+.d1 .stroke{stroke-dasharray:6 3}.d2 .stroke{stroke-dasharray:2 3}.line .band{opacity:.07;stroke:none}.line:hover .stroke{stroke-width:3.2;opacity:1}.line:hover .band{opacity:.3}
 .line .birth{fill:var(--card);stroke-width:1.6}.line .death{fill:none;stroke-width:1.8}svg text.end{font-weight:600}
-.life .stroke{stroke-width:3;fill:none}.life .back{stroke:transparent;stroke-width:30;fill:none}.life:hover .stroke{stroke-width:6}.life text{fill:var(--ink)}.edge{fill:none;stroke-width:1.3;opacity:.75}
+.life .stroke{stroke-width:3;fill:none}.life .back{stroke:transparent;stroke-width:30;fill:none}.life:hover .stroke{stroke-width:6}.life text:not(.end){fill:var(--ink)}.edge{fill:none;stroke-width:1.3;opacity:.75}
 .legend{display:flex;flex-wrap:wrap;gap:2px 12px;list-style:none;padding:0;margin:4px 0 0;font-size:.8rem;color:var(--soft)}.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px;background:currentColor}
 .words{list-style:none;padding:0;margin:14px 0 0;display:grid;gap:10px;grid-template-columns:repeat(auto-fill,minmax(min(100%,310px),1fr))}
 .words li{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 12px;display:grid;grid-template-columns:1fr 96px;align-items:center;column-gap:10px}
-.words b{font-variant-numeric:tabular-nums}.words span{font-size:.86rem;color:var(--soft);display:block}.spark path{fill:none;stroke:var(--s0);stroke-width:1.6}.spark circle{fill:var(--s0)}
+.words b{font-variant-numeric:tabular-nums}.words span{font-size:.86rem;color:var(--soft);display:block;line-height:1.35}.words small{font-size:.76rem;color:var(--soft)}.spark path{fill:none;stroke:var(--s0);stroke-width:1.6}.spark circle{fill:var(--s0)}
 table{border-collapse:collapse;font-size:.84rem}th,td{padding:3px 8px;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}th{font-weight:600;color:var(--soft)}
-.matrix td{text-align:center;background:rgba(var(--heat),calc(var(--v)*.55));min-width:58px;border:1px solid var(--card)}.matrix small{display:block;color:inherit;opacity:.8}.right{text-align:right}
+.matrix{width:100%}.matrix th{text-align:center}.matrix td{text-align:center;background:rgba(var(--heat),calc(var(--v)*.55));min-width:58px;border:1px solid var(--card)}.matrix small{display:block;color:inherit;opacity:.8}.right{text-align:right}
 tr.differs td{background:var(--mark)}code,pre{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 pre{background:var(--hint);border-radius:6px;padding:8px 10px;margin:4px 0 10px;overflow:auto;max-height:22rem;white-space:pre-wrap;direction:ltr;unicode-bidi:bidi-override;line-break:anywhere}
 #list{max-height:70vh;overflow:auto}.task{border-bottom:1px solid var(--line);padding:2px 0}.task summary{cursor:pointer;padding:4px 2px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:.86rem}
@@ -318,7 +317,7 @@ const filter = () => {
     const ok = (f.from === '' || +d.step >= +f.from) && (f.to === '' || +d.step <= +f.to) && (!f.teacher || d.teacher === f.teacher)
       && (!f.student || d.students.split(' ').includes(f.student)) && (!f.kind || d.kind === f.kind)
       && (!f.reason || (f.reason === 'valid' ? d.reason === '' : d.reason === f.reason))
-      && (!f.rate || rates[f.rate](rate)) && (!words || t.textContent.toLowerCase().includes(words));
+      && (!f.solved || rates[f.solved](rate)) && (!words || t.textContent.toLowerCase().includes(words));
     t.hidden = !ok; n += ok;
   }
   document.querySelector('#count').textContent = n + ' of ' + tasks.length + ' shown';
