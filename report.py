@@ -261,10 +261,10 @@ def machine(run: Run) -> str:
         total = [(step, v) for step, v in run.series(lambda r: num(r, key)) if v is not None]
         total = [(-1, 0), *total] if total and total[0][0] == 0 else total
         lines.append(Line(name, [(step, v - before) for (_, before), (step, v) in zip(total, total[1:])], color))
-    told = [f"{word} {num(run.metrics[-1], key) or 0:,.0f}" for word, key in (("tokens generated", "tokens_generated"), ("trained", "tokens_trained"))
+    told = [f"{num(run.metrics[-1], key):,.0f} tokens {word}" for word, key in (("generated", "tokens_generated"), ("trained", "tokens_trained"))
             if num(run.metrics[-1], key) is not None]
     minutes = sum(sum(points.values()) for points in seconds.values()) / 60
-    return section("machine", "What it cost", f"{', '.join([*told, f'minutes {minutes:,.1f}'])}, in {len(run.metrics)} steps.".capitalize(), [
+    return section("machine", "What it cost", ", ".join([*told, f"{minutes:,.1f} minutes, {len(run.metrics)} steps."]), [
         figure("Seconds per phase", "Wall-clock seconds of a step, by phase; tall bars are steps with a probe.", stack_chart("seconds per phase", seconds)),
         figure("Tokens per step", "Tokens generated (probes included), and tokens trained on.", line_chart("tokens per step", lines)),
         figure("Length of a response", "Mean tokens of a proposal (teachers) and of an answer (students).", line_chart("response tokens", roles(run, ("response_tokens",)), cap=50))])
@@ -361,9 +361,9 @@ def compared(runs: list[Run]) -> str:
     words = ("<b>The budgets are not the same</b>: they differ by more than 5%, or are not known. A curve that is higher may only have cost more." if uneven
              else "The budgets agree within 5%.")
     figures = [f'<div class="card wide">{table(head, rows)}</div>']
-    for title, value, share in MEASURES:
+    for title, value, axis in MEASURES:
         lines = [Line(name, run.series(value), f"m{i % 8}", f"d{i // 8 % 3}") for i, (name, run) in enumerate(named)]
-        figures.append(figure(title[0].upper() + title[1:], "One line a run.", line_chart(title, lines, share=share, cap=50)))
+        figures.append(figure(title[0].upper() + title[1:], "One line a run.", line_chart(title, lines, share=axis == "share", zero=axis != "free", cap=50)))
     return section("compared", "Compared", f"{words} The run is the unit of any statistics: one of each is no claim.", figures)
 
 
@@ -387,9 +387,10 @@ def setup(run: Run) -> str:
 def status(run: Run) -> str:
     """Who played, on what, and how far the run got."""
     c, steps, done = run.config, num(run.config, "steps"), run.metrics[-1]["step"] + 1 if run.metrics else 0
-    who = "One adapter in both roles" if c.get("single") else f"{c.get('teachers')} teachers and {c.get('students')} students" if "teachers" in c else f"{len(run.members)} members"
+    many = lambda n, word: f"{n} {word}{'s' * (n != 1)}"
+    who = "One adapter in both roles" if c.get("single") else " and ".join(many(c[f"{role}s"], role) for role in ("teacher", "student") if f"{role}s" in c)
     state = f"{done} steps" if steps is None else f"all {done} steps done" if done >= steps else f"{done} of {steps:.0f} steps done: stopped, or still going"
-    return f"{text(who)} on {text(c.get('base', 'an unknown base'))}, seed {text(c.get('seed', 'unknown'))}; {state}."
+    return f"{text(who or many(len(run.members), 'member'))} on {text(c.get('base', 'an unknown base'))}, seed {text(c.get('seed', 'unknown'))}; {state}."
 
 
 def page(runs: list[Run], watch: float = 0) -> str:

@@ -189,18 +189,18 @@ def refused(row, reasons) -> float:
     return sum(num(row, "reasons", reason) or 0 for reason in reasons) / (num(row, "n") or math.inf)
 
 
-# What is said in words and compared between runs: words, what a line of metrics.jsonl says of it, whether it is a share.
+# What is said in words and compared between runs: words, what a line of metrics.jsonl says of it, what its axis holds: 0 to 1 (share), 0 (zero), or what fits (free).
 MEASURES = (
-    ("the frozen base's solve rate on the teachers' current tasks", lambda r: num(r, "base_solve"), True),
-    ("the students' solve rate on the same tasks", lambda r: num(r, "student_solve"), True),
-    ("the students' accuracy on held-out anchor tasks, sampled", accuracy("sampled"), True),
-    ("the students' accuracy on held-out anchor tasks, greedy", accuracy("greedy"), True),
-    ("statements per task", lambda r: num(r, "complexity", "statements"), False),
-    ("depth of the tasks' syntax trees", lambda r: num(r, "complexity", "depth"), False),
-    ("McCabe complexity per task", lambda r: num(r, "complexity", "mccabe"), False),
-    ("the students' solve rate on current tasks, every step", lambda r: num(r, "solve_rate"), True),
-    ("share of proposals that are valid", lambda r: num(r, "valid"), True),
-    ("share of proposals that are duplicates", duplicates, True),
-    ("distinct structures among 64 of the latest tasks", lambda r: num(r, "rarefied"), False),
-    ("distinct structures so far", lambda r: num(r, "coverage"), False),
+    ("the frozen base's solve rate on the teachers' current tasks", lambda r: num(r, "base_solve"), "share"),
+    ("the students' solve rate on the same tasks", lambda r: num(r, "student_solve"), "share"),
+    ("the students' accuracy on held-out anchor tasks, sampled", accuracy("sampled"), "free"),
+    ("the students' accuracy on held-out anchor tasks, greedy", accuracy("greedy"), "free"),
+    ("statements per task", lambda r: num(r, "complexity", "statements"), "zero"),
+    ("depth of the tasks' syntax trees", lambda r: num(r, "complexity", "depth"), "zero"),
+    ("McCabe complexity per task", lambda r: num(r, "complexity", "mccabe"), "zero"),
+    ("the students' solve rate on current tasks, every step", lambda r: num(r, "solve_rate"), "share"),
+    ("share of proposals that are valid", lambda r: num(r, "valid"), "share"),
+    ("share of proposals that are duplicates", duplicates, "share"),
+    ("distinct structures among 64 of the latest tasks", lambda r: num(r, "rarefied"), "zero"),
+    ("distinct structures so far", lambda r: num(r, "coverage"), "zero"),
 )

@@ -127,10 +127,10 @@ def hits(frame: Frame, rows: dict[int, tuple[str, list[str]]], x0: int, width: i
     return "".join(out)
 
 
-def curve(line: Line, frame: Frame, points: list, band: list) -> str:
-    """One line with its band, its dots if they are few, and its marks of birth and death."""
+def curve(line: Line, frame: Frame, points: list, band: list, dots: bool) -> str:
+    """One line with its band, dots if asked for, and its marks of birth and death."""
     at = [(frame.x(x), frame.y(y)) for x, y in points]
-    marks = [f'<circle cx="{place(x)}" cy="{place(y)}" r="{2.6 if len(at) < 3 else 1.8}"/>' for x, y in at] if len(at) <= 24 and "thin" not in line.style else []
+    marks = [f'<circle cx="{place(x)}" cy="{place(y)}" r="{2.6 if len(at) < 3 else 1.8}"/>' for x, y in at] if dots or len(at) == 1 else []
     if line.born:
         marks.append(f'<circle class="birth" cx="{place(at[0][0])}" cy="{place(at[0][1])}" r="3.4"/>')
     if line.died:
@@ -171,10 +171,13 @@ def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = T
     body = frame.axes() + hits(frame, rows, x0, width)
     body += "".join(f'<path class="rule" d="M{LEFT} {place(frame.y(v))}H{place(frame.right)}"/>' for v, _ in rules)
     clip = [[(x, max(low, a), min(high, b)) for x, a, b in band] for band in bands]
-    body += "".join(curve(line, frame, list(points.values()), band) for line, points, band in zip(lines, data, clip))
+    for line, points, band in zip(lines, data, clip):
+        sparse = len(points) <= 24 and (len(rows) <= 24 or max(points) - min(points) > 2 * len(points))     # probes, short runs
+        body += curve(line, frame, list(points.values()), band, sparse and "thin" not in line.style)
     labels = [(frame.y(y), line.name, line.color) for (_, y), line in ends] + [(frame.y(v), label, "base") for v, label in rules]
     body += "".join(f'<text class="end {color}" x="{place(frame.right + 5)}" y="{place(y)}" dy=".35em">{text(n, 22)}</text>' for y, n, color in spread(labels))
-    return svg(body, name) + (f'<p class="note">each point the mean of {width} steps</p>' if width > 1 else "")
+    merged = any(sum(None not in p for p in line.points) > len(points) for line, points in zip(lines, data))
+    return svg(body, name) + (f'<p class="note">each point the mean of {width} steps</p>' if merged else "")
 
 
 def stack_chart(name: str, layers: dict[str, dict[int, float]], share: bool = False, cap: int = 80) -> str:
@@ -214,7 +217,8 @@ def spark(points: list) -> str:
         return ""
     points = list(binned(points, points[0][0], max(1, -(-(points[-1][0] - points[0][0] + 1) // 40))).values())
     (x0, x1), (y0, y1) = ((min(column), max(column)) for column in zip(*points))
-    at = [f"{place(3 + 90 * (x - x0) / (x1 - x0 or 1))} {place(23 - 20 * (y - y0) / (y1 - y0 or 1))}" for x, y in points]
+    span = max(y1 - y0, 0.02 * max(abs(y0), abs(y1))) or 1          # noise in the third digit is no movement
+    at = [f"{place(3 + 90 * (x - x0) / (x1 - x0 or 1))} {place(23 - 20 * (y - y0) / span)}" for x, y in points]
     cx, cy = at[-1].split()
     return f'<svg class="spark" viewBox="0 0 96 26" aria-hidden="true"><path d="M{"L".join(at)}"/><circle cx="{cx}" cy="{cy}" r="2.5"/></svg>'
 
@@ -237,7 +241,7 @@ def tree(name: str, lives: dict[str, Life]) -> str:
     starts = sorted({life.first for life in lives.values()})
     x0, x1 = starts[0], max(life.last for life in lives.values()) + 1
     gap = min((b - a for a, b in zip(starts, starts[1:])), default=x1 - x0) or 1
-    width = int(min(6000, max(880, 100 * (x1 - x0) / gap)))
+    width = int(min(6000, max(1080, 100 * (x1 - x0) / gap)))
     height = 34 * (max(life.lane for life in lives.values()) + 1) + 34
     px, py = lambda x: 10 + (width - 100) * (x - x0) / max(1, x1 - x0), lambda lane: 26 + 34 * lane
     edges, bars = [], []
@@ -251,7 +255,7 @@ def tree(name: str, lives: dict[str, Life]) -> str:
                     f'<path class="stroke" d="M{place(x + 2)} {place(y)}H{place(max(x + 2, stop - 3))}"/><circle cx="{place(x + 2)}" cy="{place(y)}" r="3.5"/>'
                     f'<text x="{place(x + 3)}" y="{place(y - 8)}">{text(life.words, 40)}</text>{end}</g>')
     marks = "".join(f'<text class="tick" x="{place(px(v))}" y="{height - 6}">{short(v)}</text>' for v in ticks(x0, x1, width // 90, whole=True))
-    return '<div class="scroll">' + svg("".join(edges + bars) + marks, name, width, height, f"min-width:{width}px;max-width:{int(width * 1.5)}px") + "</div>"
+    return '<div class="scroll">' + svg("".join(edges + bars) + marks, name, width, height, f"min-width:{width - 180}px;max-width:{width + 240}px") + "</div>"
 
 
 CSS = """
@@ -268,7 +272,7 @@ h2{font-size:1.15rem;margin:2.2rem 0 .2rem}h2+p{margin:.1rem 0 .9rem;color:var(-
 nav{position:sticky;top:0;z-index:2;background:var(--bg);border-bottom:1px solid var(--line);margin-top:14px}
 nav ul{display:flex;gap:4px 18px;list-style:none;overflow-x:auto;white-space:nowrap}nav a{display:block;padding:9px 0;color:var(--soft);text-decoration:none}nav a:hover{color:var(--ink)}
 .grid{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(min(100%,390px),1fr))}
-figure,.card{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 10px;min-width:0}.wide{grid-column:1/-1}
+figure{display:flex;flex-direction:column}figure>svg{margin-top:auto}figure,.card{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 10px;min-width:0}.wide{grid-column:1/-1}
 figcaption{font-size:.84rem;color:var(--soft);margin-bottom:6px;line-height:1.4}figcaption b{display:block;color:var(--ink);font-size:.95rem}
 .absent{color:var(--soft);background:var(--hint);border-radius:6px;padding:18px 12px;text-align:center;margin:4px 0}.notes{color:var(--ink)!important;background:var(--mark);border-radius:6px;padding:6px 10px}.note{color:var(--soft);font-size:.76rem;margin:2px 0 0;text-align:right}
 svg{display:block;width:100%;height:auto;max-width:600px;margin:0 auto;overflow:visible;font:11px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}.scroll{overflow-x:auto}
@@ -277,18 +281,18 @@ svg{display:block;width:100%;height:auto;max-width:600px;margin:0 auto;overflow:
 .line .stroke{fill:none;stroke-width:1.7;stroke-linejoin:round}.line.thin .stroke{stroke-width:1;opacity:.55}.line.bold .stroke{stroke-width:2.8}
 .d1 .stroke{stroke-dasharray:6 3}.d2 .stroke{stroke-dasharray:2 3}.line .band{opacity:.07;stroke:none}.line:hover .stroke{stroke-width:3.2;opacity:1}.line:hover .band{opacity:.3}
 .line .birth{fill:var(--card);stroke-width:1.6}.line .death{fill:none;stroke-width:1.8}svg text.end{font-weight:600}
-.life .stroke{stroke-width:3;fill:none}.life .back{stroke:transparent;stroke-width:30;fill:none}.life:hover .stroke{stroke-width:6}.life text:not(.end){fill:var(--ink)}.edge{fill:none;stroke-width:1.3;opacity:.75}
+.scroll svg{font-size:12px;margin:0}.life .stroke{stroke-width:3;fill:none}.life .back{stroke:transparent;stroke-width:30;fill:none}.life:hover .stroke{stroke-width:6}.life text:not(.end){fill:var(--ink)}.edge{fill:none;stroke-width:1.3;opacity:.75}
 .legend{display:flex;flex-wrap:wrap;gap:2px 12px;list-style:none;padding:0;margin:4px 0 0;font-size:.8rem;color:var(--soft)}.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px;background:currentColor}
 .words{list-style:none;padding:0;margin:14px 0 0;display:grid;gap:10px;grid-template-columns:repeat(auto-fill,minmax(min(100%,310px),1fr))}
 .words li{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 12px;display:grid;grid-template-columns:1fr 96px;align-items:center;column-gap:10px}
 .words b{font-variant-numeric:tabular-nums}.words span{font-size:.86rem;color:var(--soft);display:block;line-height:1.35}.words small{font-size:.76rem;color:var(--soft)}.spark path{fill:none;stroke:var(--s0);stroke-width:1.6}.spark circle{fill:var(--s0)}
 table{border-collapse:collapse;font-size:.84rem}th,td{padding:3px 8px;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}th{font-weight:600;color:var(--soft)}
-.matrix{width:100%}.matrix th{text-align:center}.matrix td{text-align:center;background:rgba(var(--heat),calc(var(--v)*.55));min-width:58px;border:1px solid var(--card)}.matrix small{display:block;color:inherit;opacity:.8}.right{text-align:right}
+.matrix{width:100%}.matrix th{text-align:center}th{white-space:nowrap}.matrix td{text-align:center;background:rgba(var(--heat),calc(var(--v)*.55));min-width:58px;border:1px solid var(--card)}.matrix small{display:block;color:inherit;opacity:.8}.right{text-align:right}
 tr.differs td{background:var(--mark)}code,pre{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 pre{background:var(--hint);border-radius:6px;padding:8px 10px;margin:4px 0 10px;overflow:auto;max-height:22rem;white-space:pre-wrap;direction:ltr;unicode-bidi:bidi-override;line-break:anywhere}
 #list{max-height:70vh;overflow:auto}.task{border-bottom:1px solid var(--line);padding:2px 0}.task summary{cursor:pointer;padding:4px 2px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:.86rem}
 .task summary code{color:var(--soft);unicode-bidi:bidi-override}.task>div{padding:0 4px 6px 14px}.task h4{margin:6px 0 0;font-size:.8rem;color:var(--soft);font-weight:600}
-.pill{display:inline-block;min-width:5.6em;text-align:center;border:1px solid var(--line);border-radius:99px;padding:0 8px;font-size:.78rem;background:rgba(var(--heat),calc(var(--v,0)*.5))}.pill.no{border-style:dashed;background:none}
+.pill{display:inline-block;min-width:8.2em;text-align:center;border:1px solid var(--line);border-radius:99px;padding:0 8px;font-size:.78rem;background:rgba(var(--heat),calc(var(--v,0)*.5))}.pill.no{border-style:dashed;background:none}
 form{display:flex;flex-wrap:wrap;gap:8px 12px;margin-bottom:10px;font-size:.84rem;color:var(--soft)}form label{display:flex;gap:5px;align-items:center}select,input{font:inherit;color:var(--ink);background:var(--card);border:1px solid var(--line);border-radius:6px;padding:3px 6px;max-width:11rem}
 input[type=number]{width:5rem}html:not(.js) form{display:none}summary{cursor:pointer}[hidden]{display:none!important}
 #tip{position:fixed;z-index:9;pointer-events:none;white-space:pre;background:var(--ink);color:var(--bg);border-radius:6px;padding:6px 9px;font-size:12px;line-height:1.4;max-width:90vw;overflow:hidden}
