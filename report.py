@@ -38,7 +38,7 @@ def section(name: str, title: str, words: str, figures: list[str]) -> str:
 
 def table(head: str, rows: list[str], kind: str = "") -> str:
     """A table that scrolls sideways where it is too wide; `head` and `rows` are HTML cells."""
-    body = "".join(row if row.startswith("<tr") else f"<tr>{row}</tr>" for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f'<div class="scroll"><table{kind}>{f"<tr>{head}</tr>" if head else ""}{body}</table></div>'
 
 
@@ -369,19 +369,20 @@ def compared(runs: list[Run]) -> str:
 
 def setup(run: Run) -> str:
     """Configuration, what differs from train.py's defaults, environment."""
-    flags, usual, rows = defaults()[0], expected(run.config), []
+    flags, usual, rows, differing = defaults()[0], expected(run.config), [], []
+    said = lambda value: text(value if isinstance(value, str) and value else json.dumps(value), 300)
     for key, value in run.config.items():
         known = usual.get(key, ...) is not ...
-        default = text(json.dumps(usual[key])) if known else "–"
-        meaning = flags[key][1] if key in flags else "not a flag of this train.py" if flags else ""
-        differs = known and usual[key] != value
-        rows.append(f'<tr{" class=differs" if differs else ""}><td><code>{text(key)}</code></td><td>{text(json.dumps(value), 300)}</td><td>{default}</td><td>{text(meaning)}</td></tr>')
-    absent = '<p class="absent">Absent: {} could not be read.</p>'
-    config = table("<th>flag</th><th>value</th><th>default</th><th>meaning</th>", rows) if rows else absent.format("config.json")
-    env = table("", [f"<td>{text(k)}</td><td>{text(v if isinstance(v, str) else json.dumps(v), 3000)}</td>" for k, v in run.env.items()]) if run.env else absent.format("env.json")
-    n = sum("class=differs" in row for row in rows)
-    words = f"{n} of {len(rows)} flags differ from the defaults of this train.py; they are marked." if flags else "No train.py beside report.py: the defaults are not known."
-    return section("setup", "Configuration and machine", words, [f'<div class="card wide">{config}</div>', f'<div class="card wide">{env}</div>'])
+        meaning = flags[key][1] if key in flags and flags[key][1] is not ... else "" if key in flags or not flags else "not a flag of this train.py"
+        rows.append(f"<td><code>{text(key)}</code></td><td>{said(value)}</td><td>{said(usual[key]) if known else '–'}</td><td>{text(meaning)}</td>")
+        differing += rows[-1:] if known and usual[key] != value else []
+    head, absent = "<th>flag</th><th>value</th><th>default</th><th>meaning</th>", '<p class="absent">Absent: {} could not be read.</p>'
+    config = (table(head, differing) if differing else "") + f"<details><summary>All {len(rows)} flags</summary>{table(head, rows)}</details>"
+    env = [(key, value if isinstance(value, str) else json.dumps(value, indent=1)) for key, value in run.env.items()]
+    env = [f"<td>{text(k)}</td><td>{text(v) if len(v) < 200 else f'<details><summary>show</summary><pre>{text(v)}</pre></details>'}</td>" for k, v in env]
+    words = "No train.py beside report.py: its defaults are not known." if not flags else f"{len(differing) or 'None'} of {len(rows)} flags differ from the defaults of this train.py."
+    return section("setup", "Configuration and machine", words, [f'<div class="card wide">{config if rows else absent.format("config.json")}</div>',
+                                                                 f'<div class="card wide">{table("", env) if env else absent.format("env.json")}</div>'])
 
 
 def status(run: Run) -> str:

@@ -189,7 +189,8 @@ def refused(row, reasons) -> float:
     return sum(num(row, "reasons", reason) or 0 for reason in reasons) / (num(row, "n") or math.inf)
 
 
-# What is said in words and compared between runs: words, what a line of metrics.jsonl says of it, what its axis holds: 0 to 1 (share), 0 (zero), or what fits (free).
+# What is said in words and compared between runs: words, what a line of metrics.jsonl says of it, and what its axis holds:
+# 0 to 1 (share), 0 (zero), or what fits (free).
 MEASURES = (
     ("the frozen base's solve rate on the teachers' current tasks", lambda r: num(r, "base_solve"), "share"),
     ("the students' solve rate on the same tasks", lambda r: num(r, "student_solve"), "share"),

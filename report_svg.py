@@ -288,7 +288,7 @@ svg{display:block;width:100%;height:auto;max-width:600px;margin:0 auto;overflow:
 .words b{font-variant-numeric:tabular-nums}.words span{font-size:.86rem;color:var(--soft);display:block;line-height:1.35}.words small{font-size:.76rem;color:var(--soft)}.spark path{fill:none;stroke:var(--s0);stroke-width:1.6}.spark circle{fill:var(--s0)}
 table{border-collapse:collapse;font-size:.84rem}th,td{padding:3px 8px;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}th{font-weight:600;color:var(--soft)}
 .matrix{width:100%}.matrix th{text-align:center}th{white-space:nowrap}.matrix td{text-align:center;background:rgba(var(--heat),calc(var(--v)*.55));min-width:58px;border:1px solid var(--card)}.matrix small{display:block;color:inherit;opacity:.8}.right{text-align:right}
-tr.differs td{background:var(--mark)}code,pre{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+td{overflow-wrap:normal}td:first-child,td code{white-space:nowrap}code,pre{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 pre{background:var(--hint);border-radius:6px;padding:8px 10px;margin:4px 0 10px;overflow:auto;max-height:22rem;white-space:pre-wrap;direction:ltr;unicode-bidi:bidi-override;line-break:anywhere}
 #list{max-height:70vh;overflow:auto}.task{border-bottom:1px solid var(--line);padding:2px 0}.task summary{cursor:pointer;padding:4px 2px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:.86rem}
 .task summary code{color:var(--soft);unicode-bidi:bidi-override}.task>div{padding:0 4px 6px 14px}.task h4{margin:6px 0 0;font-size:.8rem;color:var(--soft);font-weight:600}
