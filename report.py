@@ -88,17 +88,19 @@ def absolute(run: Run) -> str:
     current = [Line("every step", run.series(lambda r: num(r, "solve_rate")), "s3", "thin"),
                Line("frozen base", run.series(lambda r: num(r, "base_solve")), "base", "bold"),
                Line("students", run.series(lambda r: num(r, "student_solve")), "s0", "bold")]
-    figures = [figure("The teachers' current tasks", "Share solved by the frozen base, which never learns, and by the students. If the base's falls, the tasks "
-                      "got harder; the distance between the two is what the students learned.", line_chart("solve rate on current tasks", current, share=True))]
+    figures = [figure("The teachers' current tasks", "Share solved by the frozen base, which never learns, and by the students. If the base's "
+                      "falls, the tasks got harder; the distance between the two is what the students learned.",
+                      line_chart("solve rate on current tasks", current, share=True))]
     for how, words in (("sampled", "at the run's temperature"), ("greedy", "decoded greedily")):
         lines = [Line(name, run.series(lambda r: num(r, f"anchors_{how}", name)), m.color, m.style + " thin", label=False)
                  for name, m in run.members.items() if m.role == "student"]
         lines.append(Line("mean", run.series(accuracy(how)), "s0", "bold"))
         rules = [(v, "frozen base") for _, v in run.series(lambda r: num(r, f"anchors_{how}_base")) if v is not None][-1:]
-        figures.append(figure(f"Held-out anchor tasks, {how}", "Accuracy of every student, bold their mean, on tasks that never change and are never trained on, "
-                              f"{words}; dotted: the frozen base.", line_chart(f"accuracy on anchors, {how}", lines, rules=rules, zero=False)))
-    return section("absolute", "The absolute picture", "Ratings only compare members with each other. These measures have a fixed end: a base that never learns, "
-                   "and tasks that never change.", figures)
+        figures.append(figure(f"Held-out anchor tasks, {how}", "Accuracy of every student, bold their mean, on tasks that never change and are "
+                              f"never trained on, {words}; dotted: the frozen base.",
+                              line_chart(f"accuracy on anchors, {how}", lines, rules=rules, zero=False)))
+    return section("absolute", "The absolute picture", "Ratings only compare members with each other. These measures have a fixed "
+                   "end: a base that never learns, and tasks that never change.", figures)
 
 
 def difficulty(run: Run) -> str:
@@ -109,22 +111,26 @@ def difficulty(run: Run) -> str:
     structures = Line("structures", run.series(lambda r: num(r, "coverage")), "t0", "bold")
     coverage = [Line("valid tasks", [(r["step"], v) for r, v in zip(run.metrics, valid)], "base", "d1"), structures]
     variety = Line("of 64", run.series(lambda r: num(r, "rarefied")), "t0", "bold")
-    sizes = [Line("characters", run.series(lambda r: num(r, "output_chars")), "m0"), Line("digits", run.series(lambda r: num(r, "output_digits")), "m1")]
+    sizes = [Line("characters", run.series(lambda r: num(r, "output_chars")), "m0"),
+             Line("digits", run.series(lambda r: num(r, "output_digits")), "m1")]
     key = ("complexity", "statements")
     figures = [
         figure("Complexity of valid tasks", "Means per task: depth of the syntax tree, McCabe's cyclomatic number, lines, variables, statements.",
                line_chart("complexity", complexity)),
         figure("Statements per task, by teacher", "One line a teacher, bold their mean. A race shows as all of them rising, one runaway as one line.",
                line_chart("statements by teacher", [*member_lines(run, "teacher", key), role_mean(run, "teacher", key)], cap=50)),
-        figure("Size of outputs", "Characters of a task's output and digits of its longest number: lengthening these makes tasks long rather than hard.",
+        figure("Size of outputs",
+               "Characters of a task's output and digits of its longest number: lengthening these makes tasks long rather than hard.",
                line_chart("output size", sizes)),
         figure("Coverage", "Distinct program structures so far (names and constants do not count); dashed: valid tasks. The distance is repetition.",
                line_chart("coverage", coverage) if any(y is not None for _, y in structures.points) else ""),
-        figure("Variety, rarefied", "Expected distinct structures among 64 of the latest tasks: comparable between populations of any size. 64 = no two alike.",
+        figure("Variety, rarefied",
+               "Expected distinct structures among 64 of the latest tasks: comparable between populations of any size. 64 = no two alike.",
                line_chart("rarefied", [variety])),
-        figure("Entropy", "Mean surprise a token, in nats: near 0 a member always says the same.", line_chart("entropy", roles(run, ("entropy",)), cap=50))]
-    return section("difficulty", "What the teachers write", "Size and variety of the tasks. An archive that forbids repeats makes size rise by itself: look at a run with "
-                   "<code>--teacher-reward novelty</code> before believing a curve.", figures)
+        figure("Entropy", "Mean surprise a token, in nats: near 0 a member always says the same.",
+               line_chart("entropy", roles(run, ("entropy",)), cap=50))]
+    return section("difficulty", "What the teachers write", "Size and variety of the tasks. An archive that forbids repeats makes size "
+                   "rise by itself: look at a run with <code>--teacher-reward novelty</code> before believing a curve.", figures)
 
 
 def validity(run: Run) -> str:
@@ -137,13 +143,15 @@ def validity(run: Run) -> str:
     logged = [row for row in run.metrics if "reasons" in row]
     layers = {name: {row["step"]: refused(row, lot) for row in logged} for name, lot in (lots or {"none refused": []}).items()}
     one = lambda name, value, color: Line(name, run.series(value), color)
-    shares = [one("nobody solves", lambda r: num(r, "solve_0"), "m1"), one("all solve", lambda r: num(r, "solve_1"), "m0"), one("duplicates", duplicates, "m2"),
+    shares = [one("nobody solves", lambda r: num(r, "solve_0"), "m1"), one("all solve", lambda r: num(r, "solve_1"), "m0"),
+              one("duplicates", duplicates, "m2"),
               one("guessing", guessing, "m3"), one("beats guess", lambda r: num(r, "beats_guessing"), "m5")]
     figures = [
         figure("Refused proposals, by reason", "Share of each step's proposals that the judge refused; what is missing to 1 was valid.",
                stack_chart("reasons for refusal", layers, share=True)),
-        figure("Tasks that teach nothing", "Of the valid tasks, those that nobody or everybody solves, and those solved more often than guessing would; of all proposals, "
-               "the duplicates; how often guessing the commonest output is right.", line_chart("trivial tasks", shares, share=True, cap=60)),
+        figure("Tasks that teach nothing", "Of the valid tasks, those that nobody or everybody solves, and those solved more often than guessing "
+               "would; of all proposals, the duplicates; how often guessing the commonest output is right.",
+               line_chart("trivial tasks", shares, share=True, cap=60)),
         figure("Reward", "Mean reward of proposals (teachers) and of attempts (students).", line_chart("reward", roles(run, ("reward",)), cap=50))]
     kinds = list(dict.fromkeys(kind for row in run.metrics for kind in items(row, "kinds")))[:12]
     for title, caption, key in (("Solve rate by kind", "The students' solve rate on each kind of task.", "solve_rate"),
@@ -151,34 +159,44 @@ def validity(run: Run) -> str:
         if len(kinds) > 1:
             lines = [one(kind, lambda r: num(r, "kinds", kind, key), f"m{i % 8}") for i, kind in enumerate(kinds)]
             figures.append(figure(title, caption, line_chart(title, lines, share=True, cap=50)))
-    return section("validity", "What the judge says", "Valid, refused, trivial, repeated: the ways in which teachers fail, or game the reward.", figures)
+    return section("validity", "What the judge says",
+                   "Valid, refused, trivial, repeated: the ways in which teachers fail, or game the reward.", figures)
 
 
 def ratings(run: Run, role: str) -> str:
     """mu and 2 sigma of a role's members, with births and deaths."""
     lines, first, last = member_lines(run, role, ("mu",), style=""), run.metrics[0]["step"], run.metrics[-1]["step"]
-    crowded = sum(run.members[line.name].rows[-1][0] == last for line in lines) > 16
+    alive = sum(run.members[line.name].rows[-1][0] == last for line in lines)
+    crowded = alive > 16
     for line in lines:
         rows = [(step, num(m, "mu"), num(m, "sigma")) for step, m in run.members[line.name].rows]
         line.born, line.died = rows[0][0] > first, rows[-1][0] < last
+        line.style += " fine" if alive > 5 else ""
         line.band = [] if crowded else [(step, mu - 2 * sigma, mu + 2 * sigma) for step, mu, sigma in rows if None not in (mu, sigma)]
-    caption = f"TrueSkill mu{'' if crowded else ', shaded 2 sigma'}; circle: born, cross: replaced. Relative: it compares members and says nothing about progress."
-    return figure(f"Ratings of the {role}s", caption, line_chart(f"ratings of {role}s", lines, zero=False, ceiling=2.5))
+    shaded = "" if crowded else ", shaded 2 sigma"
+    return figure(f"Ratings of the {role}s", f"TrueSkill mu{shaded}; circle: born, cross: replaced. Relative: it compares members and says nothing "
+                  "about progress.", line_chart(f"ratings of {role}s", lines, zero=False, ceiling=2.5))
 
 
 def population(run: Run) -> str:
     """Ratings, solve rates, likeness, matrix, genealogy."""
-    solved = lambda role: line_chart(f"solve rate, {role}s", [*member_lines(run, role, ("solve_rate",)), role_mean(run, role, ("solve_rate",))], share=True, cap=40)
+    lines = lambda role, key: [*member_lines(run, role, key), role_mean(run, role, key)]
+    solved = lambda role: line_chart(f"solve rate, {role}s", lines(role, ("solve_rate",)), share=True, cap=40)
     brier = Line("Brier", run.series(lambda r: num(r, "brier")), "m0")
     figures = [
         ratings(run, "teacher"), ratings(run, "student"),
-        figure("Do the ratings predict?", "Brier score of the solve rates that the ratings predict: 0 is perfect; always saying 1/2 would cost 0.25 at worst.",
+        figure("Do the ratings predict?",
+               "Brier score of the solve rates that the ratings predict: 0 is perfect; always saying 1/2 would cost 0.25 at worst.",
                line_chart("Brier score", [brier], cap=50)),
-        figure("Solve rate of each teacher's tasks", "Share of attempts at a teacher's valid tasks that were right, whoever tried; bold: mean. Low is hard.", solved("teacher")),
+        figure("Solve rate of each teacher's tasks",
+               "Share of attempts at a teacher's valid tasks that were right, whoever tried; bold: mean. Low is hard.",
+               solved("teacher")),
         figure("Solve rate of each student", "Share of a student's attempts that were right, whoever set the task; bold: mean.", solved("student")),
-        figure("Likeness of adapters", "Mean cosine of a member's update with the others of its role; bold: means. 1 = all pull the same way, 0 = unrelated.",
+        figure("Likeness of adapters",
+               "Mean cosine of a member's update with the others of its role; bold: means. 1 = all pull the same way, 0 = unrelated.",
                line_chart("adapter cosine", roles(run, ("cosine",), members=True))),
-        figure("Who met whom", "Mean solve rate of a teacher's tasks by a student over all their matches, and how many these were.", matrix(run), wide=True),
+        figure("Who met whom", "Mean solve rate of a teacher's tasks by a student over all their matches, and how many these were.",
+               matrix(run), wide=True),
         genealogy(run)]
     return section("population", "The population", "Teachers in warm colours, students in cool ones.", figures)
 
@@ -203,7 +221,8 @@ def matrix(run: Run, most: int = 24) -> str:
     body = [f"<th>{text(t)}</th>" + "".join(cell(cells.get((t, s), [])) for s in columns) for t in rows]
     note = f'<p class="note">the {most} with the most matches of {len(teachers)} teachers and {len(students)} students</p>'
     head = "<th></th>" + "".join(f"<th>{text(s)}</th>" for s in columns)
-    return table(head, body, f' class="matrix" style="max-width:{100 * len(columns) + 60}px"') + (note if max(len(teachers), len(students)) > most else "")
+    made = table(head, body, f' class="matrix" style="max-width:{100 * len(columns) + 60}px"')
+    return made + (note if max(len(teachers), len(students)) > most else "")
 
 
 def life(run: Run, name: str, birth: dict | None, lane: int) -> Life:
@@ -245,8 +264,8 @@ def born_table(run: Run, births: dict[str, dict]) -> str:
     for child, b in births.items():
         lived = run.members[child].rows if child in run.members else []
         parents = " + ".join(str(get(p, "name")) for p in listed(b, "parents"))
-        cells = [b["step"], child, b.get("operator"), parents, get(b, "victim", "name"), number(num(b, "norm_ratio"), ".3f"), number(num(b, "mu"), ".1f"),
-                 number(num(lived[-1][1], "mu") if lived else None, ".1f"), len(lived), b.get("note") or ""]
+        cells = [b["step"], child, b.get("operator"), parents, get(b, "victim", "name"), number(num(b, "norm_ratio"), ".3f"),
+                 number(num(b, "mu"), ".1f"), number(num(lived[-1][1], "mu") if lived else None, ".1f"), len(lived), b.get("note") or ""]
         rows.append("".join(f"<td>{text(c)}</td>" for c in cells))
     names = ("step", "child", "operator", "parents", "instead of", "norm ratio", "mu at birth", "mu last", "steps lived", "note")
     return f"<details><summary>{len(births)} births as a table</summary>{table(''.join(f'<th>{n}</th>' for n in names), rows)}</details>"
@@ -265,9 +284,11 @@ def machine(run: Run) -> str:
             if num(run.metrics[-1], key) is not None]
     minutes = sum(sum(points.values()) for points in seconds.values()) / 60
     return section("machine", "What it cost", ", ".join([*told, f"{minutes:,.1f} minutes, {len(run.metrics)} steps."]), [
-        figure("Seconds per phase", "Wall-clock seconds of a step, by phase; tall bars are steps with a probe.", stack_chart("seconds per phase", seconds)),
+        figure("Seconds per phase", "Wall-clock seconds of a step, by phase; tall bars are steps with a probe.",
+               stack_chart("seconds per phase", seconds)),
         figure("Tokens per step", "Tokens generated (probes included), and tokens trained on.", line_chart("tokens per step", lines)),
-        figure("Length of a response", "Mean tokens of a proposal (teachers) and of an answer (students).", line_chart("response tokens", roles(run, ("response_tokens",)), cap=50))])
+        figure("Length of a response", "Mean tokens of a proposal (teachers) and of an answer (students).",
+               line_chart("response tokens", roles(run, ("response_tokens",)), cap=50))])
 
 
 # --- the browser of tasks -------------------------------------------------------------------------------------------------
@@ -294,19 +315,21 @@ def task(row: dict) -> str:
     """One proposal, folded: who wrote it, who tried, what became of it."""
     rate, reason, reward = num(row, "solve_rate"), str(row.get("reason") or ""), num(row, "reward")
     students = " ".join(items(row, "attempts"))
-    data = dict(step=row["step"], teacher=row.get("teacher"), kind=row.get("kind"), reason=reason, students=students, rate="" if rate is None else f"{rate:.4f}")
+    data = dict(step=row["step"], teacher=row.get("teacher"), kind=row.get("kind"), reason=reason,
+                students=students, rate="" if rate is None else f"{rate:.4f}")
     if reason:
         pill = f'<span class="pill no">{text(reason, 30)}</span>'
     else:
         pill = f'<span class="pill" style="--v:{min(1, max(0, rate or 0)):.2f}">{"not tried" if rate is None else f"solved {rate:.2f}"}</span>'
     first = " ".join(str(row.get("program") or row.get("text") or "").split())[:90]
-    title = f"step {row['step']} · {text(row.get('teacher'), 20)}{' → ' + text(students, 60) if students else ''} · {text(row.get('kind'), 20)} · <code>{text(first)}</code>"
+    who = text(row.get("teacher"), 20) + (f" → {text(students, 60)}" if students else "")
+    title = f"step {row['step']} · {who} · {text(row.get('kind'), 20)} · <code>{text(first)}</code>"
     refs = ", ".join(map(str, listed(row, "parents")[:12]))
     sizes = [f"{key} {short(num(row, 'complexity', key))}" for key in ("depth", "mccabe", "statements") if num(row, "complexity", key) is not None]
     facts = [f"task {row['id']}" if isinstance(row.get("id"), int) else "", f"reward {short(reward)}" if reward is not None else "", ", ".join(sizes),
              f"written after seeing tasks {refs}" if refs else ""]
-    inner = "".join(block(name, row.get(key)) for name, key in (("program", "program"), ("hint", "message"), ("input", "inputs"), ("output", "outputs"),
-                                                                 ("what the teacher wrote", "text")))
+    texts = (("program", "program"), ("hint", "message"), ("input", "inputs"), ("output", "outputs"), ("what the teacher wrote", "text"))
+    inner = "".join(block(name, row.get(key)) for name, key in texts)
     attributes = " ".join(f'data-{k}="{text(v, 200)}"' for k, v in data.items())
     return (f'<details class="task" {attributes}><summary>{pill} {title}</summary><div>{inner}{attempts(row)}'
             f'<p class="note">{text("; ".join(filter(None, facts)))}</p></div></details>')
@@ -328,10 +351,11 @@ def browser(run: Run, room: int) -> str:
     students = sorted({s for _, _, row, _ in chosen for s in items(row, "attempts")})
     form = ('<form><label>from step <input type="number" name="from" min="0"></label><label>to <input type="number" name="to" min="0"></label>'
             + select("teacher", values("teacher")) + select("student", [(s, s) for s in students]) + select("kind", values("kind"))
-            + select("reason", [("valid", "none: valid"), *values("reason")]) + select("solved", [("none", "never"), ("some", "sometimes"), ("all", "always")])
+            + select("reason", [("valid", "none: valid"), *values("reason")])
+            + select("solved", [("none", "never"), ("some", "sometimes"), ("all", "always")])
             + '<label>text <input name="words"></label><span id="count"></span></form>')
-    every = "all of them." if len(chosen) == run.n_tasks else ("drawn at random with a fixed seed, as many from every step, one refused for each three valid ones, "
-                                                               "until this page's room is used up.")
+    every = "all of them." if len(chosen) == run.n_tasks else (
+        "drawn at random with a fixed seed, as many from every step, one refused for each three valid ones, until this page's room is used up.")
     body = f'<div class="card wide">{form}<div id="list">{"".join(made for *_, made in chosen)}</div></div>'
     return section("tasks", "Browse the tasks", f"{len(chosen):,} of {run.n_tasks:,} proposals ({run.n_valid:,} of these valid): {every}",
                    [body if chosen else '<p class="absent wide">Absent: no proposal can be read from tasks.jsonl.</p>'])
@@ -354,16 +378,21 @@ def compared(runs: list[Run]) -> str:
             value, first = (num(r.metrics[-1], key) if r.metrics else None for r in (run, runs[0]))
             ratio = value / first if value is not None and first else None
             uneven |= ratio is None or abs(ratio - 1) > 0.05
-            cells += f'<td class="right">{"absent" if value is None else f"{value:,.0f}"}{f" (×{ratio:.2f})" if i and ratio is not None else ""}</td>'
-        differ = [f"{k} {run.config.get(k, 'absent')}" for k in {**config, **run.config} if k not in ("name", "out", "resume") and run.config.get(k) != config.get(k)]
-        rows.append(f'<td class="legend"><i class="m{i % 8}"></i></td><td>{text(name)}</td><td class="right">{len(run.metrics)}</td>{cells}<td>{text(", ".join(differ), 600) or "–"}</td>')
-    head = "".join(f"<th>{word}</th>" for word in ("", "run", "steps", "tokens generated", "tokens trained", "flags that differ from the first run's"))
-    words = ("<b>The budgets are not the same</b>: they differ by more than 5%, or are not known. A curve that is higher may only have cost more." if uneven
-             else "The budgets agree within 5%.")
+            against = f" (×{ratio:.2f})" if i and ratio is not None else ""
+            cells += f'<td class="right">{"absent" if value is None else f"{value:,.0f}"}{against}</td>'
+        flags = [k for k in {**config, **run.config} if k not in ("name", "out", "resume") and run.config.get(k) != config.get(k)]
+        differ = text(", ".join(f"{k} {run.config.get(k, 'absent')}" for k in flags), 600) or "–"
+        mark = f'<td class="legend"><i class="m{i % 8}"></i></td>'
+        rows.append(f'{mark}<td>{text(name)}</td><td class="right">{len(run.metrics)}</td>{cells}<td>{differ}</td>')
+    head = "".join(f"<th>{word}</th>" for word in ("", "run", "steps", "tokens generated",
+                                                   "tokens trained", "flags that differ from the first run's"))
+    words = ("<b>The budgets are not the same</b>: they differ by more than 5%, or are not known. A curve that is higher may only have cost more."
+             if uneven else "The budgets agree within 5%.")
     figures = [f'<div class="card wide">{table(head, rows)}</div>']
     for title, value, axis in MEASURES:
         lines = [Line(name, run.series(value), f"m{i % 8}", f"d{i // 8 % 3}") for i, (name, run) in enumerate(named)]
-        figures.append(figure(title[0].upper() + title[1:], "One line a run.", line_chart(title, lines, share=axis == "share", zero=axis != "free", cap=50)))
+        chart = line_chart(title, lines, share=axis == "share", zero=axis != "free", cap=50)
+        figures.append(figure(title[0].upper() + title[1:], "One line a run.", chart))
     return section("compared", "Compared", f"{words} The run is the unit of any statistics: one of each is no claim.", figures)
 
 
@@ -379,19 +408,26 @@ def setup(run: Run) -> str:
     head, absent = "<th>flag</th><th>value</th><th>default</th><th>meaning</th>", '<p class="absent">Absent: {} could not be read.</p>'
     config = (table(head, differing) if differing else "") + f"<details><summary>All {len(rows)} flags</summary>{table(head, rows)}</details>"
     env = [(key, value if isinstance(value, str) else json.dumps(value, indent=1)) for key, value in run.env.items()]
-    env = [f"<td>{text(k)}</td><td>{text(v) if len(v) < 200 else f'<details><summary>show</summary><pre>{text(v)}</pre></details>'}</td>" for k, v in env]
-    words = "No train.py beside report.py: its defaults are not known." if not flags else f"{len(differing) or 'None'} of {len(rows)} flags differ from the defaults of this train.py."
-    return section("setup", "Configuration and machine", words, [f'<div class="card wide">{config if rows else absent.format("config.json")}</div>',
-                                                                 f'<div class="card wide">{table("", env) if env else absent.format("env.json")}</div>'])
+    folded = lambda v: text(v) if len(v) < 200 else f"<details><summary>show</summary><pre>{text(v)}</pre></details>"
+    env = [f"<td>{text(k)}</td><td>{folded(v)}</td>" for k, v in env]
+    words = (f"{len(differing) or 'None'} of {len(rows)} flags differ from the defaults of this train.py." if flags else
+             "No train.py beside report.py: its defaults are not known.")
+    cards = [config if rows else absent.format("config.json"), table("", env) if env else absent.format("env.json")]
+    return section("setup", "Configuration and machine", words, [f'<div class="card wide">{card}</div>' for card in cards])
 
 
 def status(run: Run) -> str:
     """Who played, on what, and how far the run got."""
     c, steps, done = run.config, num(run.config, "steps"), run.metrics[-1]["step"] + 1 if run.metrics else 0
     many = lambda n, word: f"{n} {word}{'s' * (n != 1)}"
-    who = "One adapter in both roles" if c.get("single") else " and ".join(many(c[f"{role}s"], role) for role in ("teacher", "student") if f"{role}s" in c)
-    state = f"{done} steps" if steps is None else f"all {done} steps done" if done >= steps else f"{done} of {steps:.0f} steps done: stopped, or still going"
-    return f"{text(who or many(len(run.members), 'member'))} on {text(c.get('base', 'an unknown base'))}, seed {text(c.get('seed', 'unknown'))}; {state}."
+    who = " and ".join(many(c[f"{role}s"], role) for role in ("teacher", "student") if f"{role}s" in c)
+    who = "One adapter in both roles" if c.get("single") else who
+    if steps is None:
+        state = many(done, "step")
+    else:
+        state = f"all {done} steps done" if done >= steps else f"{done} of {steps:.0f} steps done: stopped, or still going"
+    who = text(who or many(len(run.members), "member"))
+    return f"{who} on {text(c.get('base', 'an unknown base'))}, seed {text(c.get('seed', 'unknown'))}; {state}."
 
 
 def page(runs: list[Run], watch: float = 0) -> str:

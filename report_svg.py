@@ -123,7 +123,8 @@ def hits(frame: Frame, rows: dict[int, tuple[str, list[str]]], x0: int, width: i
         more = [f"... {len(lines) - 24} more"] if len(lines) > 24 else []
         words = text("\n".join([head, *lines[:24], *more]))
         middle = frame.x(min(frame.x1, x0 + b * width + (width - 1) / 2))
-        out.append(f'<rect class="hit" x="{place(middle - step / 2)}" y="{TOP}" width="{place(step)}" height="{H - TOP - BOTTOM}"><title>{words}</title></rect>')
+        box = f'x="{place(middle - step / 2)}" y="{TOP}" width="{place(step)}" height="{H - TOP - BOTTOM}"'
+        out.append(f'<rect class="hit" {box}><title>{words}</title></rect>')
     return "".join(out)
 
 
@@ -136,7 +137,8 @@ def curve(line: Line, frame: Frame, points: list, band: list, dots: bool) -> str
     if line.died:
         marks.append(f'<path class="death" d="M{place(at[-1][0] - 3)} {place(at[-1][1] - 3)}l6 6m0 -6l-6 6"/>')
     d = "M" + "L".join(f"{place(x)} {place(y)}" for x, y in at)
-    area = [f"{place(frame.x(x))} {place(frame.y(high))}" for x, _, high in band] + [f"{place(frame.x(x))} {place(frame.y(low))}" for x, low, _ in reversed(band)]
+    edge = [(x, high) for x, _, high in band] + [(x, low) for x, low, _ in reversed(band)]
+    area = [f"{place(frame.x(x))} {place(frame.y(y))}" for x, y in edge]
     shade = f'<path class="band" d="M{"L".join(area)}Z"/>' if band else ""
     return f'<g class="line {line.color} {line.style}"><title>{text(line.name)}</title>{shade}<path class="stroke" d="{d}"/>{"".join(marks)}</g>'
 
@@ -175,7 +177,8 @@ def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = T
         sparse = len(points) <= 24 and (len(rows) <= 24 or max(points) - min(points) > 2 * len(points))     # probes, short runs
         body += curve(line, frame, list(points.values()), band, sparse and "thin" not in line.style)
     labels = [(frame.y(y), line.name, line.color) for (_, y), line in ends] + [(frame.y(v), label, "base") for v, label in rules]
-    body += "".join(f'<text class="end {color}" x="{place(frame.right + 5)}" y="{place(y)}" dy=".35em">{text(n, 22)}</text>' for y, n, color in spread(labels))
+    for y, label, color in spread(labels):
+        body += f'<text class="end {color}" x="{place(frame.right + 5)}" y="{place(y)}" dy=".35em">{text(label, 22)}</text>'
     merged = any(sum(None not in p for p in line.points) > len(points) for line, points in zip(lines, data))
     return svg(body, name) + (f'<p class="note">each point the mean of {width} steps</p>' if merged else "")
 
@@ -202,12 +205,14 @@ def stack_chart(name: str, layers: dict[str, dict[int, float]], share: bool = Fa
         for label, value in m.items():
             if value > 0:
                 top = frame.y(base + value)
-                bars.append(f'<rect class="{colors[label]}" x="{place(middle - thick / 2)}" y="{place(top)}" width="{place(thick)}" height="{place(frame.y(base) - top)}"/>')
+                bars.append(f'<rect class="{colors[label]}" x="{place(middle - thick / 2)}" y="{place(top)}" width="{place(thick)}" '
+                            f'height="{place(frame.y(base) - top)}"/>')
                 base += value
         rows[b] = (f"step {first}" + (f" to {first + width - 1}" if width > 1 else ""), [f"{n}  {short(v)}" for n, v in m.items() if v > 0])
     legend = "".join(f'<li><i class="{colors[label]}"></i>{text(label, 30)}</li>' for label in layers)
     note = f'<p class="note">each bar the mean of {width} steps</p>' if width > 1 else ""
-    return svg(frame.axes() + f'<g class="bars">{"".join(bars)}</g>' + hits(frame, rows, steps[0], width), name) + f'<ul class="legend">{legend}</ul>' + note
+    body = frame.axes() + f'<g class="bars">{"".join(bars)}</g>' + hits(frame, rows, steps[0], width)
+    return svg(body, name) + f'<ul class="legend">{legend}</ul>' + note
 
 
 def spark(points: list) -> str:
@@ -249,55 +254,93 @@ def tree(name: str, lives: dict[str, Life]) -> str:
         x, y, stop = px(life.first), py(life.lane), px(life.last + 1)
         for parent in (lives[p] for p in life.parents if p in lives):
             above = place(py(parent.lane))
-            edges.append(f'<path class="edge {parent.color}" d="M{place(x - 22)} {above}C{place(x - 6)} {above} {place(x - 16)} {place(y)} {place(x + 2)} {place(y)}"><title>{text(life.tip)}</title></path>')
+            way = f"M{place(x - 22)} {above}C{place(x - 6)} {above} {place(x - 16)} {place(y)} {place(x + 2)} {place(y)}"
+            edges.append(f'<path class="edge {parent.color}" d="{way}"><title>{text(life.tip)}</title></path>')
         end = f'<text class="end {life.color}" x="{place(stop + 4)}" y="{place(y)}" dy=".35em">{text(life.end, 16)}</text>' if life.end else ""
         bars.append(f'<g class="life {life.color}"><title>{text(life.tip)}</title><path class="back" d="M{place(x)} {place(y - 6)}H{place(stop)}"/>'
-                    f'<path class="stroke" d="M{place(x + 2)} {place(y)}H{place(max(x + 2, stop - 3))}"/><circle cx="{place(x + 2)}" cy="{place(y)}" r="3.5"/>'
+                    f'<path class="stroke" d="M{place(x + 2)} {place(y)}H{place(max(x + 2, stop - 3))}"/>'
+                    f'<circle cx="{place(x + 2)}" cy="{place(y)}" r="3.5"/>'
                     f'<text x="{place(x + 3)}" y="{place(y - 8)}">{text(life.words, 40)}</text>{end}</g>')
     marks = "".join(f'<text class="tick" x="{place(px(v))}" y="{height - 6}">{short(v)}</text>' for v in ticks(x0, x1, width // 90, whole=True))
-    return '<div class="scroll">' + svg("".join(edges + bars) + marks, name, width, height, f"min-width:{width - 180}px;max-width:{width + 240}px") + "</div>"
+    drawing = svg("".join(edges + bars) + marks, name, width, height, f"min-width:{width - 180}px;max-width:{width + 240}px")
+    return f'<div class="scroll">{drawing}</div>'
 
 
 CSS = """
 :root{color-scheme:light dark;--bg:#f7f7f5;--card:#fff;--ink:#1c2128;--soft:#5b6470;--line:#e3e4e0;--hint:#f1f1ee;--mark:#fff3cf;
---t0:#c2410c;--t1:#a16207;--t2:#be185d;--t3:#dc2626;--t4:#7c2d12;--t5:#d97706;--s0:#1d4ed8;--s1:#0f766e;--s2:#7c3aed;--s3:#0284c7;--s4:#15803d;--s5:#3730a3;
+--t0:#c2410c;--t1:#a16207;--t2:#be185d;--t3:#dc2626;--t4:#7c2d12;--t5:#d97706;--s0:#1d4ed8;--s1:#0f766e;--s2:#7c3aed;--s3:#0284c7;
+--s4:#15803d;--s5:#3730a3;
 --m0:#0072b2;--m1:#d55e00;--m2:#00805e;--m3:#a8467d;--m4:#7a6a00;--m5:#56606b;--m6:#4b9cd3;--m7:#c58b2a;--base:#5b6470;--heat:37,99,175}
-@media(prefers-color-scheme:dark){:root{--bg:#111418;--card:#191d23;--ink:#e7e9ec;--soft:#a0a8b3;--line:#2c323a;--hint:#20252c;--mark:#43391a;
---t0:#fb923c;--t1:#facc15;--t2:#f472b6;--t3:#f87171;--t4:#d6a17c;--t5:#fdba74;--s0:#7aa2ff;--s1:#2dd4bf;--s2:#b794f6;--s3:#38bdf8;--s4:#4ade80;--s5:#a5b4fc;
+@media(prefers-color-scheme:dark){:root{--bg:#111418;--card:#191d23;--ink:#e7e9ec;--soft:#a0a8b3;--line:#2c323a;--hint:#20252c;
+--mark:#43391a;
+--t0:#fb923c;--t1:#facc15;--t2:#f472b6;--t3:#f87171;--t4:#d6a17c;--t5:#fdba74;--s0:#7aa2ff;--s1:#2dd4bf;--s2:#b794f6;--s3:#38bdf8;
+--s4:#4ade80;--s5:#a5b4fc;
 --m0:#56b4e9;--m1:#f08a3c;--m2:#2fc49a;--m3:#e38fc2;--m4:#d8c84a;--m5:#98a2ae;--m6:#2f7fb5;--m7:#b98a3a;--base:#a0a8b3;--heat:96,165,250}}
 *{box-sizing:border-box}html{scroll-behavior:smooth;scroll-padding-top:3.2rem}
 body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;overflow-wrap:anywhere}
-main,header,nav ul{max-width:1360px;margin:0 auto;padding:0 16px}header{padding-top:28px}h1{font-size:1.7rem;line-height:1.2;margin:0;letter-spacing:-.01em}
-h2{font-size:1.15rem;margin:2.2rem 0 .2rem}h2+p{margin:.1rem 0 .9rem;color:var(--soft);max-width:78ch}header p{margin:.3rem 0;color:var(--soft);max-width:90ch}
+main,header,nav ul{max-width:1360px;margin:0 auto;padding:0 16px}header{padding-top:28px}
+h1{font-size:1.7rem;line-height:1.2;margin:0;letter-spacing:-.01em}
+h2{font-size:1.15rem;margin:2.2rem 0 .2rem}h2+p{margin:.1rem 0 .9rem;color:var(--soft);max-width:78ch}
+header p{margin:.3rem 0;color:var(--soft);max-width:90ch}
 nav{position:sticky;top:0;z-index:2;background:var(--bg);border-bottom:1px solid var(--line);margin-top:14px}
-nav ul{display:flex;gap:4px 18px;list-style:none;overflow-x:auto;white-space:nowrap}nav a{display:block;padding:9px 0;color:var(--soft);text-decoration:none}nav a:hover{color:var(--ink)}
+nav ul{display:flex;gap:4px 18px;list-style:none;overflow-x:auto;white-space:nowrap}
+nav a{display:block;padding:9px 0;color:var(--soft);text-decoration:none}nav a:hover{color:var(--ink)}
 .grid{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(min(100%,390px),1fr))}
-figure{display:flex;flex-direction:column}figure>svg{margin-top:auto}figure,.card{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 10px;min-width:0}.wide{grid-column:1/-1}
-figcaption{font-size:.84rem;color:var(--soft);margin-bottom:6px;line-height:1.4}figcaption b{display:block;color:var(--ink);font-size:.95rem}
-.absent{color:var(--soft);background:var(--hint);border-radius:6px;padding:18px 12px;text-align:center;margin:4px 0}.notes{color:var(--ink)!important;background:var(--mark);border-radius:6px;padding:6px 10px}.note{color:var(--soft);font-size:.76rem;margin:2px 0 0;text-align:right}
-svg{display:block;width:100%;height:auto;max-width:600px;margin:0 auto;overflow:visible;font:11px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}.scroll{overflow-x:auto}
+figure{display:flex;flex-direction:column}figure>svg{margin-top:auto}
+figure,.card{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 10px;min-width:0}
+.wide{grid-column:1/-1}
+figcaption{font-size:.84rem;color:var(--soft);margin-bottom:6px;line-height:1.4}
+figcaption b{display:block;color:var(--ink);font-size:.95rem}
+.absent{color:var(--soft);background:var(--hint);border-radius:6px;padding:18px 12px;text-align:center;margin:4px 0}
+.notes{color:var(--ink)!important;background:var(--mark);border-radius:6px;padding:6px 10px}
+.note{color:var(--soft);font-size:.76rem;margin:2px 0 0;text-align:right}
+svg{display:block;width:100%;height:auto;max-width:600px;margin:0 auto;overflow:visible;
+font:11px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+.scroll{overflow-x:auto}
 .ax{stroke:var(--line);fill:none}.num{text-anchor:end}.tick,.axis{text-anchor:middle}svg text{fill:var(--soft)}
 .rule{stroke:var(--base);stroke-dasharray:2 4;fill:none}.hit{fill:var(--ink);opacity:0}.hit:hover{opacity:.07}
-.line .stroke{fill:none;stroke-width:1.7;stroke-linejoin:round}.line.thin .stroke{stroke-width:1;opacity:.55}.line.bold .stroke{stroke-width:2.8}
-.d1 .stroke{stroke-dasharray:6 3}.d2 .stroke{stroke-dasharray:2 3}.line .band{opacity:.07;stroke:none}.line:hover .stroke{stroke-width:3.2;opacity:1}.line:hover .band{opacity:.3}
+.line .stroke{fill:none;stroke-width:1.7;stroke-linejoin:round}.line.thin .stroke{stroke-width:1;opacity:.55}
+.line.fine .stroke{stroke-width:1.2}.line.bold .stroke{stroke-width:2.8}
+.d1 .stroke{stroke-dasharray:6 3}.d2 .stroke{stroke-dasharray:2 3}.line .band{opacity:.07;stroke:none}
+.line:hover .stroke{stroke-width:3.2;opacity:1}.line:hover .band{opacity:.3}
 .line .birth{fill:var(--card);stroke-width:1.6}.line .death{fill:none;stroke-width:1.8}svg text.end{font-weight:600}
-.scroll svg{font-size:12px;margin:0}.life .stroke{stroke-width:3;fill:none}.life .back{stroke:transparent;stroke-width:30;fill:none}.life:hover .stroke{stroke-width:6}.life text:not(.end){fill:var(--ink)}.edge{fill:none;stroke-width:1.3;opacity:.75}
-.legend{display:flex;flex-wrap:wrap;gap:2px 12px;list-style:none;padding:0;margin:4px 0 0;font-size:.8rem;color:var(--soft)}.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px;background:currentColor}
+.scroll svg{font-size:12px;margin:0}.life .stroke{stroke-width:3;fill:none}.life .back{stroke:transparent;stroke-width:30;fill:none}
+.life:hover .stroke{stroke-width:6}.life text:not(.end){fill:var(--ink)}.edge{fill:none;stroke-width:1.3;opacity:.75}
+.legend{display:flex;flex-wrap:wrap;gap:2px 12px;list-style:none;padding:0;margin:4px 0 0;font-size:.8rem;color:var(--soft)}
+.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px;background:currentColor}
 .words{list-style:none;padding:0;margin:14px 0 0;display:grid;gap:10px;grid-template-columns:repeat(auto-fill,minmax(min(100%,310px),1fr))}
-.words li{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 12px;display:grid;grid-template-columns:1fr 96px;align-items:center;column-gap:10px}
-.words b{font-variant-numeric:tabular-nums}.words span{font-size:.86rem;color:var(--soft);display:block;line-height:1.35}.words small{font-size:.76rem;color:var(--soft)}.spark path{fill:none;stroke:var(--s0);stroke-width:1.6}.spark circle{fill:var(--s0)}
-table{border-collapse:collapse;font-size:.84rem}th,td{padding:3px 8px;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}th{font-weight:600;color:var(--soft)}
-.matrix{width:100%}.matrix th{text-align:center}th{white-space:nowrap}.matrix td{text-align:center;background:rgba(var(--heat),calc(var(--v)*.55));min-width:58px;border:1px solid var(--card)}.matrix small{display:block;color:inherit;opacity:.8}.right{text-align:right}
-td{overflow-wrap:normal}td:first-child,td code{white-space:nowrap}code,pre{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
-pre{background:var(--hint);border-radius:6px;padding:8px 10px;margin:4px 0 10px;overflow:auto;max-height:22rem;white-space:pre-wrap;direction:ltr;unicode-bidi:bidi-override;line-break:anywhere}
-#list{max-height:70vh;overflow:auto}.task{border-bottom:1px solid var(--line);padding:2px 0}.task summary{cursor:pointer;padding:4px 2px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:.86rem}
-.task summary code{color:var(--soft);unicode-bidi:bidi-override}.task>div{padding:0 4px 6px 14px}.task h4{margin:6px 0 0;font-size:.8rem;color:var(--soft);font-weight:600}
-.pill{display:inline-block;min-width:8.2em;text-align:center;border:1px solid var(--line);border-radius:99px;padding:0 8px;font-size:.78rem;background:rgba(var(--heat),calc(var(--v,0)*.5))}.pill.no{border-style:dashed;background:none}
-form{display:flex;flex-wrap:wrap;gap:8px 12px;margin-bottom:10px;font-size:.84rem;color:var(--soft)}form label{display:flex;gap:5px;align-items:center}select,input{font:inherit;color:var(--ink);background:var(--card);border:1px solid var(--line);border-radius:6px;padding:3px 6px;max-width:11rem}
+.words li{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 12px;display:grid;
+grid-template-columns:1fr 96px;align-items:center;column-gap:10px}
+.words b{font-variant-numeric:tabular-nums}.words span{font-size:.86rem;color:var(--soft);display:block;line-height:1.35}
+.words small{font-size:.76rem;color:var(--soft)}.spark path{fill:none;stroke:var(--s0);stroke-width:1.6}.spark circle{fill:var(--s0)}
+table{border-collapse:collapse;font-size:.84rem}
+th,td{padding:3px 8px;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}th{font-weight:600;color:var(--soft)}
+.matrix{width:100%}.matrix th{text-align:center}th{white-space:nowrap}
+.matrix td{text-align:center;background:rgba(var(--heat),calc(var(--v)*.55));min-width:46px;padding:3px 4px;border:1px solid var(--card)}
+.matrix small{display:block;color:inherit;opacity:.8}.right{text-align:right}
+td{overflow-wrap:normal}td:first-child,td code{white-space:nowrap}
+code,pre{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+pre{background:var(--hint);border-radius:6px;padding:8px 10px;margin:4px 0 10px;overflow:auto;max-height:22rem;white-space:pre-wrap;
+direction:ltr;unicode-bidi:bidi-override;line-break:anywhere}
+#list{max-height:70vh;overflow:auto}.task{border-bottom:1px solid var(--line);padding:2px 0}
+.task summary{cursor:pointer;padding:4px 2px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:.86rem}
+.task summary code{color:var(--soft);unicode-bidi:bidi-override}.task>div{padding:0 4px 6px 14px}
+.task h4{margin:6px 0 0;font-size:.8rem;color:var(--soft);font-weight:600}
+.pill{display:inline-block;min-width:8.2em;text-align:center;border:1px solid var(--line);border-radius:99px;padding:0 8px;font-size:.78rem;
+background:rgba(var(--heat),calc(var(--v,0)*.5))}
+.pill.no{border-style:dashed;background:none}
+form{display:flex;flex-wrap:wrap;gap:8px 12px;margin-bottom:10px;font-size:.84rem;color:var(--soft)}
+form label{display:flex;gap:5px;align-items:center}
+select,input{font:inherit;color:var(--ink);background:var(--card);border:1px solid var(--line);border-radius:6px;padding:3px 6px;max-width:11rem}
 input[type=number]{width:5rem}html:not(.js) form{display:none}summary{cursor:pointer}[hidden]{display:none!important}
-#tip{position:fixed;z-index:9;pointer-events:none;white-space:pre;background:var(--ink);color:var(--bg);border-radius:6px;padding:6px 9px;font-size:12px;line-height:1.4;max-width:90vw;overflow:hidden}
-""" + "".join(f".line.{c} .stroke,.life.{c} .stroke,.edge.{c},.line.{c} .birth,.line.{c} .death{{stroke:var(--{c})}}.line.{c} circle:not(.birth),.life.{c} circle,.line.{c} .band,.bars .{c},svg text.end.{c}"
-              f"{{fill:var(--{c})}}.legend .{c}{{color:var(--{c})}}" for c in [*(f"{f}{i}" for f in "ts" for i in range(6)), *(f"m{i}" for i in range(8)), "base"])
+#tip{position:fixed;z-index:9;pointer-events:none;white-space:pre;background:var(--ink);color:var(--bg);border-radius:6px;padding:6px 9px;
+font-size:12px;line-height:1.4;max-width:90vw;overflow:hidden}
+"""
+COLORS = [*(f"{family}{i}" for family in "ts" for i in range(6)), *(f"m{i}" for i in range(8)), "base"]
+CSS += "".join(
+    f".line.{c} .stroke,.life.{c} .stroke,.edge.{c},.line.{c} .birth,.line.{c} .death{{stroke:var(--{c})}}"
+    f".line.{c} circle:not(.birth),.life.{c} circle,.line.{c} .band,.bars .{c},svg text.end.{c}{{fill:var(--{c})}}"
+    f".legend .{c}{{color:var(--{c})}}\n" for c in COLORS)
 
 JS = """
 document.documentElement.classList.add('js');

@@ -18,8 +18,12 @@ import report_svg
 
 ROOT = Path(report.__file__).parent
 VOID = {"meta", "br", "input", "link", "img"}
-HOSTILE = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", '"><b onclick="x">', "' onmouseover='x", "\u202egnp.exe", "\x00\x1b[2J\x07", "\ud800", "\u2028\u2029",
-           "&lt;b&gt;&#60;", "</style></title></details></pre>", "<!--", "]]>", "\u0645\u0631\u062d\u0628\u0627", "a\u200bb\ufeff", "javascript:alert(1)", "x" * 9000, "{0}%s\\u0000"]
+TAGS = set("html head meta title style body header h1 h2 h4 p b i ul li div span small code pre nav a main section figure figcaption svg g path "
+           "rect circle text table tr th td details summary form label select option input script".split())
+HOSTILE = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>",
+           '"><b onclick="x">', "' onmouseover='x", "\u202egnp.exe", "\x00\x1b[2J\x07", "\ud800", "\u2028\u2029",
+           "&lt;b&gt;&#60;", "</style></title></details></pre>", "<!--", "]]>", "\u0645\u0631\u062d\u0628\u0627", "a\u200bb\ufeff", "javascript:alert(1)",
+           "x" * 9000, "{0}%s\\u0000"]
 
 
 class Page(HTMLParser):
@@ -59,9 +63,7 @@ def check(html: str) -> Page:
     """Whole, closed, harmless: balanced, one script which is ours, nothing from outside, finite numbers in the drawings."""
     page = Page(html)
     assert page.tags.count("script") == 1 and "".join(page.scripts) == report_svg.JS
-    assert set(page.tags) <= {"html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h4", "p", "b", "i", "ul", "li", "div", "span", "small", "code", "pre", "nav", "a", "main",
-                              "section", "figure", "figcaption", "svg", "g", "path", "rect", "circle", "text", "table", "tr", "th", "td", "details", "summary", "form", "label", "select",
-                              "option", "input", "script"}
+    assert set(page.tags) <= TAGS
     for tag, name, value in page.attributes:
         assert not name.startswith("on") and name not in ("src", "srcset", "xlink:href", "action"), (tag, name)
         assert name != "href" or re.fullmatch("#[a-z]+", value)
@@ -78,9 +80,10 @@ def check(html: str) -> Page:
 
 def described(rng, n=24) -> dict:
     valid = rng.uniform(0.4, 1)
-    return dict(n=n, valid=valid, reasons=dict(duplicate=2, syntax=1), reward=rng.uniform(-1, 1), solve_rate=rng.random(), solve_0=0.2, solve_1=0.5, malformed=0.0,
-                complexity=dict(depth=6.5, mccabe=2.0, halstead=90.0, lines=4 + rng.random(), variables=1.5, statements=2 + rng.random()), duplicates=0.1, distinct=1.0,
-                output_chars=7.0, output_digits=2.0)
+    return dict(n=n, valid=valid, reasons=dict(duplicate=2, syntax=1), reward=rng.uniform(-1, 1),
+                solve_rate=rng.random(), solve_0=0.2, solve_1=0.5, malformed=0.0,
+                complexity=dict(depth=6.5, mccabe=2.0, halstead=90.0, lines=4 + rng.random(), variables=1.5, statements=2 + rng.random()),
+                duplicates=0.1, distinct=1.0, output_chars=7.0, output_digits=2.0)
 
 
 def invent(path: Path, steps: int = 6, pop: int = 4, per_step: int = 8, every: int = 3, text: str = "", **config) -> Path:
@@ -90,29 +93,35 @@ def invent(path: Path, steps: int = 6, pop: int = 4, per_step: int = 8, every: i
     T, S = ([f"{role}{i}" for i in range(half)] for role in "TS")
     total, logs = 0, dict(metrics=[], tasks=[], matches=[], genealogy=[])
     for step in range(steps):
-        members = {name: dict(role="teacher", mu=25 + rng.gauss(0, 2), sigma=8 / (step + 1), response_tokens=9.0, entropy=1.0, adv_abs=0.5, grad_norm=0.1, cosine=rng.random()) | described(rng)
-                   for name in T}
-        members |= {name: dict(role="student", mu=25 + rng.gauss(0, 2), sigma=2.0, reward=0.5, response_tokens=9.0, entropy=0.1, adv_abs=0.1, grad_norm=0.1, cosine=0.2, n=20,
-                               solve_rate=rng.random()) for name in S}
+        common = lambda role: dict(role=role, mu=25 + rng.gauss(0, 2), sigma=8 / (step + 1), reward=0.5, response_tokens=9.0, entropy=1.0,
+                                   adv_abs=0.5, grad_norm=0.1, cosine=rng.random())
+        members = {name: common("teacher") | described(rng) for name in T}
+        members |= {name: common("student") | dict(n=20, solve_rate=rng.random()) for name in S}
         total += 1000
-        row = dict(step=step, **described(rng, n=len(T) * per_step), kinds=dict(code_o=described(rng), code_i=described(rng)), members=members, coverage=50 * (step + 1), rarefied=60.0,
-                   guess_rate=dict(code_o=0.05), beats_guessing=0.8, brier=0.1, zero_advantage=0.5, kl=0.0, entropy=0.0, skipped=[], tokens_generated=total, tokens_trained=total // 2)
+        row = dict(step=step, **described(rng, n=len(T) * per_step), kinds=dict(code_o=described(rng), code_i=described(rng)), members=members,
+                   coverage=50 * (step + 1), rarefied=60.0, guess_rate=dict(code_o=0.05), beats_guessing=0.8, brier=0.1, zero_advantage=0.5,
+                   kl=0.0, entropy=0.0, skipped=[], tokens_generated=total, tokens_trained=total // 2)
         if step % 5 == 0:
-            row |= dict(anchors_sampled={s: rng.random() for s in S}, anchors_greedy={s: rng.random() for s in S}, base_solve=0.5, student_solve=0.6, probe_tokens=100)
+            row |= dict(anchors_sampled={s: rng.random() for s in S}, anchors_greedy={s: rng.random() for s in S})
+            row |= dict(base_solve=0.5, student_solve=0.6, probe_tokens=100)
             row |= dict(anchors_sampled_base=0.4, anchors_greedy_base=0.7) if step == 0 else {}
-        logs["matches"] += [dict(step=step, teacher=t, student=s, expected=0.5, solve_rate=rng.random(), winner="draw", brier=0.1, teacher_mu=25.0, student_mu=25.0) for t, s in zip(T, S)]
+        logs["matches"] += [dict(step=step, teacher=t, student=s, expected=0.5, solve_rate=rng.random(), winner="draw", brier=0.1,
+                                 teacher_mu=25.0, student_mu=25.0) for t, s in zip(T, S)]
         for t, s in zip(T, S):
             for i in range(per_step):
                 made = dict(step=step, teacher=t, kind="code_o", reason="" if i % 3 else "syntax", reward=0.5)
                 logs["tasks"].append(made | (dict(text=f"def f(x: {text}") if i % 3 == 0 else dict(
-                    id=len(logs["tasks"]), program=f"def f(x):\n  return x + {i} # {text}", inputs=["1"], outputs=["2"], message=text, key="k", parents=[1, 2], solve_rate=0.5,
-                    attempts={s: ["correct", "wrong", "wrong", "malformed"]}, answers={s: ["2", "3", "3", text]}, complexity=dict(depth=6, mccabe=1, halstead=9.0, lines=2, variables=1, statements=0))))
+                    id=len(logs["tasks"]), program=f"def f(x):\n  return x + {i} # {text}", inputs=["1"], outputs=["2"],
+                    message=text, key="k", parents=[1, 2], solve_rate=0.5, attempts={s: ["correct", "wrong", "wrong", "malformed"]},
+                    answers={s: ["2", "3", "3", text]}, complexity=dict(depth=6, mccabe=1, halstead=9.0, lines=2, variables=1, statements=0))))
         births = []
         if every and (step + 1) % every == 0:
             for group in (T, S):
                 child, victim = f"{group[0][0]}{max(int(n[1:]) for n in group) + 1}", group[0]
-                who = lambda name: dict(name=name, role="teacher", slot=0, rating=dict(mu=25.0, sigma=2.0), born=0, parents=[], operator="founder", matches=3)
-                births.append(dict(step=step, child=child, operator="dare", note="", norm_ratio=0.95, mu=25.0, sigma=3.0, parents=[who(group[1]), who(group[-1])], victim=who(victim)))
+                who = lambda name: dict(name=name, role="teacher", slot=0, rating=dict(mu=25.0, sigma=2.0), born=0, parents=[],
+                                        operator="founder", matches=3)
+                births.append(dict(step=step, child=child, operator="dare", note="", norm_ratio=0.95, mu=25.0, sigma=3.0,
+                                   parents=[who(group[1]), who(group[-1])], victim=who(victim)))
                 group[0] = child
         logs["genealogy"] += births
         row |= dict(births=[b["child"] for b in births], seconds=dict(propose=1.0, verify=0.5, solve=2.0, probe=0.0, update=3.0, evolve=0.0))
@@ -120,7 +129,8 @@ def invent(path: Path, steps: int = 6, pop: int = 4, per_step: int = 8, every: i
     for name, rows in logs.items():
         if rows:
             (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settled = dict(base="micro/base", name=path.name, out="out", seed=0, steps=steps, style="auto", pop=pop, teachers=half, students=half, single=False, rank=8, kinds="code_o,code_i") | config
+    settled = dict(base="micro/base", name=path.name, out="out", seed=0, steps=steps, style="auto", pop=pop, teachers=half,
+                   students=half, single=False, rank=8, kinds="code_o,code_i") | config
     (path / "config.json").write_text(json.dumps(settled))
     (path / "env.json").write_text(json.dumps(dict(commit="abc", python="3.11", sandbox_report=dict(seccomp="ok"))))
     return path
@@ -141,8 +151,9 @@ def rewrite(path: Path, some: list) -> None:
 
 def test_a_whole_run_is_told(tmp_path):
     page = check(made(invent(tmp_path / "demo", steps=12)))
-    for words in ("demo", "all 12 steps done", "2 teachers and 2 students", "frozen base", "Genealogy", "dare of T1 and T1, in place of T0", "norm of its update to its parents': 0.950",
-                  "structures", "∅ malformed", "2 × ✗ wrong", "Solve rate by kind", "nobody solves", "16 births" if False else "8 births as a table", "×12" if False else "Who met whom"):
+    for words in ("demo", "all 12 steps done", "2 teachers and 2 students", "frozen base", "Genealogy",
+                  "dare of T1 and T1, in place of T0", "norm of its update to its parents': 0.950",
+                  "structures", "∅ malformed", "2 × ✗ wrong", "Solve rate by kind", "nobody solves", "8 births as a table", "Who met whom"):
         assert words in page.text, words
     assert "Absent" not in page.text and "About the logs" not in page.text
     assert {"T0", "S1"} <= {v for tag, k, v in page.attributes if k in ("data-teacher", "data-students")}
@@ -188,7 +199,8 @@ def test_missing_files_are_said(tmp_path):
         (path / name).unlink()
     (path / "config.json").write_bytes(b"{\xff")
     page = check(made(path))
-    for words in ("tasks.jsonl is not there", "matches.jsonl is not there", "env.json could not be read", "config.json could not be read", "Absent: no proposal can be read"):
+    for words in ("tasks.jsonl is not there", "matches.jsonl is not there", "env.json could not be read",
+                  "config.json could not be read", "Absent: no proposal can be read"):
         assert words in page.text, words
 
 
@@ -211,7 +223,9 @@ def test_hostile_texts_everywhere(tmp_path):
         """The same with every text, and every key that is a name, turned into `bad`."""
         if isinstance(value, dict):
             return {bad + k if re.fullmatch(r"[TS]\d+|code_\w|duplicate|syntax|propose", k) else k: poison(v, bad) for k, v in value.items()}
-        return [poison(v, bad) for v in value] if isinstance(value, list) else bad if isinstance(value, str) and value not in ("", "teacher", "student") else value
+        if isinstance(value, list):
+            return [poison(v, bad) for v in value]
+        return bad if isinstance(value, str) and value not in ("", "teacher", "student") else value
     for name in ("metrics", "tasks", "matches", "genealogy"):
         rewrite(path / f"{name}.jsonl", [poison(row, HOSTILE[row["step"]]) for row in rows(path / f"{name}.jsonl")])
     for name in ("config.json", "env.json"):
@@ -219,7 +233,8 @@ def test_hostile_texts_everywhere(tmp_path):
     html = made(path, path)
     page = check(html)
     assert "<b>run&" in page.text                                   # as text
-    for seen in ("⟨U+202E⟩gnp.exe", "⟨U+0000⟩⟨U+001B⟩[2J", "⟨U+D800⟩", "⟨U+2028⟩", "a⟨U+200B⟩b⟨U+FEFF⟩", "more characters]", "</script><script>alert(1)</script>"):
+    for seen in ("⟨U+202E⟩gnp.exe", "⟨U+0000⟩⟨U+001B⟩[2J", "⟨U+D800⟩", "⟨U+2028⟩", "a⟨U+200B⟩b⟨U+FEFF⟩", "more characters]",
+                 "</script><script>alert(1)</script>"):
         assert seen in page.text, seen
     assert not any("alert" in s for s in page.scripts)
 
@@ -268,8 +283,8 @@ def test_a_large_run_is_quick_and_small(tmp_path):
 
 
 def test_many_members_and_long_runs_stay_small(tmp_path):
-    check(made(invent(tmp_path / "wide", steps=30, pop=100, per_step=2, every=5)))
-    check(made(invent(tmp_path / "long", steps=3000, pop=4, per_step=1, every=10)))
+    check(made(invent(tmp_path / "wide", steps=12, pop=100, per_step=1, every=3)))
+    check(made(invent(tmp_path / "long", steps=1000, pop=4, per_step=1, every=5)))
 
 
 def test_what_differs_from_the_defaults(tmp_path, monkeypatch):
@@ -309,7 +324,8 @@ def test_command_line(tmp_path):
     assert done.returncode == 0, done.stderr
     check((tmp_path / "a.html").read_text(encoding="utf-8"))
     (tmp_path / "empty").mkdir()
-    for words, said in (([tmp_path / "none"], "no such directory"), ([tmp_path / "empty"], "is no run"), ([tmp_path / "run", "--compare", tmp_path / "empty"], "is no run"),
+    for words, said in (([tmp_path / "none"], "no such directory"), ([tmp_path / "empty"], "is no run"),
+                        ([tmp_path / "run", "--compare", tmp_path / "empty"], "is no run"),
                         ([tmp_path / "run", "--watch", "-1"], "number of seconds"), ([tmp_path / "run", "--out", tmp_path], "name of a file"),
                         ([tmp_path / "run", "--out", tmp_path / "no" / "a.html"], "directory that exists"), ([tmp_path / "a.html"], "no such directory")):
         bad = call(*words)
@@ -319,15 +335,16 @@ def test_command_line(tmp_path):
 def test_a_real_run(tmp_path, micro_base):
     """What train.py writes today is what is read here: nothing is absent that a run of two steps can have."""
     train = pytest.importorskip("train")
-    run = train.main(train.Config(base=str(micro_base), out=str(tmp_path), name="run", steps=2, pop=4, n_prompts=1, group=4, attempts=2, max_new=48, n_anchors=2, evolve_every=1,
-                                  probe_every=1, workers=1, grace=0))
+    run = train.main(train.Config(base=str(micro_base), out=str(tmp_path), name="run", steps=2, pop=4, n_prompts=1, group=4, attempts=2,
+                                  max_new=48, n_anchors=2, evolve_every=1, probe_every=1, workers=1, grace=0))
     page = check(made(run.path))
     assert "Absent" not in page.text and "About the logs" not in page.text and "all 2 steps done" in page.text
 
 
 def test_charts_bear_any_numbers():
     line = lambda *points, **more: report_svg.Line("a", list(points), "t0", **more)
-    for lines in ([], [line()], [line((0, None))], [line((0, 1.0))], [line((5, 3.0), (5, 3.0))], [line((0, 1e14), (9, -1e14))], [line((0, 1e-300), (1, 0.0))],
+    for lines in ([], [line()], [line((0, None))], [line((0, 1.0))], [line((5, 3.0), (5, 3.0))],
+                  [line((0, 1e14), (9, -1e14))], [line((0, 1e-300), (1, 0.0))],
                   [line((0, 0.0), (10**8, 0.0))], [line((0, 2.0), (1, 3.0), band=[(0, -1e14, 1e14), (1, 2.0, None)])]):
         check_svg = report_svg.line_chart("x", lines)
         assert not re.search(r"nan|inf", check_svg, re.I) and bool(check_svg) == any(None not in p for a in lines for p in a.points)
