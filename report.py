@@ -89,7 +89,7 @@ def absolute(run: Run) -> str:
                Line("frozen base", run.series(lambda r: num(r, "base_solve")), "base", "bold"),
                Line("students", run.series(lambda r: num(r, "student_solve")), "s0", "bold")]
     figures = [figure("The teachers' current tasks", "Share solved by the frozen base, which never learns, and by the students. If the base's "
-                      "falls, the tasks got harder; the distance between the two is what the students learned.",
+                      "falls, the tasks got harder; the distance between the two is the students' lead.",
                       line_chart("solve rate on current tasks", current, share=True))]
     for how, words in (("sampled", "at the run's temperature"), ("greedy", "decoded greedily")):
         lines = [Line(name, run.series(lambda r: num(r, f"anchors_{how}", name)), m.color, m.style + " thin", label=False)

@@ -131,7 +131,7 @@ def hits(frame: Frame, rows: dict[int, tuple[str, list[str]]], x0: int, width: i
 def curve(line: Line, frame: Frame, points: list, band: list, dots: bool) -> str:
     """One line with its band, dots if asked for, and its marks of birth and death."""
     at = [(frame.x(x), frame.y(y)) for x, y in points]
-    marks = [f'<circle cx="{place(x)}" cy="{place(y)}" r="{2.6 if len(at) < 3 else 1.8}"/>' for x, y in at] if dots or len(at) == 1 else []
+    marks = [f'<circle cx="{place(x)}" cy="{place(y)}" r="{3 if "bold" in line.style else 2.2}"/>' for x, y in at] if dots or len(at) == 1 else []
     if line.born:
         marks.append(f'<circle class="birth" cx="{place(at[0][0])}" cy="{place(at[0][1])}" r="3.4"/>')
     if line.died:
