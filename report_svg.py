@@ -1,0 +1,375 @@
+"""How a report looks: harmless text, small SVG charts, the page's CSS and JavaScript. Knows nothing of runs; no imports but Python's.
+
+A chart is 420 units wide, so that its letters stay readable on a phone; colours are CSS classes (t0.. warm, s0.. cool, m0.. neutral,
+`base` grey), so that light and dark are one SVG. Every mark's <title> is its tooltip; the page's script only shows it sooner.
+"""
+import html
+import math
+import unicodedata
+from dataclasses import dataclass, field
+
+W, H, LEFT, TOP, BOTTOM = 420, 236, 40, 14, 30
+HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}     # control, format (marks of direction), lone surrogates, separators
+
+
+@dataclass
+class Line:
+    """One curve: points (x, y), y None where nothing was measured; band (x, low, high); ends marks birth and death."""
+    name: str
+    points: list
+    color: str
+    style: str = ""                 # CSS classes: bold, thin, d1, d2 (dashes)
+    band: list = field(default_factory=list)
+    born: bool = False
+    died: bool = False
+    label: bool = True
+
+
+def text(value, limit: int = 4000) -> str:
+    """Any text made harmless for HTML, in or out of attributes; what is invisible or turns the line around shows as its code."""
+    value = str(value)
+    cut = f" [... {len(value) - limit} more characters]" if len(value) > limit else ""
+    seen = "".join(c if c in "\n\t" or unicodedata.category(c) not in HIDDEN else f"\u27e8U+{ord(c):04X}\u27e9" for c in value[:limit])
+    return html.escape(seen) + cut
+
+
+def short(v: float) -> str:
+    """A number in a few characters: 1.2M, 34k, 5,582, 0.38."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(v) >= size:
+            return f"{v / (1e3 if letter == 'k' else size):.3g}{letter}"
+    return f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.3g}" if abs(v) >= 1 else f"{v:.2f}".rstrip("0").rstrip(".") or "0"
+
+
+def place(v: float) -> str:
+    """A coordinate, to a tenth."""
+    return f"{v:.1f}".removesuffix(".0")
+
+
+def ticks(low: float, high: float, n: int = 5, whole: bool = False) -> list[float]:
+    """About n round numbers from low to high: multiples of 1, 2 or 5 times a power of ten."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / n
+    unit = 10 ** math.floor(math.log10(raw))
+    step = next(k * unit for k in (1, 2, 5, 10) if k * unit >= raw * 0.999)
+    step = max(1, round(step)) if whole else step
+    return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def binned(points: list, x0: int, width: int) -> dict[int, tuple]:
+    """Bin number -> means of x and of each column, over the points that have a value in every column."""
+    groups = {}
+    for point in points:
+        if None not in point:
+            groups.setdefault((point[0] - x0) // width, []).append(point)
+    return {b: tuple(sum(column) / len(column) for column in zip(*group)) for b, group in sorted(groups.items())}
+
+
+class Frame:
+    """Axes of a chart: maps data to the drawing."""
+
+    def __init__(self, xs, low: float, high: float, right: float = 12):
+        self.x0, self.x1, self.low, self.high, self.right = min(xs), max(xs), low, high, W - right
+        if not high > low:
+            self.low, self.high = low - 0.5, high + 0.5
+
+    def x(self, v: float) -> float:
+        """Horizontal place of v; the middle if there is one x only."""
+        return LEFT + (self.right - LEFT) * ((v - self.x0) / (self.x1 - self.x0) if self.x1 > self.x0 else 0.5)
+
+    def y(self, v: float) -> float:
+        """Vertical place of v."""
+        return TOP + (H - TOP - BOTTOM) * (1 - (v - self.low) / (self.high - self.low))
+
+    def axes(self) -> str:
+        """Grid, numbers and the word `step`."""
+        out = []
+        for v in ticks(self.low, self.high):
+            y = place(self.y(v))
+            out.append(f'<path class="ax" d="M{LEFT} {y}H{place(self.right)}"/><text class="num" x="{LEFT - 5}" y="{y}" dy=".35em">{short(v)}</text>')
+        for v in ticks(self.x0, self.x1, 5, whole=True):
+            out.append(f'<text class="tick" x="{place(self.x(v))}" y="{H - 15}">{short(v)}</text>')
+        return "".join(out) + f'<text class="axis" x="{place((LEFT + self.right) / 2)}" y="{H - 3}">step</text>'
+
+
+def svg(body: str, name: str, width: int = W, height: int = H, style: str = "") -> str:
+    """The drawing's outer element; `name` is what a screen reader says."""
+    how = f' style="{style}"' if style else ""
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{text(name)}"{how}>{body}</svg>'
+
+
+def spread(wanted: list[tuple[float, str, str]], gap: float = 11.5) -> list[tuple[float, str, str]]:
+    """Labels (y, name, colour) moved apart so that none covers another; at most as many as fit."""
+    wanted = sorted(wanted)
+    room = int((H - TOP - BOTTOM) / gap) + 1
+    wanted = wanted if len(wanted) <= room else [wanted[i * (len(wanted) - 1) // (room - 1)] for i in range(room)]
+    out, last = [], -math.inf
+    for y, name, color in wanted:
+        last = max(y, last + gap)
+        out.append([last, name, color])
+    limit = H - BOTTOM + 2
+    for label in reversed(out):
+        label[0] = min(label[0], limit)
+        limit = label[0] - gap
+    return [tuple(label) for label in out]
+
+
+def hits(frame: Frame, rows: dict[int, tuple[str, list[str]]], x0: int, width: int) -> str:
+    """Invisible strips, one a bin, whose <title> tells every value there."""
+    step = max(3.0, (frame.right - LEFT) / max(1, (frame.x1 - frame.x0) / width + 1))
+    out = []
+    for b, (head, lines) in rows.items():
+        more = [f"... {len(lines) - 24} more"] if len(lines) > 24 else []
+        words = text("\n".join([head, *lines[:24], *more]))
+        middle = frame.x(min(frame.x1, x0 + b * width + (width - 1) / 2))
+        box = f'x="{place(middle - step / 2)}" y="{TOP}" width="{place(step)}" height="{H - TOP - BOTTOM}"'
+        out.append(f'<rect class="hit" {box}><title>{words}</title></rect>')
+    return "".join(out)
+
+
+def curve(line: Line, frame: Frame, points: list, band: list, dots: bool) -> str:
+    """One line with its band, dots if asked for, and its marks of birth and death."""
+    at = [(frame.x(x), frame.y(y)) for x, y in points]
+    marks = [f'<circle cx="{place(x)}" cy="{place(y)}" r="{3 if "bold" in line.style else 2.2}"/>' for x, y in at] if dots or len(at) == 1 else []
+    if line.born:
+        marks.append(f'<circle class="birth" cx="{place(at[0][0])}" cy="{place(at[0][1])}" r="3.4"/>')
+    if line.died:
+        marks.append(f'<path class="death" d="M{place(at[-1][0] - 3)} {place(at[-1][1] - 3)}l6 6m0 -6l-6 6"/>')
+    d = "M" + "L".join(f"{place(x)} {place(y)}" for x, y in at)
+    edge = [(x, high) for x, _, high in band] + [(x, low) for x, low, _ in reversed(band)]
+    area = [f"{place(frame.x(x))} {place(frame.y(y))}" for x, y in edge]
+    shade = f'<path class="band" d="M{"L".join(area)}Z"/>' if band else ""
+    return f'<g class="line {line.color} {line.style}"><title>{text(line.name)}</title>{shade}<path class="stroke" d="{d}"/>{"".join(marks)}</g>'
+
+
+def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = True, cap: int = 100, rules=(), ceiling: float = math.inf) -> str:
+    """Curves over steps. share: the axis is 0 to 1; zero: it holds 0; cap: points a curve at most (means of neighbours);
+    rules: (value, label) horizontal dashes; ceiling: how far bands may stretch the axis. "" if there is nothing to draw."""
+    lines = [line for line in lines if any(None not in p for p in line.points)]
+    if not lines:
+        return ""
+    cap = max(24, min(cap, 6000 // len(lines)))
+    xs = [x for line in lines for x, *_ in line.points]
+    x0 = min(xs)
+    width = max(1, -(-(max(xs) - x0 + 1) // cap))
+    data = [binned(line.points, x0, width) for line in lines]
+    bands = [list(binned(line.band, x0, width).values()) for line in lines]
+    values = [y for points in data for _, y in points.values()] + [v for v, _ in rules]
+    low, high = min(values), max(values)
+    edges = [min(max(v, low - ceiling), high + ceiling) for band in bands for _, *pair in band for v in pair]
+    low, high = min([low, *edges, *([0] if zero else [])]), max([high, *edges, *([0] if zero else [])])
+    pad = 0.06 * (high - low) or 0.5
+    low, high = (0, 1) if share else (low - pad * (low != 0 or not zero), high + pad)
+    last = max(x for points in data for x, _ in points.values())
+    ends = [(list(points.values())[-1], line) for points, line in zip(data, lines) if line.label and not line.died]
+    room = max([len(line.name) for _, line in ends] + [len(label) for _, label in rules] + [0])
+    frame = Frame([x0, last], low, high, min(128, 14 + 5.7 * room))
+    rows = {}
+    for b in sorted({b for points in data for b in points}):
+        first = x0 + b * width
+        told = sorted(((points[b][1], line.name) for points, line in zip(data, lines) if b in points), reverse=True)
+        rows[b] = (f"step {first}" + (f" to {first + width - 1}" if width > 1 else ""), [f"{n}  {short(y)}" for y, n in told])
+    body = frame.axes() + hits(frame, rows, x0, width)
+    body += "".join(f'<path class="rule" d="M{LEFT} {place(frame.y(v))}H{place(frame.right)}"/>' for v, _ in rules)
+    clip = [[(x, max(low, a), min(high, b)) for x, a, b in band] for band in bands]
+    for line, points, band in zip(lines, data, clip):
+        sparse = len(points) <= 24 and (len(rows) <= 24 or max(points) - min(points) > 2 * len(points))     # probes, short runs
+        body += curve(line, frame, list(points.values()), band, sparse and "thin" not in line.style)
+    labels = [(frame.y(y), line.name, line.color) for (_, y), line in ends] + [(frame.y(v), label, "base") for v, label in rules]
+    for y, label, color in spread(labels):
+        body += f'<text class="end {color}" x="{place(frame.right + 5)}" y="{place(y)}" dy=".35em">{text(label, 22)}</text>'
+    merged = any(sum(None not in p for p in line.points) > len(points) for line, points in zip(lines, data))
+    return svg(body, name) + (f'<p class="note">each point the mean of {width} steps</p>' if merged else "")
+
+
+def stack_chart(name: str, layers: dict[str, dict[int, float]], share: bool = False, cap: int = 80) -> str:
+    """Bars over steps, layers upon each other, the first lowest: {label: {step: value}}; with its legend. "" if empty."""
+    layers = {label: points for label, points in layers.items() if points}
+    if not layers:
+        return ""
+    colors = {label: f"m{i % 8}" for i, label in enumerate(layers)}
+    steps = sorted({x for points in layers.values() for x in points})
+    width = max(1, -(-(steps[-1] - steps[0] + 1) // cap))
+    counts = {}
+    for x in steps:
+        counts.setdefault((x - steps[0]) // width, []).append(x)
+    means = {b: {label: sum(points.get(x, 0) for x in group) / len(group) for label, points in layers.items()} for b, group in counts.items()}
+    high = 1 if share else max(sum(m.values()) for m in means.values()) * 1.05 or 1
+    frame = Frame([steps[0] - 0.5, steps[-1] + 0.5], 0, high)
+    thick = max(0.8, (frame.right - LEFT) * width / (steps[-1] - steps[0] + 1) * 0.86)
+    bars, rows = [], {}
+    for b, m in means.items():
+        base, first = 0.0, steps[0] + b * width
+        middle = frame.x(sum(counts[b]) / len(counts[b]))
+        for label, value in m.items():
+            if value > 0:
+                top = frame.y(base + value)
+                bars.append(f'<rect class="{colors[label]}" x="{place(middle - thick / 2)}" y="{place(top)}" width="{place(thick)}" '
+                            f'height="{place(frame.y(base) - top)}"/>')
+                base += value
+        rows[b] = (f"step {first}" + (f" to {first + width - 1}" if width > 1 else ""), [f"{n}  {short(v)}" for n, v in m.items() if v > 0])
+    legend = "".join(f'<li><i class="{colors[label]}"></i>{text(label, 30)}</li>' for label in layers)
+    note = f'<p class="note">each bar the mean of {width} steps</p>' if width > 1 else ""
+    body = frame.axes() + f'<g class="bars">{"".join(bars)}</g>' + hits(frame, rows, steps[0], width)
+    return svg(body, name) + f'<ul class="legend">{legend}</ul>' + note
+
+
+def spark(points: list) -> str:
+    """A curve of 96 x 26 without axes; decoration beside words that say the same."""
+    points = [p for p in points if None not in p]
+    if len(points) < 2:
+        return ""
+    points = list(binned(points, points[0][0], max(1, -(-(points[-1][0] - points[0][0] + 1) // 40))).values())
+    (x0, x1), (y0, y1) = ((min(column), max(column)) for column in zip(*points))
+    span = max(y1 - y0, 0.02 * max(abs(y0), abs(y1))) or 1          # noise in the third digit is no movement
+    at = [f"{place(3 + 90 * (x - x0) / (x1 - x0 or 1))} {place(23 - 20 * (y - y0) / span)}" for x, y in points]
+    cx, cy = at[-1].split()
+    return f'<svg class="spark" viewBox="0 0 96 26" aria-hidden="true"><path d="M{"L".join(at)}"/><circle cx="{cx}" cy="{cy}" r="2.5"/></svg>'
+
+
+@dataclass
+class Life:
+    """A bar of the tree: who, in which lane, from which step to which."""
+    color: str
+    lane: int
+    first: int
+    last: int
+    words: str                      # written at its start
+    end: str                        # and at its end
+    tip: str                        # told on hover
+    parents: list[str]              # names of other lives
+
+
+def tree(name: str, lives: dict[str, Life]) -> str:
+    """Lanes over steps: a child's bar continues in its victim's lane, and curves lead to it from its parents' bars."""
+    starts = sorted({life.first for life in lives.values()})
+    x0, x1 = starts[0], max(life.last for life in lives.values()) + 1
+    gap = min((b - a for a, b in zip(starts, starts[1:])), default=x1 - x0) or 1
+    width = int(min(6000, max(1080, 100 * (x1 - x0) / gap)))
+    height = 34 * (max(life.lane for life in lives.values()) + 1) + 34
+    px, py = lambda x: 10 + (width - 100) * (x - x0) / max(1, x1 - x0), lambda lane: 26 + 34 * lane
+    edges, bars = [], []
+    for life in lives.values():
+        x, y, stop = px(life.first), py(life.lane), px(life.last + 1)
+        for parent in (lives[p] for p in life.parents if p in lives):
+            above = place(py(parent.lane))
+            way = f"M{place(x - 22)} {above}C{place(x - 6)} {above} {place(x - 16)} {place(y)} {place(x + 2)} {place(y)}"
+            edges.append(f'<path class="edge {parent.color}" d="{way}"><title>{text(life.tip)}</title></path>')
+        end = f'<text class="end {life.color}" x="{place(stop + 4)}" y="{place(y)}" dy=".35em">{text(life.end, 16)}</text>' if life.end else ""
+        bars.append(f'<g class="life {life.color}"><title>{text(life.tip)}</title><path class="back" d="M{place(x)} {place(y - 6)}H{place(stop)}"/>'
+                    f'<path class="stroke" d="M{place(x + 2)} {place(y)}H{place(max(x + 2, stop - 3))}"/>'
+                    f'<circle cx="{place(x + 2)}" cy="{place(y)}" r="3.5"/>'
+                    f'<text x="{place(x + 3)}" y="{place(y - 8)}">{text(life.words, 40)}</text>{end}</g>')
+    marks = "".join(f'<text class="tick" x="{place(px(v))}" y="{height - 6}">{short(v)}</text>' for v in ticks(x0, x1, width // 90, whole=True))
+    drawing = svg("".join(edges + bars) + marks, name, width, height, f"min-width:{width - 180}px;max-width:{width + 240}px")
+    return f'<div class="scroll">{drawing}</div>'
+
+
+CSS = """
+:root{color-scheme:light dark;--bg:#f7f7f5;--card:#fff;--ink:#1c2128;--soft:#5b6470;--line:#e3e4e0;--hint:#f1f1ee;--mark:#fff3cf;
+--t0:#c2410c;--t1:#a16207;--t2:#be185d;--t3:#dc2626;--t4:#7c2d12;--t5:#d97706;--s0:#1d4ed8;--s1:#0f766e;--s2:#7c3aed;--s3:#0284c7;
+--s4:#15803d;--s5:#3730a3;
+--m0:#0072b2;--m1:#d55e00;--m2:#00805e;--m3:#a8467d;--m4:#7a6a00;--m5:#56606b;--m6:#4b9cd3;--m7:#c58b2a;--base:#5b6470;--heat:37,99,175}
+@media(prefers-color-scheme:dark){:root{--bg:#111418;--card:#191d23;--ink:#e7e9ec;--soft:#a0a8b3;--line:#2c323a;--hint:#20252c;
+--mark:#43391a;
+--t0:#fb923c;--t1:#facc15;--t2:#f472b6;--t3:#f87171;--t4:#d6a17c;--t5:#fdba74;--s0:#7aa2ff;--s1:#2dd4bf;--s2:#b794f6;--s3:#38bdf8;
+--s4:#4ade80;--s5:#a5b4fc;
+--m0:#56b4e9;--m1:#f08a3c;--m2:#2fc49a;--m3:#e38fc2;--m4:#d8c84a;--m5:#98a2ae;--m6:#2f7fb5;--m7:#b98a3a;--base:#a0a8b3;--heat:96,165,250}}
+*{box-sizing:border-box}html{scroll-behavior:smooth;scroll-padding-top:3.2rem}
+body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;overflow-wrap:anywhere}
+main,header,nav ul{max-width:1360px;margin:0 auto;padding:0 16px}header{padding-top:28px}
+h1{font-size:1.7rem;line-height:1.2;margin:0;letter-spacing:-.01em}
+h2{font-size:1.15rem;margin:2.2rem 0 .2rem}h2+p{margin:.1rem 0 .9rem;color:var(--soft);max-width:78ch}
+header p{margin:.3rem 0;color:var(--soft);max-width:90ch}
+nav{position:sticky;top:0;z-index:2;background:var(--bg);border-bottom:1px solid var(--line);margin-top:14px}
+nav ul{display:flex;gap:4px 18px;list-style:none;overflow-x:auto;white-space:nowrap}
+nav a{display:block;padding:9px 0;color:var(--soft);text-decoration:none}nav a:hover{color:var(--ink)}
+.grid{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(min(100%,390px),1fr))}
+figure{display:flex;flex-direction:column}figure>svg{margin-top:auto}
+figure,.card{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 10px;min-width:0}
+.wide{grid-column:1/-1}
+figcaption{font-size:.84rem;color:var(--soft);margin-bottom:6px;line-height:1.4}
+figcaption b{display:block;color:var(--ink);font-size:.95rem}
+.absent{color:var(--soft);background:var(--hint);border-radius:6px;padding:18px 12px;text-align:center;margin:4px 0}
+.notes{color:var(--ink)!important;background:var(--mark);border-radius:6px;padding:6px 10px}
+.note{color:var(--soft);font-size:.76rem;margin:2px 0 0;text-align:right}
+svg{display:block;width:100%;height:auto;max-width:600px;margin:0 auto;overflow:visible;
+font:11px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+.scroll{overflow-x:auto}
+.ax{stroke:var(--line);fill:none}.num{text-anchor:end}.tick,.axis{text-anchor:middle}svg text{fill:var(--soft)}
+.rule{stroke:var(--base);stroke-dasharray:2 4;fill:none}.hit{fill:var(--ink);opacity:0}.hit:hover{opacity:.07}
+.line .stroke{fill:none;stroke-width:1.7;stroke-linejoin:round}.line.thin .stroke{stroke-width:1;opacity:.55}
+.line.fine .stroke{stroke-width:1.2}.line.bold .stroke{stroke-width:2.8}
+.d1 .stroke{stroke-dasharray:6 3}.d2 .stroke{stroke-dasharray:2 3}.line .band{opacity:.07;stroke:none}
+.line:hover .stroke{stroke-width:3.2;opacity:1}.line:hover .band{opacity:.3}
+.line .birth{fill:var(--card);stroke-width:1.6}.line .death{fill:none;stroke-width:1.8}svg text.end{font-weight:600}
+.scroll svg{font-size:12px;margin:0}.life .stroke{stroke-width:3;fill:none}.life .back{stroke:transparent;stroke-width:30;fill:none}
+.life:hover .stroke{stroke-width:6}.life text:not(.end){fill:var(--ink)}.edge{fill:none;stroke-width:1.3;opacity:.75}
+.legend{display:flex;flex-wrap:wrap;gap:2px 12px;list-style:none;padding:0;margin:4px 0 0;font-size:.8rem;color:var(--soft)}
+.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px;background:currentColor}
+.words{list-style:none;padding:0;margin:14px 0 0;display:grid;gap:10px;grid-template-columns:repeat(auto-fill,minmax(min(100%,310px),1fr))}
+.words li{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 12px;display:grid;
+grid-template-columns:1fr 96px;align-items:center;column-gap:10px}
+.words b{font-variant-numeric:tabular-nums}.words span{font-size:.86rem;color:var(--soft);display:block;line-height:1.35}
+.words small{font-size:.76rem;color:var(--soft)}.spark path{fill:none;stroke:var(--s0);stroke-width:1.6}.spark circle{fill:var(--s0)}
+table{border-collapse:collapse;font-size:.84rem}
+th,td{padding:3px 8px;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}th{font-weight:600;color:var(--soft)}
+.matrix{width:100%}.matrix th{text-align:center}th{white-space:nowrap}
+.matrix td{text-align:center;background:rgba(var(--heat),calc(var(--v)*.55));min-width:46px;padding:3px 4px;border:1px solid var(--card)}
+.matrix small{display:block;color:inherit;opacity:.8}.right{text-align:right}
+td{overflow-wrap:normal}td:first-child,td code{white-space:nowrap}
+code,pre{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+pre{background:var(--hint);border-radius:6px;padding:8px 10px;margin:4px 0 10px;overflow:auto;max-height:22rem;white-space:pre-wrap;
+direction:ltr;unicode-bidi:bidi-override;line-break:anywhere}
+#list{max-height:70vh;overflow:auto}.task{border-bottom:1px solid var(--line);padding:2px 0}
+.task summary{cursor:pointer;padding:4px 2px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:.86rem}
+.task summary code{color:var(--soft);unicode-bidi:bidi-override}.task>div{padding:0 4px 6px 14px}
+.task h4{margin:6px 0 0;font-size:.8rem;color:var(--soft);font-weight:600}
+.pill{display:inline-block;min-width:8.2em;text-align:center;border:1px solid var(--line);border-radius:99px;padding:0 8px;font-size:.78rem;
+background:rgba(var(--heat),calc(var(--v,0)*.5))}
+.pill.no{border-style:dashed;background:none}
+form{display:flex;flex-wrap:wrap;gap:8px 12px;margin-bottom:10px;font-size:.84rem;color:var(--soft)}
+form label{display:flex;gap:5px;align-items:center}
+select,input{font:inherit;color:var(--ink);background:var(--card);border:1px solid var(--line);border-radius:6px;padding:3px 6px;max-width:11rem}
+input[type=number]{width:5rem}html:not(.js) form{display:none}summary{cursor:pointer}[hidden]{display:none!important}
+#tip{position:fixed;z-index:9;pointer-events:none;white-space:pre;background:var(--ink);color:var(--bg);border-radius:6px;padding:6px 9px;
+font-size:12px;line-height:1.4;max-width:90vw;overflow:hidden}
+"""
+COLORS = [*(f"{family}{i}" for family in "ts" for i in range(6)), *(f"m{i}" for i in range(8)), "base"]
+CSS += "".join(
+    f".line.{c} .stroke,.life.{c} .stroke,.edge.{c},.line.{c} .birth,.line.{c} .death{{stroke:var(--{c})}}"
+    f".line.{c} circle:not(.birth),.life.{c} circle,.line.{c} .band,.bars .{c},svg text.end.{c}{{fill:var(--{c})}}"
+    f".legend .{c}{{color:var(--{c})}}\n" for c in COLORS)
+
+JS = """
+document.documentElement.classList.add('js');
+const tip = document.createElement('div'); tip.id = 'tip'; tip.hidden = true; document.body.append(tip);
+for (const t of document.querySelectorAll('svg title')) { t.parentNode.dataset.tip = t.textContent; t.remove(); }
+const tell = e => {
+  const at = e.target.closest && e.target.closest('[data-tip]');
+  tip.hidden = !at; if (!at) return;
+  tip.textContent = at.dataset.tip;
+  tip.style.left = Math.max(4, Math.min(e.clientX + 14, innerWidth - tip.offsetWidth - 6)) + 'px';
+  tip.style.top = Math.max(4, Math.min(e.clientY + 14, innerHeight - tip.offsetHeight - 6)) + 'px';
+};
+document.addEventListener('pointermove', tell); document.addEventListener('pointerdown', tell);
+document.addEventListener('scroll', () => { tip.hidden = true; }, true);
+const form = document.querySelector('form'), tasks = [...document.querySelectorAll('.task')];
+const rates = {none: r => r === 0, some: r => r > 0 && r < 1, all: r => r === 1};
+const filter = () => {
+  const f = Object.fromEntries(new FormData(form)), words = f.words.toLowerCase(); let n = 0;
+  for (const t of tasks) {
+    const d = t.dataset, rate = d.rate === '' ? NaN : +d.rate;
+    const ok = (f.from === '' || +d.step >= +f.from) && (f.to === '' || +d.step <= +f.to) && (!f.teacher || d.teacher === f.teacher)
+      && (!f.student || d.students.split(' ').includes(f.student)) && (!f.kind || d.kind === f.kind)
+      && (!f.reason || (f.reason === 'valid' ? d.reason === '' : d.reason === f.reason))
+      && (!f.solved || rates[f.solved](rate)) && (!words || t.textContent.toLowerCase().includes(words));
+    t.hidden = !ok; n += ok;
+  }
+  document.querySelector('#count').textContent = n + ' of ' + tasks.length + ' shown';
+};
+if (form) { form.addEventListener('input', filter); form.addEventListener('submit', e => e.preventDefault()); filter(); }
+const every = +document.body.dataset.watch;
+if (every) setInterval(() => { if (!document.querySelector('.task[open]') && !document.hidden) location.reload(); }, every * 1000);
+"""

@@ -1,0 +1,354 @@
+"""The report on runs of every sort: short, old, broken off, hostile, large; and that the page is whole, closed and harmless."""
+import dataclasses
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import report
+import report_run
+import report_svg
+
+ROOT = Path(report.__file__).parent
+VOID = {"meta", "br", "input", "link", "img"}
+TAGS = set("html head meta title style body header h1 h2 h4 p b i ul li div span small code pre nav a main section figure figcaption svg g path "
+           "rect circle text table tr th td details summary form label select option input script".split())
+HOSTILE = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>",
+           '"><b onclick="x">', "' onmouseover='x", "\u202egnp.exe", "\x00\x1b[2J\x07", "\ud800", "\u2028\u2029",
+           "&lt;b&gt;&#60;", "</style></title></details></pre>", "<!--", "]]>", "\u0645\u0631\u062d\u0628\u0627", "a\u200bb\ufeff", "javascript:alert(1)",
+           "x" * 9000, "{0}%s\\u0000"]
+
+
+class Page(HTMLParser):
+    """Reads a page strictly: every tag closed in order; collects tags, attributes and texts."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.words, self.scripts = [], [], [], [], []
+        self.feed(html)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *a) for a in attrs]
+        assert len({k for k, _ in attrs}) == len(attrs), f"an attribute twice in {tag}: {attrs}"
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data):
+        (self.scripts if self.open[-1:] == ["script"] else self.words).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+def check(html: str) -> Page:
+    """Whole, closed, harmless: balanced, one script which is ours, nothing from outside, finite numbers in the drawings."""
+    page = Page(html)
+    assert page.tags.count("script") == 1 and "".join(page.scripts) == report_svg.JS
+    assert set(page.tags) <= TAGS
+    for tag, name, value in page.attributes:
+        assert not name.startswith("on") and name not in ("src", "srcset", "xlink:href", "action"), (tag, name)
+        assert name != "href" or re.fullmatch("#[a-z]+", value)
+        if name in ("d", "x", "y", "cx", "cy", "r", "width", "height", "viewbox"):
+            for number in re.findall(r"[-+]?[\w.]+", re.sub(r"[MLHCZVlm]", " ", value)) if tag != "meta" else []:
+                assert math.isfinite(float(number)), (tag, name, value)
+                assert name == "d" or tag == "svg" or float(number) > -1e5
+        assert name not in ("width", "height") or tag == "meta" or float(value) >= 0
+    assert "@import" not in html.split("</style>")[0] and "url(" not in html.split("</style>")[0]
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]", html)
+    assert len(html.encode()) < 2_000_000
+    return page
+
+
+def described(rng, n=24) -> dict:
+    valid = rng.uniform(0.4, 1)
+    return dict(n=n, valid=valid, reasons=dict(duplicate=2, syntax=1), reward=rng.uniform(-1, 1),
+                solve_rate=rng.random(), solve_0=0.2, solve_1=0.5, malformed=0.0,
+                complexity=dict(depth=6.5, mccabe=2.0, halstead=90.0, lines=4 + rng.random(), variables=1.5, statements=2 + rng.random()),
+                duplicates=0.1, distinct=1.0, output_chars=7.0, output_digits=2.0)
+
+
+def invent(path: Path, steps: int = 6, pop: int = 4, per_step: int = 8, every: int = 3, text: str = "", **config) -> Path:
+    """A run's directory in the format of train.py, with a birth in each role every few steps."""
+    path.mkdir(parents=True)
+    rng, half = random.Random(0), pop // 2
+    T, S = ([f"{role}{i}" for i in range(half)] for role in "TS")
+    total, logs = 0, dict(metrics=[], tasks=[], matches=[], genealogy=[])
+    for step in range(steps):
+        common = lambda role: dict(role=role, mu=25 + rng.gauss(0, 2), sigma=8 / (step + 1), reward=0.5, response_tokens=9.0, entropy=1.0,
+                                   adv_abs=0.5, grad_norm=0.1, cosine=rng.random())
+        members = {name: common("teacher") | described(rng) for name in T}
+        members |= {name: common("student") | dict(n=20, solve_rate=rng.random()) for name in S}
+        total += 1000
+        row = dict(step=step, **described(rng, n=len(T) * per_step), kinds=dict(code_o=described(rng), code_i=described(rng)), members=members,
+                   coverage=50 * (step + 1), rarefied=60.0, guess_rate=dict(code_o=0.05), beats_guessing=0.8, brier=0.1, zero_advantage=0.5,
+                   kl=0.0, entropy=0.0, skipped=[], tokens_generated=total, tokens_trained=total // 2)
+        if step % 5 == 0:
+            row |= dict(anchors_sampled={s: rng.random() for s in S}, anchors_greedy={s: rng.random() for s in S})
+            row |= dict(base_solve=0.5, student_solve=0.6, probe_tokens=100)
+            row |= dict(anchors_sampled_base=0.4, anchors_greedy_base=0.7) if step == 0 else {}
+        logs["matches"] += [dict(step=step, teacher=t, student=s, expected=0.5, solve_rate=rng.random(), winner="draw", brier=0.1,
+                                 teacher_mu=25.0, student_mu=25.0) for t, s in zip(T, S)]
+        for t, s in zip(T, S):
+            for i in range(per_step):
+                made = dict(step=step, teacher=t, kind="code_o", reason="" if i % 3 else "syntax", reward=0.5)
+                logs["tasks"].append(made | (dict(text=f"def f(x: {text}") if i % 3 == 0 else dict(
+                    id=len(logs["tasks"]), program=f"def f(x):\n  return x + {i} # {text}", inputs=["1"], outputs=["2"],
+                    message=text, key="k", parents=[1, 2], solve_rate=0.5, attempts={s: ["correct", "wrong", "wrong", "malformed"]},
+                    answers={s: ["2", "3", "3", text]}, complexity=dict(depth=6, mccabe=1, halstead=9.0, lines=2, variables=1, statements=0))))
+        births = []
+        if every and (step + 1) % every == 0:
+            for group in (T, S):
+                child, victim = f"{group[0][0]}{max(int(n[1:]) for n in group) + 1}", group[0]
+                who = lambda name: dict(name=name, role="teacher", slot=0, rating=dict(mu=25.0, sigma=2.0), born=0, parents=[],
+                                        operator="founder", matches=3)
+                births.append(dict(step=step, child=child, operator="dare", note="", norm_ratio=0.95, mu=25.0, sigma=3.0,
+                                   parents=[who(group[1]), who(group[-1])], victim=who(victim)))
+                group[0] = child
+        logs["genealogy"] += births
+        row |= dict(births=[b["child"] for b in births], seconds=dict(propose=1.0, verify=0.5, solve=2.0, probe=0.0, update=3.0, evolve=0.0))
+        logs["metrics"].append(row)
+    for name, rows in logs.items():
+        if rows:
+            (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settled = dict(base="micro/base", name=path.name, out="out", seed=0, steps=steps, style="auto", pop=pop, teachers=half,
+                   students=half, single=False, rank=8, kinds="code_o,code_i") | config
+    (path / "config.json").write_text(json.dumps(settled))
+    (path / "env.json").write_text(json.dumps(dict(commit="abc", python="3.11", sandbox_report=dict(seccomp="ok"))))
+    return path
+
+
+def made(*paths: Path) -> str:
+    """The page of these runs."""
+    return report.page([report.Run(p) for p in paths])
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def rewrite(path: Path, some: list) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in some))
+
+
+def test_a_whole_run_is_told(tmp_path):
+    page = check(made(invent(tmp_path / "demo", steps=12)))
+    for words in ("demo", "all 12 steps done", "2 teachers and 2 students", "frozen base", "Genealogy",
+                  "dare of T1 and T1, in place of T0", "norm of its update to its parents': 0.950",
+                  "structures", "∅ malformed", "2 × ✗ wrong", "Solve rate by kind", "nobody solves", "8 births as a table", "Who met whom"):
+        assert words in page.text, words
+    assert "Absent" not in page.text and "About the logs" not in page.text
+    assert {"T0", "S1"} <= {v for tag, k, v in page.attributes if k in ("data-teacher", "data-students")}
+
+
+def test_words_say_what_rose_and_what_fell(tmp_path):
+    path = invent(tmp_path / "run", steps=4)
+    some = rows(path / "metrics.jsonl")
+    for i, row in enumerate(some):
+        row["complexity"]["statements"], row["valid"], row["rarefied"] = 2 + i, 0.9 - 0.1 * i, 64.0
+    rewrite(path / "metrics.jsonl", some)
+    words = re.sub("<[^>]*>", " ", report.in_words(report.Run(path)))
+    assert re.search(r"2\.00 → 5\.00\s+rose\s+statements per task", words)
+    assert re.search(r"0\.90 → 0\.60\s+fell\s+share of proposals that are valid", words)
+    assert re.search(r"64\.00\s+stayed\s+distinct structures among 64", words)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_short_runs(tmp_path, steps):
+    page = check(made(invent(tmp_path / "run", steps=steps, every=0)))
+    assert ("No step is finished yet." if steps == 0 else "Too short" if steps == 1 else "first and last step") in page.text
+
+
+def test_single(tmp_path):
+    page = check(made(invent(tmp_path / "run", pop=2, every=0, single=True)))
+    assert "One adapter in both roles" in page.text and "Nobody was replaced." in page.text
+
+
+def test_a_run_killed_half_way(tmp_path):
+    path = invent(tmp_path / "run", steps=6)
+    (path / "config.json").write_text(json.dumps(json.loads((path / "config.json").read_text()) | dict(steps=40)))
+    for name in ("metrics", "tasks"):
+        data = (path / f"{name}.jsonl").read_bytes()
+        (path / f"{name}.jsonl").write_bytes(b'[1]\n{"no": "step"}\n\n' + data[:-50])
+    page = check(made(path))
+    assert "5 of 40 steps done: stopped, or still going" in page.text
+    assert "3 lines of metrics.jsonl skipped" in page.text and "3 lines of tasks.jsonl skipped" in page.text
+
+
+def test_missing_files_are_said(tmp_path):
+    path = invent(tmp_path / "run")
+    for name in ("tasks.jsonl", "matches.jsonl", "env.json", "genealogy.jsonl"):
+        (path / name).unlink()
+    (path / "config.json").write_bytes(b"{\xff")
+    page = check(made(path))
+    for words in ("tasks.jsonl is not there", "matches.jsonl is not there", "env.json could not be read",
+                  "config.json could not be read", "Absent: no proposal can be read"):
+        assert words in page.text, words
+
+
+def test_logs_of_another_version(tmp_path):
+    path = invent(tmp_path / "run")
+    rewrite(path / "metrics.jsonl", [{k: row[k] for k in ("step", "valid", "n", "reasons")} for row in rows(path / "metrics.jsonl")])
+    rewrite(path / "tasks.jsonl", [{k: row[k] for k in ("step", "reason")} for row in rows(path / "tasks.jsonl")])
+    rewrite(path / "matches.jsonl", [{"step": 0}])
+    rewrite(path / "genealogy.jsonl", [{"step": 0}])
+    page = check(made(path))
+    assert page.text.count("Absent: this run did not log it.") > 10
+    rewrite(path / "metrics.jsonl", [{"step": 3}])
+    check(made(path))
+
+
+def test_hostile_texts_everywhere(tmp_path):
+    path = invent(tmp_path / "<b>run&", steps=len(HOSTILE), text=HOSTILE[0], every=2)
+
+    def poison(value, bad: str):
+        """The same with every text, and every key that is a name, turned into `bad`."""
+        if isinstance(value, dict):
+            return {bad + k if re.fullmatch(r"[TS]\d+|code_\w|duplicate|syntax|propose", k) else k: poison(v, bad) for k, v in value.items()}
+        if isinstance(value, list):
+            return [poison(v, bad) for v in value]
+        return bad if isinstance(value, str) and value not in ("", "teacher", "student") else value
+    for name in ("metrics", "tasks", "matches", "genealogy"):
+        rewrite(path / f"{name}.jsonl", [poison(row, HOSTILE[row["step"]]) for row in rows(path / f"{name}.jsonl")])
+    for name in ("config.json", "env.json"):
+        (path / name).write_text(json.dumps(poison(json.loads((path / name).read_text()), HOSTILE[0]) | {k: i for i, k in enumerate(HOSTILE)}))
+    html = made(path, path)
+    page = check(html)
+    assert "<b>run&" in page.text                                   # as text
+    for seen in ("⟨U+202E⟩gnp.exe", "⟨U+0000⟩⟨U+001B⟩[2J", "⟨U+D800⟩", "⟨U+2028⟩", "a⟨U+200B⟩b⟨U+FEFF⟩", "more characters]",
+                 "</script><script>alert(1)</script>"):
+        assert seen in page.text, seen
+    assert not any("alert" in s for s in page.scripts)
+
+
+VALUES = [None, math.nan, math.inf, -math.inf, 1e308, -1e308, 10**400, "text", [], {}, [1, "a"], {"a": None}, True, -1, 0, "</script>"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_value_anywhere(tmp_path, seed):
+    """A quarter of the lines has values replaced by ones that do not belong there: the page stays whole."""
+    path, rng = invent(tmp_path / "run", every=2), random.Random(seed)
+
+    def spoil(value):
+        if rng.random() < 0.06:
+            return rng.choice(VALUES)
+        if isinstance(value, dict):
+            return {k: spoil(v) for k, v in value.items() if rng.random() > 0.01}
+        return [spoil(v) for v in value] if isinstance(value, list) else value
+    for name in ("metrics", "tasks", "matches", "genealogy"):
+        rewrite(path / f"{name}.jsonl", [spoil(row) for row in rows(path / f"{name}.jsonl")])
+    for name in ("config.json", "env.json"):
+        (path / name).write_text(json.dumps(spoil(json.loads((path / name).read_text()))))
+    check(made(path, path))
+
+
+def test_compare(tmp_path):
+    first, second = invent(tmp_path / "full", steps=8), invent(tmp_path / "other", steps=8, dedupe="off")
+    page = check(made(first, second))
+    assert "The budgets agree within 5%." in page.text and "dedupe off" in page.text and "8,000 (×1.00)" in page.text
+    page = check(made(first, invent(tmp_path / "short", steps=4), invent(tmp_path / "sub" / "full", steps=8)))
+    assert "The budgets are not the same" in page.text and "4,000 (×0.50)" in page.text
+    assert str(tmp_path / "sub" / "full") in page.text              # two runs of one name are told by their paths
+
+
+def test_a_large_run_is_quick_and_small(tmp_path):
+    path = invent(tmp_path / "large", steps=200, pop=16, per_step=24, every=10, text="some words " * 20)
+    size, start = sum(f.stat().st_size for f in path.iterdir()), time.process_time()
+    html = made(path)
+    seconds = time.process_time() - start
+    page = check(html)
+    assert seconds < 10, f"{seconds:.1f} s for {size / 1e6:.0f} MB of logs"
+    steps = [int(v) for _, k, v in page.attributes if k == "data-step"]
+    assert len(set(steps)) == 200 and steps == sorted(steps), "every step is in the sample"
+    reasons = [v for _, k, v in page.attributes if k == "data-reason"]
+    assert 0.15 < sum(map(bool, reasons)) / len(reasons) < 0.4
+
+
+def test_many_members_and_long_runs_stay_small(tmp_path):
+    check(made(invent(tmp_path / "wide", steps=12, pop=100, per_step=1, every=3)))
+    check(made(invent(tmp_path / "long", steps=1000, pop=4, per_step=1, every=5)))
+
+
+def test_what_differs_from_the_defaults(tmp_path, monkeypatch):
+    train = pytest.importorskip("train")
+    flags, presets = report_run.defaults()
+    assert presets == train.PRESETS
+    for f in dataclasses.fields(train.Config):
+        assert flags[f.name][0] in (f.default, ...) and flags[f.name][1] in (f.metadata["help"], ...)
+    settled = dataclasses.asdict(train.settle(train.Config(pop=6, lr=0.5, name="x"), "micro"))
+    usual = report_run.expected(settled)
+    assert {k for k in settled if usual[k] is not ... and usual[k] != settled[k]} == {"pop", "lr"}
+    monkeypatch.setattr(report_run, "HERE", tmp_path)
+    assert report_run.defaults() == ({}, {})
+    assert "its defaults are not known" in check(made(invent(tmp_path / "run"))).text
+
+
+def test_watch_writes_until_the_run_is_complete(tmp_path, monkeypatch, capsys):
+    path = invent(tmp_path / "run", steps=4)
+    whole = (path / "metrics.jsonl").read_text()
+    (path / "metrics.jsonl").write_text("".join(whole.splitlines(True)[:2]))
+    seen = []
+
+    def sleep(seconds):
+        seen.append((seconds, (path / "report.html").read_text()))
+        (path / "metrics.jsonl").write_text(whole)
+    monkeypatch.setattr(report.time, "sleep", sleep)
+    report.main([str(path), "--watch", "7"])
+    assert [s for s, _ in seen] == [7] and 'data-watch="7"' in seen[0][1] and "2 of 4 steps done" in seen[0][1]
+    assert 'data-watch="0"' in (path / "report.html").read_text() and "complete" in capsys.readouterr().out
+    assert sorted(p.name for p in path.iterdir() if "report" in p.name) == ["report.html"]
+
+
+def test_command_line(tmp_path):
+    """Nothing but Python is needed; bad input ends in one sentence and code 2."""
+    call = lambda *words: subprocess.run([sys.executable, "-S", ROOT / "report.py", *map(str, words)], capture_output=True, text=True, cwd=tmp_path)
+    done = call(invent(tmp_path / "run"), "--out", tmp_path / "a.html")
+    assert done.returncode == 0, done.stderr
+    check((tmp_path / "a.html").read_text(encoding="utf-8"))
+    (tmp_path / "empty").mkdir()
+    for words, said in (([tmp_path / "none"], "no such directory"), ([tmp_path / "empty"], "is no run"),
+                        ([tmp_path / "run", "--compare", tmp_path / "empty"], "is no run"),
+                        ([tmp_path / "run", "--watch", "-1"], "number of seconds"), ([tmp_path / "run", "--out", tmp_path], "name of a file"),
+                        ([tmp_path / "run", "--out", tmp_path / "no" / "a.html"], "directory that exists"), ([tmp_path / "a.html"], "no such directory")):
+        bad = call(*words)
+        assert bad.returncode == 2 and said in bad.stderr and bad.stderr.count("\n") == 1, (words, bad.stderr)
+
+
+def test_a_real_run(tmp_path, micro_base):
+    """What train.py writes today is what is read here: nothing is absent that a run of two steps can have."""
+    train = pytest.importorskip("train")
+    run = train.main(train.Config(base=str(micro_base), out=str(tmp_path), name="run", steps=2, pop=4, n_prompts=1, group=4, attempts=2,
+                                  max_new=48, n_anchors=2, evolve_every=1, probe_every=1, workers=1, grace=0))
+    page = check(made(run.path))
+    assert "Absent" not in page.text and "About the logs" not in page.text and "all 2 steps done" in page.text
+
+
+def test_charts_bear_any_numbers():
+    line = lambda *points, **more: report_svg.Line("a", list(points), "t0", **more)
+    for lines in ([], [line()], [line((0, None))], [line((0, 1.0))], [line((5, 3.0), (5, 3.0))],
+                  [line((0, 1e14), (9, -1e14))], [line((0, 1e-300), (1, 0.0))],
+                  [line((0, 0.0), (10**8, 0.0))], [line((0, 2.0), (1, 3.0), band=[(0, -1e14, 1e14), (1, 2.0, None)])]):
+        check_svg = report_svg.line_chart("x", lines)
+        assert not re.search(r"nan|inf", check_svg, re.I) and bool(check_svg) == any(None not in p for a in lines for p in a.points)
+    assert report_svg.ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0]) and report_svg.ticks(3, 3) == [3]
+    labels = report_svg.spread([(50.0, str(i), "t0") for i in range(40)])
+    assert all(b[0] - a[0] >= 11 for a, b in zip(labels, labels[1:])) and labels[-1][0] <= report_svg.H
+    assert [report_svg.short(v) for v in (0, 0.38, 5582, 34000, 1.25e6, -0.5, 12.345)] == ["0", "0.38", "5,582", "34k", "1.25M", "-0.5", "12.3"]
