@@ -14,7 +14,6 @@ from typing import Callable, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from lora import Factors
 from trueskill_lite import Rating
 
 DEAD = 1e-6  # singular values below this share of the largest are rounding noise of the float32 factors

@@ -411,7 +411,7 @@ def setup(run: Run) -> str:
     folded = lambda v: text(v) if len(v) < 200 else f"<details><summary>show</summary><pre>{text(v)}</pre></details>"
     env = [f"<td>{text(k)}</td><td>{folded(v)}</td>" for k, v in env]
     words = (f"{len(differing) or 'None'} of {len(rows)} flags differ from the defaults of this train.py." if flags else
-             "No train.py beside report.py: its defaults are not known.")
+             "No config.py beside report.py: its defaults are not known.")
     cards = [config if rows else absent.format("config.json"), table("", env) if env else absent.format("env.json")]
     return section("setup", "Configuration and machine", words, [f'<div class="card wide">{card}</div>' for card in cards])
 

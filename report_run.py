@@ -136,10 +136,10 @@ class Run:
 
 
 def defaults() -> tuple[dict, dict]:
-    """({flag: (default, help)}, {style: presets}) as train.py says; its text is read, it is not run. ... = not a literal."""
+    """({flag: (default, help)}, {style: presets}) as config.py says; its text is read, it is not run. ... = not a literal."""
     flags, presets = {}, {}
     try:
-        body = ast.parse((HERE / "train.py").read_text(encoding="utf-8")).body
+        body = ast.parse((HERE / "config.py").read_text(encoding="utf-8")).body
     except (OSError, ValueError, SyntaxError):
         return flags, presets
     literal = lambda node: ast.literal_eval(node) if isinstance(node, (ast.Constant, ast.UnaryOp)) else ...

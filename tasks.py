@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 
-from checks import Limits, arguments_text, canonical_arguments, normalise, program_problem, split_inputs
+from checks import arguments_text, canonical_arguments, normalise, program_problem, split_inputs
 from domains import Logic, Math
-from kinds import Kind, Proposal, Reject, Task, digest
+from kinds import Kind, Proposal, Reject, digest
 from prompts import HINT, STYLE
 from verifier import Job, Verdict, decode, same
 

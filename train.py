@@ -9,15 +9,11 @@
 
 Five phases a step, all in `main`: match, propose, solve, reward and update, evolve. arXiv 2605.16727 on top of 2505.03335.
 """
-import argparse
 import contextlib
 import dataclasses
-import difflib
 import json
-import math
 import os
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # waiting threads that spin cost more than they save
@@ -33,157 +29,18 @@ from books import header, line, measures, summary
 from checks import Limits
 from checkpoint import LOGS, Interrupted, RunDir, Signals, differing
 from complexity import structural_hash
-from lora import TARGETS, Adapters
+from config import FREE, Config, parse_args, settle
+from lora import Adapters
 from machine import Stopwatch, environment, free_memory, plan_table
 from model import Base, Config as ModelConfig, load_base, load_tokenizer, resolve, weights_hash
 from parallel import Ranks
-from prompts import STYLES
-from rewards import STUDENT_REWARDS, TEACHER_REWARDS
-from selfplay import Setup, mean
+from selfplay import Setup
 from state import State, found, restore, save
-from tasks import KINDS
-from trueskill_lite import CHILD_RATINGS, RATINGS, child_rating
+from trueskill_lite import RATINGS, child_rating
 from verifier import Sandbox
 
 HERE = Path(__file__).resolve().parent
 
-
-def flag(default, help, choices=None, kind=None):
-    """A configuration field: default, help text, legal values. None = the style's preset, of the given kind."""
-    return field(default=default, metadata=dict(help=help, choices=choices, kind=kind or type(default)))
-
-
-@dataclass(frozen=True)
-class Config:
-    """Every switch of a run: name, default, meaning. `python train.py --help` prints this table."""
-    base: str = flag("micro/base", "Hugging Face directory or hub id of the frozen base")
-    name: str = flag("", "the run's directory under --out; default: the base's name and a free number")
-    out: str = flag("out", "where runs are kept")
-    resume: str = flag("", "auto (the latest checkpoint of --name) or a run's directory")
-    init: str = flag("", "directory of PEFT adapters, one folder a member in slot order, to start from")
-    seed: int = flag(0, "every random draw is keyed by (seed, step, phase, member, index)")
-    steps: int = flag(None, "steps of the run", kind=int)
-    device: str = flag("auto", "auto, cpu or cuda")
-    style: str = flag("auto", "how the model is talked to (prompts.py); auto: as config.json and the tokenizer say", ("auto", *STYLES))
-    dtype: str = flag("auto", "of the frozen base", ("auto", "float32", "bfloat16"))
-    threads: int = flag(None, "CPU threads a process; 0 = torch's choice", kind=int)
-    plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
-    # the population
-    pop: int = flag(8, "members: half teachers, half students")
-    teachers: int = flag(0, "number of teachers, instead of half of --pop")
-    students: int = flag(0, "number of students, instead of half of --pop")
-    single: bool = flag(False, "one adapter in both roles, compute per adapter matched (Absolute Zero Reasoner)")
-    rank: int = flag(None, "LoRA rank R", kind=int)
-    alpha: float = flag(None, "LoRA alpha; the update is scaled by alpha / R", kind=float)
-    lora_targets: str = flag(",".join(TARGETS), "linear layers that carry adapters")
-    # phase 1: match
-    matching: str = flag("pfsp", "how a teacher draws its student", evolve.MATCHING)
-    matching_floor: float = flag(0.1, "share of the uniform distribution in matching: exploration")
-    # phase 2: propose
-    kinds: str = flag(None, "task kinds in turn, of " + ",".join(KINDS), kind=str)
-    n_prompts: int = flag(None, "prompts a teacher answers each step", kind=int)
-    group: int = flag(8, "proposals sampled from one prompt (the baseline's group)")
-    n_refs: int = flag(None, "reference tasks shown in a prompt (K)", kind=int)
-    seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity program alone")
-    dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, and so as invalid", ("structural", "exact", "off"))
-    max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the style's own limit")
-    max_output: int = flag(0, "characters of an output, at most; 0 = the style's own limit")
-    max_guess: float = flag(1.0, "refuse the archive's most frequent output while its share of the latest tasks is above this")
-    archive_cap: int = flag(16384, "tasks kept per kind, oldest out; keys are remembered for the whole run")
-    # phase 3: solve
-    attempts: int = flag(None, "attempts at each task (n): a difficulty knob, keep it fixed across arms", kind=int)
-    temperature: float = flag(1.0, "of proposals and attempts")
-    max_new: int = flag(None, "tokens of a proposal or an answer, at most", kind=int)
-    # phase 4: reward and update
-    teacher_reward: str = flag("difficulty", "reward of a valid proposal by its solve rate", tuple(TEACHER_REWARDS))
-    invalid_penalty: float = flag(-1.0, "reward of an invalid proposal (-1, -0.1 and 0 have been studied)")
-    duplicate_penalty: float = flag(None, "reward of a duplicate; default: that of any invalid proposal", kind=float)
-    gate_leak: float = flag(0.0, "probability that an invalid proposal is rewarded as a valid one that nobody solves")
-    noise_margin: float = flag(0.1, "noise-proof: by how much the solve rate must beat guessing")
-    student_reward: str = flag("graded", "graded: correct 1, wrong -0.5, malformed -1; binary: 1, 0, 0", tuple(STUDENT_REWARDS))
-    advantage: str = flag("reinforce++", "baseline and scale of rewards", rl.ADVANTAGES)
-    whiten: str = flag("auto", "whitening over a member's tokens: per member, per member and kind (TRR++), or off", rl.WHITEN)
-    clip: float = flag(0.2, "PPO clip; with one epoch on policy the ratio is 1")
-    kl: float = flag(0.0, "weight of the KL to the base")
-    entropy: float = flag(0.0, "weight of the entropy bonus")
-    lr: float = flag(None, "Adam's learning rate", kind=float)
-    lr_teacher: float = flag(None, "the same for teachers", kind=float)
-    rating: str = flag("trueskill", "rating system", tuple(RATINGS))
-    outcome: str = flag("expected", "who won: solve rate against its prediction, against 1/2 with a band, or without", evolve.OUTCOMES)
-    outcome_band: float = flag(0.05, "half-width of a draw in solve rate")
-    # phase 5: evolve
-    evolve: str = flag("mixed", "operators of replacement, or none", evolve.EVOLVE)
-    evolve_every: int = flag(None, "steps between replacements", kind=int)
-    cull: float = flag(0.25, "share of each role that is replaced, at least one")
-    grace: int = flag(-1, "steps during which a child cannot be replaced; -1 = one interval")
-    child_rating: str = flag("mean", "rating of a child: mean of its parents, widened; or fresh", CHILD_RATINGS)
-    # probes, books and machine
-    probe_every: int = flag(None, "steps between absolute probes (anchor tasks, frozen base); 0 = never", kind=int)
-    anchors: str = flag("", "JSON lines of held-out tasks; default: the base's anchors.jsonl, else the run's first valid tasks")
-    n_anchors: int = flag(96, "anchor tasks, at most")
-    save_every: int = flag(10, "steps between checkpoints")
-    keep: int = flag(2, "checkpoints kept")
-    max_rows: int = flag(None, "rows that decode together", kind=int)
-    token_budget: int = flag(None, "padded tokens of a micro-batch of the update", kind=int)
-    workers: int = flag(2, "sandbox processes")
-    cpu_s: float = flag(0.5, "CPU seconds a program may use")
-    weak_sandbox: bool = flag(False, "run model code with weaker walls where the system has no seccomp (dangerous)")
-
-
-# What a style of base wants where the command line says nothing. The micro values are measured in LOG.md.
-PRESETS = {
-    "micro": dict(steps=80, rank=8, alpha=32.0, kinds="code_o", n_prompts=3, n_refs=0, attempts=4, max_new=80, lr=1e-3, lr_teacher=3e-3,
-                  evolve_every=15, probe_every=10, max_rows=512, token_budget=1024, threads=1),
-    "chat": dict(steps=200, rank=32, alpha=64.0, kinds="code_o,code_i,code_f", n_prompts=3, n_refs=6, attempts=8, max_new=512, lr=1e-5,
-                 lr_teacher=1e-5, evolve_every=10, probe_every=20, max_rows=128, token_budget=2048, threads=0)}
-PRESETS["base"] = PRESETS["chat"] | dict(max_new=1024)
-PRESETS["direct"] = PRESETS["chat"] | dict(max_new=192)
-POSITIVE = ("steps", "rank", "alpha", "n_prompts", "group", "archive_cap", "attempts", "max_new", "clip", "lr", "lr_teacher",
-            "evolve_every", "save_every", "keep", "max_rows", "token_budget", "workers", "cpu_s")
-NOT_NEGATIVE = ("seed", "threads", "n_refs", "max_digits", "max_output", "noise_margin", "kl", "entropy", "outcome_band", "probe_every", "n_anchors")
-# Fields that may change between a run and its resumption without changing what it computes.
-FREE = ("base", "name", "out", "resume", "init", "steps", "device", "threads", "plan", "save_every", "keep", "workers")
-
-
-def parse_args(argv: list[str] | None = None) -> Config:
-    """Command line to Config. Exits with code 2 and a suggestion for an unknown flag or value."""
-    parser = argparse.ArgumentParser(description=__doc__, usage="train.py [--flag value ...]   (--help lists every switch)", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    for f in dataclasses.fields(Config):
-        preset = {style: values.get(f.name) for style, values in PRESETS.items()} if f.default is None else None
-        text = f"{f.metadata['help']} ({preset or f.default})".replace("%", "%%")
-        how = dict(action="store_true") if f.metadata["kind"] is bool else dict(type=f.metadata["kind"], choices=f.metadata["choices"])
-        parser.add_argument("--" + f.name.replace("_", "-"), dest=f.name, default=f.default, help=text, **how)
-    args, unknown = parser.parse_known_args(argv)
-    for word in unknown:
-        flags = [o for a in parser._actions for o in a.option_strings]
-        near = difflib.get_close_matches(word.split("=")[0], flags, 1)
-        parser.error(f"unknown argument {word}" + (f": did you mean {near[0]}?" if near else "; --help lists all"))
-    return Config(**vars(args))
-
-
-def settle(cfg: Config, style: str) -> Config:
-    """Fill the style's presets in and check the numbers against each other. Raises ValueError with the fix."""
-    cfg = dataclasses.replace(cfg, **{k: v for k, v in PRESETS[style].items() if getattr(cfg, k) is None})
-    n_teachers, n_students = (1, 1) if cfg.single else (cfg.teachers or cfg.pop // 2, cfg.students or cfg.pop // 2)
-    cfg = dataclasses.replace(cfg, style=style, teachers=n_teachers, students=n_students, grace=cfg.evolve_every if cfg.grace < 0 else cfg.grace,
-                              duplicate_penalty=cfg.invalid_penalty if cfg.duplicate_penalty is None else cfg.duplicate_penalty)
-    unknown, flagged = set(cfg.kinds.split(",")) - set(KINDS), lambda name: f"--{name.replace('_', '-')} {getattr(cfg, name)}"
-    problems = [
-        (cfg.pop % 2 or cfg.pop < 2, f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number of at least 2"),
-        (min(n_teachers, n_students) < 1, "--teachers and --students must be at least 1"),
-        (bool(unknown), f"--kinds: {', '.join(sorted(unknown))} unknown; valid: {', '.join(KINDS)}"),
-        (not 0 <= cfg.cull < 1, f"--cull {cfg.cull}: a share in [0, 1)"),
-        (style != "micro" and cfg.n_refs < 1, f"--n-refs {cfg.n_refs}: the {style} style shows references; give at least 1"),
-        (not 0 <= cfg.max_guess <= 1, f"--max-guess {cfg.max_guess}: a share in [0, 1]"),
-        (not 0 <= cfg.gate_leak <= 1 or not 0 <= cfg.matching_floor <= 1, "--gate-leak and --matching-floor are probabilities"),
-        (not cfg.temperature > 0, f"--temperature {cfg.temperature}: greedy attempts give solve rates of 0 or 1 only; give a positive number"),
-        *[(not math.isfinite(v), f"{flagged(k)}: not a finite number") for k, v in vars(cfg).items() if isinstance(v, float)],
-        *[(not getattr(cfg, k) > 0, f"{flagged(k)}: must be positive") for k in POSITIVE],
-        *[(getattr(cfg, k) < 0, f"{flagged(k)}: must not be negative") for k in NOT_NEGATIVE]]
-    for wrong, text in problems:
-        if wrong:
-            raise ValueError(text)
-    return cfg
 
 
 def rate(cfg: Config, pairs: list, proposed: list, step: int) -> list[dict]:
@@ -197,8 +54,8 @@ def rate(cfg: Config, pairs: list, proposed: list, step: int) -> list[dict]:
         first, second = (teacher, student) if winner == "teacher" else (student, teacher)
         first.rating, second.rating = system.rate(first.rating, second.rating, draw=winner == "draw")
         teacher.matches, student.matches = teacher.matches + 1, student.matches + 1
-        rows.append(dict(step=step, teacher=teacher.name, student=student.name, expected=expected, solve_rate=solve_rate, winner=winner,
-                         brier=(expected - solve_rate) ** 2 if solve_rate is not None else None,
+        rows.append(dict(step=step, teacher=teacher.name, student=student.name, expected=expected, solve_rate=solve_rate,
+                         winner=winner, brier=(expected - solve_rate) ** 2 if solve_rate is not None else None,
                          teacher_mu=teacher.rating.mu, student_mu=student.rating.mu))
     return rows
 
@@ -209,7 +66,8 @@ def evolve_population(setup: Setup, state: State, adam: rl.Adam, step: int) -> l
     for number, role in enumerate(("teacher", "student")):
         rng = selfplay.keyed(cfg.seed, step, selfplay.EVOLVE, number)
         members = [m for m in state.members if m.role == role]
-        for i, b in enumerate(evolve.plan(members, lambda m: system.fitness(m.rating), cfg.cull, cfg.grace, step, cfg.evolve, rng)):
+        births = evolve.plan(members, lambda m: system.fitness(m.rating), cfg.cull, cfg.grace, step, cfg.evolve, rng)
+        for i, b in enumerate(births):
             gen = torch.Generator().manual_seed(selfplay.keyed(cfg.seed, step, selfplay.EVOLVE, number, i).getrandbits(60))
             ratio = evolve.birth(setup.adapters, b, gen)
             adam.reset(b.victim.slot)
@@ -232,7 +90,8 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
 
         # 1. match: every teacher draws a student
         rng = selfplay.keyed(cfg.seed, step, selfplay.MATCH)
-        pairs = evolve.match(teachers, students, lambda t, s: system.p_win(s.rating, t.rating), cfg.matching, cfg.matching_floor, rng, step)
+        p_beats = lambda teacher, student: system.p_win(student.rating, teacher.rating)
+        pairs = evolve.match(teachers, students, p_beats, cfg.matching, cfg.matching_floor, rng, step)
 
         # 2. propose: teachers write tasks, the sandbox says which are valid
         rollout, proposed = selfplay.propose(setup, state.archive, teachers, step, bar("propose"))
@@ -242,8 +101,8 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
 
         # 3. solve: each student attempts the valid tasks of its teachers
         solved = [(p, student) for teacher, student in pairs for p in proposed if p.teacher is teacher and p.task]
-        attempts = selfplay.attempt(setup, [p.task for p, _ in solved], [m.slot for _, m in solved], step, selfplay.SOLVE, cfg.attempts,
-                                    desc=bar("solve")) if solved else None
+        attempts = selfplay.attempt(setup, [p.task for p, _ in solved], [m.slot for _, m in solved], step, selfplay.SOLVE,
+                                    cfg.attempts, desc=bar("solve")) if solved else None
         for (p, student), verdicts in zip(solved, attempts.verdicts if attempts else []):
             p.attempts[student.name] = verdicts
         for i, (p, student) in enumerate(solved):
@@ -277,7 +136,8 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
             state.anchors = state.anchors or [p.task for p in proposed if p.task][:cfg.n_anchors]
             state.step += 1
             row |= dict(births=[b["child"] for b in births], seconds=clock.seconds)
-            for name, rows in (("metrics", [row]), ("tasks", selfplay.task_rows(proposed, step)), ("matches", matches), ("genealogy", births)):
+            logs = dict(metrics=[row], tasks=selfplay.task_rows(proposed, step), matches=matches, genealogy=births)
+            for name, rows in logs.items():
                 run.append(f"{name}.jsonl", rows)
             if run.writes:
                 print(line(row), flush=True)
@@ -355,21 +215,25 @@ def main(cfg: Config) -> RunDir:
     run, resuming = open_run(cfg, ranks)
     config = dataclasses.asdict(cfg)
     if resuming and (changed := differing(json.loads((run.path / "config.json").read_text()), config, FREE)):
-        raise ValueError(f"{run.path} was started with another configuration: {', '.join(changed)}; use the old values or another --name")
-    adapters = Adapters.on(base.model, 1 if cfg.single else cfg.teachers + cfg.students, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), ranks.device)
+        raise ValueError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
+                         "use the old values or another --name")
+    n_members = 1 if cfg.single else cfg.teachers + cfg.students
+    adapters = Adapters.on(base.model, n_members, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), ranks.device)
     rates = [cfg.lr] if cfg.single else [cfg.lr_teacher] * cfg.teachers + [cfg.lr] * cfg.students
     adam, base_hash = rl.Adam(adapters, rates), weights_hash(base.model)
     with contextlib.ExitStack() as stack:
         sandbox = stack.enter_context(open_sandbox(cfg)) if run.writes else None
         limits = Limits.for_style(base.style)
-        limits = dataclasses.replace(limits, max_digits=cfg.max_digits or limits.max_digits, output_chars=cfg.max_output or limits.output_chars)
+        limits = dataclasses.replace(limits, max_digits=cfg.max_digits or limits.max_digits,
+                                     output_chars=cfg.max_output or limits.output_chars)
         setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.kinds.split(",")))
         state = restore(run, cfg, setup, adam, base_hash) if resuming else found(cfg, setup, base_hash)
         if run.writes:
             run.write_json("config.json", config)
             run.write_json("env.json", environment(ranks, sandbox))
-            print(f"{run.path}: {cfg.teachers} teachers, {cfg.students} students{' in one adapter' if cfg.single else ''} on {cfg.base}, steps {state.step}"
-                  f" to {cfg.steps}, {ranks.world} process(es) on {ranks.device}, sandbox: {sandbox.tier}\n{header()}", flush=True)
+            print(f"{run.path}: {cfg.teachers} teachers, {cfg.students} students{' in one adapter' if cfg.single else ''} on "
+                  f"{cfg.base}, steps {state.step} to {cfg.steps}, {ranks.world} process(es) on {ranks.device}, "
+                  f"sandbox: {sandbox.tier}\n{header()}", flush=True)
         signals = Signals().install()
         stack.callback(signals.restore)
         try:
@@ -383,13 +247,14 @@ def main(cfg: Config) -> RunDir:
         assert weights_hash(base.model) == base_hash, "the frozen base was changed by training"
         if run.writes:
             print(summary(run.rows("metrics.jsonl", run.sizes()["metrics.jsonl"])))
-            print(f"everything lies in {run.path}: metrics.jsonl, tasks.jsonl, matches.jsonl, genealogy.jsonl, step_{state.step}/ (one PEFT directory a member)")
+            print(f"everything lies in {run.path}: metrics.jsonl, tasks.jsonl, matches.jsonl, genealogy.jsonl, "
+                  f"step_{state.step}/ (one PEFT directory a member); python report.py {run.path} draws it")
     return run
 
 
 if __name__ == "__main__":
     try:
-        cfg = parse_args()
+        cfg = parse_args(__doc__)
         sys.exit(show_plan(cfg)) if cfg.plan else main(cfg)
     except (ValueError, OSError) as e:
         print(f"train.py: {e}", file=sys.stderr)

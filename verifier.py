@@ -30,7 +30,7 @@ those calls, side channels such as timing, and that two runs show every dependen
 import collections, json, marshal, os, re, select, signal, socket, sys, time
 from dataclasses import dataclass, field
 
-from zygote import DONE, GO, MAX_FILE, MAX_TEXT, Unsupported, encode
+from zygote import DONE, GO, MAX_FILE, MAX_TEXT, encode
 
 MAX_JOB = 1 << 20       # characters of one program and its inputs
 SEEDS = 158, 299        # hash seeds of the twins: of 1,000, the two that order small sets of letters and words most differently

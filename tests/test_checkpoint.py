@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import config
 import train
 from checkpoint import Interrupted, RunDir, Signals, differing
 
@@ -54,7 +55,7 @@ def words(micro_base):
 @pytest.fixture(scope="module")
 def whole(words, tmp_path_factory) -> Path:
     """The run that is never stopped."""
-    return train.main(train.parse_args(words(tmp_path_factory.mktemp("whole")))).path
+    return train.main(config.parse_args(None, words(tmp_path_factory.mktemp("whole")))).path
 
 
 def begin(words: list[str]) -> subprocess.Popen:
@@ -102,7 +103,7 @@ def test_killed_then_resumed_equals_never_stopped(words, whole, tmp_path):
     with open(path / "tasks.jsonl", "a") as f:
         f.write('{"step": 2, "torn')  # as a kill in the middle of a write leaves it
     (path / "step_2.part").mkdir(exist_ok=True)
-    train.main(train.parse_args(words(tmp_path, resume="auto")))
+    train.main(config.parse_args(None, words(tmp_path, resume="auto")))
     assert_equal(whole, path)
 
 
@@ -116,7 +117,7 @@ def test_a_signal_saves_and_leaves(words, whole, tmp_path, number):
     assert process.returncode == 130 and "Traceback" not in said
     assert said.count("\n") == 1 and number.name in said and f"--resume {tmp_path / 'run'}" in said
     assert max(RunDir(tmp_path / "run", writes=False).steps()) in (1, 2)
-    resumed = train.parse_args(words(tmp_path, resume=tmp_path / "run"))
+    resumed = config.parse_args(None, words(tmp_path, resume=tmp_path / "run"))
     train.main(resumed)
     assert_equal(whole, tmp_path / "run")
 
@@ -127,7 +128,7 @@ def test_killed_before_the_first_checkpoint(words, whole, tmp_path):
     process.kill()
     process.wait()
     assert metrics(tmp_path / "run")
-    train.main(train.parse_args(words(tmp_path, resume="auto")))
+    train.main(config.parse_args(None, words(tmp_path, resume="auto")))
     assert_equal(whole, tmp_path / "run")
 
 
@@ -168,7 +169,7 @@ def test_a_signal_waits_for_what_must_not_be_torn():
 def refused(match: str, words: list[str]) -> None:
     """The run does not start, for this reason."""
     with pytest.raises(ValueError, match=match):
-        train.main(train.parse_args(words))
+        train.main(config.parse_args(None, words))
 
 
 def test_resume_names_what_differs(words, whole):
@@ -182,7 +183,7 @@ def test_resume_names_what_differs(words, whole):
     refused("no complete checkpoint", words(out, resume=out))
     refused("only the latest checkpoint, step_3, can go on", words(out, resume=whole / "step_2"))
     assert metrics(whole) == before
-    assert train.main(train.parse_args(words(out, resume=whole / "step_3"))).steps() == [1, 2, 3] and metrics(whole) == before
+    assert train.main(config.parse_args(None, words(out, resume=whole / "step_3"))).steps() == [1, 2, 3] and metrics(whole) == before
 
 
 def test_another_base_is_refused(words, whole, micro_base, tmp_path):
@@ -197,7 +198,7 @@ def test_another_base_is_refused(words, whole, micro_base, tmp_path):
 
 def test_start_from_a_runs_adapters(words, whole, tmp_path):
     flags = dict(init=whole / "step_3", steps=1, evolve="none", lr=1e-30, lr_teacher=1e-30)
-    path = train.main(train.parse_args(words(tmp_path, **flags))).path
+    path = train.main(config.parse_args(None, words(tmp_path, **flags))).path
     old = sorted((p.name for p in (whole / "step_3").iterdir() if p.is_dir()), key=lambda name: (name[0] == "S", name))
     for slot, (name, new) in enumerate(zip(old, ["T0", "T1", "S0", "S1"])):
         a, b = (
@@ -261,4 +262,4 @@ def test_disk_full_at_a_checkpoint(words, tmp_path):
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "step_2 could not be written" in done.stderr and done.stderr.count("\n") == 1
     assert RunDir(tmp_path / "run").steps() == [1] and not list((tmp_path / "run").glob("*.part"))
-    assert len(train.main(train.parse_args(words(tmp_path, resume="auto"))).rows("metrics.jsonl", 10**9)) == STEPS
+    assert len(train.main(config.parse_args(None, words(tmp_path, resume="auto"))).rows("metrics.jsonl", 10**9)) == STEPS

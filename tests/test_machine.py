@@ -9,6 +9,7 @@ import torch
 
 import machine
 import rl
+import config
 import train
 from lora import Adapters
 from machine import largest_budget, memory_plan, peak
@@ -21,7 +22,7 @@ GB = 2 ** 30
 
 
 def settled(**flags) -> train.Config:
-    return train.settle(train.Config(**{**dict(pop=4, rank=8, max_new=40, n_refs=0, token_budget=160), **flags}), "chat")
+    return config.settle(train.Config(**{**dict(pop=4, rank=8, max_new=40, n_refs=0, token_budget=160), **flags}), "chat")
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
@@ -72,12 +73,12 @@ def test_largest_budget_is_the_last_that_fits():
 
 def test_plan_flag(micro_base, capsys):
     """Nothing but the table is written, with exit code 0 where it fits and 2 where it does not."""
-    cfg = train.parse_args(["--base", str(micro_base), "--plan"])
+    cfg = config.parse_args(None, ["--base", str(micro_base), "--plan"])
     assert train.show_plan(cfg) == 0
     text = capsys.readouterr().out
     assert all(f"\n{use} " in "\n" + text for use in (*machine.ALWAYS, *machine.GENERATE, *machine.UPDATE, "peak", "free"))
     assert "largest --token-budget that fits: " in text
-    assert train.show_plan(train.parse_args(["--base", str(micro_base), "--plan", "--max-rows", "100000000"])) == 2
+    assert train.show_plan(config.parse_args(None, ["--base", str(micro_base), "--plan", "--max-rows", "100000000"])) == 2
     assert "no --token-budget fits\nlower " in capsys.readouterr().out
 
 

@@ -288,12 +288,12 @@ def test_many_members_and_long_runs_stay_small(tmp_path):
 
 
 def test_what_differs_from_the_defaults(tmp_path, monkeypatch):
-    train = pytest.importorskip("train")
+    config = pytest.importorskip("config")
     flags, presets = report_run.defaults()
-    assert presets == train.PRESETS
-    for f in dataclasses.fields(train.Config):
+    assert presets == config.PRESETS
+    for f in dataclasses.fields(config.Config):
         assert flags[f.name][0] in (f.default, ...) and flags[f.name][1] in (f.metadata["help"], ...)
-    settled = dataclasses.asdict(train.settle(train.Config(pop=6, lr=0.5, name="x"), "micro"))
+    settled = dataclasses.asdict(config.settle(config.Config(pop=6, lr=0.5, name="x"), "micro"))
     usual = report_run.expected(settled)
     assert {k for k in settled if usual[k] is not ... and usual[k] != settled[k]} == {"pop", "lr"}
     monkeypatch.setattr(report_run, "HERE", tmp_path)

@@ -8,13 +8,13 @@ import torch
 
 import books
 import selfplay
+import config
 import train
 from archive import WINDOW, Archive
 from checks import Limits
 from complexity import structural_hash
 from evolve import Member
 from kinds import Proposal, Task
-from lora import Adapters
 from parallel import Ranks
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from selfplay import Proposed, Setup
@@ -27,7 +27,7 @@ def setup(base, sandbox, population):
 
     def make(**switches) -> Setup:
         sizes = dict(pop=4, n_prompts=1, group=3, attempts=2, max_new=32)
-        cfg = train.settle(train.Config(**sizes | switches), base.style)
+        cfg = config.settle(train.Config(**sizes | switches), base.style)
         return Setup(
             cfg,
             base,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import config
 import train
 from evolve import CROSSOVERS, MUTATIONS, OPERATORS
 from lora import TARGETS, Adapters
@@ -20,7 +21,7 @@ ROOT = Path(train.__file__).parent
 TINY = dict(steps=2, pop=6, n_prompts=1, group=4, attempts=2, max_new=48, n_anchors=2, evolve_every=1, probe_every=0, workers=1)
 # Values of each switch that has few; a test's run takes the i-th value of every one of them (SWITCHES), so that as many
 # runs as the longest list has cover them all, in changing company. Bounds and sizes have a second value here.
-SWITCHES = {f.name: list(f.metadata["choices"]) for f in dataclasses.fields(train.Config) if f.metadata["choices"]} | dict(
+SWITCHES = {f.name: list(f.metadata["choices"]) for f in dataclasses.fields(config.Config) if f.metadata["choices"]} | dict(
     kinds=["code_o", "code_i", "code_f", "code_o,code_i,code_f", "math,logic", "code_o,code_i,code_f,math,logic"],
     style=["auto", "micro"],
     max_guess=[1.0, 0.3],
@@ -148,8 +149,8 @@ def test_files_of_a_run(finished):
         "step_3",
         "step_4",
     }
-    config, env = (json.loads((finished / name).read_text()) for name in ("config.json", "env.json"))
-    assert config["pop"] == 4 and config["lr"] == train.PRESETS["micro"]["lr"] and None not in config.values()
+    given, env = (json.loads((finished / name).read_text()) for name in ("config.json", "env.json"))
+    assert given["pop"] == 4 and given["lr"] == config.PRESETS["micro"]["lr"] and None not in given.values()
     assert {"commit", "python", "torch", "device", "sandbox", "processes", "threads"} <= set(env) and env["sandbox"] != "weak"
     living = {b["child"] for b in shown(finished, "genealogy.jsonl")} | {"T0", "T1", "S0", "S1"}
     kept = {p.name for p in (finished / "step_4").iterdir()}
@@ -249,7 +250,7 @@ def test_peft_loads_every_member(finished, micro_base):
 def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
     """A start that ends with this sentence and leaves no run behind."""
     with pytest.raises(ValueError, match=match):
-        train.main(train.parse_args(command(micro_base, tmp_path, *flags)[1:]))
+        train.main(config.parse_args(None, command(micro_base, tmp_path, *flags)[1:]))
     assert not list(tmp_path.glob("run/*.jsonl"))
 
 
@@ -309,7 +310,7 @@ def test_a_clear_sentence(micro_base, tmp_path, flags, match):
 )
 def test_wrong_flags(capsys, flags, said):
     with pytest.raises(SystemExit) as e:
-        train.parse_args(flags)
+        config.parse_args(None, flags)
     assert e.value.code == 2 and re.search(said, capsys.readouterr().err)
 
 
