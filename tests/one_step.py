@@ -47,7 +47,7 @@ def rounds(shape: Config, cfg: train.Config, trained_rows: int) -> None:
 def main(job: dict) -> None:
     """See above. A first round on a minute model brings in what torch loads late, which is not the plan's to know."""
     torch.set_num_threads(1)
-    shape, cfg = Config(**job["model"]), config.settle(train.Config(**job["flags"]), "chat")
+    shape, cfg = Config(**job["model"]), config.settle(train.Config(**job["flags"]), "micro")
     minute = dict(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8)
     rounds(Config(**{**job["model"], **minute}), cfg, job["trained_rows"])
     before = resident("VmRSS")

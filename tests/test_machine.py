@@ -22,7 +22,7 @@ GB = 2 ** 30
 
 
 def settled(**flags) -> train.Config:
-    return config.settle(train.Config(**{**dict(pop=4, rank=8, max_new=40, n_refs=0, token_budget=160), **flags}), "chat")
+    return config.settle(train.Config(**{**dict(pop=4, rank=8, max_new=40, n_refs=0, token_budget=160, max_rows=128, attempts=8), **flags}), "micro")
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
