@@ -94,9 +94,10 @@ def one_after_another(runs: list):
 def check_routing(base: Base, adapters: Adapters, tolerance: float) -> float:
     """Largest difference between the logits of a mixed batch and those of the bases with each member merged into them.
     Raises AssertionError above the tolerance, and where a wrong member would pass as well."""
-    ids = torch.tensor(prompts_of(base, POP, 24), device=base.model.embedding.device)
-    logits = lambda members: base.model.logits(base.model(ids, lora=adapters.route(torch.tensor(members, device=ids.device), base.model.embedding.dtype)))
-    mixed, moved, worst = logits(list(range(POP))), logits([(p + 1) % POP for p in range(POP)]), 0.0
+    ids, dtype = torch.tensor(prompts_of(base, POP, 24), device=base.model.embedding.device), base.model.embedding.dtype
+    own = torch.arange(POP, device=ids.device)
+    logits = lambda members: base.model.logits(base.model(ids, lora=adapters.route(members, dtype)))
+    mixed, moved, worst = logits(own), logits(own.roll(1)), 0.0
     for p in (0, POP - 1):
         merged = copy.deepcopy(base.model)
         for path, layer in merged.linears().items():
@@ -104,7 +105,7 @@ def check_routing(base: Base, adapters: Adapters, tolerance: float) -> float:
                 layer.weight += (adapters.scale * adapters.B[path][p] @ adapters.A[path][p]).to(layer.weight)
         alone = merged.logits(merged(ids[p:p + 1]))
         worst = max(worst, (alone - mixed[p:p + 1]).abs().max().item())
-        assert (alone - moved[p:p + 1]).abs().max().item() > 10 * tolerance, "a wrong member is not told apart: this gate proves nothing"
+        assert (alone - moved[p:p + 1]).abs().max().item() > 10 * tolerance, "a wrong member is not told apart"
     assert worst < tolerance, f"mixed batch and merged weights differ by {worst}"
     return worst
 
@@ -116,7 +117,8 @@ class Peers:
 
     def __init__(self, base: Base, adapters: Adapters, dtype: torch.dtype):
         from peft import PeftModel
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, logging
+        logging.disable_progress_bar()
         load = lambda: AutoModelForCausalLM.from_pretrained(base.path, dtype=dtype).to(base.model.embedding.device).eval()
         self.plain, self.lora = load(), load()
         with tempfile.TemporaryDirectory() as folder:
@@ -125,6 +127,7 @@ class Peers:
             self.lora = PeftModel.from_pretrained(self.lora, f"{folder}/m0", adapter_name="m0", is_trainable=True)
             for p in range(1, POP):
                 self.lora.load_adapter(f"{folder}/m{p}", f"m{p}", is_trainable=True)
+        self.lora.eval()
 
     def decoder(self, model, prompts: list[list[int]], new: int, names: list[str] | None = None, active: str = ""):
         """A function that decodes with Hugging Face's generate, sampled at temperature 1, and returns its seconds."""
@@ -136,8 +139,8 @@ class Peers:
             start = time.perf_counter()
             if active:
                 model.set_adapter(active)
-            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=new, min_new_tokens=new,
-                                 eos_token_id=None, pad_token_id=0, top_k=0, **mixed)
+            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, max_new_tokens=new,
+                                 min_new_tokens=new, eos_token_id=None, pad_token_id=0, **mixed)
             assert out.shape[1] == ids.shape[1] + new
             return time.perf_counter() - start
         return run
@@ -154,20 +157,24 @@ def decode(args) -> dict:
     for rows in args.rows:
         prompts, members, new = prompts_of(base, rows, args.prompt), [i * POP // rows for i in range(rows)], args.new
         of = [[prompts[i] for i in range(rows) if members[i] == p] for p in range(POP)]
+        alone = [decoder(base, adapters, of[p], [p] * len(of[p]), new) for p in range(POP)]
         ways = {"8 members, one batch": decoder(base, adapters, prompts, members, new),
-                "1 member": decoder(base, adapters, prompts, [0] * rows, new), "no adapter": decoder(base, None, prompts, [-1] * rows, new),
-                "8 members, one after another": one_after_another([decoder(base, adapters, of[p], [p] * len(of[p]), new) for p in range(POP)])}
+                "1 member": decoder(base, adapters, prompts, [0] * rows, new),
+                "no adapter": decoder(base, None, prompts, [-1] * rows, new),
+                "8 members, one after another": one_after_another(alone)}
         if peers:
+            alone = [peers.decoder(peers.lora, of[p], new, active=f"m{p}") for p in range(POP)]
             ways |= {"transformers, no adapter": peers.decoder(peers.plain, prompts, new),
                      "PEFT, adapter_names": peers.decoder(peers.lora, prompts, new, [f"m{p}" for p in members]),
-                     "PEFT, one after another": one_after_another([peers.decoder(peers.lora, of[p], new, active=f"m{p}") for p in range(POP)])}
+                     "PEFT, one after another": one_after_another(alone)}
         seen = take_turns(ways, args.repeats)
         lines += [(f"{rows} rows: {name}", "tokens/s", [rows * new / s for s in seconds]) for name, seconds in seen.items()]
         ours = seen["8 members, one batch"]
-        pairs = {"x_own_sequential": "8 members, one after another", "x_peft_mixed": "PEFT, adapter_names", "x_peft_sequential": "PEFT, one after another",
-                 "x_transformers": "transformers, no adapter"}
-        figures |= {f"{key}_{rows}": ratio(seen[name], ours) for key, name in pairs.items() if name in seen}
-        figures |= {f"x_pop8_over_pop1_{rows}": ratio(ours, seen["1 member"]), f"x_pop8_over_base_{rows}": ratio(ours, seen["no adapter"])}
+        others = {"x_own_sequential": "8 members, one after another", "x_peft_mixed": "PEFT, adapter_names",
+                  "x_peft_sequential": "PEFT, one after another", "x_transformers": "transformers, no adapter"}
+        figures |= {f"{key}_{rows}": ratio(seen[name], ours) for key, name in others.items() if name in seen}
+        figures[f"x_pop8_over_pop1_{rows}"] = ratio(ours, seen["1 member"])
+        figures[f"x_pop8_over_base_{rows}"] = ratio(ours, seen["no adapter"])
     show(lines)
     return figures
 
@@ -176,8 +183,8 @@ def fixed_rollout(base: Base, members: list[int], prompt: int, new: int) -> Roll
     """Rows of equal lengths with arbitrary tokens, whose log-probabilities are not needed."""
     device, rows = base.model.embedding.device, len(members)
     ids = torch.tensor(prompts_of(base, rows, prompt + new), device=device)
-    full = lambda value: torch.full((rows,), value, device=device)
-    return Rollout(ids, full(prompt), full(prompt + new), torch.zeros(ids.shape, device=device), torch.tensor(members, device=device))
+    full, logp = (lambda value: torch.full((rows,), value, device=device)), torch.zeros(ids.shape, device=device)
+    return Rollout(ids, full(prompt), full(prompt + new), logp, torch.tensor(members, device=device))
 
 
 def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
@@ -260,7 +267,8 @@ def step(args) -> dict:
         for name, members in ("8 members", [i * POP // rows for i in range(rows)]), ("1 member", [0] * rows):
             adapters = population(base, args.rank)
             adam, rollout = rl.Adam(adapters, [1e-5] * POP), fixed_rollout(base, members, args.prompt, args.new)
-            learn, active = updater(base, adapters, rollout, args.token_budget), torch.zeros(POP, dtype=torch.bool, device=rollout.ids.device)
+            learn = updater(base, adapters, rollout, args.token_budget)
+            active = torch.zeros(POP, dtype=torch.bool, device=rollout.ids.device)
             active[rollout.member] = True
 
             def move(adam=adam, active=active) -> float:
@@ -308,4 +316,5 @@ def evolve_flags(parser) -> None:
     parser.add_argument("--repeats", type=int, default=5)
 
 
-COMMANDS = {"decode": (decode, flags), "update": (update, update_flags), "step": (step, update_flags), "evolve": (evolve, evolve_flags)}
+COMMANDS = {"decode": (decode, flags), "update": (update, update_flags), "step": (step, update_flags),
+            "evolve": (evolve, evolve_flags)}
