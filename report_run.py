@@ -163,7 +163,8 @@ def expected(config: dict) -> dict:
     preset = presets[style if style in presets else min(presets, key=apart)] if presets else {}     # auto: the likeliest
     out = {k: preset.get(k, default) if default is None else default for k, (default, _) in flags.items()}
     half = 1 if config.get("single") else (num(config, "pop") or 0) // 2
-    settled = dict(teachers=half, students=half, grace=config.get("evolve_every"), duplicate_penalty=config.get("invalid_penalty"))
+    settled = dict(style=config.get("style"), teachers=half, students=half, grace=config.get("evolve_every"),
+                   duplicate_penalty=config.get("invalid_penalty"))
     return out | {k: v for k, v in settled.items() if k in out} | dict.fromkeys(("name", "out", "resume"), ...)
 
 
