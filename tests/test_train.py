@@ -94,7 +94,7 @@ def test_two_steps(run, i, mode):
     assert all(b["operator"] in allowed for b in births) and bool(births) == (mode != "none")
     assert len({m for row in metrics for m in row["members"]}) == 6 + sum(b["step"] == 0 for b in births)
     assert all(row["skipped"] == [] for row in metrics)
-    assert all(row["logp_gap"] < 1e-3 for row in metrics), "rollout and training disagree about what was sampled"
+    assert all(row["logp_gap"] < (0.1 if switches["dtype"] == "bfloat16" else 1e-3) for row in metrics), "rollout and training disagree"
     assert (metrics[-1]["kl"] > 0) == (switches["kl"] > 0) and bool(metrics[-1]["entropy"]) == (switches["entropy"] > 0)
     assert len(list(path.glob("step_*"))) == min(switches["keep"], 2 if switches["save_every"] == 1 else 1)
     valid = [row for row in tasks if not row["reason"]]
