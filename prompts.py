@@ -113,7 +113,7 @@ NUMBER
 ```constraints
 {constraints}
 ```
-Think step by step, then give all variables in a final block:
+Think step by step, then give each variable as `name = True` or `name = False`, one a line, in a final block:
 
 ```answer
 {form}
@@ -217,6 +217,9 @@ CHAT_PREFIX = {("propose", "code_o"): "Example about {topic}:\n\n```input\n{open
                ("propose", "code_f"): "```python\nf({input})\nf(", ("propose", "math"): "```question\n",
                ("propose", "logic"): "```constraints\n"}
 DIRECT = {"code_o": "output", "code_i": "input", "code_f": "python", "math": "answer", "logic": "answer"}
+# Without the form of the final block, which is opened for the student: a small model would copy its placeholder.
+DIRECT_SOLVE = {kind: re.sub(r",? in a final block:.*", ".\n", text.replace("Think step by step, then give", "Give"), flags=re.S)
+                for kind, text in CHAT_SOLVE.items()}
 CHAT_PAIR = "```input\n{input}\n```\n```output\n{output}\n```\n"
 CHAT_REFERENCE = dict.fromkeys(("code_o", "code_i", "code_f"), "```input\n{input}\n```\n```python\n{program}\n```\n")
 CHAT_REFERENCE |= {"math": "```question\n{question}\n```\n```python\n{program}\n```\n", "logic": "```constraints\n{constraints}\n```\n"}
@@ -224,8 +227,8 @@ STYLE = {
     "micro": Style(MICRO_PROPOSE, MICRO_SOLVE, lambda phase, kind: "", "f({input})={output}\n", {}, micro_blocks, tidy=False),
     "chat": Style(CHAT_PROPOSE, CHAT_SOLVE, lambda phase, kind: CHAT_PREFIX.get((phase, kind), ""), CHAT_PAIR, CHAT_REFERENCE,
                   fenced_blocks),
-    "direct": Style(CHAT_PROPOSE, {kind: text.replace("Think step by step, then give", "Give") for kind, text in CHAT_SOLVE.items()},
-                    lambda phase, kind: CHAT_PREFIX.get((phase, kind)) or f"```{DIRECT[kind]}\n", CHAT_PAIR, CHAT_REFERENCE, fenced_blocks),
+    "direct": Style(CHAT_PROPOSE, DIRECT_SOLVE, lambda phase, kind: CHAT_PREFIX.get((phase, kind)) or f"```{DIRECT[kind]}\n",
+                    CHAT_PAIR, CHAT_REFERENCE, fenced_blocks),
     "base": Style(CHAT_PROPOSE, CHAT_SOLVE, lambda phase, kind: "<think>", CHAT_PAIR, CHAT_REFERENCE, envelope_blocks)}
 STYLES = tuple(STYLE)
 
