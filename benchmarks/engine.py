@@ -28,7 +28,7 @@ def flags(parser) -> None:
     parser.add_argument("--base", default="micro/base", help="directory of the base")
     parser.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead, and no peers")
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 16], help="rows of a batch")
-    parser.add_argument("--prompt", type=int, default=48, help="tokens of a prompt")
+    parser.add_argument("--prompt", type=int, default=48, help="tokens of a prompt, at least 1")
     parser.add_argument("--new", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)

@@ -167,7 +167,7 @@ def verify(args):
                    repeats=args.repeats,
                    programs_per_s=median(rate[best]), evaluations_per_s=median(rate["2 workers, 8 inputs"]),
                    cpu_ms=median(ours, 2), loop_late_s=round(max(seen["endless loop"]), 3),
-                   x_cpu_python_c=ratio(ours, cpu["python -c"]), x_cpu_fork=ratio(ours, cpu["fork of the trainer"]),
+                   x_cpu_python_c=ratio(cpu["python -c"], ours), x_cpu_fork=ratio(cpu["fork of the trainer"], ours),
                    x_rate_python_c=ratio(rate[best], rate["python -c"]),
                    x_rate_fork=ratio(rate[best], rate["fork of the trainer"]))
     figures.update(accidents())
