@@ -87,7 +87,7 @@ class Math(Kind):
         try:
             return Proposal(self.name, normalise(programs[0], limits, STYLE[style].tidy, alias="solution"), ("",), questions[0])
         except ValueError as error:
-            return Reject(str(error).split(":")[0])
+            return Reject.of(error)
 
     def check(self, proposal, limits):
         return super().check(proposal, replace(limits, reject_constant=False)) if proposal.message else "no_question"
@@ -155,7 +155,7 @@ class Logic(Kind):
         try:
             return self.puzzle([line for line in lines if line])
         except ValueError as error:
-            return Reject(str(error).split(":")[0])
+            return Reject.of(error)
 
     def accept(self, proposal, verdict, limits, key):
         """The task whose gold is the one assignment that fulfils all constraints."""

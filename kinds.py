@@ -23,6 +23,12 @@ class Reject:
     def __post_init__(self):
         assert self.reason in REASONS, self.reason
 
+    @classmethod
+    def of(cls, error: ValueError) -> "Reject":
+        """From "reason: details", as checks and complexity raise; other errors are of Python's own parser and printer."""
+        reason = str(error).split(":")[0]
+        return cls(reason if reason in REASONS else "syntax")
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -90,8 +96,7 @@ class Kind:
         try:
             program = normalise(blocks[programs[0]][1], limits, STYLE[style].tidy)
         except ValueError as error:
-            reason = str(error).split(":")[0]
-            return Reject(reason if reason in REASONS else "syntax")
+            return Reject.of(error)
         given = arguments_text(inputs[0], program)
         return Proposal(self.name, program, (canonical_arguments(given) if STYLE[style].tidy else given,))
 

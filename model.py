@@ -388,6 +388,12 @@ def load_tokenizer(path: Path):
     return tokenizer, style or ("chat" if tokenizer.chat_template else "base")
 
 
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The type of a --dtype flag: float32, bfloat16, or auto, which is bfloat16 on a GPU alone."""
+    auto = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
 def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu") -> Base:
     """Model, tokenizer, end tokens and prompt style of a directory or hub id. Raises ValueError with the fix."""
     path = resolve(name)

@@ -4,6 +4,7 @@ One proposal walks through as one Proposed record: text -> Proposal or reason ->
 its students -> solve rate -> reward. Nothing here draws unkeyed random numbers or keeps state between steps.
 """
 import dataclasses
+import functools
 import random
 import re
 from collections import Counter
@@ -58,6 +59,17 @@ class Proposed:
     attempts: dict[str, list[str]] = field(default_factory=dict)
     answers: dict[str, list[str]] = field(default_factory=dict)     # the texts of these attempts
     reward: float = 0.0
+
+    @functools.cached_property
+    def complexity(self) -> dict:
+        """Measures of a valid task's program, by name."""
+        return dataclasses.asdict(measure(self.task.program))
+
+    @functools.cached_property
+    def output_size(self) -> tuple[int, int]:
+        """Characters of a valid task's output as displayed, and digits of its longest number."""
+        text = show(decode(self.task.outputs[0]))
+        return len(text), max(map(len, re.findall(r"\d+", text)), default=0)
 
     @property
     def solve_rate(self) -> float | None:
@@ -208,7 +220,7 @@ def task_rows(proposed: list[Proposed], step: int) -> list[dict]:
             answers = {name: [text[-MAX_LOGGED:] for text in texts] for name, texts in p.answers.items()}
             row |= dict(id=t.id, program=t.program, inputs=t.inputs, outputs=t.outputs, message=t.message, key=t.key, parents=t.parents,
                         solve_rate=p.solve_rate, attempts=p.attempts, answers=answers,
-                        complexity=dataclasses.asdict(measure(t.program)))
+                        complexity=p.complexity)
         else:
             row["text"] = p.text[:MAX_LOGGED]
         rows.append(row)
@@ -231,8 +243,7 @@ def describe(proposed: list[Proposed]) -> dict:
     """What one group of proposals looks like: validity by reason, solve rate, reward, complexity, share of trivial ones."""
     valid = [p for p in proposed if p.task]
     rates = [p.solve_rate for p in valid if p.solve_rate is not None]
-    sizes = [dataclasses.asdict(measure(p.task.program)) for p in valid]
-    outputs = [sizes_of(decode(p.task.outputs[0])) for p in valid]
+    sizes, outputs = [p.complexity for p in valid], [p.output_size for p in valid]
     verdicts = Counter(v for p in valid for attempts in p.attempts.values() for v in attempts)
     return dict(n=len(proposed), valid=len(valid) / len(proposed) if proposed else None,
                 reasons=dict(Counter(p.reason for p in proposed if p.reason)), reward=mean(p.reward for p in proposed),
@@ -242,12 +253,6 @@ def describe(proposed: list[Proposed]) -> dict:
                 duplicates=mean(float(p.reason == "duplicate") for p in proposed),
                 distinct=len({p.key for p in valid}) / len(valid) if valid else None,
                 output_chars=mean(chars for chars, _ in outputs), output_digits=mean(digits for _, digits in outputs))
-
-
-def sizes_of(value) -> tuple[int, int]:
-    """Characters of a value as displayed, and digits of its longest number."""
-    text = show(value)
-    return len(text), max(map(len, re.findall(r"\d+", text)), default=0)
 
 
 def probe(s: Setup, students: list[Member], anchors: list[Task], proposed: list[Proposed], step: int) -> dict:

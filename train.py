@@ -32,7 +32,7 @@ from complexity import structural_hash
 from config import FREE, Config, parse_args, settle
 from lora import Adapters
 from machine import Stopwatch, environment, free_memory, plan_table
-from model import Base, Config as ModelConfig, load_base, load_tokenizer, resolve, weights_hash
+from model import Base, Config as ModelConfig, load_base, load_tokenizer, pick_dtype, resolve, weights_hash
 from parallel import Ranks
 from selfplay import Setup
 from state import State, found, restore, save
@@ -176,9 +176,7 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
 def size_up(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtype, str, bool]:
     """Settled configuration, the base's directory and type, the table of the memory plan and whether it fits. Raises ValueError."""
     path = resolve(str(HERE / cfg.base) if cfg.base == Config.base and not Path(cfg.base).is_dir() else cfg.base)
-    auto = torch.bfloat16 if ranks.device.type == "cuda" else torch.float32
-    dtype = {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[cfg.dtype]
-    shape = ModelConfig.from_pretrained(path)
+    dtype, shape = pick_dtype(cfg.dtype, ranks.device), ModelConfig.from_pretrained(path)
     cfg = settle(cfg, load_tokenizer(path)[1] if cfg.style == "auto" else cfg.style)
     return cfg, path, dtype, *plan_table(cfg, shape, dtype, 1 if cfg.single else cfg.teachers + cfg.students, free_memory(ranks.device))
 

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from checkpoint import RunDir, differing
 from generate import generate
 from lora import Adapters, load_peft
-from model import Base, load_base, load_model, weights_hash
+from model import Base, load_base, load_model, pick_dtype, weights_hash
 from parallel import Ranks
 from prompts import ENVELOPE
 
@@ -153,9 +153,7 @@ def load(args: argparse.Namespace) -> Population:
             raise ValueError(f"{directories[name]} has {says[0]}, but {directories[first]} {says[1]}: adapters of one shape share batches; "
                              "evaluate the others in a run of their own")
     device = Ranks.join(args.device).device
-    auto = torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype = {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[args.dtype]
-    base = load_base(base_name(args, list(configs.values())), dtype, device)
+    base = load_base(base_name(args, list(configs.values())), pick_dtype(args.dtype, device), device)
     base_hash, adapters = weights_hash(base.model), None
     if directories:
         rank, alpha, targets = shapes[first]

@@ -10,20 +10,10 @@ from complexity import entry, parse
 from kinds import Proposal, Reject, Task
 from prompts import STYLES, Prompt, render, show
 from tasks import IDENTITY, KINDS, read_tasks
-from verifier import Sandbox, decode, encode
+from verifier import decode, encode
 
 CHAT, MICRO = Limits.for_style("chat"), Limits.for_style("micro")
 LIMITS = {style: Limits.for_style(style) for style in STYLES}
-
-
-@pytest.fixture(scope="module")
-def sandbox():
-    try:
-        box = Sandbox(workers=2, cpu_s=0.3)
-    except RuntimeError as refusal:
-        pytest.skip(f"the sandbox refuses to run here: {refusal}")
-    with box:
-        yield box
 
 
 def made(kind: str, program: str, *pairs, message: str = "") -> Task:
