@@ -1,19 +1,22 @@
 """Prompts in, rows out: one mixed batch for all members.
 
-Prompts are padded on the left and run once; the cache rows are then repeated for the attempts at each prompt. Rows that
-have ended leave the batch as soon as a quarter of it is idle. Every token of a row is drawn by inverting its cumulative
-distribution at a uniform number that depends on the row's key alone, so that a row's draws do not depend on its neighbours.
+A prompt is run once for all attempts at it. Rows decode side by side in a cache of fixed size; when a quarter of them has
+ended, waiting prompts take their places, and when none waits, the batch shrinks. A token lies in the cache slot of its
+position, so that rows of any length stand beside each other without padding. Every token of a row is drawn by inverting its
+cumulative distribution at a uniform number that depends on the row's key alone: a row's draws do not depend on its neighbours.
 """
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from lora import Adapters
-from model import Base, KVCache, Model
+from lora import Adapters, Serving
+from model import Base, KVCache
 
 PREFILL = 1 << 14                          # padded tokens of prompts run at a time: a long prompt of each row never does at once
+PATIENCE = {"cuda": 8}                     # steps between looks at who has ended: each makes the processor wait for the GPU
 
 
 @dataclass
@@ -60,14 +63,6 @@ def uniforms(key: tuple[int, ...], n: int) -> np.ndarray:
     return np.random.default_rng(key).random(n)
 
 
-def left_pad(prompts: list[list[int]], device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts -> ids (B, T) padded on the left, and which of them are real (B, T)."""
-    T = max(map(len, prompts))
-    ids = torch.tensor([[0] * (T - len(p)) + p for p in prompts], device=device)
-    real = torch.arange(T, device=device) >= torch.tensor([T - len(p) for p in prompts], device=device)[:, None]
-    return ids, real
-
-
 def sample(logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row of logits (B, V) at temperature (B,), 0 = greedy, by u (B,) in [0, 1).
 
@@ -83,56 +78,85 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor) -> 
     return ids, logp.gather(1, ids[:, None]).squeeze(1)
 
 
-def prefill(model: Model, ids: torch.Tensor, real: torch.Tensor, cache: KVCache, route) -> torch.Tensor:
-    """Run left-padded prompts (U, T) into the cache, at most PREFILL tokens at a time; returns the last hidden states (U, C)."""
-    (U, T), out = ids.shape, []
-    causal = torch.ones(T, T, dtype=torch.bool, device=ids.device).tril()
-    own = torch.eye(T, dtype=torch.bool, device=ids.device)                         # padding sees itself: no row of softmax is empty
-    for rows in torch.arange(U, device=ids.device).split(max(1, PREFILL // T)):
-        a, b = int(rows[0]), int(rows[-1]) + 1
-        position = (real[a:b].cumsum(1) - 1).clamp_min(0)
-        seen = (real[a:b, None, None] & causal) | own                               # (u, 1, T, T)
-        out.append(model(ids[a:b], position, seen, cache.rows(a, b), route and route.keep(rows))[:, -1])
-    cache.length = T
-    return torch.cat(out)
+@dataclass
+class Rows:
+    """B rows that decode together. Idle rows, whose answers have ended, have t = the limit and stay where they are."""
+    cache: KVCache
+    logits: torch.Tensor               # (B, V) of the next token
+    row: torch.Tensor                  # (B,) which row of the call this is
+    member: torch.Tensor               # (B,)
+    position: torch.Tensor             # (B,) of the last token in the cache
+    t: torch.Tensor                    # (B,) answer tokens so far
+
+    def keep(self, kept: torch.Tensor) -> None:
+        """Drop all rows but the given ones (n,)."""
+        self.cache.select(kept)
+        for name in ("logits", "row", "member", "position", "t"):
+            setattr(self, name, getattr(self, name)[kept])
+
+
+def admit(base: Base, serving: Serving | None, rows: Rows, places: torch.Tensor, n: int, prompts: list[list[int]], first: torch.Tensor,
+          member: torch.Tensor) -> None:
+    """Run prompts (U) of members (U,) and begin n attempts at each in the places (U n,), as the call's rows first[i] + 0..n-1."""
+    model, device = base.model, places.device
+    length = torch.tensor([len(p) for p in prompts], device=device)
+    for part in torch.arange(len(prompts), device=device).split(max(1, PREFILL // max(map(len, prompts)))):
+        T = int(length[part].max())
+        ids = torch.tensor([prompts[i] + [0] * (T - len(prompts[i])) for i in part], device=device)      # causal: padding is never seen
+        cache = KVCache.empty(model.cfg, len(part), T, model.embedding.dtype, device)
+        hidden = model(ids, cache=cache, lora=serving and serving.route(member[part]))
+        logits = model.logits(hidden[torch.arange(len(part), device=device), length[part] - 1])
+        into, of = places.view(-1, n)[part].flatten(), torch.arange(len(part), device=device).repeat_interleave(n)
+        rows.cache.put(into, cache, of)
+        rows.logits[into] = logits[of]
+    rows.row[places] = (first[:, None] + torch.arange(n, device=device)).flatten()
+    rows.member[places], rows.position[places], rows.t[places] = member.repeat_interleave(n), (length - 1).repeat_interleave(n), 0
 
 
 @torch.inference_mode()
-def _decode(base: Base, adapters: Adapters | None, prompts, member, n, temperature, max_new, u) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One batch: answers (B, max_new), their logp, and answer lengths (B,), for B = len(prompts) * n rows, prompt-major."""
-    model, device = base.model, base.model.embedding.device
+def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: torch.Tensor, n: int, temperature: torch.Tensor,
+           max_new: int, max_rows: int, u: torch.Tensor, bar: tqdm) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Answers (N, max_new + 1) to n attempts at each prompt, their log-probabilities, and their lengths (N,), N = len(prompts) n."""
+    model, device, N = base.model, member.device, len(prompts) * n
     dtype, ends = model.embedding.dtype, torch.tensor(base.eos_ids, device=device)
-    ids, real = left_pad(prompts, device)
-    U, T = ids.shape
-    cache = KVCache.empty(model.cfg, U, T + max_new, dtype, device)
-    route = adapters.route(member[::n], dtype) if adapters is not None else None
-    hidden = prefill(model, ids, real, cache, route)
-    rows = torch.arange(U, device=device).repeat_interleave(n)
-    cache.select(rows)
-    route, logits, position = route and route.keep(rows), model.logits(hidden)[rows], real.sum(1)[rows] - 1
-    valid = torch.cat((real[rows], torch.ones(U * n, max_new, dtype=torch.bool, device=device)), 1)[:, None, None]   # (B, 1, 1, S)
-    out, out_logp = torch.zeros(U * n, max_new, dtype=torch.int64, device=device), torch.zeros(U * n, max_new, device=device)
-    length = torch.full((U * n,), max_new, device=device)
-    live, done = torch.arange(U * n, device=device), torch.zeros(U * n, dtype=torch.bool, device=device)
-    for t in range(max_new):
-        token, logp = sample(logits, temperature[live], u[live, t])
-        open_ = ~done
-        out[live[open_], t], out_logp[live[open_], t] = token[open_], logp[open_]
-        ended = open_ & torch.isin(token, ends)
-        length[live[ended]] = t + 1
-        done |= ended
-        n_done = int(done.sum())
-        if n_done == len(live) or t == max_new - 1:
-            break
-        if 4 * n_done >= len(live):                                                 # finished rows stop costing
-            keep = (~done).nonzero().squeeze(1)
-            live, token, position, valid, done = live[keep], token[keep], position[keep], valid[keep], done[keep]
-            cache.select(keep)
-            route = route and route.keep(keep)
-        position = position + 1
-        hidden = model(token[:, None], position[:, None], valid[..., :cache.length + 1], cache, route)[:, 0]
-        logits = model.logits(hidden)
-    return out, out_logp, length
+    serving = Serving(adapters, member, dtype) if adapters is not None else None
+    waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), member[i])))           # the longest come first: no surprises
+    B, S = min(N, max(1, max_rows // n) * n), len(prompts[waiting[0]]) + max_new
+    number = lambda value: torch.full((B,), value, device=device)
+    rows = Rows(KVCache.empty(model.cfg, B, S, dtype, device), torch.zeros(B, model.cfg.vocab_size, dtype=dtype, device=device),
+                torch.arange(B, device=device), number(-1), number(0), number(max_new))
+    out, out_logp = (torch.zeros(N, max_new + 1, dtype=kind, device=device) for kind in (torch.int64, torch.float32))
+    length, n_idle, step = torch.zeros(N, dtype=torch.int64, device=device), B, 0
+    while True:
+        if waiting and n_idle >= max(n, len(rows.t) / 4):
+            places = (rows.t == max_new).nonzero().squeeze(1)[:len(waiting) * n]
+            chosen = sorted((waiting.popleft() for _ in range(len(places) // n)), key=lambda i: member[i])
+            first = torch.tensor(chosen, device=device)
+            admit(base, serving, rows, places[:len(chosen) * n], n, [prompts[i] for i in chosen], first * n, member[first])
+            n_idle, route, width = 0, serving and serving.route(rows.member), int(rows.position.max()) + 1
+        token, logp = sample(rows.logits, temperature[rows.row], u[rows.row, rows.t])
+        out[rows.row, rows.t], out_logp[rows.row, rows.t] = token, logp                              # idle rows write behind the limit
+        live = rows.t < max_new
+        rows.t += live
+        length[rows.row] = torch.where(live, rows.t, length[rows.row])
+        rows.t[live & torch.isin(token, ends)] = max_new
+        step += 1
+        if step % PATIENCE.get(device.type, 1) == 0:
+            n_idle = int((rows.t == max_new).sum())
+            bar.update(N - len(waiting) * n - len(rows.t) + n_idle - bar.n)
+            if n_idle == len(rows.t):
+                if not waiting:
+                    return out, out_logp, length
+                continue
+            if not waiting and 4 * n_idle >= len(rows.t):                                            # idle rows stop costing
+                kept = (rows.t < max_new).nonzero().squeeze(1)
+                rows.keep(kept)
+                token, n_idle, route, width = token[kept], 0, serving and serving.route(rows.member), int(rows.position.max()) + 1
+        rows.position += rows.t < max_new
+        width = min(width + 1, S)
+        seen = torch.arange(width, device=device) <= rows.position[:, None]
+        hidden = model(token[:, None], rows.position[:, None], seen[:, None, None], rows.cache, route)[:, 0]
+        rows.logits = model.logits(hidden)
 
 
 def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: list[int], keys: list[tuple[int, ...]], n: int = 1,
@@ -140,30 +164,23 @@ def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], me
     """n attempts at each prompt by the prompt's member; row i*n+j is attempt j at prompt i.
 
     prompts: token ids; member: one index per prompt, -1 = bare base; keys: one per row, the source of its draws;
-    temperature: one or one per row, 0 = greedy. At most max_rows rows decode together, shortest prompts first.
+    temperature: one or one per row, 0 = greedy. At most max_rows rows decode together, but n at least.
     Raises ValueError when a prompt and its answer would not fit the base's context.
     """
     limit, longest = base.model.cfg.max_position_embeddings, max(map(len, prompts))
     if longest + max_new > limit:
         raise ValueError(f"a prompt of {longest} tokens and an answer of {max_new} exceed the base's context of {limit}: lower --max-new or --n-refs")
     assert len(keys) == len(prompts) * n and len(member) == len(prompts), (len(keys), len(prompts), n, len(member))
-    device = base.model.embedding.device
-    B = len(keys)
-    temp = torch.tensor(temperature if isinstance(temperature, list) else [temperature] * B, device=device)
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    step, T = max(1, max_rows // n), longest + max_new
-    ids, logp = torch.zeros(B, T, dtype=torch.int64, device=device), torch.zeros(B, T, device=device)
+    device, N = base.model.embedding.device, len(keys)
+    temperature = torch.tensor(temperature if isinstance(temperature, list) else [temperature] * N, device=device)
+    u = torch.from_numpy(np.stack([uniforms(key, max_new + 1) for key in keys])).float().to(device)
+    members = torch.tensor(member, device=device)
+    with tqdm(total=N, desc=desc, leave=False, disable=not desc) as bar:
+        out, out_logp, length = decode(base, adapters, prompts, members, n, temperature, max_new, max_rows, u, bar)
     prompt_len = torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(n)
-    length, members = prompt_len.clone(), torch.tensor(member, device=device).repeat_interleave(n)
-    for start in tqdm(range(0, len(order), step), desc=desc, leave=False, disable=not desc):
-        chunk = order[start:start + step]
-        rows = torch.tensor([i * n + j for i in chunk for j in range(n)], device=device)
-        u = torch.from_numpy(np.stack([uniforms(keys[r], max_new) for r in rows.tolist()])).float().to(device)
-        out, out_logp, answer = _decode(base, adapters, [prompts[i] for i in chunk], members[rows], n, temp[rows], max_new, u)
-        length[rows] += answer
-        for i, r in enumerate(rows.tolist()):
-            a, k = int(prompt_len[r]), int(answer[i])
-            ids[r, :a] = torch.tensor(prompts[r // n], device=device)
-            ids[r, a:a + k], logp[r, a:a + k] = out[i, :k], out_logp[i, :k]
-    T = int(length.max())
-    return Rollout(ids[:, :T], prompt_len, length, logp[:, :T], members)
+    rollout = Rollout(torch.zeros(N, int((prompt_len + length).max()), dtype=torch.int64, device=device), prompt_len, prompt_len + length,
+                      torch.zeros(N, int((prompt_len + length).max()), device=device), members.repeat_interleave(n))
+    slot, t = torch.arange(rollout.ids.shape[1], device=device), torch.arange(max_new + 1, device=device)
+    rollout.ids[slot < prompt_len[:, None]] = torch.tensor([t for p in prompts for _ in range(n) for t in p], device=device)
+    rollout.ids[rollout.mask], rollout.logp[rollout.mask] = out[t < length[:, None]], out_logp[t < length[:, None]]
+    return rollout

@@ -1,12 +1,15 @@
 """Stacked LoRA adapters: the whole population in two tensors per layer, one member index per row of a batch.
 
-Shapes: P members, R rank, B rows, T tokens; factors A (P, R, in) and B (P, out, R), update dW = alpha/R * B A (LoRA, Hu et
-al. 2021, section 4.1). One mixed batch serves any routing of rows to members with two matrix products per layer:
+Shapes: P members, k of them present in a batch, R rank, B rows, T tokens; factors A (P, R, in) and B (P, out, R), update
+dW = alpha/R * B A (LoRA, Hu et al. 2021, section 4.1). Any routing of rows to members goes through one batch, in one of three
+ways that compute the same (LOG.md has their times):
 
-    y = W x + ((x A_all^T) * route) B_all^T      A_all (k R, in), B_all (out, k R), route (B, 1, k R) in {0, alpha/R}
+    equal     rows in the order of their members, equally many each: two batched products over (k, B/k T, in)
+    dense     y + ((x A_all^T) * own) B_all^T, with A_all (k R, in), B_all (out, k R) and own (B, 1, k R) in {0, alpha/R}:
+              needs no order, costs k times the arithmetic: for single tokens of few members
+    grouped   rows put into the order of their members, two products over groups of any size
 
-where k counts the members present in the batch. Columns of other members are multiplied by zero, so a row sees its own
-member only and every member's gradient comes from its own rows only; no sorting, no loop over members.
+Layers that read the same x (q, k, v; gate, up) share the first product.
 """
 import json
 import math
@@ -20,6 +23,7 @@ from safetensors.torch import save_file
 
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]      # layer path -> A (R, in), B (out, R)
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+DENSE = 16                 # members up to which single tokens take the dense product
 
 
 class Adapters:
@@ -78,30 +82,81 @@ class Adapters:
     def route(self, member: torch.Tensor, dtype: torch.dtype) -> "Route | None":
         """The function a Model takes as `lora` for rows of the given members (B,) int64, -1 = bare base. None if all are."""
         assert member.min() >= -1 and member.max() < self.n_members, f"member index outside -1..{self.n_members - 1}"
-        present = member[member >= 0].unique()
-        return Route(self, member, present, dtype) if len(present) else None
+        return Serving(self, member, dtype).route(member)
+
+
+class Serving:
+    """The factors of those members that a call needs, at the base's precision and laid out as the products want them."""
+
+    def __init__(self, adapters: Adapters, member: torch.Tensor, dtype: torch.dtype):
+        self.adapters, self.dtype, self.made = adapters, dtype, {}
+        self.present = member[member >= 0].unique()
+        sizes = {adapters.rank, *(n for A, B in zip(adapters.A.values(), adapters.B.values()) for n in (A.shape[2], B.shape[1]))}
+        self.groups = all(n * dtype.itemsize % 16 == 0 for n in sizes) and (member.device.type == "cpu" or dtype == torch.bfloat16)
+
+    def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Factors of layers of the given output sizes on one input: A side by side (k, m R, in), B^T block by block (k, m R, sum out).
+
+        m counts those of the layers that have adapters; None if none has.
+        """
+        if paths in self.made:
+            return self.made[paths]
+        pick = (lambda x: x.to(self.dtype)) if len(self.present) == self.adapters.n_members else (lambda x: x[self.present].to(self.dtype))
+        As, Bs, before = [], [], 0
+        for path, n in zip(paths, sizes):
+            if path in self.adapters.A:
+                A, B = pick(self.adapters.A[path]), pick(self.adapters.B[path]).transpose(1, 2)
+                As.append(A)
+                Bs.append(F.pad(B, (before, sum(sizes) - before - n)) if len(sizes) > 1 else B)
+            before += n
+        join = lambda parts: torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        self.made[paths] = (join(As), join(Bs)) if As else None
+        return self.made[paths]
+
+    def route(self, member: torch.Tensor) -> "Route | None":
+        """As Adapters.route, for rows of no other members than these."""
+        return Route(self, member) if (member >= 0).any() else None
 
 
 class Route:
-    """Adds to each layer's output y (B, T, out) the update of each row's own member."""
+    """Adds to the joint output of layers that share an input x (B, T, in) the update of each row's own member."""
 
-    def __init__(self, adapters: Adapters, member: torch.Tensor, present: torch.Tensor, dtype: torch.dtype):
-        pick = (lambda x: x) if len(present) == adapters.n_members else (lambda x: x[present])
-        self.A = {path: pick(A).flatten(0, 1).to(dtype) for path, A in adapters.A.items()}                      # (k R, in)
-        self.B = {path: pick(B).permute(1, 0, 2).flatten(1, 2).to(dtype) for path, B in adapters.B.items()}     # (out, k R)
-        own = (member[:, None] == present[None]).to(dtype) * adapters.scale                                     # (B, k)
-        self.own = own.repeat_interleave(adapters.rank, dim=1)[:, None]                                         # (B, 1, k R)
+    def __init__(self, serving: Serving, member: torch.Tensor):
+        self.serving, self.k, self.scale = serving, len(serving.present), serving.adapters.scale
+        own = member[:, None] == serving.present                                                    # (B, k)
+        count, rows = own.sum(0), member.argsort(stable=True)[(member < 0).sum():]
+        in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
+        self.rows = None if in_order else rows                                                      # less the rows of the base
+        self.ends = count.cumsum(0).int()                                                           # of each member among these rows
+        self.own = own.to(serving.dtype)[:, None, :, None] * serving.adapters.scale                 # (B, 1, k, 1)
+        self.is_equal = in_order and bool((count == count[0]).all())
 
-    def __call__(self, path: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if path not in self.A:
+    def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The outputs y (B, T, sum of sizes) of the layers called `paths`, plus the updates of those that have adapters."""
+        factors = self.serving.together(paths, sizes)
+        if factors is None:
             return y
-        return y + F.linear(F.linear(x, self.A[path]) * self.own, self.B[path])
+        single = x.shape[1] == 1 and self.k <= DENSE or not self.serving.groups
+        return (self.equal if self.is_equal else self.dense if single else self.grouped)(*factors, x, y)
 
-    def keep(self, rows: torch.Tensor) -> "Route":
-        """The same routing for a selection (n,) of the rows, in their order; shares the factors."""
-        other = object.__new__(Route)
-        other.A, other.B, other.own = self.A, self.B, self.own[rows]
-        return other
+    def equal(self, A, B, x, y):
+        h = torch.bmm(x.reshape(self.k, -1, x.shape[2]), A.transpose(1, 2))                         # (k, B/k T, m R)
+        groups = y.view(self.k, -1, y.shape[2])
+        if torch.is_grad_enabled():
+            return torch.baddbmm(groups, h, B, alpha=self.scale).view(y.shape)
+        groups.baddbmm_(h, B, alpha=self.scale)
+        return y
+
+    def dense(self, A, B, x, y):
+        h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1) * self.own                  # (B, T, k, m R)
+        return y + h.flatten(2) @ B.flatten(0, 1)
+
+    def grouped(self, A, B, x, y):
+        T, ends = x.shape[1], self.ends * x.shape[1]
+        x = (x if self.rows is None else x[self.rows]).flatten(0, 1)
+        h = F.grouped_mm(x, A.transpose(1, 2), offs=ends) * self.scale
+        update = F.grouped_mm(h, B, offs=ends).view(-1, T, y.shape[2])
+        return y + update if self.rows is None else y.index_add(0, self.rows, update)
 
 
 def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_hash: str = "") -> None:

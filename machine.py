@@ -45,15 +45,17 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
         model = Model(m)
     size, V, C, I, L = dtype.itemsize, m.vocab_size, m.hidden_size, m.intermediate_size, m.num_hidden_layers
     q, kv, T = m.num_attention_heads * m.head_dim, m.num_key_value_heads * m.head_dim, longest_row(cfg, m)
-    adapted = [x for path, x in model.linears().items() if path.rsplit(".")[-1] in cfg.lora_targets.split(",")]
-    factors = n_members * cfg.rank * sum(x.in_features + x.out_features for x in adapted)
+    targets = cfg.lora_targets.split(",")
+    adapted = [[x for x in project.layers if x.path.rsplit(".")[-1] in targets] for project in model.projects()]
+    factors = n_members * cfg.rank * sum(x.in_features + x.out_features for group in adapted for x in group)
+    serving = n_members * cfg.rank * sum(len(group) * (group[0].in_features + sum(p.sizes)) for p, group in zip(model.projects(), adapted) if group)
     tokens, prompt = max(cfg.token_budget, T), max(1, T - cfg.max_new)
-    saved = L * (4 * C + 4 * I + 2 * q + 2 * kv + m.qk_norm * (q + kv)) + len(adapted) * n_members * cfg.rank
+    saved = L * (4 * C + 4 * I + 3 * q + 3 * kv) + sum(map(len, adapted)) * cfg.rank
     passing = 4 * C + 4 * I                                  # tensors of the one layer that is being computed
     sampling = cfg.max_rows * V * (size + 12)                # logits and, in float32, log-probabilities, probabilities and their sums
-    prefill = min(max(PREFILL, prompt), cfg.max_rows * prompt) * (passing * size + prompt * (2 + size))
+    prefill = min(max(PREFILL, prompt), cfg.max_rows * prompt) * (passing + 2 * kv * L) * size
     chunk = min(rl.CHUNK, tokens * V) * (12 + 8 * (cfg.entropy > 0))
-    plan = dict(base=sum(p.numel() for p in model.parameters()) * size, adapters=factors * (4 + size), optimiser=factors * 8,
+    plan = dict(base=sum(p.numel() for p in model.parameters()) * size, adapters=factors * 4 + serving * size, optimiser=factors * 8,
                 cache=cfg.max_rows * T * 2 * kv * size * (L + 1), decoding=max(sampling, prefill),       # one layer is there twice while rows leave
                 gradients=factors * 4, activations=tokens * (saved + passing) * size, logits=chunk)
     return {k: v / 2 ** 30 for k, v in plan.items()}

@@ -97,7 +97,7 @@ def unsupported(raw: dict, rope: dict) -> list[str]:
 
 
 class KVCache:
-    """Keys and values of all layers, each (B, K, S, D); the first `length` slots are filled."""
+    """Keys and values of all layers, each (B, K, S, D). A token lies in the slot of its position; `length` slots are looked at."""
 
     def __init__(self, keys: list[torch.Tensor], values: list[torch.Tensor], length: int = 0):
         self.keys, self.values, self.length = keys, values, length
@@ -110,21 +110,32 @@ class KVCache:
         return cls(make(), make())
 
     def select(self, rows: torch.Tensor) -> None:
-        """Keep the given rows (n,), repeated or dropped as they come; layer by layer, as two whole caches may not fit."""
+        """Keep the given rows (n,); layer by layer, as two whole caches may not fit."""
         for all_layers in (self.keys, self.values):
             for i, x in enumerate(all_layers):
                 all_layers[i] = x.index_select(0, rows)
 
-    def rows(self, start: int, end: int) -> "KVCache":
-        """A view of some rows: what is appended to it is written here."""
-        return KVCache([k[start:end] for k in self.keys], [v[start:end] for v in self.values], self.length)
+    def put(self, rows: torch.Tensor, other: "KVCache", source: torch.Tensor) -> None:
+        """Overwrite the beginning of the given rows (n,) with the rows `source` (n,) of another cache."""
+        for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
+            for x, y in zip(mine, theirs):
+                x[rows, :, :y.shape[2]] = y[source]
 
-    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write (B, K, T, D) behind the filled slots; returns all filled keys and values. The model moves `length`."""
-        end = self.length + k.shape[2]
-        self.keys[layer][:, :, self.length:end] = k
-        self.values[layer][:, :, self.length:end] = v
-        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+    def slots(self, position: torch.Tensor) -> torch.Tensor:
+        """Where in the flattened (B K S, D) keys one token of each row at position (B,) belongs: (B K,)."""
+        B, K, S, _ = self.keys[0].shape
+        head = torch.arange(B * K, device=position.device)
+        return head * S + position.repeat_interleave(K)
+
+    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write (B, K, T, D) from slot 0 on, or one token a row into its slot; returns the keys and values to be looked at."""
+        keys, values, T = self.keys[layer], self.values[layer], k.shape[2]
+        if slots is None:
+            keys[:, :, :T], values[:, :, :T] = k, v
+        else:
+            keys.view(-1, keys.shape[3]).index_copy_(0, slots, k.reshape(-1, keys.shape[3]))
+            values.view(-1, keys.shape[3]).index_copy_(0, slots, v.reshape(-1, keys.shape[3]))
+        return keys[:, :, :self.length], values[:, :, :self.length]
 
 
 class Linear(nn.Linear):
@@ -134,9 +145,31 @@ class Linear(nn.Linear):
         super().__init__(n_in, n_out, bias=bias)
         self.path = path
 
-    def forward(self, x: torch.Tensor, lora=None) -> torch.Tensor:
-        y = F.linear(x, self.weight, self.bias)
-        return y if lora is None else lora(self.path, x, y)
+
+class Project:
+    """Layers that read the same x: one product computes them all once `fuse` has laid their weights side by side."""
+
+    def __init__(self, *layers: Linear):
+        self.layers, self.paths, self.sizes = layers, tuple(layer.path for layer in layers), [layer.out_features for layer in layers]
+        self.weight, self.bias, self.places = None, None, []
+
+    @torch.no_grad()
+    def fuse(self) -> None:
+        """Copy the layers' frozen weights into one tensor, of which they become views."""
+        for name in ("weight", "bias") if self.layers[0].bias is not None else ("weight",):
+            whole = torch.cat([getattr(layer, name) for layer in self.layers])
+            setattr(self, name, whole)
+            for layer, view in zip(self.layers, whole.split(self.sizes)):
+                setattr(layer, name, nn.Parameter(view, requires_grad=False))
+        self.places = [layer.weight.data_ptr() for layer in self.layers]
+
+    def __call__(self, x: torch.Tensor, lora=None) -> tuple[torch.Tensor, ...]:
+        """One output (B, T, out) a layer; computed one by one where a layer was copied or given another weight since `fuse`."""
+        fused = self.places == [layer.weight.data_ptr() for layer in self.layers]
+        y = F.linear(x, self.weight, self.bias) if fused else torch.cat([layer(x) for layer in self.layers], -1)
+        if lora is not None:
+            y = lora(self.paths, self.sizes, x, y)
+        return y.split(self.sizes, -1)
 
 
 class RMSNorm(nn.Module):
@@ -176,24 +209,29 @@ def rope_frequencies(cfg: Config, device) -> tuple[torch.Tensor, float]:
 
 
 def rope_table(positions: torch.Tensor, cfg: Config, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin (B, 1, T, D) of the rotary angles at integer positions (B, T); angles in float32 (RoFormer, eq. 34)."""
+    """cos and sin (B, 1, T, D) of the rotary angles at integer positions (B, T), sin negative on a head's first half (see rotate);
+    angles in float32 (RoFormer, eq. 34)."""
     freq, scale = rope_frequencies(cfg, positions.device)
     angle = positions[:, None, :, None].float() * freq
-    angle = torch.cat((angle, angle), dim=-1)
-    return (angle.cos() * scale).to(dtype), (angle.sin() * scale).to(dtype)
+    cos, sin = angle.cos() * scale, angle.sin() * scale
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
-def window_mask(mask: torch.Tensor | None, T: int, S: int, window: int, device) -> torch.Tensor:
-    """The mask (B, 1, T, S), or the causal one where None, less the keys `window` or more slots before their query."""
-    query, key = torch.arange(S - T, S, device=device)[:, None], torch.arange(S, device=device)
-    near = (key <= query) & (key > query - window)                                  # (T, S)
-    return near if mask is None else mask & near
+def window_mask(mask: torch.Tensor | None, positions: torch.Tensor, n_slots: int, window: int) -> torch.Tensor:
+    """The mask (B, 1, T, S), or the causal one where None, less the keys `window` or more positions before their query.
+
+    Without a cache the keys are the queries; in a cache a token lies in the slot of its position.
+    """
+    T = positions.shape[1]
+    key = positions if n_slots == T else torch.arange(n_slots, device=positions.device)[None]
+    far = key[:, None] <= positions[:, :, None] - window                                # (B, T, S)
+    causal = torch.ones(T, n_slots, dtype=torch.bool, device=positions.device).tril(n_slots - T)
+    return (causal if mask is None else mask) & ~far[:, None]
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the two halves of each head (..., T, D) by the table's angles."""
-    a, b = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-b, a), dim=-1) * sin
+    """Rotate the two halves (a, b) of each head (..., T, D) by the table's angles: (a cos - b sin, b cos + a sin)."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 class Attention(nn.Module):
@@ -207,21 +245,22 @@ class Attention(nn.Module):
         self.v_proj = Linear(f"{path}.v_proj", C, kv, bias)
         self.o_proj = Linear(f"{path}.o_proj", q, C, cfg.output_bias)
         self.q_norm, self.k_norm = norm(), norm()
+        self.qkv, self.out = Project(self.q_proj, self.k_proj, self.v_proj), Project(self.o_proj)
 
-    def forward(self, x, cos, sin, mask, cache, lora):
-        """x (B, T, C) -> (B, T, C); cos and sin (B, 1, T, D), mask as in Model.forward."""
+    def forward(self, x, cos, sin, mask, cache, slots, lora):
+        """x (B, T, C) -> (B, T, C); cos and sin (B, 1, T, D), mask as in Model.forward, slots as in KVCache.append."""
         B, T, _ = x.shape
-        heads = lambda y: y.view(B, T, -1, self.D)
-        q = rotate(self.q_norm(heads(self.q_proj(x, lora))).transpose(1, 2), cos, sin)      # (B, H, T, D)
-        k = rotate(self.k_norm(heads(self.k_proj(x, lora))).transpose(1, 2), cos, sin)      # (B, K, T, D)
-        v = heads(self.v_proj(x, lora)).transpose(1, 2)
+        q, k, v = (y.view(B, T, -1, self.D) for y in self.qkv(x, lora))
+        q = rotate(self.q_norm(q).transpose(1, 2), cos, sin)                                # (B, H, T, D)
+        k = rotate(self.k_norm(k).transpose(1, 2), cos, sin)                                # (B, K, T, D)
+        v = v.transpose(1, 2)
         if cache is not None:
-            k, v = cache.append(self.layer, k, v)
+            k, v = cache.append(self.layer, k, v, slots)
         if T == 1:      # decoding: fold the query group into the rows, which avoids repeating keys and the slow masked kernel
             y = F.scaled_dot_product_attention(q.view(B, k.shape[1], -1, self.D), k, v, attn_mask=mask).view(B, -1, 1, self.D)
         else:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
-        return self.o_proj(y.transpose(1, 2).reshape(B, T, -1), lora)
+        return self.out(y.transpose(1, 2).reshape(B, T, -1), lora)[0]
 
 
 class MLP(nn.Module):
@@ -230,9 +269,11 @@ class MLP(nn.Module):
         self.gate_proj = Linear(f"{path}.gate_proj", cfg.hidden_size, cfg.intermediate_size, cfg.mlp_bias)
         self.up_proj = Linear(f"{path}.up_proj", cfg.hidden_size, cfg.intermediate_size, cfg.mlp_bias)
         self.down_proj = Linear(f"{path}.down_proj", cfg.intermediate_size, cfg.hidden_size, cfg.mlp_bias)
+        self.gate_up, self.down = Project(self.gate_proj, self.up_proj), Project(self.down_proj)
 
     def forward(self, x, lora):
-        return self.down_proj(F.silu(self.gate_proj(x, lora)) * self.up_proj(x, lora), lora)
+        gate, up = self.gate_up(x, lora)
+        return self.down(F.silu(gate) * up, lora)[0]
 
 
 class Block(nn.Module):
@@ -244,8 +285,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.mlp = MLP(cfg, f"{path}.mlp")
 
-    def forward(self, x, cos, sin, mask, cache, lora):
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, cache, lora)
+    def forward(self, x, cos, sin, mask, cache, slots, lora):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, cache, slots, lora)
         return x + self.mlp(self.post_attention_layernorm(x), lora)
 
 
@@ -270,22 +311,35 @@ class Model(nn.Module):
         """Final hidden states (B, T, C) of ids (B, T).
 
         positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys, None means
-        causal (one token with a cache sees every filled slot); lora(path, x, y) adds the rows' adapters to each layer.
+        causal (one token with a cache sees every filled slot); a cache takes several tokens only while it is empty;
+        lora(paths, sizes, x, y) adds the rows' adapters to the joint output y of layers that share the input x.
         """
         (B, T), cfg = ids.shape, self.cfg
         start = cache.length if cache is not None else 0
-        assert mask is not None or start == 0 or T == 1, "several tokens behind a filled cache need an explicit mask"
+        assert start == 0 or T == 1, "only an empty cache takes several tokens"
         if positions is None:
             positions = torch.arange(start, start + T, device=ids.device).expand(B, T)
+        S = mask.shape[-1] if mask is not None else start + T
+        slots = cache.slots(positions[:, 0]) if cache is not None and T == 1 else None
+        if cache is not None:
+            cache.length = S
         x = self.model.embed_tokens(ids)
         cos, sin = rope_table(positions, cfg, x.dtype)
-        cut = cfg.sliding_layers and start + T > cfg.sliding_window
-        near = window_mask(mask, T, start + T, cfg.sliding_window, ids.device) if cut else mask
+        cut = cfg.sliding_layers and S > cfg.sliding_window
+        near = window_mask(mask, positions, S, cfg.sliding_window) if cut else mask
         for i, block in enumerate(self.model.layers):
-            x = block(x, cos, sin, near if i in cfg.sliding_layers else mask, cache, lora)
-        if cache is not None:
-            cache.length += T
+            x = block(x, cos, sin, near if i in cfg.sliding_layers else mask, cache, slots, lora)
         return self.model.norm(x)
+
+    def projects(self) -> list[Project]:
+        """The adaptable layers, those together that share an input."""
+        return [p for block in self.model.layers for p in (block.self_attn.qkv, block.self_attn.out, block.mlp.gate_up, block.mlp.down)]
+
+    def fuse(self) -> "Model":
+        """Lay the frozen weights of layers that share their input side by side. Before that each can be trained by itself."""
+        for project in self.projects():
+            project.fuse()
+        return self
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores over the vocabulary (..., V) of hidden states (..., C)."""
@@ -293,7 +347,7 @@ class Model(nn.Module):
 
     def linears(self) -> dict[str, Linear]:
         """Every adaptable linear layer (q, k, v, o, gate, up, down of each block) by full name, in order."""
-        return {m.path: m for m in self.modules() if isinstance(m, Linear)}
+        return {layer.path: layer for project in self.projects() for layer in project.layers}
 
 
 @dataclass(frozen=True)
@@ -402,7 +456,7 @@ def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu") -> Ba
     eos_ids = end_tokens(path, tokenizer)
     if not eos_ids:
         raise ValueError(f"{path}: no end token in config.json, generation_config.json or the tokenizer; add eos_token_id")
-    return Base(load_model(path, dtype, device), tokenizer, eos_ids, style, path)
+    return Base(load_model(path, dtype, device).fuse(), tokenizer, eos_ids, style, path)
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -3,14 +3,24 @@
 Rows of generation and micro-batches of the update are shared out; gradients are summed in `rl.accumulate`. What only one
 process can know (verdicts, which run directory) comes from process 0 as JSON text: nothing is unpickled.
 """
+import ctypes
 import json
 import os
+import sys
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from generate import Rollout, generate
+
+
+def reuse_memory() -> None:
+    """Let glibc keep freed blocks of up to 32 MB instead of giving every page back and faulting it in anew: 15% of a rollout on
+    a CPU goes there. Elsewhere nothing happens."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(-3, 1 << 25)                      # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 1 << 29)                      # M_TRIM_THRESHOLD
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,7 @@ class Ranks:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError(f"--device {device}: torch sees no CUDA device; use --device cpu")
+        reuse_memory()
         world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
         if device == "cuda":
             device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from generate import Rollout
 from lora import Adapters
 from model import Base
+from pack import Line, Packed, micro_batches, pack
 
 ADVANTAGES = ("reinforce++", "grpo", "dr_grpo", "rloo")
 WHITEN = ("auto", "member", "kind", "off")
@@ -148,39 +149,26 @@ class Adam:
             x.copy_(state[name])
 
 
-def micro_batches(rollout: Rollout, rows: list[int], budget: int) -> list[torch.Tensor]:
-    """Split rows into batches of at most `budget` padded tokens, similar lengths together; at least one row each."""
-    rows, out, start = sorted(rows, key=lambda i: int(rollout.length[i])), [], 0
-    for end in range(1, len(rows) + 1):
-        if end == len(rows) or (end + 1 - start) * int(rollout.length[rows[end]]) > budget:
-            out.append(torch.tensor(rows[start:end], device=rollout.ids.device))
-            start = end
-    return out
-
-
-def token_losses(base: Base, adapters: Adapters, r: Rollout, adv: torch.Tensor, temperature: float, kl: float, entropy: float,
-                 clip: float):
-    """Loss of each answer token (M,) of rows r with advantages (N,), the row of each token (M,), and sums for the log.
+def token_losses(base: Base, adapters: Adapters, p: Packed, adv: torch.Tensor, temperature: float, kl: float, entropy: float, clip: float):
+    """Loss of each answer token (M,) of packed rows with advantages (N,), and sums for the log.
 
     -min(ratio adv, clip(ratio) adv) + kl k3 - entropy H; on policy the ratio is 1 in value, so that the gradient is the
     plain policy gradient (PPO, eq. 7).
     """
-    mask = r.mask[:, 1:]
-    target, row = r.ids[:, 1:][mask], mask.nonzero()[:, 0]
-    hidden = base.model(r.ids[:, :-1], lora=adapters.route(r.member, base.model.embedding.dtype))[mask]
-    logp, H = token_logp(base, hidden, target, temperature, bool(entropy))
-    ratio, a = (logp - logp.detach()).exp(), adv[row]
+    states = lambda lora: base.model(p.ids, p.positions, p.mask, lora=lora).flatten(0, 1)[p.source]
+    logp, H = token_logp(base, states(adapters.route(p.member, base.model.embedding.dtype)), p.target, temperature, bool(entropy))
+    ratio, a = (logp - logp.detach()).exp(), adv[p.row]
     loss = -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
-    gap = (logp.detach() - r.logp[:, 1:][mask]).abs().sum().item()     # rollout and training compute the same number in two ways
-    sums = dict(kl=0.0, entropy=0.0, logp_gap=gap, trained_tokens=len(target))
+    gap = (logp.detach() - p.logp).abs().sum().item()                # rollout and training compute the same number in two ways
+    sums = dict(kl=0.0, entropy=0.0, logp_gap=gap, trained_tokens=len(p.target))
     if kl:
         with torch.no_grad():
-            plain = token_logp(base, base.model(r.ids[:, :-1])[mask], target, temperature, False)[0]
+            plain = token_logp(base, states(None), p.target, temperature, False)[0]
         k3 = (plain - logp).exp() - (plain - logp) - 1               # http://joschu.net/blog/kl-approx.html
         loss, sums["kl"] = loss + kl * k3, k3.sum().item()
     if entropy:
         loss, sums["entropy"] = loss - entropy * H, H.sum().item()
-    return loss, row, sums
+    return loss, sums
 
 
 def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, weight: torch.Tensor, *, temperature: float = 1.0,
@@ -194,28 +182,28 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
     """
     params, member, device = adapters.parameters(), batch.rollout.member, adv.device
 
-    def sweep(parts):
+    def sweep(parts: list[list[Line]]):
         for p in params:
             p.grad = torch.zeros_like(p)
-        stats, bad = dict(kl=0.0, entropy=0.0, logp_gap=0.0, trained_tokens=0), torch.zeros(adapters.n_members, dtype=torch.bool, device=device)
+        stats, bad = dict.fromkeys(("kl", "entropy", "logp_gap", "trained_tokens"), 0.0), set()
         for part in tqdm(parts, desc=desc, leave=False, disable=not desc):
-            while len(part):
-                shard = batch.rollout.select(part)
-                loss, row, sums = token_losses(base, adapters, shard, adv[part], temperature, kl, entropy, clip)
+            while part := [line for line in part if int(member[line[0]]) not in bad]:
+                packed = pack(batch.rollout, part)
+                loss, sums = token_losses(base, adapters, packed, adv, temperature, kl, entropy, clip)
                 if loss.isfinite().all():
-                    (loss * weight[part][row]).sum().backward()
+                    (loss * weight[packed.row]).sum().backward()
                     stats = {k: stats[k] + v for k, v in sums.items()}
                     break
-                bad[member[part][row[~loss.isfinite()]]] = True
-                part = part[~bad[member[part]]]
-        return stats, bad
+                bad |= set(member[packed.row[~loss.isfinite()]].tolist())
+        return stats, torch.tensor([p in bad for p in range(adapters.n_members)], device=device)
 
     rows = [i for i in range(len(adv)) if member[i] >= 0 and (kl or entropy or adv[i] != 0)]
     parts = micro_batches(batch.rollout, rows, token_budget)[rank::world]
     stats, bad = sweep(parts)
     if not torch.stack([p.grad.isfinite().all() for p in params]).all():
-        # a broken gradient behind a finite loss reaches the neighbours as 0 * inf in the shared products: each member alone
-        stats, bad = sweep([part[member[part] == p] for part in parts for p in member[part].unique()])
+        # a broken gradient behind a finite loss may reach the neighbours as 0 * inf in a shared product: each member alone
+        of = lambda line: int(member[line[0]])
+        stats, bad = sweep([[line for line in part if of(line) == p] for part in parts for p in sorted({of(line) for line in part})])
     if world > 1:
         for p in params:
             dist.all_reduce(p.grad)
@@ -228,7 +216,7 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
 def finish(adam: Adam, batch: Batch, stats: dict, bad: torch.Tensor) -> dict:
     """The optimiser step on accumulated gradients: members with rows move, the others are not touched, nor those in `bad`.
 
-    Returns trained_tokens; per token kl, entropy and logp_gap, |log-probability in training - in the rollout|; grad_norm per member (list) and skipped members (list).
+    Returns trained_tokens; per trained token kl, entropy and logp_gap, |log-probability in training - in the rollout|; grad_norm per member (list) and skipped members (list).
     """
     active = torch.zeros_like(bad)
     active[batch.rollout.member[batch.rollout.member >= 0]] = True

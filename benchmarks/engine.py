@@ -17,6 +17,7 @@ from benchmarks.common import ratio, show, take_turns
 from generate import Rollout, generate
 from lora import Adapters, save_peft
 from model import Base, Config, Model, load_base
+from parallel import reuse_memory
 
 SHAPES = {"7b": dict(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
                      num_key_value_heads=4, max_position_embeddings=32768, tie_word_embeddings=False)}
@@ -40,6 +41,7 @@ def flags(parser) -> None:
 def open_base(args) -> Base:
     """The base of the flags, whose answers never end by themselves."""
     torch.set_num_threads(args.threads)
+    reuse_memory()
     dtype = getattr(torch, args.dtype)
     if not args.shape:
         return dataclasses.replace(load_base(args.base, dtype, torch.device(args.device)), eos_ids=())

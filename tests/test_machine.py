@@ -11,7 +11,7 @@ import machine
 import rl
 import config
 import train
-from lora import Adapters
+from lora import Adapters, Serving
 from machine import largest_budget, memory_plan, peak
 from model import Config, Model
 
@@ -32,19 +32,21 @@ def test_what_is_always_there_is_counted_exactly(changes, targets):
     model = Model(shape)
     adapters = Adapters.on(model, 4, 8, 16, targets.split(","))
     adam, n = rl.Adam(adapters, [1e-3] * 4), lambda tensors: sum(x.numel() * x.element_size() for x in tensors)
-    plan = memory_plan(cfg, shape, torch.float32, 4)
+    plan, short = memory_plan(cfg, shape, torch.float32, 4), memory_plan(cfg, shape, torch.bfloat16, 4)
     assert plan["base"] * GB == pytest.approx(n(model.parameters()))
-    assert plan["adapters"] * GB == pytest.approx(2 * n(adapters.parameters())), "the factors, and their copies in the routing"
+    serving = Serving(adapters, torch.arange(4), torch.bfloat16)
+    copies = [x for project in model.projects() for x in serving.together(project.paths, project.sizes) or ()]
+    assert short["adapters"] * GB == pytest.approx(n(adapters.parameters()) + n(copies)), "the factors, and their copies in the routing"
     assert plan["optimiser"] * GB == pytest.approx(n(adam.m) + n(adam.v))
     assert plan["gradients"] * GB == pytest.approx(n(adapters.parameters()))
-    assert memory_plan(cfg, shape, torch.bfloat16, 4)["base"] == pytest.approx(plan["base"] / 2)
+    assert short["base"] == pytest.approx(plan["base"] / 2)
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
 def test_activations_are_what_autograd_saves(changes):
     """Bytes of distinct storages that a forward pass keeps for the backward pass; the plan adds one layer in passing."""
     cfg, shape = settled(token_budget=160), Config(**{**SMALL, **changes, "sliding_layers": ()})
-    model = Model(shape).requires_grad_(False)
+    model = Model(shape).requires_grad_(False).fuse()
     adapters, kept = Adapters.on(model, 4, 8, 16), {}
     own = {x.untyped_storage().data_ptr() for x in [*model.parameters(), *adapters.parameters()]}
 
@@ -53,10 +55,10 @@ def test_activations_are_what_autograd_saves(changes):
         return x
 
     route = adapters.route(torch.arange(4), torch.float32)
-    own |= {x.untyped_storage().data_ptr() for x in (*route.A.values(), *route.B.values())}
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         hidden = model(torch.randint(0, 97, (4, 40)), lora=route)
     assert hidden.requires_grad
+    own |= {x.untyped_storage().data_ptr() for factors in route.serving.made.values() for x in factors}
     passing = 160 * (4 * shape.hidden_size + 4 * shape.intermediate_size) * 4
     planned = memory_plan(cfg, shape, torch.float32, 4)["activations"] * GB - passing
     assert planned == pytest.approx(sum(n for at, n in kept.items() if at not in own), rel=0.05)
