@@ -15,7 +15,7 @@ from tqdm import tqdm
 from lora import Adapters, Serving
 from model import Base, KVCache
 
-PREFILL = 1 << 14                          # padded tokens of prompts run at a time: a long prompt of each row never does at once
+PREFILL = 1 << 12                          # padded tokens of prompts run at a time: a long prompt of each row never does at once
 PATIENCE = {"cuda": 8}                     # steps between looks at who has ended: each makes the processor wait for the GPU
 
 

@@ -53,7 +53,8 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
     saved = L * (4 * C + 4 * I + 3 * q + 3 * kv) + sum(map(len, adapted)) * cfg.rank
     passing = 4 * C + 4 * I                                  # tensors of the one layer that is being computed
     sampling = cfg.max_rows * V * (size + 12)                # logits and, in float32, log-probabilities, probabilities and their sums
-    prefill = min(max(PREFILL, prompt), cfg.max_rows * prompt) * (passing + 2 * kv * L) * size
+    admitted = min(max(1, PREFILL // prompt), cfg.max_rows)  # prompts run at a time, with a cache and scores of their own
+    prefill = admitted * (prompt * (passing + 2 * kv * L) + 2 * V) * size
     chunk = min(rl.CHUNK, tokens * V) * (12 + 8 * (cfg.entropy > 0))
     plan = dict(base=sum(p.numel() for p in model.parameters()) * size, adapters=factors * 4 + serving * size, optimiser=factors * 8,
                 cache=cfg.max_rows * T * 2 * kv * size * (L + 1), decoding=max(sampling, prefill),       # one layer is there twice while rows leave
