@@ -113,6 +113,11 @@ class Serving:
         self.made[paths] = (join(As), join(Bs)) if As else None
         return self.made[paths]
 
+    def lay_out(self, projects) -> None:
+        """Make the factors of all these layers (model.Project) now."""
+        for project in projects:
+            self.together(project.paths, project.sizes)
+
     def route(self, member: torch.Tensor) -> "Route | None":
         """As Adapters.route, for rows of no other members than these."""
         return Route(self, member) if (member >= 0).any() else None

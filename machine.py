@@ -3,6 +3,7 @@ import bisect
 import os
 import platform
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import torch
 
 import rl
-from generate import PREFILL
-from model import Config as ModelConfig, Model
+from generate import PREFILL, Rollout
+from lora import Adapters
+from model import Base, Config as ModelConfig, Model
 from parallel import Ranks
 from verifier import Sandbox
 
@@ -58,7 +60,7 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
     chunk = min(rl.CHUNK, tokens * V) * (12 + 8 * (cfg.entropy > 0))
     plan = dict(base=sum(p.numel() for p in model.parameters()) * size, adapters=factors * 4 + serving * size, optimiser=factors * 8,
                 cache=cfg.max_rows * T * 2 * kv * size * (L + 1), decoding=max(sampling, prefill),       # one layer is there twice while rows leave
-                gradients=factors * 4, activations=tokens * (saved + passing) * size, logits=chunk)
+                gradients=factors * 4, activations=max(cfg.token_budget * (saved + passing), T * (L * C + saved / L + passing)) * size, logits=chunk)
     return {k: v / 2 ** 30 for k, v in plan.items()}
 
 
@@ -81,7 +83,7 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
     meaning = dict(base=f"the frozen model in {str(dtype).removeprefix('torch.')}", adapters=f"{n_members} of rank {cfg.rank}",
                    optimiser="Adam's two moments", cache=f"generation: keys and values of {cfg.max_rows} rows of {T} tokens",
                    decoding="generation: running the prompts, or sampling from the vocabulary", gradients="update: of all adapters",
-                   activations=f"update: a micro-batch of {max(cfg.token_budget, T)} tokens", logits="update: a chunk over the vocabulary")
+                   activations=f"update: a micro-batch of {cfg.token_budget} tokens, or a row of {T} with activation checkpointing", logits="update: a chunk over the vocabulary")
     need, largest = peak(plan), largest_budget(cfg, m, dtype, n_members, free)
     rows = [f"{use:<12} {gb:8.2f} GB   {meaning[use]}" for use, gb in plan.items()]
     rows += [f"{'peak':<12} {need:8.2f} GB   generation and update take turns", f"{'free':<12} {free:8.2f} GB"]
@@ -98,6 +100,47 @@ def free_memory(device: torch.device) -> float:
     meminfo = Path("/proc/meminfo")
     found = [row.split()[1] for row in meminfo.read_text().splitlines() if row.startswith("MemAvailable")] if meminfo.exists() else []
     return int(found[0]) / 2 ** 20 / int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if found else float("inf")
+
+
+def halve_until(n: int, attempt, flag: str) -> int:
+    """The first of n, n/2, n/4, ... with which attempt(n) finds memory, saying so where it is not n. Raises ValueError if none does."""
+    while n:
+        try:
+            attempt(n)
+            return n
+        except RuntimeError as e:                            # torch.OutOfMemoryError is one; a CPU's has no type of its own
+            if not isinstance(e, torch.OutOfMemoryError) and "allocate memory" not in str(e):
+                raise
+        print(f"note: {flag} {n} does not fit into memory" + (f", trying {n // 2}" if n > 1 else ""), file=sys.stderr, flush=True)
+        n //= 2
+    raise ValueError(f"not enough memory for any {flag}: lower --max-new, --rank or --pop, or pass --dtype bfloat16; --plan shows what takes how much")
+
+
+def fit(cfg, base: Base, adapters: Adapters):
+    """cfg with the largest --max-rows and --token-budget that this machine holds, tried before the first step and not in a later one.
+
+    What the largest rollout takes is allocated and one worst micro-batch is run, on random tokens; nothing of it stays.
+    """
+    model, device, T = base.model, base.model.embedding.device, longest_row(cfg, base.model.cfg)
+
+    def rollout(n: int) -> None:
+        plan = memory_plan(replace(cfg, max_rows=n), model.cfg, model.embedding.dtype, adapters.n_members)
+        torch.empty(int(sum(plan[use] for use in GENERATE) * 2 ** 30), dtype=torch.uint8, device=device)
+
+    def micro_batch(budget: int) -> None:
+        n = max(1, budget // T)
+        ids = torch.randint(model.cfg.vocab_size, (n, T), generator=torch.Generator().manual_seed(0)).to(device)
+        full, zeros = (lambda k: torch.full((n,), k, device=device)), torch.zeros(n, T, device=device)
+        member = torch.arange(n, device=device) % adapters.n_members
+        batch = rl.Batch(Rollout(ids, full(max(1, T - cfg.max_new)), full(T), zeros, member), zeros[:, 0], full(0), full(0), full(0))
+        try:
+            rl.accumulate(base, adapters, batch, zeros[:, 0] + 1, zeros[:, 0] + 1, kl=cfg.kl, entropy=cfg.entropy, token_budget=budget)
+        finally:
+            for p in adapters.parameters():
+                p.grad = None
+
+    return replace(cfg, max_rows=halve_until(cfg.max_rows, rollout, "--max-rows"),
+                   token_budget=halve_until(cfg.token_budget, micro_batch, "--token-budget"))
 
 
 def environment(ranks: Ranks, sandbox: Sandbox) -> dict:

@@ -20,6 +20,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
+from torch.utils.checkpoint import checkpoint
 
 # model_type -> what holds whatever its config.json says, and what applies where config.json is silent (transformers' defaults)
 ARCHITECTURES = {
@@ -307,12 +308,13 @@ class Model(nn.Module):
     def embedding(self) -> torch.Tensor:
         return self.model.embed_tokens.weight
 
-    def forward(self, ids, positions=None, mask=None, cache: KVCache | None = None, lora=None) -> torch.Tensor:
+    def forward(self, ids, positions=None, mask=None, cache: KVCache | None = None, lora=None, checkpointing: bool = False) -> torch.Tensor:
         """Final hidden states (B, T, C) of ids (B, T).
 
         positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys, None means
         causal (one token with a cache sees every filled slot); a cache takes several tokens only while it is empty;
-        lora(paths, sizes, x, y) adds the rows' adapters to the joint output y of layers that share the input x.
+        lora(paths, sizes, x, y) adds the rows' adapters to the joint output y of layers that share an input x;
+        checkpointing keeps only each block's input for the backward pass, which computes the rest again (1604.06174).
         """
         (B, T), cfg = ids.shape, self.cfg
         start = cache.length if cache is not None else 0
@@ -328,7 +330,8 @@ class Model(nn.Module):
         cut = cfg.sliding_layers and S > cfg.sliding_window
         near = window_mask(mask, positions, S, cfg.sliding_window) if cut else mask
         for i, block in enumerate(self.model.layers):
-            x = block(x, cos, sin, near if i in cfg.sliding_layers else mask, cache, slots, lora)
+            args = x, cos, sin, near if i in cfg.sliding_layers else mask, cache, slots, lora
+            x = checkpoint(block, *args, use_reentrant=False) if checkpointing else block(*args)
         return self.model.norm(x)
 
     def projects(self) -> list[Project]:

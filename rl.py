@@ -149,14 +149,17 @@ class Adam:
             x.copy_(state[name])
 
 
-def token_losses(base: Base, adapters: Adapters, p: Packed, adv: torch.Tensor, temperature: float, kl: float, entropy: float, clip: float):
+def token_losses(base: Base, adapters: Adapters, p: Packed, adv: torch.Tensor, temperature: float, kl: float, entropy: float, clip: float,
+                 checkpointing: bool = False):
     """Loss of each answer token (M,) of packed rows with advantages (N,), and sums for the log.
 
     -min(ratio adv, clip(ratio) adv) + kl k3 - entropy H; on policy the ratio is 1 in value, so that the gradient is the
     plain policy gradient (PPO, eq. 7).
     """
-    states = lambda lora: base.model(p.ids, p.positions, p.mask, lora=lora).flatten(0, 1)[p.source]
-    logp, H = token_logp(base, states(adapters.route(p.member, base.model.embedding.dtype)), p.target, temperature, bool(entropy))
+    states = lambda lora: base.model(p.ids, p.positions, p.mask, lora=lora, checkpointing=checkpointing).flatten(0, 1)[p.source]
+    route = adapters.route(p.member, base.model.embedding.dtype)
+    route.serving.lay_out(base.model.projects())                     # outside of what checkpointing computes twice
+    logp, H = token_logp(base, states(route), p.target, temperature, bool(entropy))
     ratio, a = (logp - logp.detach()).exp(), adv[p.row]
     loss = -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
     gap = (logp.detach() - p.logp).abs().sum().item()                # rollout and training compute the same number in two ways
@@ -177,7 +180,7 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
     """Put the gradient of every member's loss into the stacked factors' .grad, summed over all processes.
 
     A member's loss is the sum over its tokens of weight (N,) times the token's loss. Rows that cannot contribute are left
-    out. Rows of a member with a non-finite loss leave the batch, so that they cannot spoil their neighbours' gradients.
+    out; a row longer than the budget runs alone and with activation checkpointing. Rows of a member with a non-finite loss leave the batch, so that they cannot spoil their neighbours' gradients.
     Returns sums over the trained tokens (kl, entropy, logp_gap, trained_tokens) and the members (P,) bool with a non-finite loss.
     """
     params, member, device = adapters.parameters(), batch.rollout.member, adv.device
@@ -189,7 +192,8 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
         for part in tqdm(parts, desc=desc, leave=False, disable=not desc):
             while part := [line for line in part if int(member[line[0]]) not in bad]:
                 packed = pack(batch.rollout, part)
-                loss, sums = token_losses(base, adapters, packed, adv, temperature, kl, entropy, clip)
+                long = packed.ids.numel() > token_budget             # a row that exceeds the budget alone
+                loss, sums = token_losses(base, adapters, packed, adv, temperature, kl, entropy, clip, checkpointing=long)
                 if loss.isfinite().all():
                     (loss * weight[packed.row]).sum().backward()
                     stats = {k: stats[k] + v for k, v in sums.items()}

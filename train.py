@@ -31,7 +31,7 @@ from checkpoint import LOGS, Interrupted, RunDir, Signals, differing
 from complexity import structural_hash
 from config import FREE, Config, parse_args, settle
 from lora import Adapters
-from machine import Stopwatch, environment, free_memory, plan_table
+from machine import Stopwatch, environment, fit, free_memory, plan_table
 from model import Base, Config as ModelConfig, load_base, load_tokenizer, pick_dtype, resolve, weights_hash
 from parallel import Ranks
 from selfplay import Setup
@@ -217,6 +217,7 @@ def main(cfg: Config) -> RunDir:
                          "use the old values or another --name")
     n_members = 1 if cfg.single else cfg.teachers + cfg.students
     adapters = Adapters.on(base.model, n_members, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), ranks.device)
+    cfg = fit(cfg, base, adapters)
     rates = [cfg.lr] if cfg.single else [cfg.lr_teacher] * cfg.teachers + [cfg.lr] * cfg.students
     adam, base_hash = rl.Adam(adapters, rates), weights_hash(base.model)
     with contextlib.ExitStack() as stack:

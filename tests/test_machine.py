@@ -100,3 +100,21 @@ def test_plan_agrees_with_measured_memory(job):
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout.splitlines()[-1])
     assert abs(result["planned"] / result["measured"] - 1) < 0.15, result
+
+
+def test_what_does_not_fit_is_halved_before_the_first_step(tiny, population, capsys):
+    """A real allocation fails; what is left fits, and the gradients of the trial are gone."""
+    adapters = population(tiny)
+    cfg = machine.fit(settled(max_rows=1 << 30), tiny, adapters)
+    text = capsys.readouterr().err
+    assert f"note: --max-rows {1 << 30} does not fit into memory, trying {1 << 29}\n" in text and cfg.token_budget == 160
+    assert 1 <= cfg.max_rows < 1 << 30 and f"trying {cfg.max_rows}\n" in text
+    assert all(p.grad is None for p in adapters.parameters())
+    assert machine.fit(settled(), tiny, adapters) == settled() and capsys.readouterr().err == ""
+
+
+def test_what_never_fits_is_an_error_and_what_is_no_lack_of_memory_is_not_hidden():
+    with pytest.raises(ValueError, match="not enough memory for any --max-rows: lower"):
+        machine.halve_until(4, lambda n: torch.empty(1 << 55), "--max-rows")
+    with pytest.raises(RuntimeError, match="size"):
+        machine.halve_until(4, lambda n: torch.ones(2) @ torch.ones(3), "--max-rows")
