@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from trueskill_lite import Rating
 
 DEAD = 1e-6  # singular values below this share of the largest are rounding noise of the float32 factors
-STACK = 16  # modules per batch: bounds the float64 copies (0.5 GB at 7B, rank 32) and costs no speed
 
 
 # --- linear algebra on B A, never forming it ------------------------------------------------------------------------
@@ -63,9 +62,26 @@ def product(P, S, Q):
     return (P * S[..., None, :]) @ Q.mT
 
 
+def grams(parents, names):
+    """A A^T and B^T B (n, K, K) of n modules of one shape, A (K, in) and B (out, K) being the parents' factors side by side.
+
+    float64, for a Gram squares the condition. One module at a time in two buffers: fresh memory would cost more than the products.
+    """
+    first_a, first_b = parents[0][names[0]]
+    R, K = len(first_a), len(first_a) * len(parents)
+    wide = first_a.new_empty(K, first_a.shape[1], dtype=torch.float64), first_a.new_empty(len(first_b), K, dtype=torch.float64)
+    out = first_a.new_empty(2, len(names), K, K, dtype=torch.float64)
+    for j, name in enumerate(names):
+        for i, p in enumerate(parents):
+            wide[0][i * R:(i + 1) * R], wide[1][:, i * R:(i + 1) * R] = p[name]
+        torch.mm(wide[0], wide[0].mT, out=out[0, j])
+        torch.mm(wide[1].mT, wide[1], out=out[1, j])
+    return out.cpu()  # LAPACK is fast on small matrices, and ties break the same way everywhere
+
+
 def rebuilt(parents, gen, fn):
     """Child whose dW is B P diag(S) Q^T A, where A (n, K, in) and B (n, out, K) are the parents' factors side by side and
-    (P, S, Q) = fn(A A^T, B^T B, R) has R components. Cost: O((in + out) K^2), two products more than the Grams.
+    (P, S, Q) = fn(A A^T, B^T B, R) has R components. Cost: O((in + out) K^2), and half as much again for the child.
 
     The scale of a component is split evenly over its two factors. One without a singular value gets a zero B column and a
     fresh Kaiming-uniform A row, like a new adapter: zero on both sides would kill both gradients for good.
@@ -75,17 +91,16 @@ def rebuilt(parents, gen, fn):
         shapes.setdefault((A.shape, B.shape), []).append(name)
     child = dict.fromkeys(parents[0])  # the parents' order of modules
     for ((R, width), _), names in shapes.items():
-        for some in (names[i:i + STACK] for i in range(0, len(names), STACK)):
-            A = torch.stack([torch.cat([p[name][0] for p in parents]) for name in some]).double()
-            B = torch.stack([torch.cat([p[name][1] for p in parents], dim=1) for name in some]).double()
-            # The K x K problems go to the CPU: LAPACK is fast on small matrices, and ties break the same way everywhere.
-            P, S, Q = fn((A @ A.mT).cpu(), (B.mT @ B).cpu(), R)
-            live = S > DEAD * S.amax(-1, keepdim=True)
-            root = torch.where(live, S, 0).sqrt()[..., None, :]
-            A, B = ((Q * root).mT.to(A) @ A).float(), (B @ (P * root).to(B)).float()
-            fresh = (torch.rand(int((~live).sum()), width, generator=gen) * 2 - 1) / width ** 0.5
-            A[~live.to(A.device)] = fresh.to(A)
-            child.update({name: (A[i], B[i]) for i, name in enumerate(some)})
+        P, S, Q = fn(*grams(parents, names), R)
+        live = S > DEAD * S.amax(-1, keepdim=True)
+        root = torch.where(live, S, 0).sqrt()[..., None, :]
+        P, Q = (P * root).float().split(R, 1), (Q * root).mT.float().split(R, 2)  # of each parent (n, R, R)
+        for j, name in enumerate(names):
+            A = sum(q[j].to(p[name][0]) @ p[name][0] for q, p in zip(Q, parents))
+            B = sum(p[name][1] @ x[j].to(p[name][1]) for x, p in zip(P, parents))
+            dead = ~live[j].to(A.device)
+            A[dead] = ((torch.rand(int(dead.sum()), width, generator=gen) * 2 - 1) / width ** 0.5).to(A)
+            child[name] = A, B
     return child
 
 
