@@ -260,6 +260,8 @@ class Attention(nn.Module):
         if T == 1:      # decoding: fold the query group into the rows, which avoids repeating keys and the slow masked kernel
             y = F.scaled_dot_product_attention(q.view(B, k.shape[1], -1, self.D), k, v, attn_mask=mask).view(B, -1, 1, self.D)
         else:
+            if mask is not None and q.is_cuda:      # with a mask and unequal heads CUDA falls to its slow kernel
+                k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
         return self.out(y.transpose(1, 2).reshape(B, T, -1), lora)[0]
 

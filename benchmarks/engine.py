@@ -181,10 +181,11 @@ def decode(args) -> dict:
     return figures
 
 
-def fixed_rollout(base: Base, members: list[int], prompt: int, new: int) -> Rollout:
-    """Rows of equal lengths with arbitrary tokens, whose log-probabilities are not needed."""
+def fixed_rollout(base: Base, members: list[int], prompt: int, new: int, attempts: int) -> Rollout:
+    """Rows of equal lengths with arbitrary tokens, so many attempts at each prompt, whose log-probabilities are not needed."""
     device, rows = base.model.embedding.device, len(members)
     ids = torch.tensor(prompts_of(base, rows, prompt + new), device=device)
+    ids[:, :prompt] = ids[torch.arange(rows, device=device) // attempts * attempts, :prompt]
     full, logp = (lambda value: torch.full((rows,), value, device=device)), torch.zeros(ids.shape, device=device)
     return Rollout(ids, full(prompt), full(prompt + new), logp, torch.tensor(members, device=device))
 
@@ -243,7 +244,7 @@ def update(args) -> dict:
     adapters, figures, lines = population(base, args.rank), {}, []
     peers = None if args.shape else Peers(base, adapters, getattr(torch, args.dtype))
     for rows in args.rows:
-        rollout = fixed_rollout(base, [i * POP // rows for i in range(rows)], args.prompt, args.new)
+        rollout = fixed_rollout(base, [i * POP // rows for i in range(rows)], args.prompt, args.new, args.attempts)
         single = dataclasses.replace(rollout, member=torch.zeros_like(rollout.member))
         joint = updater(base, adapters, rollout, args.token_budget)
         ways = {"8 members, one pass": joint, "1 member": updater(base, adapters, single, args.token_budget)}
@@ -268,7 +269,7 @@ def step(args) -> dict:
         prompts, ways = prompts_of(base, rows, args.prompt), {}
         for name, members in ("8 members", [i * POP // rows for i in range(rows)]), ("1 member", [0] * rows):
             adapters = population(base, args.rank)
-            adam, rollout = rl.Adam(adapters, [1e-5] * POP), fixed_rollout(base, members, args.prompt, args.new)
+            adam, rollout = rl.Adam(adapters, [1e-5] * POP), fixed_rollout(base, members, args.prompt, args.new, args.attempts)
             learn = updater(base, adapters, rollout, args.token_budget)
             active = torch.zeros(POP, dtype=torch.bool, device=rollout.ids.device)
             active[rollout.member] = True
@@ -287,7 +288,9 @@ def step(args) -> dict:
 
 def update_flags(parser) -> None:
     flags(parser)
-    parser.add_argument("--token-budget", type=int, default=1024, help="padded tokens of a micro-batch")
+    parser.set_defaults(prompt=16, new=16)
+    parser.add_argument("--attempts", type=int, default=4, help="rows that share a prompt; 1 = each has its own")
+    parser.add_argument("--token-budget", type=int, default=2048, help="padded tokens of a micro-batch")
 
 
 def evolve(args) -> dict:
