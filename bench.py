@@ -5,6 +5,7 @@
     python bench.py decode                   rollouts of 8 members: one batch, one after another, PEFT both ways, no adapter
     python bench.py update                   the joint update against a loop over PEFT adapters
     python bench.py step                     rollout and update of 8 members against 1 at equal rows
+    python bench.py scale                    seconds and memory of a step for 1 to 128 members
     python bench.py evolve                   seconds per child of each operator on 7B shapes
 
 A command measures all its ways in one process and in turns (A B C, C B A, ...), so that a load from outside meets each of

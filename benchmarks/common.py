@@ -1,21 +1,39 @@
-"""What all benchmarks share: ways measured in turns, tables of medians, ratios."""
+"""What all benchmarks share: ways measured in turns, tables of medians, ratios, memory."""
+import ctypes
 import statistics
+from pathlib import Path
+
+import torch
 
 
 def take_turns(ways, repeats):
     """{name: function()} -> {name: what it returned in each repeat}; forwards, then backwards, and so on."""
     seen = {name: [] for name in ways}
     for i in range(repeats):
-        for name in list(ways)[::-1 if i % 2 else 1]: seen[name].append(ways[name]())
+        for name in list(ways)[::-1 if i % 2 else 1]:
+            seen[name].append(ways[name]())
     return seen
 
 
 def show(rows):
     """Prints [(label, unit, values of the repeats)] as median and range."""
     for label, unit, values in rows:
-        print("%-46s %10.5g %-8s %.4g .. %.4g" % (label, statistics.median(values), unit, min(values), max(values)))
+        print(f"{label:46} {statistics.median(values):10.5g} {unit:8} {min(values):.4g} .. {max(values):.4g}", flush=True)
 
 
 def ratio(above, below):
-    "median over the repeats of above / below, to three digits"
-    return float("%.3g" % statistics.median(a / b for a, b in zip(above, below)))
+    """Median over the repeats of above / below, to three digits."""
+    return float(f"{statistics.median(a / b for a, b in zip(above, below)):.3g}")
+
+
+def peak_memory(reset=False):
+    """Bytes at the worst moment since the last reset, on the GPU if there is one, else of this process (Linux); reset: from now on."""
+    if torch.cuda.is_available():
+        if reset:
+            torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.max_memory_allocated()
+    if reset:
+        ctypes.CDLL(None).malloc_trim(0)                     # give back what earlier measurements left
+        Path("/proc/self/clear_refs").write_text("5")        # VmHWM becomes VmRSS
+    rows = Path("/proc/self/status").read_text().splitlines()
+    return next(int(row.split()[1]) * 1024 for row in rows if row.startswith("VmHWM:"))

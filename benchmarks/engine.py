@@ -1,4 +1,4 @@
-"""decode, update, step and evolve: the multi-adapter engine beside transformers, PEFT and itself one adapter at a time.
+"""decode, update, step, scale and evolve: the multi-adapter engine beside transformers, PEFT and itself one adapter at a time.
 
 All ways of one command share weights, adapters, prompts, lengths and process. Every row decodes exactly --new tokens (no end
 token), so that the ways do the same work. Before anything is timed, gates compare numbers and fail the run where they differ.
@@ -13,7 +13,7 @@ import torch
 
 import evolve as operators
 import rl
-from benchmarks.common import ratio, show, take_turns
+from benchmarks.common import peak_memory, ratio, show, take_turns
 from generate import Rollout, generate
 from lora import Adapters, save_peft
 from model import Base, Config, Model, load_base
@@ -54,11 +54,11 @@ def open_base(args) -> Base:
     return Base(model, None, (), "base", Path(args.shape))
 
 
-def population(base: Base, rank: int, seed: int = 0) -> Adapters:
-    """POP members that all differ from the base by about a percent of its activations."""
-    adapters = Adapters.on(base.model, POP, rank, 2.0 * rank, device=base.model.embedding.device)
-    gen = torch.Generator().manual_seed(seed)
-    for p in range(POP):
+def population(base: Base, rank: int, n: int = POP) -> Adapters:
+    """n members that all differ from the base by about a percent of its activations."""
+    adapters = Adapters.on(base.model, n, rank, 2.0 * rank, device=base.model.embedding.device)
+    gen = torch.Generator().manual_seed(0)
+    for p in range(n):
         adapters.init_member(p, gen)
         for B in adapters.B.values():
             B.data[p] = (torch.randn(B.shape[1:], generator=gen) * .01).to(B)
@@ -71,16 +71,16 @@ def prompts_of(base: Base, rows: int, length: int) -> list[list[int]]:
     return torch.randint(10, base.model.cfg.vocab_size, (rows, length), generator=gen).tolist()
 
 
-def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], members: list[int], new: int):
-    """A function that decodes the prompts in one batch and returns its seconds."""
-    keys = [(0, i) for i in range(len(prompts))]
+def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], members: list[int], new: int, n: int = 1):
+    """A function that decodes n answers to each prompt in one batch and returns its seconds."""
+    keys = [(0, i) for i in range(len(prompts) * n)]
 
     def run() -> float:
         start = time.perf_counter()
-        rollout = generate(base, adapters, prompts, members, keys, max_new=new, max_rows=len(prompts))
+        rollout = generate(base, adapters, prompts, members, keys, n, max_new=new, max_rows=len(keys))
         if rollout.ids.is_cuda:
             torch.cuda.synchronize()
-        assert int(rollout.n_tokens.sum()) == new * len(prompts)
+        assert int(rollout.n_tokens.sum()) == new * len(keys)
         return time.perf_counter() - start
     return run
 
@@ -261,28 +261,46 @@ def update(args) -> dict:
     return figures
 
 
+def stepper(base: Base, members: list[int], n_members: int, args):
+    """A function that does one step of n_members, row i being members[i]'s, and returns its seconds: rollout, gradient, optimiser."""
+    adapters, n = population(base, args.rank, n_members), args.attempts
+    adam, rollout = rl.Adam(adapters, [1e-5] * n_members), fixed_rollout(base, members, args.prompt, args.new, n)
+    active = torch.zeros(n_members, dtype=torch.bool, device=rollout.ids.device)
+    active[rollout.member] = True
+
+    def move() -> float:
+        start = time.perf_counter()
+        adam.step(active)
+        return time.perf_counter() - start
+    prompts = rollout.ids[::n, :args.prompt].tolist()
+    return one_after_another([decoder(base, adapters, prompts, members[::n], args.new, n), updater(base, adapters, rollout, args.token_budget), move])
+
+
 def step(args) -> dict:
     """Rollout, joint gradient and optimiser step together, at equal rows: 8 members, 1 member."""
-    base = open_base(args)
-    figures, lines = {}, []
+    base, figures, lines = open_base(args), {}, []
     for rows in args.rows:
-        prompts, ways = prompts_of(base, rows, args.prompt), {}
-        for name, members in ("8 members", [i * POP // rows for i in range(rows)]), ("1 member", [0] * rows):
-            adapters = population(base, args.rank)
-            adam, rollout = rl.Adam(adapters, [1e-5] * POP), fixed_rollout(base, members, args.prompt, args.new, args.attempts)
-            learn = updater(base, adapters, rollout, args.token_budget)
-            active = torch.zeros(POP, dtype=torch.bool, device=rollout.ids.device)
-            active[rollout.member] = True
-
-            def move(adam=adam, active=active) -> float:
-                start = time.perf_counter()
-                adam.step(active)
-                return time.perf_counter() - start
-            ways[name] = one_after_another([decoder(base, adapters, prompts, members, args.new), learn, move])
-        seen = take_turns(ways, args.repeats)
+        seen = take_turns({"8 members": stepper(base, [i * POP // rows for i in range(rows)], POP, args),
+                           "1 member": stepper(base, [0] * rows, 1, args)}, args.repeats)
         lines += [(f"{rows} rows: {name}", "s", seconds) for name, seconds in seen.items()]
         figures[f"x_pop8_over_pop1_{rows}"] = ratio(seen["8 members"], seen["1 member"])
     show(lines)
+    return figures
+
+
+def scale(args) -> dict:
+    """Seconds of a step and what the process holds at its worst, for 1 to 128 members: at --rows rows in all, and at 8 rows each."""
+    base, figures = open_base(args), {}
+    for label, rows_of in (f"{args.rows[0]} rows in all", lambda p: args.rows[0]), ("8 rows a member", lambda p: 8 * p):
+        for p in (1, 2, 4, 8, 16, 32, 64, 128):
+            rows = rows_of(p)
+            begin = peak_memory(reset=True)
+            run = stepper(base, [i * p // rows for i in range(rows)], p, args)
+            seconds = [run() for _ in range(args.repeats)]
+            bytes_, s = peak_memory() - begin, sorted(seconds)[len(seconds) // 2]
+            show([(f"{label}, {p} members", "s", seconds), (f"{label}, {p} members, a step's memory", "MB", [bytes_ / 1e6])])
+            figures[f"{label}, {p} members"] = dict(s=round(s, 4), mb=round(bytes_ / 1e6))
+            del run
     return figures
 
 
@@ -321,5 +339,10 @@ def evolve_flags(parser) -> None:
     parser.add_argument("--repeats", type=int, default=5)
 
 
-COMMANDS = {"decode": (decode, flags), "update": (update, update_flags), "step": (step, update_flags),
+def scale_flags(parser) -> None:
+    update_flags(parser)
+    parser.set_defaults(rows=[512], repeats=3)
+
+
+COMMANDS = {"decode": (decode, flags), "update": (update, update_flags), "step": (step, update_flags), "scale": (scale, scale_flags),
             "evolve": (evolve, evolve_flags)}
