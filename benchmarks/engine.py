@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 import evolve as operators
+import pack
 import rl
 from benchmarks.common import peak_memory, ratio, show, take_turns
 from generate import Rollout, generate
@@ -208,6 +209,12 @@ def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
     return run
 
 
+def flops(base: Base, rollout: Rollout, budget: int) -> float:
+    """Of an update: 2 for each weight of the frozen layers and token forward, 2 backward (none for weight gradients), attention left out."""
+    weights = sum(x.weight.numel() for x in base.model.linears().values())
+    return 4 * weights * sum(pack.size(rollout, line) for line in pack.lines(rollout, list(range(len(rollout.ids))), budget))
+
+
 def peft_loop(peers: Peers, rollout: Rollout, adv: torch.Tensor, weight: torch.Tensor):
     """A function that does the same with PEFT, member after member, and returns its seconds."""
     prompt = int(rollout.prompt_len[0])
@@ -255,6 +262,7 @@ def update(args) -> dict:
         seen = take_turns(ways, args.repeats)
         lines += [(f"{rows} rows: {name}", "s", seconds) for name, seconds in seen.items()]
         figures[f"x_pop8_over_pop1_{rows}"] = ratio(seen["8 members, one pass"], seen["1 member"])
+        figures[f"tflops_{rows}"] = round(flops(base, rollout, args.token_budget) / min(seen["8 members, one pass"]) / 1e12, 4)
         if peers:
             figures[f"x_peft_loop_{rows}"] = ratio(seen["PEFT, one after another"], seen["8 members, one pass"])
     show(lines)
