@@ -124,6 +124,18 @@ def test_finished_rows_stop_costing(tiny):
     assert seen[-1][0] < 32 and len(seen) == rollout.n_tokens.max()
 
 
+def test_waiting_prompts_take_the_places_of_ended_rows(tiny):
+    """Of 8 places at least 3/4 are busy until nobody waits, and prompts are run as places come free, never all at once."""
+    seen = []
+    hook = tiny.model.model.embed_tokens.register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape[:2])))
+    rollout = generate(tiny, None, PROMPTS * 12, [-1] * 48, keys_for(48), max_new=60, max_rows=8)
+    hook.remove()
+    steps = [B for B, T in seen if T == 1]
+    admitted = [B for B, T in seen if T > 1]
+    assert max(steps) == 8 and max(admitted) <= 8 and sum(admitted) >= 36 and len(admitted) > 6
+    assert int(rollout.n_tokens.sum()) > .7 * sum(steps), "the rows that the model ran were mostly rows that still answered"
+
+
 def test_the_prompt_is_run_once_for_all_attempts(tiny):
     seen = []
     hook = tiny.model.model.embed_tokens.register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape[:2])))

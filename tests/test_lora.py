@@ -44,6 +44,39 @@ def test_any_routing_equals_alone_and_merged(tiny, population, member):
             assert (mixed[i] - plain[i]).abs().max() > 1e-2, "the case must be able to fail: this member is the base"
 
 
+@pytest.mark.parametrize("T", [1, 7])
+@pytest.mark.parametrize("n_members, rank, member, way", [
+    (3, 4, [0, 0, 1, 1, 2, 2], "equal"), (3, 4, [1, 1, 2, 2], "equal"), (3, 4, [0, 1, 1, 2], "dense grouped"),
+    (3, 4, [2, 0, -1, 1, 0, -1], "dense grouped"), (3, 3, [2, 0, -1, 1, 0], "dense"), (20, 4, [*range(20), 3, -1, 3], "grouped")])
+def test_every_way_computes_the_same(tiny, population, n_members, rank, member, way, T):
+    """Equal, ragged, unordered, of many members, of a rank that groups cannot take: each row as alone, by the way that is due."""
+    adapters, ids = population(tiny, n_members, rank=rank), tokens(len(member), T)
+    route, taken = adapters.route(torch.tensor(member), torch.float32), []
+    for name in ("equal", "dense", "grouped"):
+        setattr(route, name, lambda *args, name=name, way=getattr(route, name): taken.append(name) or way(*args))
+    with torch.inference_mode():
+        mixed = tiny.model.logits(tiny.model(ids, lora=route))
+    assert set(taken) == {way.split()[0 if T == 1 else -1]}
+    for i, p in enumerate(member):
+        assert (mixed[i:i + 1] - logits(tiny, ids[i:i + 1], adapters, [p])).abs().max() < 1e-4
+
+
+def test_copied_or_exchanged_weights_count(tiny):
+    """Weights that lie side by side are views: edits show; a copy of the model, or a layer given another weight, is its own."""
+    model, ids = copy.deepcopy(tiny.model), tokens()
+    score = lambda m: m.logits(m(ids))
+    before = score(tiny.model)
+    with torch.no_grad():
+        for edit in (lambda w: w.mul_(2), lambda w: torch.nn.Parameter(w * 2)):
+            model = copy.deepcopy(tiny.model).fuse()
+            want = copy.deepcopy(tiny.model)
+            for m in (model, want):
+                layer = m.model.layers[0].self_attn.k_proj
+                layer.weight = edit(layer.weight)
+            assert torch.allclose(score(model), score(want), atol=1e-5) and (score(model) - before).abs().max() > 1e-2
+        assert torch.equal(score(tiny.model), before)
+
+
 def test_routing_on_the_micro_base(base, population):
     adapters, ids, member = population(base, 3, rank=8, alpha=16), tokens(4) % base.model.cfg.vocab_size, [2, -1, 0, 1]
     mixed = logits(base, ids, adapters, member)
