@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 import rl
+from architectures import Config as ModelConfig
 from generate import PREFILL, Rollout
 from lora import Adapters
-from model import Base, Config as ModelConfig, Model
+from model import Base, Model
 from parallel import Ranks
 from verifier import Sandbox
 

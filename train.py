@@ -25,6 +25,7 @@ import torch
 import evolve
 import rl
 import selfplay
+from architectures import Config as ModelConfig
 from books import header, line, measures, summary
 from checks import Limits
 from checkpoint import LOGS, Interrupted, RunDir, Signals, differing
@@ -32,7 +33,7 @@ from complexity import structural_hash
 from config import FREE, Config, parse_args, settle
 from lora import Adapters
 from machine import Stopwatch, environment, fit, free_memory, plan_table
-from model import Base, Config as ModelConfig, load_base, load_tokenizer, pick_dtype, resolve, weights_hash
+from model import Base, load_base, load_tokenizer, pick_dtype, resolve, weights_hash
 from parallel import Ranks
 from selfplay import Setup
 from state import State, found, restore, save

@@ -14,10 +14,11 @@ import torch
 import evolve as operators
 import pack
 import rl
+from architectures import Config
 from benchmarks.common import peak_memory, ratio, show, take_turns
 from generate import Rollout, generate
 from lora import Adapters, save_peft
-from model import Base, Config, Model, load_base
+from model import Base, Model, load_base
 from parallel import reuse_memory
 
 SHAPES = {"7b": dict(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,

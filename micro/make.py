@@ -27,7 +27,8 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from micro import data
-from model import Config, Model, load_model
+from architectures import Config
+from model import Model, load_model
 
 # Digits, capitals and the openings of lists are tokens of their own, so that a value is always cut the same way.
 PRE_TOKENS = r"\[::-1\]|[A-Z]|[\[,]\d|\d|[^\dA-Z\[,]+|[\[,]"
