@@ -54,7 +54,8 @@ class Config:
         rope = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
         rope["rope_type"] = rope.get("rope_type", rope.pop("type", "default"))
         if odd := unsupported(raw, rope):
-            raise ValueError(f"{path}: unsupported architecture ({', '.join(odd)}); supported: {', '.join(ARCHITECTURES)}, rope {', '.join(ROPES)}")
+            raise ValueError(f"{path}: unsupported architecture ({', '.join(odd)}); supported: {', '.join(ARCHITECTURES)}, "
+                             f"rope {', '.join(ROPES)}")
         fixed, silent = ARCHITECTURES[raw["model_type"]]
         full = {**SILENT, **silent, **{k: v for k, v in raw.items() if v is not None}, **fixed}
         full.setdefault("num_key_value_heads", full.get("num_attention_heads"))
@@ -75,8 +76,10 @@ def unsupported(raw: dict, rope: dict) -> list[str]:
     kind, layers = rope["rope_type"], {*(raw.get("layer_types") or ())} - {"full_attention", "sliding_attention"}
     part = (rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1) != 1
     cases = [(raw.get("model_type") not in ARCHITECTURES, f"model_type {raw.get('model_type')!r}"),
-             (raw.get("hidden_act", "silu") != "silu", f"activation {raw.get('hidden_act')}"), (layers, f"layers of type {', '.join(sorted(layers))}"),
-             (raw.get("quantization_config"), "quantized weights"), (kind not in ROPES, f"rope {kind}"), (part, "rope on a part of each head"),
+             (raw.get("hidden_act", "silu") != "silu", f"activation {raw.get('hidden_act')}"),
+             (layers, f"layers of type {', '.join(sorted(layers))}"),
+             (raw.get("quantization_config"), "quantized weights"), (kind not in ROPES, f"rope {kind}"),
+             (part, "rope on a part of each head"),
              (any(isinstance(v, dict) for v in rope.values()), "rope by layer type")]
     return [text for wrong, text in cases if wrong] + [f"rope {kind} without {k}" for k in ROPES.get(kind, ()) if not rope.get(k)]
 

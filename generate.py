@@ -25,7 +25,7 @@ class Rollout:
     ids: torch.Tensor                  # (N, T) int64
     prompt_len: torch.Tensor           # (N,) tokens of the prompt
     length: torch.Tensor               # (N,) tokens of prompt and answer: masks come from these, never from token identity
-    logp: torch.Tensor                 # (N, T) float32: logp[:, t] scores ids[:, t] under the distribution it was drawn from; 0 elsewhere
+    logp: torch.Tensor                 # (N, T) float32: logp[:, t] scores ids[:, t] under the distribution it was drawn from, else 0
     member: torch.Tensor               # (N,) int64, -1 = bare base
 
     @property
@@ -55,7 +55,8 @@ class Rollout:
         T = max(p.ids.shape[1] for p in parts)
         wide = lambda x: torch.nn.functional.pad(x, (0, T - x.shape[1]))
         return Rollout(torch.cat([wide(p.ids) for p in parts]), torch.cat([p.prompt_len for p in parts]),
-                       torch.cat([p.length for p in parts]), torch.cat([wide(p.logp) for p in parts]), torch.cat([p.member for p in parts]))
+                       torch.cat([p.length for p in parts]), torch.cat([wide(p.logp) for p in parts]),
+                       torch.cat([p.member for p in parts]))
 
 
 def uniforms(key: tuple[int, ...], n: int) -> np.ndarray:
@@ -120,7 +121,7 @@ def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], memb
     model, device, N = base.model, member.device, len(prompts) * n
     dtype, ends = model.embedding.dtype, torch.tensor(base.eos_ids, device=device)
     serving = Serving(adapters, member, dtype) if adapters is not None else None
-    waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), member[i])))           # the longest come first: no surprises
+    waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), member[i])))  # longest first: no surprises
     B, S = min(N, max(1, max_rows // n) * n), len(prompts[waiting[0]]) + max_new
     number = lambda value: torch.full((B,), value, device=device)
     rows = Rows(KVCache.empty(model.cfg, B, S, dtype, device), torch.zeros(B, model.cfg.vocab_size, dtype=dtype, device=device),
@@ -159,8 +160,8 @@ def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], memb
         rows.logits = model.logits(hidden)
 
 
-def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: list[int], keys: list[tuple[int, ...]], n: int = 1,
-             temperature: float | list[float] = 1.0, max_new: int = 128, max_rows: int = 512, desc: str = "") -> Rollout:
+def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: list[int], keys: list[tuple[int, ...]],
+             n: int = 1, temperature: float | list[float] = 1.0, max_new: int = 128, max_rows: int = 512, desc: str = "") -> Rollout:
     """n attempts at each prompt by the prompt's member; row i*n+j is attempt j at prompt i.
 
     prompts: token ids; member: one index per prompt, -1 = bare base; keys: one per row, the source of its draws;
@@ -169,7 +170,8 @@ def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], me
     """
     limit, longest = base.model.cfg.max_position_embeddings, max(map(len, prompts))
     if longest + max_new > limit:
-        raise ValueError(f"a prompt of {longest} tokens and an answer of {max_new} exceed the base's context of {limit}: lower --max-new or --n-refs")
+        raise ValueError(f"a prompt of {longest} tokens and an answer of {max_new} exceed the base's context of {limit}: "
+                         "lower --max-new or --n-refs")
     assert len(keys) == len(prompts) * n and len(member) == len(prompts), (len(keys), len(prompts), n, len(member))
     device, N = base.model.embedding.device, len(keys)
     temperature = torch.tensor(temperature if isinstance(temperature, list) else [temperature] * N, device=device)
@@ -178,9 +180,10 @@ def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], me
     with tqdm(total=N, desc=desc, leave=False, disable=not desc) as bar:
         out, out_logp, length = decode(base, adapters, prompts, members, n, temperature, max_new, max_rows, u, bar)
     prompt_len = torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(n)
-    rollout = Rollout(torch.zeros(N, int((prompt_len + length).max()), dtype=torch.int64, device=device), prompt_len, prompt_len + length,
-                      torch.zeros(N, int((prompt_len + length).max()), device=device), members.repeat_interleave(n))
-    slot, t = torch.arange(rollout.ids.shape[1], device=device), torch.arange(max_new + 1, device=device)
+    T = int((prompt_len + length).max())
+    rollout = Rollout(torch.zeros(N, T, dtype=torch.int64, device=device), prompt_len, prompt_len + length,
+                      torch.zeros(N, T, device=device), members.repeat_interleave(n))
+    slot, t = torch.arange(T, device=device), torch.arange(max_new + 1, device=device)
     rollout.ids[slot < prompt_len[:, None]] = torch.tensor([t for p in prompts for _ in range(n) for t in p], device=device)
     rollout.ids[rollout.mask], rollout.logp[rollout.mask] = out[t < length[:, None]], out_logp[t < length[:, None]]
     return rollout

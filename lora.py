@@ -101,7 +101,8 @@ class Serving:
         """
         if paths in self.made:
             return self.made[paths]
-        pick = (lambda x: x.to(self.dtype)) if len(self.present) == self.adapters.n_members else (lambda x: x[self.present].to(self.dtype))
+        everybody = len(self.present) == self.adapters.n_members
+        pick = lambda x: (x if everybody else x[self.present]).to(self.dtype)
         As, Bs, before = [], [], 0
         for path, n in zip(paths, sizes):
             if path in self.adapters.A:

@@ -51,7 +51,7 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
     targets = cfg.lora_targets.split(",")
     adapted = [[x for x in project.layers if x.path.rsplit(".")[-1] in targets] for project in model.projects()]
     factors = n_members * cfg.rank * sum(x.in_features + x.out_features for group in adapted for x in group)
-    serving = n_members * cfg.rank * sum(len(group) * (group[0].in_features + sum(p.sizes)) for p, group in zip(model.projects(), adapted) if group)
+    serving = n_members * cfg.rank * sum(len(group) * (p.layers[0].in_features + sum(p.sizes)) for p, group in zip(model.projects(), adapted))
     tokens, prompt = max(cfg.token_budget, T), max(1, T - cfg.max_new)
     saved = L * (4 * C + 4 * I + 3 * q + 3 * kv) + sum(map(len, adapted)) * cfg.rank
     passing = 4 * C + 4 * I                                  # tensors of the one layer that is being computed
@@ -60,8 +60,9 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
     prefill = admitted * (prompt * (passing + 2 * kv * L) + 2 * V) * size
     chunk = min(rl.CHUNK, tokens * V) * (12 + 8 * (cfg.entropy > 0))
     plan = dict(base=sum(p.numel() for p in model.parameters()) * size, adapters=factors * 4 + serving * size, optimiser=factors * 8,
-                cache=cfg.max_rows * T * 2 * kv * size * (L + 1), decoding=max(sampling, prefill),       # one layer is there twice while rows leave
-                gradients=factors * 4, activations=max(cfg.token_budget * (saved + passing), T * (L * C + saved / L + passing)) * size, logits=chunk)
+                cache=cfg.max_rows * T * 2 * kv * size * (L + 1),     # one layer is there twice while rows leave
+                decoding=max(sampling, prefill), gradients=factors * 4, logits=chunk,
+                activations=max(cfg.token_budget * (saved + passing), T * (L * C + saved / L + passing)) * size)
     return {k: v / 2 ** 30 for k, v in plan.items()}
 
 
@@ -84,7 +85,8 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
     meaning = dict(base=f"the frozen model in {str(dtype).removeprefix('torch.')}", adapters=f"{n_members} of rank {cfg.rank}",
                    optimiser="Adam's two moments", cache=f"generation: keys and values of {cfg.max_rows} rows of {T} tokens",
                    decoding="generation: running the prompts, or sampling from the vocabulary", gradients="update: of all adapters",
-                   activations=f"update: a micro-batch of {cfg.token_budget} tokens, or a row of {T} with activation checkpointing", logits="update: a chunk over the vocabulary")
+                   activations=f"update: a micro-batch of {cfg.token_budget} tokens, or a row of {T} with activation checkpointing",
+                   logits="update: a chunk over the vocabulary")
     need, largest = peak(plan), largest_budget(cfg, m, dtype, n_members, free)
     rows = [f"{use:<12} {gb:8.2f} GB   {meaning[use]}" for use, gb in plan.items()]
     rows += [f"{'peak':<12} {need:8.2f} GB   generation and update take turns", f"{'free':<12} {free:8.2f} GB"]
@@ -114,7 +116,8 @@ def halve_until(n: int, attempt, flag: str) -> int:
                 raise
         print(f"note: {flag} {n} does not fit into memory" + (f", trying {n // 2}" if n > 1 else ""), file=sys.stderr, flush=True)
         n //= 2
-    raise ValueError(f"not enough memory for any {flag}: lower --max-new, --rank or --pop, or pass --dtype bfloat16; --plan shows what takes how much")
+    raise ValueError(f"not enough memory for any {flag}: lower --max-new, --rank or --pop, or pass --dtype bfloat16; "
+                     "--plan shows what takes how much")
 
 
 def fit(cfg, base: Base, adapters: Adapters):
@@ -153,5 +156,6 @@ def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
     except OSError:                                   # git is not installed
         commit = ""
     return dict(commit=commit or "unknown", python=platform.python_version(), torch=torch.__version__, platform=platform.platform(),
-                device=torch.cuda.get_device_name() if ranks.device.type == "cuda" else f"CPU, {os.cpu_count()} cores", processes=ranks.world,
+                device=torch.cuda.get_device_name() if ranks.device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
+                processes=ranks.world,
                 threads=torch.get_num_threads(), sandbox=sandbox.tier, sandbox_report=sandbox.report)

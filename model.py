@@ -201,7 +201,8 @@ class Model(nn.Module):
     def embedding(self) -> torch.Tensor:
         return self.model.embed_tokens.weight
 
-    def forward(self, ids, positions=None, mask=None, cache: KVCache | None = None, lora=None, checkpointing: bool = False) -> torch.Tensor:
+    def forward(self, ids, positions=None, mask=None, cache: KVCache | None = None, lora=None,
+                checkpointing: bool = False) -> torch.Tensor:
         """Final hidden states (B, T, C) of ids (B, T).
 
         positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys, None means
@@ -262,7 +263,8 @@ def resolve(name: str) -> Path:
     if path.is_dir():
         return path
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise ValueError(f"--base {name}: no such directory; give a Hugging Face model directory or a hub id like Qwen/Qwen2.5-Coder-7B")
+        raise ValueError(f"--base {name}: no such directory; give a Hugging Face model directory or a hub id "
+                         "like Qwen/Qwen2.5-Coder-7B")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     try:
@@ -300,16 +302,18 @@ def load_model(path: Path, dtype: torch.dtype, device="cpu") -> Model:
                     if name not in want:
                         if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and cfg.tie_word_embeddings):
                             continue
-                        raise ValueError(f"{file} holds {name}, which config.json has no place for: weights and config do not belong together")
+                        raise ValueError(f"{file} holds {name}, which config.json has no place for: "
+                                         "weights and config do not belong together")
                     tensor = f.get_tensor(name)
                     if tensor.shape != want[name].shape:
-                        raise ValueError(f"{file}: {name} is {tuple(tensor.shape)}, but config.json makes it {tuple(want[name].shape)}: "
-                                         "weights and config do not belong together")
+                        raise ValueError(f"{file}: {name} is {tuple(tensor.shape)}, but config.json makes it "
+                                         f"{tuple(want[name].shape)}: weights and config do not belong together")
                     state[name] = tensor.to(dtype)
         except (SafetensorError, OSError) as e:
             raise ValueError(f"{file} cannot be read ({e}): the download is truncated or damaged, fetch it again") from None
     if missing := sorted(set(want) - set(state)):
-        raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}: a shard is absent or belongs to another model")
+        raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}: "
+                         "a shard is absent or belongs to another model")
     model.load_state_dict(state, strict=True, assign=True)
     return model.requires_grad_(False).eval()
 
@@ -333,7 +337,8 @@ def load_tokenizer(path: Path):
     try:
         tokenizer = kind.from_pretrained(path)
     except Exception as e:                        # transformers raises many types here; all mean the same to the user
-        raise ValueError(f"{path} has no usable tokenizer ({type(e).__name__}): tokenizer.json and tokenizer_config.json are needed") from None
+        raise ValueError(f"{path} has no usable tokenizer ({type(e).__name__}): "
+                         "tokenizer.json and tokenizer_config.json are needed") from None
     style = json.loads((path / "config.json").read_text()).get("task_style")
     return tokenizer, style or ("chat" if tokenizer.chat_template else "base")
 

@@ -79,5 +79,5 @@ def pack(rollout: Rollout, batch: list[Line]) -> Packed:
     of, t = torch.tensor(targets, device=device).unbind(1)
     seen = (answer[:, None] == answer[..., None]) | (answer[:, None] == 0)             # (G, T, T): query, key
     mask = None if max(map(len, batch)) == 1 else (seen & torch.ones_like(seen).tril())[:, None]
-    return Packed(rollout.ids[row, position] * (answer >= 0), position, mask, rollout.member[row[:, 0]], torch.tensor(source, device=device),
-                  rollout.ids[of, t], of, rollout.logp[of, t])
+    return Packed(rollout.ids[row, position] * (answer >= 0), position, mask, rollout.member[row[:, 0]],
+                  torch.tensor(source, device=device), rollout.ids[of, t], of, rollout.logp[of, t])

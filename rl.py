@@ -149,8 +149,8 @@ class Adam:
             x.copy_(state[name])
 
 
-def token_losses(base: Base, adapters: Adapters, p: Packed, adv: torch.Tensor, temperature: float, kl: float, entropy: float, clip: float,
-                 checkpointing: bool = False):
+def token_losses(base: Base, adapters: Adapters, p: Packed, adv: torch.Tensor, temperature: float, kl: float, entropy: float,
+                 clip: float, checkpointing: bool = False):
     """Loss of each answer token (M,) of packed rows with advantages (N,), and sums for the log.
 
     -min(ratio adv, clip(ratio) adv) + kl k3 - entropy H; on policy the ratio is 1 in value, so that the gradient is the
@@ -180,7 +180,8 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
     """Put the gradient of every member's loss into the stacked factors' .grad, summed over all processes.
 
     A member's loss is the sum over its tokens of weight (N,) times the token's loss. Rows that cannot contribute are left
-    out; a row longer than the budget runs alone and with activation checkpointing. Rows of a member with a non-finite loss leave the batch, so that they cannot spoil their neighbours' gradients.
+    out; a row longer than the budget runs alone and with activation checkpointing. Rows of a member with a non-finite loss
+    leave the batch, so that they cannot spoil their neighbours' gradients.
     Returns sums over the trained tokens (kl, entropy, logp_gap, trained_tokens) and the members (P,) bool with a non-finite loss.
     """
     params, member, device = adapters.parameters(), batch.rollout.member, adv.device
@@ -220,14 +221,16 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
 def finish(adam: Adam, batch: Batch, stats: dict, bad: torch.Tensor) -> dict:
     """The optimiser step on accumulated gradients: members with rows move, the others are not touched, nor those in `bad`.
 
-    Returns trained_tokens; per trained token kl, entropy and logp_gap, |log-probability in training - in the rollout|; grad_norm per member (list) and skipped members (list).
+    Returns trained_tokens; per trained token kl, entropy and logp_gap, |log-probability in training - in the rollout|;
+    grad_norm per member (list) and skipped members (list).
     """
     active = torch.zeros_like(bad)
     active[batch.rollout.member[batch.rollout.member >= 0]] = True
     norm, skipped = adam.step(active & ~bad)
     tokens = max(1, stats["trained_tokens"])
     return dict(trained_tokens=int(stats["trained_tokens"]), kl=stats["kl"] / tokens, entropy=stats["entropy"] / tokens,
-                logp_gap=stats["logp_gap"] / tokens, grad_norm=[round(x, 6) for x in norm.tolist()], skipped=(skipped | bad).nonzero().squeeze(1).tolist())
+                logp_gap=stats["logp_gap"] / tokens, grad_norm=[round(x, 6) for x in norm.tolist()],
+                skipped=(skipped | bad).nonzero().squeeze(1).tolist())
 
 
 def update(base: Base, adapters: Adapters, adam: Adam, batch: Batch, adv: torch.Tensor, *, method: str = "reinforce++",

@@ -211,7 +211,8 @@ def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
 
 
 def flops(base: Base, rollout: Rollout, budget: int) -> float:
-    """Of an update: 2 for each weight of the frozen layers and token forward, 2 backward (none for weight gradients), attention left out."""
+    """Of an update: 2 for each weight of the frozen layers and token forward, 2 backward (weights have no gradient);
+    without attention."""
     weights = sum(x.weight.numel() for x in base.model.linears().values())
     return 4 * weights * sum(pack.size(rollout, line) for line in pack.lines(rollout, list(range(len(rollout.ids))), budget))
 
@@ -282,7 +283,8 @@ def stepper(base: Base, members: list[int], n_members: int, args):
         adam.step(active)
         return time.perf_counter() - start
     prompts = rollout.ids[::n, :args.prompt].tolist()
-    return one_after_another([decoder(base, adapters, prompts, members[::n], args.new, n), updater(base, adapters, rollout, args.token_budget), move])
+    play = decoder(base, adapters, prompts, members[::n], args.new, n)
+    return one_after_another([play, updater(base, adapters, rollout, args.token_budget), move])
 
 
 def step(args) -> dict:
