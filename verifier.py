@@ -30,44 +30,10 @@ those calls, side channels such as timing, and that two runs show every dependen
 import collections, json, marshal, os, re, select, signal, socket, sys, time
 from dataclasses import dataclass, field
 
-from zygote import DONE, GO, MAX_FILE, MAX_TEXT, encode
+from values import NAN, decode, encode, same
+from zygote import DONE, GO, PROFILES
 
-MAX_JOB = 1 << 20       # characters of one program and its inputs
 SEEDS = 158, 299        # hash seeds of the twins: of 1,000, the two that order small sets of letters and words most differently
-NAN = float("nan")      # decode() gives every nan as this object, so that Python's == finds nan equal to nan in containers
-
-
-# ---- canonical values: the only thing that crosses --------------------------------------------------------------------
-
-def decode(text):
-    """The value of a canonical text. Strict: raises ValueError for anything that encode() would not have written."""
-    try:
-        if len(text) > MAX_TEXT: raise ValueError("too big")
-        value = plain(json.loads(text))
-        if encode(value) != text: raise ValueError("not the canonical form")
-        return value
-    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError) as e:
-        raise ValueError("not canonical text: %s" % e) from None
-
-
-def plain(j):
-    "JSON value -> Python value; sloppy on purpose, because decode() writes it out again and compares"
-    if type(j) is list: return [plain(x) for x in j]
-    if type(j) is not dict: return NAN if j != j else j
-    (tag, v), = j.items()
-    if tag == "i": return int(v, 16) if len(v) < 1000 else v
-    if tag == "b": return bytes.fromhex(v)
-    if tag == "c": return complex(*map(float, v))
-    if tag == "t": return tuple([plain(x) for x in v])
-    items = [(plain(k), plain(x)) for k, x in v] if tag == "d" else [plain(x) for x in v]
-    # a forged set of values with one common hash would cost quadratic time here
-    if len(items) > 64 * len({hash(x[0] if tag == "d" else x) for x in items}): raise ValueError("colliding keys")
-    return {"d": dict, "s": set, "z": frozenset}[tag](items)
-
-
-def same(a, b):
-    """Equality for reward, on decoded values: Python's ==, and nan equals nan (True == 1 == 1.0, (1,) != [1])."""
-    return a == b or encode(a) == encode(b)
 
 
 # ---- trainer side -----------------------------------------------------------------------------------------------------
@@ -75,12 +41,16 @@ def same(a, b):
 @dataclass(frozen=True)
 class Job:
     """A program and argument texts as between the parentheses of a call ("[1, 2], 3"; "" = none), literals only.
-    deterministic: also demand that every input gives one value in two interpreters, in any order, once or twice (both
-    calls within one CPU limit, so that a task which is accepted does not meet the limit by chance later)."""
+    entry: the function that is called; None: each input is the standard input of the whole program, in a child of its own, and
+    what it prints is the value. deterministic: also demand that every input gives one value in two interpreters, in any order,
+    once or twice (both calls within one CPU limit, so that a task which is accepted does not meet the limit by chance later).
+    give_up: after an input that ended its child, do not run the others. cpu_s: its own CPU limit, 0 for the sandbox's."""
     code: str
     inputs: tuple[str, ...]
-    entry: str = "f"
+    entry: str | None = "f"
     deterministic: bool = False
+    give_up: bool = False
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +94,7 @@ class Zygote:
 
     def __init__(self, which, options):
         import subprocess                                             # not above: it would bring threading into the zygote
-        self.which, self.run, self.deadline = which, None, 0.0
+        self.which, self.options, self.run, self.deadline = which, options, None, 0.0
         self.job, self.result = scratch_file(), scratch_file()
         self.control, theirs = socket.socketpair()
         fds = [self.result, self.job, theirs.fileno()]                # the order of the slots in zygote.py
@@ -150,12 +120,13 @@ class Zygote:
 
     def start(self, run, cpu_s, wall_s):
         job = run.case.job
-        body = marshal.dumps((job.code, job.entry, job.inputs, run.order))
+        given = b"" if job.entry is not None else job.inputs[run.order[0]].encode("utf-8", "replace")
+        body = marshal.dumps((job.code, job.entry, job.inputs if job.entry is not None else (), run.order))
         os.ftruncate(self.result, 0)
         os.lseek(self.result, 0, os.SEEK_SET)
-        os.pwrite(self.job, body, 0)
+        os.pwrite(self.job, given + body, 0)
         self.run, self.deadline = run, time.monotonic() + wall_s + 2
-        try: self.control.sendall(GO.pack(len(body), int(cpu_s * 1000), int(wall_s * 1000)))
+        try: self.control.sendall(GO.pack(len(given), len(body), int(cpu_s * 1000), int(wall_s * 1000)))
         except OSError: pass                                          # it is dead, which poll() reports
 
     def finish(self):
@@ -166,7 +137,7 @@ class Zygote:
         names = {signal.SIGPROF: "timeout", signal.SIGKILL: "killed", signal.SIGSYS: "violation", signal.SIGXFSZ: "too big"}
         end = "ok" if status == 0 else "timeout" if late else "exit"
         if not late and os.WIFSIGNALED(status): end = names.get(os.WTERMSIG(status), "crash")
-        return end, cpu_us / 1e6, os.pread(self.result, MAX_FILE, 0)
+        return end, cpu_us / 1e6, os.pread(self.result, PROFILES[self.options["profile"]].max_file, 0)
 
     def close(self):
         self.control.close()
@@ -185,7 +156,7 @@ def printable(text):
     return re.sub("[^ -~]", "?", text[:200])
 
 
-def read_claims(raw, order, end):
+def read_claims(raw, order, end, profile):
     """Bytes from a child -> (end, whether the program was loaded, [(mark, text), ...] for a prefix of order).
     Nothing in here is trusted: one line per input, canonical values only, and anything extra is "malformed"."""
     *lines, rest = raw.split(b"\n")
@@ -195,29 +166,41 @@ def read_claims(raw, order, end):
         if rest and end == "ok": raise ValueError
         for line in lines[1:]:
             mark, text = line[:1], line[1:].decode("ascii")
-            if mark == b"=": decode(text)
+            if mark == b"=": decode(text, profile.max_text)
             elif mark == b"!" and REASON.match(text): text = printable(text)
             else: raise ValueError
             claims.append((mark, text))
     except ValueError: return "malformed", True, []
-    if len(raw) >= MAX_FILE: end = "too big"
+    if len(raw) >= profile.max_file: end = "too big"
     if end == "ok" and len(claims) < len(order): end = "exit"
     if end != "ok": del claims[len(order) - 1:]                       # it did not live to finish its last line honestly
     return end, bool(lines), claims
 
 
+def read_output(raw, end, profile):
+    """What a whole program printed, from a child, like read_claims: its canonical text as the only claim."""
+    text = raw.decode("utf-8", "replace")
+    if len(raw) >= profile.max_file: end = "too big"
+    try: return end, True, [(b"=", encode(text, limit=profile.max_text))] if end == "ok" else []
+    except ValueError: return "too big", True, []
+
+
 class Sandbox:
-    """Runs jobs on `workers` processor cores at once. cpu_s: CPU seconds of one child; wall_s: backstop for one that
-    sleeps; mem_mb: address space beyond the interpreter's own. tier and report say what protects; replaced counts
+    """Runs jobs on `workers` processor cores at once. profile: what programs may import and use, "train" or "eval" (see
+    zygote.Profile); cpu_s, wall_s, mem_mb: other limits than its own. tier and report say what protects; replaced counts
     zygotes that had to be started again. Raises RuntimeError where it cannot protect, unless weak=True.
     without: layers to leave out, for tests of the tiers ("seccomp", "namespaces")."""
 
-    def __init__(self, workers=2, cpu_s=0.5, wall_s=6.0, mem_mb=256, weak=False, without=()):
+    def __init__(self, workers=2, cpu_s=None, wall_s=None, mem_mb=None, weak=False, without=(), profile="train"):
+        if profile not in PROFILES: raise ValueError("profile %r: give one of %s" % (profile, ", ".join(PROFILES)))
+        self.profile = PROFILES[profile]
+        cpu_s, wall_s, mem_mb = (getattr(self.profile, name) if given is None else given
+                                 for name, given in (("cpu_s", cpu_s), ("wall_s", wall_s), ("mem_mb", mem_mb)))
         if workers < 1 or cpu_s < 0.01 or wall_s < cpu_s or mem_mb < 16:
             raise ValueError("the sandbox needs workers >= 1, cpu_s >= 0.01, wall_s >= cpu_s and mem_mb >= 16")
         import threading                                              # only here, for the zygote imports nothing of it
         self.workers, self.cpu_s, self.wall_s, self.replaced, self.lock = workers, cpu_s, wall_s, 0, threading.Lock()
-        self.options = dict(mem_mb=mem_mb, without={name: "left out" for name in without})
+        self.options = dict(profile=profile, mem_mb=mem_mb, without={name: "left out" for name in without})
         self.zygotes, self.poll, self.by_fd = [], select.poll(), {}
         while (fd := os.open(os.devnull, os.O_RDWR)) < 3: pass           # a trainer without standard streams hands out no 0, 1, 2
         os.close(fd)
@@ -277,9 +260,10 @@ class Sandbox:
             queue = collections.deque()
             for case in cases:
                 order = tuple(range(len(case.job.inputs)))
-                if len(case.job.code) + sum(map(len, case.job.inputs)) > MAX_JOB:
+                if len(case.job.code) + sum(map(len, case.job.inputs)) > self.profile.max_job:
                     case.end, case.seen[0].update((i, ("too big", [])) for i in order)
-                else: self.plan(queue, Run(case, 0, order))
+                elif case.job.entry is not None: self.plan(queue, Run(case, 0, order))
+                elif order: self.plan(queue, Run(case, 0, order[:1]))
             try: self.work(queue, cpu_s or self.cpu_s)
             except BaseException:
                 for zygote in [z for z in self.zygotes if z.run]: self.replace(zygote)
@@ -296,7 +280,8 @@ class Sandbox:
         while queue or busy:
             while queue and busy < self.workers:
                 run = queue.popleft()
-                next(z for z in self.zygotes if z.which == run.which and not z.run).start(run, cpu_s, max(self.wall_s, cpu_s))
+                limits = run.case.job.cpu_s or cpu_s, max(self.wall_s, cpu_s, 2 * run.case.job.cpu_s)
+                next(z for z in self.zygotes if z.which == run.which and not z.run).start(run, *limits)
                 busy += 1
             now = time.monotonic()
             wait = min(z.deadline for z in self.zygotes if z.run) - now
@@ -319,15 +304,19 @@ class Sandbox:
 
     def absorb(self, queue, run, end, raw):
         "files what one child said, and plans what has to follow"
-        case, seen = run.case, run.case.seen[run.which]
-        end, loaded, claims = read_claims(raw, run.order, end)
+        case, seen, script = run.case, run.case.seen[run.which], run.case.job.entry is None
+        end, loaded, claims = read_output(raw, end, self.profile) if script else read_claims(raw, run.order, end, self.profile)
         if not run.order: case.end = end
         for i in dict.fromkeys(run.order):
             said = [claim for j, claim in zip(run.order, claims) if i == j]
             if len(said) == 1 + run.which: seen[i] = ("ok", said)
+            elif case.job.give_up: seen[i] = (end if all(said for _, said in seen.values()) else "not run", [])
             elif loaded and len(set(run.order)) > 1 and (claims or i != run.order[0] or end == "malformed"):
                 self.plan(queue, Run(case, run.which, (i,) * (1 + run.which)), first=True)
             else: seen[i] = (end, [])
+        if script and len(seen) < len(case.job.inputs):
+            if end == "ok" or not case.job.give_up: self.plan(queue, Run(case, 0, (len(seen),)), first=True)
+            else: seen.update((i, ("not run", [])) for i in range(len(seen), len(case.job.inputs)))
         if case.open == 0 and run.which == 0 and case.job.deterministic:
             again = [i for i, (end, said) in sorted(seen.items()) if end == "ok"]
             if again: self.plan(queue, Run(case, 1, tuple(again[::-1] * 2)))

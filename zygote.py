@@ -1,65 +1,50 @@
 """
 zygote.py -- the far side of verifier.py: the process that forks, and the child that runs one program.
 
-Executed as a fresh interpreter, never imported into a run except for `encode`. It imports what programs may import, locks
+Executed as a fresh interpreter; the trainer imports only its constants. It imports what programs may import, locks
 itself up, and then forks a child per program until the trainer is gone. Three descriptors: a control socket with structs
 of fixed size, a file that holds the job and one for the result. The zygote reads neither file, so no child inherits
 anything of another task. The child reads its job, gives up everything else, runs, writes one line per input, and dies.
 """
-import ast, ctypes, fcntl, gc, json, marshal, os, resource, select, signal, struct, sys, time, types
-from json.encoder import encode_basestring_ascii as quote
+import ast, atexit, ctypes, fcntl, gc, json, marshal, os, resource, select, signal, struct, sys, time, types
+from dataclasses import dataclass
 
-MAX_TEXT = 1 << 16      # characters of one canonical value
-MAX_FILE = 1 << 18      # bytes that one child may report
-MAX_DEPTH = 64          # nesting of one value
+from values import MAX_DEPTH, MAX_TEXT, Unsupported, encode
+
 RESULT, JOB, CONTROL, OWNER = 3, 4, 5, 6        # the zygote's descriptors; OWNER is a pidfd of the trainer
-GO = struct.Struct("<III")                      # trainer to zygote: bytes of the job, CPU ms, wall ms
+GO = struct.Struct("<IIII")                     # trainer to zygote: bytes of standard input, of the job after it, CPU ms, wall ms
 DONE = struct.Struct("<iIQ")                    # zygote to trainer: wait status, 1 if the wall clock ended it, CPU us
 
+# ---- profiles ---------------------------------------------------------------------------------------------------------
 
-# ---- canonical values: the only thing that crosses --------------------------------------------------------------------
-
-# By identity, for a hostile metaclass may say that its class equals `list`.
-CONTAINERS = {id(list): "[", id(tuple): '{"t":[', id(dict): '{"d":[', id(set): '{"s":[', id(frozenset): '{"z":['}
-
-
-class Unsupported(ValueError):
-    """A value that is not plain data, or too big; the text is the reason that goes into the verdict."""
-
-
-def encode(value, depth=MAX_DEPTH):
-    """Canonical JSON text (ASCII) of a plain value; two values of one type and content give one text.
-    Exact builtin types only. Tagged: tuple t, dict d (in its order), set s and frozenset z (sorted), bytes b,
-    complex c, integers beyond 2^53 i (hex, at most 3900 bits). Raises Unsupported, a ValueError."""
-    kind = type(value)
-    if kind is str:
-        try: return fit(quote(fit(value) if value.isascii() else fit(value).encode().decode()))
-        except UnicodeEncodeError: raise Unsupported("unsupported: string with lone surrogates") from None
-    if kind is int:
-        if -2**53 <= value <= 2**53: return repr(value)
-        if value.bit_length() > 3900: raise Unsupported("unsupported: integer of more than 3900 bits")
-        return '{"i":"%x"}' % value
-    if value is None or kind is bool: return "null" if value is None else "true" if value else "false"
-    if kind is float and value - value == 0: return repr(value)
-    if kind is float: return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    if kind is bytes: return '{"b":"%s"}' % fit(fit(value).hex())
-    if kind is complex: return '{"c":[%s,%s]}' % (encode(value.real), encode(value.imag))
-    opening = CONTAINERS.get(id(kind))
-    if opening is None: raise Unsupported("unsupported: value of type " + kind.__name__[:40])
-    if depth == 0: raise Unsupported("unsupported: nested too deeply or cyclic")
-    if len(value) > MAX_TEXT // 2: raise Unsupported("too big")
-    keys = texts = [encode(x, depth - 1) for x in value]
-    if kind is dict: texts = ["[%s,%s]" % (k, encode(v, depth - 1)) for k, v in zip(keys, value.values())]
-    elif kind is set or kind is frozenset: texts.sort()
-    # two nan are two members, but one text: what comes out of decode() would be another value
-    if kind in (dict, set, frozenset) and len(set(keys)) < len(keys): raise Unsupported("unsupported: several nan as keys")
-    return fit(opening + ",".join(texts) + ("]" if kind is list else "]}"))
+# What a program may import; all else raises ImportError, for no file can be opened in there. Every page of these costs each
+# fork time, so training gets what checks.IMPORTS names (and what these bring along), benchmarks what people import.
+TRAIN = """math itertools functools collections collections.abc string re heapq bisect operator copy fractions decimal statistics
+typing dataclasses random abc types enum numbers contextlib keyword unicodedata warnings time sys os builtins __future__""".split()
+EVAL = TRAIN + """cmath json datetime textwrap hashlib base64 struct array calendar _strptime zlib binascii pprint ast traceback
+io inspect reprlib weakref threading queue secrets uuid timeit difflib html csv shlex graphlib doctest unittest pickle pathlib
+tempfile logging locale argparse platform subprocess urllib.parse encodings.ascii encodings.latin_1 encodings.utf_16 encodings.utf_16_le
+encodings.utf_32 encodings.utf_8_sig encodings.cp1252 encodings.unicode_escape encodings.hex_codec encodings.rot_13""".split()
 
 
-def fit(text):
-    """The text, or Unsupported("too big"): checked at every level, so that shared references cannot grow it first."""
-    if len(text) > MAX_TEXT: raise Unsupported("too big")
-    return text
+@dataclass(frozen=True)
+class Profile:
+    """What programs of one use may have; the walls are the same in all. cpu_s: CPU seconds of one child; wall_s: backstop for one
+    that sleeps; mem_mb: address space beyond the interpreter's own; characters of a job and of one value, bytes that a child may
+    report. lenient: subclasses of builtin containers and numbers count as these (a Counter as a dict)."""
+    imports: tuple
+    cpu_s: float = 0.5
+    wall_s: float = 6.0
+    mem_mb: int = 256
+    max_job: int = 1 << 20
+    max_text: int = MAX_TEXT
+    max_file: int = 1 << 18
+    lenient: bool = False
+
+
+PROFILES = {"train": Profile(tuple(TRAIN)),
+            "eval": Profile(tuple(EVAL), cpu_s=6.0, wall_s=20.0, mem_mb=1024, max_job=1 << 26, max_text=1 << 23, max_file=1 << 25,
+                            lenient=True)}
 
 
 # ---- kernel walls, by hand --------------------------------------------------------------------------------------------
@@ -83,7 +68,10 @@ FATAL = dict(ptrace=(101, 117), process_vm_readv=(310, 270), process_vm_writev=(
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 NEW_USER, NEW_PID, NEW_OTHERS = 0x10000000, 0x20000000, 0x40000000 | 0x20000 | 0x8000000 | 0x4000000    # net mnt ipc uts
 libc = ctypes.CDLL(None, use_errno=True)
-raw_fork = ctypes.PyDLL(None).fork      # Python's own would seed `random` anew and rebuild locks: a tenth of a program's time
+# These two run once a program. Python's own fork would seed `random` anew and rebuild locks, a tenth of a program's time; bound
+# and with arguments made beforehand, prctl touches fewer pages that a child must copy first.
+raw_fork, prctl = ctypes.PyDLL(None).fork, ctypes.PyDLL(None).prctl
+DIE_WITH_ZYGOTE = [ctypes.c_ulong(n) for n in (PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)]
 
 
 def call(name, *args):
@@ -92,18 +80,28 @@ def call(name, *args):
     if getattr(libc, name)(*args) != 0: raise OSError(ctypes.get_errno(), name)
 
 
+def branches(cases):
+    """BPF lines that find a system call among sorted (number, lines of its answer) by halves. In the order of a list, a filter
+    costs three times as much to install, for the kernel tries every number that it knows."""
+    RET, EQ, GE = 0x06, 0x15, 0x35
+    if len(cases) == 1:
+        (number, answer), = cases
+        return [(EQ, 0, len(answer), number), *answer, (RET, 0, 0, EPERM)]
+    low, high = cases[:len(cases) // 2], cases[len(cases) // 2:]
+    return [(GE, len(branches(low)), 0, high[0][0]), *branches(low), *branches(high)]
+
+
 def seccomp_filter():
     """The BPF program as the struct that prctl wants, or None where this processor has no table."""
     if COLUMN is None: return None
-    LOAD, EQ, GE, BITS, JUMP, RET = 0x20, 0x15, 0x35, 0x45, 0x05, 0x06
+    LOAD, EQ, GE, BITS, RET = 0x20, 0x15, 0x35, 0x45, 0x06
     code = [(LOAD, 0, 0, 4), (EQ, 1, 0, AUDIT), (RET, 0, 0, KILL), (LOAD, 0, 0, 0)]         # 32-bit entry points die
     if COLUMN == 0: code += [(GE, 0, 1, 0x40000000), (RET, 0, 0, KILL)]                     # and so do the x32 ones
+    cases = {numbers[COLUMN]: [(RET, 0, 0, answer)] for table, answer in ((ALLOW, YES), (FATAL, KILL))
+             for numbers in table.values()}
     for numbers, offset, bits, if_set, if_not in BY_ARGUMENT:
-        code += [(EQ, 0, 4, numbers[COLUMN]), (LOAD, 0, 0, offset), (BITS, 0, 1, bits), (RET, 0, 0, if_set), (RET, 0, 0, if_not)]
-    for table, answer in (ALLOW, YES), (FATAL, KILL):
-        code += [(EQ, len(table) - i, 0, numbers[COLUMN]) for i, numbers in enumerate(table.values())]
-        code += [(JUMP, 0, 0, 1), (RET, 0, 0, answer)]
-    code.append((RET, 0, 0, EPERM))
+        cases[numbers[COLUMN]] = [(LOAD, 0, 0, offset), (BITS, 0, 1, bits), (RET, 0, 0, if_set), (RET, 0, 0, if_not)]
+    code += branches(sorted(cases.items()))
     text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
 
     class Program(ctypes.Structure): _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
@@ -114,13 +112,6 @@ def seccomp_filter():
 
 # ---- zygote and child -------------------------------------------------------------------------------------------------
 
-# What a program may import; all else raises ImportError, for no file can be opened in there. Every page of these costs each
-# fork time, so only what programs of this kind use. Never `threading`, whose fork hook doubles the pages that a child copies.
-PRELOAD = """math cmath re collections collections.abc itertools functools operator heapq bisect string random json copy typing
-dataclasses enum datetime decimal fractions statistics abc types textwrap unicodedata hashlib base64 struct array numbers
-contextlib calendar _strptime zlib binascii time pprint ast warnings traceback io sys os builtins __future__ keyword inspect
-reprlib weakref encodings.ascii encodings.latin_1 encodings.utf_16 encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig
-encodings.cp1252 encodings.unicode_escape encodings.hex_codec encodings.rot_13""".split()
 NOBODY = 65533                                  # the user that children run as where the trainer is root
 
 
@@ -143,9 +134,28 @@ def reason(error):
     except BaseException: return b"error: Exception: (cannot be printed)"
 
 
-def perform(job, write):
+def plainer(value, depth=MAX_DEPTH):
+    "subclasses of builtin types as these, for programs whose values are compared with Python's =="
+    for kind in bool, int, float, complex, str, bytes:
+        if isinstance(value, kind): return kind(value)
+    if depth == 0: raise Unsupported("unsupported: nested too deeply or cyclic")
+    if isinstance(value, dict): return {plainer(k, depth - 1): plainer(v, depth - 1) for k, v in value.items()}
+    for kind in list, tuple, set, frozenset:
+        if isinstance(value, kind): return kind([plainer(x, depth - 1) for x in value])
+    return value
+
+
+def text_of(value, profile):
+    "canonical text of what a call returned"
+    try: return encode(value, limit=profile.max_text)
+    except Unsupported:
+        if not profile.lenient: raise
+        return encode(plainer(value), limit=profile.max_text)
+
+
+def perform(job, write, profile):
     "the untrusted side: whatever happens or is faked in here is only a claim about values"
-    code, entry, inputs, order = marshal.loads(job)                   # trainer to child is the trusted direction
+    code, entry, inputs, order = job
     calls = [arguments(inputs[i]) for i in order]                     # before the program can change what a literal is
     failed = None
     try:
@@ -159,20 +169,38 @@ def perform(job, write):
         try:
             if failed: line = b"!" + failed
             elif args is None: line = b"!not a literal"
-            else: line = b"=" + encode(function(*args)).encode()
+            else: line = b"=" + text_of(function(*args), profile).encode()
         except BaseException as e: line = b"!" + reason(e)
         write(line + b"\n")
 
 
-def child(size, cpu_s, wall):
-    "runs in the forked child and never returns"
+def run_script(code):
+    "a whole program with files for standard input and output -> exit status; the untrusted side as well"
+    try:
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(code, "<program>", "exec", dont_inherit=True), module.__dict__)
+    except SystemExit: pass                                           # exit() at the end of a program that has printed its answer
+    except BaseException: return 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    return 0
+
+
+def child(given, size, cpu_s, wall, profile):
+    "runs in the forked child and never returns. given: bytes of standard input in front of the job"
     signal.setitimer(signal.ITIMER_PROF, cpu_s)                       # default action: die. The filter forbids to change it
-    job = os.pread(JOB, size, 0)
-    os.closerange(JOB, OWNER + 1)
-    if LINUX: call("prctl", PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if wall is not None: call("prctl", PR_SET_SECCOMP, 2, ctypes.byref(wall), 0, 0)
-    else: resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))           # weak: at least no fork
-    perform(job, lambda line: os.write(RESULT, line))
+    job = marshal.loads(os.pread(JOB, size, given))                   # trainer to child is the trusted direction
+    script = job[1] is None
+    if script:
+        os.ftruncate(JOB, given)
+        os.lseek(JOB, 0, os.SEEK_SET)
+        os.dup2(JOB, 0)
+        os.dup2(RESULT, 1)
+    os.closerange(RESULT if script else JOB, OWNER + 1)
+    if LINUX and prctl(*DIE_WITH_ZYGOTE) or wall and prctl(*wall): os._exit(111)
+    if wall is None: resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))          # weak: at least no fork
+    if script: os._exit(run_script(job[0]))
+    perform(job, lambda line: os.write(RESULT, line), profile)
     os._exit(0)
 
 
@@ -185,7 +213,7 @@ def attempt(layers, name, function):
     except Exception as e: layers[name] = "%s: %s" % (type(e).__name__, e)
 
 
-def lock(layers, mem_mb, weak):
+def lock(layers, mem_mb, max_file, weak):
     "once per zygote, before any job: everything that its children inherit"
     root, uid, gid = os.geteuid() == 0, os.getuid(), os.getgid()
     kinds = NEW_OTHERS | (NEW_PID if weak else 0)
@@ -220,7 +248,7 @@ def lock(layers, mem_mb, weak):
         attempt(layers, "no_capabilities", lambda: call("syscall", capset, struct.pack("Ii", 0x20080522, 0), bytes(24)))
         attempt(layers, "no_new_privs", lambda: call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         attempt(layers, "not_dumpable", lambda: call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0))
-    limits = dict(CORE=0, FSIZE=MAX_FILE, NOFILE=16, STACK=8 << 20, MEMLOCK=0, MSGQUEUE=0, AS=pages * 4096 + (mem_mb << 20))
+    limits = dict(CORE=0, FSIZE=max_file, NOFILE=16, STACK=8 << 20, MEMLOCK=0, MSGQUEUE=0, AS=pages * 4096 + (mem_mb << 20))
     for name, limit in limits.items():
         which = getattr(resource, "RLIMIT_" + name, None)
         if which is None: continue
@@ -244,15 +272,14 @@ def enter_pid_namespace():
 def seccomp_works(wall):
     "True where a forked child can put up the wall; whether the wall holds is for the canaries to say"
     pid = os.fork()
-    if pid == 0:
-        try: call("prctl", PR_SET_SECCOMP, 2, ctypes.byref(wall), 0, 0)
-        except Exception: os._exit(1)
-        os._exit(0)
+    if pid == 0: os._exit(1 if prctl(*wall) else 0)
     return os.waitpid(pid, 0)[1] == 0
 
 
 def prepare(options):
-    "imports, locks the zygote up, reports its layers to the trainer -> the wall that children put up, None without seccomp"
+    """Imports, locks the zygote up, reports its layers to the trainer -> the profile; the wall that children put up, as
+    arguments of prctl, None without seccomp; the filter, lest it be freed."""
+    profile = PROFILES[options["profile"]]
     os.environ.clear()
     fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in options["fds"]]        # out of the way of the slots below
     os.closerange(RESULT, 100)
@@ -264,13 +291,14 @@ def prepare(options):
     for name in "SIGPROF", "SIGXFSZ", "SIGCHLD", "SIGINT":      # whatever Python, or who started the trainer, made of them
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for name in PRELOAD:
+    for name in profile.imports:
         try: __import__(name)
         except ImportError: pass                                                # not in this Python version
     sys.path[:] = []
     sys.modules["warnings"].simplefilter("ignore")
-    wall = None if "seccomp" in layers else seccomp_filter()
-    lock(layers, options["mem_mb"], weak=wall is None)
+    program = None if "seccomp" in layers else seccomp_filter()
+    wall = program and [ctypes.c_ulong(n) for n in (PR_SET_SECCOMP, 2, ctypes.addressof(program), 0, 0)]
+    lock(layers, options["mem_mb"], profile.max_file, weak=wall is None)
     if wall is not None and not seccomp_works(wall): wall, layers["seccomp"] = None, "refused by the kernel"
     layers.setdefault("seccomp", "ok" if wall is not None else "no table for this processor")
     if LINUX:
@@ -279,16 +307,16 @@ def prepare(options):
             layers["pid_namespace"] = "ok"
             call("prctl", PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         else: call("prctl", PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)     # wakes a stopped zygote to see the end
-    warm = marshal.dumps(("def f(x):\n    return {1: (x, 'a'), 'k': {x}}\n", "f", ["1"], [0]))
-    for _ in range(100): perform(warm, lambda line: None)                       # children inherit specialised bytecode
+    warm = "def f(x):\n    return {1: (x, 'a'), 'k': {x}}\n", "f", ["1"], [0]
+    for _ in range(100): perform(warm, lambda line: None, profile)              # children inherit specialised bytecode
     sys.modules["random"].seed(options["which"])                                # the same draws in every run, others in the twin
     gc.collect()
     gc.freeze()
     os.write(CONTROL, json.dumps(layers).encode() + b"\n")
-    return wall
+    return profile, wall, program
 
 
-def serve(wall):
+def serve(profile, wall):
     "the zygote's loop. It polls the control socket and the trainer itself, and takes its child along when they end"
     poll, has_pidfd = select.poll(), hasattr(os, "pidfd_open")
     poll.register(CONTROL, select.POLLIN)
@@ -297,12 +325,12 @@ def serve(wall):
         if any(fd == OWNER for fd, _ in poll.poll()): os._exit(0)     # also where a helper keeps the socket open
         message = os.read(CONTROL, GO.size)
         if len(message) < GO.size: os._exit(0)
-        size, cpu_ms, wall_ms = GO.unpack(message)
+        given, size, cpu_ms, wall_ms = GO.unpack(message)
         deadline, late, status = time.monotonic() + wall_ms / 1000, 0, None
         pid = raw_fork()
         if pid < 0: os._exit(1)                                       # no memory or no process left; the trainer tries again
         if pid == 0:
-            try: child(size, cpu_ms / 1000, wall)
+            try: child(given, size, cpu_ms / 1000, wall, profile)
             finally: os._exit(111)
         fd = os.pidfd_open(pid) if has_pidfd else -1
         if has_pidfd: poll.register(fd, select.POLLIN)
@@ -322,8 +350,8 @@ def serve(wall):
 if __name__ == "__main__":
     options = json.loads(os.environ["NANOPOPULORA_SANDBOX"])
     padding = [bytes(n) for n in range(0, 512, 16) for _ in range(options["which"])]   # its twin's addresses differ in all digits
-    try: wall = prepare(options)
+    try: profile, wall, program = prepare(options)
     except Exception as e:                                                      # the trainer makes an error message of it
         os.write(CONTROL, ("%s: %s" % (type(e).__name__, e)).encode())
         os._exit(1)
-    serve(wall)
+    serve(profile, wall)

@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 import verifier
+from checks import IMPORTS
 from siege import lay_marks, left_over, marks, processes, siege, timed
 from verifier import NAN, Job, Sandbox, decode, encode, same
+from zygote import PROFILES
 
 ROOT, LINUX = Path(__file__).resolve().parents[1], sys.platform == "linux"
 SIEGE = ROOT.parent / "shared" / "attacks"
@@ -39,6 +41,12 @@ def one(judge, code, *inputs, **options):
     assert len(verdict.outputs) == len(verdict.errors) == len(inputs or "3")
     assert all((o is None) != (e is None) for o, e in zip(verdict.outputs, verdict.errors))
     return verdict
+
+
+@pytest.fixture(scope="module")
+def wide():
+    "the profile of benchmarks"
+    with Sandbox(workers=2, profile="eval") as sandbox: yield sandbox
 
 
 # ---- hostile programs -------------------------------------------------------------------------------------------------
@@ -225,7 +233,7 @@ def test_order_of_many_jobs_and_workers(judge):
     "def f(x): return {c: 1 for c in set('abcdefgh')}", "import gc\ndef f(x): return id(gc) % 9973",
     "def f(x): return list({'a', 'b'})", "def f(x): return repr({'red', 'green', 'blue'})", "def f(x): return id(f) % 4096",
     "import sys\ndef f(x): return sys.getallocatedblocks()", "import time\ndef f(x): return time.perf_counter()",
-    "import time\ndef f(x): return time.process_time_ns()", "import datetime\ndef f(x): return str(datetime.datetime.now())",
+    "import time\ndef f(x): return time.process_time_ns()", "import time\ndef f(x): return str(time.monotonic())",
     "import gc\ndef f(x): return len(gc.get_objects()) % 1000", "import sys\ndef f(x): return sys.getrefcount(None)",
     "def g():\n yield from range(9)\nG = g()\ndef f(x): return next(G)", "L = [3, 1, 2]\ndef f(x): return L.pop()",
     "import decimal\ndef f(x):\n decimal.getcontext().prec += 1\n return decimal.getcontext().prec",
@@ -259,6 +267,65 @@ def test_a_second_run_that_ends_otherwise_is_told(judge):
 def test_what_is_deterministic(judge, code):
     verdict = one(judge, code, "[3]" if "append" in code else "3", deterministic=True)
     assert verdict.errors[0] is None or verdict.errors[0].startswith("error: ValueError"), verdict
+
+
+# ---- profiles and whole programs --------------------------------------------------------------------------------------
+
+def test_profiles(judge, wide):
+    everything = "\n".join("import " + name for name in sorted(IMPORTS)) + "\ndef f(x): return x"
+    assert one(judge, everything).outputs == one(wide, everything).outputs == ("3",)
+    for name in set(PROFILES["eval"].imports) - set(PROFILES["train"].imports) - {"_strptime"}:
+        assert one(wide, "import %s\ndef f(x): return x" % name).outputs == ("3",), name
+    for name in "hashlib", "datetime", "threading", "subprocess":
+        assert one(judge, "import %s\ndef f(x): return x" % name).errors[0].startswith("error: ModuleNotFoundError"), name
+    code = "from collections import Counter, namedtuple\nP = namedtuple('P', 'a b')\ndef f(x): return [Counter('aab'), P(1, x)]"
+    assert one(judge, code).errors == ("unsupported: value of type Counter",)
+    assert one(wide, code).outputs == ('[{"d":[["a",2],["b",1]]},{"t":[1,3]}]',)
+    assert one(judge, "def f(x): return 1 << 5000").errors[0].startswith("unsupported")
+    assert decode(one(wide, "def f(x): return 1 << 300_000").outputs[0], PROFILES["eval"].max_text) == 1 << 300_000
+    clock = "import datetime\ndef f(x): return str(datetime.datetime.now())"
+    assert one(wide, clock, deterministic=True).errors == ("nondeterministic",)
+    with pytest.raises(ValueError, match="train, eval"): Sandbox(profile="evil")
+
+
+def test_walls_of_the_wide_profile(wide, tmp_path):
+    """Those attacks that want out, with more to import and larger limits."""
+    for name, want, code in ATTACKS:
+        if name.split()[0] not in ("file", "net", "proc", "sec", "steal") or "timeout" in want: continue
+        folder = str(tmp_path / "marks")
+        lay_marks(folder)
+        before = processes(wide)
+        verdict = one(wide, code.replace("MARKS", folder))
+        value = verdict.outputs[0] or ""
+        assert not value.startswith('"LEAK') and "731" not in value, (name, verdict)
+        assert marks(folder) == [] and not left_over(wide, before), name
+
+
+def test_whole_programs(wide):
+    run = lambda code, *given, **options: wide.run([Job(code, given or ("a\nbc\n",), entry=None, cpu_s=0.3, **options)])[0]
+    add = ("import sys\nn = int(input())\nprint(n + sum(map(int, sys.stdin.read().split())))\n"
+           "if n == 1: sys.exit(1)\nif n == 2: raise KeyError\nwhile n == 3: pass")
+    verdict = run(add, "0\n4 5", "1\n", "2\n", "3\n", "4\n6\n")
+    assert verdict.outputs == ('"9\\n"', '"1\\n"', None, None, '"10\\n"') and verdict.errors[2:4] == ("exit", "timeout")
+    assert run(add, "2\n", "0\n", give_up=True).errors == ("exit", "not run")
+    for code, want in {"print(open(0).read(), end='')": "a\nbc\n", "import os; os.write(1, os.read(0, 2))": "a\n", "": "",
+                       "import sys\nfor line in sys.stdin: print(line.rstrip(), file=sys.stdout)": "a\nbc\n",
+                       "import sys\ninput = sys.stdin.buffer.readline\nsys.stdout.write(str(input()))": "b'a\\n'",
+                       "import atexit\natexit.register(print, 'bye')": "bye\n", "import os\nos.write(1, b'\\xff')": "\ufffd",
+                       "if __name__ == '__main__': print('é', input())": "é a\n"}.items():
+        assert decode(run(code).outputs[0]) == want, code
+    for code, end in {"print(open('/etc/passwd').read())": "exit", "1 +": "exit", "import os; os._exit(3)": "exit",
+                      "exit()": "exit", "import os; os.read(4, 9)": "exit", "import os; os.fork()": "violation", "print('x' * 10**8)": "too big",
+                      "while True: print(1)": "timeout|too big", "import ctypes; ctypes.memset(8, 0, 8)": "crash"}.items():
+        verdict = run(code)
+        assert verdict.end in end.split("|") and verdict.outputs == (None,), (code, verdict)
+    assert run("import os\nos.write(0, b'SECRET' * 999)").end == "ok" and run("print(open(0).read())", "x").outputs == ('"x\\n"',)
+
+
+def test_who_gives_up_runs_no_other_input(judge):
+    verdict = one(judge, LOOP, "1", "2", "3", "2", give_up=True)
+    assert verdict.outputs == ("10", None, None, None) and verdict.errors == (None, "timeout", "not run", "not run")
+    assert one(judge, LOOP, "2", "1", give_up=True, cpu_s=0.05).errors == ("timeout", "not run")
 
 
 # ---- life and death ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,85 @@
+"""
+values.py -- canonical text of plain values: the only thing that crosses from a program to the trainer.
+
+Two values of one type and content have one text, and decode() takes nothing that encode() would not have written.
+"""
+import json
+from json.encoder import encode_basestring_ascii as quote
+
+MAX_TEXT = 1 << 16      # characters of one canonical value, where nothing else is said
+MAX_BITS = 3900         # of an integer; in proportion where longer texts are allowed
+MAX_DEPTH = 64          # nesting of one value
+NAN = float("nan")      # decode() gives every nan as this object, so that Python's == finds nan equal to nan in containers
+# By identity, for a hostile metaclass may say that its class equals `list`.
+CONTAINERS = {id(list): "[", id(tuple): '{"t":[', id(dict): '{"d":[', id(set): '{"s":[', id(frozenset): '{"z":['}
+
+
+class Unsupported(ValueError):
+    """A value that is not plain data, or too big; the text is the reason that goes into the verdict."""
+
+
+def encode(value, depth=MAX_DEPTH, limit=MAX_TEXT):
+    """Canonical JSON text (ASCII) of a plain value; two values of one type and content give one text.
+    Exact builtin types only. Tagged: tuple t, dict d (in its order), set s and frozenset z (sorted), bytes b,
+    complex c, integers beyond 2^53 i (hex, at most 3900 bits).
+    limit: characters. Raises Unsupported, a ValueError."""
+    kind = type(value)
+    if kind is str:
+        try: return fit(quote(fit(value, limit) if value.isascii() else fit(value, limit).encode().decode()), limit)
+        except UnicodeEncodeError: raise Unsupported("unsupported: string with lone surrogates") from None
+    if kind is int:
+        if -2**53 <= value <= 2**53: return repr(value)
+        if value.bit_length() > MAX_BITS * limit // MAX_TEXT: raise Unsupported("unsupported: integer of too many bits")
+        return '{"i":"%x"}' % value
+    if value is None or kind is bool: return "null" if value is None else "true" if value else "false"
+    if kind is float and value - value == 0: return repr(value)
+    if kind is float: return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    if kind is bytes: return '{"b":"%s"}' % fit(fit(value, limit).hex(), limit)
+    if kind is complex: return '{"c":[%s,%s]}' % (encode(value.real), encode(value.imag))
+    opening = CONTAINERS.get(id(kind))
+    if opening is None: raise Unsupported("unsupported: value of type " + kind.__name__[:40])
+    if depth == 0: raise Unsupported("unsupported: nested too deeply or cyclic")
+    if len(value) > limit // 2: raise Unsupported("too big")
+    keys = texts = [encode(x, depth - 1, limit) for x in value]
+    if kind is dict: texts = ["[%s,%s]" % (k, encode(v, depth - 1, limit)) for k, v in zip(keys, value.values())]
+    elif kind is set or kind is frozenset: texts.sort()
+    # two nan are two members, but one text: what comes out of decode() would be another value
+    if kind in (dict, set, frozenset) and len(set(keys)) < len(keys): raise Unsupported("unsupported: several nan as keys")
+    return fit(opening + ",".join(texts) + ("]" if kind is list else "]}"), limit)
+
+
+def fit(text, limit):
+    """The text, or Unsupported("too big"): checked at every level, so that shared references cannot grow it first."""
+    if len(text) > limit: raise Unsupported("too big")
+    return text
+
+
+def decode(text, limit=MAX_TEXT):
+    """The value of a canonical text. Strict: raises ValueError for anything that encode() would not have written."""
+    try:
+        if len(text) > limit: raise ValueError("too big")
+        value = plain(json.loads(text), MAX_BITS * limit // MAX_TEXT // 4 + 25)
+        if encode(value, limit=limit) != text: raise ValueError("not the canonical form")
+        return value
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError) as e:
+        raise ValueError("not canonical text: %s" % e) from None
+
+
+def plain(j, max_digits):
+    "JSON value -> Python value; sloppy on purpose, because decode() writes it out again and compares"
+    if type(j) is list: return [plain(x, max_digits) for x in j]
+    if type(j) is not dict: return NAN if j != j else j
+    (tag, v), = j.items()
+    if tag == "i": return int(v, 16) if len(v) < max_digits else v
+    if tag == "b": return bytes.fromhex(v)
+    if tag == "c": return complex(*map(float, v))
+    if tag == "t": return tuple([plain(x, max_digits) for x in v])
+    items = [(plain(k, max_digits), plain(x, max_digits)) for k, x in v] if tag == "d" else [plain(x, max_digits) for x in v]
+    # a forged set of values with one common hash would cost quadratic time here
+    if len(items) > 64 * len({hash(x[0] if tag == "d" else x) for x in items}): raise ValueError("colliding keys")
+    return {"d": dict, "s": set, "z": frozenset}[tag](items)
+
+
+def same(a, b):
+    """Equality for reward, on decoded values: Python's ==, and nan equals nan (True == 1 == 1.0, (1,) != [1])."""
+    return a == b or encode(a) == encode(b)
