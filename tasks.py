@@ -11,7 +11,8 @@ from checks import arguments_text, canonical_arguments, normalise, program_probl
 from domains import Logic, Math
 from kinds import Kind, Proposal, Reject, digest
 from prompts import HINT, STYLE
-from verifier import Job, Verdict, decode, same
+from values import decode, same
+from verifier import Job, Verdict
 
 
 class ValueKind(Kind):

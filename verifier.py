@@ -30,7 +30,7 @@ those calls, side channels such as timing, and that two runs show every dependen
 import collections, json, marshal, os, re, select, signal, socket, sys, time
 from dataclasses import dataclass, field
 
-from values import NAN, decode, encode, same
+from values import decode, encode
 from zygote import DONE, GO, PROFILES
 
 SEEDS = 158, 299        # hash seeds of the twins: of 1,000, the two that order small sets of letters and words most differently

@@ -17,7 +17,8 @@ import pytest
 import verifier
 from checks import IMPORTS
 from siege import lay_marks, left_over, marks, processes, siege, timed
-from verifier import NAN, Job, Sandbox, decode, encode, same
+from values import NAN, decode, encode, same
+from verifier import Job, Sandbox
 from zygote import PROFILES
 
 ROOT, LINUX = Path(__file__).resolve().parents[1], sys.platform == "linux"
