@@ -174,8 +174,11 @@ def prompt_style(args: argparse.Namespace, base: Base) -> str:
     return ("chat" if template else "plain") if args.prompt == "auto" else args.prompt
 
 
-def put(question: str, style: str, base: Base) -> list[int]:
-    """Token ids of a question: by the chat template, in the R1 envelope (with <think> begun), or as "Question: ... Answer:"."""
+def put(question: str | list[int], style: str, base: Base) -> list[int]:
+    """Token ids of a question: by the chat template, in the R1 envelope (with <think> begun), or as "Question: ... Answer:". A
+    benchmark with words of its own gives token ids, which are taken as they are."""
+    if isinstance(question, list):
+        return question
     if style == "chat":
         text = base.tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True)
         return list(base.tokenizer(text, add_special_tokens=False).input_ids)
@@ -211,7 +214,7 @@ def answer_all(population: Population, items: list, question: Callable, judge: C
                style: str) -> list[dict]:
     """Every member's answers to every item, those on disk first: dicts as in answers.jsonl, written batch by batch.
 
-    question(item) -> text; judge([(item, text)]) -> [dict with "correct"]. Raises ValueError where a question does not fit the context.
+    question(item) -> text or token ids; judge([(item, text)]) -> [dict with "correct"]. Raises ValueError where a question does not fit the context.
     """
     key = lambda row: (row["bench"], row["id"], row["member"], row["sample"])
     have = {key(row): row for row in done}

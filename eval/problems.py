@@ -1,0 +1,166 @@
+"""HumanEval+, MBPP+ and LiveCodeBench in their published formats, as one list of problems each.
+
+Inputs become what the sandbox wants: argument texts of a call, or a whole program's standard input. JSON has no tuples, sets and
+complex numbers; EvalPlus keeps a list of the MBPP tasks whose inputs have (evalplus/data/mbpp.py), which `restore` states as rules.
+LiveCodeBench packs its private tests as base64, zlib and a pickle of one string: `unpack` refuses every class in it.
+"""
+import base64
+import binascii
+import io
+import json
+import math
+import pickle
+import sys
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eval.fetch import CACHE, FILES, locate, rows
+
+SETS = ("humaneval+", "mbpp+", "livecodebench", "livecodebench5")
+PARTS = {"livecodebench": tuple(f"livecodebench{i}" for i in range(1, 6))}         # release_v5 is five files; a set of one file is itself
+FIELDS = {"humaneval+": ("task_id", "prompt", "entry_point", "canonical_solution", "base_input", "plus_input", "atol"),
+          "livecodebench": ("question_id", "question_content", "starter_code", "public_test_cases", "private_test_cases", "metadata")}
+FIELDS["mbpp+"] = FIELDS["humaneval+"]
+MAX_UNPACKED = 1 << 30
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem. entry: the function to be called, None for a program that reads standard input. base, plus: inputs, as argument
+    texts or standard inputs; arguments: the values behind them, base first. expected: the outputs where they are published."""
+    bench: str
+    id: str
+    prompt: str
+    entry: str | None
+    canonical: str = ""
+    base: tuple[str, ...] = ()
+    plus: tuple[str, ...] = ()
+    atol: float = 0.0
+    starter: str = ""
+    arguments: tuple = field(default=(), repr=False)
+    expected: tuple[str, ...] | None = field(default=None, repr=False)
+
+
+# ---- inputs ---------------------------------------------------------------------------------------------------------------
+
+tuples = lambda values: [tuple(value) for value in values]
+every = lambda value: tuple(map(every, value)) if isinstance(value, list) else value
+RULES = [
+    ({2, 116, 132, 143, 222, 261, 273, 394, 399, 421, 424, 429, 470, 560, 579, 596, 616, 630, 726, 740, 744, 809}, tuples),
+    ({63, 64, 70, 94, 120, 237, 272, 299, 400, 409, 417, 438, 473, 614, 780}, lambda a: [tuples(x) for x in a]),
+    ({75, 413, 444, 753}, lambda a: [tuples(a[0]), a[1]]),
+    ({106, 750}, lambda a: [a[0], tuple(a[1])]),
+    ({115}, lambda a: [[set(x) if isinstance(x, list) and x else {} for x in a[0]]]),
+    ({124}, lambda a: [float(a[0]), complex(a[1])]),
+    ({252}, lambda a: [complex(a[0])]),
+    ({250, 405, 446, 617, 720, 763, 808, 307}, lambda a: [tuple(a[0]), *a[1:]]),
+    ({259, 401, 445}, lambda a: [tuple(tuples(x)) for x in a]),
+    ({278}, lambda a: [tuple(tuple(x) if isinstance(x, list) else x for x in a[0])]),
+    ({722}, lambda a: [{key: tuple(value) for key, value in a[0].items()}, *a[1:]]),
+    ({580, 615, 791}, lambda a: [every(x) for x in a])]
+
+
+def restore(task: str, arguments: list) -> list:
+    """The arguments of one MBPP+ call with the types that JSON lost."""
+    number = int(task.rpartition("/")[2])
+    return next((rule(arguments) for numbers, rule in RULES if number in numbers), list(arguments))
+
+
+def literal(value) -> str:
+    """A plain value as a Python literal; infinity as 1e999. Raises ValueError for nan, which has none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        if value != value:
+            raise ValueError("nan is no literal")
+        return "1e999" if value > 0 else "-1e999"
+    if isinstance(value, dict):
+        return "{%s}" % ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items())
+    if isinstance(value, tuple):
+        return "(%s)" % "".join(literal(x) + ", " for x in value)
+    if isinstance(value, (list, set)) and value:
+        return ("[%s]" if isinstance(value, list) else "{%s}") % ", ".join(map(literal, value))
+    return repr(value)
+
+
+def call_text(arguments: list) -> str:
+    """Arguments as between the parentheses of a call."""
+    text = ", ".join(map(repr, arguments))
+    return ", ".join(map(literal, arguments)) if "inf" in text or "nan" in text else text
+
+
+# ---- LiveCodeBench's tests ------------------------------------------------------------------------------------------------
+
+class NoClasses(pickle.Unpickler):
+    """Reads strings, numbers and containers; whatever names a class or a function is refused."""
+
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(f"names {module}.{name}")
+
+    def persistent_load(self, pid):
+        raise pickle.UnpicklingError("holds a persistent id")
+
+
+def unpack(packed: str) -> list[dict]:
+    """Test cases as JSON text, or as LiveCodeBench packs it. Raises ValueError for anything else."""
+    try:
+        if packed.lstrip()[:1] == "[":
+            tests = json.loads(packed)
+        else:
+            inflate = zlib.decompressobj()
+            raw = inflate.decompress(base64.b64decode(packed, validate=True), MAX_UNPACKED)
+            if inflate.unconsumed_tail or not inflate.eof:
+                raise ValueError("larger than a gigabyte" if inflate.unconsumed_tail else "cut off")
+            text = NoClasses(io.BytesIO(raw)).load()
+            tests = json.loads(text) if isinstance(text, (str, bytes)) else text
+        if not isinstance(tests, list) or not all(isinstance(t, dict) and {"input", "output", "testtype"} <= set(t) for t in tests):
+            raise ValueError("not a list of tests with input, output and testtype")
+        return tests
+    except (ValueError, binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError, AttributeError, MemoryError) as e:
+        raise ValueError(f"cannot be unpacked ({e})") from None
+
+
+def live(bench: str, row: dict) -> Problem:
+    """A problem of LiveCodeBench: public tests first, as its runner has them."""
+    tests = unpack(row["public_test_cases"]) + unpack(row["private_test_cases"])
+    name = json.loads(row["metadata"] or "{}").get("func_name")
+    given, wanted = [str(t["input"]) for t in tests], tuple(str(t["output"]) for t in tests)
+    if name:
+        given = [call_text([json.loads(line) for line in text.split("\n")]) for text in given]
+    return Problem(bench, str(row["question_id"]), row["question_content"], name, base=tuple(given), starter=row["starter_code"] or "", expected=wanted)
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------------
+
+def plus(bench: str, row: dict) -> Problem:
+    """A problem of HumanEval+ or MBPP+."""
+    human = bench == "humaneval+"
+    restored = [[list(a) if human else restore(row["task_id"], a) for a in row[part] or ()] for part in ("base_input", "plus_input")]
+    texts = [tuple(map(call_text, calls)) for calls in restored]
+    canonical = (row["prompt"] if human else "") + row["canonical_solution"]
+    return Problem(bench, row["task_id"], row["prompt"], row["entry_point"], canonical, *texts, atol=float(row["atol"]),
+                   arguments=tuple(map(tuple, restored[0] + restored[1])))
+
+
+def load(bench: str, data: str | Path | None = None, cache: Path = CACHE, limit: int = 0) -> tuple[list[Problem], str]:
+    """Problems of a set in file order (the first `limit`, 0 = all), and the SHA-256 of its files, joined by "+". Raises ValueError
+    for a missing, damaged or foreign file."""
+    problems, hashes, kind = [], [], "livecodebench" if bench.startswith("livecodebench") else bench
+    for part in PARTS.get(bench, (bench,)):
+        path, sha = locate(part, data, cache)
+        hashes.append(sha)
+        n_before = len(problems)
+        for number, row in enumerate(rows(path), 1):
+            if limit and len(problems) == limit:
+                break
+            if missing := [name for name in FIELDS[kind] if name not in row]:
+                raise ValueError(f"{path}, row {number}: no field {', '.join(missing)}: not a published edition of {part}; it is at {FILES[part].url}")
+            try:
+                problems.append(live(bench, row) if kind == "livecodebench" else plus(bench, row))
+            except (ValueError, TypeError, KeyError, AttributeError, IndexError) as e:
+                raise ValueError(f"{path}, row {number} ({row[FIELDS[kind][0]]}): {e}: the file is damaged or not the published one; fetch it again "
+                                 f"(python -m eval.fetch {part})") from None
+        if not limit and len(problems) - n_before != FILES[part].n_rows:
+            print(f"note: {path} holds {len(problems) - n_before} problems, {part} as published has {FILES[part].n_rows}", file=sys.stderr)
+    if not problems:
+        raise ValueError(f"{path} is empty: expected {FILES[part].n_rows} problems; fetch it again (python -m eval.fetch {part})")
+    return problems, "+".join(hashes)
