@@ -98,7 +98,7 @@ def self_test(sets: list[str], args: argparse.Namespace, sandbox: Sandbox) -> di
             fenced = [extract(f"Here it is:\n```python\n{s.problem.canonical}\n```\nIt works.", s.problem.entry) for s in ready]
             found = judge(sandbox, list(zip(ready, fenced)))
             line |= dict(base=sum(f["base"] for f in found), right=sum(f["plus"] for f in found),
-                         left_out={s.problem.id: s.expected.count(None) for s in ready if None in s.expected},
+                         left_out={s.problem.id: n for s in ready if (n := len(s.expected) - sum(len(chunk.inputs) for chunk in s.chunks))},
                          failing={s.problem.id: f["why"] for s, f in zip(ready, found) if not f["plus"]})
             for id, why in line["failing"].items():
                 print(f"{name} {id}: the canonical solution does not pass: {why}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """The program in a model's answer, as EvalPlus sanitizes it: the longest run of lines that is Python, and of it what the entry needs.
 
 Nothing is run here. Text meets Python's parser only through `complexity.parse`, which refuses what could hurt it; text beyond
-MAX_CHARS is cut off, and MAX_PARSES bounds the work on one answer. Other than EvalPlus, a run that defines the entry point goes
+MAX_CHARS is cut off, and MAX_PARSED bounds the work on one text. Other than EvalPlus, a run that defines the entry point goes
 before longer ones that do not, and decorated functions and helpers without a return statement are kept.
 """
 import ast
@@ -10,7 +10,7 @@ import re
 from complexity import DEFINITIONS, parse
 
 MAX_CHARS = 24_000
-MAX_PARSES = 200
+MAX_PARSED = 400_000         # characters that the parser is shown for one answer, attempts added up
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.S | re.M)
 # Where a top-level statement may begin: no use in trying the middle of a paragraph or an indented line first.
 START = re.compile(r"(?:from|import|def|class|async|if|for|while|try|with|assert|print|return)\b|[@#\"']|[A-Za-z_][\w.\[\], ]*(?::[^=]+)?=")
@@ -38,16 +38,16 @@ def names(node: ast.stmt) -> list[str]:
     return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
 
 
-def runs(text: str, n_parses: int = MAX_PARSES):
+def runs(text: str):
     """Runs of lines that are Python, as (text, tree): from each line that may begin one, up to where the parser objects or less."""
-    lines, free = text.split("\n"), 0
+    lines, free, left = text.split("\n"), 0, MAX_PARSED
     for start in [i for i, line in enumerate(lines) if START.match(line)]:
         end = len(lines)
         if start < free:                            # inside a run that was found already
             continue
-        while end > start and n_parses > 0:
-            n_parses -= 1
+        while end > start and left > 0:
             run = "\n".join(lines[start:end])
+            left -= len(run) + 100
             try:
                 tree = parse(run, MAX_CHARS)
             except ValueError as error:

@@ -20,6 +20,7 @@ LIVE_S = 6.0                                    # CPU seconds of one LiveCodeBen
 CHUNK_BYTES, CHUNK_LIVE = 1 << 23, 8            # of expected values, which must fit into one report; tests of LiveCodeBench at a time
 SET_EQUAL = {"similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly", "larg_nnum", "intersection_array", "find_dissimilar",
              "Diff"}                            # MBPP: the order of the result is free
+TOO_MUCH = "too big", "error: MemoryError", "killed"     # of a canonical solution's value: EvalPlus has such inputs, we leave them out
 NOT_NONE = {"check_str", "text_match_three", "text_starta_endb"}               # MBPP: a match object or True, None or False
 # What LiveCodeBench puts before a program.
 PREAMBLE = "".join(f"from {name} import *\n" for name in "string re datetime collections heapq bisect copy math random statistics itertools functools "
@@ -121,8 +122,8 @@ class Chunk:
 
 @dataclass
 class Suite:
-    """A problem's tests, ready to judge by. expected: canonical texts, None where the canonical solution gives no value, or one
-    too big to report: such an input is in no chunk."""
+    """A problem's tests, ready to judge by. expected: canonical texts, None where the canonical solution gives no value. Inputs on
+    which its value is too big to report are in no chunk."""
     problem: Problem
     expected: list
     chunks: list[Chunk]
@@ -169,11 +170,13 @@ def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
         expected, chunks = [*base.outputs, *plus.outputs], []
         for first, last, verdict in (0, n, base), (n, len(expected), plus):
             chunk, size = Chunk([], first > 0, max(LEAST_S, FACTOR * verdict.cpu_s)), 0
-            for i in (i for i in range(first, last) if expected[i] is not None):
-                size += len(expected[i])
+            for i, error in zip(range(first, last), verdict.errors):
+                if error is not None and error.startswith(TOO_MUCH):
+                    continue
+                size += len(expected[i] or "")
                 if size > CHUNK_BYTES and chunk.inputs:
                     chunks.append(chunk)
-                    chunk, size = Chunk([], chunk.plus, chunk.cpu_s), len(expected[i])
+                    chunk, size = Chunk([], chunk.plus, chunk.cpu_s), len(expected[i] or "")
                 chunk.inputs.append(i)
             chunks.append(chunk)
         out.append(Suite(problem, expected, chunks, tolerances(problem, expected)))
@@ -183,8 +186,8 @@ def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
 def wrong(suite: Suite, i: int, text: str | None, error: str | None) -> str:
     """Why input i is not answered rightly by this canonical text; "" where it is."""
     problem, expected = suite.problem, suite.expected[i]
-    if text is None:
-        return error
+    if text is None or expected is None:
+        return error or "no expected value"
     if problem.expected is None:
         right = text == expected or agrees(problem, problem.arguments[i], decode(text, MAX_TEXT), decode(expected, MAX_TEXT), suite.tolerance[i])
     elif problem.entry is None:
