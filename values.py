@@ -40,12 +40,22 @@ def encode(value, depth=MAX_DEPTH, limit=MAX_TEXT):
     if opening is None: raise Unsupported("unsupported: value of type " + kind.__name__[:40])
     if depth == 0: raise Unsupported("unsupported: nested too deeply or cyclic")
     if len(value) > limit // 2: raise Unsupported("too big")
-    keys = texts = [encode(x, depth - 1, limit) for x in value]
+    keys = texts = [encode(x, depth - 1, limit) for x in value] if len(value) < 1000 else bounded(value, depth - 1, limit)
     if kind is dict: texts = ["[%s,%s]" % (k, encode(v, depth - 1, limit)) for k, v in zip(keys, value.values())]
     elif kind is set or kind is frozenset: texts.sort()
     # two nan are two members, but one text: what comes out of decode() would be another value
     if kind in (dict, set, frozenset) and len(set(keys)) < len(keys): raise Unsupported("unsupported: several nan as keys")
     return fit(opening + ",".join(texts) + ("]" if kind is list else "]}"), limit)
+
+
+def bounded(values, depth, limit):
+    "texts of many values; gives up as soon as these are too long, not when all are made"
+    texts, size = [], 0
+    for value in values:
+        texts.append(encode(value, depth, limit))
+        size += len(texts[-1])
+        if size > limit: raise Unsupported("too big")
+    return texts
 
 
 def fit(text, limit):

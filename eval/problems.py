@@ -5,7 +5,6 @@ complex numbers; EvalPlus keeps a list of the MBPP tasks whose inputs have (eval
 LiveCodeBench packs its private tests as base64, zlib and a pickle of one string: `unpack` refuses every class in it.
 """
 import base64
-import binascii
 import io
 import json
 import math
@@ -115,7 +114,7 @@ def unpack(packed: str) -> list[dict]:
         if not isinstance(tests, list) or not all(isinstance(t, dict) and {"input", "output", "testtype"} <= set(t) for t in tests):
             raise ValueError("not a list of tests with input, output and testtype")
         return tests
-    except (ValueError, binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError, AttributeError, MemoryError) as e:
+    except (ValueError, zlib.error, pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError, MemoryError) as e:
         raise ValueError(f"cannot be unpacked ({e})") from None
 
 
@@ -126,7 +125,8 @@ def live(bench: str, row: dict) -> Problem:
     given, wanted = [str(t["input"]) for t in tests], tuple(str(t["output"]) for t in tests)
     if name:
         given = [call_text([json.loads(line) for line in text.split("\n")]) for text in given]
-    return Problem(bench, str(row["question_id"]), row["question_content"], name, base=tuple(given), starter=row["starter_code"] or "", expected=wanted)
+    return Problem(bench, str(row["question_id"]), row["question_content"], name, base=tuple(given), starter=row["starter_code"] or "",
+                   expected=wanted)
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------------
@@ -153,12 +153,13 @@ def load(bench: str, data: str | Path | None = None, cache: Path = CACHE, limit:
             if limit and len(problems) == limit:
                 break
             if missing := [name for name in FIELDS[kind] if name not in row]:
-                raise ValueError(f"{path}, row {number}: no field {', '.join(missing)}: not a published edition of {part}; it is at {FILES[part].url}")
+                raise ValueError(f"{path}, row {number}: no field {', '.join(missing)}: not a published edition of {part}; it is at "
+                                 f"{FILES[part].url}")
             try:
                 problems.append(live(bench, row) if kind == "livecodebench" else plus(bench, row))
             except (ValueError, TypeError, KeyError, AttributeError, IndexError) as e:
-                raise ValueError(f"{path}, row {number} ({row[FIELDS[kind][0]]}): {e}: the file is damaged or not the published one; fetch it again "
-                                 f"(python -m eval.fetch {part})") from None
+                raise ValueError(f"{path}, row {number} ({row[FIELDS[kind][0]]}): {e}: the file is damaged or not the published one; "
+                                 f"fetch it again (python -m eval.fetch {part})") from None
         if not limit and len(problems) - n_before != FILES[part].n_rows:
             print(f"note: {path} holds {len(problems) - n_before} problems, {part} as published has {FILES[part].n_rows}", file=sys.stderr)
     if not problems:

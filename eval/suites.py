@@ -15,13 +15,15 @@ from verifier import Job, Sandbox
 from zygote import PROFILES
 
 MAX_TEXT = PROFILES["eval"].max_text
-CANONICAL_S, LEAST_S, FACTOR = 60.0, 4.0, 4.0   # CPU seconds: of a canonical solution; of an answer at least, and as a multiple of the canonical's
-LIVE_S = 6.0                                    # CPU seconds of one LiveCodeBench test
+CANONICAL_S = 60.0                              # CPU seconds of a canonical solution
+LEAST_S, FACTOR = 4.0, 4.0                      # of an answer, for all inputs of a chunk: at least, and as a multiple of the canonical's
+LIVE_S = 6.0                                    # of one test of LiveCodeBench
 CHUNK_BYTES, CHUNK_LIVE = 1 << 23, 8            # of expected values, which must fit into one report; tests of LiveCodeBench at a time
 SET_EQUAL = {"similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly", "larg_nnum", "intersection_array", "find_dissimilar",
              "Diff"}                            # MBPP: the order of the result is free
 TOO_MUCH = "too big", "error: MemoryError", "killed"     # of a canonical solution's value: EvalPlus has such inputs, we leave them out
 NOT_NONE = {"check_str", "text_match_three", "text_starta_endb"}               # MBPP: a match object or True, None or False
+FOUND = "\n_found = {0}\ndef {0}(*a):\n    out = _found(*a)\n    return out if isinstance(out, bool) else out is not None\n"
 # What LiveCodeBench puts before a program.
 PREAMBLE = "".join(f"from {name} import *\n" for name in "string re datetime collections heapq bisect copy math random statistics itertools functools "
                    "operator io sys json builtins typing".split()) + \
@@ -76,7 +78,8 @@ def exact(problem: Problem, arguments: tuple, out, expected) -> bool:
     if name in SET_EQUAL:
         return set(out) == set(expected)
     return out == expected or name == "are_equivalent" or name == "sum_div" and out == 0 or \
-        name == "surface_Area" and abs(out - surface(*arguments)) <= problem.atol or name == "digit_distance_nums" and out == digit_distance(*arguments)
+        name == "surface_Area" and abs(out - surface(*arguments)) <= problem.atol or \
+        name == "digit_distance_nums" and out == digit_distance(*arguments)
 
 
 def agrees(problem: Problem, arguments: tuple, out, expected, atol: float) -> bool:
@@ -133,7 +136,7 @@ class Suite:
 def job(problem: Problem, program: str, inputs: tuple[str, ...], cpu_s: float, give_up: bool = True) -> Job:
     """The sandbox's job for some inputs of a problem."""
     if problem.bench == "mbpp+" and problem.entry in NOT_NONE:
-        program += f"\n_found = {problem.entry}\ndef {problem.entry}(*a):\n    out = _found(*a)\n    return out if isinstance(out, bool) else out is not None\n"
+        program += FOUND.format(problem.entry)
     if not problem.bench.startswith("livecodebench"):
         return Job(program, inputs, problem.entry, give_up=give_up, cpu_s=cpu_s)
     if problem.entry is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eval import code, problems, programs, suites
+from eval import code, suites
 from eval.problems import Problem, call_text, load, restore, unpack
 from eval.programs import complete, extract
 from verifier import Sandbox
