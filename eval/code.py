@@ -14,7 +14,7 @@ from functools import partial
 
 from eval import common
 from eval.fetch import CACHE, cached_name, here
-from eval.problems import PARTS, SETS, Problem, load
+from eval.problems import PARTS, SETS, Problem, load, opened
 from eval.programs import complete, extract
 from eval.suites import Suite, judge, suites
 from model import Base
@@ -92,7 +92,7 @@ def self_test(sets: list[str], args: argparse.Namespace, sandbox: Sandbox) -> di
     for name in sets:
         problems, _ = load(name, args.data, limit=args.limit)
         empty = [(Suite(p, [], []), program(p, text, style)) for p in problems for text in ("", "\n") for style in ("plain", "chat", "envelope")]
-        line = dict(n=len(problems), empty=sum(found["base"] for found in judge(sandbox, empty)), n_tests=sum(len(p.base + p.plus) for p in problems))
+        line = dict(n=len(problems), empty=sum(found["base"] for found in judge(sandbox, empty)), n_tests=sum(len(p.base + p.plus) for p in (opened(p) if p.packed else p for p in problems)))
         if not name.startswith("livecodebench"):                      # which publishes no solutions
             ready = suites(sandbox, problems)
             fenced = [extract(f"Here it is:\n```python\n{s.problem.canonical}\n```\nIt works.", s.problem.entry) for s in ready]
@@ -145,6 +145,8 @@ def evaluate(sets: list[str], args: argparse.Namespace, sandbox: Sandbox) -> int
     known: dict[tuple[str, str], Suite] = {}
 
     def verdicts(answers: list[tuple[Problem, str]]) -> list[dict]:
+        for key in [key for key in known if key[0].startswith("livecodebench")]:
+            del known[key]                            # its tests are too large to keep
         new = {(p.bench, p.id): p for p, _ in answers if (p.bench, p.id) not in known}
         known.update(zip(new, suites(sandbox, list(new.values()))))
         programs = [program(problem, text, style) for problem, text in answers]

@@ -11,7 +11,7 @@ import math
 import pickle
 import sys
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from eval.fetch import CACHE, FILES, locate, rows
@@ -27,7 +27,8 @@ MAX_UNPACKED = 1 << 30
 @dataclass(frozen=True)
 class Problem:
     """One problem. entry: the function to be called, None for a program that reads standard input. base, plus: inputs, as argument
-    texts or standard inputs; arguments: the values behind them, base first. expected: the outputs where they are published."""
+    texts or standard inputs; arguments: the values behind them, base first. LiveCodeBench's tests stay packed until `opened`, for
+    all of them take more memory than most machines have; expected: their outputs."""
     bench: str
     id: str
     prompt: str
@@ -39,6 +40,7 @@ class Problem:
     starter: str = ""
     arguments: tuple = field(default=(), repr=False)
     expected: tuple[str, ...] | None = field(default=None, repr=False)
+    packed: tuple[str, ...] = field(default=(), repr=False)
 
 
 # ---- inputs ---------------------------------------------------------------------------------------------------------------
@@ -119,14 +121,20 @@ def unpack(packed: str) -> list[dict]:
 
 
 def live(bench: str, row: dict) -> Problem:
-    """A problem of LiveCodeBench: public tests first, as its runner has them."""
-    tests = unpack(row["public_test_cases"]) + unpack(row["private_test_cases"])
-    name = json.loads(row["metadata"] or "{}").get("func_name")
+    """A problem of LiveCodeBench, its tests seen to be in order but left packed. Raises ValueError where they are not."""
+    problem = Problem(bench, str(row["question_id"]), row["question_content"], json.loads(row["metadata"] or "{}").get("func_name"),
+                      starter=row["starter_code"] or "", packed=(row["public_test_cases"], row["private_test_cases"]))
+    opened(problem)
+    return problem
+
+
+def opened(problem: Problem) -> Problem:
+    """The problem with its packed tests as base and expected: public ones first, as LiveCodeBench's runner has them."""
+    tests = [test for part in problem.packed for test in unpack(part)]
     given, wanted = [str(t["input"]) for t in tests], tuple(str(t["output"]) for t in tests)
-    if name:
+    if problem.entry:
         given = [call_text([json.loads(line) for line in text.split("\n")]) for text in given]
-    return Problem(bench, str(row["question_id"]), row["question_content"], name, base=tuple(given), starter=row["starter_code"] or "",
-                   expected=wanted)
+    return replace(problem, base=tuple(given), expected=wanted, packed=())
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------------

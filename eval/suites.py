@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 
-from eval.problems import Problem
+from eval.problems import Problem, opened
 from values import decode
 from verifier import Job, Sandbox
 from zygote import PROFILES
@@ -158,6 +158,7 @@ def tolerances(problem: Problem, expected: list) -> list[float]:
 
 def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
     """The problems' tests; canonical solutions run where no outputs are published."""
+    problems = [opened(p) if p.packed else p for p in problems]
     mine = [p for p in problems if p.expected is None]
     jobs = [job(p, p.canonical, inputs, CANONICAL_S, give_up=False) for p in mine for inputs in (p.base, p.plus)]
     verdicts = iter(sandbox.run(jobs))

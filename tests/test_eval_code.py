@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eval import code, suites
-from eval.problems import Problem, call_text, load, restore, unpack
+from eval.problems import Problem, call_text, load, opened, restore, unpack
 from eval.programs import complete, extract
 from verifier import Sandbox
 
@@ -134,7 +134,7 @@ def test_published_formats(data):
     assert add.base == ("1, 2", "3, 4") and add.plus == ("0.1, 0.2", "-1, 1e999") and add.entry == "add" and len(sha) == 64
     shared, vowel = load("mbpp+", data)[0]
     assert shared.base == ("(3, 4), (4, 3)",) and shared.arguments[0] == ((3, 4), (4, 3)) and vowel.plus == ()
-    script, function = load("livecodebench5", data)[0]
+    script, function = map(opened, load("livecodebench5", data)[0])
     assert script.entry is None and script.base == ("1 2\n", "2 2", "0 0") and script.expected == ("3\n", "4", "0")
     assert function.entry == "add" and function.base == ("[1, 2], 3", "[], 1")
     assert restore("Mbpp/115", [[[1, 2], []]]) == [[{1, 2}, {}]] and restore("Mbpp/124", ["1", "2j"]) == [1.0, 2j]
