@@ -280,7 +280,7 @@ class Sandbox:
         while queue or busy:
             while queue and busy < self.workers:
                 run = queue.popleft()
-                limits = run.case.job.cpu_s or cpu_s, max(self.wall_s, cpu_s, 2 * run.case.job.cpu_s)
+                limits = run.case.job.cpu_s or cpu_s, max(self.wall_s, cpu_s, 5 * run.case.job.cpu_s)
                 next(z for z in self.zygotes if z.which == run.which and not z.run).start(run, *limits)
                 busy += 1
             now = time.monotonic()
