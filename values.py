@@ -7,7 +7,7 @@ import json
 from json.encoder import encode_basestring_ascii as quote
 
 MAX_TEXT = 1 << 16      # characters of one canonical value, where nothing else is said
-MAX_BITS = 3900         # of an integer; in proportion where longer texts are allowed
+MAX_BITS = 3900         # of an integer; twice the characters where longer texts are allowed
 MAX_DEPTH = 64          # nesting of one value
 NAN = float("nan")      # decode() gives every nan as this object, so that Python's == finds nan equal to nan in containers
 # By identity, for a hostile metaclass may say that its class equals `list`.
@@ -29,7 +29,7 @@ def encode(value, depth=MAX_DEPTH, limit=MAX_TEXT):
         except UnicodeEncodeError: raise Unsupported("unsupported: string with lone surrogates") from None
     if kind is int:
         if -2**53 <= value <= 2**53: return repr(value)
-        if value.bit_length() > MAX_BITS * limit // MAX_TEXT: raise Unsupported("unsupported: integer of too many bits")
+        if value.bit_length() > max_bits(limit): raise Unsupported("unsupported: integer of too many bits")
         return '{"i":"%x"}' % value
     if value is None or kind is bool: return "null" if value is None else "true" if value else "false"
     if kind is float and value - value == 0: return repr(value)
@@ -58,6 +58,11 @@ def bounded(values, depth, limit):
     return texts
 
 
+def max_bits(limit):
+    """Bits of the longest integer where a text may have so many characters."""
+    return MAX_BITS if limit <= MAX_TEXT else 2 * limit
+
+
 def fit(text, limit):
     """The text, or Unsupported("too big"): checked at every level, so that shared references cannot grow it first."""
     if len(text) > limit: raise Unsupported("too big")
@@ -68,7 +73,7 @@ def decode(text, limit=MAX_TEXT):
     """The value of a canonical text. Strict: raises ValueError for anything that encode() would not have written."""
     try:
         if len(text) > limit: raise ValueError("too big")
-        value = plain(json.loads(text), MAX_BITS * limit // MAX_TEXT // 4 + 25)
+        value = plain(json.loads(text), max_bits(limit) // 4 + 25)
         if encode(value, limit=limit) != text: raise ValueError("not the canonical form")
         return value
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError) as e:

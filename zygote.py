@@ -43,7 +43,7 @@ class Profile:
 
 
 PROFILES = {"train": Profile(tuple(TRAIN)),
-            "eval": Profile(tuple(EVAL), cpu_s=6.0, wall_s=20.0, mem_mb=2048, max_job=1 << 26, max_text=1 << 23, max_file=1 << 25,
+            "eval": Profile(tuple(EVAL), cpu_s=6.0, wall_s=20.0, mem_mb=4096, max_job=1 << 26, max_text=1 << 23, max_file=1 << 25,
                             lenient=True)}
 
 
