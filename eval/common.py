@@ -34,23 +34,25 @@ BASE, MEAN = "base", "mean"                       # the bare base's name among t
 PROMPTS = ("auto", "chat", "envelope", "plain")
 
 
-def flags(parser: argparse.ArgumentParser, default_max_new: int | None, published: bool = True) -> None:
-    """Adds the flags that every benchmark has. published: its questions are published files, put in ways that --prompt chooses;
-    else they are tasks, put as in training, and default_max_new may be None (as in training)."""
-    add, default = parser.add_argument, "as in training" if default_max_new is None else default_max_new
+def flags(parser: argparse.ArgumentParser, default_max_new: int | None, without: tuple[str, ...] = ()) -> None:
+    """Adds the flags that every benchmark has, less those it cannot use; default_max_new None = as in training."""
+    default = "as in training" if default_max_new is None else default_max_new
+
+    def add(name: str, **how) -> None:
+        if name[2:] not in without:
+            parser.add_argument(name, **how)
     add("--base", default="", help="Hugging Face directory or hub id; default: what the run or the adapters were trained on")
     add("--run", default="", help="a run's directory, out/NAME: every member of its last checkpoint")
     add("--adapters", nargs="+", default=[], metavar="DIR", help="PEFT directories, or directories of these")
-    add("--bench", default="", help="names, separated by commas; default: all" + " that --data (or the cache) holds" * published)
+    add("--bench", default="", help="names, separated by commas; default: all" + " that --data (or the cache) holds" * ("data" not in without))
     add("--limit", type=int, default=0, help="questions of each benchmark, the first ones; 0 = all")
     add("--samples", type=int, default=1, help="answers to each question")
     add("--temperature", type=float, default=0.0, help="0 = greedy")
     add("--max-new", type=int, default=default_max_new, help=f"tokens of an answer, at most; default {default}")
-    if published:
-        add("--data", default=None, metavar="DIR", help="published files already on this machine; default: the cache of python -m eval.fetch")
-        add("--prompt", default="auto", choices=PROMPTS, help="how a question is put; auto: the tokenizer's chat template, else plain")
+    add("--data", default=None, metavar="DIR", help="published files already on this machine; default: the cache of python -m eval.fetch")
     add("--out", default="", help="where answers and summary go; default: a folder eval-... under the run, or under out/")
     add("--against", default="", metavar="DIR", help="a run's directory, or one of results: paired differences to its members' mean")
+    add("--prompt", default="auto", choices=PROMPTS, help="how a question is put; auto: the tokenizer's chat template, else plain")
     add("--seed", type=int, default=0)
     add("--max-rows", type=int, default=64, help="rows that decode together")
     add("--device", default="auto", help="auto, cpu or cuda")
@@ -62,8 +64,8 @@ def check(args: argparse.Namespace) -> None:
     for name in ("samples", "max_new", "max_rows"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least 1")
-    if args.limit < 0 or not (math.isfinite(args.temperature) and args.temperature >= 0):
-        raise ValueError(f"--limit {args.limit} and --temperature {args.temperature} must not be negative")
+    if getattr(args, "limit", 0) < 0 or not (math.isfinite(args.temperature) and args.temperature >= 0):
+        raise ValueError("--limit and --temperature must not be negative")
     if args.samples > 1 and args.temperature == 0:
         raise ValueError(f"--samples {args.samples} at temperature 0 are the same answer {args.samples} times: give --temperature 0.6 or one sample")
 
@@ -99,6 +101,11 @@ def adapter_directories(args: argparse.Namespace) -> dict[str, Path]:
         if not steps:
             raise ValueError(f"--run {args.run}: no complete checkpoint there; give a run's directory (out/NAME), or --adapters DIR...")
         given.insert(0, run / f"step_{steps[-1]}")
+    return peft_directories(given)
+
+
+def peft_directories(given: list[Path]) -> dict[str, Path]:
+    """Member name -> PEFT directory, of directories that are one or hold some. Raises ValueError for one that is neither."""
     found = []
     for directory in given:
         inside = [p.parent for p in directory.glob("*/adapter_config.json")] if directory.is_dir() else []
@@ -148,6 +155,13 @@ def hash_otherwise(base: Base) -> str:
 def load(args: argparse.Namespace) -> Population:
     """Base and adapters, stacked. Raises ValueError for adapters of another base, of several ranks, or damaged."""
     directories = adapter_directories(args)
+    device, configs = Ranks.join(args.device).device, list(map(adapter_config, directories.values()))
+    base = load_base(base_name(args, configs), pick_dtype(args.dtype, device), device)
+    return stack(base, weights_hash(base.model), directories)
+
+
+def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Population:
+    """The adapters in these PEFT directories, stacked on the base, which joins as slot -1. Raises ValueError as load does."""
     configs = {name: adapter_config(path) for name, path in directories.items()}
     shapes = {name: (c.get("r"), c.get("lora_alpha"), tuple(sorted(c.get("target_modules") or ()))) for name, c in configs.items()}
     first = next(iter(shapes), None)
@@ -156,12 +170,10 @@ def load(args: argparse.Namespace) -> Population:
             says = ["rank {}, alpha {} and layers {}".format(*shapes[who][:2], ",".join(shapes[who][2])) for who in (name, first)]
             raise ValueError(f"{directories[name]} has {says[0]}, but {directories[first]} {says[1]}: adapters of one shape share batches; "
                              "evaluate the others in a run of their own")
-    device = Ranks.join(args.device).device
-    base = load_base(base_name(args, list(configs.values())), pick_dtype(args.dtype, device), device)
-    base_hash, adapters = weights_hash(base.model), None
+    adapters = None
     if directories:
         rank, alpha, targets = shapes[first]
-        adapters = Adapters.on(base.model, len(directories), rank, alpha, targets, device)
+        adapters = Adapters.on(base.model, len(directories), rank, alpha, targets, base.model.embedding.device)
         for slot, path in enumerate(directories.values()):
             load_peft(adapters, slot, path, base_hash if noted_base(path) in ("", base_hash) else hash_otherwise(base))
     hashes = {name: hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest() for name, path in directories.items()}
@@ -333,11 +345,12 @@ def answers_of(directory: str, default: str, config: dict) -> list[dict]:
     return RunDir(place, writes=False).rows("answers.jsonl", (place / "answers.jsonl").read_bytes().rfind(b"\n") + 1)
 
 
-def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], default: str, **more) -> list[dict]:
+def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], default: str, counted: Callable = list, **more) -> list[dict]:
     """Write summary.json (`more` goes along) and print the table of all answers, with --against the differences to that run too;
-    returns the table's lines. default: the folder of this evaluation in a run, as given to open_out."""
-    lines, config = summarise(rows, args.max_new), json.loads((run.path / "config.json").read_text())
-    compared = against(rows, answers_of(args.against, default, config)) if args.against else []
+    returns the table's lines. default: the folder of this evaluation in a run, as given to open_out; counted(rows) -> rows: which
+    answers the table counts, and under which names."""
+    lines, config = summarise(counted(rows), args.max_new), json.loads((run.path / "config.json").read_text())
+    compared = against(counted(rows), counted(answers_of(args.against, default, config))) if args.against else []
     run.write_json("summary.json", dict(base=config["base"], samples=args.samples, temperature=args.temperature, prompt=config["prompt"],
                                         results=lines, **(dict(against=args.against, differences=compared) if compared else {}), **more))
     print(table(lines))
