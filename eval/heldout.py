@@ -84,8 +84,8 @@ def items_of(families: list[str], split: str, limit: int) -> tuple[list[Item], d
         n_sizes = len(SIZES[ROWS[family]])
         some = draw(family, split, min(PER_SIZE, -(-limit // n_sizes)) if limit else PER_SIZE)[:limit or None]
         items += some
-        # the first task tells a change of the generator; a larger --limit goes on from a smaller one's answers
-        hashes[f"{family} {split}"] = hashlib.sha256(repr([dataclasses.astuple(item.task) for item in some[:n_sizes]]).encode()).hexdigest()
+        # the first task of each size tells a change of split or generator, and a larger --limit can go on from a smaller one's answers
+        hashes[family] = hashlib.sha256(repr([dataclasses.astuple(item.task) for item in draw(family, split, 1)]).encode()).hexdigest()
     return items, hashes
 
 
