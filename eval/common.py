@@ -394,5 +394,5 @@ def command(name: str, main: Callable[[], int]) -> None:
         print(f"{name}: {e}", file=sys.stderr)
         sys.exit(2 if isinstance(e, ValueError) else 1)
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; the same command goes on from the answers on disk", file=sys.stderr)
+        print(f"{name}: interrupted; the same command goes on from what is on disk", file=sys.stderr)
         sys.exit(130)
