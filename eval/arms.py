@@ -4,9 +4,9 @@
     python -m eval.arms --base micro/base --seeds 0,1,2 --out out/arms      # trains, evaluates, prints; the same command goes on
     python -m eval.arms --base DIR --arms single-long,no-evolution --seeds 0,1,2,3,4,5 --steps 200 --jobs 1 -- --lr 2e-5
 
-`full` (the population as it is) is the reference and always run. Its seed S spends a budget, counted in generated tokens (or rows, or
-proposals: --budget); every other arm with seed S is trained, by continuing it, until it has spent the same: once per run, or,
-for `single` and `singles`, once per pair of teacher and student. A budget that is missed by more than 5% is refused.
+`full` (the population as it is) is the reference and always run. Its seed S spends a budget, counted in generated tokens (or
+rows, or proposals: --budget); every other arm with seed S is trained, by continuing it, until it has spent the same: once per
+run, or, for `single` and `singles`, once per pair of teacher and student. A budget that is missed by more than 5% is refused.
 Words after -- are flags of train.py for every arm. Members are chosen on the validation split of eval.heldout and judged on its
 test split. The run is the unit: p is of the exact sign-flip test over seeds, intervals draw seeds and items.
 """
@@ -30,7 +30,7 @@ from checkpoint import RunDir, differing
 from config import Config, parse_args, settle
 from eval import common, compare, heldout
 from eval.compare import FULL, TOLERANCE
-from evolve import EVOLVE, OPERATORS
+from evolve import OPERATORS
 from model import load_tokenizer, resolve
 
 ROOT = common.ROOT
@@ -62,10 +62,12 @@ def arms_of(pop: int, n_prompts: int) -> dict[str, Arm]:
             "pair": Arm("one teacher and one student at the total budget: larger steps", ("--pop", "2", "--n-prompts", wide)),
             "no-evolution": Arm("nobody is replaced", (*population, "--evolve", "none")),
             "uniform": Arm("students are drawn uniformly", (*population, "--matching", "uniform")),
-            **{name: Arm(f"children by {name} alone", (*population, "--evolve", name)) for name in EVOLVE if name not in ("mixed", "none")}}
+            **{name: Arm(f"children by {name} alone", (*population, "--evolve", name))
+               for name in ("mutation", "crossover", *OPERATORS)}}
 
 
-PRESETS = {"paper": ("single", "single-long", "single-wide", "singles", "pair", "no-evolution", "uniform", "mutation", "crossover", "copy"),
+PRESETS = {"paper": ("single", "single-long", "single-wide", "singles", "pair", "no-evolution", "uniform", "mutation",
+                     "crossover", "copy"),
            "operators": ("no-evolution", *OPERATORS), "quick": ("single-long", "no-evolution")}
 
 
@@ -103,7 +105,8 @@ def spent(directory: Path) -> list[dict[str, float]]:
 def next_steps(done: list[float], target: float, guess: int, exact: bool) -> int | None:
     """The steps to train to next, so that a run ends within half a step of its target; None = it is there, or will never be.
 
-    done: spent after each step. A step cannot be taken back, and the next ones may spend more than the last: so not all the way at once.
+    done: spent after each step. A step cannot be taken back, and the next ones may spend more than the last: so not all the way
+    at once.
     """
     if not done:
         return max(1, guess if exact else int(0.8 * guess))
@@ -121,23 +124,29 @@ def unmatched(budgets: dict[str, float]) -> list[str]:
 
 
 def budgets_of(args: argparse.Namespace, arms: dict[str, Arm], wanted: list[str]) -> tuple[dict[str, dict], dict[str, float]]:
-    """Per arm, means over seeds of what its runs spent together as shares of full's; and per run spent / due in the matched unit."""
-    last = lambda run: spent(args.out / run.name)[-1]
-    full, lines, ratios = {s: last(runs_of(FULL, arms, s, args.steps)[0]) for s in args.seeds}, {}, {}
+    """Per arm what its runs spent together as shares of full's, means over seeds; per run what it spent over what was due."""
+    books = {run.name: spent(args.out / run.name)
+             for arm in wanted for s in args.seeds for run in runs_of(arm, arms, s, args.steps)}
+    lines, ratios = {}, {}
     for arm in wanted:
-        some = {s: runs_of(arm, arms, s, args.steps) for s in args.seeds}
-        used = {s: [last(run) for run in runs] for s, runs in some.items()}
-        lines[arm] = {unit: float(np.mean([sum(x[unit] for x in used[s]) / full[s][unit] for s in args.seeds])) for unit in (*BUDGETS, "trained")}
-        lines[arm] |= dict(runs=arms[arm].runs, steps=float(np.mean([len(spent(args.out / run.name)) for runs in some.values() for run in runs])),
-                           hours=sum(x["seconds"] for xs in used.values() for x in xs) / 3600)
-        ratios |= {run.name: x[args.budget] / (run.part * full[s][args.budget]) for s in args.seeds for run, x in zip(some[s], used[s])}
+        lines[arm] = dict(runs=arms[arm].runs, steps=0.0, hours=0.0) | dict.fromkeys((*BUDGETS, "trained"), 0.0)
+        for s in args.seeds:
+            full = books[f"{FULL}-s{s}"][-1]
+            for run in runs_of(arm, arms, s, args.steps):
+                last = books[run.name][-1]
+                ratios[run.name] = last[args.budget] / (run.part * full[args.budget])
+                lines[arm]["hours"] += last["seconds"] / 3600
+                lines[arm]["steps"] += len(books[run.name]) / len(args.seeds) / arms[arm].runs
+                for unit in (*BUDGETS, "trained"):
+                    lines[arm][unit] += last[unit] / full[unit] / len(args.seeds)
     return lines, ratios
 
 
 # ---- running -------------------------------------------------------------------------------------------------------------
 
 class Crew:
-    """Starts train.py and eval.heldout as processes, so many at a time; all are asked to stop and save when one fails or on Ctrl-C."""
+    """Starts train.py and eval.heldout as processes, so many at a time; when one fails or on Ctrl-C all are asked to save and
+    leave."""
 
     def __init__(self, jobs: int):
         self.jobs, self.stopping, self.lock, self.children = jobs, False, threading.Lock(), set()
@@ -191,8 +200,8 @@ class Crew:
 
 def words_of(args: argparse.Namespace, run: Run, steps: int) -> list[str]:
     """The command that trains a run to `steps`, or goes on with it. Probes are off: their tokens train nobody."""
-    return [str(ROOT / "train.py"), *args.train, "--base", args.base, *run.flags, "--seed", str(run.seed), "--steps", str(steps), "--probe-every",
-            "0", "--device", args.device, "--out", str(args.out), "--name", run.name, "--resume", "auto"]
+    return [str(ROOT / "train.py"), *args.train, "--base", args.base, *run.flags, "--seed", str(run.seed), "--steps", str(steps),
+            "--probe-every", "0", "--device", args.device, "--out", str(args.out), "--name", run.name, "--resume", "auto"]
 
 
 def train(args: argparse.Namespace, crew: Crew, run: Run, target: float | None) -> None:
@@ -214,8 +223,8 @@ def evaluate(args: argparse.Namespace, crew: Crew, run: Run) -> None:
         wanted = dict(samples=args.samples, temperature=args.temperature, limit=args.limit)
         if not (out / "summary.json").exists() or differing(json.loads((out / "summary.json").read_text()), wanted, ()):
             flags = [w for k, v in wanted.items() for w in (f"--{k}", str(v))]
-            crew.call(["-m", "eval.heldout", "--run", str(args.out / run.name), "--split", split, "--out", str(out), "--device", args.device,
-                       "--workers", "1", *flags], args.out / f"{run.name}.log")
+            crew.call(["-m", "eval.heldout", "--run", str(args.out / run.name), "--split", split, "--out", str(out), *flags,
+                       "--device", args.device, "--workers", "1"], args.out / f"{run.name}.log")
 
 
 # ---- the command line ----------------------------------------------------------------------------------------------------
@@ -235,7 +244,8 @@ def settled(args: argparse.Namespace) -> Config:
     args.train = args.train[1:] if args.train[:1] == ["--"] else args.train
     owned = [word for word in args.train if word.split("=")[0][2:].replace("-", "_") in OWNED]
     if owned:
-        raise ValueError(f"{owned[0]} after --: the arms set it themselves; eval.arms has --base, --steps, --pop, --seeds, --out and --device")
+        raise ValueError(f"{owned[0]} after --: the arms set it themselves; eval.arms has --base, --steps, --pop, --seeds, --out "
+                         "and --device")
     if args.pop < 4 or args.pop % 2:
         raise ValueError(f"--pop {args.pop}: a population of at least two teachers and two students, an even number from 4 on")
     args.base = common.base_name(argparse.Namespace(base=args.base, run=""), [])
@@ -260,19 +270,22 @@ def show_plan(args: argparse.Namespace, cfg: Config, arms: dict[str, Arm], wante
     proposals = lambda run: run.part * args.steps * cfg.teachers * cfg.n_prompts * cfg.group
     total = sum(map(proposals, runs.values()))
     out = [f"{arm:13} {arms[arm].what}" for arm in wanted]
-    out += [f"\n{'run':18} {'proposals':>9} {'rows at most':>12} {'steps':>6}  command (steps are a first guess where {args.budget} decide)"]
+    out.append(f"\n{'run':18} {'proposals':>9} {'rows at most':>12} {'steps':>6}  command "
+               f"(steps: a first guess where {args.budget} decide)")
     for run in runs.values():
         out.append(f"{run.name:18} {proposals(run):9.0f} {proposals(run) * (1 + cfg.attempts):12.0f} {run.steps:6}  "
                    f"train.py {' '.join(words_of(args, run, run.steps)[1:])}")
     hours = np.mean([x["seconds"] / x["proposals"] for x in known]) * total / 3600 if known else None
-    cost = f"about {hours:.1f} hours of training, by the runs of full on disk" if known else "hours are told once a run of full is on disk"
-    return "\n".join([*out, f"\n{len(runs)} runs, {total:.0f} proposals, at most {total * (1 + cfg.attempts):.0f} rows; {cost}; then "
-                      f"{len(runs)} x 2 evaluations by eval.heldout; {args.jobs} at a time. Matched: {args.budget}"])
+    cost = f"about {hours:.1f} hours of training, by the runs of full on disk" if known else "hours: once full is on disk"
+    out.append(f"\n{len(runs)} runs, {total:.0f} proposals, at most {total * (1 + cfg.attempts):.0f} rows; {cost}; then "
+               f"{len(runs)} x 2 evaluations by eval.heldout; {args.jobs} at a time. Matched: {args.budget}")
+    return "\n".join(out)
 
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    p = argparse.ArgumentParser(prog="python -m eval.arms", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    p = argparse.ArgumentParser(prog="python -m eval.arms", description=__doc__, formatter_class=form)
     add = p.add_argument
     add("--base", required=True, help="Hugging Face directory or hub id of the frozen base")
     add("--arms", default="", help="names, separated by commas; default: those of --preset")
@@ -280,7 +293,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seeds", default="0,1,2", help="separated by commas")
     add("--steps", type=int, default=None, help="of full; default: the style's")
     add("--pop", type=int, default=8, help="members of full")
-    add("--budget", default="tokens", choices=BUDGETS, help="what is matched: generated tokens, rows (proposals and attempts), or proposals alone")
+    add("--budget", default="tokens", choices=BUDGETS, help="what is matched; rows: proposals and attempts")
     add("--out", default="out/arms", help="where runs and summary go")
     add("--jobs", type=int, default=0, help="processes at a time; default: one a core, on cuda one")
     add("--limit", type=int, default=0, help="held-out tasks of each family and split; 0 = all")
@@ -308,8 +321,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     out = RunDir(args.out)
     manifest = dict(base=args.base, pop=args.pop, steps=args.steps, budget=args.budget, train=args.train)
-    if (out.path / "config.json").exists() and (changed := differing(json.loads((out.path / "config.json").read_text()), manifest, ())):
-        raise ValueError(f"{out.path} holds arms of another comparison: {', '.join(changed)}; use the old values or another --out")
+    before = json.loads((out.path / "config.json").read_text()) if (out.path / "config.json").exists() else manifest
+    if changed := differing(before, manifest, ()):
+        raise ValueError(f"{out.path} holds arms of another comparison: {', '.join(changed)}; use the old values or another "
+                         "--out")
     out.write_json("config.json", manifest)
     crew = Crew(args.jobs)
 
@@ -317,18 +332,21 @@ def main(argv: list[str] | None = None) -> int:
         run, target = job
         train(args, crew, run, target)
         evaluate(args, crew, run)
-        print(f"{run.name}: {len(spent(args.out / run.name))} steps, {spent(args.out / run.name)[-1]['tokens']} tokens, evaluated", flush=True)
+        books = spent(args.out / run.name)
+        print(f"{run.name}: {len(books)} steps, {books[-1]['tokens']} tokens, evaluated", flush=True)
     full = {s: runs_of(FULL, arms, s, args.steps)[0] for s in args.seeds}
     crew.each(work, [(run, None) for run in full.values()])
     due = {s: spent(args.out / run.name)[-1][args.budget] for s, run in full.items()}
-    others = {run.name: (run, run.part * due[s]) for arm in wanted if arm != FULL for s in args.seeds for run in runs_of(arm, arms, s, args.steps)}
+    others = {run.name: (run, run.part * due[s])
+              for arm in wanted[1:] for s in args.seeds for run in runs_of(arm, arms, s, args.steps)}
     crew.each(work, list(others.values()))
     lines, ratios = budgets_of(args, arms, wanted)
     if wrong := unmatched(ratios):
-        raise ValueError(f"budgets in {args.budget} are not matched, and such arms are not compared: {'; '.join(wrong)}. More --steps make a step "
-                         "a smaller part of the budget; or leave these arms out")
-    found = {arm: [compare.measured([args.out / run.name for run in runs_of(arm, arms, s, args.steps)], args.temperature, args.samples, args.limit)
-                   for s in args.seeds] for arm in wanted}
+        raise ValueError(f"budgets in {args.budget} are not matched, and such arms are not compared: {'; '.join(wrong)}. More "
+                         "--steps make a step a smaller part of the budget; or leave these arms out")
+    places = lambda arm, s: [args.out / run.name for run in runs_of(arm, arms, s, args.steps)]
+    measured = lambda arm, s: compare.measured(places(arm, s), args.temperature, args.samples, args.limit)
+    found = {arm: [measured(arm, s) for s in args.seeds] for arm in wanted}
     result = dict(seeds=args.seeds, budget=args.budget, **compare.conclude(found, lines, args.effect))
     out.write_json("summary.json", result)
     print(f"\n{compare.table(result)}\n{out.path / 'summary.json'}")

@@ -289,10 +289,11 @@ def shares(rows: list[dict]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def with_mean(share: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """The base first, then the members, then, where there are two or more, their mean on each item under the name MEAN."""
+    """The base first, then the members, then, where there are two or more, their mean under the name MEAN, on the items that all have."""
     members = {name: items for name, items in share.items() if name != BASE}
-    mean = {MEAN: {i: float(np.mean([items[i] for items in members.values()])) for i in next(iter(members.values()))}} if len(members) > 1 else {}
-    return {BASE: share[BASE]} | members | mean if BASE in share else members | mean
+    whole = set.intersection(*map(set, members.values())) if len(members) > 1 else set()
+    mean = {i: float(np.mean([items[i] for items in members.values()])) for i in next(iter(members.values()), ()) if i in whole}
+    return {name: share[name] for name in (BASE,) if name in share} | members | ({MEAN: mean} if mean else {})
 
 
 def summarise(rows: list[dict], max_new: int) -> list[dict]:

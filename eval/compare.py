@@ -13,7 +13,8 @@ from eval.stats import hierarchical_bootstrap, holm, seeds_needed, sign_flip
 
 FULL = "full"
 TOLERANCE = 0.05                                  # of a budget
-MEASURES = {"mean": "the mean of its solvers", "chosen": "the solver chosen on validation", "weakest": "the solver that is last on validation"}
+MEASURES = {"mean": "the mean of its solvers", "chosen": "the solver chosen on validation",
+            "weakest": "the solver that is last on validation"}
 
 
 def folder(split: str, temperature: float) -> str:
@@ -22,10 +23,11 @@ def folder(split: str, temperature: float) -> str:
 
 
 def solvers(results: Path, split: str, samples: int, limit: int) -> dict[str, dict[str, float]]:
-    """Solver -> item -> share right, of one run's answers to a split: its students, or the one adapter in both roles; and the base's."""
+    """Solver -> item -> share right, in one run's answers to a split: of its students, or its one adapter; and of the base."""
     rows = [json.loads(line) for line in (results / "answers.jsonl").read_bytes().splitlines()]
     within = {f"{item.bench}/{item.id}" for item in heldout.items_of(list(heldout.ROWS), split, limit)[0]} if limit else None
-    rows = [row for row in heldout.counted(rows) if row["bench"] == "all" and row["sample"] < samples and (not limit or row["id"] in within)]
+    rows = [row for row in heldout.counted(rows) if row["bench"] == "all" and row["sample"] < samples]
+    rows = [row for row in rows if not limit or row["id"] in within]
     share = common.shares(rows)["all"]
     members = {name: items for name, items in share.items() if name != common.BASE}
     return ({name: items for name, items in members.items() if name[0] == "S"} or members) | {common.BASE: share[common.BASE]}
@@ -33,7 +35,8 @@ def solvers(results: Path, split: str, samples: int, limit: int) -> dict[str, di
 
 def measured(runs: list[Path], temperature: float, samples: int, limit: int) -> dict[str, np.ndarray]:
     """The test items' shares (n,) under each of MEASURES, and the base's, of the runs that make up one arm and seed."""
-    found = {split: {(run.name, who): items for run in runs for who, items in solvers(run / folder(split, temperature), split, samples, limit).items()}
+    answers = lambda run, split: solvers(run / folder(split, temperature), split, samples, limit)
+    found = {split: {(run.name, who): items for run in runs for who, items in answers(run, split).items()}
              for split in heldout.SPLITS}
     ids = sorted(next(iter(found["test"].values())))
     test = {who: np.array([items[i] for i in ids]) for who, items in found["test"].items()}
@@ -44,12 +47,12 @@ def measured(runs: list[Path], temperature: float, samples: int, limit: int) -> 
 
 
 def compared(arm: np.ndarray, full: np.ndarray, effect: float) -> dict:
-    """Difference of an arm to full, both (S, n) by seed and item: mean, interval over seeds and items, exact p over seeds, and how many
-    seeds would show `effect` with power 0.8 (None for one seed, which has no spread)."""
+    """Difference of an arm to full, both (S, n) by seed and item: mean, interval over seeds and items, exact p over seeds, and
+    how many seeds would show `effect` with power 0.8 (None for one seed, which has no spread)."""
     seeds = (arm - full).mean(1)
     needed = seeds_needed(effect, float(seeds.std(ddof=1))) if len(seeds) > 1 else None
-    return dict(difference=float(seeds.mean()), by_seed=seeds.tolist(), interval=hierarchical_bootstrap(arm - full), p=sign_flip(seeds),
-                seeds_needed=needed)
+    return dict(difference=float(seeds.mean()), by_seed=seeds.tolist(), interval=hierarchical_bootstrap(arm - full),
+                p=sign_flip(seeds), seeds_needed=needed)
 
 
 def conclude(results: dict[str, list[dict[str, np.ndarray]]], budgets: dict[str, dict], effect: float) -> dict:
@@ -69,20 +72,21 @@ def conclude(results: dict[str, list[dict[str, np.ndarray]]], budgets: dict[str,
 
 def table(result: dict) -> str:
     """The paired table for the terminal."""
-    fewest, effect = 2 / 2 ** len(result["seeds"]), f"seeds for {result['effect']:g}"
-    out = [f"test split: {result['n_items']} items, base {result['base']:.3f}; {len(result['seeds'])} seed(s): p cannot fall under {fewest:.2g}" +
+    n, fewest, effect = len(result["seeds"]), 2 / 2 ** len(result["seeds"]), f"seeds for {result['effect']:g}"
+    out = [f"test split: {result['n_items']} items, base {result['base']:.3f}; {n} seed(s): p cannot fall under {fewest:.2g}" +
            (", so that no difference below can be called shown" if fewest > 0.05 else ""),
            f"matched: {result['budget']}, within {TOLERANCE:.0%} of what is due; spent, as a share of full's:",
            f"{'arm':13} {'runs':>4} {'steps':>6} {'tokens':>7} {'rows':>6} {'proposals':>9} {'trained':>7} {'hours':>6}"]
-    for arm, line in result["arms"].items():
-        out.append(f"{arm:13} {line['runs']:4} {line['steps']:6.0f} {line['tokens']:7.2f} {line['rows']:6.2f} {line['proposals']:9.2f} "
-                   f"{line['trained']:7.2f} {line['hours']:6.2f}")
+    for arm, x in result["arms"].items():
+        out.append(f"{arm:13} {x['runs']:4} {x['steps']:6.0f} {x['tokens']:7.2f} {x['rows']:6.2f} {x['proposals']:9.2f} "
+                   f"{x['trained']:7.2f} {x['hours']:6.2f}")
     for m, words in MEASURES.items():
         out.append(f"\n{m}: {words}\n{'arm':13}  right  minus full  95% interval           p  p (Holm)  {effect}")
         for arm, line in result["arms"].items():
             x, text = line[m], f"{arm:13}  {line[m]['accuracy']:.3f}"
             if arm != FULL:
-                text += (f"  {x['difference']:+10.3f}  {x['interval'][0]:+.3f} .. {x['interval'][1]:+.3f}  {x['p']:6.3f}  {x['p_holm']:8.3f}  "
+                low, high = x["interval"]
+                text += (f"  {x['difference']:+10.3f}  {low:+.3f} .. {high:+.3f}  {x['p']:6.3f}  {x['p_holm']:8.3f}  "
                          f"{x['seeds_needed'] or '-':>{len(effect)}}")
             out.append(text)
     return "\n".join(out)

@@ -1,14 +1,14 @@
 """Every student generation against every teacher generation's tasks: is there progress, or only turning in circles?
 
     python train.py --pop 8 --keep 1000 --save-every 10 --name NAME         # a run that keeps all its checkpoints
-    python -m eval.crossplay --run out/NAME                                 # 48 fresh tasks of each generation's teachers, 2 attempts
+    python -m eval.crossplay --run out/NAME                                 # 48 new tasks of each checkpoint's teachers
     python -m eval.crossplay --run out/NAME --generations 4 --tasks 120 --samples 4
 
-A generation is a checkpoint. Its teachers propose tasks anew, as in training, that repeat none the run had seen by then, so that no
-student was trained on them. A row of the matrix is a generation of students (the mean of its members), a column one of
-teachers; the base is the row of no training. Forgetting (after Chaudhry et al. 2018, eq. 3): how far the last students are behind the best
-earlier ones on an earlier column. Taking the best of several noisy rows would find forgetting anywhere, so the best row is
-chosen on one half of a column's tasks and compared on the other, and the other way round.
+A generation is a checkpoint. Its teachers propose tasks anew, as in training, and what repeats a task of the run, earlier or
+later, is refused, so that no student was trained on any. A row of the matrix is a generation of students (the mean of its
+members), a column one of teachers; the base is the row of no training. Forgetting (after Chaudhry et al. 2018, eq. 3): how far the
+last students are behind the best earlier ones on an earlier column. Taking the best of several noisy rows would find forgetting
+anywhere, so the best row is chosen on one half of a column's tasks and compared on the other, and the other way round.
 """
 import argparse
 import contextlib
@@ -48,12 +48,14 @@ class Item:
 
 
 def generations(run: RunDir, wanted: int) -> list[int]:
-    """Steps of the checkpoints on disk, or `wanted` of them evenly spaced, first and last included. Raises ValueError for fewer than two."""
+    """Steps of the checkpoints on disk, or `wanted` of them evenly spaced with first and last. Raises ValueError for fewer than
+    two."""
     steps = run.steps()
     if len(steps) < 2 or wanted == 1 or wanted < 0:
-        raise ValueError(f"{run.path} keeps {len(steps)} checkpoint(s) and --generations asks for {wanted or 'all'}, of which two are the least: "
-                         "train with --keep 1000, which keeps every one (--save-every says how often)")
-    return [steps[i] for i in dict.fromkeys(np.linspace(0, len(steps) - 1, min(wanted or len(steps), len(steps))).round().astype(int))]
+        raise ValueError(f"{run.path} keeps {len(steps)} checkpoint(s) and --generations asks for {wanted or 'all'}, but two are "
+                         "the least: train with --keep 1000, which keeps every one (--save-every says how often)")
+    places = np.linspace(0, len(steps) - 1, min(wanted or len(steps), len(steps))).round().astype(int)
+    return [steps[i] for i in dict.fromkeys(places)]
 
 
 def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
@@ -84,7 +86,8 @@ class Players:
 
     def __init__(self, args: argparse.Namespace, run: RunDir, sandbox: Sandbox):
         self.args, self.run, self.sandbox = args, run, sandbox
-        self.bare = styled(args, common.load(argparse.Namespace(**{**vars(args), "base": common.base_name(args, []), "run": "", "adapters": []})))
+        alone = {**vars(args), "base": common.base_name(args, []), "run": "", "adapters": []}
+        self.bare = styled(args, common.load(argparse.Namespace(**alone)))
         config = json.loads((run.path / "config.json").read_text())
         known = {f.name: config[f.name] for f in dataclasses.fields(Config) if f.name in config}
         self.cfg = settle(Config(**{**known, "max_rows": args.max_rows}), self.bare.base.style)
@@ -104,7 +107,8 @@ class Players:
         return [dataclasses.replace(m, slot=slots.get(m.name, 0)) for m in members if m.role == role]
 
     def tasks(self, out: RunDir, step: int, n: int) -> list[Item]:
-        """The tasks of a teacher generation: those on disk, else written now. Raises ValueError where those were made for another n."""
+        """A teacher generation's tasks: those on disk, else written now. Raises ValueError where those were made for another
+        n."""
         path = out.path / f"tasks_{step}.json"
         if not path.exists():
             population, limits = self.at(step), Limits.for_style(self.bare.base.style)
@@ -112,7 +116,9 @@ class Players:
                                          output_chars=self.cfg.max_output or limits.output_chars)
             setup = Setup(self.cfg, self.bare.base, population.adapters, Ranks.join(self.args.device), self.sandbox, limits,
                           tuple(self.cfg.kinds.split(",")))
-            archive = archive_at(self.run, members_at(self.run, step)[1], setup.kinds, self.cfg.archive_cap)
+            archive, whole = (archive_at(self.run, members_at(self.run, s)[1], setup.kinds, self.cfg.archive_cap)
+                              for s in (step, self.run.steps()[-1]))
+            archive.keys |= whole.keys
             found = propose(setup, archive, self.seated(step, "teacher", population.slots), n)
             out.write_json(path.name, dict(asked=n, tasks=[dataclasses.asdict(task) for task in found]))
         data = json.loads(path.read_text())
@@ -154,13 +160,14 @@ def judged(matrix: dict[str, dict[str, np.ndarray]], steps: list[int]) -> dict:
 def table(result: dict) -> str:
     """The matrix and the forgetting for the terminal."""
     columns = result["teachers"]
-    widest = max(0.5 * (high - low) for row in result["matrix"].values() for low, high in (cell["interval"] for cell in row.values()))
+    widest = max(0.5 * (cell["interval"][1] - cell["interval"][0]) for row in result["matrix"].values() for cell in row.values())
     out = [f"solve rate; columns: teachers of the checkpoint, rows: students; 95% intervals are at most +-{widest:.2f}",
            "students " + " ".join(f"{'T@' + c:>7}" for c in columns) + "    mean"]
     for row in result["students"]:
         rates = [result["matrix"][row][c]["rate"] for c in columns]
-        out.append(f"{row if row == common.BASE else 'S@' + row:8} " + " ".join(f"{rate:7.2f}" for rate in rates) + f" {np.mean(rates):7.2f}")
-    out.append(f"\nforgetting: the best earlier students less the last (S@{result['students'][-1]}), on the tasks of earlier teachers")
+        name = row if row == common.BASE else f"S@{row}"
+        out.append(f"{name:8} " + " ".join(f"{rate:7.2f}" for rate in [*rates, np.mean(rates)]))
+    out.append(f"\nforgetting: the best earlier students less the last (S@{result['students'][-1]}), on earlier teachers' tasks")
     for c, x in result["forgetting"].items():
         out.append(f"{c if c == 'all' else 'T@' + c:8} {x['mean']:+.3f}  {x['interval'][0]:+.3f} .. {x['interval'][1]:+.3f}")
     return "\n".join(out)
@@ -168,11 +175,12 @@ def table(result: dict) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
-    parser = argparse.ArgumentParser(prog="python -m eval.crossplay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m eval.crossplay", description=__doc__, formatter_class=form)
     common.flags(parser, None, without=("data", "prompt", "adapters", "bench", "limit", "against"))
     judge_flags(parser)
     parser.add_argument("--tasks", type=int, default=48, help="tasks of each teacher generation")
-    parser.add_argument("--generations", type=int, default=0, help="checkpoints, evenly spaced, first and last included; 0 = all on disk")
+    parser.add_argument("--generations", type=int, default=0, help="checkpoints, evenly spaced; 0 = all on disk")
     parser.set_defaults(max_rows=None, temperature=1.0, samples=2)
     args = parser.parse_args(argv)
     common.check(args)
@@ -189,7 +197,8 @@ def main(argv: list[str] | None = None) -> int:
         items = [item for step in steps for item in players.tasks(out, step, args.tasks)]
         if not items:
             raise ValueError(f"no teacher of {run.path} wrote a valid new task in {ROUNDS} rounds: there is nothing to solve")
-        answer = lambda population: common.answer_all(population, items, asking(style), judging(players.sandbox, style), args, out, done, style)
+        judge = judging(players.sandbox, style)
+        answer = lambda population: common.answer_all(population, items, asking(style), judge, args, out, done, style)
         rows = answer(players.bare)
         for step in steps:
             population = players.at(step)

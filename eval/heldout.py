@@ -1,15 +1,16 @@
 """Held-out tasks of the micro domain, by kind and difficulty: what self-play leaves behind on programs that nobody trained on.
 
-    python -m eval.heldout --run out/NAME                                   # base and all members, greedy; 1,500 tasks of the test split
-    python -m eval.heldout --run out/NAME --temperature 1 --samples 4       # as in training
-    python -m eval.heldout --run out/NAME --against out/OTHER               # and paired differences to another run
+    python -m eval.heldout --run out/NAME                                 # base and all members, greedy; 1,500 tasks
+    python -m eval.heldout --run out/NAME --temperature 1 --samples 4     # as in training
+    python -m eval.heldout --run out/NAME --against out/OTHER             # and paired differences to another run
     python -m eval.heldout --base micro/base --bench code_o,logic --limit 60 --split validation
 
-Five families: output, input and program tasks (code_o, code_i, code_f) by statements, word problems (math) by events, puzzles (logic) by
-variables. The programs are those that micro/data.py keeps out of the base's training text; one bit of a program's hash puts it into
-the validation or the test split, so that no program is in both. Of the smallest size too few programs are reserved: these 300
-tasks are of programs that the base may know; the table by size marks them, the sums over the other 1,200 leave them out. Questions, parsers and judge
-are those of self-play. Answers go to answers.jsonl as they come; the same command goes on where it stopped.
+Five families: output, input and program tasks (code_o, code_i, code_f) by statements, word problems (math) by events, puzzles
+(logic) by variables. The programs are those that micro/data.py keeps out of the base's training text; one bit of a program's hash
+puts it into the validation or the test split, so that no program is in both. Of the smallest size too few programs are reserved:
+these 300 tasks are of programs that the base may know; the table by size marks them, the sums over the other 1,200 leave them
+out. Questions, parsers and judge are those of self-play. Answers go to answers.jsonl as they come; the same command goes on where
+it stopped.
 """
 import argparse
 import contextlib
@@ -62,7 +63,7 @@ def split_of(task: Task) -> str:
 
 @functools.lru_cache(maxsize=None)
 def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
-    """Held-out tasks of a family in one split, the sizes in turn, no program twice in a size. A smaller per_size gives the first ones."""
+    """Held-out tasks of a family in one split, the sizes in turn, no program twice in a size; fewer per_size: the first ones."""
     columns = []
     for size in SIZES[ROWS[family]]:
         found, known, seed = [], set(), 0
@@ -84,8 +85,9 @@ def items_of(families: list[str], split: str, limit: int) -> tuple[list[Item], d
         n_sizes = len(SIZES[ROWS[family]])
         some = draw(family, split, min(PER_SIZE, -(-limit // n_sizes)) if limit else PER_SIZE)[:limit or None]
         items += some
-        # the first task of each size tells a change of split or generator, and a larger --limit can go on from a smaller one's answers
-        hashes[family] = hashlib.sha256(repr([dataclasses.astuple(item.task) for item in draw(family, split, 1)]).encode()).hexdigest()
+        # of the first task of each size: it tells a change of split or generator, and lets a larger --limit go on from a smaller
+        first = [dataclasses.astuple(item.task) for item in draw(family, split, 1)]
+        hashes[family] = hashlib.sha256(repr(first).encode()).hexdigest()
     return items, hashes
 
 
@@ -95,7 +97,7 @@ def families_for(style: str) -> tuple[str, ...]:
 
 
 def told(run: str, items: list[Item]) -> int:
-    """How many of the reserved programs the run's own teachers have proposed word for word, so that students may have met them."""
+    """How many of the reserved programs the run's own teachers have proposed word for word: students may have met them."""
     path = Path(run).expanduser() / "tasks.jsonl"
     rows = map(json.loads, path.read_bytes().splitlines()) if run and path.exists() else []
     programs = {row["program"] for row in rows if not row["reason"]}
@@ -118,14 +120,16 @@ def judging(sandbox: Sandbox, style: str, note: Callable[[Item], dict] = lambda 
         parsed = [[KINDS[i.task.kind].parse_answer(ask(i).prefix + text, style, i.task, limits)] for i, text in answers]
         jobs = [KINDS[i.task.kind].answer_jobs(i.task, a, limits) for (i, _), a in zip(answers, parsed)]
         ran = iter(sandbox.run([job for some in jobs for job in some]))
-        judged = [KINDS[i.task.kind].judge(i.task, a, [next(ran) for _ in some], limits)[0] for (i, _), a, some in zip(answers, parsed, jobs)]
+        judged = [KINDS[i.task.kind].judge(i.task, a, [next(ran) for _ in some], limits)[0]
+                  for (i, _), a, some in zip(answers, parsed, jobs)]
         return [dict(correct=verdict == "correct", verdict=verdict, **note(i)) for verdict, (i, _) in zip(judged, answers)]
     return judge
 
 
 def judge_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of what asks and judges tasks."""
-    parser.add_argument("--style", default="", choices=("", *STYLES), help="how the model is talked to; default: as the run was, else as the base wants")
+    parser.add_argument("--style", default="", choices=("", *STYLES),
+                        help="how the model is talked to; default: as the run was, else as the base wants")
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes")
     parser.add_argument("--weak-sandbox", action="store_true", help="weaker walls where the system has no seccomp (dangerous)")
 
@@ -169,8 +173,9 @@ def by_size(rows: list[dict]) -> list[dict]:
         line |= dict(base=float(base.mean()), base_interval=wilson(float(base.sum()), len(base)))
         if len(share) > 1:
             each = [float(np.mean(list(items.values()))) for name, items in share.items() if name not in (BASE, MEAN)]
-            line |= dict(members=float(members.mean()), members_interval=wilson(float(members.sum()), len(members)), least=min(each),
-                         most=max(each), difference=float((members - base).mean()), difference_interval=paired_bootstrap(members - base))
+            line |= dict(members=float(members.mean()), members_interval=wilson(float(members.sum()), len(members)),
+                         least=min(each), most=max(each), difference=float((members - base).mean()),
+                         difference_interval=paired_bootstrap(members - base))
         out.append(line)
     return out
 
@@ -180,7 +185,8 @@ def size_table(lines: list[dict]) -> str:
     span = lambda pair: "{:.2f} .. {:.2f}".format(*pair)
     out = [f"{'family':7} size     n   base  95% interval  members  95% interval  least  most  difference  95% interval"]
     for line in lines:
-        text = f"{line['bench']:7} {line['size']:3}{'*' if line['seen'] else ' '} {line['n']:5}  {line['base']:5.2f}  {span(line['base_interval'])}"
+        text = f"{line['bench']:7} {line['size']:3}{'*' if line['seen'] else ' '} {line['n']:5}  {line['base']:5.2f}  "
+        text += span(line["base_interval"])
         if "members" in line:
             low, high = line["difference_interval"]
             text += (f"  {line['members']:7.2f}  {span(line['members_interval'])}  {line['least']:5.2f}  {line['most']:4.2f}  "
@@ -197,7 +203,8 @@ def counted(rows: list[dict]) -> list[dict]:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
-    parser = argparse.ArgumentParser(prog="python -m eval.heldout", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m eval.heldout", description=__doc__, formatter_class=form)
     common.flags(parser, None, without=("data", "prompt"))
     judge_flags(parser)
     parser.add_argument("--split", default="test", choices=SPLITS, help="choose members on validation, claim on test")
@@ -210,7 +217,8 @@ def main(argv: list[str] | None = None) -> int:
         sandbox, population = stack.enter_context(open_sandbox(args)), styled(args, common.load(args))
         style = population.base.style
         if beyond := set(wanted) - set(families_for(style)):
-            raise ValueError(f"--bench {','.join(beyond)}: its wording is that of the micro style, and this base speaks the {style} style")
+            raise ValueError(f"--bench {','.join(beyond)}: its wording is that of the micro style, and this base speaks the "
+                             f"{style} style")
         items, hashes = items_of(wanted or list(families_for(style)), args.split, args.limit)
         default = "eval-heldout" if args.split == "test" else "eval-heldout-validation"
         out, done = common.open_out(args, population, f"task {style}", hashes, default)
@@ -218,7 +226,8 @@ def main(argv: list[str] | None = None) -> int:
         rows = common.answer_all(population, items, asking(style), judge, args, out, done, style)
     sizes, n_told = by_size(rows), told(args.run, items)
     print(f"{size_table(sizes)}\n* programs that the base may know: not in the sums below\n")
-    common.conclude(args, out, rows, default, counted, split=args.split, limit=args.limit, sizes=sizes, proposed_by_the_run=n_told)
+    common.conclude(args, out, rows, default, counted, split=args.split, limit=args.limit, sizes=sizes,
+                    proposed_by_the_run=n_told)
     if n_told:
         print(f"note: {n_told} of the programs in these sums were also proposed by this run's own teachers", file=sys.stderr)
     return 0

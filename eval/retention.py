@@ -1,14 +1,14 @@
 """Children against their parents, operator by operator: how much of what the parents can do survives their recombination?
 
-    python -m eval.retention --run out/NAME                                 # at birth: every operator, 4 children each; after k steps
+    python -m eval.retention --run out/NAME                                 # every operator, 4 children each; after k steps
     python -m eval.retention --run out/NAME --draws 8 --bench code_o --temperature 1 --k 15
 
-At birth: each operator makes children of the students of the last checkpoint, parents drawn as in training; children, parents and base
-solve the held-out tasks of eval.heldout in the same batches. Retention is the child's share of right answers over the mean of its
-parents', with an interval over children and tasks. A base that solves most tasks alone keeps it near 1 whatever an operator does, so the
-base stands beside it, and two measures that do not depend on tasks: |dW| of the child over its parents' mean, and the KL
-divergence per token from the fitter parent's answers (sampled at temperature 1).
-After k steps: what the run itself has noted, its students' accuracy on the anchors at the probes after each birth.
+At birth: each operator makes children of the students of the last checkpoint, parents drawn as in training; children, parents and
+base solve the held-out tasks of eval.heldout in the same batches. Retention is the child's share of right answers over the mean
+of its parents', with an interval over children and tasks. A base that solves most tasks alone keeps it near 1 whatever an
+operator does, so the base stands beside it, and two measures that do not depend on tasks: |dW| of the child over its parents'
+mean, and the KL divergence per token from the fitter parent's answers (sampled at temperature 1). After k steps: what the run
+itself has noted, its students' accuracy on the anchors at the probes after each birth.
 """
 import argparse
 import contextlib
@@ -58,8 +58,8 @@ def families(students: list[Member], fitness, n_draws: int, seed: int) -> list[F
 def born(population: common.Population, some: list[Family], seed: int) -> tuple[common.Population, list[float]]:
     """A population of these children (first slots) and of all members of `population`; per child |dW| over its parents' mean."""
     old, n = population.adapters, len(some)
-    adapters = Adapters({path: (A.shape[2], old.B[path].shape[1]) for path, A in old.A.items()}, n + old.n_members, old.rank, old.alpha,
-                        next(iter(old.A.values())).device)
+    shapes = {path: (A.shape[2], old.B[path].shape[1]) for path, A in old.A.items()}
+    adapters = Adapters(shapes, n + old.n_members, old.rank, old.alpha, next(iter(old.A.values())).device)
     for slot in range(old.n_members):
         adapters.set_factors(n + slot, old.factors(slot))
     ratios = []
@@ -92,33 +92,36 @@ def divergences(children: common.Population, some: list[Family], items: list, ar
     base, ask, out = children.base, heldout.asking(children.base.style), []
     prompts = [render(ask(item), base.style, base.tokenizer) for item in items[:KL_TASKS]]
     for f in some:
-        keys = [(args.seed, i) for i in range(len(prompts))]
-        r = generate(base, children.adapters, prompts, [children.slots[f.parents[0]]] * len(prompts), keys, 1, 1.0, args.max_new, args.max_rows)
+        keys, writer = [(args.seed, i) for i in range(len(prompts))], [children.slots[f.parents[0]]] * len(prompts)
+        r = generate(base, children.adapters, prompts, writer, keys, 1, 1.0, args.max_new, args.max_rows)
         out.append(token_kl(base, children.adapters, r, children.slots[f.child]))
     return out
 
 
 def judged(operator: str, some: list[Family], share: dict[str, dict[str, float]], ratios: list[float], kls: list[float]) -> dict:
-    """One operator's line: solve rates of base, parents and children on the same items, retention and difference with intervals."""
+    """One operator's line: solve rates of base, parents and children on the same items, retention, difference, intervals."""
     ids = sorted(share[common.BASE])
     rates = lambda name: np.array([share[name][i] for i in ids])
     children = np.stack([rates(f.child) for f in some])                                                # (D, n)
     parents = np.stack([np.mean([rates(p) for p in f.parents], axis=0) for f in some])
     kept = children.mean() / parents.mean() if parents.mean() > 0 else math.nan
-    return dict(operator=operator, draws=len(some), n=len(ids), base=float(rates(common.BASE).mean()), parents=float(parents.mean()),
-                children=float(children.mean()), retention=float(kept), retention_interval=ratio_bootstrap(children, parents),
-                difference=float((children - parents).mean()), difference_interval=hierarchical_bootstrap(children - parents),
+    return dict(operator=operator, draws=len(some), n=len(ids), base=float(rates(common.BASE).mean()),
+                parents=float(parents.mean()), children=float(children.mean()), retention=float(kept),
+                retention_interval=ratio_bootstrap(children, parents), difference=float((children - parents).mean()),
+                difference_interval=hierarchical_bootstrap(children - parents),
                 norm_ratio=float(np.mean(ratios)), kl=float(np.mean(kls)))
 
 
-def at_birth(args: argparse.Namespace, population: common.Population, students: list[Member], fitness, judge, out: RunDir, done: list) -> list[dict]:
+def at_birth(args: argparse.Namespace, population: common.Population, students: list[Member], fitness, judge, out: RunDir,
+             done: list[dict]) -> list[dict]:
     """Every operator's line; one operator's children are in memory at a time."""
     style = population.base.style
     items, _ = heldout.items_of(args.families, args.split, args.limit)
     items = [item for item in items if not item.seen]
     answer = lambda some: common.answer_all(some, items, heldout.asking(style), judge, args, out, done, style)
     wanted = families(students, fitness, args.draws, args.seed)
-    elders = dataclasses.replace(population, slots={m.name: population.slots.get(m.name, 0) for m in students} | {common.BASE: -1})
+    slots = {m.name: population.slots.get(m.name, 0) for m in students} | {common.BASE: -1}
+    elders = dataclasses.replace(population, slots=slots)
     rows, lines = answer(elders), []
     for operator in dict.fromkeys(f.operator for f in wanted):
         some = [f for f in wanted if f.operator == operator]
@@ -132,11 +135,11 @@ def at_birth(args: argparse.Namespace, population: common.Population, students: 
 # ---- after k steps: the run's own records --------------------------------------------------------------------------------
 
 def later(run: RunDir, k: int) -> list[dict]:
-    """Per operator, of the students born in a run: anchor accuracy of the parents at the last probe before the birth, of the child at
-    the first probe after it and at the first that is k steps after it, and of the surviving parents at that one. None = no record."""
-    sizes = run.sizes()
-    probes = [(row["step"], row["anchors_sampled"]) for row in run.rows("metrics.jsonl", sizes["metrics.jsonl"]) if row.get("anchors_sampled")]
-    births = [row for row in run.rows("genealogy.jsonl", sizes["genealogy.jsonl"]) if row["victim"]["role"] == "student"]
+    """Per operator, of the students born in a run: anchor accuracy of the parents at the last probe before the birth, of the
+    child at the first probe after it and at the first k steps after it, and of the surviving parents then. None = no record."""
+    read = lambda name: run.rows(name, run.sizes()[name])
+    probes = [(row["step"], row["anchors_sampled"]) for row in read("metrics.jsonl") if row.get("anchors_sampled")]
+    births = [row for row in read("genealogy.jsonl") if row["victim"]["role"] == "student"]
     lines = []
     for operator in dict.fromkeys(row["operator"] for row in births):
         own, found = [row for row in births if row["operator"] == operator], []
@@ -145,43 +148,48 @@ def later(run: RunDir, k: int) -> list[dict]:
             before = next((a for step, a in reversed(probes) if step <= row["step"]), {})
             # a probe comes before its step's update: the first of a child is at the step after its birth
             first, after = (next((a for step, a in probes if step > row["step"] + wait), {}) for wait in (0, k - 1))
-            found.append(dict(parents=mean(before.get(name) for name in names), first=first.get(row["child"]), child=after.get(row["child"]),
-                              parents_then=mean(after.get(name) for name in names)))
+            found.append(dict(parents=mean(before.get(name) for name in names), first=first.get(row["child"]),
+                              child=after.get(row["child"]), parents_then=mean(after.get(name) for name in names)))
         both = [x for x in found if x["child"] is not None and x["parents"]]
-        lines.append(dict(operator=operator, births=len(own), recorded=len(both), **{key: mean(x[key] for x in both) for key in
-                          ("parents", "first", "child", "parents_then")}, retention=mean(x["child"] / x["parents"] for x in both)))
+        means = {key: mean(x[key] for x in both) for key in ("parents", "first", "child", "parents_then")}
+        lines.append(dict(operator=operator, births=len(own), recorded=len(both), **means,
+                          retention=mean(x["child"] / x["parents"] for x in both)))
     return lines
 
 
 def birth_table(lines: list[dict]) -> str:
     """Retention at birth for the terminal."""
     out = ["at birth, on held-out tasks; children of the last checkpoint's students",
-           f"{'operator':11} {'draws':>5} {'n':>5}   base  parents  children  retention  95% interval    child - parents  95% interval      |dW|     KL"]
-    for line in lines:
-        (a, b), (low, high) = line["retention_interval"], line["difference_interval"]
-        out.append(f"{line['operator']:11} {line['draws']:5} {line['n']:5}  {line['base']:.3f}    {line['parents']:.3f}     {line['children']:.3f}  "
-                   f"{line['retention']:9.3f}  {a:.3f} .. {b:.3f}  {line['difference']:+15.3f}  {low:+.3f} .. {high:+.3f}  {line['norm_ratio']:5.2f}  {line['kl']:.3f}")
+           f"{'operator':11} {'draws':>5} {'n':>5}   base  parents  children  retention  95% interval    child - parents"
+           "  95% interval      |dW|     KL"]
+    for x in lines:
+        (a, b), (low, high) = x["retention_interval"], x["difference_interval"]
+        out.append(f"{x['operator']:11} {x['draws']:5} {x['n']:5}  {x['base']:.3f}    {x['parents']:.3f}     "
+                   f"{x['children']:.3f}  {x['retention']:9.3f}  {a:.3f} .. {b:.3f}  {x['difference']:+15.3f}  "
+                   f"{low:+.3f} .. {high:+.3f}  {x['norm_ratio']:5.2f}  {x['kl']:.3f}")
     return "\n".join(out)
+
+
+UNKNOWN = """not known from a run's records: teachers, who never solve anchors; children replaced before that probe; how much of a
+child's change is its training since, for which the surviving parents (parents then) are the only comparison. A few births have
+no interval worth printing."""
 
 
 def later_table(lines: list[dict], k: int) -> str:
     """What the run noted after births, for the terminal, and what it cannot tell."""
-    cell = lambda x: "    -" if x is None else f"{x:5.2f}"
+    cell = lambda x: "-" if x is None else f"{x:.2f}"
     out = [f"\nafter {k} steps or more, as the run noted it: students' accuracy on the anchors, sampled",
            f"{'operator':11} births  recorded  parents before  child first  child then  retention  parents then"]
-    for line in lines:
-        out.append(f"{line['operator']:11} {line['births']:6} {line['recorded']:9} {cell(line['parents']):>15} {cell(line['first']):>12} "
-                   f"{cell(line['child']):>11} {cell(line['retention']):>10} {cell(line['parents_then']):>13}")
-    out += [] if lines else ["no student was born in this run (or --evolve none, --single)"]
-    out.append("not known from a run's records: teachers, who never solve anchors; children replaced before that probe; how much of a child's\n"
-               "change is its training since, for which the surviving parents (parents then) are the only comparison. Means of a few births have no\n"
-               "interval worth printing.")
-    return "\n".join(out)
+    for x in lines:
+        out.append(f"{x['operator']:11} {x['births']:6} {x['recorded']:9} {cell(x['parents']):>15} {cell(x['first']):>12} "
+                   f"{cell(x['child']):>11} {cell(x['retention']):>10} {cell(x['parents_then']):>13}")
+    return "\n".join([*out, *([] if lines else ["no student was born in this run"]), UNKNOWN])
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
-    parser = argparse.ArgumentParser(prog="python -m eval.retention", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m eval.retention", description=__doc__, formatter_class=form)
     common.flags(parser, None, without=("data", "prompt", "adapters", "against"))
     heldout.judge_flags(parser)
     parser.add_argument("--draws", type=int, default=4, help="children of each operator")
@@ -207,7 +215,8 @@ def main(argv: list[str] | None = None) -> int:
         fitness = RATINGS[config["rating"]]().fitness
         lines = at_birth(args, population, students, fitness, heldout.judging(sandbox, style), out, done)
     records = later(run, args.k)
-    out.write_json("summary.json", dict(run=str(run.path), temperature=args.temperature, samples=args.samples, birth=lines, k=args.k, later=records))
+    out.write_json("summary.json", dict(run=str(run.path), temperature=args.temperature, samples=args.samples, birth=lines,
+                                        k=args.k, later=records))
     print(f"{birth_table(lines)}\n{later_table(records, args.k)}\nevery answer with its verdict: {out.path / 'answers.jsonl'}")
     if skipped := [name for name, o in OPERATORS.items() if o.n_parents > len(students)]:
         print(f"not tried, for the run has only {len(students)} student: {', '.join(skipped)}")

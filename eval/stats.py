@@ -39,7 +39,7 @@ def draws(n_outer: int, n_items: int, n_draws: int, seed: int) -> tuple[np.ndarr
 
 
 def hierarchical_bootstrap(differences: np.ndarray, n_draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
-    """95% percentile interval of the mean of differences (S, n) of S runs on n shared items: runs and items drawn with replacement.
+    """95% percentile interval of the mean of differences (S, n): S runs on n shared items, runs and items drawn with replacement.
 
     The items are crossed with the runs (every run answers all), so one draw of items serves all runs of a draw. With few runs
     the interval is too narrow, as every bootstrap of few units is: read it beside the exact test.
@@ -90,7 +90,7 @@ def holm(p: list[float]) -> list[float]:
 
 def seeds_needed(effect: float, spread: float, power: float = 0.8, level: float = 0.05) -> int:
     """Pairs of runs with which a paired test finds a difference of `effect` with this power, where the differences of single
-    seeds have the standard deviation `spread` (Guenther 1981); at least as many as the sign-flip test needs to fall under `level`."""
+    seeds have the standard deviation `spread` (Guenther 1981); never fewer than a sign-flip p under `level` needs."""
     z = NormalDist().inv_cdf
     fewest = math.ceil(math.log2(2 / level))
     a, b = z(1 - level / 2), z(power)
