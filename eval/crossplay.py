@@ -186,6 +186,8 @@ def main(argv: list[str] | None = None) -> int:
     common.check(args)
     if args.tasks < 2:
         raise ValueError(f"--tasks {args.tasks}: at least 2, for the best row is chosen on one half and compared on the other")
+    if not args.run:
+        raise ValueError("give --run out/NAME: the generations are those of a run")
     run_config(args.run)
     run = RunDir(Path(args.run).expanduser(), writes=False)
     steps = generations(run, args.generations)

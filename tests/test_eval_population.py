@@ -179,6 +179,8 @@ def test_crossplay_on_a_run(grown, tmp_path, capsys):
     assert crossplay.main(flags) == 0 and json.loads((tmp_path / "o/summary.json").read_text()) == result, "resumed: the same"
     with pytest.raises(ValueError, match="made for --tasks 4"):
         crossplay.main([*flags, "--tasks", "6"])
+    with pytest.raises(ValueError, match="give --run"):
+        crossplay.main(CPU)
     with pytest.raises(ValueError, match="--keep 1000"):
         crossplay.main([*flags, "--generations", "1"])
 
