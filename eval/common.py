@@ -16,13 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from checkpoint import RunDir, differing
-from eval.stats import paired_bootstrap, wilson
+from eval.summary import BASE, against, against_table, summarise, table
 from generate import generate
 from lora import Adapters, load_peft
 from model import Base, load_base, load_model, pick_dtype, weights_hash
@@ -30,7 +29,6 @@ from parallel import Ranks
 from prompts import ENVELOPE, Prompt, render
 
 ROOT = Path(__file__).resolve().parent.parent
-BASE, MEAN = "base", "mean"                       # the bare base's name among the members, and that of their mean in tables
 PROMPTS = ("auto", "chat", "envelope", "plain")
 
 
@@ -44,14 +42,15 @@ def flags(parser: argparse.ArgumentParser, default_max_new: int | None, without:
     add("--base", default="", help="Hugging Face directory or hub id; default: what the run or the adapters were trained on")
     add("--run", default="", help="a run's directory, out/NAME: every member of its last checkpoint")
     add("--adapters", nargs="+", default=[], metavar="DIR", help="PEFT directories, or directories of these")
-    add("--bench", default="", help="names, separated by commas; default: all" + " that --data (or the cache) holds" * ("data" not in without))
+    held = "" if "data" in without else " that --data (or the cache) holds"
+    add("--bench", default="", help=f"names, separated by commas; default: all{held}")
     add("--limit", type=int, default=0, help="questions of each benchmark, the first ones; 0 = all")
     add("--samples", type=int, default=1, help="answers to each question")
     add("--temperature", type=float, default=0.0, help="0 = greedy")
     add("--max-new", type=int, default=default_max_new, help=f"tokens of an answer, at most; default {default}")
     add("--data", default=None, metavar="DIR", help="published files already on this machine; default: the cache of python -m eval.fetch")
     add("--out", default="", help="where answers and summary go; default: a folder eval-... under the run, or under out/")
-    add("--against", default="", metavar="DIR", help="a run's directory, or one of results: paired differences to its members' mean")
+    add("--against", default="", metavar="DIR", help="a run, or a directory of results: paired differences to its students' mean")
     add("--prompt", default="auto", choices=PROMPTS, help="how a question is put; auto: the tokenizer's chat template, else plain")
     add("--seed", type=int, default=0)
     add("--max-rows", type=int, default=64, help="rows that decode together")
@@ -191,8 +190,8 @@ def prompt_style(args: argparse.Namespace, base: Base) -> str:
 
 
 def put(question: str | Prompt, style: str, base: Base) -> list[int]:
-    """Token ids of a question: by the chat template, in the R1 envelope (with <think> begun), or as "Question: ... Answer:"; those of
-    a task's Prompt as in training."""
+    """Token ids of a question: by the chat template, in the R1 envelope (with <think> begun), or as "Question: ... Answer:"; of a
+    task's Prompt: as in training."""
     if isinstance(question, Prompt):
         return render(question, base.style, base.tokenizer)
     if style == "chat":
@@ -230,7 +229,8 @@ def answer_all(population: Population, items: list, question: Callable, judge: C
                style: str) -> list[dict]:
     """Every member's answers to every item, those on disk first: dicts as in answers.jsonl, written batch by batch.
 
-    question(item) -> text or Prompt (whose prefix the judge puts before the text); judge([(item, text)]) -> [dict with "correct"]. Raises ValueError where a question does not fit the context.
+    question(item) -> text or Prompt (whose prefix the judge puts before the text); judge([(item, text)]) -> [dict with "correct"].
+    Raises ValueError where a question does not fit the context.
     """
     key = lambda row: (row["bench"], row["id"], row["member"], row["sample"])
     have = {key(row): row for row in done}
@@ -277,114 +277,40 @@ def answer_batch(population: Population, batch: list[tuple], ids: dict, judge: C
             for (item, name, s), text, verdict, tokens in zip(each, texts, verdicts, rollout.n_tokens.tolist())]
 
 
-# ---- statistics and the table --------------------------------------------------------------------------------------------
-
-def shares(rows: list[dict]) -> dict[str, dict[str, dict[str, float]]]:
-    """Benchmark -> member -> item -> share of its samples that are right."""
-    samples: dict = {}
-    for row in rows:
-        samples.setdefault(row["bench"], {}).setdefault(row["member"], {}).setdefault(row["id"], []).append(row["correct"])
-    return {bench: {name: {i: sum(right) / len(right) for i, right in items.items()} for name, items in members.items()}
-            for bench, members in samples.items()}
-
-
-def with_mean(share: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """The base first, then the members, then, where there are two or more, their mean under the name MEAN, on the items that all have."""
-    members = {name: items for name, items in share.items() if name != BASE}
-    whole = set.intersection(*map(set, members.values())) if len(members) > 1 else set()
-    mean = {i: float(np.mean([items[i] for items in members.values()])) for i in next(iter(members.values()), ()) if i in whole}
-    return {name: share[name] for name in (BASE,) if name in share} | members | ({MEAN: mean} if mean else {})
-
-
-def summarise(rows: list[dict], max_new: int) -> list[dict]:
-    """One dict per benchmark and member, and for the members' mean: share of right answers (a question counts once, as the mean of
-    its samples) with Wilson interval, difference to the base with paired bootstrap interval, mean tokens, share cut off at max_new."""
-    out, tokens = [], {}
-    for row in rows:
-        tokens.setdefault((row["bench"], row["member"]), []).append(row["tokens"])
-    for bench, share in shares(rows).items():
-        for name, items in with_mean(share).items():
-            right = np.array(list(items.values()))
-            line = dict(bench=bench, member=name, n=len(right), accuracy=float(right.mean()), interval=wilson(float(right.sum()), len(right)))
-            if name != BASE and BASE in share:
-                difference = right - np.array([share[BASE][i] for i in items])
-                line |= dict(minus_base=float(difference.mean()), minus_base_interval=paired_bootstrap(difference))
-            used = np.array([t for who in (share.keys() - {BASE} if name == MEAN else {name}) for t in tokens[bench, who]])
-            out.append(line | dict(tokens=float(used.mean()), cut=float((used >= max_new).mean())))
-    return out
-
-
-def against(rows: list[dict], other: list[dict]) -> list[dict]:
-    """One dict per benchmark and member of `rows`: difference to the mean of the other run's members (its base where it has none) on
-    the questions that both answered, with paired bootstrap interval. Raises ValueError where no question is common."""
-    out, theirs = [], {bench: with_mean(share) for bench, share in shares(other).items()}
-    for bench, share in shares(rows).items():
-        reference = list(theirs.get(bench, {}).values())[-1:]          # the mean, else the only member, else the base
-        for name, items in with_mean(share).items():
-            common = [i for i in items if reference and i in reference[0]]
-            if common:
-                difference = np.array([items[i] - reference[0][i] for i in common])
-                out.append(dict(bench=bench, member=name, n=len(common), accuracy=float(np.mean([items[i] for i in common])),
-                                difference=float(difference.mean()), interval=paired_bootstrap(difference)))
-    if not out:
-        raise ValueError(f"--against: that run answered none of these questions ({', '.join(theirs) or 'nothing'} lies there)")
-    return out
-
+# ---- the end of an evaluation ---------------------------------------------------------------------------------------------
 
 def answers_of(directory: str, default: str, config: dict) -> list[dict]:
-    """Answers in a directory of results, or in the folder `default` of a run. Raises ValueError where there are none, or where they
-    were made in another way than `config` says (prompt, temperature, limits, questions; base and adapters may differ)."""
+    """Answers in a directory of results, or in the folder `default` of a run. Raises ValueError where there are none, or where
+    they were made in another way than `config` says (prompt, temperature, limits, questions; base and adapters may differ)."""
     given = Path(directory).expanduser()
     place = given if (given / "answers.jsonl").exists() else given / default
     if not (place / "answers.jsonl").exists():
-        raise ValueError(f"--against {directory}: no answers.jsonl there nor in its {default}/: run this evaluation on that run first")
+        raise ValueError(f"--against {directory}: no answers.jsonl there nor in its {default}/: run this evaluation on that run "
+                         "first")
     old = json.loads((place / "config.json").read_text())
     changed = differing(old, config, ("base", "base_hash", "adapters", "seed", "data"))
     changed += [f"data {name}" for name, sha in config["data"].items() if old["data"].get(name, sha) != sha]
     if changed:
-        raise ValueError(f"--against {directory}: those answers were made otherwise: {', '.join(changed)}; repeat one of both in the other's way")
+        raise ValueError(f"--against {directory}: those answers were made otherwise: {', '.join(changed)}; repeat one of both in "
+                         "the other's way")
     return RunDir(place, writes=False).rows("answers.jsonl", (place / "answers.jsonl").read_bytes().rfind(b"\n") + 1)
 
 
-def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], default: str, counted: Callable = list, **more) -> list[dict]:
-    """Write summary.json (`more` goes along) and print the table of all answers, with --against the differences to that run too;
-    returns the table's lines. default: the folder of this evaluation in a run, as given to open_out; counted(rows) -> rows: which
-    answers the table counts, and under which names."""
+def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], default: str, counted: Callable = list, **more) -> None:
+    """Write summary.json (`more` goes along) and print the table of all answers, with --against the differences to that run too.
+
+    default: the folder of this evaluation in a run, as given to open_out; counted(rows) -> rows: which answers the table counts,
+    and under which names.
+    """
     lines, config = summarise(counted(rows), args.max_new), json.loads((run.path / "config.json").read_text())
     compared = against(counted(rows), counted(answers_of(args.against, default, config))) if args.against else []
-    run.write_json("summary.json", dict(base=config["base"], samples=args.samples, temperature=args.temperature, prompt=config["prompt"],
-                                        results=lines, **(dict(against=args.against, differences=compared) if compared else {}), **more))
+    found = dict(results=lines, **(dict(against=args.against, differences=compared) if compared else {}), **more)
+    run.write_json("summary.json", dict(base=config["base"], samples=args.samples, temperature=args.temperature,
+                                        prompt=config["prompt"], **found))
     print(table(lines))
     if compared:
-        print(f"\nagainst {args.against}\n{against_table(compared)}")
+        print(f"\nagainst the students (or whoever there is) of {args.against}, their mean\n{against_table(compared)}")
     print(f"every answer with its verdict: {run.path / 'answers.jsonl'}")
-    return lines
-
-
-def against_table(lines: list[dict]) -> str:
-    """Differences to another run for the terminal."""
-    width = max(len(line["member"]) for line in lines)
-    out = [f"{'bench':14} {'n':>5}  {'member':{width}}  right  minus its mean  95% interval"]
-    for line in lines:
-        low, high = line["interval"]
-        out.append(f"{line['bench']:14} {line['n']:5}  {line['member']:{width}}  {line['accuracy']:.3f}  {line['difference']:+14.3f}  {low:+.3f} .. {high:+.3f}")
-    return "\n".join(out)
-
-
-def table(lines: list[dict]) -> str:
-    """The summary for the terminal."""
-    width = max(len(line["member"]) for line in lines)
-    out = [f"{'bench':14} {'n':>5}  {'member':{width}}  right  95% interval   minus base  95% interval    tokens   cut"]
-    for line in lines:
-        low, high = line["interval"]
-        text = f"{line['bench']:14} {line['n']:5}  {line['member']:{width}}  {line['accuracy']:.3f}  {low:.3f} .. {high:.3f}"
-        if "minus_base" in line:
-            low, high = line["minus_base_interval"]
-            text += f"  {line['minus_base']:+10.3f}  {low:+.3f} .. {high:+.3f}"
-        else:
-            text += " " * 30
-        out.append(f"{text}  {line['tokens']:6.0f}  {line['cut']:.2f}")
-    return "\n".join(out)
 
 
 def command(name: str, main: Callable[[], int]) -> None:

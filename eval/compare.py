@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from eval import common, heldout
+from eval import heldout
 from eval.stats import hierarchical_bootstrap, holm, seeds_needed, sign_flip
+from eval.summary import BASE, shares
 
 FULL = "full"
 TOLERANCE = 0.05                                  # of a budget
@@ -28,9 +29,9 @@ def solvers(results: Path, split: str, samples: int, limit: int) -> dict[str, di
     within = {f"{item.bench}/{item.id}" for item in heldout.items_of(list(heldout.ROWS), split, limit)[0]} if limit else None
     rows = [row for row in heldout.counted(rows) if row["bench"] == "all" and row["sample"] < samples]
     rows = [row for row in rows if not limit or row["id"] in within]
-    share = common.shares(rows)["all"]
-    members = {name: items for name, items in share.items() if name != common.BASE}
-    return ({name: items for name, items in members.items() if name[0] == "S"} or members) | {common.BASE: share[common.BASE]}
+    share = shares(rows)["all"]
+    members = {name: items for name, items in share.items() if name != BASE}
+    return ({name: items for name, items in members.items() if name[0] == "S"} or members) | {BASE: share[BASE]}
 
 
 def measured(runs: list[Path], temperature: float, samples: int, limit: int) -> dict[str, np.ndarray]:
@@ -40,10 +41,10 @@ def measured(runs: list[Path], temperature: float, samples: int, limit: int) -> 
              for split in heldout.SPLITS}
     ids = sorted(next(iter(found["test"].values())))
     test = {who: np.array([items[i] for i in ids]) for who, items in found["test"].items()}
-    names = [who for who in test if who[1] != common.BASE]
+    names = [who for who in test if who[1] != BASE]
     validation = {who: float(np.mean(list(found["validation"][who].values()))) for who in names}
     return dict(mean=np.mean([test[who] for who in names], axis=0), chosen=test[max(names, key=validation.get)],
-                weakest=test[min(names, key=validation.get)], base=next(x for who, x in test.items() if who[1] == common.BASE))
+                weakest=test[min(names, key=validation.get)], base=next(x for who, x in test.items() if who[1] == BASE))
 
 
 def compared(arm: np.ndarray, full: np.ndarray, effect: float) -> dict:
@@ -57,9 +58,9 @@ def compared(arm: np.ndarray, full: np.ndarray, effect: float) -> dict:
 
 def conclude(results: dict[str, list[dict[str, np.ndarray]]], budgets: dict[str, dict], effect: float) -> dict:
     """Everything that the table says. results: arm -> per seed what `measured` gives; budgets: arm -> what it spent."""
-    stacked = {arm: {m: np.stack([x[m] for x in some]) for m in (*MEASURES, common.BASE)} for arm, some in results.items()}
+    stacked = {arm: {m: np.stack([x[m] for x in some]) for m in (*MEASURES, BASE)} for arm, some in results.items()}
     full = stacked[FULL]
-    out = dict(base=float(full[common.BASE].mean()), n_items=full["mean"].shape[1], effect=effect, arms={})
+    out = dict(base=float(full[BASE].mean()), n_items=full["mean"].shape[1], effect=effect, arms={})
     for arm, x in stacked.items():
         versus = lambda m: compared(x[m], full[m], effect) if arm != FULL else {}
         out["arms"][arm] = budgets[arm] | {m: dict(accuracy=float(x[m].mean()), **versus(m)) for m in MEASURES}

@@ -6,9 +6,9 @@
 
 A generation is a checkpoint. Its teachers propose tasks anew, as in training, and what repeats a task of the run, earlier or
 later, is refused, so that no student was trained on any. A row of the matrix is a generation of students (the mean of its
-members), a column one of teachers; the base is the row of no training. Forgetting (after Chaudhry et al. 2018, eq. 3): how far the
-last students are behind the best earlier ones on an earlier column. Taking the best of several noisy rows would find forgetting
-anywhere, so the best row is chosen on one half of a column's tasks and compared on the other, and the other way round.
+members), a column one of teachers; the base is the row of no training. Forgetting (after Chaudhry et al. 2018, eq. 3): how far
+the last students are behind the best earlier ones on an earlier column. Taking the best of several noisy rows would find
+forgetting anywhere, so the best row is chosen on one half of a column's tasks and compared on the other, and the other way round.
 """
 import argparse
 import contextlib
@@ -28,6 +28,7 @@ from config import Config, settle
 from eval import common
 from eval.heldout import asking, judge_flags, judging, open_sandbox, run_config, styled
 from eval.stats import paired_bootstrap, wilson
+from eval.summary import BASE
 from evolve import Member
 from kinds import Task
 from parallel import Ranks
@@ -148,12 +149,12 @@ def forgetting(matrix: dict[str, dict[str, np.ndarray]], column: str, last: str,
 
 def judged(matrix: dict[str, dict[str, np.ndarray]], steps: list[int]) -> dict:
     """The matrix with Wilson intervals, and forgetting per earlier column and over all of these, with bootstrap intervals."""
-    rows, columns = [str(s) for s in steps], [str(s) for s in steps if str(s) in matrix[common.BASE]]
+    rows, columns = [str(s) for s in steps], [str(s) for s in steps if str(s) in matrix[BASE]]
     line = lambda x: dict(n=len(x), rate=float(x.mean()), interval=wilson(float(x.sum()), len(x)))
     behind = {c: forgetting(matrix, c, rows[-1], rows[:-1]) for c in columns if c != rows[-1]}
     behind |= {"all": np.concatenate(list(behind.values()))} if behind else {}
-    return dict(students=[common.BASE, *rows], teachers=columns,
-                matrix={row: {c: line(matrix[row][c]) for c in columns} for row in (common.BASE, *rows)},
+    return dict(students=[BASE, *rows], teachers=columns,
+                matrix={row: {c: line(matrix[row][c]) for c in columns} for row in (BASE, *rows)},
                 forgetting={c: dict(mean=float(x.mean()), interval=paired_bootstrap(x)) for c, x in behind.items()})
 
 
@@ -165,7 +166,7 @@ def table(result: dict) -> str:
            "students " + " ".join(f"{'T@' + c:>7}" for c in columns) + "    mean"]
     for row in result["students"]:
         rates = [result["matrix"][row][c]["rate"] for c in columns]
-        name = row if row == common.BASE else f"S@{row}"
+        name = row if row == BASE else f"S@{row}"
         out.append(f"{name:8} " + " ".join(f"{rate:7.2f}" for rate in [*rates, np.mean(rates)]))
     out.append(f"\nforgetting: the best earlier students less the last (S@{result['students'][-1]}), on earlier teachers' tasks")
     for c, x in result["forgetting"].items():

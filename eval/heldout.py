@@ -28,8 +28,8 @@ import numpy as np
 from checks import Limits
 from config import PRESETS
 from eval import common
-from eval.common import BASE, MEAN
 from eval.stats import paired_bootstrap, wilson
+from eval.summary import BASE, roles, shares, with_means
 from kinds import Task
 from micro.evaluate import SIZES, draw_tasks
 from prompts import STYLES, Prompt
@@ -161,21 +161,23 @@ def styled(args: argparse.Namespace, population: common.Population) -> common.Po
 # ---- the table by size ---------------------------------------------------------------------------------------------------
 
 def by_size(rows: list[dict]) -> list[dict]:
-    """One dict per family and size: the base's and the members' mean share of right answers with Wilson intervals, their paired
-    difference with bootstrap interval, the least and the most of the members."""
+    """One dict per family and size: the base's and the solvers' mean share of right answers with Wilson intervals, their paired
+    difference with bootstrap interval, the least and the most of the solvers: the students, or whoever there is."""
     out, cells = [], {}
     for row in rows:
         cells.setdefault((row["bench"], row["size"]), []).append(row)
     for (bench, size), some in sorted(cells.items(), key=lambda cell: (list(ROWS).index(cell[0][0]), cell[0][1])):
-        share = common.with_mean(common.shares(some)[bench])
-        mean, line = list(share.values())[-1], dict(bench=bench, size=size, seen=some[0]["seen"], n=len(share[BASE]))
-        base, members = np.array(list(share[BASE].values())), np.array([mean[i] for i in share[BASE]])
+        share = with_means(shares(some)[bench])
+        group, mean = list(share.items())[-1]
+        line = dict(bench=bench, size=size, seen=some[0]["seen"], n=len(share[BASE]))
+        base, solved = np.array(list(share[BASE].values())), np.array([mean[i] for i in share[BASE]])
         line |= dict(base=float(base.mean()), base_interval=wilson(float(base.sum()), len(base)))
-        if len(share) > 1:
-            each = [float(np.mean(list(items.values()))) for name, items in share.items() if name not in (BASE, MEAN)]
-            line |= dict(members=float(members.mean()), members_interval=wilson(float(members.sum()), len(members)),
-                         least=min(each), most=max(each), difference=float((members - base).mean()),
-                         difference_interval=paired_bootstrap(members - base))
+        if group != BASE:
+            names = roles([name for name in share if name in {row["member"] for row in some} - {BASE}]).get(group, [group])
+            each = [float(np.mean(list(share[name].values()))) for name in names]
+            line |= dict(solvers=float(solved.mean()), solvers_interval=wilson(float(solved.sum()), len(solved)),
+                         least=min(each), most=max(each), difference=float((solved - base).mean()),
+                         difference_interval=paired_bootstrap(solved - base))
         out.append(line)
     return out
 
@@ -183,13 +185,13 @@ def by_size(rows: list[dict]) -> list[dict]:
 def size_table(lines: list[dict]) -> str:
     """The table by size for the terminal; * marks sizes of which the base may know the programs."""
     span = lambda pair: "{:.2f} .. {:.2f}".format(*pair)
-    out = [f"{'family':7} size     n   base  95% interval  members  95% interval  least  most  difference  95% interval"]
+    out = [f"{'family':7} size     n   base  95% interval  solvers  95% interval  least  most  difference  95% interval"]
     for line in lines:
         text = f"{line['bench']:7} {line['size']:3}{'*' if line['seen'] else ' '} {line['n']:5}  {line['base']:5.2f}  "
         text += span(line["base_interval"])
-        if "members" in line:
+        if "solvers" in line:
             low, high = line["difference_interval"]
-            text += (f"  {line['members']:7.2f}  {span(line['members_interval'])}  {line['least']:5.2f}  {line['most']:4.2f}  "
+            text += (f"  {line['solvers']:7.2f}  {span(line['solvers_interval'])}  {line['least']:5.2f}  {line['most']:4.2f}  "
                      f"{line['difference']:+10.3f}  {low:+.3f} .. {high:+.3f}")
         out.append(text)
     return "\n".join(out)

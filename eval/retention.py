@@ -23,6 +23,7 @@ from checkpoint import RunDir
 from eval import common, heldout
 from eval.crossplay import members_at
 from eval.stats import hierarchical_bootstrap, ratio_bootstrap
+from eval.summary import BASE, shares
 from evolve import OPERATORS, Member, dw_norm
 from generate import Rollout, generate
 from lora import Adapters
@@ -100,12 +101,12 @@ def divergences(children: common.Population, some: list[Family], items: list, ar
 
 def judged(operator: str, some: list[Family], share: dict[str, dict[str, float]], ratios: list[float], kls: list[float]) -> dict:
     """One operator's line: solve rates of base, parents and children on the same items, retention, difference, intervals."""
-    ids = sorted(share[common.BASE])
+    ids = sorted(share[BASE])
     rates = lambda name: np.array([share[name][i] for i in ids])
     children = np.stack([rates(f.child) for f in some])                                                # (D, n)
     parents = np.stack([np.mean([rates(p) for p in f.parents], axis=0) for f in some])
     kept = children.mean() / parents.mean() if parents.mean() > 0 else math.nan
-    return dict(operator=operator, draws=len(some), n=len(ids), base=float(rates(common.BASE).mean()),
+    return dict(operator=operator, draws=len(some), n=len(ids), base=float(rates(BASE).mean()),
                 parents=float(parents.mean()), children=float(children.mean()), retention=float(kept),
                 retention_interval=ratio_bootstrap(children, parents), difference=float((children - parents).mean()),
                 difference_interval=hierarchical_bootstrap(children - parents),
@@ -120,7 +121,7 @@ def at_birth(args: argparse.Namespace, population: common.Population, students: 
     items = [item for item in items if not item.seen]
     answer = lambda some: common.answer_all(some, items, heldout.asking(style), judge, args, out, done, style)
     wanted = families(students, fitness, args.draws, args.seed)
-    slots = {m.name: population.slots.get(m.name, 0) for m in students} | {common.BASE: -1}
+    slots = {m.name: population.slots.get(m.name, 0) for m in students} | {BASE: -1}
     elders = dataclasses.replace(population, slots=slots)
     rows, lines = answer(elders), []
     for operator in dict.fromkeys(f.operator for f in wanted):
@@ -128,7 +129,7 @@ def at_birth(args: argparse.Namespace, population: common.Population, students: 
         children, ratios = born(elders, some, args.seed)
         own = answer(dataclasses.replace(children, slots={f.child: children.slots[f.child] for f in some}))
         whole = [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in rows + own]
-        lines.append(judged(operator, some, common.shares(whole)["all"], ratios, divergences(children, some, items, args)))
+        lines.append(judged(operator, some, shares(whole)["all"], ratios, divergences(children, some, items, args)))
     return lines
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import train
-from eval import arms, common, compare, crossplay, heldout, retention, stats
+from eval import arms, compare, crossplay, heldout, retention, stats
+from eval.summary import against, summarise, with_means
 from evolve import OPERATORS
 from micro import data
 
@@ -80,17 +81,19 @@ def row(bench, i, member, correct, sample=0, **more):
 def test_the_members_mean_and_another_run():
     answers = dict(base=(1, 1, 0, 0), S0=(1, 1, 1, 0), S1=(1, 0, 0, 0))
     mine = [row("b", str(i), name, right) for name, rights in answers.items() for i, right in enumerate(rights)]
-    found = {line["member"]: line for line in common.summarise(mine, 9)}
+    found = {line["member"]: line for line in summarise(mine, 9)}
     assert list(found) == ["base", "S0", "S1", "mean"] and found["mean"]["accuracy"] == 0.5 and found["mean"]["minus_base"] == 0
     assert found["S0"]["minus_base"] == 0.25 and found["mean"]["interval"] == stats.wilson(2, 4)
     other = [row("b", str(i), "S7", right) for i, right in ((3, 1), (2, 0), (9, 1))]          # two questions are common
-    against = {line["member"]: line for line in common.against(mine, other)}
-    assert against["S0"]["n"] == 2 and against["S0"]["difference"] == 0 and against["S1"]["difference"] == -0.5
-    half = common.with_mean({"S0": {"1": 1.0, "2": 0.0}, "S1": {"2": 1.0}})     # an evaluation cut off in between
+    versus = {line["member"]: line for line in against(mine, other)}
+    assert versus["S0"]["n"] == 2 and versus["S0"]["difference"] == 0 and versus["S1"]["difference"] == -0.5
+    half = with_means({"S0": {"1": 1.0, "2": 0.0}, "S1": {"2": 1.0}})     # an evaluation cut off in between
     assert half["mean"] == {"2": 0.5} and list(half) == ["S0", "S1", "mean"]
-    assert list(common.with_mean({"base": {}, "S0": {}})) == ["base", "S0"]
+    assert list(with_means({"S0": {}, "base": {}})) == ["base", "S0"]
+    both = with_means({"T0": {"1": 0.0}, "o/step_3/S0": {"1": 1.0}, "S1": {"1": 0.5}, "base": {"1": 1.0}})
+    assert list(both)[-3:] == ["mean", "mean T", "mean S"] and [both[m]["1"] for m in list(both)[-3:]] == [0.5, 0.0, 0.75]
     with pytest.raises(ValueError, match="answered none of these questions"):
-        common.against(mine, [row("c", "0", "S0", 1)])
+        against(mine, [row("c", "0", "S0", 1)])
 
 
 # ---- held-out tasks --------------------------------------------------------------------------------------------------------
@@ -131,7 +134,7 @@ def test_heldout_on_a_run_resumes_and_compares(grown, tmp_path, capsys):
     assert heldout.main([*flags, "--limit", "8", "--out", str(tmp_path / "o"), "--against", str(tmp_path / "o")]) == 0
     assert lines(tmp_path / "o/answers.jsonl")[:len(first)] == first, "what is on disk is not generated again"
     differences = json.loads((tmp_path / "o/summary.json").read_text())["differences"]
-    assert next(line for line in differences if line["member"] == "mean")["difference"] == 0
+    assert next(line for line in differences if line["member"] == "mean S")["difference"] == 0
     with pytest.raises(ValueError, match="made otherwise: temperature"):
         heldout.main([*flags, "--temperature", "1", "--limit", "2", "--out", str(tmp_path / "p"), "--against",
                       str(tmp_path / "o")])
