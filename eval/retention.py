@@ -29,11 +29,11 @@ from generate import Rollout, generate
 from lora import Adapters
 from model import Base
 from prompts import render
-from rl import micro_batches, token_logp
+from rl import token_logp
 from selfplay import keyed, mean
 from trueskill_lite import RATINGS
 
-KL_TASKS, KL_TOKENS = 24, 8192                     # tasks whose answers the divergence is taken on; padded tokens at a time
+KL_TASKS, KL_ROWS = 24, 8                          # tasks on whose answers the divergence is taken; rows at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ def born(population: common.Population, some: list[Family], seed: int) -> tuple[
 def token_kl(base: Base, adapters: Adapters, r: Rollout, other: int) -> float:
     """KL divergence per token from the members that wrote r (at temperature 1) to the member `other`, by the k3 estimator."""
     total, n = 0.0, 0
-    for rows in micro_batches(r, list(range(len(r.length))), KL_TOKENS):
+    for rows in torch.arange(len(r.length), device=r.ids.device).split(KL_ROWS):
         part = r.select(rows)
         mask, route = part.mask[:, 1:], adapters.route(torch.full_like(part.member, other), base.model.embedding.dtype)
         logp = token_logp(base, base.model(part.ids[:, :-1], lora=route)[mask], part.ids[:, 1:][mask], 1.0, False)[0]
