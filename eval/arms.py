@@ -222,7 +222,7 @@ def evaluate(args: argparse.Namespace, crew: Crew, run: Run) -> None:
         out = args.out / run.name / compare.folder(split, args.temperature)
         wanted = dict(samples=args.samples, temperature=args.temperature, limit=args.limit)
         if not (out / "summary.json").exists() or differing(json.loads((out / "summary.json").read_text()), wanted, ()):
-            flags = [w for k, v in wanted.items() for w in (f"--{k}", str(v))]
+            flags = [w for k, v in wanted.items() for w in (f"--{k}", str(v))] + ["--weak-sandbox"] * ("--weak-sandbox" in args.train)
             crew.call(["-m", "eval.heldout", "--run", str(args.out / run.name), "--split", split, "--out", str(out), *flags,
                        "--device", args.device, "--workers", "1"], args.out / f"{run.name}.log")
 
@@ -242,7 +242,7 @@ def chosen_arms(args: argparse.Namespace, arms: dict[str, Arm]) -> list[str]:
 def settled(args: argparse.Namespace) -> Config:
     """train.py's configuration of the full arm; sets args.base, steps and seeds. Raises ValueError for what the user can mend."""
     args.train = args.train[1:] if args.train[:1] == ["--"] else args.train
-    owned = [word for word in args.train if word.split("=")[0][2:].replace("-", "_") in OWNED]
+    owned = [word for word in args.train if word[:2] == "--" and word[2:].split("=")[0].replace("-", "_") in OWNED]
     if owned:
         raise ValueError(f"{owned[0]} after --: the arms set it themselves; eval.arms has --base, --steps, --pop, --seeds, --out "
                          "and --device")
