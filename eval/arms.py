@@ -222,7 +222,8 @@ def evaluate(args: argparse.Namespace, crew: Crew, run: Run) -> None:
         out = args.out / run.name / compare.folder(split, args.temperature)
         wanted = dict(samples=args.samples, temperature=args.temperature, limit=args.limit)
         if not (out / "summary.json").exists() or differing(json.loads((out / "summary.json").read_text()), wanted, ()):
-            flags = [w for k, v in wanted.items() for w in (f"--{k}", str(v))] + ["--weak-sandbox"] * ("--weak-sandbox" in args.train)
+            flags = [w for k, v in wanted.items() for w in (f"--{k}", str(v))]
+            flags += [w for w in args.train if w == "--weak-sandbox"]
             crew.call(["-m", "eval.heldout", "--run", str(args.out / run.name), "--split", split, "--out", str(out), *flags,
                        "--device", args.device, "--workers", "1"], args.out / f"{run.name}.log")
 
