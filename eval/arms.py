@@ -34,6 +34,7 @@ from evolve import OPERATORS
 from model import load_tokenizer, resolve
 
 ROOT = common.ROOT
+PART = 0.6                                        # of what is left at a time: steps grow dearer as answers grow longer
 LONGEST = 4                                       # times the steps first thought of: a run that needs more has stopped to spend
 BUDGETS = ("tokens", "rows", "proposals")
 OWNED = ("base", "name", "out", "resume", "seed", "steps", "pop", "teachers", "students", "single", "matching", "evolve", "keep",
@@ -109,13 +110,13 @@ def next_steps(done: list[float], target: float, guess: int, exact: bool) -> int
     at once.
     """
     if not done:
-        return max(1, guess if exact else int(0.8 * guess))
+        return max(1, guess if exact else int(PART * guess))
     recent = done[-1 - max(1, len(done) // 4):]
     a_step = (recent[-1] - recent[0]) / (len(recent) - 1) if len(recent) > 1 else done[-1]
     left = (target - done[-1]) / a_step if a_step > 0 else math.inf
     if left < 0.5 or len(done) >= LONGEST * guess:
         return None
-    return min(len(done) + max(1, int(0.9 * left) if left > 4 else 1), LONGEST * guess)
+    return min(len(done) + max(1, int(PART * left)), LONGEST * guess)
 
 
 def unmatched(budgets: dict[str, float]) -> list[str]:
