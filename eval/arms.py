@@ -177,7 +177,7 @@ class Crew:
         with self.lock:
             self.stopping = True
             for child in self.children:
-                child.send_signal(signal.SIGINT)
+                child.terminate()                     # not SIGINT, which what a shell starts in the background ignores
 
     def each(self, work: Callable, jobs: list) -> list:
         """work(job) of every job, in their order. The first failure or signal stops all of them and is raised."""
