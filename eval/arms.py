@@ -255,6 +255,9 @@ def settled(args: argparse.Namespace) -> Config:
     args.base = str(path.resolve()) if Path(args.base).is_dir() else args.base
     cfg = dataclasses.replace(parse_args(None, args.train), base=args.base, pop=args.pop, steps=args.steps)
     cfg = settle(cfg, load_tokenizer(path)[1] if cfg.style == "auto" else cfg.style)
+    if cfg.steps <= cfg.evolve_every:
+        raise ValueError(f"--steps {cfg.steps}: nobody would be replaced before the end, so that full and no-evolution are one; "
+                         f"give more than {cfg.evolve_every}, or -- --evolve-every N")
     try:
         args.seeds = list(dict.fromkeys(int(s) for s in args.seeds.split(",")))
     except ValueError:

@@ -268,13 +268,14 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
     for words, match in (("--arms no_evolution", "did you mean no-evolution"), ("--seeds 0,x", "whole numbers"),
                          ("--pop 3", "an even number from 4"), ("-- --steps 4", "the arms set it themselves"),
                          ("-- --lr -1", "--lr -1.0: must be positive"), ("--seeds 1000", "from 0 to 999"),
+                         ("--steps 15", "nobody would be replaced before the end"),
                          ("--effect 0", "--effect must be positive")):
         with pytest.raises(ValueError, match=match):
             arms.main([*flags, "--plan", *words.split()])
     with pytest.raises(SystemExit) as end:
         arms.main([*flags, "--plan", "--", "--learning-rate", "1"])
     assert end.value.code == 2 and "unknown argument" in capsys.readouterr().err
-    assert arms.main([*flags, "--plan", "--seeds", "0,1", "--steps", "5", "--arms", "singles,copy", "--", "--lr", "1e-3"]) == 0
+    assert arms.main([*flags, "--plan", "--seeds", "0,1", "--steps", "20", "--arms", "singles,copy", "--", "--lr", "1e-3"]) == 0
     plan = capsys.readouterr().out
     assert plan.count("train.py --lr 1e-3 --base") == 2 + 2 * 4 + 2 and "12 runs" in plan and not (tmp_path / "arms").exists()
 
@@ -291,17 +292,17 @@ def test_a_child_that_fails_stops_the_others_and_is_named(tmp_path):
 def test_arms_end_to_end(micro_base, tmp_path, capsys):
     flags = ["--base", str(micro_base), "--out", str(tmp_path / "arms"), "--device", "cpu", "--seeds", "0,1", "--pop", "4",
              "--steps", "8", "--limit", "12", "--arms", "single-long,copy", "--jobs", "1"]
-    assert arms.main([*flags, "--", "--max-new", "48"]) == 0
+    assert arms.main([*flags, "--", "--max-new", "48", "--evolve-every", "3"]) == 0
     first = json.loads((tmp_path / "arms/summary.json").read_text())
     assert set(first["arms"]) == {"full", "single-long", "copy"}
     assert abs(first["arms"]["single-long"]["tokens"] - 1) <= arms.TOLERANCE
     assert first["arms"]["copy"]["proposals"] == pytest.approx(1, abs=0.2) and first["arms"]["full"]["steps"] == 8
     logs = {path: path.read_bytes() for path in (tmp_path / "arms").glob("*.log")}
-    assert arms.main([*flags, "--", "--max-new", "48"]) == 0
+    assert arms.main([*flags, "--", "--max-new", "48", "--evolve-every", "3"]) == 0
     assert logs == {path: path.read_bytes() for path in logs}, "nothing is run twice"
     assert json.loads((tmp_path / "arms/summary.json").read_text()) == first
     with pytest.raises(ValueError, match="arms of another comparison: budget"):
-        arms.main([*flags, "--budget", "rows", "--", "--max-new", "48"])
+        arms.main([*flags, "--budget", "rows", "--", "--max-new", "48", "--evolve-every", "3"])
     metrics = tmp_path / "arms/copy-s1/metrics.jsonl"
     text = metrics.read_text()
     size = len(text)
@@ -310,4 +311,4 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
     state = sorted((tmp_path / "arms/copy-s1").glob("step_*/state.json"))[-1]
     state.write_text(state.read_text().replace(str(size), str(metrics.stat().st_size)))
     with pytest.raises(ValueError, match="copy-s1 spent .* of what is due"):
-        arms.main([*flags, "--", "--max-new", "48"])
+        arms.main([*flags, "--", "--max-new", "48", "--evolve-every", "3"])
