@@ -71,20 +71,30 @@ def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, ke
     run.save(state.step, books, fill, keep)
 
 
+def task_of(row: dict) -> Task:
+    """The Task that dataclasses.asdict and JSON made a row of."""
+    return Task(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
+
+
+def archive_at(run: RunDir, books: dict, kinds, cap: int) -> Archive:
+    """What the run had seen when a checkpoint with this state.json was written."""
+    archive = Archive(list(kinds), cap)
+    logged = [selfplay.task_from_row(row) for row in run.rows("tasks.jsonl", books["logs"]["tasks.jsonl"]) if not row["reason"]]
+    for task in [*map(task_of, books["seeds"]), *logged]:
+        archive.add(task, structural_hash(task.program))
+    return archive
+
+
 def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str) -> State:
     """The latest checkpoint's state; adapters and optimiser are filled in place, the logs are cut back to it."""
     directory = run.path / f"step_{run.steps()[-1]}"
     books = json.loads((directory / "state.json").read_text())
-    tuples = lambda row: Task(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
     members = [Member.from_json(m) for m in books["members"]]
     for m in members:
         load_peft(setup.adapters, m.slot, directory / (members[0].name if cfg.single else m.name), base_hash)
     adam.load_state_dict(load_file(directory / "optimizer.safetensors"))
-    archive = Archive(list(setup.kinds), cfg.archive_cap)
-    logged = [selfplay.task_from_row(row) for row in run.rows("tasks.jsonl", books["logs"]["tasks.jsonl"]) if not row["reason"]]
-    for task in [*map(tuples, books["seeds"]), *logged]:
-        archive.add(task, structural_hash(task.program))
+    archive = archive_at(run, books, setup.kinds, cfg.archive_cap)
     run.cut(books["logs"])
-    return State(books["step"], members, archive, [tuples(t) for t in books["anchors"]], books["totals"])
+    return State(books["step"], members, archive, [task_of(t) for t in books["anchors"]], books["totals"])
 
 

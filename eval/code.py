@@ -155,10 +155,7 @@ def evaluate(sets: list[str], args: argparse.Namespace, sandbox: Sandbox) -> int
 
     rows = common.answer_all(population, problems, lambda problem: put(problem, style, population.base), verdicts, args, run, done,
                              style)
-    lines = common.summarise(both(rows), list(population.slots), args.max_new)
-    run.write_json("summary.json", dict(base=str(population.base.path), samples=args.samples, temperature=args.temperature, prompt=style,
-                                        sandbox=sandbox.tier, results=lines))
-    print(f"{common.table(lines)}\nevery answer with its program and verdicts: {run.path / 'answers.jsonl'}")
+    common.conclude(args, run, rows, "eval-code", counted=both, sandbox=sandbox.tier)
     return 0
 
 

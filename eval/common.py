@@ -16,36 +16,41 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from checkpoint import RunDir, differing
+from eval.summary import BASE, against, against_table, summarise, table
 from generate import generate
 from lora import Adapters, load_peft
 from model import Base, load_base, load_model, pick_dtype, weights_hash
 from parallel import Ranks
-from prompts import ENVELOPE
+from prompts import ENVELOPE, Prompt, render
 
 ROOT = Path(__file__).resolve().parent.parent
-BASE = "base"                                     # the bare base's name among the members
 PROMPTS = ("auto", "chat", "envelope", "plain")
 
 
-def flags(parser: argparse.ArgumentParser, default_max_new: int) -> None:
-    """Adds the flags that every benchmark has."""
-    add = parser.add_argument
+def flags(parser: argparse.ArgumentParser, default_max_new: int | None, without: tuple[str, ...] = ()) -> None:
+    """Adds the flags that every benchmark has, less those it cannot use; default_max_new None = as in training."""
+    default = "as in training" if default_max_new is None else default_max_new
+
+    def add(name: str, **how) -> None:
+        if name[2:] not in without:
+            parser.add_argument(name, **how)
     add("--base", default="", help="Hugging Face directory or hub id; default: what the run or the adapters were trained on")
     add("--run", default="", help="a run's directory, out/NAME: every member of its last checkpoint")
     add("--adapters", nargs="+", default=[], metavar="DIR", help="PEFT directories, or directories of these")
-    add("--bench", default="", help="names, separated by commas; default: all that --data (or the cache) holds")
+    held = "" if "data" in without else " that --data (or the cache) holds"
+    add("--bench", default="", help=f"names, separated by commas; default: all{held}")
     add("--limit", type=int, default=0, help="questions of each benchmark, the first ones; 0 = all")
     add("--samples", type=int, default=1, help="answers to each question")
     add("--temperature", type=float, default=0.0, help="0 = greedy")
-    add("--max-new", type=int, default=default_max_new, help=f"tokens of an answer, at most; default {default_max_new}")
+    add("--max-new", type=int, default=default_max_new, help=f"tokens of an answer, at most; default {default}")
     add("--data", default=None, metavar="DIR", help="published files already on this machine; default: the cache of python -m eval.fetch")
-    add("--out", default="", help="where answers and summary go; default: eval/ under the run, or out/eval")
+    add("--out", default="", help="where answers and summary go; default: a folder eval-... under the run, or under out/")
+    add("--against", default="", metavar="DIR", help="a run, or a directory of results: paired differences to its students' mean")
     add("--prompt", default="auto", choices=PROMPTS, help="how a question is put; auto: the tokenizer's chat template, else plain")
     add("--seed", type=int, default=0)
     add("--max-rows", type=int, default=64, help="rows that decode together")
@@ -56,10 +61,10 @@ def flags(parser: argparse.ArgumentParser, default_max_new: int) -> None:
 def check(args: argparse.Namespace) -> None:
     """Raises ValueError for flags that contradict themselves."""
     for name in ("samples", "max_new", "max_rows"):
-        if getattr(args, name) < 1:
+        if getattr(args, name) is not None and getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least 1")
-    if args.limit < 0 or not (math.isfinite(args.temperature) and args.temperature >= 0):
-        raise ValueError(f"--limit {args.limit} and --temperature {args.temperature} must not be negative")
+    if getattr(args, "limit", 0) < 0 or not (math.isfinite(args.temperature) and args.temperature >= 0):
+        raise ValueError("--limit and --temperature must not be negative")
     if args.samples > 1 and args.temperature == 0:
         raise ValueError(f"--samples {args.samples} at temperature 0 are the same answer {args.samples} times: give --temperature 0.6 or one sample")
 
@@ -95,6 +100,11 @@ def adapter_directories(args: argparse.Namespace) -> dict[str, Path]:
         if not steps:
             raise ValueError(f"--run {args.run}: no complete checkpoint there; give a run's directory (out/NAME), or --adapters DIR...")
         given.insert(0, run / f"step_{steps[-1]}")
+    return peft_directories(given)
+
+
+def peft_directories(given: list[Path]) -> dict[str, Path]:
+    """Member name -> PEFT directory, of directories that are one or hold some. Raises ValueError for one that is neither."""
     found = []
     for directory in given:
         inside = [p.parent for p in directory.glob("*/adapter_config.json")] if directory.is_dir() else []
@@ -144,6 +154,13 @@ def hash_otherwise(base: Base) -> str:
 def load(args: argparse.Namespace) -> Population:
     """Base and adapters, stacked. Raises ValueError for adapters of another base, of several ranks, or damaged."""
     directories = adapter_directories(args)
+    device, configs = Ranks.join(args.device).device, list(map(adapter_config, directories.values()))
+    base = load_base(base_name(args, configs), pick_dtype(args.dtype, device), device)
+    return stack(base, weights_hash(base.model), directories)
+
+
+def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Population:
+    """The adapters in these PEFT directories, stacked on the base, which joins as slot -1. Raises ValueError as load does."""
     configs = {name: adapter_config(path) for name, path in directories.items()}
     shapes = {name: (c.get("r"), c.get("lora_alpha"), tuple(sorted(c.get("target_modules") or ()))) for name, c in configs.items()}
     first = next(iter(shapes), None)
@@ -152,12 +169,10 @@ def load(args: argparse.Namespace) -> Population:
             says = ["rank {}, alpha {} and layers {}".format(*shapes[who][:2], ",".join(shapes[who][2])) for who in (name, first)]
             raise ValueError(f"{directories[name]} has {says[0]}, but {directories[first]} {says[1]}: adapters of one shape share batches; "
                              "evaluate the others in a run of their own")
-    device = Ranks.join(args.device).device
-    base = load_base(base_name(args, list(configs.values())), pick_dtype(args.dtype, device), device)
-    base_hash, adapters = weights_hash(base.model), None
+    adapters = None
     if directories:
         rank, alpha, targets = shapes[first]
-        adapters = Adapters.on(base.model, len(directories), rank, alpha, targets, device)
+        adapters = Adapters.on(base.model, len(directories), rank, alpha, targets, base.model.embedding.device)
         for slot, path in enumerate(directories.values()):
             load_peft(adapters, slot, path, base_hash if noted_base(path) in ("", base_hash) else hash_otherwise(base))
     hashes = {name: hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest() for name, path in directories.items()}
@@ -174,11 +189,13 @@ def prompt_style(args: argparse.Namespace, base: Base) -> str:
     return ("chat" if template else "plain") if args.prompt == "auto" else args.prompt
 
 
-def put(question: str | list[int], style: str, base: Base) -> list[int]:
-    """Token ids of a question: by the chat template, in the R1 envelope (with <think> begun), or as "Question: ... Answer:". A
-    benchmark with words of its own gives token ids, which are taken as they are."""
+def put(question: str | Prompt | list[int], style: str, base: Base) -> list[int]:
+    """Token ids of a question: by the chat template, in the R1 envelope (with <think> begun), or as "Question: ... Answer:". A task's
+    Prompt is put as in training; token ids, of a benchmark with words of its own, are taken as they are."""
     if isinstance(question, list):
         return question
+    if isinstance(question, Prompt):
+        return render(question, base.style, base.tokenizer)
     if style == "chat":
         text = base.tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True)
         return list(base.tokenizer(text, add_special_tokens=False).input_ids)
@@ -214,7 +231,8 @@ def answer_all(population: Population, items: list, question: Callable, judge: C
                style: str) -> list[dict]:
     """Every member's answers to every item, those on disk first: dicts as in answers.jsonl, written batch by batch.
 
-    question(item) -> text or token ids; judge([(item, text)]) -> [dict with "correct"]. Raises ValueError where a question does not fit the context.
+    question(item) -> text, token ids, or Prompt (whose prefix the judge puts before the text); judge([(item, text)]) -> [dict with
+    "correct"]. Raises ValueError where a question does not fit the context.
     """
     key = lambda row: (row["bench"], row["id"], row["member"], row["sample"])
     have = {key(row): row for row in done}
@@ -261,62 +279,40 @@ def answer_batch(population: Population, batch: list[tuple], ids: dict, judge: C
             for (item, name, s), text, verdict, tokens in zip(each, texts, verdicts, rollout.n_tokens.tolist())]
 
 
-# ---- statistics and the table --------------------------------------------------------------------------------------------
+# ---- the end of an evaluation ---------------------------------------------------------------------------------------------
 
-def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """Score interval of a share (Wilson 1927), 95% by default; (0, 1) for n = 0. right may be a sum of shares."""
-    if n == 0:
-        return 0.0, 1.0
-    p = right / n
-    middle, half = p + z * z / (2 * n), z * math.sqrt(max(p * (1 - p), 0.0) / n + z * z / (4 * n * n))
-    return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
-
-
-def paired_bootstrap(differences: np.ndarray, n_draws: int = 10_000, seed: int = 0) -> tuple[float, float]:
-    """95% percentile interval of the mean of paired differences (n,), items drawn with replacement."""
-    rng, n = np.random.default_rng(seed), len(differences)
-    values, counts = np.unique(differences, return_counts=True)         # drawing items is drawing how often each value comes
-    means = rng.multinomial(n, counts / n, size=n_draws) @ values / n
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def summarise(rows: list[dict], members: list[str], max_new: int) -> list[dict]:
-    """One dict per benchmark and member: share of right answers (a question counts once, as the mean of its samples) with Wilson
-    interval, difference to the base with paired bootstrap interval, mean tokens, share cut off at max_new tokens."""
-    out = []
-    for bench in dict.fromkeys(row["bench"] for row in rows):
-        share = {}
-        for name in [BASE, *(m for m in members if m != BASE)]:
-            mine = [row for row in rows if row["bench"] == bench and row["member"] == name]
-            by_item: dict[str, list[bool]] = {}
-            for row in mine:
-                by_item.setdefault(row["id"], []).append(row["correct"])
-            share[name] = np.array([np.mean(right) for right in by_item.values()])
-            n, line = len(by_item), dict(bench=bench, member=name, n=len(by_item), accuracy=float(share[name].mean()))
-            line["interval"] = wilson(float(share[name].sum()), n)
-            if name != BASE:
-                difference = share[name] - share[BASE]
-                line |= dict(minus_base=float(difference.mean()), minus_base_interval=paired_bootstrap(difference))
-            tokens = np.array([row["tokens"] for row in mine])
-            out.append(line | dict(tokens=float(tokens.mean()), cut=float((tokens >= max_new).mean())))
-    return out
+def answers_of(directory: str, default: str, config: dict) -> list[dict]:
+    """Answers in a directory of results, or in the folder `default` of a run. Raises ValueError where there are none, or where
+    they were made in another way than `config` says (prompt, temperature, limits, questions; base and adapters may differ)."""
+    given = Path(directory).expanduser()
+    place = given if (given / "answers.jsonl").exists() else given / default
+    if not (place / "answers.jsonl").exists():
+        raise ValueError(f"--against {directory}: no answers.jsonl there nor in its {default}/: run this evaluation on that run "
+                         "first")
+    old = json.loads((place / "config.json").read_text())
+    changed = differing(old, config, ("base", "base_hash", "adapters", "seed", "data"))
+    changed += [f"data {name}" for name, sha in config["data"].items() if old["data"].get(name, sha) != sha]
+    if changed:
+        raise ValueError(f"--against {directory}: those answers were made otherwise: {', '.join(changed)}; repeat one of both in "
+                         "the other's way")
+    return RunDir(place, writes=False).rows("answers.jsonl", (place / "answers.jsonl").read_bytes().rfind(b"\n") + 1)
 
 
-def table(lines: list[dict]) -> str:
-    """The summary for the terminal."""
-    width = max(len(line["member"]) for line in lines)
-    out = [f"{'bench':14} {'n':>5}  {'member':{width}}  right  95% interval   minus base  95% interval    tokens   cut"]
-    for line in lines:
-        low, high = line["interval"]
-        text = f"{line['bench']:14} {line['n']:5}  {line['member']:{width}}  {line['accuracy']:.3f}  {low:.3f} .. {high:.3f}"
-        if "minus_base" in line:
-            low, high = line["minus_base_interval"]
-            text += f"  {line['minus_base']:+10.3f}  {low:+.3f} .. {high:+.3f}"
-        else:
-            text += " " * 30
-        out.append(f"{text}  {line['tokens']:6.0f}  {line['cut']:.2f}")
-    return "\n".join(out)
+def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], default: str, counted: Callable = list, **more) -> None:
+    """Write summary.json (`more` goes along) and print the table of all answers, with --against the differences to that run too.
+
+    default: the folder of this evaluation in a run, as given to open_out; counted(rows) -> rows: which answers the table counts,
+    and under which names.
+    """
+    lines, config = summarise(counted(rows), args.max_new), json.loads((run.path / "config.json").read_text())
+    compared = against(counted(rows), counted(answers_of(args.against, default, config))) if args.against else []
+    found = dict(results=lines, **(dict(against=args.against, differences=compared) if compared else {}), **more)
+    run.write_json("summary.json", dict(base=config["base"], samples=args.samples, temperature=args.temperature,
+                                        prompt=config["prompt"], **found))
+    print(table(lines))
+    if compared:
+        print(f"\nagainst the students (or whoever there is) of {args.against}, their mean\n{against_table(compared)}")
+    print(f"every answer with its verdict: {run.path / 'answers.jsonl'}")
 
 
 def command(name: str, main: Callable[[], int]) -> None:
@@ -327,5 +323,5 @@ def command(name: str, main: Callable[[], int]) -> None:
         print(f"{name}: {e}", file=sys.stderr)
         sys.exit(2 if isinstance(e, ValueError) else 1)
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; the same command goes on from the answers on disk", file=sys.stderr)
+        print(f"{name}: interrupted; the same command goes on from what is on disk", file=sys.stderr)
         sys.exit(130)

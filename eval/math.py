@@ -74,10 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     rows = common.answer_all(population, items, lambda item: item.question + INSTRUCTION, judge, args, run, done, style)
     if WORKER.n_late:
         print(f"note: {WORKER.n_late} answers took too long to compare and count as wrong", file=sys.stderr)
-    lines = common.summarise(rows, list(population.slots), args.max_new)
-    run.write_json("summary.json", dict(base=str(population.base.path), samples=args.samples, temperature=args.temperature, prompt=style,
-                                        results=lines))
-    print(f"{common.table(lines)}\nevery answer with its verdict: {run.path / 'answers.jsonl'}")
+    common.conclude(args, run, rows, "eval-math")
     return 0
 
 

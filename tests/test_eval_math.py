@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from eval import common, data, fetch, grading, math, symbolic
+from eval import common, data, fetch, grading, math, stats, symbolic
 from eval.expression import read
 from eval.grading import extract, grade
 from lora import save_peft
@@ -185,18 +185,18 @@ def test_worked_solutions_of_published_sets_are_right():
 def test_wilson_interval():
     """Newcombe 1998, table I: 81/263 and 15/148; and the ends."""
     for right, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)):
-        assert common.wilson(right, n) == pytest.approx((low, high), abs=1e-4)
-    assert common.wilson(0, 0) == (0, 1) and common.wilson(20, 20)[1] == 1
+        assert stats.wilson(right, n) == pytest.approx((low, high), abs=1e-4)
+    assert stats.wilson(0, 0) == (0, 1) and stats.wilson(20, 20)[1] == 1
 
 
 def test_paired_bootstrap():
     rng = np.random.default_rng(0)
-    assert common.paired_bootstrap(np.zeros(50)) == (0, 0)
+    assert stats.paired_bootstrap(np.zeros(50)) == (0, 0)
     difference = rng.integers(-1, 2, 400).astype(float)
-    low, high = common.paired_bootstrap(difference)
+    low, high = stats.paired_bootstrap(difference)
     half = 1.96 * difference.std() / 20
     assert (low, high) == pytest.approx((difference.mean() - half, difference.mean() + half), abs=0.012)
-    assert common.paired_bootstrap(difference) == (low, high), "the same draws in every run"
+    assert stats.paired_bootstrap(difference) == (low, high), "the same draws in every run"
 
 
 # ---------------------------------------------------------------- whole runs

@@ -1,0 +1,239 @@
+"""Held-out tasks of the micro domain, by kind and difficulty: what self-play leaves behind on programs that nobody trained on.
+
+    python -m eval.heldout --run out/NAME                                 # base and all members, greedy; 1,500 tasks
+    python -m eval.heldout --run out/NAME --temperature 1 --samples 4     # as in training
+    python -m eval.heldout --run out/NAME --against out/OTHER             # and paired differences to another run
+    python -m eval.heldout --base micro/base --bench code_o,logic --limit 60 --split validation
+
+Five families: output, input and program tasks (code_o, code_i, code_f) by statements, word problems (math) by events, puzzles
+(logic) by variables. The programs are those that micro/data.py keeps out of the base's training text; one bit of a program's hash
+puts it into the validation or the test split, so that no program is in both. Of the smallest size too few programs are reserved:
+these 300 tasks are of programs that the base may know; the table by size marks them, the sums over the other 1,200 leave them
+out. Questions, parsers and judge are those of self-play. Answers go to answers.jsonl as they come; the same command goes on where
+it stopped.
+"""
+import argparse
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from checks import Limits
+from config import PRESETS
+from eval import common
+from eval.stats import paired_bootstrap, wilson
+from eval.summary import BASE, roles, shares, with_means
+from kinds import Task
+from micro.evaluate import SIZES, draw_tasks
+from prompts import STYLES, Prompt
+from tasks import KINDS
+from verifier import Sandbox
+
+ROWS = {"code_o": "out", "code_i": "inp", "code_f": "fun", "math": "math", "logic": "logic"}     # family -> row of micro.evaluate
+SPLITS = ("test", "validation")
+SEED, PER_SIZE = 2605, 60                          # of the draws; tasks of one family and size
+MICRO_MAX_NEW = 96                                 # the micro base's longest traces; training cuts at 80
+SEEN_SIZES = {"logic": 2}                          # the size of which the base knows programs is 1, of puzzles 2
+
+
+@dataclass(frozen=True)
+class Item:
+    """One held-out task; size counts statements, events or variables; seen: the base may know its program."""
+    bench: str
+    id: str
+    size: int
+    seen: bool
+    task: Task
+
+
+# ---- the tasks -----------------------------------------------------------------------------------------------------------
+
+def split_of(task: Task) -> str:
+    """The split of a task's program (of a word problem: its story), the same on every machine."""
+    text = task.message or task.program
+    return SPLITS[hashlib.blake2b(text.encode(), digest_size=1, person=b"split").digest()[0] % 2]
+
+
+@functools.lru_cache(maxsize=None)
+def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
+    """Held-out tasks of a family in one split, the sizes in turn, no program twice in a size; fewer per_size: the first ones."""
+    columns = []
+    for size in SIZES[ROWS[family]]:
+        found, known, seed = [], set(), 0
+        while len(found) < per_size:
+            task, = draw_tasks(ROWS[family], size, 1, f"{SEED}/{seed}")
+            seed += 1
+            text = task.message or task.program
+            if split_of(task) == split and text not in known:
+                known.add(text)
+                found.append(Item(family, f"{size}/{len(found)}", size, size == SEEN_SIZES.get(family, 1), task))
+        columns.append(found)
+    return tuple(item for row in zip(*columns) for item in row)
+
+
+def items_of(families: list[str], split: str, limit: int) -> tuple[list[Item], dict[str, str]]:
+    """The first `limit` tasks (0 = all) of each family, and the SHA-256 of each family's."""
+    items, hashes = [], {}
+    for family in families:
+        n_sizes = len(SIZES[ROWS[family]])
+        some = draw(family, split, min(PER_SIZE, -(-limit // n_sizes)) if limit else PER_SIZE)[:limit or None]
+        items += some
+        # of the first task of each size: it tells a change of split or generator, and lets a larger --limit go on from a smaller
+        first = [dataclasses.astuple(item.task) for item in draw(family, split, 1)]
+        hashes[family] = hashlib.sha256(repr(first).encode()).hexdigest()
+    return items, hashes
+
+
+def families_for(style: str) -> tuple[str, ...]:
+    """The families that a style can be asked: the word problems' wording is the micro protocol's own."""
+    return tuple(ROWS) if style == "micro" else tuple(name for name in ROWS if name != "math")
+
+
+def told(run: str, items: list[Item]) -> int:
+    """How many of the reserved programs the run's own teachers have proposed word for word: students may have met them."""
+    path = Path(run).expanduser() / "tasks.jsonl"
+    rows = map(json.loads, path.read_bytes().splitlines()) if run and path.exists() else []
+    programs = {row["program"] for row in rows if not row["reason"]}
+    return sum(item.task.program in programs for item in items if not item.seen)
+
+
+# ---- asking and judging --------------------------------------------------------------------------------------------------
+
+def asking(style: str) -> Callable[[Item], Prompt]:
+    """The question of an item (anything with .task), as a student is asked in training."""
+    limits = Limits.for_style(style)
+    return lambda item: KINDS[item.task.kind].solve(style, item.task, limits)
+
+
+def judging(sandbox: Sandbox, style: str, note: Callable[[Item], dict] = lambda item: {}) -> Callable[[list], list[dict]]:
+    """judge([(item, text)]) -> [dict(correct, verdict, **note(item))], as in training: the sandbox decides."""
+    limits, ask = Limits.for_style(style), asking(style)
+
+    def judge(answers: list[tuple]) -> list[dict]:
+        parsed = [[KINDS[i.task.kind].parse_answer(ask(i).prefix + text, style, i.task, limits)] for i, text in answers]
+        jobs = [KINDS[i.task.kind].answer_jobs(i.task, a, limits) for (i, _), a in zip(answers, parsed)]
+        ran = iter(sandbox.run([job for some in jobs for job in some]))
+        judged = [KINDS[i.task.kind].judge(i.task, a, [next(ran) for _ in some], limits)[0]
+                  for (i, _), a, some in zip(answers, parsed, jobs)]
+        return [dict(correct=verdict == "correct", verdict=verdict, **note(i)) for verdict, (i, _) in zip(judged, answers)]
+    return judge
+
+
+def judge_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of what asks and judges tasks."""
+    parser.add_argument("--style", default="", choices=("", *STYLES),
+                        help="how the model is talked to; default: as the run was, else as the base wants")
+    parser.add_argument("--workers", type=int, default=2, help="sandbox processes")
+    parser.add_argument("--weak-sandbox", action="store_true", help="weaker walls where the system has no seccomp (dangerous)")
+
+
+def open_sandbox(args: argparse.Namespace) -> Sandbox:
+    """The judge. Raises ValueError where this machine cannot hold model code in."""
+    try:
+        return Sandbox(args.workers, weak=args.weak_sandbox)
+    except RuntimeError as e:
+        raise ValueError(str(e).replace("weak=True (--weak)", "--weak-sandbox")) from None
+
+
+def run_config(run: str) -> dict:
+    """A run's config.json, {} without a run. Raises ValueError where the folder is no run."""
+    path = Path(run).expanduser() / "config.json"
+    if run and not path.exists():
+        raise ValueError(f"--run {run}: no run there (no config.json); give a run's directory, out/NAME")
+    return json.loads(path.read_text()) if run else {}
+
+
+def styled(args: argparse.Namespace, population: common.Population) -> common.Population:
+    """The population, talked to as --style or the run say; sets --max-new and --max-rows where the command line does not."""
+    style = args.style or run_config(args.run).get("style", population.base.style)
+    args.max_new = args.max_new or (MICRO_MAX_NEW if style == "micro" else PRESETS[style]["max_new"])
+    args.max_rows = args.max_rows or PRESETS[style]["max_rows"]
+    return dataclasses.replace(population, base=dataclasses.replace(population.base, style=style))
+
+
+# ---- the table by size ---------------------------------------------------------------------------------------------------
+
+def by_size(rows: list[dict]) -> list[dict]:
+    """One dict per family and size: the base's and the solvers' mean share of right answers with Wilson intervals, their paired
+    difference with bootstrap interval, the least and the most of the solvers: the students, or whoever there is."""
+    out, cells = [], {}
+    for row in rows:
+        cells.setdefault((row["bench"], row["size"]), []).append(row)
+    for (bench, size), some in sorted(cells.items(), key=lambda cell: (list(ROWS).index(cell[0][0]), cell[0][1])):
+        share = with_means(shares(some)[bench])
+        group, mean = list(share.items())[-1]
+        line = dict(bench=bench, size=size, seen=some[0]["seen"], n=len(share[BASE]))
+        base, solved = np.array(list(share[BASE].values())), np.array([mean[i] for i in share[BASE]])
+        line |= dict(base=float(base.mean()), base_interval=wilson(float(base.sum()), len(base)))
+        if group != BASE:
+            names = roles([name for name in share if name in {row["member"] for row in some} - {BASE}]).get(group, [group])
+            each = [float(np.mean(list(share[name].values()))) for name in names]
+            line |= dict(solvers=float(solved.mean()), solvers_interval=wilson(float(solved.sum()), len(solved)),
+                         least=min(each), most=max(each), difference=float((solved - base).mean()),
+                         difference_interval=paired_bootstrap(solved - base))
+        out.append(line)
+    return out
+
+
+def size_table(lines: list[dict]) -> str:
+    """The table by size for the terminal; * marks sizes of which the base may know the programs."""
+    span = lambda pair: "{:.2f} .. {:.2f}".format(*pair)
+    out = [f"{'family':7} size     n   base  95% interval  solvers  95% interval  least  most  difference  95% interval"]
+    for line in lines:
+        text = f"{line['bench']:7} {line['size']:3}{'*' if line['seen'] else ' '} {line['n']:5}  {line['base']:5.2f}  "
+        text += span(line["base_interval"])
+        if "solvers" in line:
+            low, high = line["difference_interval"]
+            text += (f"  {line['solvers']:7.2f}  {span(line['solvers_interval'])}  {line['least']:5.2f}  {line['most']:4.2f}  "
+                     f"{line['difference']:+10.3f}  {low:+.3f} .. {high:+.3f}")
+        out.append(text)
+    return "\n".join(out)
+
+
+def counted(rows: list[dict]) -> list[dict]:
+    """The answers that the sums count: to programs that the base does not know, by family and together under "all"."""
+    fresh = [row for row in rows if not row["seen"]]
+    return fresh + [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in fresh]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line. Raises ValueError for what the user can mend."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m eval.heldout", description=__doc__, formatter_class=form)
+    common.flags(parser, None, without=("data", "prompt"))
+    judge_flags(parser)
+    parser.add_argument("--split", default="test", choices=SPLITS, help="choose members on validation, claim on test")
+    parser.set_defaults(max_rows=None)
+    args = parser.parse_args(argv)
+    common.check(args)
+    run_config(args.run)
+    wanted = common.choose(args.bench, tuple(ROWS))
+    with contextlib.ExitStack() as stack:
+        sandbox, population = stack.enter_context(open_sandbox(args)), styled(args, common.load(args))
+        style = population.base.style
+        if beyond := set(wanted) - set(families_for(style)):
+            raise ValueError(f"--bench {','.join(beyond)}: its wording is that of the micro style, and this base speaks the "
+                             f"{style} style")
+        items, hashes = items_of(wanted or list(families_for(style)), args.split, args.limit)
+        default = "eval-heldout" if args.split == "test" else "eval-heldout-validation"
+        out, done = common.open_out(args, population, f"task {style}", hashes, default)
+        judge = judging(sandbox, style, lambda item: dict(size=item.size, seen=item.seen))
+        rows = common.answer_all(population, items, asking(style), judge, args, out, done, style)
+    sizes, n_told = by_size(rows), told(args.run, items)
+    print(f"{size_table(sizes)}\n* programs that the base may know: not in the sums below\n")
+    common.conclude(args, out, rows, default, counted, split=args.split, limit=args.limit, sizes=sizes,
+                    proposed_by_the_run=n_told)
+    if n_told:
+        print(f"note: {n_told} of the programs in these sums were also proposed by this run's own teachers", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    common.command("eval.heldout", main)

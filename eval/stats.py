@@ -1,0 +1,97 @@
+"""Statistics of evaluation: intervals of shares, paired differences, exact tests and the seeds that a comparison needs.
+
+A question counts once, as the mean of its samples. Between training runs the run is the unit: its members and its answers to
+many questions are nested in it, so that more questions cannot stand in for more seeds.
+"""
+import itertools
+import math
+from statistics import NormalDist
+
+import numpy as np
+
+EXACT_SIGNS = 16                                  # seeds up to which every sign pattern is counted
+DRAWS = 10_000                                    # of every bootstrap
+
+
+def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """Score interval of a share (Wilson 1927), 95% by default; (0, 1) for n = 0. right may be a sum of shares."""
+    if n == 0:
+        return 0.0, 1.0
+    p = right / n
+    middle, half = p + z * z / (2 * n), z * math.sqrt(max(p * (1 - p), 0.0) / n + z * z / (4 * n * n))
+    return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
+
+
+def paired_bootstrap(differences: np.ndarray, n_draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
+    """95% percentile interval of the mean of paired differences (n,), items drawn with replacement."""
+    rng, n = np.random.default_rng(seed), len(differences)
+    values, counts = np.unique(differences, return_counts=True)         # drawing items is drawing how often each value comes
+    means = rng.multinomial(n, counts / n, size=n_draws) @ values / n
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def draws(n_outer: int, n_items: int, n_draws: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bootstrap weights of the outer units (n_draws, n_outer) and of the items (n_draws, n_items), each row summing to 1."""
+    rng = np.random.default_rng(seed)
+    shares = lambda n: rng.multinomial(n, np.full(n, 1 / n), size=n_draws) / n
+    return shares(n_outer), shares(n_items)
+
+
+def hierarchical_bootstrap(differences: np.ndarray, n_draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
+    """95% percentile interval of the mean of differences (S, n): S runs on n shared items, runs and items drawn with replacement.
+
+    The items are crossed with the runs (every run answers all), so one draw of items serves all runs of a draw. With few runs
+    the interval is too narrow, as every bootstrap of few units is: read it beside the exact test.
+    """
+    outer, items = draws(*differences.shape, n_draws, seed)
+    means = np.einsum("ds,dn,sn->d", outer, items, differences, optimize=True)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def ratio_bootstrap(top: np.ndarray, bottom: np.ndarray, n_draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
+    """95% percentile interval of mean(top) / mean(bottom), both (D, n): D draws and n items drawn with replacement, paired.
+
+    (nan, nan) where the bottom is 0 in a draw.
+    """
+    outer, items = draws(*top.shape, n_draws, seed)
+    above, below = (np.einsum("ds,dn,sn->d", outer, items, x, optimize=True) for x in (top, bottom))
+    if not (below > 0).all():
+        return math.nan, math.nan
+    low, high = np.percentile(above / below, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def sign_flip(differences: np.ndarray, n_draws: int = 100_000, seed: int = 0) -> float:
+    """Two-sided p of the mean of paired differences (S,) under all 2^S sign patterns (Fisher 1935); never under 2 / 2^S.
+
+    Exact for up to EXACT_SIGNS seeds, beyond by drawn patterns (the observed one counted along).
+    """
+    S = len(differences)
+    if S == 0:
+        return 1.0
+    if S <= EXACT_SIGNS:
+        signs = np.array(list(itertools.product((1, -1), repeat=S)))
+    else:
+        signs = np.vstack((np.ones(S), np.random.default_rng(seed).choice((1, -1), size=(n_draws, S))))
+    sums = np.abs(signs @ np.asarray(differences, float))
+    return float((sums >= sums[0] * (1 - 1e-12)).mean())
+
+
+def holm(p: list[float]) -> list[float]:
+    """p-values adjusted for as many comparisons as there are (Holm 1979), in the order given."""
+    order, out, worst = sorted(range(len(p)), key=p.__getitem__), [0.0] * len(p), 0.0
+    for rank, i in enumerate(order):
+        worst = max(worst, min(1.0, (len(p) - rank) * p[i]))
+        out[i] = worst
+    return out
+
+
+def seeds_needed(effect: float, spread: float, power: float = 0.8, level: float = 0.05) -> int:
+    """Pairs of runs with which a paired test finds a difference of `effect` with this power, where the differences of single
+    seeds have the standard deviation `spread` (Guenther 1981); never fewer than a sign-flip p under `level` needs."""
+    z = NormalDist().inv_cdf
+    fewest = math.ceil(math.log2(2 / level))
+    a, b = z(1 - level / 2), z(power)
+    return max(fewest, math.ceil(((a + b) * spread / effect) ** 2 + a * a / 2))
