@@ -349,7 +349,8 @@ def serve(profile, wall):
 
 if __name__ == "__main__":
     options = json.loads(os.environ["NANOPOPULORA_SANDBOX"])
-    padding = [bytes(n) for n in range(0, 512, 16) for _ in range(options["which"])]   # its twin's addresses differ in all digits
+    # its twin's addresses differ in all digits, and so do the counts of references to what everybody refers to
+    padding = [(bytes(n), None) for n in range(0, 512, 16) for _ in range(options["which"])]
     try: profile, wall, program = prepare(options)
     except Exception as e:                                                      # the trainer makes an error message of it
         os.write(CONTROL, ("%s: %s" % (type(e).__name__, e)).encode())
