@@ -60,7 +60,8 @@ class Run:
         if not path.is_dir():
             raise ValueError(f"{path}: no such directory; give a run's directory, out/NAME")
         if not (path / "metrics.jsonl").exists() and not (path / "config.json").exists():
-            raise ValueError(f"{path} is no run: neither metrics.jsonl nor config.json is in it; give a run's directory, out/NAME")
+            raise ValueError(f"{path} is no run: neither metrics.jsonl nor config.json is in it; give a run's directory, "
+                             "out/NAME")
         self.path, self.name, self.notes = path, path.resolve().name, []
         self.config, self.env = self.whole("config.json"), self.whole("env.json")
         self.metrics = list({row["step"]: row for row in self.lines("metrics.jsonl")}.values())
@@ -113,8 +114,10 @@ class Run:
         return members
 
     def sample(self) -> tuple[int, int, list[tuple[int, dict]]]:
-        """(proposals, valid ones, [(line, proposal)]): the last in the order in which they should be shown while there is
-        room. Within a step the order is drawn; first come the first of every step, then the second; a refused one for three valid."""
+        """(proposals, valid ones, [(line, proposal)]): the last in the order in which they should be shown while there is room.
+
+        Within a step the order is drawn; first come the first of every step, then the second; a refused one for three valid.
+        """
         rng, lots, n, n_valid = random.Random(0), {}, 0, 0
         keep = max(6, 4000 // max(1, len(self.metrics)))        # of a step, so that memory stays small
         for row in self.lines("tasks.jsonl"):
@@ -150,7 +153,7 @@ def defaults() -> tuple[dict, dict]:
             flags = {f.target.id: tuple(map(literal, f.value.args[:2])) for f in node.body if isinstance(f, ast.AnnAssign)}
         elif getattr(target, "id", "") == "PRESETS":                                        # PRESETS = {"micro": dict(...)}
             presets = {literal(k): words(v) for k, v in zip(value.keys, value.values)}
-        elif getattr(getattr(target, "value", None), "id", "") == "PRESETS":                # PRESETS["base"] = PRESETS["chat"] | dict(...)
+        elif getattr(getattr(target, "value", None), "id", "") == "PRESETS":      # PRESETS["base"] = PRESETS["chat"] | dict(...)
             presets[literal(target.slice)] = presets[literal(value.left.slice)] | words(value.right)
     return flags, presets
 

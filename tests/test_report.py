@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import report
+import report_page
 import report_run
 import report_svg
 
@@ -62,7 +63,7 @@ class Page(HTMLParser):
 def check(html: str) -> Page:
     """Whole, closed, harmless: balanced, one script which is ours, nothing from outside, finite numbers in the drawings."""
     page = Page(html)
-    assert page.tags.count("script") == 1 and "".join(page.scripts) == report_svg.JS
+    assert page.tags.count("script") == 1 and "".join(page.scripts) == report_page.JS
     assert set(page.tags) <= TAGS
     for tag, name, value in page.attributes:
         assert not name.startswith("on") and name not in ("src", "srcset", "xlink:href", "action"), (tag, name)
