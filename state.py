@@ -71,9 +71,10 @@ def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, ke
     run.save(state.step, books, fill, keep)
 
 
-def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str) -> State:
-    """The latest checkpoint's state; adapters and optimiser are filled in place, the logs are cut back to it."""
-    directory = run.path / f"step_{run.steps()[-1]}"
+def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: int) -> State:
+    """The state of checkpoint step_`step`; adapters and optimiser are filled in place, the logs of a run that writes are cut back
+    to it."""
+    directory = run.path / f"step_{step}"
     books = json.loads((directory / "state.json").read_text())
     tuples = lambda row: Task(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
     members = [Member.from_json(m) for m in books["members"]]
