@@ -97,6 +97,19 @@ def matrix(run: Run, most: int = 24) -> str:
     return made + (note if max(len(teachers), len(students)) > most else "")
 
 
+def retention(run: Run, name: str, birth: dict | None) -> tuple[float, str] | None:
+    """What a student kept of what its parents could do: greedy accuracy on the anchors at its first probe over its parents'
+    mean at their last one before its birth, and the two in words. None where the log lacks one of them."""
+    at = lambda who: [(step, v) for step, v in run.series(lambda r: num(r, "anchors_greedy", who)) if v is not None]
+    names = [str(get(p, "name")) for p in listed(birth, "parents")]
+    before = [[v for step, v in at(parent) if step <= birth["step"]] for parent in names]
+    parents = mean(v[-1] for v in before) if before and all(before) else None
+    if not at(name) or not parents:
+        return None
+    step, own = at(name)[0]
+    return own / parents, f"anchors, greedy: its parents {parents:.2f} before its birth, it {own:.2f} at step {step}"
+
+
 def life(run: Run, name: str, birth: dict | None, lane: int) -> Life:
     """A member's bar of the tree, with what is told on hover."""
     m, parents = run.members[name], [str(get(p, "name")) for p in listed(birth, "parents")]
@@ -104,7 +117,8 @@ def life(run: Run, name: str, birth: dict | None, lane: int) -> Life:
     tip = [f"{name}, {m.role}, steps {first} to {last}", f"last rating {mu:.1f}" if mu is not None else ""]
     if birth:
         tip += [f"{birth.get('operator')} of {' and '.join(parents)}, in place of {get(birth, 'victim', 'name')}",
-                f"norm of its update to its parents': {ratio:.3f}" if ratio is not None else "", str(birth.get("note") or "")]
+                f"norm of its update to its parents': {ratio:.3f}" if ratio is not None else "",
+                kept[1] if (kept := retention(run, name, birth)) else "", str(birth.get("note") or "")]
     end = f"{name} {mu:.1f}" if mu is not None and last == run.metrics[-1]["step"] else ""
     words = f"{name} {birth.get('operator')}" if birth else name
     return Life(m.color, lane, first, last, words, end, "\n".join(filter(None, tip)), parents)
@@ -128,7 +142,8 @@ def genealogy(run: Run, most: int = 240) -> str:
         body = tree("genealogy", lives) + born_table(run, births) + note
     return figure("Genealogy",
                   "Each lane is a place in the population: a child goes on where its victim ended, and curves come from its "
-                  "parents. The word is the operator, the number at the end the rating; hover or tap a bar for the norm ratio.",
+                  "parents. The word is the operator, the number at the end the rating; hover or tap a bar for the norm ratio "
+                  "and for what a student kept of its parents' accuracy on the anchors.",
                   body, wide=True)
 
 
@@ -139,10 +154,12 @@ def born_table(run: Run, births: dict[str, dict]) -> str:
     for child, b in births.items():
         lived = run.members[child].rows if child in run.members else []
         parents = " + ".join(str(get(p, "name")) for p in listed(b, "parents"))
+        kept = retention(run, child, b)
         cells = [b["step"], child, b.get("operator"), parents, get(b, "victim", "name"), number(num(b, "norm_ratio"), ".3f"),
-                 number(num(b, "mu"), ".1f"), number(num(lived[-1][1], "mu") if lived else None, ".1f"), len(lived),
-                 b.get("note") or ""]
+                 number(kept and kept[0], ".2f"), number(num(b, "mu"), ".1f"),
+                 number(num(lived[-1][1], "mu") if lived else None, ".1f"), len(lived), b.get("note") or ""]
         rows.append("".join(f"<td>{text(c)}</td>" for c in cells))
-    names = ("step", "child", "operator", "parents", "instead of", "norm ratio", "mu at birth", "mu last", "steps lived", "note")
+    names = ("step", "child", "operator", "parents", "instead of", "norm ratio", "retention", "mu at birth", "mu last",
+             "steps lived", "note")
     head = "".join(f"<th>{n}</th>" for n in names)
     return f"<details><summary>{len(births)} births as a table</summary>{table(head, rows)}</details>"

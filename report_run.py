@@ -197,6 +197,7 @@ def refused(row, reasons) -> float:
 # 0 to 1 (share), 0 (zero), or what fits (free).
 MEASURES = (
     ("the frozen base's solve rate on the teachers' current tasks", lambda r: num(r, "base_solve"), "share"),
+    ("an early student's solve rate on the same tasks, frozen", lambda r: num(r, "frozen_solve"), "share"),
     ("the students' solve rate on the same tasks", lambda r: num(r, "student_solve"), "share"),
     ("the students' accuracy on held-out anchor tasks, sampled", accuracy("sampled"), "free"),
     ("the students' accuracy on held-out anchor tasks, greedy", accuracy("greedy"), "free"),

@@ -278,8 +278,10 @@ def describe(proposed: list[Proposed]) -> dict:
                 output_chars=mean(chars for chars, _ in outputs), output_digits=mean(digits for _, digits in outputs))
 
 
-def probe(s: Setup, students: list[Member], anchors: list[Task], proposed: list[Proposed], step: int) -> dict:
-    """Absolute measures: every student on the frozen anchors, sampled and greedy; the frozen base on the current tasks."""
+def probe(s: Setup, students: list[Member], anchors: list[Task], proposed: list[Proposed], step: int,
+          frozen: Adapters | None = None) -> dict:
+    """Absolute measures: every student on the frozen anchors, sampled and greedy; on the current tasks the frozen base, and a
+    student frozen early in the run (slot 0 of `frozen`)."""
     out, tokens = {}, 0
     if anchors:
         first = step == 0 or 0 <= anchors[0].step < step <= anchors[0].step + s.cfg.probe_every     # the frozen base: once
@@ -292,8 +294,11 @@ def probe(s: Setup, students: list[Member], anchors: list[Task], proposed: list[
             tokens += int(done.rollout.n_tokens.sum())
     tasks = [p.task for p in proposed if p.task]
     if tasks:
-        done = attempt(s, tasks, [-1] * len(tasks), step, BASE, s.cfg.attempts)
-        out |= dict(base_solve=mean(v == "correct" for verdicts in done.verdicts for v in verdicts),
-                    student_solve=mean(p.solve_rate for p in proposed))
+        slots = [-1] * len(tasks) + ([0] * len(tasks) if frozen else [])
+        still = dataclasses.replace(s, adapters=frozen or s.adapters)
+        done = attempt(still, tasks * (2 if frozen else 1), slots, step, BASE, s.cfg.attempts)
+        right = lambda some: mean(v == "correct" for verdicts in some for v in verdicts)
+        out |= dict(base_solve=right(done.verdicts[:len(tasks)]), student_solve=mean(p.solve_rate for p in proposed))
+        out |= dict(frozen_solve=right(done.verdicts[len(tasks):])) if frozen else {}
         tokens += int(done.rollout.n_tokens.sum())
     return dict(**out, probe_tokens=tokens)

@@ -13,11 +13,13 @@ from checkpoint import RunDir
 from complexity import structural_hash
 from evolve import Member
 from kinds import Task
-from lora import load_peft, save_peft
+from lora import Adapters, load_peft, save_peft
 from rl import Adam
 from selfplay import Setup
 from tasks import IDENTITY, KINDS, read_tasks
 from trueskill_lite import RATINGS
+
+FROZEN = "frozen_student"               # its PEFT directory beside the checkpoints
 
 
 @dataclass
@@ -28,6 +30,7 @@ class State:
     archive: Archive
     anchors: list[Task]
     totals: dict[str, int]              # tokens generated and trained so far
+    frozen: Adapters | None = None      # a student as it was early in the run, alone in slot 0: a yardstick for later tasks
 
 
 def found(cfg, setup: Setup, base_hash: str = "") -> State:
@@ -59,6 +62,22 @@ def found(cfg, setup: Setup, base_hash: str = "") -> State:
     return State(0, members, archive, anchors, dict(generated=0, trained=0))
 
 
+def room(setup: Setup) -> Adapters:
+    """Adapters for one member, shaped like the population's."""
+    cfg = setup.cfg
+    return Adapters.on(setup.base.model, 1, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), setup.ranks.device)
+
+
+def freeze(run: RunDir, state: State, setup: Setup, base_hash: str) -> None:
+    """Keep the best student of this moment for good: in state.frozen, and once in the run's directory."""
+    fitness = RATINGS[setup.cfg.rating]().fitness
+    best = max((m for m in state.members if m.role == "student"), key=lambda m: fitness(m.rating))
+    state.frozen = room(setup)
+    state.frozen.set_factors(0, setup.adapters.factors(best.slot))
+    if run.writes:
+        save_peft(state.frozen, 0, run.path / FROZEN, setup.cfg.base, base_hash)
+
+
 def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, keep: int) -> None:
     """Checkpoint of the state before `state.step`: PEFT directories, optimiser and books; the base is never copied."""
     def fill(directory: Path) -> None:
@@ -67,7 +86,7 @@ def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, ke
             save_peft(setup.adapters, slot, directory / name, setup.cfg.base, base_hash)
         save_file({k: v.contiguous() for k, v in adam.state_dict().items()}, directory / "optimizer.safetensors")
     books = dict(members=[m.to_json() for m in state.members], anchors=[dataclasses.asdict(t) for t in state.anchors],
-                 seeds=[dataclasses.asdict(t) for t in state.archive.seeds], totals=state.totals)
+                 seeds=[dataclasses.asdict(t) for t in state.archive.seeds], totals=state.totals, frozen=state.frozen is not None)
     run.save(state.step, books, fill, keep)
 
 
@@ -85,7 +104,10 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
     logged = [selfplay.task_from_row(row) for row in run.rows("tasks.jsonl", books["logs"]["tasks.jsonl"]) if not row["reason"]]
     for task in [*map(tuples, books["seeds"]), *logged]:
         archive.add(task, structural_hash(task.program))
+    frozen = room(setup) if books.get("frozen") else None
+    if frozen:
+        load_peft(frozen, 0, run.path / FROZEN, base_hash)
     run.cut(books["logs"])
-    return State(books["step"], members, archive, [tuples(t) for t in books["anchors"]], books["totals"])
+    return State(books["step"], members, archive, [tuples(t) for t in books["anchors"]], books["totals"], frozen)
 
 

@@ -39,7 +39,7 @@ from machine import Stopwatch, environment, fit, free_memory, plan_table
 from model import Base, load_base, load_tokenizer, pick_dtype, resolve, weights_hash
 from parallel import Ranks
 from selfplay import Setup
-from state import State, found, restore, save
+from state import State, found, freeze, restore, save
 from trueskill_lite import RATINGS, child_rating
 from verifier import Sandbox
 
@@ -110,7 +110,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         adv = rl.advantages(batch, cfg.advantage, cfg.whiten)
         weight = rl.token_weight(batch.rollout, cfg.advantage, cfg.max_new).float()
         probing = cfg.probe_every and (step % cfg.probe_every == 0 or step == cfg.steps - 1)
-        probes = selfplay.probe(setup, students, state.anchors, proposed, step) if probing else {}
+        probes = selfplay.probe(setup, students, state.anchors, proposed, step, state.frozen) if probing else {}
         clock.lap("probe")
         gradient = rl.accumulate(base, adapters, batch, adv, weight, desc=bar("update"), **loss)
         with signals:                                       # from here to the checkpoint a signal waits: no step is torn
@@ -129,6 +129,8 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
             clock.lap("evolve")
             # without held-out tasks, the run's first ones are frozen as anchors
             state.anchors = state.anchors or [p.task for p in proposed if p.task][:cfg.n_anchors]
+            if probing and step and not state.frozen:
+                freeze(run, state, setup, base_hash)
             state.step += 1
             row |= dict(births=[b["child"] for b in births], seconds=clock.seconds)
             logs = dict(metrics=[row], tasks=selfplay.task_rows(proposed, step), matches=matches, genealogy=births)

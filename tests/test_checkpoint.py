@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import config
 import train
 from checkpoint import Interrupted, RunDir, Signals, differing
+from state import FROZEN
 
 ROOT = Path(train.__file__).parent
 STEPS = 3
@@ -30,7 +31,7 @@ FLAGS = dict(
     n_anchors=2,
     n_refs=2,
     evolve_every=1,
-    probe_every=2,
+    probe_every=1,
     save_every=1,
     keep=9,
     archive_cap=5,
@@ -91,7 +92,9 @@ def assert_equal(one: Path, other: Path) -> None:
         assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
     first, second = (json.loads((path / f"step_{STEPS}" / "state.json").read_text()) for path in (one, other))
     del first["logs"]["metrics.jsonl"], second["logs"]["metrics.jsonl"]
-    assert first == second
+    assert first == second and first["frozen"]
+    a, b = (load_file(path / FROZEN / "adapter_model.safetensors") for path in (one, other))
+    assert all(torch.equal(a[k], b[k]) for k in a) and ["frozen_solve" in row for row in metrics(one)] == [False, False, True]
 
 
 def test_killed_then_resumed_equals_never_stopped(words, whole, tmp_path):

@@ -14,6 +14,7 @@ import pytest
 
 import report
 import report_page
+import report_population
 import report_run
 import report_svg
 
@@ -353,3 +354,28 @@ def test_charts_bear_any_numbers():
     labels = report_svg.spread([(50.0, str(i), "t0") for i in range(40)])
     assert all(b[0] - a[0] >= 11 for a, b in zip(labels, labels[1:])) and labels[-1][0] <= report_svg.H
     assert [report_svg.short(v) for v in (0, 0.38, 5582, 34000, 1.25e6, -0.5, 12.345)] == ["0", "0.38", "5,582", "34k", "1.25M", "-0.5", "12.3"]
+
+
+def test_retention_of_a_child(tmp_path):
+    """Parents at their last probe before the birth, the child at its first; nothing where one is missing."""
+    path = invent(tmp_path / "run", steps=8, every=3)
+    some = rows(path / "metrics.jsonl")
+    for row in some:
+        for key in ("anchors_greedy", "anchors_sampled"):
+            row.pop(key, None)
+    some[0]["anchors_greedy"], some[5]["anchors_greedy"] = dict(S0=0.2, S1=0.8), dict(S1=0.9, S2=0.6)
+    rewrite(path / "metrics.jsonl", some)
+    run = report.Run(path)
+    birth = next(b for b in run.births if b["child"] == "S2")
+    kept, words = report_population.retention(run, "S2", birth)
+    assert kept == pytest.approx(0.75) and "its parents 0.80" in words and "it 0.60 at step 5" in words
+    assert report_population.retention(run, "T2", next(b for b in run.births if b["child"] == "T2")) is None
+    assert report_population.retention(run, "S0", None) is None
+    assert "its parents 0.80" in check(made(path)).text
+
+
+def test_tokens_by_phase(tmp_path):
+    path = invent(tmp_path / "run", steps=3)
+    told = report.tokens_by_phase(report.Run(path))
+    assert told["update"] == {0: 500, 1: 500, 2: 500} and told["probe"] == {0: 100}
+    assert told["propose"] == {step: 2 * 24 * 9.0 for step in range(3)} and told["solve"] == {step: 2 * 20 * 9.0 for step in range(3)}

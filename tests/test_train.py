@@ -146,6 +146,7 @@ def test_files_of_a_run(finished):
         "tasks.jsonl",
         "matches.jsonl",
         "genealogy.jsonl",
+        "frozen_student",
         "step_3",
         "step_4",
     }

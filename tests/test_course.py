@@ -1,0 +1,66 @@
+"""The course: every solution passes and every stub fails, the commands in its pages are ones that train.py takes, pictures are small."""
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import config
+
+ROOT = Path(config.__file__).parent
+COURSE = ROOT / "course"
+PAGES = [COURSE / "README.md", COURSE / "gallery.md"]
+EXERCISES = sorted(p.stem for p in (COURSE / "exercises").glob("*.py"))
+
+
+def graded(*more: str) -> tuple[int, int]:
+    """(passed, failed) tests of the course."""
+    done = subprocess.run([sys.executable, "-m", "pytest", "course", "--tb=no", "-q", "-p", "no:cacheprovider", *more], cwd=ROOT,
+                          capture_output=True, text=True, timeout=120)
+    said = done.stdout.splitlines()[-1]
+    assert "error" not in said, done.stdout
+    return tuple(int((re.search(rf"(\d+) {word}", said) or [0, 0])[1]) for word in ("passed", "failed"))
+
+
+def test_solutions_pass_and_stubs_fail():
+    passed, failed = graded("--solutions")
+    assert passed > 50 and failed == 0
+    assert graded() == (0, passed), "a test of an exercise passes before it is done"
+
+
+def test_every_exercise_has_its_test_and_solution():
+    for folder, name in (("solutions", "{}.py"), ("tests", "test_{}.py")):
+        assert {p.name for p in (COURSE / folder).glob("*.py")} == {name.format(exercise) for exercise in EXERCISES}
+    assert len(EXERCISES) == 5 and all(f"course/tests/test_{name}.py" in (COURSE / "README.md").read_text() for name in EXERCISES)
+
+
+def test_the_readmes_test_command_does_not_collect_the_course():
+    assert re.search(r"^testpaths = tests$", (ROOT / "pytest.ini").read_text(), re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_are_real(page):
+    commands = [line for line in page.read_text().splitlines() if line.startswith("python train.py")]
+    assert len(commands) >= 5
+    for command in commands:
+        cfg = config.parse_args(None, shlex.split(command, comments=True)[2:])
+        config.settle(cfg, "micro")
+
+
+def test_pictures_are_small_and_drawn():
+    shown = re.findall(r"\((gallery/[\w-]+\.svg)\)", (COURSE / "gallery.md").read_text())
+    assert set(shown) == {f"gallery/{p.name}" for p in (COURSE / "gallery").iterdir()} and len(shown) >= 5
+    for name in shown:
+        path = COURSE / name
+        assert path.stat().st_size < 30_000 and len(ElementTree.parse(path).findall(".//{*}path[@class='stroke']")) >= 2
+
+
+def test_picture_refuses(tmp_path):
+    call = lambda *words: subprocess.run([sys.executable, COURSE / "picture.py", *map(str, words)], capture_output=True, text=True)
+    bad = call("nose", tmp_path, "--out", tmp_path / "x.svg")
+    assert bad.returncode == 2 and "no curve is called nose" in bad.stderr and "valid" in bad.stderr
+    bad = call("valid", tmp_path / "none", "--out", tmp_path / "x.svg")
+    assert bad.returncode == 2 and "no such directory" in bad.stderr
