@@ -57,9 +57,9 @@ def absolute(run: Run) -> str:
                Line("frozen student", run.series(lambda r: num(r, "frozen_solve")), "s1", "d1"),
                Line("students", run.series(lambda r: num(r, "student_solve")), "s0", "bold")]
     figures = [figure("The teachers' current tasks",
-                      "Share solved by the frozen base, which never learns, by the student that was best at the first probe after "
-                      "the start, kept as it was then, and by the students of the day. If the frozen ones fall, the tasks got "
-                      "harder; the distance to them is the students' lead.",
+                      "Share solved by the frozen base, which never learns, by the student that was best at the first probe "
+                      "after the start, kept as it was then, and by the students of the day. If the frozen ones fall, the tasks "
+                      "got harder; the distance to them is the students' lead.",
                       line_chart("solve rate on current tasks", current, share=True))]
     for how, words in (("sampled", "at the run's temperature"), ("greedy", "decoded greedily")):
         lines = [Line(name, run.series(lambda r: num(r, f"anchors_{how}", name)), m.color, m.style + " thin", label=False)
