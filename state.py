@@ -19,7 +19,7 @@ from selfplay import Setup
 from tasks import IDENTITY, KINDS, read_tasks
 from trueskill_lite import RATINGS
 
-FROZEN = "frozen_student"               # its PEFT directory beside the checkpoints
+FROZEN = "probe/frozen_student"         # its place in a checkpoint, one level below those of the members
 
 
 @dataclass
@@ -68,14 +68,12 @@ def room(setup: Setup) -> Adapters:
     return Adapters.on(setup.base.model, 1, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), setup.ranks.device)
 
 
-def freeze(run: RunDir, state: State, setup: Setup, base_hash: str) -> None:
-    """Keep the best student of this moment for good: in state.frozen, and once in the run's directory."""
+def freeze(state: State, setup: Setup) -> None:
+    """Keep the best student of this moment for good, in state.frozen."""
     fitness = RATINGS[setup.cfg.rating]().fitness
     best = max((m for m in state.members if m.role == "student"), key=lambda m: fitness(m.rating))
     state.frozen = room(setup)
     state.frozen.set_factors(0, setup.adapters.factors(best.slot))
-    if run.writes:
-        save_peft(state.frozen, 0, run.path / FROZEN, setup.cfg.base, base_hash)
 
 
 def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, keep: int) -> None:
@@ -84,9 +82,11 @@ def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, ke
         names = {m.slot: m.name for m in reversed(state.members)}
         for slot, name in names.items():
             save_peft(setup.adapters, slot, directory / name, setup.cfg.base, base_hash)
+        if state.frozen:
+            save_peft(state.frozen, 0, directory / FROZEN, setup.cfg.base, base_hash)
         save_file({k: v.contiguous() for k, v in adam.state_dict().items()}, directory / "optimizer.safetensors")
     books = dict(members=[m.to_json() for m in state.members], anchors=[dataclasses.asdict(t) for t in state.anchors],
-                 seeds=[dataclasses.asdict(t) for t in state.archive.seeds], totals=state.totals, frozen=state.frozen is not None)
+                 seeds=[dataclasses.asdict(t) for t in state.archive.seeds], totals=state.totals)
     run.save(state.step, books, fill, keep)
 
 
@@ -104,9 +104,9 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
     logged = [selfplay.task_from_row(row) for row in run.rows("tasks.jsonl", books["logs"]["tasks.jsonl"]) if not row["reason"]]
     for task in [*map(tuples, books["seeds"]), *logged]:
         archive.add(task, structural_hash(task.program))
-    frozen = room(setup) if books.get("frozen") else None
+    frozen = room(setup) if (directory / FROZEN).is_dir() else None
     if frozen:
-        load_peft(frozen, 0, run.path / FROZEN, base_hash)
+        load_peft(frozen, 0, directory / FROZEN, base_hash)
     run.cut(books["logs"])
     return State(books["step"], members, archive, [tuples(t) for t in books["anchors"]], books["totals"], frozen)
 

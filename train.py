@@ -130,7 +130,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
             # without held-out tasks, the run's first ones are frozen as anchors
             state.anchors = state.anchors or [p.task for p in proposed if p.task][:cfg.n_anchors]
             if probing and step and not state.frozen:
-                freeze(run, state, setup, base_hash)
+                freeze(state, setup)
             state.step += 1
             row |= dict(births=[b["child"] for b in births], seconds=clock.seconds)
             logs = dict(metrics=[row], tasks=selfplay.task_rows(proposed, step), matches=matches, genealogy=births)

@@ -54,7 +54,8 @@ def picture(runs: list[Run], curves: list[str]) -> str:
         panels += chart.replace("<svg ", '<svg width="420" height="236" ') + "</g>"
     css = "".join(re.findall(r":root\{.*?\}\n?|@media.*?\}\}\n?", CSS, re.S))                        # colours, light and dark
     css += "".join(re.findall(r"^\.ax.*|^\.(?:line|d1)\b.*", CSS, re.M))
-    css += ".back{fill:var(--card)}text{font:11px sans-serif;fill:var(--soft)}text.head{font:600 13px sans-serif;fill:var(--ink)}"
+    css += "svg{overflow:visible}.back{fill:var(--card)}text{font:11px sans-serif;fill:var(--soft)}"
+    css += "text.head{font:600 13px sans-serif;fill:var(--ink)}"
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width * len(curves)} 264"><style>{css}</style>'
             f'<rect class="back" width="100%" height="100%"/>{panels}</svg>\n')
 
