@@ -200,7 +200,8 @@ def test_another_base_is_refused(words, whole, micro_base, tmp_path):
 def test_start_from_a_runs_adapters(words, whole, tmp_path):
     flags = dict(init=whole / "step_3", steps=1, evolve="none", lr=1e-30, lr_teacher=1e-30)
     path = train.main(config.parse_args(None, words(tmp_path, **flags))).path
-    old = sorted((p.name for p in (whole / "step_3").iterdir() if p.is_dir()), key=lambda name: (name[0] == "S", name))
+    members = [p.parent.name for p in (whole / "step_3").glob("*/adapter_config.json")]
+    old = sorted(members, key=lambda name: (name[0] == "S", name))
     for slot, (name, new) in enumerate(zip(old, ["T0", "T1", "S0", "S1"])):
         a, b = (
             load_file(step / n / "adapter_model.safetensors") for step, n in ((whole / "step_3", name), (path / "step_1", new))
