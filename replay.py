@@ -73,13 +73,15 @@ def wanted(path: Path, step: int, match: str) -> tuple[Config, list[str], list[d
     """The configuration of the run at `path`, its matches "T2:S1" at `step` (or the one asked for), and what tasks.jsonl says of
     that step. Raises ValueError where there is no such run, step or match."""
     run = Run(path, want_tasks=False)
+    if not run.config:
+        raise ValueError(f"{path}: {run.notes[0]}; without the run's flags it cannot be replayed")
     if odd := set(run.config) - {f.name for f in dataclasses.fields(Config)}:
         raise ValueError(f"{path} was made by another version, whose flags this one lacks: {', '.join(sorted(odd))}")
     steps = sorted({m["step"] for m in run.matches})
     if step not in steps:
         held = f"the run's log has steps {steps[0]} to {steps[-1]}" if steps else "the run's log has no finished step"
         raise ValueError(f"--step {step}: {held}")
-    pairs = [f"{m['teacher']}:{m['student']}" for m in run.matches if m["step"] == step]
+    pairs = [f"{m.get('teacher')}:{m.get('student')}" for m in run.matches if m["step"] == step]
     if match and match not in pairs:
         raise ValueError(f"--match {match}: at step {step} there were {', '.join(pairs)}")
     return Config(**run.config), [match] if match else pairs, [row for row in run.lines("tasks.jsonl") if row["step"] == step]
@@ -88,8 +90,9 @@ def wanted(path: Path, step: int, match: str) -> tuple[Config, list[str], list[d
 def again(s: Setup, state: State, matches: list[str], logged: list[dict]) -> bool:
     """Play the state's step once more up to the rewards, the whole batch as it was (rows alone could round otherwise), and print
     these matches in full: prompts as the models saw them, texts, verdicts. True if the whole step is what `logged` says."""
-    step, words = state.step, lambda rollout, i: s.base.tokenizer.decode(
-        rollout.ids[i, :rollout.prompt_len[i]].tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    step, tokenizer = state.step, s.base.tokenizer
+    words = lambda rollout, i: tokenizer.decode(rollout.ids[i, :rollout.prompt_len[i]].tolist(), skip_special_tokens=False,
+                                                clean_up_tokenization_spaces=False)
     pairs = selfplay.match(s, state.members, step)
     rollout, proposed = selfplay.propose(s, state.archive, [m for m in state.members if m.role == "teacher"], step)
     selfplay.verify(s, state.archive, proposed, step)

@@ -7,6 +7,7 @@
 Needs Python alone. What a log lacks is shown as absent; lines that cannot be read are skipped, counted and told (report_run.py).
 """
 import argparse
+import ast
 import base64
 import hashlib
 import itertools
@@ -19,10 +20,11 @@ from pathlib import Path
 
 from report_page import CSS, JS, figure, section, table
 from report_population import member_lines, population, role_mean, roles
-from report_run import MEASURES, Run, accuracy, defaults, duplicates, expected, get, guessing, items, mean, num, refused
+from report_run import MEASURES, Run, accuracy, duplicates, get, guessing, items, mean, num, refused
 from report_svg import Line, line_chart, spark, stack_chart, text
 from report_tasks import browser
 
+HERE = Path(__file__).resolve().parent
 MAX_BYTES = 1_900_000               # of the file
 TASK_BYTES = 750_000                # of it, at most, for the browser of tasks
 
@@ -210,6 +212,39 @@ def compared(runs: list[Run]) -> str:
         chart = line_chart(title, lines, share=axis == "share", zero=axis != "free", cap=50)
         figures.append(figure(title[0].upper() + title[1:], "One line a run.", chart))
     return section("compared", "Compared", f"{words} The run is the unit of any statistics: one of each is no claim.", figures)
+
+
+def defaults() -> tuple[dict, dict]:
+    """({flag: (default, help)}, {style: presets}) as config.py says; its text is read, it is not run. ... = not a literal."""
+    flags, presets = {}, {}
+    try:
+        body = ast.parse((HERE / "config.py").read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return flags, presets
+    literal = lambda node: ast.literal_eval(node) if isinstance(node, (ast.Constant, ast.UnaryOp)) else ...
+    words = lambda call: {k.arg: literal(k.value) for k in call.keywords}
+    for node in body:
+        target, value = getattr(node, "targets", [None])[0], getattr(node, "value", None)
+        if isinstance(node, ast.ClassDef) and node.name == "Config":
+            flags = {f.target.id: tuple(map(literal, f.value.args[:2])) for f in node.body if isinstance(f, ast.AnnAssign)}
+        elif getattr(target, "id", "") == "PRESETS":                                        # PRESETS = {"micro": dict(...)}
+            presets = {literal(k): words(v) for k, v in zip(value.keys, value.values)}
+        elif getattr(getattr(target, "value", None), "id", "") == "PRESETS":      # PRESETS["base"] = PRESETS["chat"] | dict(...)
+            presets[literal(target.slice)] = presets[literal(value.left.slice)] | words(value.right)
+    return flags, presets
+
+
+def expected(config: dict) -> dict:
+    """What each flag of a configuration would be if nobody had given it; ... where that is not known."""
+    flags, presets = defaults()
+    style = str(config.get("style"))
+    apart = lambda name: sum(config.get(k) != v for k, v in presets[name].items())
+    preset = presets[style if style in presets else min(presets, key=apart)] if presets else {}     # auto: the likeliest
+    out = {k: preset.get(k, default) if default is None else default for k, (default, _) in flags.items()}
+    half = 1 if config.get("single") else (num(config, "pop") or 0) // 2
+    settled = dict(style=config.get("style"), teachers=half, students=half, grace=config.get("evolve_every"),
+                   duplicate_penalty=config.get("invalid_penalty"))
+    return out | {k: v for k, v in settled.items() if k in out} | dict.fromkeys(("name", "out", "resume"), ...)
 
 
 def setup(run: Run) -> str:

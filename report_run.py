@@ -2,15 +2,12 @@
 
 No imports but Python's, so that a report can be made where torch is not installed.
 """
-import ast
 import json
 import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-
-HERE = Path(__file__).resolve().parent
 
 
 def get(row, *keys):
@@ -136,39 +133,6 @@ class Run:
     def series(self, value) -> list:
         """[(step, value(row))] over the run."""
         return [(row["step"], value(row)) for row in self.metrics]
-
-
-def defaults() -> tuple[dict, dict]:
-    """({flag: (default, help)}, {style: presets}) as config.py says; its text is read, it is not run. ... = not a literal."""
-    flags, presets = {}, {}
-    try:
-        body = ast.parse((HERE / "config.py").read_text(encoding="utf-8")).body
-    except (OSError, ValueError, SyntaxError):
-        return flags, presets
-    literal = lambda node: ast.literal_eval(node) if isinstance(node, (ast.Constant, ast.UnaryOp)) else ...
-    words = lambda call: {k.arg: literal(k.value) for k in call.keywords}
-    for node in body:
-        target, value = getattr(node, "targets", [None])[0], getattr(node, "value", None)
-        if isinstance(node, ast.ClassDef) and node.name == "Config":
-            flags = {f.target.id: tuple(map(literal, f.value.args[:2])) for f in node.body if isinstance(f, ast.AnnAssign)}
-        elif getattr(target, "id", "") == "PRESETS":                                        # PRESETS = {"micro": dict(...)}
-            presets = {literal(k): words(v) for k, v in zip(value.keys, value.values)}
-        elif getattr(getattr(target, "value", None), "id", "") == "PRESETS":      # PRESETS["base"] = PRESETS["chat"] | dict(...)
-            presets[literal(target.slice)] = presets[literal(value.left.slice)] | words(value.right)
-    return flags, presets
-
-
-def expected(config: dict) -> dict:
-    """What each flag of a configuration would be if nobody had given it; ... where that is not known."""
-    flags, presets = defaults()
-    style = str(config.get("style"))
-    apart = lambda name: sum(config.get(k) != v for k, v in presets[name].items())
-    preset = presets[style if style in presets else min(presets, key=apart)] if presets else {}     # auto: the likeliest
-    out = {k: preset.get(k, default) if default is None else default for k, (default, _) in flags.items()}
-    half = 1 if config.get("single") else (num(config, "pop") or 0) // 2
-    settled = dict(style=config.get("style"), teachers=half, students=half, grace=config.get("evolve_every"),
-                   duplicate_penalty=config.get("invalid_penalty"))
-    return out | {k: v for k, v in settled.items() if k in out} | dict.fromkeys(("name", "out", "resume"), ...)
 
 
 def duplicates(row) -> float | None:

@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+import torch
 
 import config
 import replay
@@ -80,9 +81,18 @@ def test_what_cannot_be_replayed(run, asked, match):
         train.show_again(config.Config(**dict(replay=str(run.path)) | asked))
 
 
+def test_several_processes_are_refused(run, monkeypatch):
+    monkeypatch.setattr(train.Ranks, "join", lambda device: train.Ranks(0, 2, torch.device("cpu")))
+    with pytest.raises(ValueError, match="without torchrun"):
+        again(run, 1)
+
+
 def test_another_version_is_refused(run, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(dict(nose=1)))
     with pytest.raises(ValueError, match="another version.*nose"):
+        train.show_again(config.Config(replay=str(tmp_path)))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="config.json could not be read"):
         train.show_again(config.Config(replay=str(tmp_path)))
 
 

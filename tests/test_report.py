@@ -15,7 +15,6 @@ import pytest
 import report
 import report_page
 import report_population
-import report_run
 import report_svg
 
 ROOT = Path(report.__file__).parent
@@ -291,15 +290,15 @@ def test_many_members_and_long_runs_stay_small(tmp_path):
 
 def test_what_differs_from_the_defaults(tmp_path, monkeypatch):
     config = pytest.importorskip("config")
-    flags, presets = report_run.defaults()
+    flags, presets = report.defaults()
     assert presets == config.PRESETS
     for f in dataclasses.fields(config.Config):
         assert flags[f.name][0] in (f.default, ...) and flags[f.name][1] in (f.metadata["help"], ...)
     settled = dataclasses.asdict(config.settle(config.Config(pop=6, lr=0.5, name="x"), "micro"))
-    usual = report_run.expected(settled)
+    usual = report.expected(settled)
     assert {k for k in settled if usual[k] is not ... and usual[k] != settled[k]} == {"pop", "lr"}
-    monkeypatch.setattr(report_run, "HERE", tmp_path)
-    assert report_run.defaults() == ({}, {})
+    monkeypatch.setattr(report, "HERE", tmp_path)
+    assert report.defaults() == ({}, {})
     assert "its defaults are not known" in check(made(invent(tmp_path / "run"))).text
 
 
