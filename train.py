@@ -204,7 +204,8 @@ def open_sandbox(cfg: Config) -> Sandbox:
 
 
 def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> tuple[Setup, rl.Adam, str]:
-    """What stays the same during a run, with the members' adapters in it, their optimiser, and the hash of the base."""
+    """What stays the same during a run, with the members' adapters in it and sizes that fit this machine, their optimiser, and the
+    hash of the base."""
     n_members = 1 if cfg.single else cfg.teachers + cfg.students
     adapters = Adapters.on(base.model, n_members, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), ranks.device)
     cfg = fit(cfg, base, adapters)
