@@ -34,6 +34,12 @@ class Config:
     dtype: str = flag("auto", "of the frozen base", ("auto", "float32", "bfloat16"))
     threads: int = flag(None, "CPU threads a process; 0 = torch's choice", kind=int)
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
+    show: int = flag(0, "tasks printed each step, with their attempts")
+    replay: str = flag("", "a run's directory: play --step of it again and print it, writing nothing; the run's own flags hold. Starts from "
+                       "the nearest checkpoint at or before the step (--keep 999 leaves all), else from step 0, and computes the "
+                       "steps in between again; exit code 1 where the texts are not those of tasks.jsonl, as on another device")
+    step: int = flag(0, "the step to replay")
+    match: str = flag("", "the match to replay, as T2:S1; default: all of the step")
     # the population
     pop: int = flag(8, "members: half teachers, half students")
     teachers: int = flag(0, "number of teachers, instead of half of --pop")
@@ -106,10 +112,11 @@ PRESETS["base"] = PRESETS["chat"] | dict(max_new=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new=192)
 POSITIVE = ("steps", "rank", "alpha", "n_prompts", "group", "archive_cap", "attempts", "max_new", "clip", "lr", "lr_teacher",
             "evolve_every", "save_every", "keep", "max_rows", "token_budget", "workers", "cpu_s")
-NOT_NEGATIVE = ("seed", "threads", "n_refs", "max_digits", "max_output", "noise_margin", "kl", "entropy", "outcome_band",
+NOT_NEGATIVE = ("seed", "threads", "show", "step", "n_refs", "max_digits", "max_output", "noise_margin", "kl", "entropy", "outcome_band",
                 "probe_every", "n_anchors")
 # Fields that may change between a run and its resumption without changing what it computes.
-FREE = ("base", "name", "out", "resume", "init", "steps", "device", "threads", "plan", "save_every", "keep", "workers")
+FREE = ("base", "name", "out", "resume", "init", "steps", "device", "threads", "plan", "show", "replay", "step", "match", "save_every",
+        "keep", "workers")
 
 
 def parse_args(description: str | None, argv: list[str] | None = None) -> Config:

@@ -2,15 +2,12 @@
 
 No imports but Python's, so that a report can be made where torch is not installed.
 """
-import ast
 import json
 import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-
-HERE = Path(__file__).resolve().parent
 
 
 def get(row, *keys):
@@ -60,7 +57,8 @@ class Run:
         if not path.is_dir():
             raise ValueError(f"{path}: no such directory; give a run's directory, out/NAME")
         if not (path / "metrics.jsonl").exists() and not (path / "config.json").exists():
-            raise ValueError(f"{path} is no run: neither metrics.jsonl nor config.json is in it; give a run's directory, out/NAME")
+            raise ValueError(f"{path} is no run: neither metrics.jsonl nor config.json is in it; give a run's directory, "
+                             "out/NAME")
         self.path, self.name, self.notes = path, path.resolve().name, []
         self.config, self.env = self.whole("config.json"), self.whole("env.json")
         self.metrics = list({row["step"]: row for row in self.lines("metrics.jsonl")}.values())
@@ -113,8 +111,10 @@ class Run:
         return members
 
     def sample(self) -> tuple[int, int, list[tuple[int, dict]]]:
-        """(proposals, valid ones, [(line, proposal)]): the last in the order in which they should be shown while there is
-        room. Within a step the order is drawn; first come the first of every step, then the second; a refused one for three valid."""
+        """(proposals, valid ones, [(line, proposal)]): the last in the order in which they should be shown while there is room.
+
+        Within a step the order is drawn; first come the first of every step, then the second; a refused one for three valid.
+        """
         rng, lots, n, n_valid = random.Random(0), {}, 0, 0
         keep = max(6, 4000 // max(1, len(self.metrics)))        # of a step, so that memory stays small
         for row in self.lines("tasks.jsonl"):
@@ -133,39 +133,6 @@ class Run:
     def series(self, value) -> list:
         """[(step, value(row))] over the run."""
         return [(row["step"], value(row)) for row in self.metrics]
-
-
-def defaults() -> tuple[dict, dict]:
-    """({flag: (default, help)}, {style: presets}) as config.py says; its text is read, it is not run. ... = not a literal."""
-    flags, presets = {}, {}
-    try:
-        body = ast.parse((HERE / "config.py").read_text(encoding="utf-8")).body
-    except (OSError, ValueError, SyntaxError):
-        return flags, presets
-    literal = lambda node: ast.literal_eval(node) if isinstance(node, (ast.Constant, ast.UnaryOp)) else ...
-    words = lambda call: {k.arg: literal(k.value) for k in call.keywords}
-    for node in body:
-        target, value = getattr(node, "targets", [None])[0], getattr(node, "value", None)
-        if isinstance(node, ast.ClassDef) and node.name == "Config":
-            flags = {f.target.id: tuple(map(literal, f.value.args[:2])) for f in node.body if isinstance(f, ast.AnnAssign)}
-        elif getattr(target, "id", "") == "PRESETS":                                        # PRESETS = {"micro": dict(...)}
-            presets = {literal(k): words(v) for k, v in zip(value.keys, value.values)}
-        elif getattr(getattr(target, "value", None), "id", "") == "PRESETS":                # PRESETS["base"] = PRESETS["chat"] | dict(...)
-            presets[literal(target.slice)] = presets[literal(value.left.slice)] | words(value.right)
-    return flags, presets
-
-
-def expected(config: dict) -> dict:
-    """What each flag of a configuration would be if nobody had given it; ... where that is not known."""
-    flags, presets = defaults()
-    style = str(config.get("style"))
-    apart = lambda name: sum(config.get(k) != v for k, v in presets[name].items())
-    preset = presets[style if style in presets else min(presets, key=apart)] if presets else {}     # auto: the likeliest
-    out = {k: preset.get(k, default) if default is None else default for k, (default, _) in flags.items()}
-    half = 1 if config.get("single") else (num(config, "pop") or 0) // 2
-    settled = dict(style=config.get("style"), teachers=half, students=half, grace=config.get("evolve_every"),
-                   duplicate_penalty=config.get("invalid_penalty"))
-    return out | {k: v for k, v in settled.items() if k in out} | dict.fromkeys(("name", "out", "resume"), ...)
 
 
 def duplicates(row) -> float | None:
@@ -194,6 +161,7 @@ def refused(row, reasons) -> float:
 # 0 to 1 (share), 0 (zero), or what fits (free).
 MEASURES = (
     ("the frozen base's solve rate on the teachers' current tasks", lambda r: num(r, "base_solve"), "share"),
+    ("an early student's solve rate on the same tasks, frozen", lambda r: num(r, "frozen_solve"), "share"),
     ("the students' solve rate on the same tasks", lambda r: num(r, "student_solve"), "share"),
     ("the students' accuracy on held-out anchor tasks, sampled", accuracy("sampled"), "free"),
     ("the students' accuracy on held-out anchor tasks, greedy", accuracy("greedy"), "free"),

@@ -1,7 +1,8 @@
-"""How a report looks: harmless text, small SVG charts, the page's CSS and JavaScript. Knows nothing of runs; no imports but Python's.
+"""What a report draws: harmless text and small SVG charts. Knows nothing of runs; no imports but Python's.
 
-A chart is 420 units wide, so that its letters stay readable on a phone; colours are CSS classes (t0.. warm, s0.. cool, m0.. neutral,
-`base` grey), so that light and dark are one SVG. Every mark's <title> is its tooltip; the page's script only shows it sooner.
+A chart is 420 units wide, so that its letters stay readable on a phone; colours are CSS classes (t0.. warm, s0.. cool, m0..
+neutral, `base` grey), so that light and dark are one SVG. Every mark's <title> is its tooltip; the page's script only shows it
+sooner.
 """
 import html
 import math
@@ -25,12 +26,17 @@ class Line:
     label: bool = True
 
 
+def visible(value: str) -> str:
+    """Text whose control characters, marks of direction and lone surrogates show as their codes; lines and tabs stay."""
+    plain = lambda c: c in "\n\t" or unicodedata.category(c) not in HIDDEN
+    return "".join(c if plain(c) else f"\u27e8U+{ord(c):04X}\u27e9" for c in value)
+
+
 def text(value, limit: int = 4000) -> str:
     """Any text made harmless for HTML, in or out of attributes; what is invisible or turns the line around shows as its code."""
     value = str(value)
     cut = f" [... {len(value) - limit} more characters]" if len(value) > limit else ""
-    seen = "".join(c if c in "\n\t" or unicodedata.category(c) not in HIDDEN else f"\u27e8U+{ord(c):04X}\u27e9" for c in value[:limit])
-    return html.escape(seen) + cut
+    return html.escape(visible(value[:limit])) + cut
 
 
 def short(v: float) -> str:
@@ -87,7 +93,8 @@ class Frame:
         out = []
         for v in ticks(self.low, self.high):
             y = place(self.y(v))
-            out.append(f'<path class="ax" d="M{LEFT} {y}H{place(self.right)}"/><text class="num" x="{LEFT - 5}" y="{y}" dy=".35em">{short(v)}</text>')
+            out.append(f'<path class="ax" d="M{LEFT} {y}H{place(self.right)}"/>'
+                       f'<text class="num" x="{LEFT - 5}" y="{y}" dy=".35em">{short(v)}</text>')
         for v in ticks(self.x0, self.x1, 5, whole=True):
             out.append(f'<text class="tick" x="{place(self.x(v))}" y="{H - 15}">{short(v)}</text>')
         return "".join(out) + f'<text class="axis" x="{place((LEFT + self.right) / 2)}" y="{H - 3}">step</text>'
@@ -131,7 +138,8 @@ def hits(frame: Frame, rows: dict[int, tuple[str, list[str]]], x0: int, width: i
 def curve(line: Line, frame: Frame, points: list, band: list, dots: bool) -> str:
     """One line with its band, dots if asked for, and its marks of birth and death."""
     at = [(frame.x(x), frame.y(y)) for x, y in points]
-    marks = [f'<circle cx="{place(x)}" cy="{place(y)}" r="{3 if "bold" in line.style else 2.2}"/>' for x, y in at] if dots or len(at) == 1 else []
+    r = 3 if "bold" in line.style else 2.2
+    marks = [f'<circle cx="{place(x)}" cy="{place(y)}" r="{r}"/>' for x, y in at] if dots or len(at) == 1 else []
     if line.born:
         marks.append(f'<circle class="birth" cx="{place(at[0][0])}" cy="{place(at[0][1])}" r="3.4"/>')
     if line.died:
@@ -140,10 +148,12 @@ def curve(line: Line, frame: Frame, points: list, band: list, dots: bool) -> str
     edge = [(x, high) for x, _, high in band] + [(x, low) for x, low, _ in reversed(band)]
     area = [f"{place(frame.x(x))} {place(frame.y(y))}" for x, y in edge]
     shade = f'<path class="band" d="M{"L".join(area)}Z"/>' if band else ""
-    return f'<g class="line {line.color} {line.style}"><title>{text(line.name)}</title>{shade}<path class="stroke" d="{d}"/>{"".join(marks)}</g>'
+    stroke = f'{shade}<path class="stroke" d="{d}"/>{"".join(marks)}'
+    return f'<g class="line {line.color} {line.style}"><title>{text(line.name)}</title>{stroke}</g>'
 
 
-def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = True, cap: int = 100, rules=(), ceiling: float = math.inf) -> str:
+def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = True, cap: int = 100, rules=(),
+               ceiling: float = math.inf) -> str:
     """Curves over steps. share: the axis is 0 to 1; zero: it holds 0; cap: points a curve at most (means of neighbours);
     rules: (value, label) horizontal dashes; ceiling: how far bands may stretch the axis. "" if there is nothing to draw."""
     lines = [line for line in lines if any(None not in p for p in line.points)]
@@ -194,7 +204,8 @@ def stack_chart(name: str, layers: dict[str, dict[int, float]], share: bool = Fa
     counts = {}
     for x in steps:
         counts.setdefault((x - steps[0]) // width, []).append(x)
-    means = {b: {label: sum(points.get(x, 0) for x in group) / len(group) for label, points in layers.items()} for b, group in counts.items()}
+    means = {b: {label: sum(points.get(x, 0) for x in group) / len(group) for label, points in layers.items()}
+             for b, group in counts.items()}
     high = 1 if share else max(sum(m.values()) for m in means.values()) * 1.05 or 1
     frame = Frame([steps[0] - 0.5, steps[-1] + 0.5], 0, high)
     thick = max(0.8, (frame.right - LEFT) * width / (steps[-1] - steps[0] + 1) * 0.86)
@@ -205,10 +216,11 @@ def stack_chart(name: str, layers: dict[str, dict[int, float]], share: bool = Fa
         for label, value in m.items():
             if value > 0:
                 top = frame.y(base + value)
-                bars.append(f'<rect class="{colors[label]}" x="{place(middle - thick / 2)}" y="{place(top)}" width="{place(thick)}" '
-                            f'height="{place(frame.y(base) - top)}"/>')
+                bars.append(f'<rect class="{colors[label]}" x="{place(middle - thick / 2)}" y="{place(top)}" '
+                            f'width="{place(thick)}" height="{place(frame.y(base) - top)}"/>')
                 base += value
-        rows[b] = (f"step {first}" + (f" to {first + width - 1}" if width > 1 else ""), [f"{n}  {short(v)}" for n, v in m.items() if v > 0])
+        rows[b] = (f"step {first}" + (f" to {first + width - 1}" if width > 1 else ""),
+                   [f"{n}  {short(v)}" for n, v in m.items() if v > 0])
     legend = "".join(f'<li><i class="{colors[label]}"></i>{text(label, 30)}</li>' for label in layers)
     note = f'<p class="note">each bar the mean of {width} steps</p>' if width > 1 else ""
     body = frame.axes() + f'<g class="bars">{"".join(bars)}</g>' + hits(frame, rows, steps[0], width)
@@ -225,7 +237,8 @@ def spark(points: list) -> str:
     span = max(y1 - y0, 0.02 * max(abs(y0), abs(y1))) or 1          # noise in the third digit is no movement
     at = [f"{place(3 + 90 * (x - x0) / (x1 - x0 or 1))} {place(23 - 20 * (y - y0) / span)}" for x, y in points]
     cx, cy = at[-1].split()
-    return f'<svg class="spark" viewBox="0 0 96 26" aria-hidden="true"><path d="M{"L".join(at)}"/><circle cx="{cx}" cy="{cy}" r="2.5"/></svg>'
+    marks = f'<path d="M{"L".join(at)}"/><circle cx="{cx}" cy="{cy}" r="2.5"/>'
+    return f'<svg class="spark" viewBox="0 0 96 26" aria-hidden="true">{marks}</svg>'
 
 
 @dataclass
@@ -256,120 +269,14 @@ def tree(name: str, lives: dict[str, Life]) -> str:
             above = place(py(parent.lane))
             way = f"M{place(x - 22)} {above}C{place(x - 6)} {above} {place(x - 16)} {place(y)} {place(x + 2)} {place(y)}"
             edges.append(f'<path class="edge {parent.color}" d="{way}"><title>{text(life.tip)}</title></path>')
-        end = f'<text class="end {life.color}" x="{place(stop + 4)}" y="{place(y)}" dy=".35em">{text(life.end, 16)}</text>' if life.end else ""
-        bars.append(f'<g class="life {life.color}"><title>{text(life.tip)}</title><path class="back" d="M{place(x)} {place(y - 6)}H{place(stop)}"/>'
+        end = f'<text class="end {life.color}" x="{place(stop + 4)}" y="{place(y)}" dy=".35em">{text(life.end, 16)}</text>'
+        end = end if life.end else ""
+        bars.append(f'<g class="life {life.color}"><title>{text(life.tip)}</title>'
+                    f'<path class="back" d="M{place(x)} {place(y - 6)}H{place(stop)}"/>'
                     f'<path class="stroke" d="M{place(x + 2)} {place(y)}H{place(max(x + 2, stop - 3))}"/>'
                     f'<circle cx="{place(x + 2)}" cy="{place(y)}" r="3.5"/>'
                     f'<text x="{place(x + 3)}" y="{place(y - 8)}">{text(life.words, 40)}</text>{end}</g>')
-    marks = "".join(f'<text class="tick" x="{place(px(v))}" y="{height - 6}">{short(v)}</text>' for v in ticks(x0, x1, width // 90, whole=True))
+    marks = "".join(f'<text class="tick" x="{place(px(v))}" y="{height - 6}">{short(v)}</text>'
+                    for v in ticks(x0, x1, width // 90, whole=True))
     drawing = svg("".join(edges + bars) + marks, name, width, height, f"min-width:{width - 180}px;max-width:{width + 240}px")
     return f'<div class="scroll">{drawing}</div>'
-
-
-CSS = """
-:root{color-scheme:light dark;--bg:#f7f7f5;--card:#fff;--ink:#1c2128;--soft:#5b6470;--line:#e3e4e0;--hint:#f1f1ee;--mark:#fff3cf;
---t0:#c2410c;--t1:#a16207;--t2:#be185d;--t3:#dc2626;--t4:#7c2d12;--t5:#d97706;--s0:#1d4ed8;--s1:#0f766e;--s2:#7c3aed;--s3:#0284c7;
---s4:#15803d;--s5:#3730a3;
---m0:#0072b2;--m1:#d55e00;--m2:#00805e;--m3:#a8467d;--m4:#7a6a00;--m5:#56606b;--m6:#4b9cd3;--m7:#c58b2a;--base:#5b6470;--heat:37,99,175}
-@media(prefers-color-scheme:dark){:root{--bg:#111418;--card:#191d23;--ink:#e7e9ec;--soft:#a0a8b3;--line:#2c323a;--hint:#20252c;
---mark:#43391a;
---t0:#fb923c;--t1:#facc15;--t2:#f472b6;--t3:#f87171;--t4:#d6a17c;--t5:#fdba74;--s0:#7aa2ff;--s1:#2dd4bf;--s2:#b794f6;--s3:#38bdf8;
---s4:#4ade80;--s5:#a5b4fc;
---m0:#56b4e9;--m1:#f08a3c;--m2:#2fc49a;--m3:#e38fc2;--m4:#d8c84a;--m5:#98a2ae;--m6:#2f7fb5;--m7:#b98a3a;--base:#a0a8b3;--heat:96,165,250}}
-*{box-sizing:border-box}html{scroll-behavior:smooth;scroll-padding-top:3.2rem}
-body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;overflow-wrap:anywhere}
-main,header,nav ul{max-width:1360px;margin:0 auto;padding:0 16px}header{padding-top:28px}
-h1{font-size:1.7rem;line-height:1.2;margin:0;letter-spacing:-.01em}
-h2{font-size:1.15rem;margin:2.2rem 0 .2rem}h2+p{margin:.1rem 0 .9rem;color:var(--soft);max-width:78ch}
-header p{margin:.3rem 0;color:var(--soft);max-width:90ch}
-nav{position:sticky;top:0;z-index:2;background:var(--bg);border-bottom:1px solid var(--line);margin-top:14px}
-nav ul{display:flex;gap:4px 18px;list-style:none;overflow-x:auto;white-space:nowrap}
-nav a{display:block;padding:9px 0;color:var(--soft);text-decoration:none}nav a:hover{color:var(--ink)}
-.grid{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(min(100%,390px),1fr))}
-figure{display:flex;flex-direction:column}figure>svg{margin-top:auto}
-figure,.card{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 10px;min-width:0}
-.wide{grid-column:1/-1}
-figcaption{font-size:.84rem;color:var(--soft);margin-bottom:6px;line-height:1.4}
-figcaption b{display:block;color:var(--ink);font-size:.95rem}
-.absent{color:var(--soft);background:var(--hint);border-radius:6px;padding:18px 12px;text-align:center;margin:4px 0}
-.notes{color:var(--ink)!important;background:var(--mark);border-radius:6px;padding:6px 10px}
-.note{color:var(--soft);font-size:.76rem;margin:2px 0 0;text-align:right}
-svg{display:block;width:100%;height:auto;max-width:600px;margin:0 auto;overflow:visible;
-font:11px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-.scroll{overflow-x:auto}
-.ax{stroke:var(--line);fill:none}.num{text-anchor:end}.tick,.axis{text-anchor:middle}svg text{fill:var(--soft)}
-.rule{stroke:var(--base);stroke-dasharray:2 4;fill:none}.hit{fill:var(--ink);opacity:0}.hit:hover{opacity:.07}
-.line .stroke{fill:none;stroke-width:1.7;stroke-linejoin:round}.line.thin .stroke{stroke-width:1;opacity:.55}
-.line.fine .stroke{stroke-width:1.2}.line.bold .stroke{stroke-width:2.8}
-.d1 .stroke{stroke-dasharray:6 3}.d2 .stroke{stroke-dasharray:2 3}.line .band{opacity:.07;stroke:none}
-.line:hover .stroke{stroke-width:3.2;opacity:1}.line:hover .band{opacity:.3}
-.line .birth{fill:var(--card);stroke-width:1.6}.line .death{fill:none;stroke-width:1.8}svg text.end{font-weight:600}
-.scroll svg{font-size:12px;margin:0}.life .stroke{stroke-width:3;fill:none}.life .back{stroke:transparent;stroke-width:30;fill:none}
-.life:hover .stroke{stroke-width:6}.life text:not(.end){fill:var(--ink)}.edge{fill:none;stroke-width:1.3;opacity:.75}
-.legend{display:flex;flex-wrap:wrap;gap:2px 12px;list-style:none;padding:0;margin:4px 0 0;font-size:.8rem;color:var(--soft)}
-.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px;background:currentColor}
-.words{list-style:none;padding:0;margin:14px 0 0;display:grid;gap:10px;grid-template-columns:repeat(auto-fill,minmax(min(100%,310px),1fr))}
-.words li{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 12px;display:grid;
-grid-template-columns:1fr 96px;align-items:center;column-gap:10px}
-.words b{font-variant-numeric:tabular-nums}.words span{font-size:.86rem;color:var(--soft);display:block;line-height:1.35}
-.words small{font-size:.76rem;color:var(--soft)}.spark path{fill:none;stroke:var(--s0);stroke-width:1.6}.spark circle{fill:var(--s0)}
-table{border-collapse:collapse;font-size:.84rem}
-th,td{padding:3px 8px;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}th{font-weight:600;color:var(--soft)}
-.matrix{width:100%}.matrix th{text-align:center}th{white-space:nowrap}
-.matrix td{text-align:center;background:rgba(var(--heat),calc(var(--v)*.55));min-width:46px;padding:3px 4px;border:1px solid var(--card)}
-.matrix small{display:block;color:inherit;opacity:.8}.right{text-align:right}
-td{overflow-wrap:normal}td:first-child,td code{white-space:nowrap}
-code,pre{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
-pre{background:var(--hint);border-radius:6px;padding:8px 10px;margin:4px 0 10px;overflow:auto;max-height:22rem;white-space:pre-wrap;
-direction:ltr;unicode-bidi:bidi-override;line-break:anywhere}
-#list{max-height:70vh;overflow:auto}.task{border-bottom:1px solid var(--line);padding:2px 0}
-.task summary{cursor:pointer;padding:4px 2px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:.86rem}
-.task summary code{color:var(--soft);unicode-bidi:bidi-override}.task>div{padding:0 4px 6px 14px}
-.task h4{margin:6px 0 0;font-size:.8rem;color:var(--soft);font-weight:600}
-.pill{display:inline-block;min-width:8.2em;text-align:center;border:1px solid var(--line);border-radius:99px;padding:0 8px;font-size:.78rem;
-background:rgba(var(--heat),calc(var(--v,0)*.5))}
-.pill.no{border-style:dashed;background:none}
-form{display:flex;flex-wrap:wrap;gap:8px 12px;margin-bottom:10px;font-size:.84rem;color:var(--soft)}
-form label{display:flex;gap:5px;align-items:center}
-select,input{font:inherit;color:var(--ink);background:var(--card);border:1px solid var(--line);border-radius:6px;padding:3px 6px;max-width:11rem}
-input[type=number]{width:5rem}html:not(.js) form{display:none}summary{cursor:pointer}[hidden]{display:none!important}
-#tip{position:fixed;z-index:9;pointer-events:none;white-space:pre;background:var(--ink);color:var(--bg);border-radius:6px;padding:6px 9px;
-font-size:12px;line-height:1.4;max-width:90vw;overflow:hidden}
-"""
-COLORS = [*(f"{family}{i}" for family in "ts" for i in range(6)), *(f"m{i}" for i in range(8)), "base"]
-CSS += "".join(
-    f".line.{c} .stroke,.life.{c} .stroke,.edge.{c},.line.{c} .birth,.line.{c} .death{{stroke:var(--{c})}}"
-    f".line.{c} circle:not(.birth),.life.{c} circle,.line.{c} .band,.bars .{c},svg text.end.{c}{{fill:var(--{c})}}"
-    f".legend .{c}{{color:var(--{c})}}\n" for c in COLORS)
-
-JS = """
-document.documentElement.classList.add('js');
-const tip = document.createElement('div'); tip.id = 'tip'; tip.hidden = true; document.body.append(tip);
-for (const t of document.querySelectorAll('svg title')) { t.parentNode.dataset.tip = t.textContent; t.remove(); }
-const tell = e => {
-  const at = e.target.closest && e.target.closest('[data-tip]');
-  tip.hidden = !at; if (!at) return;
-  tip.textContent = at.dataset.tip;
-  tip.style.left = Math.max(4, Math.min(e.clientX + 14, innerWidth - tip.offsetWidth - 6)) + 'px';
-  tip.style.top = Math.max(4, Math.min(e.clientY + 14, innerHeight - tip.offsetHeight - 6)) + 'px';
-};
-document.addEventListener('pointermove', tell); document.addEventListener('pointerdown', tell);
-document.addEventListener('scroll', () => { tip.hidden = true; }, true);
-const form = document.querySelector('form'), tasks = [...document.querySelectorAll('.task')];
-const rates = {none: r => r === 0, some: r => r > 0 && r < 1, all: r => r === 1};
-const filter = () => {
-  const f = Object.fromEntries(new FormData(form)), words = f.words.toLowerCase(); let n = 0;
-  for (const t of tasks) {
-    const d = t.dataset, rate = d.rate === '' ? NaN : +d.rate;
-    const ok = (f.from === '' || +d.step >= +f.from) && (f.to === '' || +d.step <= +f.to) && (!f.teacher || d.teacher === f.teacher)
-      && (!f.student || d.students.split(' ').includes(f.student)) && (!f.kind || d.kind === f.kind)
-      && (!f.reason || (f.reason === 'valid' ? d.reason === '' : d.reason === f.reason))
-      && (!f.solved || rates[f.solved](rate)) && (!words || t.textContent.toLowerCase().includes(words));
-    t.hidden = !ok; n += ok;
-  }
-  document.querySelector('#count').textContent = n + ' of ' + tasks.length + ' shown';
-};
-if (form) { form.addEventListener('input', filter); form.addEventListener('submit', e => e.preventDefault()); filter(); }
-const every = +document.body.dataset.watch;
-if (every) setInterval(() => { if (!document.querySelector('.task[open]') && !document.hidden) location.reload(); }, every * 1000);
-"""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+import evolve
 from archive import Archive
 from checks import Limits
 from complexity import measure
@@ -25,6 +26,7 @@ from prompts import Prompt, render, show
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from rl import Batch
 from tasks import KINDS
+from trueskill_lite import RATINGS
 from verifier import Job, Sandbox, Verdict, decode
 
 MATCH, PROPOSE, SOLVE, LEAK, EVOLVE, PROBE, BASE, INIT = range(8)      # phases: the second half of every random key
@@ -109,6 +111,14 @@ def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
     return [Verdict(end, tuple(outputs), tuple(errors), cpu_s) for end, outputs, errors, cpu_s in rows]
 
 
+def match(s: Setup, members: list[Member], step: int) -> list[tuple[Member, Member]]:
+    """Every teacher draws a student (cfg.matching) by the ratings' prediction of who would win: pairs (teacher, student)."""
+    system = RATINGS[s.cfg.rating]()
+    teachers, students = ([m for m in members if m.role == role] for role in ("teacher", "student"))
+    p_beats = lambda teacher, student: system.p_win(student.rating, teacher.rating)
+    return evolve.match(teachers, students, p_beats, s.cfg.matching, s.cfg.matching_floor, keyed(s.cfg.seed, step, MATCH), step)
+
+
 def propose(s: Setup, archive: Archive, teachers: list[Member], step: int, desc: str = "") -> tuple[Rollout, list[Proposed]]:
     """Every teacher writes n_prompts x group proposals, the kinds in turn, with references from the archive."""
     prompts, slots, out = [], [], []
@@ -181,6 +191,19 @@ def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int
     return Attempts(rollout, texts, judged)
 
 
+def solve(s: Setup, pairs: list[tuple[Member, Member]], proposed: list[Proposed], step: int,
+          desc: str = "") -> tuple[list[tuple[Proposed, Member]], Attempts | None]:
+    """Each student attempts the valid tasks of its teachers; who attempted what, and the attempts (None without valid tasks)."""
+    n = s.cfg.attempts
+    solved = [(p, student) for teacher, student in pairs for p in proposed if p.teacher is teacher and p.task]
+    if not solved:
+        return [], None
+    attempts = attempt(s, [p.task for p, _ in solved], [m.slot for _, m in solved], step, SOLVE, n, desc=desc)
+    for i, (p, student) in enumerate(solved):
+        p.attempts[student.name], p.answers[student.name] = attempts.verdicts[i], attempts.texts[i * n:(i + 1) * n]
+    return solved, attempts
+
+
 def pay_teachers(s: Setup, archive: Archive, proposed: list[Proposed], step: int) -> None:
     """Set each proposal's reward from its solve rate; invalid ones cost cfg.invalid_penalty (AZR, eq. 4 and 6), duplicates
     cfg.duplicate_penalty."""
@@ -210,19 +233,19 @@ def training_batch(s: Setup, rollout: Rollout, proposed: list[Proposed], solved:
                  torch.tensor(kind, device=device))
 
 
-def task_rows(proposed: list[Proposed], step: int) -> list[dict]:
-    """Lines of tasks.jsonl: every proposal, valid or not, with what became of it (texts cut to MAX_LOGGED characters)."""
+def task_rows(proposed: list[Proposed], step: int, limit: int = MAX_LOGGED) -> list[dict]:
+    """Lines of tasks.jsonl: every proposal, valid or not, with what became of it (texts cut to `limit` characters)."""
     rows = []
     for p in proposed:
         row = dict(step=step, teacher=p.teacher.name, kind=p.kind, reason=p.reason, reward=p.reward)
         if p.task:
             t = p.task
-            answers = {name: [text[-MAX_LOGGED:] for text in texts] for name, texts in p.answers.items()}
+            answers = {name: [text[-limit:] for text in texts] for name, texts in p.answers.items()}
             row |= dict(id=t.id, program=t.program, inputs=t.inputs, outputs=t.outputs, message=t.message, key=t.key, parents=t.parents,
                         solve_rate=p.solve_rate, attempts=p.attempts, answers=answers,
                         complexity=p.complexity)
         else:
-            row["text"] = p.text[:MAX_LOGGED]
+            row["text"] = p.text[:limit]
         rows.append(row)
     return rows
 
@@ -255,8 +278,10 @@ def describe(proposed: list[Proposed]) -> dict:
                 output_chars=mean(chars for chars, _ in outputs), output_digits=mean(digits for _, digits in outputs))
 
 
-def probe(s: Setup, students: list[Member], anchors: list[Task], proposed: list[Proposed], step: int) -> dict:
-    """Absolute measures: every student on the frozen anchors, sampled and greedy; the frozen base on the current tasks."""
+def probe(s: Setup, students: list[Member], anchors: list[Task], proposed: list[Proposed], step: int,
+          frozen: Adapters | None = None) -> dict:
+    """Absolute measures: every student on the frozen anchors, sampled and greedy; on the current tasks the frozen base, and a
+    student frozen early in the run (slot 0 of `frozen`)."""
     out, tokens = {}, 0
     if anchors:
         first = step == 0 or 0 <= anchors[0].step < step <= anchors[0].step + s.cfg.probe_every     # the frozen base: once
@@ -269,8 +294,11 @@ def probe(s: Setup, students: list[Member], anchors: list[Task], proposed: list[
             tokens += int(done.rollout.n_tokens.sum())
     tasks = [p.task for p in proposed if p.task]
     if tasks:
-        done = attempt(s, tasks, [-1] * len(tasks), step, BASE, s.cfg.attempts)
-        out |= dict(base_solve=mean(v == "correct" for verdicts in done.verdicts for v in verdicts),
-                    student_solve=mean(p.solve_rate for p in proposed))
+        slots = [-1] * len(tasks) + ([0] * len(tasks) if frozen else [])
+        still = dataclasses.replace(s, adapters=frozen or s.adapters)
+        done = attempt(still, tasks * (2 if frozen else 1), slots, step, BASE, s.cfg.attempts)
+        right = lambda some: mean(v == "correct" for verdicts in some for v in verdicts)
+        out |= dict(base_solve=right(done.verdicts[:len(tasks)]), student_solve=mean(p.solve_rate for p in proposed))
+        out |= dict(frozen_solve=right(done.verdicts[len(tasks):])) if frozen else {}
         tokens += int(done.rollout.n_tokens.sum())
     return dict(**out, probe_tokens=tokens)

@@ -13,11 +13,13 @@ from checkpoint import RunDir
 from complexity import structural_hash
 from evolve import Member
 from kinds import Task
-from lora import load_peft, save_peft
+from lora import Adapters, load_peft, save_peft
 from rl import Adam
 from selfplay import Setup
 from tasks import IDENTITY, KINDS, read_tasks
 from trueskill_lite import RATINGS
+
+FROZEN = "probe/frozen_student"         # its place in a checkpoint, one level below those of the members
 
 
 @dataclass
@@ -28,6 +30,7 @@ class State:
     archive: Archive
     anchors: list[Task]
     totals: dict[str, int]              # tokens generated and trained so far
+    frozen: Adapters | None = None      # a student as it was early in the run, alone in slot 0: a yardstick for later tasks
 
 
 def found(cfg, setup: Setup, base_hash: str = "") -> State:
@@ -59,12 +62,28 @@ def found(cfg, setup: Setup, base_hash: str = "") -> State:
     return State(0, members, archive, anchors, dict(generated=0, trained=0))
 
 
+def room(setup: Setup) -> Adapters:
+    """Adapters for one member, shaped like the population's."""
+    cfg = setup.cfg
+    return Adapters.on(setup.base.model, 1, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), setup.ranks.device)
+
+
+def freeze(state: State, setup: Setup) -> None:
+    """Keep the best student of this moment for good, in state.frozen."""
+    fitness = RATINGS[setup.cfg.rating]().fitness
+    best = max((m for m in state.members if m.role == "student"), key=lambda m: fitness(m.rating))
+    state.frozen = room(setup)
+    state.frozen.set_factors(0, setup.adapters.factors(best.slot))
+
+
 def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, keep: int) -> None:
     """Checkpoint of the state before `state.step`: PEFT directories, optimiser and books; the base is never copied."""
     def fill(directory: Path) -> None:
         names = {m.slot: m.name for m in reversed(state.members)}
         for slot, name in names.items():
             save_peft(setup.adapters, slot, directory / name, setup.cfg.base, base_hash)
+        if state.frozen:
+            save_peft(state.frozen, 0, directory / FROZEN, setup.cfg.base, base_hash)
         save_file({k: v.contiguous() for k, v in adam.state_dict().items()}, directory / "optimizer.safetensors")
     books = dict(members=[m.to_json() for m in state.members], anchors=[dataclasses.asdict(t) for t in state.anchors],
                  seeds=[dataclasses.asdict(t) for t in state.archive.seeds], totals=state.totals)
@@ -85,16 +104,20 @@ def archive_at(run: RunDir, books: dict, kinds, cap: int) -> Archive:
     return archive
 
 
-def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str) -> State:
-    """The latest checkpoint's state; adapters and optimiser are filled in place, the logs are cut back to it."""
-    directory = run.path / f"step_{run.steps()[-1]}"
+def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: int) -> State:
+    """The state of checkpoint step_`step`; adapters and optimiser are filled in place, the logs of a run that writes are cut back
+    to it."""
+    directory = run.path / f"step_{step}"
     books = json.loads((directory / "state.json").read_text())
     members = [Member.from_json(m) for m in books["members"]]
     for m in members:
         load_peft(setup.adapters, m.slot, directory / (members[0].name if cfg.single else m.name), base_hash)
     adam.load_state_dict(load_file(directory / "optimizer.safetensors"))
     archive = archive_at(run, books, setup.kinds, cfg.archive_cap)
+    frozen = room(setup) if (directory / FROZEN).is_dir() else None
+    if frozen:
+        load_peft(frozen, 0, directory / FROZEN, base_hash)
     run.cut(books["logs"])
-    return State(books["step"], members, archive, [task_of(t) for t in books["anchors"]], books["totals"])
+    return State(books["step"], members, archive, [task_of(t) for t in books["anchors"]], books["totals"], frozen)
 
 

@@ -6,6 +6,8 @@
     torchrun --standalone --nproc_per_node=2 train.py --name two            # rows shared out over two processes
     python train.py --name two --resume auto                                # go on where it was cut off
     python train.py --base Qwen/Qwen2.5-Coder-7B --plan                     # would it fit? memory by use, largest micro-batch
+    python train.py --show 3                                                # also print three tasks a step, with their attempts
+    python train.py --replay out/two --step 75 --match T2:S1                # one match again: prompts, texts, verdicts
 
 Five phases a step, all in `main`: match, propose, solve, reward and update, evolve. arXiv 2605.16727 on top of 2505.03335.
 """
@@ -23,6 +25,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 
 import evolve
+import replay
 import rl
 import selfplay
 from architectures import Config as ModelConfig
@@ -36,7 +39,7 @@ from machine import Stopwatch, environment, fit, free_memory, plan_table
 from model import Base, load_base, load_tokenizer, pick_dtype, resolve, weights_hash
 from parallel import Ranks
 from selfplay import Setup
-from state import State, found, restore, save
+from state import State, found, freeze, restore, save
 from trueskill_lite import RATINGS, child_rating
 from verifier import Sandbox
 
@@ -81,7 +84,6 @@ def evolve_population(setup: Setup, state: State, adam: rl.Adam, step: int) -> l
 def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str, signals: Signals) -> None:
     """The loop: five phases a step until cfg.steps. Interrupted leaves the state as it was before the step."""
     cfg, base, adapters = setup.cfg, setup.base, setup.adapters
-    system = RATINGS[cfg.rating]()
     loss = dict(temperature=cfg.temperature, kl=cfg.kl, entropy=cfg.entropy, clip=cfg.clip, token_budget=cfg.token_budget,
                 rank=setup.ranks.rank, world=setup.ranks.world)
     bar = lambda phase: phase if run.writes and sys.stderr.isatty() else ""
@@ -90,9 +92,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         teachers, students = ([m for m in state.members if m.role == role] for role in ("teacher", "student"))
 
         # 1. match: every teacher draws a student
-        rng = selfplay.keyed(cfg.seed, step, selfplay.MATCH)
-        p_beats = lambda teacher, student: system.p_win(student.rating, teacher.rating)
-        pairs = evolve.match(teachers, students, p_beats, cfg.matching, cfg.matching_floor, rng, step)
+        pairs = selfplay.match(setup, state.members, step)
 
         # 2. propose: teachers write tasks, the sandbox says which are valid
         rollout, proposed = selfplay.propose(setup, state.archive, teachers, step, bar("propose"))
@@ -101,13 +101,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         clock.lap("verify")
 
         # 3. solve: each student attempts the valid tasks of its teachers
-        solved = [(p, student) for teacher, student in pairs for p in proposed if p.teacher is teacher and p.task]
-        attempts = selfplay.attempt(setup, [p.task for p, _ in solved], [m.slot for _, m in solved], step, selfplay.SOLVE,
-                                    cfg.attempts, desc=bar("solve")) if solved else None
-        for (p, student), verdicts in zip(solved, attempts.verdicts if attempts else []):
-            p.attempts[student.name] = verdicts
-        for i, (p, student) in enumerate(solved):
-            p.answers[student.name] = attempts.texts[i * cfg.attempts:(i + 1) * cfg.attempts]
+        solved, attempts = selfplay.solve(setup, pairs, proposed, step, bar("solve"))
         clock.lap("solve")
 
         # 4. reward and update: one optimiser step for all members, each from its own rows; then the ratings
@@ -116,7 +110,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         adv = rl.advantages(batch, cfg.advantage, cfg.whiten)
         weight = rl.token_weight(batch.rollout, cfg.advantage, cfg.max_new).float()
         probing = cfg.probe_every and (step % cfg.probe_every == 0 or step == cfg.steps - 1)
-        probes = selfplay.probe(setup, students, state.anchors, proposed, step) if probing else {}
+        probes = selfplay.probe(setup, students, state.anchors, proposed, step, state.frozen) if probing else {}
         clock.lap("probe")
         gradient = rl.accumulate(base, adapters, batch, adv, weight, desc=bar("update"), **loss)
         with signals:                                       # from here to the checkpoint a signal waits: no step is torn
@@ -135,6 +129,8 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
             clock.lap("evolve")
             # without held-out tasks, the run's first ones are frozen as anchors
             state.anchors = state.anchors or [p.task for p in proposed if p.task][:cfg.n_anchors]
+            if probing and step and not state.frozen:
+                freeze(state, setup)
             state.step += 1
             row |= dict(births=[b["child"] for b in births], seconds=clock.seconds)
             logs = dict(metrics=[row], tasks=selfplay.task_rows(proposed, step), matches=matches, genealogy=births)
@@ -142,6 +138,8 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
                 run.append(f"{name}.jsonl", rows)
             if run.writes:
                 print(line(row), flush=True)
+                for task in replay.some(logs["tasks"], cfg.show):
+                    replay.tell(replay.card(task, replay.colored()))
             if state.step % cfg.save_every == 0 or state.step == cfg.steps:
                 save(run, state, setup, adam, base_hash, cfg.keep)
 
@@ -205,6 +203,40 @@ def open_sandbox(cfg: Config) -> Sandbox:
         raise ValueError(str(e).replace("weak=True (--weak)", "--weak-sandbox")) from None
 
 
+def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> tuple[Setup, rl.Adam, str]:
+    """What stays the same during a run, with the members' adapters in it and sizes that fit this machine, their optimiser, and the
+    hash of the base."""
+    n_members = 1 if cfg.single else cfg.teachers + cfg.students
+    adapters = Adapters.on(base.model, n_members, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), ranks.device)
+    cfg = fit(cfg, base, adapters)
+    rates = [cfg.lr] if cfg.single else [cfg.lr_teacher] * cfg.teachers + [cfg.lr] * cfg.students
+    limits = Limits.for_style(base.style)
+    limits = dataclasses.replace(limits, max_digits=cfg.max_digits or limits.max_digits,
+                                 output_chars=cfg.max_output or limits.output_chars)
+    setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.kinds.split(",")))
+    return setup, rl.Adam(adapters, rates), weights_hash(base.model)
+
+
+def show_again(asked: Config) -> int:
+    """Replay a step of an earlier run (asked.replay, .step, .match); returns the exit code. Raises ValueError."""
+    ranks, run, step = Ranks.join(asked.device), RunDir(Path(asked.replay), writes=False), asked.step
+    if ranks.world > 1:
+        raise ValueError("--replay prints from one process: start it without torchrun")
+    cfg, matches, logged = replay.wanted(run.path, step, asked.match)
+    cfg, base = prepare(cfg, ranks)
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
+    with open_sandbox(cfg) as sandbox:
+        setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
+        before = [n for n in run.steps() if n <= step]
+        state = restore(run, cfg, setup, adam, base_hash, before[-1]) if before else found(cfg, setup, base_hash)
+        if state.step < step:
+            print(f"no checkpoint of step {step}: computing steps {state.step} to {step - 1} again", flush=True)
+        until = dataclasses.replace(setup, cfg=dataclasses.replace(cfg, steps=step, probe_every=0))
+        train(until, state, run, adam, base_hash, Signals())
+        return 0 if replay.again(setup, state, matches, logged) else 1
+
+
 def main(cfg: Config) -> RunDir:
     """A whole run. Raises ValueError for what the user can mend, Interrupted after saving on a signal."""
     ranks = Ranks.join(cfg.device)
@@ -216,18 +248,10 @@ def main(cfg: Config) -> RunDir:
     if resuming and (changed := differing(json.loads((run.path / "config.json").read_text()), config, FREE)):
         raise ValueError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
                          "use the old values or another --name")
-    n_members = 1 if cfg.single else cfg.teachers + cfg.students
-    adapters = Adapters.on(base.model, n_members, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), ranks.device)
-    cfg = fit(cfg, base, adapters)
-    rates = [cfg.lr] if cfg.single else [cfg.lr_teacher] * cfg.teachers + [cfg.lr] * cfg.students
-    adam, base_hash = rl.Adam(adapters, rates), weights_hash(base.model)
     with contextlib.ExitStack() as stack:
         sandbox = stack.enter_context(open_sandbox(cfg)) if run.writes else None
-        limits = Limits.for_style(base.style)
-        limits = dataclasses.replace(limits, max_digits=cfg.max_digits or limits.max_digits,
-                                     output_chars=cfg.max_output or limits.output_chars)
-        setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.kinds.split(",")))
-        state = restore(run, cfg, setup, adam, base_hash) if resuming else found(cfg, setup, base_hash)
+        setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
+        state = restore(run, cfg, setup, adam, base_hash, run.steps()[-1]) if resuming else found(cfg, setup, base_hash)
         if run.writes:
             run.write_json("config.json", config)
             run.write_json("env.json", environment(ranks, sandbox))
@@ -255,14 +279,16 @@ def main(cfg: Config) -> RunDir:
 if __name__ == "__main__":
     try:
         cfg = parse_args(__doc__)
-        sys.exit(show_plan(cfg)) if cfg.plan else main(cfg)
+        if cfg.plan or cfg.replay:
+            sys.exit(show_plan(cfg) if cfg.plan else show_again(cfg))
+        main(cfg)
     except (ValueError, OSError) as e:
         print(f"train.py: {e}", file=sys.stderr)
         sys.exit(2 if isinstance(e, ValueError) else 1)
     except Interrupted:
         sys.exit(130)
     except KeyboardInterrupt:
-        print("train.py: interrupted before the first step", file=sys.stderr)
+        print("train.py: interrupted outside the steps of a run", file=sys.stderr)
         sys.exit(130)
     finally:
         if torch.distributed.is_initialized():

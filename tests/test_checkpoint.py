@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import config
 import train
 from checkpoint import Interrupted, RunDir, Signals, differing
+from state import FROZEN
 
 ROOT = Path(train.__file__).parent
 STEPS = 3
@@ -30,7 +31,7 @@ FLAGS = dict(
     n_anchors=2,
     n_refs=2,
     evolve_every=1,
-    probe_every=2,
+    probe_every=1,
     save_every=1,
     keep=9,
     archive_cap=5,
@@ -85,13 +86,13 @@ def assert_equal(one: Path, other: Path) -> None:
     assert metrics(one) == metrics(other)
     assert all((one / name).read_bytes() == (other / name).read_bytes() for name in LOGS[1:])
     files = [p.relative_to(one) for p in (one / f"step_{STEPS}").rglob("*.safetensors")]
-    assert len(files) == 5
+    assert len(files) == 6 and one / f"step_{STEPS}" / FROZEN / "adapter_model.safetensors" in [one / p for p in files]
     for p in files:  # not the bytes: safetensors shuffles its metadata
         a, b = load_file(one / p), load_file(other / p)
         assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
     first, second = (json.loads((path / f"step_{STEPS}" / "state.json").read_text()) for path in (one, other))
     del first["logs"]["metrics.jsonl"], second["logs"]["metrics.jsonl"]
-    assert first == second
+    assert first == second and ["frozen_solve" in row for row in metrics(one)] == [False, False, True]
 
 
 def test_killed_then_resumed_equals_never_stopped(words, whole, tmp_path):
@@ -199,7 +200,8 @@ def test_another_base_is_refused(words, whole, micro_base, tmp_path):
 def test_start_from_a_runs_adapters(words, whole, tmp_path):
     flags = dict(init=whole / "step_3", steps=1, evolve="none", lr=1e-30, lr_teacher=1e-30)
     path = train.main(config.parse_args(None, words(tmp_path, **flags))).path
-    old = sorted((p.name for p in (whole / "step_3").iterdir() if p.is_dir()), key=lambda name: (name[0] == "S", name))
+    members = [p.parent.name for p in (whole / "step_3").glob("*/adapter_config.json")]
+    old = sorted(members, key=lambda name: (name[0] == "S", name))
     for slot, (name, new) in enumerate(zip(old, ["T0", "T1", "S0", "S1"])):
         a, b = (
             load_file(step / n / "adapter_model.safetensors") for step, n in ((whole / "step_3", name), (path / "step_1", new))

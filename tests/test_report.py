@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import report
-import report_run
+import report_page
+import report_population
 import report_svg
 
 ROOT = Path(report.__file__).parent
@@ -62,7 +63,7 @@ class Page(HTMLParser):
 def check(html: str) -> Page:
     """Whole, closed, harmless: balanced, one script which is ours, nothing from outside, finite numbers in the drawings."""
     page = Page(html)
-    assert page.tags.count("script") == 1 and "".join(page.scripts) == report_svg.JS
+    assert page.tags.count("script") == 1 and "".join(page.scripts) == report_page.JS
     assert set(page.tags) <= TAGS
     for tag, name, value in page.attributes:
         assert not name.startswith("on") and name not in ("src", "srcset", "xlink:href", "action"), (tag, name)
@@ -289,15 +290,15 @@ def test_many_members_and_long_runs_stay_small(tmp_path):
 
 def test_what_differs_from_the_defaults(tmp_path, monkeypatch):
     config = pytest.importorskip("config")
-    flags, presets = report_run.defaults()
+    flags, presets = report.defaults()
     assert presets == config.PRESETS
     for f in dataclasses.fields(config.Config):
         assert flags[f.name][0] in (f.default, ...) and flags[f.name][1] in (f.metadata["help"], ...)
     settled = dataclasses.asdict(config.settle(config.Config(pop=6, lr=0.5, name="x"), "micro"))
-    usual = report_run.expected(settled)
+    usual = report.expected(settled)
     assert {k for k in settled if usual[k] is not ... and usual[k] != settled[k]} == {"pop", "lr"}
-    monkeypatch.setattr(report_run, "HERE", tmp_path)
-    assert report_run.defaults() == ({}, {})
+    monkeypatch.setattr(report, "HERE", tmp_path)
+    assert report.defaults() == ({}, {})
     assert "its defaults are not known" in check(made(invent(tmp_path / "run"))).text
 
 
@@ -352,3 +353,28 @@ def test_charts_bear_any_numbers():
     labels = report_svg.spread([(50.0, str(i), "t0") for i in range(40)])
     assert all(b[0] - a[0] >= 11 for a, b in zip(labels, labels[1:])) and labels[-1][0] <= report_svg.H
     assert [report_svg.short(v) for v in (0, 0.38, 5582, 34000, 1.25e6, -0.5, 12.345)] == ["0", "0.38", "5,582", "34k", "1.25M", "-0.5", "12.3"]
+
+
+def test_retention_of_a_child(tmp_path):
+    """Parents at their last probe before the birth, the child at its first; nothing where one is missing."""
+    path = invent(tmp_path / "run", steps=8, every=3)
+    some = rows(path / "metrics.jsonl")
+    for row in some:
+        for key in ("anchors_greedy", "anchors_sampled"):
+            row.pop(key, None)
+    some[0]["anchors_greedy"], some[5]["anchors_greedy"] = dict(S0=0.2, S1=0.8), dict(S1=0.9, S2=0.6)
+    rewrite(path / "metrics.jsonl", some)
+    run = report.Run(path)
+    birth = next(b for b in run.births if b["child"] == "S2")
+    kept, words = report_population.retention(run, "S2", birth)
+    assert kept == pytest.approx(0.75) and "its parents 0.80" in words and "it 0.60 at step 5" in words
+    assert report_population.retention(run, "T2", next(b for b in run.births if b["child"] == "T2")) is None
+    assert report_population.retention(run, "S0", None) is None
+    assert "its parents 0.80" in check(made(path)).text
+
+
+def test_tokens_by_phase(tmp_path):
+    path = invent(tmp_path / "run", steps=3)
+    told = report.tokens_by_phase(report.Run(path))
+    assert told["update"] == {0: 500, 1: 500, 2: 500} and told["probe"] == {0: 100}
+    assert told["propose"] == {step: 2 * 24 * 9.0 for step in range(3)} and told["solve"] == {step: 2 * 20 * 9.0 for step in range(3)}

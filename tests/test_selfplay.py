@@ -369,6 +369,20 @@ def test_probe(setup):
     assert selfplay.probe(s, students, [], [], 1) == dict(probe_tokens=0)
 
 
+def test_probe_of_a_frozen_student(setup, population):
+    """The frozen student is asked beside the base, whose answers stay what they were; an unchanged copy answers like the base."""
+    s, students = setup(), members("student")
+    given = selfplay.make_tasks(s, [asked("code_o", "x=x+1", "4"), asked("code_o", "x=x[::-1]", "[1,2,3]")], "")
+    batch = with_fates()[:2]
+    for p, task in zip(batch, given):
+        p.task = task
+    ruined = population(s.base, 1, rank=8, b_std=3.0)
+    alone, beside = selfplay.probe(s, students, [], batch, 7), selfplay.probe(s, students, [], batch, 7, ruined)
+    assert "frozen_solve" not in alone and beside["base_solve"] == alone["base_solve"] > 0 == beside["frozen_solve"]
+    fresh = population(s.base, 1, rank=8, b_std=0.0)
+    assert selfplay.probe(s, students, [], batch, 7, fresh)["frozen_solve"] > 0
+
+
 def test_last_words():
     rows = [
         dict(

@@ -16,6 +16,7 @@ import train
 from evolve import CROSSOVERS, MUTATIONS, OPERATORS
 from lora import TARGETS, Adapters
 from model import load_base, weights_hash
+from state import FROZEN
 
 ROOT = Path(train.__file__).parent
 TINY = dict(steps=2, pop=6, n_prompts=1, group=4, attempts=2, max_new=48, n_anchors=2, evolve_every=1, probe_every=0, workers=1)
@@ -153,12 +154,9 @@ def test_files_of_a_run(finished):
     assert given["pop"] == 4 and given["lr"] == config.PRESETS["micro"]["lr"] and None not in given.values()
     assert {"commit", "python", "torch", "device", "sandbox", "processes", "threads"} <= set(env) and env["sandbox"] != "weak"
     living = {b["child"] for b in shown(finished, "genealogy.jsonl")} | {"T0", "T1", "S0", "S1"}
-    kept = {p.name for p in (finished / "step_4").iterdir()}
-    assert (
-        {"state.json", "optimizer.safetensors"} < kept
-        and kept - {"state.json", "optimizer.safetensors"} < living
-        and len(kept) == 6
-    )
+    kept, others = {p.name for p in (finished / "step_4").iterdir()}, {"state.json", "optimizer.safetensors", "probe"}
+    assert others < kept and kept - others < living and len(kept) == 7
+    assert (finished / "step_4" / FROZEN / "adapter_config.json").exists()                    # a student of the probe at step 2
     assert not [p for p in finished.rglob("*.safetensors") if p.name == "model.safetensors"]  # the base is never copied
 
 

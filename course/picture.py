@@ -1,0 +1,81 @@
+"""Curves of runs as one small SVG file: how the pictures of the failure gallery were made.
+
+    python course/picture.py valid,trained out/spiral out/ref --out course/gallery/spiral.svg
+
+Curves are named after CURVES below; each becomes a panel, in which every run is a line.
+"""
+import argparse
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from report_page import CSS
+from report_run import Run, accuracy, duplicates, guessing, items, mean, num
+from report_svg import Line, line_chart, text
+
+
+def of_role(role: str, key: str):
+    """The mean of a measure over the members of a role, as a function of a line of metrics.jsonl."""
+    return lambda row: mean(num(m, key) for m in items(row, "members").values() if m.get("role") == role)
+
+
+# name: (title of the panel, value of a line of metrics.jsonl, whether the axis is 0 to 1)
+CURVES = {
+    "valid": ("valid proposals", lambda row: num(row, "valid"), True),
+    "silent": ("rows without advantage", lambda row: num(row, "zero_advantage"), True),
+    "statements": ("statements per task", lambda row: num(row, "complexity", "statements"), False),
+    "rarefied": ("distinct of 64 latest tasks", lambda row: num(row, "rarefied"), False),
+    "duplicates": ("duplicate proposals", duplicates, True),
+    "guess": ("right by guessing", guessing, True),
+    "beats": ("solved more often than by guessing", lambda row: num(row, "beats_guessing"), True),
+    "open": ("tasks neither never nor always solved", lambda row: None if num(row, "solve_0") is None
+             else 1 - num(row, "solve_0") - num(row, "solve_1"), True),
+    "reward": ("teachers' reward", of_role("teacher", "reward"), False),
+    "solve": ("students on current tasks", lambda row: num(row, "solve_rate"), True),
+    "base": ("frozen base on current tasks", lambda row: num(row, "base_solve"), True),
+    "anchors": ("students on anchors, greedy", accuracy("greedy"), True),
+    "students": ("students' mean rating", of_role("student", "mu"), False),
+    "teachers": ("teachers' mean rating", of_role("teacher", "mu"), False),
+    "cosine": ("likeness of adapters, teachers", of_role("teacher", "cosine"), True),
+}
+
+
+def picture(runs: list[Run], curves: list[str]) -> str:
+    """One SVG with a panel a curve and a line a run; light or dark as the reader's system is."""
+    panels, width = "", 440
+    for i, (title, value, share) in enumerate(CURVES[name] for name in curves):
+        lines = [Line(run.name, run.series(value), f"m{j}") for j, run in enumerate(runs)]
+        chart = line_chart(title, lines, share=share, cap=60).split("</svg>")[0] + "</svg>"
+        chart = re.sub(r"<rect class=.hit.*?</rect>|<title>.*?</title>", "", chart, flags=re.S)      # a picture has no tooltips
+        panels += f'<g transform="translate({10 + width * i} 24)"><text class="head" x="30" y="-6">{text(title)}</text>'
+        panels += chart.replace("<svg ", '<svg width="420" height="236" ') + "</g>"
+    css = "".join(re.findall(r":root\{.*?\}\n?|@media.*?\}\}\n?", CSS, re.S))                        # colours, light and dark
+    css += "".join(re.findall(r"^\.ax.*|^\.(?:line|d1)\b.*", CSS, re.M))
+    css += "svg{overflow:visible}.back{fill:var(--card)}text{font:11px sans-serif;fill:var(--soft)}"
+    css += "text.head{font:600 13px sans-serif;fill:var(--ink)}"
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width * len(curves)} 264"><style>{css}</style>'
+            f'<rect class="back" width="100%" height="100%"/>{panels}</svg>\n')
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line. Raises ValueError for what the user can mend."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("curves", help="names with commas: " + ", ".join(CURVES))
+    parser.add_argument("runs", type=Path, nargs="+", help="runs' directories, each a line")
+    parser.add_argument("--out", type=Path, required=True, help="the SVG file to write")
+    args = parser.parse_args(argv)
+    curves = args.curves.split(",")
+    if unknown := set(curves) - set(CURVES):
+        raise ValueError(f"no curve is called {', '.join(sorted(unknown))}; there are {', '.join(CURVES)}")
+    args.out.write_text(picture([Run(path, want_tasks=False) for path in args.runs], curves), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError) as e:
+        print(f"picture.py: {e}", file=sys.stderr)
+        sys.exit(2 if isinstance(e, ValueError) else 1)

@@ -1,0 +1,58 @@
+"""Grades exercise 3: the best approximation, whatever the factoring, and the loop's own operator."""
+import pytest
+import torch
+
+R, WIDTH, OUT = 4, 24, 16
+
+
+def parent(seed):
+    gen = torch.Generator().manual_seed(seed)
+    return torch.randn(R, WIDTH, generator=gen, dtype=torch.float64), torch.randn(OUT, R, generator=gen, dtype=torch.float64)
+
+
+def dw(adapter):
+    A, B = adapter
+    return B @ A
+
+
+def test_shapes(work):
+    A, B = work.midpoint(parent(0), parent(1))
+    assert A.shape == (R, WIDTH) and B.shape == (OUT, R)
+
+
+def test_best_approximation_of_the_midpoint(work):
+    """Eckart & Young: what is left is exactly the smaller singular values."""
+    middle = (dw(parent(0)) + dw(parent(1))) / 2
+    left = (middle - dw(work.midpoint(parent(0), parent(1)))).norm().item()
+    assert left == pytest.approx(torch.linalg.svdvals(middle)[R:].norm().item(), rel=1e-6)
+
+
+def test_a_parent_with_itself_is_that_parent(work):
+    assert torch.allclose(dw(work.midpoint(parent(0), parent(0))), dw(parent(0)), atol=1e-8)
+
+
+def test_the_factoring_does_not_matter(work):
+    (A, B), mix = parent(0), torch.randn(R, R, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    again = torch.linalg.solve(mix, A), B @ mix
+    assert torch.allclose(dw(work.midpoint(again, parent(1))), dw(work.midpoint((A, B), parent(1))), atol=1e-7)
+
+
+def test_the_parents_may_change_places(work):
+    assert torch.allclose(dw(work.midpoint(parent(0), parent(1))), dw(work.midpoint(parent(1), parent(0))), atol=1e-8)
+
+
+def test_a_fresh_parent_halves_the_other(work):
+    A, B = parent(1)
+    assert torch.allclose(dw(work.midpoint(parent(0), (A, torch.zeros_like(B)))), dw(parent(0)) / 2, atol=1e-8)
+
+
+def test_both_factors_carry_the_same_share(work):
+    A, B = work.midpoint(parent(0), parent(1))
+    assert torch.allclose(A.norm(dim=1), B.norm(dim=0), rtol=1e-6)
+
+
+def test_the_loop_does_the_same(work):
+    import evolve
+    single = lambda adapter: {"x": tuple(factor.float() for factor in adapter)}
+    theirs = evolve.mean([single(parent(0)), single(parent(1))], torch.Generator().manual_seed(0))["x"]
+    assert torch.allclose(dw(work.midpoint(parent(0), parent(1))).float(), dw(theirs), atol=1e-4)

@@ -1,0 +1,62 @@
+"""Grades exercise 1: published values, symmetries, and the far tails."""
+import math
+import random
+
+import pytest
+
+NEW = (25.0, 25 / 3)
+
+
+def near(rating, mu, sigma):
+    return rating == pytest.approx((mu, sigma), abs=1e-3)
+
+
+def test_published_values(work):
+    winner, loser = work.rate(NEW, NEW)
+    assert near(winner, 29.396, 7.171) and near(loser, 20.604, 7.171)          # trueskill.org's example of a first match
+    assert all(near(r, 25.0, 6.458) for r in work.rate(NEW, NEW, draw=True))
+    upset, favourite = work.rate((20, 3), (30, 3))
+    assert near(upset, 22.382, 2.775) and near(favourite, 27.618, 2.775)
+
+
+def test_what_is_expected_changes_little(work):
+    gain = lambda mu: work.rate((mu, 2), (25, 2))[0][0] - mu
+    assert gain(15) > gain(20) > gain(25) > gain(30) > gain(35) > 0
+
+
+def test_only_differences_count(work):
+    (a, _), (b, _) = work.rate((21, 4), (28, 6))
+    (c, _), (d, _) = work.rate((121, 4), (128, 6))
+    assert c - a == pytest.approx(100) and d - b == pytest.approx(100)
+
+
+def test_the_more_uncertain_moves_more_and_both_grow_surer(work):
+    (a, sigma_a), (b, sigma_b) = work.rate((25, 8), (25, 2), tau=0)
+    assert (a - 25) / (25 - b) == pytest.approx(16) and sigma_a < 8 and sigma_b < 2
+
+
+def test_a_draw_brings_players_together_in_either_order(work):
+    high, low = work.rate((30, 5), (20, 3), draw=True)
+    assert 30 > high[0] > low[0] > 20
+    assert work.rate((20, 3), (30, 5), draw=True) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_drift_keeps_old_players_movable(work):
+    assert work.rate((25, 0.5), (25, 0.5), tau=0.5)[0][0] > work.rate((25, 0.5), (25, 0.5), tau=0)[0][0]
+
+
+@pytest.mark.parametrize("draw", [False, True])
+@pytest.mark.parametrize("mu", [1e2, 1e3, 1e6])
+def test_great_surprises_stay_finite(work, mu, draw):
+    upset, favourite = work.rate((0, 0.5), (mu, 0.5), draw)
+    assert all(map(math.isfinite, upset + favourite)) and upset[0] > 0 and favourite[0] < mu
+
+
+def test_the_published_package_says_the_same(work):
+    package = pytest.importorskip("trueskill")
+    work.rate(NEW, NEW)
+    rng = random.Random(0)
+    for i in range(200):
+        a, b = ((rng.uniform(0, 50), rng.uniform(0.5, 9)) for _ in "ab")
+        theirs = package.rate_1vs1(package.Rating(*a), package.Rating(*b), drawn=i % 2 == 0)
+        assert work.rate(a, b, draw=i % 2 == 0) == tuple(pytest.approx((r.mu, r.sigma), abs=1e-4) for r in theirs)

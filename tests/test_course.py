@@ -1,0 +1,61 @@
+"""The course: solutions pass and stubs fail, its pages' commands are ones that train.py takes, its pictures are small."""
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import config
+
+ROOT = Path(config.__file__).parent
+COURSE = ROOT / "course"
+PAGES = [COURSE / "README.md", COURSE / "gallery.md"]
+EXERCISES = sorted(p.stem for p in (COURSE / "exercises").glob("*.py"))
+
+
+def test_solutions_pass_and_stubs_fail():
+    """In one process, for speed; every test of an exercise, not only some, must fail before it is done."""
+    words = [sys.executable, "-m", "pytest", "course", "--grade", "exercises,solutions", "--tb=no", "-q", "-rA", "-p", "no:cacheprovider"]
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300).stdout
+    passed, failed, broken = (re.findall(rf"^{word} .*\[(exercises|solutions)", said, re.M) for word in ("PASSED", "FAILED", "ERROR"))
+    assert len(passed) > 50 and set(passed) == {"solutions"} and not broken, said[-2000:]
+    assert failed == ["exercises"] * len(passed), said[-2000:]
+
+
+def test_every_exercise_has_its_test_and_solution():
+    for folder, name in (("solutions", "{}.py"), ("tests", "test_{}.py")):
+        assert {p.name for p in (COURSE / folder).glob("*.py")} == {name.format(exercise) for exercise in EXERCISES}
+    assert len(EXERCISES) == 5 and all(f"course/tests/test_{name}.py" in (COURSE / "README.md").read_text() for name in EXERCISES)
+
+
+def test_the_readmes_test_command_does_not_collect_the_course():
+    assert re.search(r"^testpaths = tests$", (ROOT / "pytest.ini").read_text(), re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_are_real(page):
+    commands = [line for line in page.read_text().splitlines() if line.startswith("python train.py")]
+    assert len(commands) >= 5
+    for command in commands:
+        cfg = config.parse_args(None, shlex.split(command, comments=True)[2:])
+        config.settle(cfg, "micro")
+
+
+def test_pictures_are_small_and_drawn():
+    shown = re.findall(r"\((gallery/[\w-]+\.svg)\)", (COURSE / "gallery.md").read_text())
+    assert set(shown) == {f"gallery/{p.name}" for p in (COURSE / "gallery").iterdir()} and len(shown) >= 5
+    for name in shown:
+        path = COURSE / name
+        assert path.stat().st_size < 30_000 and len(ElementTree.parse(path).findall(".//{*}path[@class='stroke']")) >= 2
+
+
+def test_picture_refuses(tmp_path):
+    script = [sys.executable, str(COURSE / "picture.py")]
+    call = lambda *words: subprocess.run([*script, *map(str, words)], capture_output=True, text=True)
+    bad = call("nose", tmp_path, "--out", tmp_path / "x.svg")
+    assert bad.returncode == 2 and "no curve is called nose" in bad.stderr and "valid" in bad.stderr
+    bad = call("valid", tmp_path / "none", "--out", tmp_path / "x.svg")
+    assert bad.returncode == 2 and "no such directory" in bad.stderr
