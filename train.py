@@ -232,7 +232,7 @@ def show_again(asked: Config) -> int:
         state = restore(run, cfg, setup, adam, base_hash, before[-1]) if before else found(cfg, setup, base_hash)
         if state.step < step:
             print(f"no checkpoint of step {step}: computing steps {state.step} to {step - 1} again", flush=True)
-        until = dataclasses.replace(setup, cfg=dataclasses.replace(cfg, steps=step, probe_every=0))
+        until = dataclasses.replace(setup, cfg=dataclasses.replace(setup.cfg, steps=step, probe_every=0))
         train(until, state, run, adam, base_hash, Signals())
         return 0 if replay.again(setup, state, matches, logged) else 1
 
