@@ -101,13 +101,15 @@ def admit(base: Base, serving: Serving | None, rows: Rows, places: torch.Tensor,
     """Run prompts (U) of members (U,) and begin n attempts at each in the places (U n,), as the call's rows first[i] + 0..n-1."""
     model, device = base.model, places.device
     length = torch.tensor([len(p) for p in prompts], device=device)
-    for part in torch.arange(len(prompts), device=device).split(max(1, PREFILL // max(map(len, prompts)))):
-        T = int(length[part].max())
-        ids = torch.tensor([prompts[i] + [0] * (T - len(prompts[i])) for i in part], device=device)      # causal: padding is never seen
-        cache = KVCache.empty(model.cfg, len(part), T, model.embedding.dtype, device)
+    size = max(1, PREFILL // max(map(len, prompts)))
+    for part in (slice(at, at + size) for at in range(0, len(prompts), size)):
+        some = prompts[part]
+        T = max(map(len, some))
+        ids = torch.tensor([p + [0] * (T - len(p)) for p in some], device=device)                        # causal: padding is never seen
+        cache = KVCache.empty(model.cfg, len(some), T, model.embedding.dtype, device)
         hidden = model(ids, cache=cache, lora=serving and serving.route(member[part]))
-        logits = model.logits(hidden[torch.arange(len(part), device=device), length[part] - 1])
-        into, of = places.view(-1, n)[part].flatten(), torch.arange(len(part), device=device).repeat_interleave(n)
+        logits = model.logits(hidden[torch.arange(len(some), device=device), length[part] - 1])
+        into, of = places.view(-1, n)[part].flatten(), torch.arange(len(some), device=device).repeat_interleave(n)
         rows.cache.put(into, cache, of)
         rows.logits[into] = logits[of]
     rows.row[places] = (first[:, None] + torch.arange(n, device=device)).flatten()
@@ -121,7 +123,8 @@ def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], memb
     model, device, N = base.model, member.device, len(prompts) * n
     dtype, ends = model.embedding.dtype, torch.tensor(base.eos_ids, device=device)
     serving = Serving(adapters, member, dtype) if adapters is not None else None
-    waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), member[i])))  # longest first: no surprises
+    slot = member.tolist()
+    waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), slot[i])))       # longest first: no surprises
     B, S = min(N, max(1, max_rows // n) * n), len(prompts[waiting[0]]) + max_new
     number = lambda value: torch.full((B,), value, device=device)
     rows = Rows(KVCache.empty(model.cfg, B, S, dtype, device), torch.zeros(B, model.cfg.vocab_size, dtype=dtype, device=device),
@@ -131,7 +134,7 @@ def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], memb
     while True:
         if waiting and n_idle >= max(n, len(rows.t) / 4):
             places = (rows.t == max_new).nonzero().squeeze(1)[:len(waiting) * n]
-            chosen = sorted((waiting.popleft() for _ in range(len(places) // n)), key=lambda i: member[i])
+            chosen = sorted((waiting.popleft() for _ in range(len(places) // n)), key=slot.__getitem__)
             first = torch.tensor(chosen, device=device)
             admit(base, serving, rows, places[:len(chosen) * n], n, [prompts[i] for i in chosen], first * n, member[first])
             n_idle, route, width = 0, serving and serving.route(rows.member), int(rows.position.max()) + 1
@@ -140,7 +143,7 @@ def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], memb
         live = rows.t < max_new
         rows.t += live
         length[rows.row] = torch.where(live, rows.t, length[rows.row])
-        rows.t[live & torch.isin(token, ends)] = max_new
+        rows.t.masked_fill_(live & torch.isin(token, ends), max_new)
         step += 1
         if step % PATIENCE.get(device.type, 1) == 0:
             n_idle = int((rows.t == max_new).sum())
