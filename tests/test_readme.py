@@ -1,0 +1,48 @@
+"""The README: its commands are ones that train.py takes, its examples run, its table names every file there is."""
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+import config
+import evolve
+import rewards
+
+ROOT = Path(config.__file__).parent
+TEXT = (ROOT / "README.md").read_text()
+
+
+def commands() -> list[str]:
+    found = re.findall(r"(?:^|[` ])train\.py (--[^`#\n]*)", TEXT, re.M)
+    assert len(found) >= 10
+    return [words.strip().rstrip(",:") for words in found]
+
+
+@pytest.mark.parametrize("words", commands())
+def test_commands_are_real(words):
+    if words not in ("--help",):
+        config.settle(config.parse_args(None, shlex.split(words.replace("...", "DIR"))), "chat")
+
+
+def test_examples_run():
+    """Each block of code that defines a function, in the module that it says it belongs to."""
+    third, sign_flip = (block for block in re.findall(r"```python\n(.*?)```", TEXT, re.S) if block.startswith("def "))
+    space = dict(vars(rewards))
+    exec(third, space)
+    assert space["third"](1 / 3, 0.0, 0.1) == 1 and space["third"](0.0, 0.0, 0.1) == 0
+    space = dict(vars(evolve))
+    exec(sign_flip, space)
+    parent = {"model.layers.0.mlp.up_proj": (torch.randn(4, 32), torch.randn(48, 4))}
+    (A, B), (old_A, old_B) = space["sign_flip"]([parent], torch.Generator().manual_seed(0), share=.5).popitem()[1], parent.popitem()[1]
+    assert torch.equal(A.abs(), old_A.abs()) and 0.3 < (A != old_A).float().mean() < 0.7 and torch.equal(B, old_B)
+
+
+def test_the_table_names_every_file():
+    named = set(re.findall(r"`(\w+)(?:\.py)?`", TEXT))
+    missing = [p.name for p in ROOT.glob("*.py") if p.stem not in named] + [p.name for p in (ROOT / "eval").glob("[a-z]*.py") if p.stem not in named]
+    assert not missing
+    counts = {name: int(n) for name, n in re.findall(r"^\| `(\w+\.py)` \| (\d+) \|", TEXT, re.M)}
+    wrong = {name: (n, real) for name, n in counts.items() if (real := len((ROOT / name).read_text().splitlines())) != n}
+    assert not wrong, f"lines in the README and in the file: {wrong}"
