@@ -148,8 +148,8 @@ def plainer(value, depth=MAX_DEPTH):
 def text_of(value, profile):
     "canonical text of what a call returned"
     try: return encode(value, limit=profile.max_text)
-    except Unsupported:
-        if not profile.lenient: raise
+    except Unsupported as e:
+        if not profile.lenient or str(e) == "too big": raise
         return encode(plainer(value), limit=profile.max_text)
 
 
