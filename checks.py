@@ -24,6 +24,7 @@ REASONS = {     # why a proposal was refused; the keys are what the logs count
     "nondeterministic": "two processes disagree", "unsupported": "the result is no plain value", "not_finite": "nan or infinity",
     "output_too_long": "result over the limit", "sandbox_failure": "the judge failed, not the program",
     "no_question": "no question block", "not_a_number": "the result is no number", "inexact": "a float that is no short decimal",
+    "prompt_too_long": "asking it would leave no room for an answer in the base's context",
     "guessable": "the archive's most frequent output, over --max-guess",
     "not_logic": "more than variables, and, or, not, == and !=", "variables": "too few or too many variables",
     "no_model": "no assignment fits", "several_models": "several assignments fit",

@@ -93,6 +93,11 @@ def keyed(*key: int) -> random.Random:
     return random.Random("/".join(map(str, key)))
 
 
+def fits(s: Setup, prompt: Prompt) -> bool:
+    """Whether a prompt and an answer of cfg.max_new tokens fit the base's context."""
+    return len(render(prompt, s.base.style, s.base.tokenizer)) + s.cfg.max_new <= s.base.model.cfg.max_position_embeddings
+
+
 def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int, n: int, temperature=None,
         desc: str = "") -> tuple[Rollout, list[str]]:
     """n answers to each prompt by the member in its slot (-1 = frozen base): rollout and texts, which include the prefix."""
@@ -127,7 +132,11 @@ def propose(s: Setup, archive: Archive, teachers: list[Member], step: int, desc:
             kind = s.kinds[(step * s.cfg.n_prompts + i) % len(s.kinds)]
             rng = keyed(s.cfg.seed, step, PROPOSE, t.slot, i)
             refs = archive.references(kind, max(1, s.cfg.n_refs), rng)
-            prompts.append(KINDS[kind].propose(s.base.style, refs, rng, s.limits))
+            prompt = KINDS[kind].propose(s.base.style, refs, rng, s.limits)
+            while len(refs) > 1 and not fits(s, prompt):
+                refs = refs[:-1]
+                prompt = KINDS[kind].propose(s.base.style, refs, rng, s.limits)
+            prompts.append(prompt)
             slots.append(t.slot)
             out += [Proposed(t, kind, len(out) + g, len(prompts) - 1, refs) for g in range(s.cfg.group)]
     rollout, texts = ask(s, prompts, slots, step, PROPOSE, s.cfg.group, desc=desc)
@@ -157,6 +166,8 @@ def verify(s: Setup, archive: Archive, proposed: list[Proposed], step: int) -> N
             result = Reject("duplicate")
         if isinstance(result, Task) and modal[p.kind][1] > s.cfg.max_guess and result.outputs == modal[p.kind][0]:
             result = Reject("guessable")
+        if isinstance(result, Task) and not fits(s, KINDS[p.kind].solve(s.base.style, result, s.limits)):
+            result = Reject("prompt_too_long")
         if isinstance(result, Reject):
             p.reason = result.reason
             continue

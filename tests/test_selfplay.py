@@ -1,5 +1,6 @@
 """The phases between models and judge: keyed draws, verification against the archive, rewards by hand, the archive itself."""
 
+import dataclasses
 import json
 import random
 
@@ -16,8 +17,10 @@ from complexity import structural_hash
 from evolve import Member
 from kinds import Proposal, Task
 from parallel import Ranks
+from prompts import render
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from selfplay import Proposed, Setup
+from tasks import KINDS
 from trueskill_lite import Rating
 
 
@@ -146,6 +149,37 @@ def test_a_duplicate_of_what_failed_is_welcome(setup):
     batch = proposed((program("x=x//(x-3)"), "3"), (program("x=x//(x-3)"), "5"), (program("x=x[0]"), "5"), ("def g(", "5"))
     selfplay.verify(setup(), filled(task(0, step=-1)), batch, 0)
     assert batch[0].reason == "error" and batch[1].task.outputs == ("2",) and batch[2].reason == "error" and not batch[3].task
+
+
+def test_a_task_that_leaves_no_room_for_an_answer_is_refused(setup):
+    """The micro base has 256 tokens: an answer may just fit behind a short program and not behind a longer one."""
+    short, long = (program("x=x+1"), "3"), (program("\n ".join(f"x=x+{i}" for i in range(7, 13))), "3")
+    s, batch = setup(), proposed(short, long)
+    prompt = KINDS["code_o"].solve("micro", task(0, program=short[0]), s.limits)
+    room = 256 - len(render(prompt, "micro", s.base.tokenizer))
+    selfplay.verify(setup(max_new=room), filled(task(0, step=-1)), batch, 0)
+    assert [p.reason for p in batch] == ["", "prompt_too_long"]
+    batch = proposed(short, long)
+    selfplay.verify(setup(max_new=80), filled(task(0, step=-1)), batch, 0)
+    assert [p.reason for p in batch] == ["", ""]
+
+
+def test_references_are_left_out_until_the_prompt_fits(setup):
+    """In a style that shows several; what is left is recorded as shown."""
+    s = setup(n_refs=6, max_new=32)
+    s = dataclasses.replace(s, base=dataclasses.replace(s.base, style="base"), limits=Limits.for_style("base"))
+    archive = filled(*(task(i, program=program("\n ".join(f"x=x+{i + 1}{j}" for j in range(20)))) for i in range(8)))
+    context = s.base.model.cfg.max_position_embeddings
+    prompt = lambda k: KINDS["code_o"].propose("base", list(archive.references("code_o", 6, random.Random(0)))[:k], random.Random(0), s.limits)
+    n = [len(render(prompt(k), "base", s.base.tokenizer)) for k in range(1, 7)]
+    assert n == sorted(n) and n[-1] > n[0] + 5, n
+    cfg = dataclasses.replace(s.base.model.cfg, max_position_embeddings=n[2] + 48)
+    s.base.model.cfg = cfg
+    try:
+        _, out = selfplay.propose(s, archive, members()[:1], 0)
+    finally:
+        s.base.model.cfg = dataclasses.replace(cfg, max_position_embeddings=context)
+    assert 1 <= len(out[0].refs) < 6
 
 
 def test_parents_are_what_the_prompt_showed(setup):
