@@ -146,6 +146,7 @@ class Route:
         return (self.equal if self.is_equal else self.dense if single else self.grouped)(*factors, x, y)
 
     def equal(self, A, B, x, y):
+        """In place where no gradient is wanted: y is fresh from the base's product."""
         h = torch.bmm(x.reshape(self.k, -1, x.shape[2]), A.transpose(1, 2))                         # (k, B/k T, m R)
         groups = y.view(self.k, -1, y.shape[2])
         if torch.is_grad_enabled():
@@ -154,10 +155,12 @@ class Route:
         return y
 
     def dense(self, A, B, x, y):
+        """Every row through every member's columns, all but its own times 0."""
         h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1) * self.own                  # (B, T, k, m R)
         return y + h.flatten(2) @ B.flatten(0, 1)
 
     def grouped(self, A, B, x, y):
+        """Rows in the order of their members, who own any number of them."""
         T, ends = x.shape[1], self.ends * x.shape[1]
         x = (x if self.rows is None else x[self.rows]).flatten(0, 1)
         h = F.grouped_mm(x, A.transpose(1, 2), offs=ends) * self.scale
