@@ -120,8 +120,8 @@ def halve_until(n: int, attempt, flag: str) -> int:
                      "--plan shows what takes how much")
 
 
-def fit(cfg, base: Base, adapters: Adapters):
-    """cfg with the largest --max-rows and --token-budget that this machine holds, tried before the first step and not in a later one.
+def fit(cfg, base: Base, adapters: Adapters, ranks: Ranks):
+    """cfg with the largest --max-rows and --token-budget that every process holds, tried before the first step and not in a later one.
 
     What the largest rollout takes is allocated and one worst micro-batch is run, on random tokens; nothing of it stays.
     """
@@ -143,8 +143,8 @@ def fit(cfg, base: Base, adapters: Adapters):
             for p in adapters.parameters():
                 p.grad = None
 
-    return replace(cfg, max_rows=halve_until(cfg.max_rows, rollout, "--max-rows"),
-                   token_budget=halve_until(cfg.token_budget, micro_batch, "--token-budget"))
+    return replace(cfg, max_rows=ranks.least(halve_until(cfg.max_rows, rollout, "--max-rows")),
+                   token_budget=ranks.least(halve_until(cfg.token_budget, micro_batch, "--token-budget")))
 
 
 def environment(ranks: Ranks, sandbox: Sandbox) -> dict:

@@ -46,6 +46,14 @@ class Ranks:
             dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
         return cls(rank, world, torch.device(device))
 
+    def least(self, n: int) -> int:
+        """The smallest n of all processes."""
+        if self.world > 1:
+            number = torch.tensor([n], device=self.device)
+            dist.all_reduce(number, dist.ReduceOp.MIN)
+            n = int(number)
+        return n
+
     def share(self, make):
         """make() on process 0, its JSON-able result on all of them."""
         if self.world == 1:

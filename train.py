@@ -208,7 +208,7 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     hash of the base."""
     n_members = 1 if cfg.single else cfg.teachers + cfg.students
     adapters = Adapters.on(base.model, n_members, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), ranks.device)
-    cfg = fit(cfg, base, adapters)
+    cfg = fit(cfg, base, adapters, ranks)
     rates = [cfg.lr] if cfg.single else [cfg.lr_teacher] * cfg.teachers + [cfg.lr] * cfg.students
     limits = Limits.for_style(base.style)
     limits = dataclasses.replace(limits, max_digits=cfg.max_digits or limits.max_digits,

@@ -14,6 +14,7 @@ import train
 from lora import Adapters, Serving
 from machine import largest_budget, memory_plan, peak
 from model import Config, Model
+from parallel import Ranks
 
 SMALL = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, attention_bias=False)
 SHAPES = {"qwen2": dict(attention_bias=True, tie_word_embeddings=True), "llama": dict(attention_bias=True, output_bias=True, mlp_bias=True),
@@ -104,13 +105,13 @@ def test_plan_agrees_with_measured_memory(job):
 
 def test_what_does_not_fit_is_halved_before_the_first_step(tiny, population, capsys):
     """A real allocation fails; what is left fits, and the gradients of the trial are gone."""
-    adapters = population(tiny)
-    cfg = machine.fit(settled(max_rows=1 << 30), tiny, adapters)
+    adapters, alone = population(tiny), Ranks(0, 1, torch.device("cpu"))
+    cfg = machine.fit(settled(max_rows=1 << 30), tiny, adapters, alone)
     text = capsys.readouterr().err
     assert f"note: --max-rows {1 << 30} does not fit into memory, trying {1 << 29}\n" in text and cfg.token_budget == 160
     assert 1 <= cfg.max_rows < 1 << 30 and f"trying {cfg.max_rows}\n" in text
     assert all(p.grad is None for p in adapters.parameters())
-    assert machine.fit(settled(), tiny, adapters) == settled() and capsys.readouterr().err == ""
+    assert machine.fit(settled(), tiny, adapters, alone) == settled() and capsys.readouterr().err == ""
 
 
 def test_what_never_fits_is_an_error_and_what_is_no_lack_of_memory_is_not_hidden():
