@@ -54,7 +54,7 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
     serving = n_members * cfg.rank * sum(len(group) * (p.layers[0].in_features + sum(p.sizes)) for p, group in zip(model.projects(), adapted))
     tokens, prompt = max(cfg.token_budget, T), max(1, T - cfg.max_new)
     saved = L * (4 * C + 4 * I + 3 * q + 3 * kv) + sum(map(len, adapted)) * cfg.rank
-    passing = 4 * C + 4 * I                                  # tensors of the one layer that is being computed
+    passing = 4 * C + max(4 * I, 4 * q + 3 * kv)             # tensors of the one layer that is being computed: its MLP or its attention
     sampling = cfg.max_rows * V * (size + 12)                # logits and, in float32, log-probabilities, probabilities and their sums
     admitted = min(max(1, PREFILL // prompt), cfg.max_rows)  # prompts run at a time, with a cache and scores of their own
     prefill = admitted * (prompt * (passing + 2 * kv * L) + 2 * V) * size
