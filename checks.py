@@ -63,8 +63,9 @@ class Limits:
 
 
 def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:
-    """The program with its entry called f, which may have been the only function or the one called `alias`; with `tidy` also without comments, docstrings, annotations of functions and
-    top-level demonstrations, all of which could state or falsify the answer. Raises ValueError("reason: ...")."""
+    """The program with its entry called f, which may have been the only function or the one called `alias`; with `tidy` also
+    without comments, docstrings, annotations of functions and top-level demonstrations, all of which could state or falsify the
+    answer. Raises ValueError("reason: ...")."""
     if len(source) > limits.source_chars:
         raise ValueError("too_long")
     tree = parse(source)

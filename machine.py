@@ -51,7 +51,8 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
     targets = cfg.lora_targets.split(",")
     adapted = [[x for x in project.layers if x.path.rsplit(".")[-1] in targets] for project in model.projects()]
     factors = n_members * cfg.rank * sum(x.in_features + x.out_features for group in adapted for x in group)
-    serving = n_members * cfg.rank * sum(len(group) * (p.layers[0].in_features + sum(p.sizes)) for p, group in zip(model.projects(), adapted))
+    serving = n_members * cfg.rank * sum(len(group) * (p.layers[0].in_features + sum(p.sizes))
+                                         for p, group in zip(model.projects(), adapted))
     tokens, prompt = max(cfg.token_budget, T), max(1, T - cfg.max_new)
     saved = L * (4 * C + 4 * I + 3 * q + 3 * kv) + sum(map(len, adapted)) * cfg.rank
     passing = 4 * C + max(4 * I, 4 * q + 3 * kv)             # tensors of the one layer that is being computed: its MLP or its attention

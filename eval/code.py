@@ -48,9 +48,11 @@ def put(problem: Problem, style: str, base: Base) -> list[int]:
     if style == "chat":
         render = partial(base.tokenizer.apply_chat_template, tokenize=False)
         if live:
-            text = render([dict(role="system", content=LIVE_SYSTEM), dict(role="user", content=question(problem))], add_generation_prompt=True)
+            text = render([dict(role="system", content=LIVE_SYSTEM), dict(role="user", content=question(problem))],
+                          add_generation_prompt=True)
         else:
-            text = render([dict(role="user", content=question(problem)), dict(role="assistant", content=f"{BEGIN}{MARK}\n```\n")]).split(MARK)[0]
+            text = render([dict(role="user", content=question(problem)),
+                           dict(role="assistant", content=f"{BEGIN}{MARK}\n```\n")]).split(MARK)[0]
         return list(base.tokenizer(text, add_special_tokens=False).input_ids)
     if style == "envelope":
         text = ENVELOPE.format(question(problem)) + "<think>"
@@ -91,8 +93,10 @@ def self_test(sets: list[str], args: argparse.Namespace, sandbox: Sandbox) -> di
     result = {}
     for name in sets:
         problems, _ = load(name, args.data, limit=args.limit)
-        empty = [(Suite(p, [], []), program(p, text, style)) for p in problems for text in ("", "\n") for style in ("plain", "chat", "envelope")]
-        line = dict(n=len(problems), empty=sum(found["base"] for found in judge(sandbox, empty)), n_tests=sum(len(p.base + p.plus) for p in (opened(p) if p.packed else p for p in problems)))
+        ways = [(text, style) for text in ("", "\n") for style in ("plain", "chat", "envelope")]
+        empty = [(Suite(p, [], []), program(p, text, style)) for p in problems for text, style in ways]
+        n_tests = sum(len(p.base + p.plus) for p in (opened(p) if p.packed else p for p in problems))
+        line = dict(n=len(problems), empty=sum(found["base"] for found in judge(sandbox, empty)), n_tests=n_tests)
         if not name.startswith("livecodebench"):                      # which publishes no solutions
             ready = suites(sandbox, problems)
             fenced = [extract(f"Here it is:\n```python\n{s.problem.canonical}\n```\nIt works.", s.problem.entry) for s in ready]
