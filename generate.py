@@ -130,14 +130,14 @@ def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], memb
     rows = Rows(KVCache.empty(model.cfg, B, S, dtype, device), torch.zeros(B, model.cfg.vocab_size, dtype=dtype, device=device),
                 torch.arange(B, device=device), number(-1), number(0), number(max_new))
     out, out_logp = (torch.zeros(N, max_new + 1, dtype=kind, device=device) for kind in (torch.int64, torch.float32))
-    length, n_idle, step = torch.zeros(N, dtype=torch.int64, device=device), B, 0
+    length, n_idle, step, moved = torch.zeros(N, dtype=torch.int64, device=device), B, 0, False
     while True:
         if waiting and n_idle >= max(n, len(rows.t) / 4):
             places = (rows.t == max_new).nonzero().squeeze(1)[:len(waiting) * n]
             chosen = sorted((waiting.popleft() for _ in range(len(places) // n)), key=slot.__getitem__)
             first = torch.tensor(chosen, device=device)
             admit(base, serving, rows, places[:len(chosen) * n], n, [prompts[i] for i in chosen], first * n, member[first])
-            n_idle, route, width = 0, serving and serving.route(rows.member), int(rows.position.max()) + 1
+            n_idle, moved = 0, True
         token, logp = sample(rows.logits, temperature[rows.row], u[rows.row, rows.t])
         out[rows.row, rows.t], out_logp[rows.row, rows.t] = token, logp                              # idle rows write behind the limit
         live = rows.t < max_new
@@ -155,7 +155,9 @@ def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], memb
             if not waiting and 4 * n_idle >= len(rows.t):                                            # idle rows stop costing
                 kept = (rows.t < max_new).nonzero().squeeze(1)
                 rows.keep(kept)
-                token, n_idle, route, width = token[kept], 0, serving and serving.route(rows.member), int(rows.position.max()) + 1
+                token, n_idle, moved = token[kept], 0, True
+        if moved:
+            route, width, moved = serving and serving.route(rows.member), int(rows.position.max()) + 1, False
         rows.position += rows.t < max_new
         width = min(width + 1, S)
         seen = torch.arange(width, device=device) <= rows.position[:, None]

@@ -134,7 +134,7 @@ class Route:
         in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
         self.rows = None if in_order else rows                                                      # less the rows of the base
         self.ends = count.cumsum(0).int()                                                           # of each member among these rows
-        self.own = own.to(serving.dtype)[:, None, :, None] * serving.adapters.scale                 # (B, 1, k, 1)
+        self.own = own.to(serving.dtype)[:, None, :, None] * self.scale                              # (B, 1, k, 1)
         self.is_equal = in_order and bool((count == count[0]).all())
 
     def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

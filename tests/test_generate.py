@@ -136,6 +136,16 @@ def test_waiting_prompts_take_the_places_of_ended_rows(tiny):
     assert int(rollout.n_tokens.sum()) > .7 * sum(steps), "the rows that the model ran were mostly rows that still answered"
 
 
+@pytest.mark.parametrize("max_rows", [8, 48])
+def test_looking_seldom_changes_nothing(tiny, population, monkeypatch, max_rows):
+    """On a GPU one looks every eighth step who has ended; rows that wait meanwhile stay as they are."""
+    args = tiny, population(tiny), PROMPTS * 12, [0, 1, 2, -1] * 12, keys_for(48)
+    want = generate(*args, max_new=30, max_rows=max_rows)
+    monkeypatch.setattr("generate.PATIENCE", {"cpu": 8})
+    got = generate(*args, max_new=30, max_rows=max_rows)
+    assert rows_of(got) == rows_of(want) and (got.logp - want.logp).abs().max() < 1e-4
+
+
 def test_the_prompt_is_run_once_for_all_attempts(tiny):
     seen = []
     hook = tiny.model.model.embed_tokens.register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape[:2])))
