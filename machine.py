@@ -148,6 +148,14 @@ def fit(cfg, base: Base, adapters: Adapters, ranks: Ranks):
                    token_budget=ranks.least(halve_until(cfg.token_budget, micro_batch, "--token-budget")))
 
 
+def open_sandbox(workers: int, weak: bool, **options) -> Sandbox:
+    """The judge, with Sandbox's options. Raises ValueError where this machine cannot hold model code in."""
+    try:
+        return Sandbox(workers, weak=weak, **options)
+    except RuntimeError as e:
+        raise ValueError(str(e).replace("weak=True (--weak)", "--weak-sandbox")) from None
+
+
 def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
     """What a reader of the run needs to know of where it ran."""
     try:

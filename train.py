@@ -35,7 +35,7 @@ from checkpoint import LOGS, Interrupted, RunDir, Signals, differing
 from complexity import structural_hash
 from config import FREE, Config, parse_args, settle
 from lora import Adapters
-from machine import Stopwatch, environment, fit, free_memory, plan_table
+from machine import Stopwatch, environment, fit, free_memory, open_sandbox, plan_table
 from model import Base, load_base, load_tokenizer, pick_dtype, resolve, weights_hash
 from parallel import Ranks
 from selfplay import Setup
@@ -195,14 +195,6 @@ def show_plan(cfg: Config) -> int:
     return 0 if fits else 2
 
 
-def open_sandbox(cfg: Config) -> Sandbox:
-    """The judge. Raises ValueError where this machine cannot hold model code in."""
-    try:
-        return Sandbox(cfg.workers, cfg.cpu_s, weak=cfg.weak_sandbox)
-    except RuntimeError as e:
-        raise ValueError(str(e).replace("weak=True (--weak)", "--weak-sandbox")) from None
-
-
 def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> tuple[Setup, rl.Adam, str]:
     """What stays the same during a run, with the members' adapters in it and sizes that fit this machine, their optimiser, and the
     hash of the base."""
@@ -226,7 +218,7 @@ def show_again(asked: Config) -> int:
     cfg, base = prepare(cfg, ranks)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
-    with open_sandbox(cfg) as sandbox:
+    with open_sandbox(cfg.workers, cfg.weak_sandbox, cpu_s=cfg.cpu_s) as sandbox:
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
         before = [n for n in run.steps() if n <= step]
         state = restore(run, cfg, setup, adam, base_hash, before[-1]) if before else found(cfg, setup, base_hash)
@@ -249,7 +241,7 @@ def main(cfg: Config) -> RunDir:
         raise ValueError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
                          "use the old values or another --name")
     with contextlib.ExitStack() as stack:
-        sandbox = stack.enter_context(open_sandbox(cfg)) if run.writes else None
+        sandbox = stack.enter_context(open_sandbox(cfg.workers, cfg.weak_sandbox, cpu_s=cfg.cpu_s)) if run.writes else None
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
         state = restore(run, cfg, setup, adam, base_hash, run.steps()[-1]) if resuming else found(cfg, setup, base_hash)
         if run.writes:

@@ -17,6 +17,7 @@ from eval.fetch import CACHE, cached_name, here
 from eval.problems import PARTS, SETS, Problem, load, opened
 from eval.programs import complete, extract
 from eval.suites import Suite, judge, suites
+from machine import open_sandbox
 from model import Base
 from prompts import ENVELOPE
 from verifier import Sandbox
@@ -131,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     common.check(args)
     sets = common.choose(args.bench, SETS) or present(args.data)
-    with Sandbox(args.workers, weak=args.weak_sandbox, profile="eval") as sandbox:
+    with open_sandbox(args.workers, args.weak_sandbox, profile="eval") as sandbox:
         if args.self_test:
             result = self_test(sets, args, sandbox)
             print(json.dumps(result))

@@ -26,11 +26,12 @@ from checkpoint import RunDir
 from complexity import structural_hash
 from config import Config, settle
 from eval import common
-from eval.heldout import asking, judge_flags, judging, open_sandbox, run_config, styled
+from eval.heldout import asking, judge_flags, judging, run_config, styled
 from eval.stats import paired_bootstrap, wilson
 from eval.summary import BASE
 from evolve import Member
 from kinds import Task
+from machine import open_sandbox
 from parallel import Ranks
 from selfplay import Setup
 from state import archive_at, task_of
@@ -193,7 +194,7 @@ def main(argv: list[str] | None = None) -> int:
     run = RunDir(Path(args.run).expanduser(), writes=False)
     steps = generations(run, args.generations)
     with contextlib.ExitStack() as stack:
-        players = Players(args, run, stack.enter_context(open_sandbox(args)))
+        players = Players(args, run, stack.enter_context(open_sandbox(args.workers, args.weak_sandbox)))
         style = players.bare.base.style
         everyone = dataclasses.replace(players.bare, hashes=players.hashes(steps))
         out, done = common.open_out(args, everyone, f"task {style}", {}, "eval-crossplay")

@@ -31,6 +31,7 @@ from eval import common
 from eval.stats import paired_bootstrap, wilson
 from eval.summary import BASE, roles, shares, with_means
 from kinds import Task
+from machine import open_sandbox
 from micro.evaluate import SIZES, draw_tasks
 from prompts import STYLES, Prompt
 from tasks import KINDS
@@ -134,14 +135,6 @@ def judge_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weak-sandbox", action="store_true", help="weaker walls where the system has no seccomp (dangerous)")
 
 
-def open_sandbox(args: argparse.Namespace) -> Sandbox:
-    """The judge. Raises ValueError where this machine cannot hold model code in."""
-    try:
-        return Sandbox(args.workers, weak=args.weak_sandbox)
-    except RuntimeError as e:
-        raise ValueError(str(e).replace("weak=True (--weak)", "--weak-sandbox")) from None
-
-
 def run_config(run: str) -> dict:
     """A run's config.json, {} without a run. Raises ValueError where the folder is no run."""
     path = Path(run).expanduser() / "config.json"
@@ -216,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
     run_config(args.run)
     wanted = common.choose(args.bench, tuple(ROWS))
     with contextlib.ExitStack() as stack:
-        sandbox, population = stack.enter_context(open_sandbox(args)), styled(args, common.load(args))
+        sandbox, population = stack.enter_context(open_sandbox(args.workers, args.weak_sandbox)), styled(args, common.load(args))
         style = population.base.style
         if beyond := set(wanted) - set(families_for(style)):
             raise ValueError(f"--bench {','.join(beyond)}: its wording is that of the micro style, and this base speaks the "

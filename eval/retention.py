@@ -27,6 +27,7 @@ from eval.summary import BASE, shares
 from evolve import OPERATORS, Member, dw_norm
 from generate import Rollout, generate
 from lora import Adapters
+from machine import open_sandbox
 from model import Base
 from prompts import render
 from rl import token_logp
@@ -206,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     config, run = heldout.run_config(args.run), RunDir(Path(args.run).expanduser(), writes=False)
     args.families = common.choose(args.bench, tuple(heldout.ROWS))
     with contextlib.ExitStack() as stack:
-        sandbox, population = stack.enter_context(heldout.open_sandbox(args)), heldout.styled(args, common.load(args))
+        sandbox, population = stack.enter_context(open_sandbox(args.workers, args.weak_sandbox)), heldout.styled(args, common.load(args))
         style = population.base.style
         args.families = args.families or list(heldout.families_for(style))
         members, _ = members_at(run, run.steps()[-1])
