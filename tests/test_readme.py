@@ -1,4 +1,5 @@
 """The README: its commands are ones that train.py takes, its examples run, its table names every file there is."""
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -46,3 +47,33 @@ def test_the_table_names_every_file():
     counts = {name: int(n) for name, n in re.findall(r"^\| `(\w+\.py)` \| (\d+) \|", TEXT, re.M)}
     wrong = {name: (n, real) for name, n in counts.items() if (real := len((ROOT / name).read_text().splitlines())) != n}
     assert not wrong, f"lines in the README and in the file: {wrong}"
+
+
+def test_switches_are_those_of_the_configuration():
+    """Every flag of the table exists, its values are the legal ones, default first, and no switch of named values is left out."""
+    fields, said = {f.name: f for f in dataclasses.fields(config.Config)}, set()
+    section = TEXT.split("## Switches for ablations")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`--[^|]*) \| ([^|]*) \| ([^|]*) \|$", section, re.M)
+    assert len(rows) == len(re.findall(r"^\| `--", section, re.M)) >= 15
+    for flags, values, found in rows:
+        names = [flag.replace("-", "_") for flag in re.findall(r"`--([\w-]+)`", flags)]
+        parts = re.sub(r"\(.*?\)", "", values).split(";")  # what stands in brackets explains
+        assert len(names) == len(parts) and found.strip(), flags
+        for name, part in zip(names, parts):
+            f, listed = fields[name], [v.strip(" *") for v in part.split(",")]
+            choices = f.metadata["choices"]
+            if choices:
+                assert listed[0] == f.default and sorted(listed) == sorted(choices), name
+            elif f.metadata["kind"] is bool:
+                assert listed == ["on" if f.default else "off"], name
+            elif f.default is None:
+                assert (listed[0] == "by style") == (name in config.PRESETS["chat"]), name
+            else:
+                assert float(listed[0]) == f.default, name
+        said |= set(names)
+    assert said >= {name for name, f in fields.items() if f.metadata["choices"]} - {"style", "dtype"}
+
+
+def test_papers_are_linked_under_their_own_number():
+    links = re.findall(r"\[(\d{4}\.\d{5})\]\((.*?)\)", TEXT)
+    assert len(links) > 20 and all(url == f"https://arxiv.org/abs/{number}" for number, url in links)
