@@ -32,6 +32,7 @@ class Config:
     device: str = flag("auto", "auto, cpu or cuda")
     style: str = flag("auto", "how the model is talked to; auto: as config.json and the tokenizer say", ("auto", *STYLES))
     dtype: str = flag("auto", "of the frozen base", ("auto", "float32", "bfloat16"))
+    cuda_graphs: bool = flag(False, "on a GPU, decode by CUDA graphs (no GPU has run this yet: see README, Measured)")
     threads: int = flag(None, "CPU threads a process; 0 = torch's choice", kind=int)
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
     show: int = flag(0, "tasks printed each step, with their attempts")
@@ -115,7 +116,7 @@ POSITIVE = ("steps", "rank", "alpha", "n_prompts", "group", "archive_cap", "atte
 NOT_NEGATIVE = ("seed", "threads", "show", "step", "n_refs", "max_digits", "max_output", "noise_margin", "kl", "entropy", "outcome_band",
                 "probe_every", "n_anchors")
 # Fields that may change between a run and its resumption without changing what it computes.
-FREE = ("base", "name", "out", "resume", "init", "steps", "device", "threads", "plan", "show", "replay", "step", "match", "save_every",
+FREE = ("base", "name", "out", "resume", "init", "steps", "device", "cuda_graphs", "threads", "plan", "show", "replay", "step", "match", "save_every",
         "keep", "workers")
 
 

@@ -6,17 +6,19 @@ position, so that rows of any length stand beside each other without padding. Ev
 cumulative distribution at a uniform number that depends on the row's key alone: a row's draws do not depend on its neighbours.
 """
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from lora import Adapters, Serving
+from lora import Adapters, Route, Serving
 from model import Base, KVCache
 
 PREFILL = 1 << 12                          # padded tokens of prompts run at a time: a long prompt of each row never does at once
 PATIENCE = {"cuda": 8}                     # steps between looks at who has ended: each makes the processor wait for the GPU
+STRIDE = 128                               # cache slots by which a recorded step's width grows: every width is a recording
 
 
 @dataclass
@@ -49,6 +51,10 @@ class Rollout:
         T = int(self.length[rows].max())
         return Rollout(self.ids[rows, :T], self.prompt_len[rows], self.length[rows], self.logp[rows, :T], self.member[rows])
 
+    def to(self, device) -> "Rollout":
+        """The same rows in another device's memory."""
+        return Rollout(*(getattr(self, f.name).to(device) for f in fields(self)))
+
     @staticmethod
     def cat(parts: list["Rollout"]) -> "Rollout":
         """Join the rows of several rollouts, padding to the longest."""
@@ -80,89 +86,132 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor) -> 
 
 
 @dataclass
+class Answers:
+    """The answers of a call's N rows as they grow, at most L tokens each, and what they are drawn with."""
+    temperature: torch.Tensor          # (N,)
+    u: torch.Tensor                    # (N, L + 1) in [0, 1)
+    ends: torch.Tensor                 # ids of the end tokens
+    ids: torch.Tensor                  # (N, L + 1) int64
+    logp: torch.Tensor                 # (N, L + 1) float32
+    length: torch.Tensor               # (N,)
+
+    @classmethod
+    def begin(cls, temperature: torch.Tensor, u: torch.Tensor, ends: tuple[int, ...]) -> "Answers":
+        """None of them has a token yet."""
+        zeros = lambda dtype: torch.zeros(u.shape, dtype=dtype, device=u.device)
+        return cls(temperature, u, torch.tensor(ends, dtype=torch.int64, device=u.device), zeros(torch.int64), zeros(torch.float32),
+                   torch.zeros(len(u), dtype=torch.int64, device=u.device))
+
+    def draw(self, row: torch.Tensor, t: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw the next token of rows (n,), which have t (n,) tokens, by logits (n, V). Returns it and the new t; L = ended."""
+        limit = self.u.shape[1] - 1
+        token, logp = sample(logits, self.temperature[row], self.u[row, t])
+        self.ids[row, t], self.logp[row, t] = token, logp                    # a row that has ended writes behind its answer
+        live = t < limit
+        self.length[row] = torch.where(live, t + 1, self.length[row])
+        return token, torch.where(live & ~torch.isin(token, self.ends), t + 1, limit)
+
+
+@dataclass
 class Rows:
-    """B rows that decode together. Idle rows, whose answers have ended, have t = the limit and stay where they are."""
+    """B rows that decode together. Idle ones, whose answers have ended, have t = the limit and stay where they are."""
     cache: KVCache
-    logits: torch.Tensor               # (B, V) of the next token
     row: torch.Tensor                  # (B,) which row of the call this is
     member: torch.Tensor               # (B,)
-    position: torch.Tensor             # (B,) of the last token in the cache
+    token: torch.Tensor                # (B,) the last one drawn, not yet in the cache
+    position: torch.Tensor             # (B,) of that token
     t: torch.Tensor                    # (B,) answer tokens so far
 
     def keep(self, kept: torch.Tensor) -> None:
         """Drop all rows but the given ones (n,)."""
         self.cache.select(kept)
-        for name in ("logits", "row", "member", "position", "t"):
+        for name in ("row", "member", "token", "position", "t"):
             setattr(self, name, getattr(self, name)[kept])
 
+    def admit(self, base: Base, serving: Serving | None, answers: Answers, places: torch.Tensor, n: int, prompts: list[list[int]],
+              first: torch.Tensor, member: torch.Tensor) -> None:
+        """Run prompts (U) of members (U,) and begin n attempts at each in the places (U n,), as the call's rows first[i] + 0..n-1."""
+        model, device = base.model, places.device
+        length = torch.tensor([len(p) for p in prompts], device=device)
+        self.row[places] = (first[:, None] + torch.arange(n, device=device)).flatten()
+        self.member[places], self.position[places] = member.repeat_interleave(n), length.repeat_interleave(n)
+        size = max(1, PREFILL // max(map(len, prompts)))
+        for part in (slice(at, at + size) for at in range(0, len(prompts), size)):
+            some = prompts[part]
+            T = max(map(len, some))
+            ids = torch.tensor([p + [0] * (T - len(p)) for p in some], device=device)                    # causal: padding is never seen
+            cache = KVCache.empty(model.cfg, len(some), T, model.embedding.dtype, device)
+            hidden = model(ids, cache=cache, lora=serving and serving.route(member[part]))
+            logits = model.logits(hidden[torch.arange(len(some), device=device), length[part] - 1])
+            into, of = places.view(-1, n)[part].flatten(), torch.arange(len(some), device=device).repeat_interleave(n)
+            self.cache.put(into, cache, of)
+            self.token[into], self.t[into] = answers.draw(self.row[into], torch.zeros_like(into), logits[of])
 
-def admit(base: Base, serving: Serving | None, rows: Rows, places: torch.Tensor, n: int, prompts: list[list[int]], first: torch.Tensor,
-          member: torch.Tensor) -> None:
-    """Run prompts (U) of members (U,) and begin n attempts at each in the places (U n,), as the call's rows first[i] + 0..n-1."""
-    model, device = base.model, places.device
-    length = torch.tensor([len(p) for p in prompts], device=device)
-    size = max(1, PREFILL // max(map(len, prompts)))
-    for part in (slice(at, at + size) for at in range(0, len(prompts), size)):
-        some = prompts[part]
-        T = max(map(len, some))
-        ids = torch.tensor([p + [0] * (T - len(p)) for p in some], device=device)                        # causal: padding is never seen
-        cache = KVCache.empty(model.cfg, len(some), T, model.embedding.dtype, device)
-        hidden = model(ids, cache=cache, lora=serving and serving.route(member[part]))
-        logits = model.logits(hidden[torch.arange(len(some), device=device), length[part] - 1])
-        into, of = places.view(-1, n)[part].flatten(), torch.arange(len(some), device=device).repeat_interleave(n)
-        rows.cache.put(into, cache, of)
-        rows.logits[into] = logits[of]
-    rows.row[places] = (first[:, None] + torch.arange(n, device=device)).flatten()
-    rows.member[places], rows.position[places], rows.t[places] = member.repeat_interleave(n), (length - 1).repeat_interleave(n), 0
+    def step(self, base: Base, answers: Answers, route: Route | None, width: int) -> None:
+        """One more token for every row, from the cache's first `width` slots: in place and without a look at any value, so that
+        a GPU can run ahead and a CUDA graph can hold it."""
+        model, limit = base.model, answers.u.shape[1] - 1
+        seen = torch.arange(width, device=self.t.device) <= self.position[:, None]
+        hidden = model(self.token[:, None], self.position[:, None], seen[:, None, None], self.cache, route)[:, 0]
+        token, t = answers.draw(self.row, self.t, model.logits(hidden))
+        self.token.copy_(token)
+        self.t.copy_(t)
+        self.position += t < limit
+
+
+class Recorded:
+    """A step that is called over and over. As a CUDA graph its third call is recorded, and that and all later ones are replayed:
+    one launch instead of a thousand."""
+
+    def __init__(self, step, as_graph: bool):
+        self.step, self.as_graph, self.n_calls, self.graph = step, as_graph, 0, None
+
+    def __call__(self) -> None:
+        self.n_calls += 1
+        if self.as_graph and self.n_calls == 3:                              # the first two load kernels, which a recording cannot
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.step()                                                  # computes nothing
+        self.graph.replay() if self.graph else self.step()
 
 
 @torch.inference_mode()
-def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: torch.Tensor, n: int, temperature: torch.Tensor,
-           max_new: int, max_rows: int, u: torch.Tensor, bar: tqdm) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Answers (N, max_new + 1) to n attempts at each prompt, their log-probabilities, and their lengths (N,), N = len(prompts) n."""
-    model, device, N = base.model, member.device, len(prompts) * n
-    dtype, ends = model.embedding.dtype, torch.tensor(base.eos_ids, device=device)
-    serving = Serving(adapters, member, dtype) if adapters is not None else None
+def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: torch.Tensor, n: int, answers: Answers,
+           max_rows: int, bar: tqdm) -> None:
+    """Fill in the answers to n attempts at each prompt, N = len(prompts) n."""
+    model, device, N, max_new = base.model, member.device, len(prompts) * n, answers.u.shape[1] - 1
+    patience, stride, shrink = PATIENCE.get(device.type, 1), STRIDE if base.graphs else 1, 2 if base.graphs else 4
+    serving = Serving(adapters, member, model.embedding.dtype) if adapters is not None else None
     slot = member.tolist()
     waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), slot[i])))       # longest first: no surprises
     B, S = min(N, max(1, max_rows // n) * n), len(prompts[waiting[0]]) + max_new
     number = lambda value: torch.full((B,), value, device=device)
-    rows = Rows(KVCache.empty(model.cfg, B, S, dtype, device), torch.zeros(B, model.cfg.vocab_size, dtype=dtype, device=device),
-                torch.arange(B, device=device), number(-1), number(0), number(max_new))
-    out, out_logp = (torch.zeros(N, max_new + 1, dtype=kind, device=device) for kind in (torch.int64, torch.float32))
-    length, n_idle, step, moved = torch.zeros(N, dtype=torch.int64, device=device), B, 0, False
+    rows = Rows(KVCache.empty(model.cfg, B, S, model.embedding.dtype, device), torch.arange(B, device=device), number(-1), number(0),
+                number(0), number(max_new))
+    moved, need, width = True, 0, 0                                                               # slots: needed now, looked at
     while True:
+        n_idle = int((rows.t == max_new).sum())
+        bar.update(N - len(waiting) * n - len(rows.t) + n_idle - bar.n)
         if waiting and n_idle >= max(n, len(rows.t) / 4):
             places = (rows.t == max_new).nonzero().squeeze(1)[:len(waiting) * n]
             chosen = sorted((waiting.popleft() for _ in range(len(places) // n)), key=slot.__getitem__)
             first = torch.tensor(chosen, device=device)
-            admit(base, serving, rows, places[:len(chosen) * n], n, [prompts[i] for i in chosen], first * n, member[first])
-            n_idle, moved = 0, True
-        token, logp = sample(rows.logits, temperature[rows.row], u[rows.row, rows.t])
-        out[rows.row, rows.t], out_logp[rows.row, rows.t] = token, logp                              # idle rows write behind the limit
-        live = rows.t < max_new
-        rows.t += live
-        length[rows.row] = torch.where(live, rows.t, length[rows.row])
-        rows.t.masked_fill_(live & torch.isin(token, ends), max_new)
-        step += 1
-        if step % PATIENCE.get(device.type, 1) == 0:
-            n_idle = int((rows.t == max_new).sum())
-            bar.update(N - len(waiting) * n - len(rows.t) + n_idle - bar.n)
-            if n_idle == len(rows.t):
-                if not waiting:
-                    return out, out_logp, length
-                continue
-            if not waiting and 4 * n_idle >= len(rows.t):                                            # idle rows stop costing
-                kept = (rows.t < max_new).nonzero().squeeze(1)
-                rows.keep(kept)
-                token, n_idle, moved = token[kept], 0, True
+            rows.admit(base, serving, answers, places[:len(chosen) * n], n, [prompts[i] for i in chosen], first * n, member[first])
+            moved = True
+            continue
+        if n_idle == len(rows.t):
+            return
+        if not waiting and shrink * n_idle >= len(rows.t):                                        # idle rows stop costing
+            rows.keep((rows.t < max_new).nonzero().squeeze(1))
+            moved = True
         if moved:
-            route, width, moved = serving and serving.route(rows.member), int(rows.position.max()) + 1, False
-        rows.position += rows.t < max_new
-        width = min(width + 1, S)
-        seen = torch.arange(width, device=device) <= rows.position[:, None]
-        hidden = model(token[:, None], rows.position[:, None], seen[:, None, None], rows.cache, route)[:, 0]
-        rows.logits = model.logits(hidden)
+            route, need = serving and serving.route(rows.member), int(rows.position.max())
+        need = min(need + patience, S)
+        if moved or need > width:
+            width = min(-(-need // stride) * stride, S)
+            step, moved = Recorded(partial(rows.step, base, answers, route, width), base.graphs), False
+        for _ in range(patience):
+            step()
 
 
 def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: list[int], keys: list[tuple[int, ...]],
@@ -182,13 +231,14 @@ def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], me
     temperature = torch.tensor(temperature if isinstance(temperature, list) else [temperature] * N, device=device)
     u = torch.from_numpy(np.stack([uniforms(key, max_new + 1) for key in keys])).float().to(device)
     members = torch.tensor(member, device=device)
+    answers = Answers.begin(temperature, u, base.eos_ids)
     with tqdm(total=N, desc=desc, leave=False, disable=not desc) as bar:
-        out, out_logp, length = decode(base, adapters, prompts, members, n, temperature, max_new, max_rows, u, bar)
-    prompt_len = torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(n)
+        decode(base, adapters, prompts, members, n, answers, max_rows, bar)
+    length, prompt_len = answers.length, torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(n)
     T = int((prompt_len + length).max())
     rollout = Rollout(torch.zeros(N, T, dtype=torch.int64, device=device), prompt_len, prompt_len + length,
                       torch.zeros(N, T, device=device), members.repeat_interleave(n))
     slot, t = torch.arange(T, device=device), torch.arange(max_new + 1, device=device)
     rollout.ids[slot < prompt_len[:, None]] = torch.tensor([t for p in prompts for _ in range(n) for t in p], device=device)
-    rollout.ids[rollout.mask], rollout.logp[rollout.mask] = out[t < length[:, None]], out_logp[t < length[:, None]]
+    rollout.ids[rollout.mask], rollout.logp[rollout.mask] = answers.ids[t < length[:, None]], answers.logp[t < length[:, None]]
     return rollout

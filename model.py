@@ -121,6 +121,11 @@ def window_mask(mask: torch.Tensor | None, positions: torch.Tensor, n_slots: int
     return (causal if mask is None else mask) & ~far[:, None]
 
 
+def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """0 where a boolean mask allows a key, else -inf: what the attention kernels make of it in every layer otherwise."""
+    return None if mask is None else torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate the two halves (a, b) of each head (..., T, D) by the table's angles: (a cos - b sin, b cos + a sin)."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
@@ -222,9 +227,10 @@ class Model(nn.Module):
         x = self.model.embed_tokens(ids)
         cos, sin = rope_table(positions, cfg, x.dtype)
         cut = cfg.sliding_layers and S > cfg.sliding_window
-        near = window_mask(mask, positions, S, cfg.sliding_window) if cut else mask
+        near = additive(window_mask(mask, positions, S, cfg.sliding_window), x.dtype) if cut else None
+        mask = additive(mask, x.dtype)
         for i, block in enumerate(self.model.layers):
-            args = x, cos, sin, near if i in cfg.sliding_layers else mask, cache, slots, lora
+            args = x, cos, sin, near if cut and i in cfg.sliding_layers else mask, cache, slots, lora
             x = checkpoint(block, *args, use_reentrant=False) if checkpointing else block(*args)
         return self.model.norm(x)
 
@@ -255,6 +261,7 @@ class Base:
     eos_ids: tuple[int, ...]
     style: str                       # "micro" | "chat" | "base": see tasks.STYLES
     path: Path
+    graphs: bool = False             # decode by CUDA graphs
 
 
 def resolve(name: str) -> Path:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
 from generate import Rollout
-from lora import Adapters
+from lora import Adapters, Route
 from model import Base
 from pack import Line, Packed, micro_batches, pack
 
@@ -149,28 +149,28 @@ class Adam:
             x.copy_(state[name])
 
 
-def token_losses(base: Base, adapters: Adapters, p: Packed, adv: torch.Tensor, temperature: float, kl: float, entropy: float,
-                 clip: float, checkpointing: bool = False):
-    """Loss of each answer token (M,) of packed rows with advantages (N,), and sums for the log.
+def token_losses(base: Base, route: Route, p: Packed, adv: torch.Tensor, temperature: float, kl: float, entropy: float, clip: float,
+                 checkpointing: bool = False):
+    """Loss of each answer token (M,) of packed rows with advantages (N,), and sums (float64) for the log. Looks at no value.
 
     -min(ratio adv, clip(ratio) adv) + kl k3 - entropy H; on policy the ratio is 1 in value, so that the gradient is the
     plain policy gradient (PPO, eq. 7).
     """
     states = lambda lora: base.model(p.ids, p.positions, p.mask, lora=lora, checkpointing=checkpointing).flatten(0, 1)[p.source]
-    route = adapters.route(p.member, base.model.embedding.dtype)
+    total = lambda x: x.detach().double().sum()
     route.serving.lay_out(base.model.projects())                     # outside of what checkpointing computes twice
     logp, H = token_logp(base, states(route), p.target, temperature, bool(entropy))
     ratio, a = (logp - logp.detach()).exp(), adv[p.row]
     loss = -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
-    gap = (logp.detach() - p.logp).abs().sum().item()                # rollout and training compute the same number in two ways
-    sums = dict(kl=0.0, entropy=0.0, logp_gap=gap, trained_tokens=len(p.target))
+    # the gap: rollout and training compute the same number in two ways
+    sums = dict(kl=0.0, entropy=0.0, logp_gap=total((logp.detach() - p.logp).abs()), trained_tokens=len(p.target))
     if kl:
         with torch.no_grad():
             plain = token_logp(base, states(None), p.target, temperature, False)[0]
         k3 = (plain - logp).exp() - (plain - logp) - 1               # http://joschu.net/blog/kl-approx.html
-        loss, sums["kl"] = loss + kl * k3, k3.sum().item()
+        loss, sums["kl"] = loss + kl * k3, total(k3)
     if entropy:
-        loss, sums["entropy"] = loss - entropy * H, H.sum().item()
+        loss, sums["entropy"] = loss - entropy * H, total(H)
     return loss, sums
 
 
@@ -184,30 +184,32 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
     leave the batch, so that they cannot spoil their neighbours' gradients.
     Returns sums over the trained tokens (kl, entropy, logp_gap, trained_tokens) and the members (P,) bool with a non-finite loss.
     """
-    params, member, device = adapters.parameters(), batch.rollout.member, adv.device
+    params, device, rollout = adapters.parameters(), adv.device, batch.rollout.to("cpu")
+    member, advantage = rollout.member.tolist(), adv.tolist()
 
     def sweep(parts: list[list[Line]]):
         for p in params:
             p.grad = torch.zeros_like(p)
         stats, bad = dict.fromkeys(("kl", "entropy", "logp_gap", "trained_tokens"), 0.0), set()
         for part in tqdm(parts, desc=desc, leave=False, disable=not desc):
-            while part := [line for line in part if int(member[line[0]]) not in bad]:
-                packed = pack(batch.rollout, part)
+            while part := [line for line in part if member[line[0]] not in bad]:
+                packed = pack(rollout, part, device)
                 long = packed.ids.numel() > token_budget             # a row that exceeds the budget alone
-                loss, sums = token_losses(base, adapters, packed, adv, temperature, kl, entropy, clip, checkpointing=long)
+                route = adapters.route(packed.member, base.model.embedding.dtype)
+                loss, sums = token_losses(base, route, packed, adv, temperature, kl, entropy, clip, checkpointing=long)
                 if loss.isfinite().all():
                     (loss * weight[packed.row]).sum().backward()
                     stats = {k: stats[k] + v for k, v in sums.items()}
                     break
-                bad |= set(member[packed.row[~loss.isfinite()]].tolist())
-        return stats, torch.tensor([p in bad for p in range(adapters.n_members)], device=device)
+                bad |= {member[i] for i in packed.row[~loss.isfinite()].tolist()}
+        return {k: float(v) for k, v in stats.items()}, torch.tensor([p in bad for p in range(adapters.n_members)], device=device)
 
-    rows = [i for i in range(len(adv)) if member[i] >= 0 and (kl or entropy or adv[i] != 0)]
-    parts = micro_batches(batch.rollout, rows, token_budget)[rank::world]
+    rows = [i for i in range(len(adv)) if member[i] >= 0 and (kl or entropy or advantage[i] != 0)]
+    parts = micro_batches(rollout, rows, token_budget)[rank::world]
     stats, bad = sweep(parts)
     if not torch.stack([p.grad.isfinite().all() for p in params]).all():
         # a broken gradient behind a finite loss may reach the neighbours as 0 * inf in a shared product: each member alone
-        of = lambda line: int(member[line[0]])
+        of = lambda line: member[line[0]]
         stats, bad = sweep([[line for line in part if of(line) == p] for part in parts for p in sorted({of(line) for line in part})])
     if world > 1:
         for p in params:

@@ -175,6 +175,8 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
 def size_up(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtype, str, bool]:
     """Settled configuration, the base's directory and type, the table of the memory plan and whether it fits. Raises ValueError."""
     path = resolve(str(HERE / cfg.base) if cfg.base == Config.base and not Path(cfg.base).is_dir() else cfg.base)
+    if cfg.cuda_graphs and ranks.device.type != "cuda":
+        raise ValueError("--cuda-graphs needs a GPU: leave it out, or pass --device cuda where there is one")
     dtype, shape = pick_dtype(cfg.dtype, ranks.device), ModelConfig.from_pretrained(path)
     cfg = settle(cfg, load_tokenizer(path)[1] if cfg.style == "auto" else cfg.style)
     return cfg, path, dtype, *plan_table(cfg, shape, dtype, 1 if cfg.single else cfg.teachers + cfg.students, free_memory(ranks.device))
@@ -185,7 +187,7 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     cfg, path, dtype, table, fits = size_up(cfg, ranks)
     if not fits:
         raise ValueError(f"not enough memory:\n{table}")
-    return cfg, dataclasses.replace(load_base(str(path), dtype, ranks.device), style=cfg.style)
+    return cfg, dataclasses.replace(load_base(str(path), dtype, ranks.device), style=cfg.style, graphs=cfg.cuda_graphs)
 
 
 def show_plan(cfg: Config) -> int:

@@ -36,6 +36,7 @@ def flags(parser) -> None:
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cuda-graphs", action="store_true", help="our engine decodes by CUDA graphs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16" if torch.cuda.is_available() else "float32")
 
@@ -46,14 +47,14 @@ def open_base(args) -> Base:
     reuse_memory()
     dtype = getattr(torch, args.dtype)
     if not args.shape:
-        return dataclasses.replace(load_base(args.base, dtype, torch.device(args.device)), eos_ids=())
+        return dataclasses.replace(load_base(args.base, dtype, torch.device(args.device)), eos_ids=(), graphs=args.cuda_graphs)
     with torch.device(args.device):
         torch.set_default_dtype(dtype)
         model = Model(Config(**SHAPES[args.shape])).requires_grad_(False).eval()
         torch.set_default_dtype(torch.float32)
         for p in model.parameters():
             p.normal_(0, .02) if p.dim() > 1 else p
-    return Base(model, None, (), "base", Path(args.shape))
+    return Base(model, None, (), "base", Path(args.shape), args.cuda_graphs)
 
 
 def population(base: Base, rank: int, n: int = POP) -> Adapters:
@@ -213,7 +214,7 @@ def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
 def flops(base: Base, rollout: Rollout, budget: int) -> float:
     """Of an update: 2 for each weight of the frozen layers and token forward, 2 backward (weights have no gradient);
     without attention."""
-    weights = sum(x.weight.numel() for x in base.model.linears().values())
+    weights, rollout = sum(x.weight.numel() for x in base.model.linears().values()), rollout.to("cpu")
     return 4 * weights * sum(pack.size(rollout, line) for line in pack.lines(rollout, list(range(len(rollout.ids))), budget))
 
 

@@ -1,4 +1,7 @@
 """Rollouts: cached equals uncached, draws depend on the row's key alone, end tokens end rows and belong to them."""
+import copy
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -137,12 +140,28 @@ def test_waiting_prompts_take_the_places_of_ended_rows(tiny):
 
 
 @pytest.mark.parametrize("max_rows", [8, 48])
-def test_looking_seldom_changes_nothing(tiny, population, monkeypatch, max_rows):
-    """On a GPU one looks every eighth step who has ended; rows that wait meanwhile stay as they are."""
-    args = tiny, population(tiny), PROMPTS * 12, [0, 1, 2, -1] * 12, keys_for(48)
-    want = generate(*args, max_new=30, max_rows=max_rows)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_looking_seldom_changes_nothing(tiny, population, monkeypatch, max_rows, graphs):
+    """On a GPU one looks every eighth step who has ended; rows that wait meanwhile stay as they are. For CUDA graphs the width that
+    is looked at grows in strides (here without the recording itself)."""
+    args, widths = (population(tiny), PROMPTS * 12, [0, 1, 2, -1] * 12, keys_for(48)), []
+    want = generate(tiny, *args, max_new=30, max_rows=max_rows)
     monkeypatch.setattr("generate.PATIENCE", {"cpu": 8})
-    got = generate(*args, max_new=30, max_rows=max_rows)
+    monkeypatch.setattr("generate.STRIDE", 16)
+    monkeypatch.setattr("generate.Recorded", lambda step, as_graph: widths.append(step.args[-1]) or step)
+    got = generate(dataclasses.replace(tiny, graphs=graphs), *args, max_new=30, max_rows=max_rows)
+    assert rows_of(got) == rows_of(want) and (got.logp - want.logp).abs().max() < 1e-4
+    assert set(widths) == {16, 32, 36} if graphs else len(set(widths)) > 3, "36 is all of the cache"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+def test_graphs_change_nothing(tiny, population):
+    base, adapters = dataclasses.replace(tiny, model=copy.deepcopy(tiny.model).cuda()), population(tiny)
+    for factors in adapters.A, adapters.B:
+        factors.update({path: x.detach().cuda() for path, x in factors.items()})
+    args = adapters, PROMPTS * 12, [0, 1, 2, -1] * 12, keys_for(48)
+    want = generate(base, *args, max_new=60, max_rows=24)
+    got = generate(dataclasses.replace(base, graphs=True), *args, max_new=60, max_rows=24)
     assert rows_of(got) == rows_of(want) and (got.logp - want.logp).abs().max() < 1e-4
 
 

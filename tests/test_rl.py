@@ -333,7 +333,7 @@ def test_a_broken_member_is_skipped_and_the_others_do_not_notice(tiny, populatio
         break_backward(broken)
         adv[batch.rollout.member == 1] *= 1e6
         packed = pack(batch.rollout, [[i] for i in range(18)])
-        finite, _ = rl.token_losses(tiny, broken, packed, adv, 1.0, 0.0, 0.0, 0.2)
+        finite, _ = rl.token_losses(tiny, broken.route(packed.member, torch.float32), packed, adv, 1.0, 0.0, 0.0, 0.2)
         assert finite.isfinite().all(), "the case: a finite loss with a broken gradient"
     adam, other = rl.Adam(broken, [1e-4] * 3), rl.Adam(whole, [1e-4] * 3)
     before = state_of(broken, adam)

@@ -1,0 +1,82 @@
+"""What a GPU would be given, without a GPU: tensors on torch's meta device have a shape, a type and a device but no numbers. Mixing
+devices raises, and so does looking at a value, which would make the processor wait for the GPU and a CUDA graph impossible."""
+import copy
+
+import pytest
+import torch
+
+import rl
+from architectures import Config
+from generate import Answers, Rollout, Rows
+from lora import Adapters
+from model import Base, KVCache, Model
+from pack import micro_batches, pack
+
+V, L = 64, 12                                # words and tokens of an answer
+CONFIG = Config(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                max_position_embeddings=128, tie_word_embeddings=False)
+
+
+def to_meta(x):
+    """The same object with a tensor on the meta device in the place of each of its tensors."""
+    if isinstance(x, torch.Tensor):
+        return x.detach().to("meta").requires_grad_(x.requires_grad)
+    if isinstance(x, torch.nn.Module):
+        return x.to("meta")
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(to_meta, x))
+    if isinstance(x, dict):
+        return {key: to_meta(value) for key, value in x.items()}
+    if type(x).__module__ in ("lora", "model", "generate", "pack"):
+        x = copy.copy(x)
+        for name, value in vars(x).items():
+            object.__setattr__(x, name, to_meta(value))
+    return x
+
+
+@pytest.fixture
+def five():
+    """A base in bfloat16 and five members on it."""
+    base = Base(Model(CONFIG).to(torch.bfloat16).requires_grad_(False), None, (1, 5), "base", None)
+    return base, Adapters.on(base.model, 5, 8, 16.0)
+
+
+@pytest.mark.parametrize("member", [[0, 0, 1, 1, 2, 2, 3, 3, 4, 4], [4, 2, 2, -1, 0, 1, 3, 3, 2, 0], [0] * 10, [-1] * 10])
+@pytest.mark.parametrize("dense", [0, 16])
+def test_a_step_of_decoding(five, monkeypatch, member, dense):
+    """Any routing, by any of the three products: what a CUDA graph is to hold."""
+    monkeypatch.setattr("lora.DENSE", dense)                                 # 0: ragged rows go to grouped_mm
+    base, adapters = five
+    number = lambda: torch.zeros(10, dtype=torch.int64)
+    rows = Rows(KVCache.empty(CONFIG, 10, 40, torch.bfloat16, "cpu"), *(number() for _ in range(5)))
+    answers = Answers.begin(torch.ones(10), torch.zeros(10, L + 1), (1, 5))
+    base, route, rows, answers = map(to_meta, (base, adapters.route(torch.tensor(member), torch.bfloat16), rows, answers))
+    before = [rows.token, rows.t, rows.position, *rows.cache.keys, answers.ids, answers.length]
+    with torch.inference_mode():
+        rows.step(base, answers, route, 32)
+    after = [rows.token, rows.t, rows.position, *rows.cache.keys, answers.ids, answers.length]
+    assert all(x is y and x.is_meta for x, y in zip(before, after)), "a graph writes where it wrote when it was recorded"
+
+
+@pytest.mark.parametrize("member", [[0, 0, 1, 1, 2, 2, 3, 3, 4, 4], [4, 2, 2, 2, 0, 1, 3, 3, 2, 0]])
+@pytest.mark.parametrize("checkpointing, attempts", [(False, 2), (True, 1)])
+def test_losses_and_gradients(five, member, checkpointing, attempts):
+    """From packed rows to the gradients of the stacked factors."""
+    base, adapters = five
+    ids = (torch.arange(10 * 30).view(10, 30) % V)[torch.arange(10) // attempts * attempts]
+    full = lambda k: torch.full((10,), k)
+    rollout = Rollout(ids, full(18), full(30), torch.zeros(10, 30), torch.tensor(member))
+    packed = pack(rollout, micro_batches(rollout, list(range(10)), 10 ** 6)[0])
+    assert (packed.mask is not None) == (attempts > 1)
+    base, route, packed = map(to_meta, (base, adapters.route(packed.member, torch.bfloat16), packed))
+    loss, sums = rl.token_losses(base, route, packed, torch.zeros(10, device="meta"), 1.0, .1, .1, .2, checkpointing)
+    loss.sum().backward()
+    assert all(x.is_meta for x in (loss, sums["kl"], sums["entropy"], sums["logp_gap"]))
+    assert all(p.grad is not None and p.grad.is_meta for p in route.serving.adapters.parameters())
+
+
+def test_the_device_that_has_no_numbers_can_fail():
+    x = torch.zeros(3, device="meta")
+    for wrong in (lambda: int(x.max()), lambda: x + torch.ones(3), lambda: x.nonzero()):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            wrong()
