@@ -27,7 +27,7 @@ class Rollout:
     ids: torch.Tensor                  # (N, T) int64
     prompt_len: torch.Tensor           # (N,) tokens of the prompt
     length: torch.Tensor               # (N,) tokens of prompt and answer: masks come from these, never from token identity
-    logp: torch.Tensor                 # (N, T) float32: logp[:, t] scores ids[:, t] under the distribution it was drawn from, else 0
+    logp: torch.Tensor                 # (N, T) float32: logp[:, t] scores ids[:, t] under what it was drawn from; 0 in the prompt
     member: torch.Tensor               # (N,) int64, -1 = bare base
 
     @property
@@ -98,9 +98,8 @@ class Answers:
     @classmethod
     def begin(cls, temperature: torch.Tensor, u: torch.Tensor, ends: tuple[int, ...]) -> "Answers":
         """None of them has a token yet."""
-        zeros = lambda dtype: torch.zeros(u.shape, dtype=dtype, device=u.device)
-        return cls(temperature, u, torch.tensor(ends, dtype=torch.int64, device=u.device), zeros(torch.int64), zeros(torch.float32),
-                   torch.zeros(len(u), dtype=torch.int64, device=u.device))
+        ids, length = (torch.zeros(shape, dtype=torch.int64, device=u.device) for shape in (u.shape, len(u)))
+        return cls(temperature, u, torch.tensor(ends, dtype=torch.int64, device=u.device), ids, torch.zeros_like(u), length)
 
     def draw(self, row: torch.Tensor, t: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw the next token of rows (n,), which have t (n,) tokens, by logits (n, V). Returns it and the new t; L = ended."""
@@ -130,7 +129,7 @@ class Rows:
 
     def admit(self, base: Base, serving: Serving | None, answers: Answers, places: torch.Tensor, n: int, prompts: list[list[int]],
               first: torch.Tensor, member: torch.Tensor) -> None:
-        """Run prompts (U) of members (U,) and begin n attempts at each in the places (U n,), as the call's rows first[i] + 0..n-1."""
+        """Run prompts (U) of members (U,); n attempts at each begin in the places (U n,), as rows first[i] + 0..n-1 of the call."""
         model, device = base.model, places.device
         length = torch.tensor([len(p) for p in prompts], device=device)
         self.row[places] = (first[:, None] + torch.arange(n, device=device)).flatten()
@@ -139,7 +138,7 @@ class Rows:
         for part in (slice(at, at + size) for at in range(0, len(prompts), size)):
             some = prompts[part]
             T = max(map(len, some))
-            ids = torch.tensor([p + [0] * (T - len(p)) for p in some], device=device)                    # causal: padding is never seen
+            ids = torch.tensor([p + [0] * (T - len(p)) for p in some], device=device)        # causal: padding is never seen
             cache = KVCache.empty(model.cfg, len(some), T, model.embedding.dtype, device)
             hidden = model(ids, cache=cache, lora=serving and serving.route(member[part]))
             logits = model.logits(hidden[torch.arange(len(some), device=device), length[part] - 1])
@@ -168,10 +167,10 @@ class Recorded:
 
     def __call__(self) -> None:
         self.n_calls += 1
-        if self.as_graph and self.n_calls == 3:                              # the first two load kernels, which a recording cannot
+        if self.as_graph and self.n_calls == 3:              # the first two load kernels, which is forbidden while recording
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
-                self.step()                                                  # computes nothing
+                self.step()                                  # computes nothing
         self.graph.replay() if self.graph else self.step()
 
 
@@ -179,29 +178,29 @@ class Recorded:
 def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: torch.Tensor, n: int, answers: Answers,
            max_rows: int, bar: tqdm) -> None:
     """Fill in the answers to n attempts at each prompt, N = len(prompts) n."""
-    model, device, N, max_new = base.model, member.device, len(prompts) * n, answers.u.shape[1] - 1
+    device, dtype, N, max_new = member.device, base.model.embedding.dtype, len(prompts) * n, answers.u.shape[1] - 1
     patience, stride, shrink = PATIENCE.get(device.type, 1), STRIDE if base.graphs else 1, 2 if base.graphs else 4
-    serving = Serving(adapters, member, model.embedding.dtype) if adapters is not None else None
+    serving = Serving(adapters, member, dtype) if adapters is not None else None
     slot = member.tolist()
-    waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), slot[i])))       # longest first: no surprises
+    waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), slot[i])))        # longest first: no surprises
     B, S = min(N, max(1, max_rows // n) * n), len(prompts[waiting[0]]) + max_new
     number = lambda value: torch.full((B,), value, device=device)
-    rows = Rows(KVCache.empty(model.cfg, B, S, model.embedding.dtype, device), torch.arange(B, device=device), number(-1), number(0),
-                number(0), number(max_new))
-    moved, need, width = True, 0, 0                                                               # slots: needed now, looked at
+    rows = Rows(KVCache.empty(base.model.cfg, B, S, dtype, device), torch.arange(B, device=device),
+                member=number(-1), token=number(0), position=number(0), t=number(max_new))
+    moved, need, width = True, 0, 0                                          # slots of the cache: needed by now, looked at
     while True:
         n_idle = int((rows.t == max_new).sum())
         bar.update(N - len(waiting) * n - len(rows.t) + n_idle - bar.n)
         if waiting and n_idle >= max(n, len(rows.t) / 4):
             places = (rows.t == max_new).nonzero().squeeze(1)[:len(waiting) * n]
             chosen = sorted((waiting.popleft() for _ in range(len(places) // n)), key=slot.__getitem__)
-            first = torch.tensor(chosen, device=device)
-            rows.admit(base, serving, answers, places[:len(chosen) * n], n, [prompts[i] for i in chosen], first * n, member[first])
+            places, first = places[:len(chosen) * n], torch.tensor(chosen, device=device)
+            rows.admit(base, serving, answers, places, n, [prompts[i] for i in chosen], first * n, member[first])
             moved = True
             continue
         if n_idle == len(rows.t):
             return
-        if not waiting and shrink * n_idle >= len(rows.t):                                        # idle rows stop costing
+        if not waiting and shrink * n_idle >= len(rows.t):                   # idle rows stop costing
             rows.keep((rows.t < max_new).nonzero().squeeze(1))
             moved = True
         if moved:
@@ -215,7 +214,8 @@ def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], memb
 
 
 def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: list[int], keys: list[tuple[int, ...]],
-             n: int = 1, temperature: float | list[float] = 1.0, max_new: int = 128, max_rows: int = 512, desc: str = "") -> Rollout:
+             n: int = 1, temperature: float | list[float] = 1.0, max_new: int = 128, max_rows: int = 512,
+             desc: str = "") -> Rollout:
     """n attempts at each prompt by the prompt's member; row i*n+j is attempt j at prompt i.
 
     prompts: token ids; member: one index per prompt, -1 = bare base; keys: one per row, the source of its draws;

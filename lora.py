@@ -41,8 +41,8 @@ class Adapters:
         shapes = {path: (m.in_features, m.out_features) for path, m in model.linears().items() if path.rsplit(".")[-1] in targets}
         unknown = set(targets) - set(TARGETS)
         if unknown or not shapes:
-            raise ValueError(f"--lora-targets {','.join(targets)}: {', '.join(sorted(unknown)) or 'nothing'} is not a linear layer; "
-                             f"valid: {', '.join(TARGETS)}")
+            wrong = ", ".join(sorted(unknown)) or "nothing"
+            raise ValueError(f"--lora-targets {','.join(targets)}: {wrong} is not a linear layer; valid: {', '.join(TARGETS)}")
         return cls(shapes, n_members, rank, alpha, device)
 
     def parameters(self) -> list[torch.Tensor]:
@@ -71,8 +71,9 @@ class Adapters:
                              "use the same base and --lora-targets")
         for path, (A, B) in factors.items():
             if A.shape != self.A[path].shape[1:] or B.shape != self.B[path].shape[1:]:
-                raise ValueError(f"adapter {path} has rank {A.shape[0]} and maps {A.shape[1]} to {B.shape[0]}; this population has rank "
-                                 f"{self.rank} and maps {self.A[path].shape[2]} to {self.B[path].shape[1]}: another rank or base")
+                shape = lambda A, B: f"rank {A.shape[-2]} and maps {A.shape[-1]} to {B.shape[-2]}"
+                raise ValueError(f"adapter {path} has {shape(A, B)}; this population has {shape(self.A[path], self.B[path])}: "
+                                 "another rank or base")
             if not (A.isfinite().all() and B.isfinite().all()):
                 raise ValueError(f"adapter {path} holds numbers that are not finite: it is damaged, take an earlier one")
         for path, (A, B) in factors.items():
@@ -92,12 +93,13 @@ class Serving:
         self.adapters, self.dtype, self.made = adapters, dtype, {}
         self.present = member[member >= 0].unique()
         sizes = {adapters.rank, *(n for A, B in zip(adapters.A.values(), adapters.B.values()) for n in (A.shape[2], B.shape[1]))}
-        self.groups = all(n * dtype.itemsize % 16 == 0 for n in sizes) and (member.device.type == "cpu" or dtype == torch.bfloat16)
+        aligned = all(n * dtype.itemsize % 16 == 0 for n in sizes)
+        self.groups = aligned and (member.device.type == "cpu" or dtype == torch.bfloat16)         # what grouped_mm takes
 
     def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Factors of layers of the given output sizes on one input: A side by side (k, m R, in), B^T block by block (k, m R, sum out).
+        """Factors of layers on one input: A side by side (k, m R, in), B^T block by block (k, m R, sum of sizes).
 
-        m counts those of the layers that have adapters; None if none has.
+        sizes: the layers' outputs; m counts those of the layers that have adapters; None if none has.
         """
         if paths in self.made:
             return self.made[paths]
@@ -129,12 +131,12 @@ class Route:
 
     def __init__(self, serving: Serving, member: torch.Tensor):
         self.serving, self.k, self.scale = serving, len(serving.present), serving.adapters.scale
-        own = member[:, None] == serving.present                                                    # (B, k)
+        own = member[:, None] == serving.present                                           # (B, k)
         count, rows = own.sum(0), member.argsort(stable=True)[(member < 0).sum():]
         in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
-        self.rows = None if in_order else rows                                                      # less the rows of the base
-        self.ends = count.cumsum(0).int()                                                           # of each member among these rows
-        self.own = own.to(serving.dtype)[:, None, :, None] * self.scale                              # (B, 1, k, 1)
+        self.rows = None if in_order else rows                                             # less the rows of the base
+        self.ends = count.cumsum(0).int()                                                  # of each member among these rows
+        self.own = own.to(serving.dtype)[:, None, :, None] * self.scale                    # (B, 1, k, 1)
         self.is_equal = in_order and bool((count == count[0]).all())
 
     def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -171,8 +173,8 @@ class Route:
 def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_hash: str = "") -> None:
     """Write member p as a PEFT directory: adapter_config.json and adapter_model.safetensors, float32."""
     directory.mkdir(parents=True, exist_ok=True)
-    config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base_name, r=adapters.rank, lora_alpha=adapters.alpha,
-                  lora_dropout=0.0, bias="none", fan_in_fan_out=False, inference_mode=True,
+    config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base_name, r=adapters.rank,
+                  lora_alpha=adapters.alpha, lora_dropout=0.0, bias="none", fan_in_fan_out=False, inference_mode=True,
                   target_modules=sorted({path.rsplit(".")[-1] for path in adapters.A}))
     tensors = {}
     for path, (A, B) in adapters.factors(p).items():
@@ -198,7 +200,7 @@ def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_has
         raise ValueError(f"{directory} has rank {rank} and alpha {alpha}, this population {adapters.rank} and {adapters.alpha}: "
                          f"pass --rank {rank} --alpha {alpha}")
     if made_on and base_hash and made_on != base_hash:
-        raise ValueError(f"{directory} was trained on another base ({config.get('base_model_name_or_path')}): pass that as --base")
+        raise ValueError(f"{directory} was trained on another base, {config.get('base_model_name_or_path')}: pass that as --base")
     layers = {name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")}
     absent = [path for path in layers if f"{path}.lora_B.weight" not in tensors]
     if absent:

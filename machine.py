@@ -55,12 +55,13 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
                                          for p, group in zip(model.projects(), adapted))
     tokens, prompt = max(cfg.token_budget, T), max(1, T - cfg.max_new)
     saved = L * (4 * C + 4 * I + 3 * q + 3 * kv) + sum(map(len, adapted)) * cfg.rank
-    passing = 4 * C + max(4 * I, 4 * q + 3 * kv)             # tensors of the one layer that is being computed: its MLP or its attention
-    sampling = cfg.max_rows * V * (size + 12)                # logits and, in float32, log-probabilities, probabilities and their sums
+    passing = 4 * C + max(4 * I, 4 * q + 3 * kv)             # tensors of the one layer that is being computed: MLP or attention
+    sampling = cfg.max_rows * V * (size + 12)                # logits; in float32 log-probabilities, probabilities and their sums
     admitted = min(max(1, PREFILL // prompt), cfg.max_rows)  # prompts run at a time, with a cache and scores of their own
     prefill = admitted * (prompt * (passing + 2 * kv * L) + 2 * V) * size
     chunk = min(rl.CHUNK, tokens * V) * (12 + 8 * (cfg.entropy > 0))
-    plan = dict(base=sum(p.numel() for p in model.parameters()) * size, adapters=factors * 4 + serving * size, optimiser=factors * 8,
+    weights = sum(p.numel() for p in model.parameters())
+    plan = dict(base=weights * size, adapters=factors * 4 + serving * size, optimiser=factors * 8,
                 cache=cfg.max_rows * T * 2 * kv * size * (L + 1),     # one layer is there twice while rows leave
                 decoding=max(sampling, prefill), gradients=factors * 4, logits=chunk,
                 activations=max(cfg.token_budget * (saved + passing), T * (L * C + saved / L + passing)) * size)
@@ -81,12 +82,13 @@ def largest_budget(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free
 
 
 def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float) -> tuple[str, bool]:
-    """The plan as text, one line a use, with the largest micro-batch or what to lower; and whether it fits into `free` gigabytes."""
+    """The plan as text, one line a use, with the largest micro-batch or what to lower; and whether it fits into `free` GB."""
     plan, T = memory_plan(cfg, m, dtype, n_members), longest_row(cfg, m)
     meaning = dict(base=f"the frozen model in {str(dtype).removeprefix('torch.')}", adapters=f"{n_members} of rank {cfg.rank}",
                    optimiser="Adam's two moments", cache=f"generation: keys and values of {cfg.max_rows} rows of {T} tokens",
-                   decoding="generation: running the prompts, or sampling from the vocabulary", gradients="update: of all adapters",
-                   activations=f"update: a micro-batch of {cfg.token_budget} tokens, or a row of {T} with activation checkpointing",
+                   decoding="generation: running the prompts, or sampling from the vocabulary",
+                   gradients="update: of all adapters",
+                   activations=f"update: {cfg.token_budget} tokens at a time, or a row of {T} with activation checkpointing",
                    logits="update: a chunk over the vocabulary")
     need, largest = peak(plan), largest_budget(cfg, m, dtype, n_members, free)
     rows = [f"{use:<12} {gb:8.2f} GB   {meaning[use]}" for use, gb in plan.items()]
@@ -98,16 +100,17 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
 
 
 def free_memory(device: torch.device) -> float:
-    """Gigabytes available to one process on the device (CPU: its share of Linux's MemAvailable; unlimited where that is not told)."""
+    """Gigabytes available to one process on the device (CPU: its share of Linux's MemAvailable; unlimited where none is told)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] / 2 ** 30
     meminfo = Path("/proc/meminfo")
-    found = [row.split()[1] for row in meminfo.read_text().splitlines() if row.startswith("MemAvailable")] if meminfo.exists() else []
+    rows = meminfo.read_text().splitlines() if meminfo.exists() else []
+    found = [row.split()[1] for row in rows if row.startswith("MemAvailable")]
     return int(found[0]) / 2 ** 20 / int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if found else float("inf")
 
 
 def halve_until(n: int, attempt, flag: str) -> int:
-    """The first of n, n/2, n/4, ... with which attempt(n) finds memory, saying so where it is not n. Raises ValueError if none does."""
+    """The first of n, n/2, n/4, ... with which attempt(n) finds memory; says what does not. Raises ValueError if none does."""
     while n:
         try:
             attempt(n)
@@ -122,7 +125,7 @@ def halve_until(n: int, attempt, flag: str) -> int:
 
 
 def fit(cfg, base: Base, adapters: Adapters, ranks: Ranks):
-    """cfg with the largest --max-rows and --token-budget that every process holds, tried before the first step and not in a later one.
+    """cfg with the largest --max-rows and --token-budget that every process holds, tried before step 0 and not in a later one.
 
     What the largest rollout takes is allocated and one worst micro-batch is run, on random tokens; nothing of it stays.
     """
@@ -137,9 +140,10 @@ def fit(cfg, base: Base, adapters: Adapters, ranks: Ranks):
         ids = torch.randint(model.cfg.vocab_size, (n, T), generator=torch.Generator().manual_seed(0)).to(device)
         full, zeros = (lambda k: torch.full((n,), k, device=device)), torch.zeros(n, T, device=device)
         member = torch.arange(n, device=device) % adapters.n_members
-        batch = rl.Batch(Rollout(ids, full(max(1, T - cfg.max_new)), full(T), zeros, member), zeros[:, 0], full(0), full(0), full(0))
+        rollout, one = Rollout(ids, full(max(1, T - cfg.max_new)), full(T), zeros, member), zeros[:, 0] + 1
+        batch = rl.Batch(rollout, one, full(0), full(0), full(0))
         try:
-            rl.accumulate(base, adapters, batch, zeros[:, 0] + 1, zeros[:, 0] + 1, kl=cfg.kl, entropy=cfg.entropy, token_budget=budget)
+            rl.accumulate(base, adapters, batch, one, one, kl=cfg.kl, entropy=cfg.entropy, token_budget=budget)
         finally:
             for p in adapters.parameters():
                 p.grad = None
@@ -164,7 +168,7 @@ def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
         commit = git.stdout.strip()
     except OSError:                                   # git is not installed
         commit = ""
-    return dict(commit=commit or "unknown", python=platform.python_version(), torch=torch.__version__, platform=platform.platform(),
+    return dict(commit=commit or "unknown", python=platform.python_version(), torch=torch.__version__,
+                platform=platform.platform(), processes=ranks.world,
                 device=torch.cuda.get_device_name() if ranks.device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
-                processes=ranks.world,
                 threads=torch.get_num_threads(), sandbox=sandbox.tier, sandbox_report=sandbox.report)

@@ -25,7 +25,7 @@ from architectures import Config, rope_table
 
 
 class KVCache:
-    """Keys and values of all layers, each (B, K, S, D). A token lies in the slot of its position; `length` slots are looked at."""
+    """Keys and values of all layers, each (B, K, S, D). A token lies in the slot of its position; `length` slots are seen."""
 
     def __init__(self, keys: list[torch.Tensor], values: list[torch.Tensor], length: int = 0):
         self.keys, self.values, self.length = keys, values, length
@@ -55,8 +55,8 @@ class KVCache:
         head = torch.arange(B * K, device=position.device)
         return head * S + position.repeat_interleave(K)
 
-    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write (B, K, T, D) from slot 0 on, or one token a row into its slot; returns the keys and values to be looked at."""
+    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor | None):
+        """Write k and v (B, K, T, D) from slot 0 on, or one token a row into its slot; returns the keys and values to be seen."""
         keys, values, T = self.keys[layer], self.values[layer], k.shape[2]
         if slots is None:
             keys[:, :, :T], values[:, :, :T] = k, v
@@ -78,7 +78,8 @@ class Project:
     """Layers that read the same x: one product computes them all once `fuse` has laid their weights side by side."""
 
     def __init__(self, *layers: Linear):
-        self.layers, self.paths, self.sizes = layers, tuple(layer.path for layer in layers), [layer.out_features for layer in layers]
+        self.layers, self.paths = layers, tuple(layer.path for layer in layers)
+        self.sizes = [layer.out_features for layer in layers]
         self.weight, self.bias, self.places = None, None, []
 
     @torch.no_grad()
@@ -236,7 +237,8 @@ class Model(nn.Module):
 
     def projects(self) -> list[Project]:
         """The adaptable layers, those together that share an input."""
-        return [p for block in self.model.layers for p in (block.self_attn.qkv, block.self_attn.out, block.mlp.gate_up, block.mlp.down)]
+        of = lambda block: (block.self_attn.qkv, block.self_attn.out, block.mlp.gate_up, block.mlp.down)
+        return [project for block in self.model.layers for project in of(block)]
 
     def fuse(self) -> "Model":
         """Lay the frozen weights of layers that share their input side by side. Before that each can be trained by itself."""

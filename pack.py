@@ -74,12 +74,13 @@ def pack(rollout: Rollout, batch: list[Line], device="cpu") -> Packed:
             n = end[i] - P
             here = slice(at, at + n - 1)
             row[g, here], position[g, here], answer[g, here] = i, torch.arange(P, end[i] - 1), a
-            source += [g * T + P - 1, *range(g * T + at, g * T + at + n - 1)]           # the prompt's last token predicts the first
+            source += [g * T + P - 1, *range(g * T + at, g * T + at + n - 1)]      # the prompt's last token predicts the first
             targets += [(i, t) for t in range(P, end[i])]
             at += n - 1
     of, t = torch.tensor(targets).unbind(1)
-    ids, answer, move = rollout.ids[row, position] * (answer >= 0), answer.to(device), lambda *tensors: (x.to(device) for x in tensors)
+    ids, answer = rollout.ids[row, position] * (answer >= 0), answer.to(device)
     seen = (answer[:, None] == answer[..., None]) | (answer[:, None] == 0)             # (G, T, T): query, key
     mask = None if max(map(len, batch)) == 1 else (seen & torch.ones_like(seen).tril())[:, None]
-    return Packed(*move(ids, position), mask, *move(rollout.member[row[:, 0]], torch.tensor(source), rollout.ids[of, t], of,
-                                                    rollout.logp[of, t]))
+    here = ids, position, rollout.member[row[:, 0]], torch.tensor(source), rollout.ids[of, t], of, rollout.logp[of, t]
+    ids, position, *rest = (x.to(device) for x in here)
+    return Packed(ids, position, mask, *rest)

@@ -82,7 +82,7 @@ class Ranks:
         wide = lambda x: torch.nn.functional.pad(x, (0, int(width) - x.shape[1]))
         books = [own.prompt_len[:, None], own.length[:, None], own.member[:, None]]
         ids, logp = pack(wide(own.ids), books), pack(wide(own.logp), [])
-        all_ids, all_logp = [torch.empty_like(ids) for _ in range(self.world)], [torch.empty_like(logp) for _ in range(self.world)]
+        all_ids, all_logp = ([torch.empty_like(x) for _ in range(self.world)] for x in (ids, logp))
         dist.all_gather(all_ids, ids)
         dist.all_gather(all_logp, logp)
         parts = [(i[:shape(r)[0]], p[:shape(r)[0]]) for r, (i, p) in enumerate(zip(all_ids, all_logp))]

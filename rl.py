@@ -149,8 +149,8 @@ class Adam:
             x.copy_(state[name])
 
 
-def token_losses(base: Base, route: Route, p: Packed, adv: torch.Tensor, temperature: float, kl: float, entropy: float, clip: float,
-                 checkpointing: bool = False):
+def token_losses(base: Base, route: Route, p: Packed, adv: torch.Tensor, temperature: float, kl: float, entropy: float,
+                 clip: float, checkpointing: bool = False):
     """Loss of each answer token (M,) of packed rows with advantages (N,), and sums (float64) for the log. Looks at no value.
 
     -min(ratio adv, clip(ratio) adv) + kl k3 - entropy H; on policy the ratio is 1 in value, so that the gradient is the
@@ -210,7 +210,7 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
     if not torch.stack([p.grad.isfinite().all() for p in params]).all():
         # a broken gradient behind a finite loss may reach the neighbours as 0 * inf in a shared product: each member alone
         of = lambda line: member[line[0]]
-        stats, bad = sweep([[line for line in part if of(line) == p] for part in parts for p in sorted({of(line) for line in part})])
+        stats, bad = sweep([[line for line in part if of(line) == p] for part in parts for p in sorted(set(map(of, part)))])
     if world > 1:
         for p in params:
             dist.all_reduce(p.grad)

@@ -104,8 +104,9 @@ def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int
     c, tokenizer = s.cfg, s.base.tokenizer
     ids = [render(p, s.base.style, tokenizer) for p in prompts]
     keys = [(c.seed, step + 1, phase, slot + 1, i * n + j) for i, slot in enumerate(slots) for j in range(n)]
-    rollout = s.ranks.generate(s.base, s.adapters, ids, slots, keys, n, temperature=c.temperature if temperature is None else temperature,
-                               max_new=c.max_new, max_rows=c.max_rows, desc=desc)
+    temperature = c.temperature if temperature is None else temperature
+    rollout = s.ranks.generate(s.base, s.adapters, ids, slots, keys, n, temperature=temperature, max_new=c.max_new,
+                               max_rows=c.max_rows, desc=desc)
     texts = tokenizer.batch_decode(rollout.answers(s.base.eos_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return rollout, [prompts[i // n].prefix + text for i, text in enumerate(texts)]
 
@@ -184,18 +185,21 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
     for i, (p, verdict) in enumerate(zip(proposals, verdicts)):
         kind = KINDS[p.kind]
         problem = kind.check(p, s.limits)
-        result = Reject(problem) if problem and problem != "ignores_input" else kind.accept(p, verdict, s.limits, kind.key(p, key))
+        wrong = problem and problem != "ignores_input"
+        result = Reject(problem) if wrong else kind.accept(p, verdict, s.limits, kind.key(p, key))
         if isinstance(result, Reject):
             raise ValueError(f"{what}: task {i + 1} is not valid ({result.reason}): {p.program[:80]!r} on {p.inputs[0][:40]!r}")
         tasks.append(result)
     return tasks
 
 
-def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int, n: int, temperature=None, desc: str = "") -> Attempts:
+def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int, n: int, temperature=None,
+            desc: str = "") -> Attempts:
     """n attempts at each task by the member in its slot, judged. Answers are data to the sandbox, never run here."""
     style = s.base.style
     rollout, texts = ask(s, [KINDS[t.kind].solve(style, t, s.limits) for t in tasks], slots, step, phase, n, temperature, desc)
-    answers = [[KINDS[t.kind].parse_answer(text, style, t, s.limits) for text in texts[i * n:(i + 1) * n]] for i, t in enumerate(tasks)]
+    answers = [[KINDS[t.kind].parse_answer(text, style, t, s.limits) for text in texts[i * n:(i + 1) * n]]
+               for i, t in enumerate(tasks)]
     jobs = [KINDS[t.kind].answer_jobs(t, a, s.limits) for t, a in zip(tasks, answers)]
     verdicts = iter(run_jobs(s, [job for some in jobs for job in some]))
     judged = [KINDS[t.kind].judge(t, a, [next(verdicts) for _ in some], s.limits) for t, a, some in zip(tasks, answers, jobs)]
@@ -239,9 +243,7 @@ def training_batch(s: Setup, rollout: Rollout, proposed: list[Proposed], solved:
                  for i, ((p, _), verdicts) in enumerate(zip(solved, attempts.verdicts)) for v in verdicts]
         assert len(rows) == len(proposed) + n * len(solved), (len(rows), n)
         rollout = Rollout.cat([rollout, attempts.rollout])
-    reward, group, role, kind = zip(*rows)
-    return Batch(rollout, torch.tensor(reward, device=device), torch.tensor(group, device=device), torch.tensor(role, device=device),
-                 torch.tensor(kind, device=device))
+    return Batch(rollout, *(torch.tensor(column, device=device) for column in zip(*rows)))
 
 
 def task_rows(proposed: list[Proposed], step: int, limit: int = MAX_LOGGED) -> list[dict]:
@@ -252,9 +254,8 @@ def task_rows(proposed: list[Proposed], step: int, limit: int = MAX_LOGGED) -> l
         if p.task:
             t = p.task
             answers = {name: [text[-limit:] for text in texts] for name, texts in p.answers.items()}
-            row |= dict(id=t.id, program=t.program, inputs=t.inputs, outputs=t.outputs, message=t.message, key=t.key, parents=t.parents,
-                        solve_rate=p.solve_rate, attempts=p.attempts, answers=answers,
-                        complexity=p.complexity)
+            row |= dict(id=t.id, program=t.program, inputs=t.inputs, outputs=t.outputs, message=t.message, key=t.key,
+                        parents=t.parents, solve_rate=p.solve_rate, attempts=p.attempts, answers=answers, complexity=p.complexity)
         else:
             row["text"] = p.text[:limit]
         rows.append(row)

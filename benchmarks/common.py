@@ -27,7 +27,8 @@ def ratio(above, below):
 
 
 def peak_memory(reset=False):
-    """Bytes at the worst moment since the last reset, on the GPU if there is one, else of this process (Linux); reset: from now on."""
+    """Bytes at the worst moment since the last reset, on the GPU if there is one, else of this process (Linux).
+    reset: from now on."""
     if torch.cuda.is_available():
         if reset:
             torch.cuda.reset_peak_memory_stats()

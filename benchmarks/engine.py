@@ -37,8 +37,9 @@ def flags(parser) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cuda-graphs", action="store_true", help="our engine decodes by CUDA graphs")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16" if torch.cuda.is_available() else "float32")
+    device, dtype = ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
+    parser.add_argument("--device", default=device)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default=dtype)
 
 
 def open_base(args) -> Base:
@@ -118,7 +119,7 @@ def check_routing(base: Base, adapters: Adapters, tolerance: float) -> float:
 # ---------------------------------------------------------------- peers
 
 class Peers:
-    """transformers, and PEFT with the same adapters, on the same directory; only on request, for both are development packages."""
+    """transformers, and PEFT with the same adapters, on the same directory; imported only here: PEFT is a development package."""
 
     def __init__(self, base: Base, adapters: Adapters, dtype: torch.dtype):
         from peft import PeftModel
@@ -273,7 +274,7 @@ def update(args) -> dict:
 
 
 def stepper(base: Base, members: list[int], n_members: int, args):
-    """A function that does one step of n_members, row i being members[i]'s, and returns its seconds: rollout, gradient, optimiser."""
+    """A function that does a step of n_members (rollout, gradient, optimiser) and returns its seconds; row i is members[i]'s."""
     adapters, n = population(base, args.rank, n_members), args.attempts
     adam, rollout = rl.Adam(adapters, [1e-5] * n_members), fixed_rollout(base, members, args.prompt, args.new, n)
     active = torch.zeros(n_members, dtype=torch.bool, device=rollout.ids.device)
@@ -301,7 +302,7 @@ def step(args) -> dict:
 
 
 def scale(args) -> dict:
-    """Seconds of a step and what the process holds at its worst, for 1 to 128 members: at --rows rows in all, and at 8 rows each."""
+    """Seconds of a step and memory at its worst, for 1 to 128 members: at --rows rows in all, and at 8 rows each."""
     base, figures = open_base(args), {}
     for label, rows_of in (f"{args.rows[0]} rows in all", lambda p: args.rows[0]), ("8 rows a member", lambda p: 8 * p):
         for p in (1, 2, 4, 8, 16, 32, 64, 128):
@@ -356,5 +357,5 @@ def scale_flags(parser) -> None:
     parser.set_defaults(rows=[512], repeats=3)
 
 
-COMMANDS = {"decode": (decode, flags), "update": (update, update_flags), "step": (step, update_flags), "scale": (scale, scale_flags),
-            "evolve": (evolve, evolve_flags)}
+COMMANDS = {"decode": (decode, flags), "update": (update, update_flags), "step": (step, update_flags),
+            "scale": (scale, scale_flags), "evolve": (evolve, evolve_flags)}

@@ -1,5 +1,5 @@
-"""What a GPU would be given, without a GPU: tensors on torch's meta device have a shape, a type and a device but no numbers. Mixing
-devices raises, and so does looking at a value, which would make the processor wait for the GPU and a CUDA graph impossible."""
+"""What a GPU would be given, without a GPU: tensors on torch's meta device have a shape, a type and a device but no numbers.
+Mixing devices raises, and so does looking at a value, which would make the processor wait and a CUDA graph impossible."""
 import copy
 
 import pytest
@@ -13,8 +13,8 @@ from model import Base, KVCache, Model
 from pack import micro_batches, pack
 
 V, L = 64, 12                                # words and tokens of an answer
-CONFIG = Config(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                max_position_embeddings=128, tie_word_embeddings=False)
+CONFIG = Config(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+                num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False)
 
 
 def to_meta(x):

@@ -6,7 +6,7 @@ NORMAL, TINY = NormalDist(), 1e-290
 
 
 def phi_cdf(x):
-    return 0.5 * math.erfc(-x / math.sqrt(2))                       # erfc keeps its digits in the lower tail, NormalDist.cdf does not
+    return 0.5 * math.erfc(-x / math.sqrt(2))       # erfc keeps its digits in the lower tail, NormalDist.cdf does not
 
 
 def rate(winner, loser, draw=False, beta=25 / 6, tau=25 / 300, p_draw=0.1):
