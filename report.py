@@ -21,12 +21,17 @@ from pathlib import Path
 from report_page import CSS, JS, figure, section, table
 from report_population import member_lines, population, role_mean, roles
 from report_run import MEASURES, Run, accuracy, duplicates, get, guessing, items, mean, num, refused
-from report_svg import Line, line_chart, spark, stack_chart, text
+from report_svg import Line, brief, line_chart, spark, stack_chart, text
 from report_tasks import browser
 
 HERE = Path(__file__).resolve().parent
 MAX_BYTES = 1_900_000               # of the file
 TASK_BYTES = 750_000                # of it, at most, for the browser of tasks
+
+
+def many(n: int, word: str) -> str:
+    """1 step, 2 steps."""
+    return f"{n} {word}{'s' * (n != 1)}"
 
 
 # --- the page's parts, from the top ---------------------------------------------------------------------------------------
@@ -170,7 +175,7 @@ def machine(run: Run) -> str:
     totals = [(word, num(run.metrics[-1], f"tokens_{word}")) for word in ("generated", "trained")]
     told = [f"{total:,.0f} tokens {word}" for word, total in totals if total is not None]
     minutes = sum(sum(points.values()) for points in seconds.values()) / 60
-    return section("machine", "What it cost", ", ".join([*told, f"{minutes:,.1f} minutes, {len(run.metrics)} steps."]), [
+    return section("machine", "What it cost", ", ".join([*told, f"{minutes:,.1f} minutes, {many(len(run.metrics), 'step')}."]), [
         figure("Seconds per phase", "Wall-clock seconds of a step, by phase; tall bars are steps with a probe.",
                stack_chart("seconds per phase", seconds)),
         figure("Tokens per phase", "Tokens generated while proposing, solving and probing, and tokens trained on in the update.",
@@ -182,9 +187,10 @@ def machine(run: Run) -> str:
 # --- several runs, configuration, the page --------------------------------------------------------------------------------
 
 def labelled(runs: list[Run]) -> list[tuple[str, Run]]:
-    """Runs with names that differ: the directory's, or its path where two have the same."""
-    count = Counter(run.name for run in runs)
-    return [(run.name if count[run.name] == 1 else str(run.path), run) for run in runs]
+    """Runs with names that differ: the directory's, or as much of the end of its path as tells it from the others."""
+    ends = [["/".join(path.parts[-k:]) for k in range(1, len(path.parts))] for path in (run.path.resolve() for run in runs)]
+    count = Counter(itertools.chain(*ends))
+    return [(next((end for end in own if count[end] == 1), str(run.path)), run) for own, run in zip(ends, runs)]
 
 
 def compared(runs: list[Run]) -> str:
@@ -201,7 +207,8 @@ def compared(runs: list[Run]) -> str:
         flags = [k for k in {**config, **run.config} if k not in ("name", "out", "resume") and run.config.get(k) != config.get(k)]
         differ = text(", ".join(f"{k} {run.config.get(k, 'absent')}" for k in flags), 600) or "–"
         mark = f'<td class="legend"><i class="m{i % 8}"></i></td>'
-        rows.append(f'{mark}<td>{text(name)}</td><td class="right">{len(run.metrics)}</td>{cells}<td>{differ}</td>')
+        rows.append(f'{mark}<td>{text(brief(name, 60))}</td><td class="right">{len(run.metrics)}</td>{cells}'
+                    f'<td class="prose">{differ}</td>')
     head = "".join(f"<th>{word}</th>" for word in ("", "run", "steps", "tokens generated",
                                                    "tokens trained", "flags that differ from the first run's"))
     words = ("<b>The budgets are not the same</b>: they differ by more than 5%, or are not known. A curve that is higher may "
@@ -254,9 +261,9 @@ def setup(run: Run) -> str:
     for key, value in run.config.items():
         known = usual.get(key, ...) is not ...
         meaning = flags.get(key, ("", "not a flag of this train.py" if flags else ""))[1]
-        cells = (f"<code>{text(key)}</code>", said(value), said(usual[key]) if known else "–",
-                 text("" if meaning is ... else meaning))
-        rows.append("".join(f"<td>{cell}</td>" for cell in cells))
+        cells = (f"<code>{text(brief(key, 40))}</code>", said(value), said(usual[key]) if known else "–")
+        rows.append("".join(f"<td>{cell}</td>" for cell in cells)
+                    + f'<td class="prose">{text("" if meaning is ... else meaning)}</td>')
         differing += rows[-1:] if known and usual[key] != value else []
     head = "".join(f"<th>{word}</th>" for word in ("flag", "value", "default", "meaning"))
     absent = '<p class="absent">Absent: {} could not be read.</p>'
@@ -264,7 +271,7 @@ def setup(run: Run) -> str:
     config += f"<details><summary>All {len(rows)} flags</summary>{table(head, rows)}</details>"
     env = [(key, value if isinstance(value, str) else json.dumps(value, indent=1)) for key, value in run.env.items()]
     folded = lambda v: text(v) if len(v) < 200 else f"<details><summary>show</summary><pre>{text(v)}</pre></details>"
-    env = [f"<td>{text(k)}</td><td>{folded(v)}</td>" for k, v in env]
+    env = [f"<td>{text(brief(k, 40))}</td><td>{folded(v)}</td>" for k, v in env]
     words = (f"{len(differing) or 'None'} of {len(rows)} flags differ from the defaults of this train.py." if flags else
              "No config.py beside report.py: its defaults are not known.")
     cards = [config if rows else absent.format("config.json"), table("", env) if env else absent.format("env.json")]
@@ -274,13 +281,12 @@ def setup(run: Run) -> str:
 def status(run: Run) -> str:
     """Who played, on what, and how far the run got."""
     c, steps, done = run.config, num(run.config, "steps"), run.metrics[-1]["step"] + 1 if run.metrics else 0
-    many = lambda n, word: f"{n} {word}{'s' * (n != 1)}"
     who = " and ".join(many(c[f"{role}s"], role) for role in ("teacher", "student") if f"{role}s" in c)
     who = "One adapter in both roles" if c.get("single") else who
     if steps is None:
         state = many(done, "step")
     else:
-        state = f"all {done} steps done" if done >= steps else f"{done} of {steps:.0f} steps done: stopped, or still going"
+        state = f"{done} of {steps:.0f} steps done: stopped, or still going" if done < steps else f"all {many(done, 'step')} done"
     who = text(who or many(len(run.members), "member"))
     return f"{who} on {text(c.get('base', 'an unknown base'))}, seed {text(c.get('seed', 'unknown'))}; {state}."
 

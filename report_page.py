@@ -20,15 +20,15 @@ def table(head: str, rows: list[str], kind: str = "") -> str:
 
 CSS = """
 :root{color-scheme:light dark;--bg:#f7f7f5;--card:#fff;--ink:#1c2128;--soft:#5b6470;--line:#e3e4e0;--hint:#f1f1ee;--mark:#fff3cf;
---t0:#c2410c;--t1:#a16207;--t2:#be185d;--t3:#dc2626;--t4:#7c2d12;--t5:#d97706;--s0:#1d4ed8;--s1:#0f766e;--s2:#7c3aed;--s3:#0284c7;
+--t0:#c2410c;--t1:#a16207;--t2:#be185d;--t3:#dc2626;--t4:#7c2d12;--t5:#b45f06;--s0:#1d4ed8;--s1:#0f766e;--s2:#7c3aed;--s3:#0277b0;
 --s4:#15803d;--s5:#3730a3;
---m0:#0072b2;--m1:#d55e00;--m2:#00805e;--m3:#a8467d;--m4:#7a6a00;--m5:#56606b;--m6:#4b9cd3;--m7:#c58b2a;--base:#5b6470;
+--m0:#0072b2;--m1:#bf5200;--m2:#00805e;--m3:#a8467d;--m4:#7a6a00;--m5:#56606b;--m6:#6d4bc2;--m7:#2b3038;--base:#5b6470;
 --heat:37,99,175}
 @media(prefers-color-scheme:dark){:root{--bg:#111418;--card:#191d23;--ink:#e7e9ec;--soft:#a0a8b3;--line:#2c323a;--hint:#20252c;
 --mark:#43391a;
 --t0:#fb923c;--t1:#facc15;--t2:#f472b6;--t3:#f87171;--t4:#d6a17c;--t5:#fdba74;--s0:#7aa2ff;--s1:#2dd4bf;--s2:#b794f6;--s3:#38bdf8;
 --s4:#4ade80;--s5:#a5b4fc;
---m0:#56b4e9;--m1:#f08a3c;--m2:#2fc49a;--m3:#e38fc2;--m4:#d8c84a;--m5:#98a2ae;--m6:#2f7fb5;--m7:#b98a3a;--base:#a0a8b3;
+--m0:#56b4e9;--m1:#f08a3c;--m2:#2fc49a;--m3:#e38fc2;--m4:#d8c84a;--m5:#98a2ae;--m6:#a79bf5;--m7:#dfe3e8;--base:#a0a8b3;
 --heat:96,165,250}}
 *{box-sizing:border-box}html{scroll-behavior:smooth;scroll-padding-top:3.2rem}
 body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
@@ -40,7 +40,7 @@ header p{margin:.3rem 0;color:var(--soft);max-width:90ch}
 nav{position:sticky;top:0;z-index:2;background:var(--bg);border-bottom:1px solid var(--line);margin-top:14px}
 nav ul{display:flex;gap:4px 18px;list-style:none;overflow-x:auto;white-space:nowrap}
 nav a{display:block;padding:9px 0;color:var(--soft);text-decoration:none}nav a:hover{color:var(--ink)}
-.grid{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(min(100%,390px),1fr))}
+.grid{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(min(100%,350px),1fr))}
 figure{display:flex;flex-direction:column}figure>svg{margin-top:auto}
 figure,.card{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 10px;min-width:0}
 .wide{grid-column:1/-1}
@@ -49,7 +49,7 @@ figcaption b{display:block;color:var(--ink);font-size:.95rem}
 .absent{color:var(--soft);background:var(--hint);border-radius:6px;padding:18px 12px;text-align:center;margin:4px 0}
 .notes{color:var(--ink)!important;background:var(--mark);border-radius:6px;padding:6px 10px}
 .note{color:var(--soft);font-size:.76rem;margin:2px 0 0;text-align:right}
-svg{display:block;width:100%;height:auto;max-width:600px;margin:0 auto;overflow:visible;
+svg{display:block;width:100%;height:auto;max-width:520px;margin:0 auto;overflow:visible;
 font:11px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 .scroll{overflow-x:auto}
 .ax{stroke:var(--line);fill:none}.num{text-anchor:end}.tick,.axis{text-anchor:middle}svg text{fill:var(--soft)}
@@ -73,10 +73,11 @@ grid-template-columns:1fr 96px;align-items:center;column-gap:10px}
 .spark circle{fill:var(--s0)}
 table{border-collapse:collapse;font-size:.84rem}
 th,td{padding:3px 8px;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}th{font-weight:600;color:var(--soft)}
-.matrix{width:100%}.matrix th{text-align:center}th{white-space:nowrap}
+.matrix{width:100%}.matrix th{text-align:center}.matrix th:first-child{position:sticky;left:0;background:var(--card)}
+th{white-space:nowrap}
 .matrix td{text-align:center;background:rgba(var(--heat),calc(var(--v)*.55));min-width:46px;padding:3px 4px;
 border:1px solid var(--card)}
-.matrix small{display:block;color:inherit;opacity:.8}.right{text-align:right}
+.matrix small{display:block}.right{text-align:right}.prose{min-width:16rem}td.legend{display:table-cell}
 td{overflow-wrap:normal}td:first-child,td code{white-space:nowrap}
 code,pre{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 pre{background:var(--hint);border-radius:6px;padding:8px 10px;margin:4px 0 10px;overflow:auto;max-height:22rem;
@@ -95,9 +96,11 @@ form label{display:flex;gap:5px;align-items:center}
 select,input{font:inherit;color:var(--ink);background:var(--card);border:1px solid var(--line);border-radius:6px;padding:3px 6px;
 max-width:11rem}
 input[type=number]{width:5rem}html:not(.js) form{display:none}summary{cursor:pointer}[hidden]{display:none!important}
-#tip{position:fixed;z-index:9;pointer-events:none;white-space:pre;background:var(--ink);color:var(--bg);border-radius:6px;
+#tip{position:fixed;z-index:9;pointer-events:none;white-space:pre-wrap;background:var(--ink);color:var(--bg);border-radius:6px;
 padding:6px 9px;
-font-size:12px;line-height:1.4;max-width:90vw;overflow:hidden}
+font-size:12px;line-height:1.4;max-width:90vw}
+@media(max-width:600px){main,header,nav ul{padding:0 8px}figure,.card{padding:12px 8px 8px}.task>div{padding-left:2px}
+.task summary{white-space:normal}.task summary code{display:block;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}}
 """
 COLORS = [*(f"{family}{i}" for family in "ts" for i in range(6)), *(f"m{i}" for i in range(8)), "base"]
 CSS += "".join(

@@ -3,7 +3,7 @@ from collections import Counter
 
 from report_page import figure, section, table
 from report_run import Run, get, items, listed, mean, num
-from report_svg import Life, Line, line_chart, text, tree
+from report_svg import Life, Line, brief, line_chart, text, tree
 
 
 def member_lines(run: Run, role: str, key, style: str = " thin", label: bool | None = None) -> list[Line]:
@@ -90,9 +90,9 @@ def matrix(run: Run, most: int = 24) -> str:
         shade = f' style="--v:{min(1, max(0, rate)):.2f}"' if rate is not None else ""
         said = f"{'–' if rate is None else f'{rate:.2f}'}<small>×{len(rates)}</small>"
         return f"<td{shade}>{said}</td>" if rates else "<td></td>"
-    body = [f"<th>{text(t)}</th>" + "".join(cell(cells.get((t, s), [])) for s in columns) for t in rows]
+    body = [f"<th>{text(brief(t))}</th>" + "".join(cell(cells.get((t, s), [])) for s in columns) for t in rows]
     note = f'<p class="note">the {most} with the most matches of {len(teachers)} teachers and {len(students)} students</p>'
-    head = "<th></th>" + "".join(f"<th>{text(s)}</th>" for s in columns)
+    head = "<th></th>" + "".join(f"<th>{text(brief(s))}</th>" for s in columns)
     made = table(head, body, f' class="matrix" style="max-width:{100 * len(columns) + 60}px"')
     return made + (note if max(len(teachers), len(students)) > most else "")
 
@@ -158,7 +158,7 @@ def born_table(run: Run, births: dict[str, dict]) -> str:
         cells = [b["step"], child, b.get("operator"), parents, get(b, "victim", "name"), number(num(b, "norm_ratio"), ".3f"),
                  number(kept and kept[0], ".2f"), number(num(b, "mu"), ".1f"),
                  number(num(lived[-1][1], "mu") if lived else None, ".1f"), len(lived), b.get("note") or ""]
-        rows.append("".join(f"<td>{text(c)}</td>" for c in cells))
+        rows.append("".join(f"<td>{text(brief(c, 200))}</td>" for c in cells))
     names = ("step", "child", "operator", "parents", "instead of", "norm ratio", "retention", "mu at birth", "mu last",
              "steps lived", "note")
     head = "".join(f"<th>{n}</th>" for n in names)

@@ -1,6 +1,6 @@
 """What a report draws: harmless text and small SVG charts. Knows nothing of runs; no imports but Python's.
 
-A chart is 420 units wide, so that its letters stay readable on a phone; colours are CSS classes (t0.. warm, s0.. cool, m0..
+A chart is 380 units wide, so that its letters stay readable on a phone; colours are CSS classes (t0.. warm, s0.. cool, m0..
 neutral, `base` grey), so that light and dark are one SVG. Every mark's <title> is its tooltip; the page's script only shows it
 sooner.
 """
@@ -9,7 +9,8 @@ import math
 import unicodedata
 from dataclasses import dataclass, field
 
-W, H, LEFT, TOP, BOTTOM = 420, 236, 40, 14, 30
+W, H, LEFT, TOP, BOTTOM = 380, 220, 40, 14, 30
+LABEL, LETTER = 18, 6.3             # characters of a curve's name at most, and units that one of them takes
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}     # control, format (marks of direction), lone surrogates, separators
 
 
@@ -37,6 +38,13 @@ def text(value, limit: int = 4000) -> str:
     value = str(value)
     cut = f" [... {len(value) - limit} more characters]" if len(value) > limit else ""
     return html.escape(visible(value[:limit])) + cut
+
+
+def brief(name, limit: int = LABEL) -> str:
+    """A name in at most `limit` visible characters; the middle gives way, since long names differ at their ends."""
+    name = str(name)
+    seen = visible(name if len(name) <= 2 * limit else name[:limit] + name[-limit:])
+    return seen if len(seen) <= limit else f"{seen[:limit // 2]}…{seen[len(seen) - (limit - 1) // 2:]}"
 
 
 def short(v: float) -> str:
@@ -169,12 +177,12 @@ def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = T
     low, high = min(values), max(values)
     edges = [min(max(v, low - ceiling), high + ceiling) for band in bands for _, *pair in band for v in pair]
     low, high = min([low, *edges, *([0] if zero else [])]), max([high, *edges, *([0] if zero else [])])
-    pad = 0.06 * (high - low) or 0.5
+    pad = 0.06 * (high - low) or 0.1 * abs(high) or 0.5
     low, high = (0, 1) if share else (low - pad * (low != 0 or not zero), high + pad)
     last = max(x for points in data for x, _ in points.values())
     ends = [(list(points.values())[-1], line) for points, line in zip(data, lines) if line.label and not line.died]
-    room = max([len(line.name) for _, line in ends] + [len(label) for _, label in rules] + [0])
-    frame = Frame([x0, last], low, high, min(128, 14 + 5.7 * room))
+    labels = [(y, brief(line.name), line.color) for (_, y), line in ends] + [(v, brief(label), "base") for v, label in rules]
+    frame = Frame([x0, last], low, high, 14 + LETTER * max([len(label) for _, label, _ in labels], default=0))
     rows = {}
     for b in sorted({b for points in data for b in points}):
         first = x0 + b * width
@@ -186,9 +194,8 @@ def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = T
     for line, points, band in zip(lines, data, clip):
         sparse = len(points) <= 24 and (len(rows) <= 24 or max(points) - min(points) > 2 * len(points))     # probes, short runs
         body += curve(line, frame, list(points.values()), band, sparse and "thin" not in line.style)
-    labels = [(frame.y(y), line.name, line.color) for (_, y), line in ends] + [(frame.y(v), label, "base") for v, label in rules]
-    for y, label, color in spread(labels):
-        body += f'<text class="end {color}" x="{place(frame.right + 5)}" y="{place(y)}" dy=".35em">{text(label, 22)}</text>'
+    for y, label, color in spread([(frame.y(y), label, color) for y, label, color in labels]):
+        body += f'<text class="end {color}" x="{place(frame.right + 7)}" y="{place(y)}" dy=".35em">{text(label)}</text>'
     merged = any(sum(None not in p for p in line.points) > len(points) for line, points in zip(lines, data))
     return svg(body, name) + (f'<p class="note">each point the mean of {width} steps</p>' if merged else "")
 
@@ -221,7 +228,7 @@ def stack_chart(name: str, layers: dict[str, dict[int, float]], share: bool = Fa
                 base += value
         rows[b] = (f"step {first}" + (f" to {first + width - 1}" if width > 1 else ""),
                    [f"{n}  {short(v)}" for n, v in m.items() if v > 0])
-    legend = "".join(f'<li><i class="{colors[label]}"></i>{text(label, 30)}</li>' for label in layers)
+    legend = "".join(f'<li><i class="{colors[label]}"></i>{text(brief(label, 30))}</li>' for label in layers)
     note = f'<p class="note">each bar the mean of {width} steps</p>' if width > 1 else ""
     body = frame.axes() + f'<g class="bars">{"".join(bars)}</g>' + hits(frame, rows, steps[0], width)
     return svg(body, name) + f'<ul class="legend">{legend}</ul>' + note
@@ -269,13 +276,13 @@ def tree(name: str, lives: dict[str, Life]) -> str:
             above = place(py(parent.lane))
             way = f"M{place(x - 22)} {above}C{place(x - 6)} {above} {place(x - 16)} {place(y)} {place(x + 2)} {place(y)}"
             edges.append(f'<path class="edge {parent.color}" d="{way}"><title>{text(life.tip)}</title></path>')
-        end = f'<text class="end {life.color}" x="{place(stop + 4)}" y="{place(y)}" dy=".35em">{text(life.end, 16)}</text>'
+        end = f'<text class="end {life.color}" x="{place(stop + 4)}" y="{place(y)}" dy=".35em">{text(brief(life.end))}</text>'
         end = end if life.end else ""
         bars.append(f'<g class="life {life.color}"><title>{text(life.tip)}</title>'
                     f'<path class="back" d="M{place(x)} {place(y - 6)}H{place(stop)}"/>'
                     f'<path class="stroke" d="M{place(x + 2)} {place(y)}H{place(max(x + 2, stop - 3))}"/>'
                     f'<circle cx="{place(x + 2)}" cy="{place(y)}" r="3.5"/>'
-                    f'<text x="{place(x + 3)}" y="{place(y - 8)}">{text(life.words, 40)}</text>{end}</g>')
+                    f'<text x="{place(x + 3)}" y="{place(y - 8)}">{text(brief(life.words, 40))}</text>{end}</g>')
     marks = "".join(f'<text class="tick" x="{place(px(v))}" y="{height - 6}">{short(v)}</text>'
                     for v in ticks(x0, x1, width // 90, whole=True))
     drawing = svg("".join(edges + bars) + marks, name, width, height, f"min-width:{width - 180}px;max-width:{width + 240}px")

@@ -4,7 +4,7 @@ from collections import Counter
 
 from report_page import section
 from report_run import Run, items, listed, num
-from report_svg import short, text
+from report_svg import brief, short, text
 
 VERDICTS = {"correct": "✓ correct", "wrong": "✗ wrong", "malformed": "∅ malformed"}
 
@@ -34,13 +34,13 @@ def task(row: dict) -> str:
     data = dict(step=row["step"], teacher=row.get("teacher"), kind=row.get("kind"), reason=reason,
                 students=students, rate="" if rate is None else f"{rate:.4f}")
     if reason:
-        pill = f'<span class="pill no">{text(reason, 30)}</span>'
+        pill = f'<span class="pill no">{text(brief(reason, 30))}</span>'
     else:
         solved = "not tried" if rate is None else f"solved {rate:.2f}"
         pill = f'<span class="pill" style="--v:{min(1, max(0, rate or 0)):.2f}">{solved}</span>'
     first = " ".join(str(row.get("program") or row.get("text") or "").split())[:90]
-    who = text(row.get("teacher"), 20) + (f" → {text(students, 60)}" if students else "")
-    title = f"step {row['step']} · {who} · {text(row.get('kind'), 20)} · <code>{text(first)}</code>"
+    who = brief(row.get("teacher"), 20) + (f" → {brief(students, 60)}" if students else "")
+    title = f"step {row['step']} · {text(who)} · {text(brief(row.get('kind'), 20))} · <code>{text(first)}</code>"
     refs = ", ".join(map(str, listed(row, "parents")[:12]))
     sizes = [(key, num(row, "complexity", key)) for key in ("depth", "mccabe", "statements")]
     facts = [f"task {row['id']}" if isinstance(row.get("id"), int) else "",
@@ -65,7 +65,7 @@ def browser(run: Run, room: int) -> str:
             break
         chosen.append((row["step"], line, row, made))
     chosen.sort(key=lambda c: c[:2])
-    option = lambda value, word: f'<option value="{text(value, 200)}">{text(word, 40)}</option>'
+    option = lambda value, word: f'<option value="{text(value, 200)}">{text(brief(word, 40))}</option>'
     options = lambda pairs: "".join(option(*p) for p in [("", "any"), *pairs])
     select = lambda name, pairs: f'<label>{name} <select name="{name}">{options(pairs)}</select></label>'
     values = lambda key: [(v, v) for v in sorted({str(row.get(key)) for _, _, row, _ in chosen if row.get(key)})]
@@ -76,7 +76,7 @@ def browser(run: Run, room: int) -> str:
             + select("kind", values("kind"))
             + select("reason", [("valid", "none: valid"), *values("reason")])
             + select("solved", [("none", "never"), ("some", "sometimes"), ("all", "always")])
-            + '<label>text <input name="words"></label><span id="count"></span></form>')
+            + '<label>text <input name="words"></label><span id="count" role="status"></span></form>')
     every = "all of them." if len(chosen) == run.n_tasks else (
         "drawn at random with a fixed seed, as many from every step, one refused for each three valid ones, until this page's "
         "room is used up.")

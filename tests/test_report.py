@@ -267,7 +267,45 @@ def test_compare(tmp_path):
     assert "The budgets agree within 5%." in page.text and "dedupe off" in page.text and "8,000 (×1.00)" in page.text
     page = check(made(first, invent(tmp_path / "short", steps=4), invent(tmp_path / "sub" / "full", steps=8)))
     assert "The budgets are not the same" in page.text and "4,000 (×0.50)" in page.text
-    assert str(tmp_path / "sub" / "full") in page.text              # two runs of one name are told by their paths
+    assert "sub/full" in page.words and f"{tmp_path.name}/full" in page.words           # one name twice: told by their paths' ends
+
+
+def test_long_names_fit_their_places(tmp_path):
+    """Names of runs and kinds that begin alike stay apart in a chart's margin, and no curve is squeezed by them."""
+    runs = [invent(tmp_path / f"a-run-with-a-very-long-name-seed-{i}", steps=4) for i in range(2)]
+    some = rows(runs[0] / "metrics.jsonl")
+    for row in some:
+        row["kinds"] = {f"a_kind_of_task_with_a_long_name_{i}" + "\u202e" * 5: described(random.Random(0)) for i in range(3)}
+    rewrite(runs[0] / "metrics.jsonl", some)
+    html = made(*runs)
+    check(html)
+    labels = set(re.findall(r'<text class="end \w+" x="([\d.]+)"[^>]*>([^<]+)</text>', html.split('aria-label="genealogy"')[0]))
+    assert labels and max(len(label) for _, label in labels) == report_svg.LABEL
+    assert min(float(x) for x, _ in labels) > 0.6 * report_svg.W
+    assert {"a-run-wit…e-seed-0", "a-run-wit…e-seed-1"} <= {label for _, label in labels}
+    assert [report_svg.brief(v, 5) for v in ("abcde", "abcdefgh", "x" * 9**6 + "yz", "", 12, "\x00")] == ["abcde", "ab…gh", "xx…yz", "", "12", "⟨U…0⟩"]
+
+
+def contrast(one: str, two: str) -> float:
+    """WCAG 2 contrast ratio of two colours #rgb or #rrggbb: 1 to 21."""
+    def luminance(color: str) -> float:
+        digits = color[1:] if len(color) == 7 else "".join(c * 2 for c in color[1:])
+        parts = [int(digits[i:i + 2], 16) / 255 for i in (0, 2, 4)]
+        return sum(w * (v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4) for w, v in zip((0.2126, 0.7152, 0.0722), parts))
+    low, high = sorted((luminance(one), luminance(two)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_colour_is_readable(scheme):
+    """Curves' names are written in their curves' colours: 4.5 to 1 against the card, in both schemes."""
+    assert contrast("#000", "#ffffff") == pytest.approx(21) and contrast("#777777", "#fff") == pytest.approx(4.48, abs=0.01)
+    light, dark = (dict(re.findall(r"--(\w+):(#\w+)", part)) for part in report_page.CSS.split("prefers-color-scheme:dark"))
+    colors = light if scheme == "light" else dark
+    assert light.keys() == dark.keys() >= {*report_page.COLORS, "ink", "soft"}
+    poor = {name: ratio for name in ("ink", "soft", *report_page.COLORS) if (ratio := contrast(colors[name], colors["card"])) < 4.5}
+    assert not poor
+    assert contrast(colors["ink"], colors["mark"]) > 7 and contrast(colors["soft"], colors["bg"]) > 4.5 < contrast(colors["soft"], colors["hint"])
 
 
 def test_a_large_run_is_quick_and_small(tmp_path):
