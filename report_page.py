@@ -77,7 +77,7 @@ th,td{padding:3px 8px;text-align:left;vertical-align:top;border-bottom:1px solid
 th{white-space:nowrap}
 .matrix td{text-align:center;background:rgba(var(--heat),calc(var(--v)*.55));min-width:46px;padding:3px 4px;
 border:1px solid var(--card)}
-.matrix small{display:block}.right{text-align:right}.prose{min-width:16rem}td.legend{display:table-cell}
+.matrix small{display:block}.right{text-align:right}.prose{min-width:12rem}td.legend{display:table-cell}
 td{overflow-wrap:normal}td:first-child,td code{white-space:nowrap}
 code,pre{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 pre{background:var(--hint);border-radius:6px;padding:8px 10px;margin:4px 0 10px;overflow:auto;max-height:22rem;
