@@ -66,7 +66,8 @@ class Config:
         full["rope_theta"] = rope.pop("rope_theta", full.get("rope_theta", cls.rope_theta))
         full["rope_parameters"] = {"original_max_position_embeddings": full["max_position_embeddings"], **rope}
         full["sliding_window"] = (raw.get("sliding_window", 4096) or 0) if full["use_sliding_window"] else 0
-        slides = lambda i: full["layer_types"][i] == "sliding_attention" if full.get("layer_types") else i >= full["max_window_layers"]
+        types, late = full.get("layer_types"), full["max_window_layers"]
+        slides = lambda i: types[i] == "sliding_attention" if types else i >= late
         full["sliding_layers"] = tuple(i for i in range(full["num_hidden_layers"]) if full["sliding_window"] and slides(i))
         return cls(**{f.name: full[f.name] for f in fields(cls) if f.name in full})
 
@@ -104,7 +105,9 @@ def rope_frequencies(cfg: Config, device) -> tuple[torch.Tensor, float]:
         return keep * freq + (1 - keep) * freq / factor, 1.0
     index = lambda turns: D * math.log(old / (turns * 2 * math.pi)) / (2 * math.log(cfg.rope_theta))
     low, high = index(r.get("beta_fast") or 32), index(r.get("beta_slow") or 1)
-    low, high = (max(math.floor(low), 0), min(math.ceil(high), D - 1)) if r.get("truncate", True) else (max(low, 0), min(high, D - 1))
+    if r.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, D - 1)
     far = ((torch.arange(D // 2, device=device) - low) / (high - low or 0.001)).clamp(0, 1)
     heat = lambda m: 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
     scale = heat(r["mscale"]) / heat(r["mscale_all_dim"]) if r.get("mscale") and r.get("mscale_all_dim") else heat(1)
@@ -112,8 +115,8 @@ def rope_frequencies(cfg: Config, device) -> tuple[torch.Tensor, float]:
 
 
 def rope_table(positions: torch.Tensor, cfg: Config, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin (B, 1, T, D) of the rotary angles at integer positions (B, T), sin negative on a head's first half (see rotate);
-    angles in float32 (RoFormer, eq. 34)."""
+    """cos and sin (B, 1, T, D) of the rotary angles at integer positions (B, T), sin negative on a head's first half (see
+    rotate); angles in float32 (RoFormer, eq. 34)."""
     freq, scale = rope_frequencies(cfg, positions.device)
     angle = positions[:, None, :, None].float() * freq
     cos, sin = angle.cos() * scale, angle.sin() * scale

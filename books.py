@@ -7,7 +7,8 @@ from selfplay import Setup, describe, mean
 from state import State
 
 
-def measures(setup: Setup, state: State, proposed: list, update: dict, batch: Batch, adv: torch.Tensor, matches: list[dict]) -> dict:
+def measures(setup: Setup, state: State, proposed: list, update: dict, batch: Batch, adv: torch.Tensor,
+             matches: list[dict]) -> dict:
     """The step's line of metrics.jsonl, except probes and seconds: overall, per kind and per member."""
     archive, kinds = state.archive, setup.kinds
     guess = {kind: archive.modal_output(kind)[1] for kind in kinds}
@@ -60,7 +61,8 @@ def line(row: dict) -> str:
     cells = [str(row["step"]), number(row["valid"]), number(row["complexity"].get("statements")), number(row["solve_rate"]),
              number(row.get("base_solve")), *map(number, anchors), number(row["reward"]), str(row["coverage"]),
              name("teacher"), name("student"), f"{sum(row['seconds'].values()):.1f}"]
-    notes = (["born " + " ".join(row["births"])] if row["births"] else []) + ([f"skipped slots {row['skipped']}"] if row["skipped"] else [])
+    notes = ["born " + " ".join(row["births"])] if row["births"] else []
+    notes += [f"skipped slots {row['skipped']}"] if row["skipped"] else []
     return " ".join(cell.rjust(width) for cell, (_, width) in zip(cells, COLUMNS)) + ("  " + ", ".join(notes) if notes else "")
 
 
@@ -89,4 +91,5 @@ def summary(rows: list[dict]) -> str:
                        f"{b:.2f} at step {probes[-1]['step']}")
     out.append(f"  {rows[-1]['coverage']} distinct program structures, {sum(len(r['births']) for r in rows)} members replaced, "
                f"{rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained")
-    return f"first {n} against last {n} of {len(rows)} steps (ratings are relative and say nothing about progress):\n" + "\n".join(out)
+    title = f"first {n} against last {n} of {len(rows)} steps (ratings are relative and say nothing about progress):"
+    return "\n".join([title, *out])

@@ -115,7 +115,8 @@ def demonstrated(source: str, name: str = "") -> list[str]:
     function = entry(tree) or (functions[0] if len(functions) == 1 else None)
     name, order = name or (function.name if function else ""), parameters(function) if function else []
     outside = [node for top in tree.body if not isinstance(top, DEFINITIONS) for node in ast.walk(top)]
-    values = {node.targets[0].id: node.value for node in outside if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}
+    values = {node.targets[0].id: node.value for node in outside
+              if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}
     texts = []
     for call in outside:
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == name) or len(call.args) > 16:

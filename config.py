@@ -36,9 +36,10 @@ class Config:
     threads: int = flag(None, "CPU threads a process; 0 = torch's choice", kind=int)
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
     show: int = flag(0, "tasks printed each step, with their attempts")
-    replay: str = flag("", "a run's directory: play --step of it again and print it, writing nothing; the run's own flags hold. Starts from "
-                       "the nearest checkpoint at or before the step (--keep 999 leaves all), else from step 0, and computes the "
-                       "steps in between again; exit code 1 where the texts are not those of tasks.jsonl, as on another device")
+    replay: str = flag("", "a run's directory: play --step of it again and print it, writing nothing; the run's own flags hold. "
+                       "Starts from the nearest checkpoint at or before the step (--keep 999 leaves all), else from step 0, and "
+                       "computes the steps in between again; exit code 1 where the texts are not those of tasks.jsonl, as on "
+                       "another device")
     step: int = flag(0, "the step to replay")
     match: str = flag("", "the match to replay, as T2:S1; default: all of the step")
     # the population
@@ -58,7 +59,8 @@ class Config:
     group: int = flag(8, "proposals sampled from one prompt (the baseline's group)")
     n_refs: int = flag(None, "reference tasks shown in a prompt (K)", kind=int)
     seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity program alone")
-    dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, so as invalid", ("structural", "exact", "off"))
+    dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, so as invalid",
+                       ("structural", "exact", "off"))
     max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the style's own limit")
     max_output: int = flag(0, "characters of an output, at most; 0 = the style's own limit")
     max_guess: float = flag(1.0, "refuse the archive's most frequent output while its share of the latest tasks is above this")
@@ -113,11 +115,11 @@ PRESETS["base"] = PRESETS["chat"] | dict(max_new=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new=192)
 POSITIVE = ("steps", "rank", "alpha", "n_prompts", "group", "archive_cap", "attempts", "max_new", "clip", "lr", "lr_teacher",
             "evolve_every", "save_every", "keep", "max_rows", "token_budget", "workers", "cpu_s")
-NOT_NEGATIVE = ("seed", "threads", "show", "step", "n_refs", "max_digits", "max_output", "noise_margin", "kl", "entropy", "outcome_band",
-                "probe_every", "n_anchors")
+NOT_NEGATIVE = ("seed", "threads", "show", "step", "n_refs", "max_digits", "max_output", "noise_margin", "kl", "entropy",
+                "outcome_band", "probe_every", "n_anchors")
 # Fields that may change between a run and its resumption without changing what it computes.
-FREE = ("base", "name", "out", "resume", "init", "steps", "device", "cuda_graphs", "threads", "plan", "show", "replay", "step", "match", "save_every",
-        "keep", "workers")
+FREE = ("base", "name", "out", "resume", "init", "steps", "device", "cuda_graphs", "threads", "plan", "show", "replay", "step",
+        "match", "save_every", "keep", "workers")
 
 
 def parse_args(description: str | None, argv: list[str] | None = None) -> Config:
@@ -147,14 +149,16 @@ def settle(cfg: Config, style: str) -> Config:
                               duplicate_penalty=cfg.invalid_penalty if cfg.duplicate_penalty is None else cfg.duplicate_penalty)
     unknown, flagged = set(cfg.kinds.split(",")) - set(KINDS), lambda name: f"--{name.replace('_', '-')} {getattr(cfg, name)}"
     problems = [
-        (cfg.pop % 2 or cfg.pop < 2, f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number from 2 on"),
+        (cfg.pop % 2 or cfg.pop < 2,
+         f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number from 2 on"),
         (min(n_teachers, n_students) < 1, "--teachers and --students must be at least 1"),
         (bool(unknown), f"--kinds: {', '.join(sorted(unknown))} unknown; valid: {', '.join(KINDS)}"),
         (not 0 <= cfg.cull < 1, f"--cull {cfg.cull}: a share in [0, 1)"),
         (style != "micro" and cfg.n_refs < 1, f"--n-refs {cfg.n_refs}: the {style} style shows references; give at least 1"),
         (not 0 <= cfg.max_guess <= 1, f"--max-guess {cfg.max_guess}: a share in [0, 1]"),
         (not 0 <= cfg.gate_leak <= 1 or not 0 <= cfg.matching_floor <= 1, "--gate-leak and --matching-floor are probabilities"),
-        (not cfg.temperature > 0, f"--temperature {cfg.temperature}: greedy attempts have solve rates of 0 or 1; give a positive number"),
+        (not cfg.temperature > 0,
+         f"--temperature {cfg.temperature}: greedy attempts have solve rates of 0 or 1; give a positive number"),
         *[(not math.isfinite(v), f"{flagged(k)}: not a finite number") for k, v in vars(cfg).items() if isinstance(v, float)],
         *[(not getattr(cfg, k) > 0, f"{flagged(k)}: must be positive") for k in POSITIVE],
         *[(getattr(cfg, k) < 0, f"{flagged(k)}: must not be negative") for k in NOT_NEGATIVE]]

@@ -19,14 +19,19 @@ from verifier import decode, encode
 MAX_CHARS, MAX_DIGITS, SHORT_DECIMAL = 400, 60, 12       # of an answer; significant digits up to which a float is exact
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
 WORDS = r"[A-Za-z\s.,:;'\"?/]*"        # what may stand beside the number: names, units, punctuation, but no arithmetic
-ANSWER = re.compile(rf"(?:[A-Za-z\s]*=)?{WORDS}?(?P<sign>[-+]?)\s*(?:(?:(?P<whole>\d+)\s+)?(?P<top>{NUMBER})\s*/\s*(?P<bottom>{NUMBER})|"
-                    rf"(?P<number>{NUMBER})(?:[eE](?P<exponent>[-+]?\d{{1,3}}))?)\s*(?P<percent>%|percent\b)?{WORDS}", re.ASCII)
+FRACTION = rf"(?:(?P<whole>\d+)\s+)?(?P<top>{NUMBER})\s*/\s*(?P<bottom>{NUMBER})"
+DECIMAL = rf"(?P<number>{NUMBER})(?:[eE](?P<exponent>[-+]?\d{{1,3}}))?"
+ANSWER = re.compile(rf"(?:[A-Za-z\s]*=)?{WORDS}?(?P<sign>[-+]?)\s*(?:{FRACTION}|{DECIMAL})\s*(?P<percent>%|percent\b)?{WORDS}",
+                    re.ASCII)
 # LaTeX and typography become plain text, in this order
-PLAIN = [(r"([²³])", r"^\1"), (r"(?<=\d)([¼-¾⅐-⅞])", r" \1"), (r"\\boxed\b", ""), (r"\\[dt]?frac\s*(\d)\s*(\d)", r" \1/\2"),
-         (r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r" \1/\2"), (r"\\(?:text|mathrm|mathbf|textbf|mbox)\b", " "), (r"\{,\}", ","),
+PLAIN = [(r"([²³])", r"^\1"), (r"(?<=\d)([¼-¾⅐-⅞])", r" \1"), (r"\\boxed\b", ""),
+         (r"\\[dt]?frac\s*(\d)\s*(\d)", r" \1/\2"), (r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r" \1/\2"),
+         (r"\\(?:text|mathrm|mathbf|textbf|mbox)\b", " "), (r"\{,\}", ","),
          (r"(?<=\d)(?:\\[,!;:]|\\ |\u202f|\u00a0)(?=\d{3})", ""), (r"\^\s*\{?\s*\\circ\s*\}?|°", " "), (r"\\([$% ])", r"\1"),
-         (r"\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*\{?\s*([-+]?\d{1,3})\s*\}?", r"e\1"), (r"\\(?:left|right|quad|[,!;:()\[\]])|[$€£¥~*_`{}()]", " ")]
-PLAIN_ASCII = [("[\u2212\u2013]", "-"), ("\u2044", "/"), (r"(?<=[A-Za-z])(?<!\d[eE])\s*\^?\s*-?[23]\b", "")]      # the last: 5 m^2, 5 m2
+         (r"\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*\{?\s*([-+]?\d{1,3})\s*\}?", r"e\1"),
+         (r"\\(?:left|right|quad|[,!;:()\[\]])|[$€£¥~*_`{}()]", " ")]
+# minus signs, the fraction slash, and squares and cubes of units: 5 m^2, 5 m2
+PLAIN_ASCII = [("[\u2212\u2013]", "-"), ("\u2044", "/"), (r"(?<=[A-Za-z])(?<!\d[eE])\s*\^?\s*-?[23]\b", "")]
 
 
 def rational(text: str) -> set[Fraction]:
@@ -148,7 +153,8 @@ class Logic(Kind):
     def parse_proposal(self, text, style, refs, limits):
         """The constraints, one a line, perhaps as a list. Never raises."""
         blocks = STYLE[style].blocks(text)
-        found = [body for tag, body in blocks if tag == "constraints"] or [body for tag, body in blocks[:1] if tag in ("", "python")]
+        found = [body for tag, body in blocks if tag == "constraints"]
+        found = found or [body for tag, body in blocks[:1] if tag in ("", "python")]
         if not found or style == "micro" and len(blocks) != 1:
             return Reject("syntax")
         lines = [re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip() for line in found[0].split("\n")]
@@ -175,8 +181,9 @@ class Logic(Kind):
         formula = entry(parse(task.program)).body[0].value
         clauses = formula.values if isinstance(formula, ast.BoolOp) and isinstance(formula.op, ast.And) else [formula]
         lines = "\n".join(map(ast.unparse, clauses))
-        return super().fields(style, task, limits) | {"form": "\n".join(f"{name} = VALUE" for name in self.variables(task)),
-                                                      "constraints": re.sub(" ([=!]=) ", r"\1", lines) if limits.compact else lines}
+        lines = re.sub(" ([=!]=) ", r"\1", lines) if limits.compact else lines
+        form = "\n".join(f"{name} = VALUE" for name in self.variables(task))
+        return super().fields(style, task, limits) | {"form": form, "constraints": lines}
 
     def parse_answer(self, text, style, task, limits):
         """Truth values by name ("a = True, b: false") or in order ("True, False", "1,0") as "True, False"; None = malformed."""

@@ -46,7 +46,8 @@ def core_svd(gram_a, gram_b, core, rank):
     root_b, inv_b = inverse_root(gram_b * scale_b[..., None, :] * scale_b[..., :, None])
     # scale_a is 1 / scale_b, so that evened factors have the core scale_a core scale_b
     left, S, right_t = torch.linalg.svd(root_b.mT @ (scale_a[..., :, None] * core * scale_b[..., None, :]) @ root_a)
-    return scale_b[..., :, None] * (inv_b @ left[..., :rank]), S[..., :rank], scale_a[..., :, None] * (inv_a @ right_t.mT[..., :rank])
+    columns = lambda scale, inverse, vectors: scale[..., :, None] * (inverse @ vectors[..., :rank])
+    return columns(scale_b, inv_b, left), S[..., :rank], columns(scale_a, inv_a, right_t.mT)
 
 
 def parent_svd(gram_a, gram_b, i, R):
@@ -65,7 +66,7 @@ def product(P, S, Q):
 def grams(parents, names):
     """A A^T and B^T B (n, K, K) of n modules of one shape, A (K, in) and B (out, K) being the parents' factors side by side.
 
-    float64, for a Gram squares the condition. One module at a time in two buffers: fresh memory would cost more than the products.
+    float64, for a Gram squares the condition. One module at a time in two buffers: fresh memory costs more than the products.
     """
     first_a, first_b = parents[0][names[0]]
     R, K = len(first_a), len(first_a) * len(parents)

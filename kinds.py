@@ -8,8 +8,8 @@ import hashlib
 import random
 from dataclasses import dataclass
 
-from checks import (CONTROL, REASONS, Limits, arguments_text, canonical_arguments, demonstrated, input_problem, normalise, program_problem,
-                    value_problem)
+from checks import (CONTROL, REASONS, Limits, arguments_text, canonical_arguments, demonstrated, input_problem, normalise,
+                    program_problem, value_problem)
 from complexity import structural_hash
 from prompts import STYLE, TOPICS, Prompt, show
 from verifier import Job, Verdict, decode
@@ -77,7 +77,8 @@ class Kind:
         texts = [row["program"], row.get("message", ""), *inputs]
         if not isinstance(inputs, list) or not inputs or not all(isinstance(text, str) for text in texts):
             raise ValueError("program, message and inputs must be strings, an input as between the brackets of a call")
-        return Proposal(self.name, normalise(row["program"], Limits(source_chars=8000), tidy=False), tuple(inputs), row.get("message", ""))
+        program = normalise(row["program"], Limits(source_chars=8000), tidy=False)
+        return Proposal(self.name, program, tuple(inputs), row.get("message", ""))
 
     def parse_proposal(self, text: str, style: str, refs: list[Task], limits: Limits) -> Proposal | Reject:
         """Program and input from a teacher's text, which includes the prefix. Never raises."""
@@ -88,7 +89,8 @@ class Kind:
         if not programs:
             return Reject("no_program")
         rest = blocks[programs[0] + 1:]
-        inputs = [body for tag, body in blocks[:programs[0]] if tag == "input"][-1:] or [body for tag, body in rest if tag == "input"]
+        inputs = [body for tag, body in blocks[:programs[0]] if tag == "input"][-1:]
+        inputs = inputs or [body for tag, body in rest if tag == "input"]
         inputs = inputs or [body for tag, body in rest if tag == "" and "def " not in body]
         inputs = inputs or ([] if style == "micro" else demonstrated(blocks[programs[0]][1])[-1:])
         if not inputs:

@@ -57,9 +57,9 @@ nothing else.
     "logic": """Here are examples of puzzles. The lines of a puzzle are all true, and its variables are True or False:
 
 {references}
-Write one new puzzle about {topic}. A line is made of variables, `and`, `or`, `not`, `==`, `!=` and brackets. Exactly one assignment \
-of True and False to the variables must make all lines true, and no line alone should give it away: another programmer must find it \
-by thinking. Write one block like those above and nothing else.
+Write one new puzzle about {topic}. A line is made of variables, `and`, `or`, `not`, `==`, `!=` and brackets. Exactly one \
+assignment of True and False to the variables must make all lines true, and no line alone should give it away: another \
+programmer must find it by thinking. Write one block like those above and nothing else.
 """}
 CHAT_SOLVE = {
     "code_o": """What does this Python function return for this input?
@@ -128,13 +128,15 @@ Assistant: """
 HINT = re.compile(r"^# Hint: (.+)$", re.M)      # a comment above the calls that a teacher writes for code_f
 # What the next task is about, and how its input begins: without either, a small model repeats the examples it was shown.
 TOPICS = (("a list of numbers", "["), ("a list of words", "['"), ("a sentence", "'"), ("a dictionary of counts", "{'"),
-          ("a list of pairs", "[("), ("a table of numbers", "[["), ("the digits of a number", ""), ("arithmetic on two numbers", ""),
-          ("a list and a number", "["), ("two words", "'"), ("searching in a text", "'"), ("a number sequence", ""),
-          ("sorting", "["), ("counting", "["), ("grouping", "["), ("filtering", "["))
-MATH_TOPICS = tuple((topic, "") for topic in ("shopping", "a journey", "work and wages", "cooking", "ages", "a farm", "sharing", "money", "areas",
-                                              "a school", "percentages", "speed and time"))
+          ("a list of pairs", "[("), ("a table of numbers", "[["), ("the digits of a number", ""),
+          ("arithmetic on two numbers", ""), ("a list and a number", "["), ("two words", "'"), ("searching in a text", "'"),
+          ("a number sequence", ""), ("sorting", "["), ("counting", "["), ("grouping", "["), ("filtering", "["))
+MATH_TOPICS = tuple((topic, "") for topic in (
+    "shopping", "a journey", "work and wages", "cooking", "ages", "a farm", "sharing", "money", "areas", "a school",
+    "percentages", "speed and time"))
 LOGIC_TOPICS = tuple((f"{count} variables, called {names}", "") for count, names in (
-    ("three", "a, b, c"), ("three", "ann, bob, cid"), ("four", "a, b, c, d"), ("four", "red, blue, green, gold"), ("five", "p, q, r, s, t")))
+    ("three", "a, b, c"), ("three", "ann, bob, cid"), ("four", "a, b, c, d"), ("four", "red, blue, green, gold"),
+    ("five", "p, q, r, s, t")))
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,8 @@ DIRECT_SOLVE = {kind: re.sub(r",? in a final block:.*", ".\n", text.replace("Thi
                 for kind, text in CHAT_SOLVE.items()}
 CHAT_PAIR = "```input\n{input}\n```\n```output\n{output}\n```\n"
 CHAT_REFERENCE = dict.fromkeys(("code_o", "code_i", "code_f"), "```input\n{input}\n```\n```python\n{program}\n```\n")
-CHAT_REFERENCE |= {"math": "```question\n{question}\n```\n```python\n{program}\n```\n", "logic": "```constraints\n{constraints}\n```\n"}
+CHAT_REFERENCE |= {"math": "```question\n{question}\n```\n```python\n{program}\n```\n",
+                   "logic": "```constraints\n{constraints}\n```\n"}
 STYLE = {
     "micro": Style(MICRO_PROPOSE, MICRO_SOLVE, lambda phase, kind: "", "f({input})={output}\n", {}, micro_blocks, tidy=False),
     "chat": Style(CHAT_PROPOSE, CHAT_SOLVE, lambda phase, kind: CHAT_PREFIX.get((phase, kind), ""), CHAT_PAIR, CHAT_REFERENCE,

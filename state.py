@@ -36,8 +36,9 @@ class State:
 def found(cfg, setup: Setup, base_hash: str = "") -> State:
     """The state before step 0: fresh members (or --init), the archive's seeds, the anchors."""
     single = cfg.single
-    members = [Member(f"T{i}", "teacher", i, RATINGS[cfg.rating]().new()) for i in range(cfg.teachers)]
-    members += [Member(f"S{i}", "student", 0 if single else cfg.teachers + i, RATINGS[cfg.rating]().new()) for i in range(cfg.students)]
+    fresh = RATINGS[cfg.rating]().new
+    members = [Member(f"T{i}", "teacher", i, fresh()) for i in range(cfg.teachers)]
+    members += [Member(f"S{i}", "student", 0 if single else cfg.teachers + i, fresh()) for i in range(cfg.students)]
     given = [p.parent for p in Path(cfg.init).glob("*/adapter_config.json")] if cfg.init else []
     given.sort(key=lambda p: (p.name[0] == "S", len(p.name), p.name))                # a checkpoint's T2 T10 S0; else by name
     if cfg.init and len(given) != setup.adapters.n_members:

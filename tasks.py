@@ -88,7 +88,8 @@ class Induction(Kind):
         works = [error is None or not error.startswith("error") for error in verdict.errors]
         if verdict.end == "ok" and limits.min_inputs <= sum(works) < len(works):
             proposal = replace(proposal, inputs=tuple(compress(proposal.inputs, works)))
-            verdict = replace(verdict, outputs=tuple(compress(verdict.outputs, works)), errors=tuple(compress(verdict.errors, works)))
+            outputs, errors = (tuple(compress(found, works)) for found in (verdict.outputs, verdict.errors))
+            verdict = replace(verdict, outputs=outputs, errors=errors)
         return super().accept(proposal, verdict, limits, key)
 
     def key(self, proposal, dedupe):
@@ -129,8 +130,8 @@ IDENTITY = Proposal("code_o", "def f(x):\n return x", ("[1,2,3]",))
 
 
 def read_tasks(path: str | Path) -> list[Proposal]:
-    """Proposals from JSON lines {"kind", "program", "input" or "inputs", "message"}, for math {"kind", "question", "program"}, for
-    logic {"kind", "constraints"}. They are run like any teacher's.
+    """Proposals from JSON lines {"kind", "program", "input" or "inputs", "message"}, for math {"kind", "question", "program"},
+    for logic {"kind", "constraints"}. They are run like any teacher's.
 
     Raises ValueError naming the file or line and what is wrong with it.
     """

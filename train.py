@@ -173,13 +173,14 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
 
 
 def size_up(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtype, str, bool]:
-    """Settled configuration, the base's directory and type, the table of the memory plan and whether it fits. Raises ValueError."""
+    """Settled configuration, the base's directory and type, the memory plan as a table, whether it fits. Raises ValueError."""
     path = resolve(str(HERE / cfg.base) if cfg.base == Config.base and not Path(cfg.base).is_dir() else cfg.base)
     if cfg.cuda_graphs and ranks.device.type != "cuda":
         raise ValueError("--cuda-graphs needs a GPU: leave it out, or pass --device cuda where there is one")
     dtype, shape = pick_dtype(cfg.dtype, ranks.device), ModelConfig.from_pretrained(path)
     cfg = settle(cfg, load_tokenizer(path)[1] if cfg.style == "auto" else cfg.style)
-    return cfg, path, dtype, *plan_table(cfg, shape, dtype, 1 if cfg.single else cfg.teachers + cfg.students, free_memory(ranks.device))
+    n_members = 1 if cfg.single else cfg.teachers + cfg.students
+    return cfg, path, dtype, *plan_table(cfg, shape, dtype, n_members, free_memory(ranks.device))
 
 
 def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
@@ -198,8 +199,8 @@ def show_plan(cfg: Config) -> int:
 
 
 def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> tuple[Setup, rl.Adam, str]:
-    """What stays the same during a run, with the members' adapters in it and sizes that fit this machine, their optimiser, and the
-    hash of the base."""
+    """What stays the same during a run, with the members' adapters in it and sizes that fit this machine, their optimiser, and
+    the hash of the base."""
     n_members = 1 if cfg.single else cfg.teachers + cfg.students
     adapters = Adapters.on(base.model, n_members, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), ranks.device)
     cfg = fit(cfg, base, adapters, ranks)

@@ -20,11 +20,13 @@ DONE = struct.Struct("<iIQ")                    # zygote to trainer: wait status
 # What a program may import; all else raises ImportError, for no file can be opened in there. Every page of these costs each
 # fork time, so training gets what checks.IMPORTS names (and what these bring along), benchmarks what people import.
 TRAIN = """math itertools functools collections collections.abc string re heapq bisect operator copy fractions decimal statistics
-typing dataclasses random abc types enum numbers contextlib keyword unicodedata warnings time sys os builtins __future__""".split()
+typing dataclasses random abc types enum numbers contextlib keyword unicodedata warnings time sys os builtins
+__future__""".split()
 EVAL = TRAIN + """cmath json datetime textwrap hashlib base64 struct array calendar _strptime zlib binascii pprint ast traceback
 io inspect reprlib weakref threading queue secrets uuid timeit difflib html csv shlex graphlib doctest unittest pickle pathlib
-tempfile logging locale argparse platform subprocess urllib.parse encodings.ascii encodings.latin_1 encodings.utf_16 encodings.utf_16_le
-encodings.utf_32 encodings.utf_8_sig encodings.cp1252 encodings.unicode_escape encodings.hex_codec encodings.rot_13""".split()
+tempfile logging locale argparse platform subprocess urllib.parse encodings.ascii encodings.latin_1 encodings.utf_16
+encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig encodings.cp1252 encodings.unicode_escape encodings.hex_codec
+encodings.rot_13""".split()
 
 
 @dataclass(frozen=True)

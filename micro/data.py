@@ -4,8 +4,8 @@
 
 A program is `def f(x)` over small ints, lists of small ints and short strings, one statement a line; a second variable y
 may hold an intermediate value. Beside them stand word problems (a story about one number, with its program) and logic
-puzzles (clauses that one assignment of truth values fulfils). The texts below ARE the micro task style: tasks.py writes the same prompts.
-Programs run here with exec because this file wrote them; text from a model goes to verifier.py instead.
+puzzles (clauses that one assignment of truth values fulfils). The texts below ARE the micro task style: tasks.py writes the
+same. Programs run here with exec because this file wrote them; text from a model goes to verifier.py instead.
 """
 import builtins
 import functools
@@ -74,8 +74,9 @@ STORY = (("gets {}", "x=x+{}", D), ("loses {}", "x=x-{}", D), ("doubles it", "x=
          ("packs boxes of {}", "x=x//{}", (2, 5)), ("makes {} of each", "x=x*{}", (3, 5)))
 NAMES = ("ann", "bob", "tom")
 # Clauses about two variables of a puzzle: (text, whether it holds)
-CLAUSES = (("{}", lambda a, b: a), ("not {}", lambda a, b: not a), ("{} or {}", lambda a, b: a or b), ("not {} or {}", lambda a, b: not a or b),
-           ("not {} or not {}", lambda a, b: not a or not b), ("{}=={}", lambda a, b: a == b), ("{}!={}", lambda a, b: a != b))
+CLAUSES = (("{}", lambda a, b: a), ("not {}", lambda a, b: not a), ("{} or {}", lambda a, b: a or b),
+           ("not {} or {}", lambda a, b: not a or b), ("not {} or not {}", lambda a, b: not a or not b),
+           ("{}=={}", lambda a, b: a == b), ("{}!={}", lambda a, b: a != b))
 ALLOWED = {name: getattr(builtins, name) for name in "len sum sorted max min abs range list str int ord chr".split()}
 
 

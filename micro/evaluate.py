@@ -32,7 +32,8 @@ from tasks import KINDS
 from verifier import Sandbox, encode
 
 ROWS = {"out": "code_o", "direct": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logic": "logic"}
-SIZES = {"out": range(1, 7), "direct": range(1, 7), "inp": range(1, 7), "fun": range(1, 5), "math": range(1, 7), "logic": range(2, 5)}
+SIZES = {"out": range(1, 7), "direct": range(1, 7), "inp": range(1, 7), "fun": range(1, 5), "math": range(1, 7),
+         "logic": range(2, 5)}
 PROPOSED = {"propose": ("code_o", "code_i"), "args": ("code_f",), "propose math": ("math",), "propose logic": ("logic",)}
 STUDY = {"out": (.94, .94, .88, .85, .75, .74), "direct": (.94, .66, .39, .34, .24, .16), "inp": (.97, .89, .80, .77, .65, .45),
          "fun": (.89, .32, .16, .05), "propose": (.94,)}        # the feasibility study's 0.84M model after 59M tokens
@@ -49,7 +50,8 @@ def draw_domain(row: str, size: int, rng: random.Random) -> Task:
     """A word problem of `size` events, or a puzzle of `size` variables."""
     if row == "math":
         lines, p = data.word_problem(rng, size, reserved=size > 1)
-        return Task("math", data.program_text(p.body).strip("\n"), ("",), (encode(p.y),), "\n".join(f"?{line}" for line in lines), "")
+        program, question = data.program_text(p.body).strip("\n"), "\n".join(f"?{line}" for line in lines)
+        return Task("math", program, ("",), (encode(p.y),), question, "")
     clauses, model = data.puzzle(rng, size, reserved=size > 2)
     return Task("logic", KINDS["logic"].puzzle(clauses).program, ("",), (encode(tuple(model)),), "", "")
 

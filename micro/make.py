@@ -162,7 +162,8 @@ def train(tokenizer: Tokenizer, cfg: argparse.Namespace, checkpoint: Path) -> Mo
     opts, step, n_tokens, pool = optimizers(model), 0, 0, 0
     if cfg.resume:
         if not checkpoint.exists():
-            raise ValueError(f"--resume: there is no {checkpoint}; leave --resume out to start from nothing, or name its folder with --work")
+            raise ValueError(f"--resume: there is no {checkpoint}; leave --resume out to start from nothing, or name its folder "
+                             "with --work")
         state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
         for opt, saved_state in zip(opts, state["optimizers"]):
@@ -246,11 +247,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=float, default=48e6, help="training tokens, prompts included")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--init", default="", help="directory of a base to start from, with its tokenizer, instead of from nothing")
+    parser.add_argument("--init", default="",
+                        help="directory of a base to start from, with its tokenizer, instead of from nothing")
     parser.add_argument("--lr", type=float, default=LR, help="peak learning rate")
     parser.add_argument("--out", default="micro/base", help="directory to write")
     parser.add_argument("--work", default="out/micro", help="directory of the checkpoint")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint; before two thirds of it, --tokens may change")
+    parser.add_argument("--resume", action="store_true",
+                        help="go on from the checkpoint; before two thirds of it, --tokens may change")
     parser.add_argument("--eager", action="store_true", help="do not compile: no C++ compiler needed, half the speed")
     try:
         main(parser.parse_args())
