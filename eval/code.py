@@ -1,7 +1,7 @@
 """Code: HumanEval+ (v0.1.10), MBPP+ (v0.2.0) and LiveCodeBench (release_v5, or its fifth file alone), judged in the sandbox.
 
-    python -m eval.code --self-test --data DIR                # do canonical solutions pass, and empty answers fail? JSON line last
-    python -m eval.code --run out/NAME                        # base and all members of the last checkpoint, all sets fetched
+    python -m eval.code --self-test --data DIR             # do canonical solutions pass, and empty answers fail? JSON line last
+    python -m eval.code --run out/NAME                     # base and all members of the last checkpoint, all sets fetched
     python -m eval.code --base Qwen/Qwen2.5-Coder-7B --adapters out/NAME/step_200/S0 --bench humaneval+,mbpp+
 
 Answers go to answers.jsonl as they come, the numbers to summary.json and the terminal. The same command goes on where it stopped.
@@ -24,12 +24,15 @@ from verifier import Sandbox
 
 # The words of EvalPlus (evalplus/codegen.py) and of LiveCodeBench (lcb_runner/prompts/code_generation.py).
 ASK = "Please provide a self-contained Python script that solves the following problem in a markdown code block:\n```\n{}\n```\n"
-BEGIN = "Below is a Python script with a self-contained function that solves the problem and passes corresponding tests:\n```python\n"
-LIVE_SYSTEM = ("You are an expert Python programmer. You will be given a question (problem specification) and will generate a correct Python program "
-               "that matches the specification and passes all tests. You will NOT return anything except for the program.")
-LIVE_STARTER = "You will use the following starter code to write the solution to the problem and enclose your code within delimiters."
-LIVE_STDIN = ("Read the inputs from stdin solve the problem and write the answer to stdout (do not directly test on the sample inputs). "
-              "Enclose your code within delimiters as follows.")
+BEGIN = ("Below is a Python script with a self-contained function that solves the problem and passes corresponding tests:\n"
+         "```python\n")
+LIVE_SYSTEM = ("You are an expert Python programmer. You will be given a question (problem specification) and will generate a "
+               "correct Python program that matches the specification and passes all tests. You will NOT return anything except "
+               "for the program.")
+LIVE_STARTER = ("You will use the following starter code to write the solution to the problem and enclose your code within "
+                "delimiters.")
+LIVE_STDIN = ("Read the inputs from stdin solve the problem and write the answer to stdout (do not directly test on the sample "
+              "inputs). Enclose your code within delimiters as follows.")
 MARK = "-[[]]-"                                   # where the answer begins in a rendered chat
 
 
@@ -83,8 +86,8 @@ def present(data: str | None) -> list[str]:
     found = here(data) if data is not None else {}
     sets = [name for name in SETS if all(map(have, PARTS.get(name, (name,))))]
     if not sets:
-        raise ValueError(f"none of {', '.join(SETS)} is in {data or CACHE}: run python -m eval.fetch humaneval+ mbpp+ livecodebench5, or say with "
-                         "--data where they are")
+        raise ValueError(f"none of {', '.join(SETS)} is in {data or CACHE}: run python -m eval.fetch humaneval+ mbpp+ "
+                         "livecodebench5, or say with --data where they are")
     return [name for name in sets if name != "livecodebench5" or "livecodebench" not in sets]
 
 
@@ -102,8 +105,9 @@ def self_test(sets: list[str], args: argparse.Namespace, sandbox: Sandbox) -> di
             ready = suites(sandbox, problems)
             fenced = [extract(f"Here it is:\n```python\n{s.problem.canonical}\n```\nIt works.", s.problem.entry) for s in ready]
             found = judge(sandbox, list(zip(ready, fenced)))
+            left_out = {s.problem.id: len(s.expected) - sum(len(chunk.inputs) for chunk in s.chunks) for s in ready}
             line |= dict(base=sum(f["base"] for f in found), right=sum(f["plus"] for f in found),
-                         left_out={s.problem.id: n for s in ready if (n := len(s.expected) - sum(len(chunk.inputs) for chunk in s.chunks))},
+                         left_out={id: n for id, n in left_out.items() if n},
                          failing={s.problem.id: f["why"] for s, f in zip(ready, found) if not f["plus"]})
             for id, why in line["failing"].items():
                 print(f"{name} {id}: the canonical solution does not pass: {why}", file=sys.stderr)
@@ -124,11 +128,13 @@ def both(rows: list[dict]) -> list[dict]:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; 0, or 1 where the self-test fails. Raises ValueError for what the user can mend."""
-    parser = argparse.ArgumentParser(prog="python -m eval.code", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m eval.code", description=__doc__, formatter_class=form)
     common.flags(parser, default_max_new=1024)
     parser.add_argument("--self-test", action="store_true", help="judge canonical solutions and empty answers; needs no model")
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes that judge at once")
-    parser.add_argument("--weak-sandbox", action="store_true", help="go on where the sandbox cannot protect; only for models that you trust")
+    parser.add_argument("--weak-sandbox", action="store_true",
+                        help="go on where the sandbox cannot protect; only for models that you trust")
     args = parser.parse_args(argv)
     common.check(args)
     sets = common.choose(args.bench, SETS) or present(args.data)
@@ -156,10 +162,11 @@ def evaluate(sets: list[str], args: argparse.Namespace, sandbox: Sandbox) -> int
         known.update(zip(new, suites(sandbox, list(new.values()))))
         programs = [program(problem, text, style) for problem, text in answers]
         found = judge(sandbox, [(known[p.bench, p.id], code) for (p, _), code in zip(answers, programs)])
-        return [dict(correct=f["plus"], base=f["base"], plus=f["plus"], why=f["why"], program=code) for f, code in zip(found, programs)]
+        return [dict(correct=f["plus"], base=f["base"], plus=f["plus"], why=f["why"], program=code)
+                for f, code in zip(found, programs)]
 
-    rows = common.answer_all(population, problems, lambda problem: put(problem, style, population.base), verdicts, args, run, done,
-                             style)
+    ask = lambda problem: put(problem, style, population.base)
+    rows = common.answer_all(population, problems, ask, verdicts, args, run, done, style)
     common.conclude(args, run, rows, "eval-code", counted=both, sandbox=sandbox.tier)
     return 0
 

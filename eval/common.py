@@ -1,8 +1,9 @@
 """What every benchmark shares: flags, the base and its adapters, answers in mixed batches with resume, statistics, the table.
 
-A benchmark gives its items (anything with .bench and .id), a question per item, and judge(list of (item, text)) -> list of dicts with
-"correct" and whatever else its line in answers.jsonl should hold. All members and the bare base answer side by side, one member
-index a row; every answer is drawn from (seed, item, member, sample) alone, so that an interrupted run goes on as if it had not been.
+A benchmark gives its items (anything with .bench and .id), a question per item, and judge(list of (item, text)) -> list of dicts
+with "correct" and whatever else its line in answers.jsonl should hold. All members and the bare base answer side by side, one
+member index a row; every answer is drawn from (seed, item, member, sample) alone, so that an interrupted run goes on as if it
+had not been.
 """
 import argparse
 import difflib
@@ -48,10 +49,13 @@ def flags(parser: argparse.ArgumentParser, default_max_new: int | None, without:
     add("--samples", type=int, default=1, help="answers to each question")
     add("--temperature", type=float, default=0.0, help="0 = greedy")
     add("--max-new", type=int, default=default_max_new, help=f"tokens of an answer, at most; default {default}")
-    add("--data", default=None, metavar="DIR", help="published files already on this machine; default: the cache of python -m eval.fetch")
+    add("--data", default=None, metavar="DIR",
+        help="published files already on this machine; default: the cache of python -m eval.fetch")
     add("--out", default="", help="where answers and summary go; default: a folder eval-... under the run, or under out/")
-    add("--against", default="", metavar="DIR", help="a run, or a directory of results: paired differences to its students' mean")
-    add("--prompt", default="auto", choices=PROMPTS, help="how a question is put; auto: the tokenizer's chat template, else plain")
+    add("--against", default="", metavar="DIR",
+        help="a run, or a directory of results: paired differences to its students' mean")
+    add("--prompt", default="auto", choices=PROMPTS,
+        help="how a question is put; auto: the tokenizer's chat template, else plain")
     add("--seed", type=int, default=0)
     add("--max-rows", type=int, default=64, help="rows that decode together")
     add("--device", default="auto", help="auto, cpu or cuda")
@@ -66,7 +70,8 @@ def check(args: argparse.Namespace) -> None:
     if getattr(args, "limit", 0) < 0 or not (math.isfinite(args.temperature) and args.temperature >= 0):
         raise ValueError("--limit and --temperature must not be negative")
     if args.samples > 1 and args.temperature == 0:
-        raise ValueError(f"--samples {args.samples} at temperature 0 are the same answer {args.samples} times: give --temperature 0.6 or one sample")
+        raise ValueError(f"--samples {args.samples} at temperature 0 are the same answer {args.samples} times: give "
+                         "--temperature 0.6 or one sample")
 
 
 def choose(names: str, valid: tuple[str, ...]) -> list[str]:
@@ -75,7 +80,8 @@ def choose(names: str, valid: tuple[str, ...]) -> list[str]:
     for name in wanted:
         if name not in valid:
             near = difflib.get_close_matches(name, valid, 1, 0.4)
-            raise ValueError(f"--bench {name}: no such benchmark{f'; did you mean {near[0]}?' if near else ''} Valid: {', '.join(valid)}")
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"--bench {name}: no such benchmark{hint} Valid: {', '.join(valid)}")
     return list(dict.fromkeys(wanted))
 
 
@@ -98,7 +104,8 @@ def adapter_directories(args: argparse.Namespace) -> dict[str, Path]:
         run = Path(args.run).expanduser()
         steps = RunDir(run, writes=False).steps() if run.is_dir() else []
         if not steps:
-            raise ValueError(f"--run {args.run}: no complete checkpoint there; give a run's directory (out/NAME), or --adapters DIR...")
+            raise ValueError(f"--run {args.run}: no complete checkpoint there; give a run's directory (out/NAME), or --adapters "
+                             "DIR...")
         given.insert(0, run / f"step_{steps[-1]}")
     return peft_directories(given)
 
@@ -111,11 +118,12 @@ def peft_directories(given: list[Path]) -> dict[str, Path]:
         inside.sort(key=lambda p: (p.name[0] == "S", len(p.name), p.name))         # T2 before T10 before S0
         single = (directory / "adapter_config.json").exists()
         if not single and not inside:
-            raise ValueError(f"{directory} is no PEFT directory (no adapter_config.json) and holds none: give for example out/NAME/step_80/S0")
+            raise ValueError(f"{directory} is no PEFT directory (no adapter_config.json) and holds none: give for example "
+                             "out/NAME/step_80/S0")
         found += [directory] if single else inside
     names = [p.resolve().name for p in found]
-    names = [name if names.count(name) == 1 and name != BASE else "/".join(p.resolve().parts[-3:]) for name, p in zip(names, found)]
-    return dict(zip(names, found))
+    unique = lambda name: names.count(name) == 1 and name != BASE
+    return {name if unique(name) else "/".join(p.resolve().parts[-3:]): p for name, p in zip(names, found)}
 
 
 def adapter_config(directory: Path) -> dict:
@@ -146,7 +154,7 @@ def noted_base(directory: Path) -> str:
 
 
 def hash_otherwise(base: Base) -> str:
-    """The hash that the same weights have at the other precision, at which the adapter may have been trained: they are read again."""
+    """Hash of the same weights at the other precision, at which the adapter may have been trained: they are read again."""
     other = torch.bfloat16 if base.model.embedding.dtype == torch.float32 else torch.float32
     return weights_hash(load_model(base.path, other))
 
@@ -162,20 +170,22 @@ def load(args: argparse.Namespace) -> Population:
 def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Population:
     """The adapters in these PEFT directories, stacked on the base, which joins as slot -1. Raises ValueError as load does."""
     configs = {name: adapter_config(path) for name, path in directories.items()}
-    shapes = {name: (c.get("r"), c.get("lora_alpha"), tuple(sorted(c.get("target_modules") or ()))) for name, c in configs.items()}
+    targets = lambda config: tuple(sorted(config.get("target_modules") or ()))
+    shapes = {name: (c.get("r"), c.get("lora_alpha"), targets(c)) for name, c in configs.items()}
     first = next(iter(shapes), None)
     for name, shape in shapes.items():
         if shape != shapes[first]:
             says = ["rank {}, alpha {} and layers {}".format(*shapes[who][:2], ",".join(shapes[who][2])) for who in (name, first)]
-            raise ValueError(f"{directories[name]} has {says[0]}, but {directories[first]} {says[1]}: adapters of one shape share batches; "
-                             "evaluate the others in a run of their own")
+            raise ValueError(f"{directories[name]} has {says[0]}, but {directories[first]} {says[1]}: adapters of one shape "
+                             "share batches; evaluate the others in a run of their own")
     adapters = None
     if directories:
         rank, alpha, targets = shapes[first]
         adapters = Adapters.on(base.model, len(directories), rank, alpha, targets, base.model.embedding.device)
         for slot, path in enumerate(directories.values()):
             load_peft(adapters, slot, path, base_hash if noted_base(path) in ("", base_hash) else hash_otherwise(base))
-    hashes = {name: hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest() for name, path in directories.items()}
+    sha = lambda path: hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
+    hashes = {name: sha(path) for name, path in directories.items()}
     return Population(base, adapters, {**{name: i for i, name in enumerate(directories)}, BASE: -1}, hashes, base_hash)
 
 
@@ -190,34 +200,38 @@ def prompt_style(args: argparse.Namespace, base: Base) -> str:
 
 
 def put(question: str | Prompt | list[int], style: str, base: Base) -> list[int]:
-    """Token ids of a question: by the chat template, in the R1 envelope (with <think> begun), or as "Question: ... Answer:". A task's
-    Prompt is put as in training; token ids, of a benchmark with words of its own, are taken as they are."""
+    """Token ids of a question: by the chat template, in the R1 envelope (with <think> begun), or as "Question: ... Answer:".
+    A task's Prompt is put as in training; token ids, of a benchmark with words of its own, are taken as they are."""
     if isinstance(question, list):
         return question
     if isinstance(question, Prompt):
         return render(question, base.style, base.tokenizer)
     if style == "chat":
-        text = base.tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True)
+        said = [{"role": "user", "content": question}]
+        text = base.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
         return list(base.tokenizer(text, add_special_tokens=False).input_ids)
     text = ENVELOPE.format(question) + "<think>" if style == "envelope" else f"Question: {question}\nAnswer:"
     return list(base.tokenizer(text).input_ids)
 
 
-def open_out(args: argparse.Namespace, population: Population, style: str, data: dict[str, str], default: str) -> tuple[RunDir, list[dict]]:
+def open_out(args: argparse.Namespace, population: Population, style: str, data: dict[str, str],
+             default: str) -> tuple[RunDir, list[dict]]:
     """The directory of results and the answers already there. Raises ValueError where those were made in another way.
 
     data: SHA-256 of each benchmark's file. A half-written last line is cut off.
     """
     run = RunDir(Path(args.out or (Path(args.run).expanduser() / default if args.run else f"out/{default}")).expanduser())
-    config = dict(base=str(population.base.path), base_hash=population.base_hash, prompt=style, temperature=args.temperature, max_new=args.max_new,
-                  seed=args.seed, adapters=population.hashes, data=data)
+    config = dict(base=str(population.base.path), base_hash=population.base_hash, prompt=style, temperature=args.temperature,
+                  max_new=args.max_new, seed=args.seed, adapters=population.hashes, data=data)
     path, answers = run.path / "config.json", run.path / "answers.jsonl"
     if path.exists():
         old = json.loads(path.read_text())
         changed = differing(old, config, ("adapters", "data", "base"))
-        changed += [f"{part} {name}" for part in ("adapters", "data") for name, sha in config[part].items() if old[part].get(name, sha) != sha]
+        for part in ("adapters", "data"):
+            changed += [f"{part} {name}" for name, sha in config[part].items() if old[part].get(name, sha) != sha]
         if changed:
-            raise ValueError(f"{run.path} holds answers made otherwise: {', '.join(changed)}; use the old values or another --out")
+            raise ValueError(f"{run.path} holds answers made otherwise: {', '.join(changed)}; use the old values or another "
+                             "--out")
         config |= {part: old[part] | config[part] for part in ("adapters", "data")}
     run.write_json("config.json", config)
     if answers.exists():
@@ -227,12 +241,12 @@ def open_out(args: argparse.Namespace, population: Population, style: str, data:
     return run, []
 
 
-def answer_all(population: Population, items: list, question: Callable, judge: Callable, args: argparse.Namespace, run: RunDir, done: list[dict],
-               style: str) -> list[dict]:
+def answer_all(population: Population, items: list, question: Callable, judge: Callable, args: argparse.Namespace, run: RunDir,
+               done: list[dict], style: str) -> list[dict]:
     """Every member's answers to every item, those on disk first: dicts as in answers.jsonl, written batch by batch.
 
-    question(item) -> text, token ids, or Prompt (whose prefix the judge puts before the text); judge([(item, text)]) -> [dict with
-    "correct"]. Raises ValueError where a question does not fit the context.
+    question(item) -> text, token ids, or Prompt (whose prefix the judge puts before the text); judge([(item, text)]) -> [dict
+    with "correct"]. Raises ValueError where a question does not fit the context.
     """
     key = lambda row: (row["bench"], row["id"], row["member"], row["sample"])
     have = {key(row): row for row in done}
@@ -260,10 +274,12 @@ def fits(ids: dict, max_new: int, context: int) -> None:
     n = len(ids[longest])
     if n + max_new > context:
         fix = f"lower --max-new to at most {context - n}" if n < context else "this base cannot be asked that"
-        raise ValueError(f"{'/'.join(longest)} has {n} tokens, which with --max-new {max_new} exceeds the base's context of {context}: {fix}")
+        raise ValueError(f"{'/'.join(longest)} has {n} tokens, which with --max-new {max_new} exceeds the base's context of "
+                         f"{context}: {fix}")
 
 
-def answer_batch(population: Population, batch: list[tuple], ids: dict, judge: Callable, args: argparse.Namespace, style: str) -> list[dict]:
+def answer_batch(population: Population, batch: list[tuple], ids: dict, judge: Callable, args: argparse.Namespace,
+                 style: str) -> list[dict]:
     """Answers to a batch of (item, member, samples), each with equally many samples, judged."""
     n, crc = len(batch[0][2]), lambda text: zlib.crc32(text.encode())
     keys = [(args.seed, crc(f"{item.bench}/{item.id}"), crc(name), s) for item, name, samples in batch for s in samples]

@@ -1,8 +1,8 @@
 """The seven mathematics sets in their published formats, as one list of items each.
 
 Editions differ in the names of their fields, so those are looked up without regard to case: the question is `problem` or
-`question`; the gold answer is `answer`, `final_answer` (OlympiadBench: a list), what follows "####" (GSM8K), or the last box of the
-`solution` (Minerva, and AIME where it has no answer).
+`question`; the gold answer is `answer`, `final_answer` (OlympiadBench: a list), what follows "####" (GSM8K), or the last box of
+the `solution` (Minerva, and AIME where it has no answer).
 """
 import sys
 from dataclasses import dataclass
@@ -64,13 +64,17 @@ def load(bench: str, data: str | Path | None = None, cache: Path = CACHE) -> tup
     for number, row in enumerate(rows(path), 1):
         question, gold = field(row, QUESTION), gold_answer(bench, row)
         if not isinstance(question, str) or not gold:
-            raise ValueError(f"{path}, row {number}: expected a question ({' or '.join(QUESTION)}) and an answer ({', '.join(ANSWER + SOLUTION)}), "
-                             f"found the fields {', '.join(row)}: not a published edition of {bench}; it is at {FILES[bench].url}")
-        name = str(field(row, ("unique_id", "id", "idx")) if field(row, ("unique_id", "id", "idx")) is not None else number - 1)
-        items.append(Item(bench, name if name not in seen else f"{name}#{number}", question, gold, RELATIVE.get(bench, 0.0), tolerance(row)))
+            raise ValueError(f"{path}, row {number}: expected a question ({' or '.join(QUESTION)}) and an answer "
+                             f"({', '.join(ANSWER + SOLUTION)}), found the fields {', '.join(row)}: not a published edition of "
+                             f"{bench}; it is at {FILES[bench].url}")
+        id = field(row, ("unique_id", "id", "idx"))
+        name = str(number - 1 if id is None else id)
+        unique = name if name not in seen else f"{name}#{number}"
+        items.append(Item(bench, unique, question, gold, RELATIVE.get(bench, 0.0), tolerance(row)))
         seen.add(name)
     if not items:
-        raise ValueError(f"{path} is empty: expected {FILES[bench].n_rows} questions; fetch it again (python -m eval.fetch {bench})")
+        raise ValueError(f"{path} is empty: expected {FILES[bench].n_rows} questions; fetch it again (python -m eval.fetch "
+                         f"{bench})")
     if len(items) != FILES[bench].n_rows:
         print(f"note: {path} holds {len(items)} questions, {bench} as published has {FILES[bench].n_rows}", file=sys.stderr)
     return items, sha

@@ -3,8 +3,8 @@
 `read` is the only place where a model's formula is understood, and it knows a whitelist: nothing is evaluated, no name is looked
 up, sizes are bounded before work is done. A tree is a nested tuple whose first entry says what it is:
 
-    scalars     ("num", Fraction) ("sym", name) ("const", "pi" | "e" | "i" | "oo") ("add" | "mul" | "div" | "pow", a, b) ("neg", a)
-                ("fn", name, a) ("root", a, n) ("log", a, base) ("fact", a) ("binom", n, k) ("percent", a) ("degree", a)
+    scalars     ("num", Fraction) ("sym", name) ("const", "pi" | "e" | "i" | "oo") ("fn", name, a) ("root", a, n) ("neg", a)
+                ("add" | "mul" | "div" | "pow", a, b) ("log", a, base) ("fact", a) ("binom", n, k) ("percent", a) ("degree", a)
     the rest    ("base", digits, base) ("text", words) ("tuple", "(" | "[", ")" | "]", items) ("set", items) ("list", items)
                 ("union", items) ("matrix", rows) ("eq", left, right) ("rel", "<" | "<=" | "!=", left, right)
 """
@@ -13,21 +13,25 @@ import unicodedata
 from fractions import Fraction
 
 MAX_CHARS, MAX_TOKENS, MAX_DEPTH, MAX_DIGITS = 2000, 250, 40, 300
-FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "ln", "exp", "log", "abs")
-GREEK = ("alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi varphi chi psi omega "
-         "Gamma Delta Theta Lambda Sigma Phi Psi Omega").split()
+FUNCTIONS = tuple("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln exp log abs".split())
+GREEK = ("alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi varphi chi psi "
+         "omega Gamma Delta Theta Lambda Sigma Phi Psi Omega").split()
 CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "inf": "oo", "oo": "oo", "e": "e", "i": "i"}
 TEXT = r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf|mathit|mathsf|operatorname|hbox|rm|bf|vec|overrightarrow)\b\s*"
-UNICODE = {"−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "⁄": "/", "√": r"\sqrt ", "∞": r"\infty ",
-           "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ", "∓": r"\mp ", "°": r"\degree ", "π": r"\pi ",
-           "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ", "≈": r"\approx ",
-           "²": "^2", "³": "^3", "∣": "|", "’": "'", "¢": r"\text{cents}"}
+UNICODE = {"−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "⁄": "/", "∣": "|",
+           "’": "'", "²": "^2", "³": "^3", "√": r"\sqrt ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
+           "≈": r"\approx ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ", "∓": r"\mp ", "°": r"\degree ",
+           "¢": r"\text{cents}", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ",
+           "φ": r"\phi ", "ω": r"\omega "}
 # typography that means nothing, or the same as something shorter; in this order
-PLAIN = [(r"\\[dtc]frac\b|\\frac\b", r"\\frac "), (r"\\\\\s*\[[^\]]*(?:pt|em|ex)\]", r"\\\\ "), (r"(?<=\d)(?:,\\!|\{,\}|\\[,!;:])\s*(?=\d{3})", ""),
-         (r"\\begin\s*\{[pb]?matrix\}|\\begin\s*\{array\}\s*\{[^{}]*\}", r" \\matrix "), (r"\\end\s*\{(?:[pb]?matrix|array)\}", r" \\endmatrix "),
+PLAIN = [(r"\\[dtc]frac\b|\\frac\b", r"\\frac "), (r"\\\\\s*\[[^\]]*(?:pt|em|ex)\]", r"\\\\ "),
+         (r"(?<=\d)(?:,\\!|\{,\}|\\[,!;:])\s*(?=\d{3})", ""),
+         (r"\\begin\s*\{[pb]?matrix\}|\\begin\s*\{array\}\s*\{[^{}]*\}", r" \\matrix "),
+         (r"\\end\s*\{(?:[pb]?matrix|array)\}", r" \\endmatrix "),
          (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)|\\degrees?\b", r" \\degree "),
-         (r"\\(?:leq|leqslant|leqq)\b", r"\\le "), (r"\\(?:geq|geqslant|geqq)\b", r"\\ge "),
-         (r"\\neq\b", r"\\ne "), (r"\\lvert|\\rvert|\\vert", "|"), (r"\\operatorname\s*\{?(?=(?:arc)?(?:sin|cos|tan|cot|sec|csc)\b)", r"\\text{"),
+         (r"\\(?:leq|leqslant|leqq)\b", r"\\le "), (r"\\(?:geq|geqslant|geqq)\b", r"\\ge "), (r"\\neq\b", r"\\ne "),
+         (r"\\lvert|\\rvert|\\vert", "|"),
+         (r"\\operatorname\s*\{?(?=(?:arc)?(?:sin|cos|tan|cot|sec|csc)\b)", r"\\text{"),
          (TEXT + r"\{\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", " , "), (r",\s*,", ","),
          (TEXT + r"\{([^{}]*)\}", r" \1 "), (TEXT, " "),
          (r"([\])])\s*U\s*(?=[\[(])", r"\1 \\cup "), (r"^\s*\\(?:approx|simeq)\b", ""),
@@ -35,12 +39,15 @@ PLAIN = [(r"\\[dtc]frac\b|\\frac\b", r"\\frac "), (r"\\\\\s*\[[^\]]*(?:pt|em|ex)
          (r"^\s*(?:[A-Za-z]{4,}|[A-Za-z]+(?:\s+[A-Za-z]+)+)\s*=", ""),
          (r"^\s*(?:m\s*)?\\angle\s*\{?\s*[A-Z]{1,3}\s*\}?\s*=", ""), (r"\\in\b|\\colon\b", r" \\in "), (r"[.,;:\s]+$", ""),
          (r"\*\*(?=\s*[-+(\w{\\])", "^")]
-TOKEN = re.compile(r"(?P<row>\\\\)|(?P<space>\s+|\\[,!;:> ]|~|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|q?quad|limits)(?![A-Za-z])"
-                   r"|\\[()\[\]]|\$|`)|(?P<repeat>\d*\.\d*\\overline\s*\{\s*\d+\s*\})"
+TOKEN = re.compile(r"(?P<row>\\\\)|(?P<space>\s+|\\[,!;:> ]|~"
+                   r"|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|q?quad|limits)(?![A-Za-z])|\\[()\[\]]|\$|`)"
+                   r"|(?P<repeat>\d*\.\d*\\overline\s*\{\s*\d+\s*\})"
                    r"|(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3}(?![\d.]))?)"
-                   r"|(?P<command>\\[A-Za-z]+|\\[{}%|])|(?P<word>[A-Za-z]+)|(?P<op><=|>=|!=|[-+*/^_=<>()\[\]{}|,;:!&%])", re.ASCII)
-SAME = {r"\cdot": "*", r"\times": "*", r"\ast": "*", r"\div": "/", r"\le": "<=", "<=": "<=", r"\ge": ">=", ">=": ">=", r"\ne": "!=", r"\lt": "<",
-        r"\gt": ">", r"\%": "%", r"\|": "|", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\langle": "(", r"\rangle": ")", ";": ",", ":": "/"}
+                   r"|(?P<command>\\[A-Za-z]+|\\[{}%|])|(?P<word>[A-Za-z]+)|(?P<op><=|>=|!=|[-+*/^_=<>()\[\]{}|,;:!&%])",
+                   re.ASCII)
+SAME = {r"\cdot": "*", r"\times": "*", r"\ast": "*", r"\div": "/", ":": "/", r"\le": "<=", "<=": "<=", r"\ge": ">=", ">=": ">=",
+        r"\ne": "!=", r"\lt": "<", r"\gt": ">", r"\%": "%", r"\|": "|", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\langle": "(",
+        r"\rangle": ")", ";": ","}
 
 
 class Unreadable(Exception):
@@ -71,8 +78,9 @@ def read(text: str, thousands: bool = True) -> tuple | None:
         text = re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])", lambda m: m[0].replace(",", "") if outside(m) else m[0], text)
     words = re.findall(r"[A-Za-z]+", text)
     longest = max(map(len, words), default=0)
-    if re.fullmatch(r"[(\s]*[A-Za-z][A-Za-z\s.'-]*[)\s]*", text) and (longest > 3 or longest > 1 and len(words) > 1 and "-" not in text) \
-            and not any(word in FUNCTIONS or word in CONSTANTS or word in GREEK or word == "sqrt" for word in words):
+    known = any(word in FUNCTIONS or word in CONSTANTS or word in GREEK or word == "sqrt" for word in words)
+    prose = longest > 3 or longest > 1 and len(words) > 1 and "-" not in text
+    if prose and not known and re.fullmatch(r"[(\s]*[A-Za-z][A-Za-z\s.'-]*[)\s]*", text):
         return ("text", " ".join(words).lower())
     try:
         tokens = tokenize(text)
@@ -279,10 +287,11 @@ class Parser:
         return self.atom()
 
     def argument(self, digits: bool = False) -> tuple:
-        """What follows \\frac, ^ or \\sqrt: a group in braces, or the next sign (without `digits`: of a number its first digit)."""
+        """What follows \\frac, ^ or \\sqrt: a group in braces, or the next sign (without `digits` a number's first digit)."""
         token = self.peek()
         if isinstance(token, tuple) and token[0] == "num" and not digits and len(token[2]) > 1 and token[2].isdigit():
-            self.tokens[self.at:self.at + 1] = [("num", Fraction(token[2][0]), token[2][0]), ("num", Fraction(token[2][1:]), token[2][1:])]
+            first, others = [("num", Fraction(text), text) for text in (token[2][0], token[2][1:])]
+            self.tokens[self.at:self.at + 1] = [first, others]
         return self.atom()
 
     def atom(self) -> tuple:

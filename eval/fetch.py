@@ -5,9 +5,9 @@
     python -m eval.fetch livecodebench            # release_v5: its first five files (4.4 GB)
     python -m eval.fetch --list                   # names, addresses, hashes
 
-Hashes are SHA-256 of the contents, decompressed (gzip differs from packer to packer). A file of the cache whose hash is not known
-beforehand is trusted on first use: its hash is printed, kept in the cache's sha256.json, and compared from then on. `--data DIR` of
-the other commands takes files already there; those may be other editions, so a difference is said, not refused.
+Hashes are SHA-256 of the contents, decompressed (gzip differs from packer to packer). A file of the cache whose hash is not
+known beforehand is trusted on first use: its hash is printed, kept in the cache's sha256.json, and compared from then on.
+`--data DIR` of the other commands takes files already there; those may be other editions, so a difference is said, not refused.
 """
 import argparse
 import gzip
@@ -29,14 +29,14 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 QWEN = "https://raw.githubusercontent.com/QwenLM/Qwen2.5-Math/main/evaluation/data"
 PRIME = "https://raw.githubusercontent.com/PRIME-RL/PRIME/18ad596f08d487bb546d80d738d99ec697bd2e75/eval/data"
 HUB = "https://huggingface.co/datasets"
-GSM8K = "https://raw.githubusercontent.com/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math/data"
+GSM8K = "https://raw.githubusercontent.com/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math"
 LCB = f"{HUB}/livecodebench/code_generation_lite/resolve/0fe84c3912ea0c4d4a78037083943e8f0c4dd505"
 
 
 @dataclass(frozen=True)
 class Published:
-    """One published file: address, hash of what lies there ("": trusted on first use), rows, the names it goes by on disk in lower
-    case without punctuation and without a final "test", and hashes of other editions in circulation."""
+    """One published file: address, hash of what lies there ("": trusted on first use), rows, the names it goes by on disk in
+    lower case without punctuation and without a final "test", and hashes of other editions in circulation."""
     url: str
     sha256: str
     n_rows: int
@@ -46,7 +46,8 @@ class Published:
 
 FILES = {
     "humaneval+": Published("https://github.com/evalplus/humanevalplus_release/releases/download/v0.1.10/HumanEvalPlus.jsonl.gz",
-                            "42526ec0e7d5f3ee0b06d6ced98f8c8bae3d76519151bfb3d36f79010645bd7f", 164, ("humanevalplus", "humanevalplusv0110")),
+                            "42526ec0e7d5f3ee0b06d6ced98f8c8bae3d76519151bfb3d36f79010645bd7f", 164,
+                            ("humanevalplus", "humanevalplusv0110")),
     "mbpp+": Published("https://github.com/evalplus/mbppplus_release/releases/download/v0.2.0/MbppPlus.jsonl.gz",
                        "b54e762755248ca411b523c917fa9f93c07b5ff2966bf60b3917b853926a3dad", 378, ("mbppplus", "mbppplusv020")),
     "aime24": Published(f"{QWEN}/aime24/test.jsonl", "", 30, ("aime24", "aime2024"),
@@ -57,11 +58,14 @@ FILES = {
                        ("43707e1ca784602d8479de24ee8ce36609dbebc46dd152b0b12a46611aa898a4",)),
     "math500": Published(f"{HUB}/HuggingFaceH4/MATH-500/resolve/6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be/test.jsonl",
                          "35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132", 500, ("math500",)),
-    "minerva": Published(f"{PRIME}/minerva_math/test.jsonl", "0e656b430d3a0a1dab6aa853f453ba3805e28e2cabe4fc72486a897cc09d8ba2", 272,
+    "minerva": Published(f"{PRIME}/minerva_math/test.jsonl",
+                         "0e656b430d3a0a1dab6aa853f453ba3805e28e2cabe4fc72486a897cc09d8ba2", 272,
                          ("minerva", "minervamath", "ocwcourses")),
-    "gsm8k": Published(f"{GSM8K}/test.jsonl", "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14", 1319, ("gsm8k", "gradeschoolmath"),
+    "gsm8k": Published(f"{GSM8K}/data/test.jsonl",
+                       "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14", 1319, ("gsm8k", "gradeschoolmath"),
                        ("9f098df7ff4522078d6ccec27a5c38a454790fdb51131bedfaa0e490070d5394",)),
-    "olympiadbench": Published(f"{PRIME}/olympiadbench/test.jsonl", "bb8c1e38a16ea9eacb77530315a674d883f267fbff79183effc53681b4fcc416", 675,
+    "olympiadbench": Published(f"{PRIME}/olympiadbench/test.jsonl",
+                               "bb8c1e38a16ea9eacb77530315a674d883f267fbff79183effc53681b4fcc416", 675,
                                ("olympiadbench", "olympiad", "oetomathsencomp", "olympiadbenchoetomathsencomp")),
     "livecodebench1": Published(f"{LCB}/test.jsonl", "2bd02b38beb48e8c46b5b9987095d999ff38cd8efc255ea5d58974317c48f63f", 400,
                                 ("test", "codegenerationlite", "livecodebench1")),
@@ -74,7 +78,8 @@ FILES = {
     "livecodebench5": Published(f"{LCB}/test5.jsonl", "7f77571c2a6df0c2a72a3277650309f67e01e0008e18117e624633df53f81214", 167,
                                 ("test5", "livecodebench5")),
 }
-GROUPS = {"livecodebench": [f"livecodebench{i}" for i in range(1, 6)], "small": [name for name in FILES if "livecode" not in name]}
+GROUPS = {"livecodebench": [f"livecodebench{i}" for i in range(1, 6)],
+          "small": [name for name in FILES if "livecode" not in name]}
 
 
 def cached_name(name: str) -> str:
@@ -95,8 +100,8 @@ def here(data: str | Path) -> dict[str, Path]:
     """The published files that lie in a directory or one folder below, by name. Raises ValueError where there is no directory."""
     root = Path(data).expanduser()
     if not root.is_dir():
-        raise ValueError(f"--data {data}: no such directory; give the one that holds the published files, or leave --data out and run "
-                         "python -m eval.fetch")
+        raise ValueError(f"--data {data}: no such directory; give the one that holds the published files, or leave --data out "
+                         "and run python -m eval.fetch")
     paths = [p for pattern in ("*", "*/*") for p in sorted(root.glob(pattern)) if p.name.endswith(SUFFIXES) and p.is_file()]
     known = {alias: name for name, published in FILES.items() for alias in published.names}
     found = {}
@@ -126,7 +131,7 @@ def digest(path: Path) -> str:
 
 
 def locate(name: str, data: str | Path | None = None, cache: Path = CACHE) -> tuple[Path, str]:
-    """Path and SHA-256 of a published file: of `data`, or of the cache, where it must be the very file that was published or fetched.
+    """Path and SHA-256 of a published file in `data`; else in the cache, where it must be the very file published or fetched.
 
     Raises ValueError that says which file, what was expected and how to get it.
     """
@@ -134,16 +139,18 @@ def locate(name: str, data: str | Path | None = None, cache: Path = CACHE) -> tu
     if data is not None:
         found = here(data)
         if name not in found:
-            raise ValueError(f"--data {data} holds no file of {name}: expected {published.names[0]}.jsonl, .jsonl.gz, .json or a folder of that "
-                             f"name with test.jsonl; it is published at {published.url}")
+            raise ValueError(f"--data {data} holds no file of {name}: expected {published.names[0]}.jsonl, .jsonl.gz, .json or a "
+                             f"folder of that name with test.jsonl; it is published at {published.url}")
         sha = digest(found[name])
         known = [h for h in (published.sha256, *published.editions) if h]
         if sha not in known:
-            print(f"note: {found[name]} is not an edition of {name} that we know (SHA-256 {sha}, known: {', '.join(known)})", file=sys.stderr)
+            print(f"note: {found[name]} is not an edition of {name} that we know (SHA-256 {sha}, known: {', '.join(known)})",
+                  file=sys.stderr)
         return found[name], sha
     path = cache / cached_name(name)
     if not path.exists():
-        raise ValueError(f"{name} is not in {cache}: run python -m eval.fetch {name}, or download {published.url} yourself and pass --data DIR")
+        raise ValueError(f"{name} is not in {cache}: run python -m eval.fetch {name}, or download {published.url} yourself and "
+                         "pass --data DIR")
     sha, kept = digest(path), trusted(cache)
     expected = published.sha256 or kept.get(name)
     if expected and sha != expected:
@@ -162,13 +169,14 @@ def trusted(cache: Path) -> dict[str, str]:
 
 
 def rows(path: Path) -> Iterator[dict]:
-    """The objects of a JSON-lines file, or of a JSON list (perhaps under one key), packed or not. Raises ValueError with the line."""
+    """Objects of a JSON-lines file, or of a JSON list (perhaps under one key), packed or not. Raises ValueError with the line."""
     complaint = "the file is damaged or not the published one: fetch it again (python -m eval.fetch)"
     try:
         with opened(path) as f:
             if path.name.removesuffix(".gz").endswith(".json"):
                 whole = json.load(f)
-                lists = [whole] if isinstance(whole, list) else [v for v in whole.values() if isinstance(v, list)] if isinstance(whole, dict) else []
+                inside = list(whole.values()) if isinstance(whole, dict) else [whole]
+                lists = [value for value in inside if isinstance(value, list)]
                 if len(lists) != 1:
                     raise ValueError(f"{path}: expected a list of objects; {complaint}")
                 lines = lists[0]
@@ -199,13 +207,13 @@ def fetch(name: str, cache: Path = CACHE) -> Path:
                     bar.update(len(block))
         except (urllib.error.URLError, OSError) as e:
             part.unlink(missing_ok=True)
-            raise ValueError(f"{name} could not be fetched from {published.url} ({e}): download it elsewhere, put it into a directory as "
-                             f"{published.names[0]}.jsonl and pass --data DIR") from None
+            raise ValueError(f"{name} could not be fetched from {published.url} ({e}): download it elsewhere, put it into a "
+                             f"directory as {published.names[0]}.jsonl and pass --data DIR") from None
         sha = digest(part)
         if published.sha256 and sha != published.sha256:
             part.unlink()
-            raise ValueError(f"{published.url} gave a file with SHA-256 {sha}, expected {published.sha256}: the download was cut off or "
-                             "the file has changed; try again, or pass --data DIR with the edition you trust")
+            raise ValueError(f"{published.url} gave a file with SHA-256 {sha}, expected {published.sha256}: the download was cut "
+                             "off or the file has changed; try again, or pass --data DIR with the edition you trust")
         part.replace(path)
     locate(name, cache=cache)
     return path
@@ -213,7 +221,8 @@ def fetch(name: str, cache: Path = CACHE) -> Path:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line. Raises ValueError for an unknown name or a failed download."""
-    parser = argparse.ArgumentParser(prog="python -m eval.fetch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m eval.fetch", description=__doc__, formatter_class=form)
     parser.add_argument("names", nargs="*", default=["small"], help=f"of {', '.join([*FILES, *GROUPS])}; default: small")
     parser.add_argument("--cache", type=Path, default=CACHE, help=f"default {CACHE}")
     parser.add_argument("--list", action="store_true", help="print names, addresses and hashes, and fetch nothing")

@@ -1,10 +1,11 @@
 """Is a model's answer right? The answer is cut out of the text, then compared with the gold answer as a mathematical value.
 
-    extract(text) -> "\\frac{1}{2}"        the last \\boxed, an <answer> tag, "#### ", a closing sentence, or a last line that is a value
+    extract(text) -> "\\frac{1}{2}"         the last \\boxed, an <answer> tag, "#### ", a closing sentence, or the last line
     grade("0.5", r"\\frac{1}{2}") -> True   by exact rationals, intervals, sets, matrices, equations, or symbolic.same
 
-Rules of taste, all in `equal`: an item of a list may stand in any order, one of a tuple not; "x = 5" is 5; 50% is 50 and 1/2, 30 degrees
-is 30 and pi/6; a unit may be left out but must not differ; an irrational is not its decimals. No text makes these functions raise.
+Rules of taste, all in `equal`: an item of a list may stand in any order, one of a tuple not; "x = 5" is 5; 50% is 50 and 1/2,
+30 degrees is 30 and pi/6; a unit may be left out but must not differ; an irrational is not its decimals. No text makes these
+functions raise.
 """
 import re
 from fractions import Fraction
@@ -12,18 +13,23 @@ from fractions import Fraction
 from eval.expression import read
 from eval.symbolic import Late, exact, same
 
-MAX_ANSWER, MAX_ITEMS, TAIL = 2000, 30, 4000        # characters compared, items of a list, characters searched for a closing sentence
-SENTENCE = re.compile(r"\banswer\s*(?:to\s[^.\n:]{1,80}?)?(?:\*\*|__)?\s*(?:(?:is|are|equals|would be|must be|should be|will be)\b|[:=])"
-                      r"\s*(?:\*\*|__)?[:\s]*(?:(?:therefore|thus|then|simply|just|indeed|equal to|given by)\b[,\s]*)?", re.I)
+MAX_ANSWER, MAX_ITEMS = 2000, 30        # characters compared, items of a list
+TAIL = 4000                             # characters that are searched for a closing sentence
+SENTENCE = re.compile(r"\banswer\s*(?:to\s[^.\n:]{1,80}?)?(?:\*\*|__)?\s*"
+                      r"(?:(?:is|are|equals|would be|must be|should be|will be)\b|[:=])\s*(?:\*\*|__)?[:\s]*"
+                      r"(?:(?:therefore|thus|then|simply|just|indeed|equal to|given by)\b[,\s]*)?", re.I)
 UNITS = {name: names.split()[0] for names in (       # the first name stands for the unit
     "in inch inches", "ft foot feet", "yd yard yards", "mi mile miles", "mm millimeter millimeters", "cm centimeter centimeters",
-    "m meter meters metre metres", "km kilometer kilometers", "s sec secs second seconds", "min mins minute minutes", "h hr hrs hour hours",
-    "day days", "week weeks", "month months", "year years", "g gram grams", "kg kilogram kilograms", "lb lbs pound pounds", "oz ounce ounces",
-    "dollar dollars usd", "cent cents", "euro euros", "mph", "deg degree degrees", "unit units", "ml milliliter milliliters", "l liter liters",
-    "j joule joules", "w watt watts", "n newton newtons", "k kelvin", "percent") for name in names.split()}
+    "m meter meters metre metres", "km kilometer kilometers", "s sec secs second seconds", "min mins minute minutes",
+    "h hr hrs hour hours", "day days", "week weeks", "month months", "year years", "g gram grams", "kg kilogram kilograms",
+    "lb lbs pound pounds", "oz ounce ounces", "dollar dollars usd", "cent cents", "euro euros", "mph", "deg degree degrees",
+    "unit units", "ml milliliter milliliters", "l liter liters", "j joule joules", "w watt watts", "n newton newtons", "k kelvin",
+    "percent") for name in names.split()}
 FILLER = set("square sq cubic cu of per a an the in each total people students ways times points apples eggs books".split())
-TEXTUAL = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|hbox)\s*\{(?P<words>[^{}]*)\}\s*(?:\^\s*\{?(?P<power>[23])\}?)?\s*[.]?$")
-WORDS = re.compile(r"(?<=[\d})\s%])\s*(?P<words>[A-Za-z]+(?:[ /]+[A-Za-z]+)*)\s*(?:\^\s*\{?(?P<power>[23])\}?)?\s*[.]?$")
+POWER = r"(?:\^\s*\{?(?P<power>[23])\}?)?\s*[.]?$"
+TEXTUAL = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|hbox)\s*\{(?P<words>[^{}]*)\}\s*" + POWER)
+WORDS = re.compile(r"(?<=[\d})\s%])\s*(?P<words>[A-Za-z]+(?:[ /]+[A-Za-z]+)*)\s*" + POWER)
+JOINED = re.compile(r"[\s$]*(?:,|,?\s*and\b|,?\s*or\b|,?\s*\\text\{\s*(?:and|or)\s*\})[\s$]*")      # between boxes of one answer
 
 
 # ---- cutting the answer out ----------------------------------------------------------------------------------------------
@@ -56,7 +62,7 @@ def last_box(text: str) -> str | None:
     while len(found) > 1:
         found.pop()
         before, end, content = found[-1]
-        if end > start or not re.fullmatch(r"[\s$]*(?:,|,?\s*and\b|,?\s*or\b|,?\s*\\text\{\s*(?:and|or)\s*\})[\s$]*", text[end:start][:60]):
+        if end > start or not JOINED.fullmatch(text[end:start][:60]):
             break
         start, answer = before, f"{content}, {answer}"
     return answer
@@ -80,7 +86,7 @@ def closing(text: str) -> str:
 
 
 def extract(text: str) -> str:
-    """The final answer that a text states, as written; "" where it states none. Text after </think> counts first. Never raises."""
+    """The final answer that a text states, as written; "" without one. Text after </think> counts first. Never raises."""
     if "</think>" in text:
         text = text.rpartition("</think>")[2]
     if "<answer>" in text:
@@ -125,7 +131,8 @@ def strip_unit(text: str) -> tuple[str, tuple | None]:
             continue
         words = re.findall(r"[A-Za-z]+", m["words"].lower())
         known = [UNITS[word] for word in words if word in UNITS]
-        if pattern is WORDS and any(word not in UNITS and word not in FILLER for word in words) or set(words) & {"and", "or"} or not words:
+        unknown = pattern is WORDS and any(word not in UNITS and word not in FILLER for word in words)
+        if unknown or set(words) & {"and", "or"} or not words:
             continue
         power = 2 if {"square", "sq"} & set(words) else 3 if {"cubic", "cu"} & set(words) else int(m["power"] or 1)
         if known == ["percent"]:
@@ -161,7 +168,7 @@ def grade(answer: str, gold: str, relative: float = 0.0, absolute: float = 0.0) 
 
 
 def equal(a: tuple, b: tuple, slack: tuple[float, float] = (0.0, 0.0)) -> bool:
-    """Whether answer tree a means the same as gold tree b; slack = (relative, absolute) difference that is forgiven in numbers."""
+    """Whether answer tree a means the same as gold tree b; slack = (relative, absolute) difference forgiven in numbers."""
     if a == b:
         return True
     a, b = whole(a), whole(b)
@@ -190,7 +197,8 @@ def whole(tree: tuple) -> tuple:
         return whole(tree[1][0])
     if tree[0] == "tuple" and tree[1:3] == ("[", "]") and all(row[0] == "tuple" and row[1:3] == ("[", "]") for row in tree[3]):
         return ("matrix", tuple(row[3] for row in tree[3])) if len({len(row[3]) for row in tree[3]}) == 1 else tree
-    if tree[0] == "list" and len(tree[1]) > 1 and any(x[0] == "tuple" and ("const", "oo") in (x[3][-1], x[3][0][-1]) for x in tree[1]):
+    endless = lambda x: x[0] == "tuple" and ("const", "oo") in (x[3][-1], x[3][0][-1])
+    if tree[0] == "list" and len(tree[1]) > 1 and any(map(endless, tree[1])):
         return ("union", tree[1])
     return tree
 
@@ -222,7 +230,8 @@ def equation(a: tuple, b: tuple, slack) -> bool:
         if equal(a[1], b[1]) and equal(a[2], b[2], slack):
             return True
         sides = [("add", tree[1], ("neg", tree[2])) for tree in (a, b)]
-        plain = all(side[0] not in ("tuple", "set", "list", "union", "matrix", "text", "base", "eq", "rel") for tree in (a, b) for side in tree[1:])
+        kinds = {side[0] for tree in (a, b) for side in tree[1:]}
+        plain = not kinds & {"tuple", "set", "list", "union", "matrix", "text", "base", "eq", "rel"}
         return plain and same(*sides, proportional=True)
     named, other = (a, b) if a[0] == "eq" else (b, a)
     for name, value in (named[1:], named[:0:-1]):
@@ -246,6 +255,8 @@ def scalar(a: tuple, b: tuple, slack) -> bool:
     relative, absolute = slack
     x, y = exact(a), exact(b)
     if x is not None and y is not None:
-        whole_numbers = x.denominator == y.denominator == 1
-        return x == y or not whole_numbers and abs(x - y) <= Fraction(relative) * abs(y) or absolute > 0 and abs(x - y) <= Fraction(absolute)
+        if x == y or absolute > 0 and abs(x - y) <= Fraction(absolute):
+            return True
+        integers = x.denominator == y.denominator == 1
+        return not integers and abs(x - y) <= Fraction(relative) * abs(y)
     return same(a, b, relative)

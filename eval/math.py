@@ -1,8 +1,9 @@
 """Mathematics: AIME24, AIME25, AMC23, MATH-500, Minerva, GSM8K and OlympiadBench, as Absolute Zero Reasoner is measured.
 
-    python -m eval.math --self-test --data DIR                # is every gold answer right by its own grader? JSON line last
-    python -m eval.math --run out/NAME                        # base and all members of the last checkpoint, all sets fetched
-    python -m eval.math --base Qwen/Qwen2.5-Coder-7B --adapters out/NAME/step_200/S0 --bench math500,aime24 --samples 4 --temperature 0.6
+    python -m eval.math --self-test --data DIR             # is every gold answer right by its own grader? JSON line last
+    python -m eval.math --run out/NAME                     # base and all members of the last checkpoint, all sets fetched
+    python -m eval.math --base Qwen/Qwen2.5-Coder-7B --adapters out/NAME/step_200/S0 --bench math500,aime24 --samples 4 \\
+        --temperature 0.6
 
 Answers go to answers.jsonl as they come, the numbers to summary.json and the terminal. The same command goes on where it stopped.
 """
@@ -24,7 +25,8 @@ def present(data: str | None) -> list[str]:
     """The sets that --data or the cache holds. Raises ValueError where there is none."""
     found = here(data) if data is not None else [name for name in SETS if (CACHE / cached_name(name)).exists()]
     if not (sets := [name for name in SETS if name in found]):
-        raise ValueError(f"none of {', '.join(SETS)} is in {data or CACHE}: run python -m eval.fetch, or say with --data where they are")
+        raise ValueError(f"none of {', '.join(SETS)} is in {data or CACHE}: run python -m eval.fetch, or say with --data where "
+                         "they are")
     return sets
 
 
@@ -34,7 +36,8 @@ def self_test(sets: list[str], data: str | None) -> dict:
     result = {}
     for name in sets:
         items, _ = load(name, data)
-        right = [grade(extract(f"Therefore the answer is $\\boxed{{{item.gold}}}$."), item.gold, item.relative, item.absolute) for item in items]
+        boxed = lambda gold: f"Therefore the answer is $\\boxed{{{gold}}}$."
+        right = [grade(extract(boxed(item.gold)), item.gold, item.relative, item.absolute) for item in items]
         result[name] = dict(n=len(items), right=sum(right), read=sum(bool(readings(item.gold)) for item in items))
         for item, ok in zip(items, right):
             if not ok:
@@ -56,7 +59,8 @@ def judge(answers: list[tuple[Item, str]]) -> list[dict]:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; 0, or 1 where the self-test fails. Raises ValueError for what the user can mend."""
-    parser = argparse.ArgumentParser(prog="python -m eval.math", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m eval.math", description=__doc__, formatter_class=form)
     common.flags(parser, default_max_new=2048)
     parser.add_argument("--self-test", action="store_true", help="grade the gold answers against themselves; needs no model")
     args = parser.parse_args(argv)

@@ -1,7 +1,7 @@
 """HumanEval+, MBPP+ and LiveCodeBench in their published formats, as one list of problems each.
 
 Inputs become what the sandbox wants: argument texts of a call, or a whole program's standard input. JSON has no tuples, sets and
-complex numbers; EvalPlus keeps a list of the MBPP tasks whose inputs have (evalplus/data/mbpp.py), which `restore` states as rules.
+complex numbers; EvalPlus lists the MBPP tasks whose inputs have them (evalplus/data/mbpp.py); `restore` states that as rules.
 LiveCodeBench packs its private tests as base64, zlib and a pickle of one string: `unpack` refuses every class in it.
 """
 import base64
@@ -17,18 +17,19 @@ from pathlib import Path
 from eval.fetch import CACHE, FILES, locate, rows
 
 SETS = ("humaneval+", "mbpp+", "livecodebench", "livecodebench5")
-PARTS = {"livecodebench": tuple(f"livecodebench{i}" for i in range(1, 6))}         # release_v5 is five files; a set of one file is itself
+PARTS = {"livecodebench": tuple(f"livecodebench{i}" for i in range(1, 6))}      # release_v5 is five files; other sets are one
 FIELDS = {"humaneval+": ("task_id", "prompt", "entry_point", "canonical_solution", "base_input", "plus_input", "atol"),
-          "livecodebench": ("question_id", "question_content", "starter_code", "public_test_cases", "private_test_cases", "metadata")}
+          "livecodebench": ("question_id", "question_content", "starter_code", "public_test_cases", "private_test_cases",
+                            "metadata")}
 FIELDS["mbpp+"] = FIELDS["humaneval+"]
 MAX_UNPACKED = 1 << 30
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. entry: the function to be called, None for a program that reads standard input. base, plus: inputs, as argument
-    texts or standard inputs; arguments: the values behind them, base first. LiveCodeBench's tests stay packed until `opened`, for
-    all of them take more memory than most machines have; expected: their outputs."""
+    """One problem. entry: the function to be called, None for a program that reads standard input. base, plus: inputs, as
+    argument texts or standard inputs; arguments: the values behind them, base first. LiveCodeBench's tests stay packed until
+    `opened`, for all of them take more memory than most machines have; expected: their outputs."""
     bench: str
     id: str
     prompt: str
@@ -113,7 +114,8 @@ def unpack(packed: str) -> list[dict]:
                 raise ValueError("larger than a gigabyte" if inflate.unconsumed_tail else "cut off")
             text = NoClasses(io.BytesIO(raw)).load()
             tests = json.loads(text) if isinstance(text, (str, bytes)) else text
-        if not isinstance(tests, list) or not all(isinstance(t, dict) and {"input", "output", "testtype"} <= set(t) for t in tests):
+        whole = lambda test: isinstance(test, dict) and {"input", "output", "testtype"} <= set(test)
+        if not isinstance(tests, list) or not all(map(whole, tests)):
             raise ValueError("not a list of tests with input, output and testtype")
         return tests
     except (ValueError, zlib.error, pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError, MemoryError) as e:
@@ -122,8 +124,9 @@ def unpack(packed: str) -> list[dict]:
 
 def live(bench: str, row: dict) -> Problem:
     """A problem of LiveCodeBench, its tests seen to be in order but left packed. Raises ValueError where they are not."""
-    problem = Problem(bench, str(row["question_id"]), row["question_content"], json.loads(row["metadata"] or "{}").get("func_name"),
-                      starter=row["starter_code"] or "", packed=(row["public_test_cases"], row["private_test_cases"]))
+    entry = json.loads(row["metadata"] or "{}").get("func_name")
+    problem = Problem(bench, str(row["question_id"]), row["question_content"], entry, starter=row["starter_code"] or "",
+                      packed=(row["public_test_cases"], row["private_test_cases"]))
     opened(problem)
     return problem
 
@@ -142,7 +145,8 @@ def opened(problem: Problem) -> Problem:
 def plus(bench: str, row: dict) -> Problem:
     """A problem of HumanEval+ or MBPP+."""
     human = bench == "humaneval+"
-    restored = [[list(a) if human else restore(row["task_id"], a) for a in row[part] or ()] for part in ("base_input", "plus_input")]
+    given = lambda arguments: list(arguments) if human else restore(row["task_id"], arguments)
+    restored = [[given(arguments) for arguments in row[part] or ()] for part in ("base_input", "plus_input")]
     texts = [tuple(map(call_text, calls)) for calls in restored]
     canonical = (row["prompt"] if human else "") + row["canonical_solution"]
     return Problem(bench, row["task_id"], row["prompt"], row["entry_point"], canonical, *texts, atol=float(row["atol"]),
@@ -150,8 +154,10 @@ def plus(bench: str, row: dict) -> Problem:
 
 
 def load(bench: str, data: str | Path | None = None, cache: Path = CACHE, limit: int = 0) -> tuple[list[Problem], str]:
-    """Problems of a set in file order (the first `limit`, 0 = all), and the SHA-256 of its files, joined by "+". Raises ValueError
-    for a missing, damaged or foreign file."""
+    """Problems of a set in file order (the first `limit`, 0 = all), and the SHA-256 of its files, joined by "+".
+
+    Raises ValueError for a missing, damaged or foreign file.
+    """
     problems, hashes, kind = [], [], "livecodebench" if bench.startswith("livecodebench") else bench
     for part in PARTS.get(bench, (bench,)):
         path, sha = locate(part, data, cache)
@@ -161,15 +167,15 @@ def load(bench: str, data: str | Path | None = None, cache: Path = CACHE, limit:
             if limit and len(problems) == limit:
                 break
             if missing := [name for name in FIELDS[kind] if name not in row]:
-                raise ValueError(f"{path}, row {number}: no field {', '.join(missing)}: not a published edition of {part}; it is at "
-                                 f"{FILES[part].url}")
+                raise ValueError(f"{path}, row {number}: no field {', '.join(missing)}: not a published edition of {part}; it is "
+                                 f"at {FILES[part].url}")
             try:
                 problems.append(live(bench, row) if kind == "livecodebench" else plus(bench, row))
             except (ValueError, TypeError, KeyError, AttributeError, IndexError) as e:
-                raise ValueError(f"{path}, row {number} ({row[FIELDS[kind][0]]}): {e}: the file is damaged or not the published one; "
-                                 f"fetch it again (python -m eval.fetch {part})") from None
-        if not limit and len(problems) - n_before != FILES[part].n_rows:
-            print(f"note: {path} holds {len(problems) - n_before} problems, {part} as published has {FILES[part].n_rows}", file=sys.stderr)
+                raise ValueError(f"{path}, row {number} ({row[FIELDS[kind][0]]}): {e}: the file is damaged or not the published "
+                                 f"one; fetch it again (python -m eval.fetch {part})") from None
+        if not limit and (n_here := len(problems) - n_before) != FILES[part].n_rows:
+            print(f"note: {path} holds {n_here} problems, {part} as published has {FILES[part].n_rows}", file=sys.stderr)
     if not problems:
         raise ValueError(f"{path} is empty: expected {FILES[part].n_rows} problems; fetch it again (python -m eval.fetch {part})")
     return problems, "+".join(hashes)

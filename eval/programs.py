@@ -1,4 +1,4 @@
-"""The program in a model's answer, as EvalPlus sanitizes it: the longest run of lines that is Python, and of it what the entry needs.
+"""The program in a model's answer, as EvalPlus cuts it out: the longest run of lines that is Python, of it what the entry needs.
 
 Nothing is run here. Text meets Python's parser only through `complexity.parse`, which refuses what could hurt it; text beyond
 MAX_CHARS is cut off, and MAX_PARSED bounds the work on one text. Other than EvalPlus, a run that defines the entry point goes
@@ -13,14 +13,16 @@ MAX_CHARS = 24_000
 MAX_PARSED = 400_000         # characters that the parser is shown for one answer, attempts added up
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.S | re.M)
 # Where a top-level statement may begin: no use in trying the middle of a paragraph or an indented line first.
-START = re.compile(r"(?:from|import|def|class|async|if|for|while|try|with|assert|print|return)\b|[@#\"']|[A-Za-z_][\w.\[\], ]*(?::[^=]+)?=")
+START = re.compile(r"(?:from|import|def|class|async|if|for|while|try|with|assert|print|return)\b|[@#\"']|"
+                   r"[A-Za-z_][\w.\[\], ]*(?::[^=]+)?=")
 # What EvalPlus stops a base model's completion at: it has begun something else.
 STOPS = ("\nif __name__", "\ndef main(", "\nprint(", "\n```", "<|endoftext|>")
-STOPS_OF = {"humaneval+": STOPS + ("\ndef ", "\nclass ", "\nimport ", "\nfrom ", "\nassert "), "mbpp+": STOPS + ('\n"""', "\nassert")}
+STOPS_OF = {"humaneval+": STOPS + ("\ndef ", "\nclass ", "\nimport ", "\nfrom ", "\nassert "),
+            "mbpp+": STOPS + ('\n"""', "\nassert")}
 
 
 def complete(prompt: str, completion: str, bench: str) -> str:
-    """A base model's answer to HumanEval+ or MBPP+ as text: the prompt and its completion up to where it begins something else."""
+    """A base model's answer to HumanEval+ or MBPP+: the prompt, and its completion up to where it begins something else."""
     ends = [at for stop in STOPS_OF[bench] if (at := completion.find(stop)) >= 0]
     return prompt + completion[:min(ends, default=len(completion))]
 
@@ -39,7 +41,7 @@ def names(node: ast.stmt) -> list[str]:
 
 
 def runs(text: str):
-    """Runs of lines that are Python, as (text, tree): from each line that may begin one, up to where the parser objects or less."""
+    """Runs of lines that are Python, as (text, tree): each begins where a statement may, and ends where the parser objects."""
     lines, free, left = text.split("\n"), 0, MAX_PARSED
     for start in [i for i, line in enumerate(lines) if START.match(line)]:
         end = len(lines)
@@ -60,7 +62,7 @@ def runs(text: str):
 
 
 def longest(text: str, entry: str | None = None) -> tuple[str, ast.Module]:
-    """The longest run of lines (not counting empty ones) that is Python, one that defines the entry first; ("", empty) without any."""
+    """The longest run of lines that is Python, not counting empty ones; one that defines the entry first. ("", empty) without."""
     best, best_key = ("", ast.Module([], [])), (False, 0)
     for run, tree in runs(text[:MAX_CHARS]):
         key = entry is not None and defines(tree, entry), sum(bool(line.strip()) for line in run.split("\n"))

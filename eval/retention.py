@@ -207,7 +207,8 @@ def main(argv: list[str] | None = None) -> int:
     config, run = heldout.run_config(args.run), RunDir(Path(args.run).expanduser(), writes=False)
     args.families = common.choose(args.bench, tuple(heldout.ROWS))
     with contextlib.ExitStack() as stack:
-        sandbox, population = stack.enter_context(open_sandbox(args.workers, args.weak_sandbox)), heldout.styled(args, common.load(args))
+        sandbox = stack.enter_context(open_sandbox(args.workers, args.weak_sandbox))
+        population = heldout.styled(args, common.load(args))
         style = population.base.style
         args.families = args.families or list(heldout.families_for(style))
         members, _ = members_at(run, run.steps()[-1])

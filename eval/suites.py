@@ -1,8 +1,8 @@
 """Is a program right? Its tests run in the sandbox, chunk by chunk, and the values that come back are compared here.
 
-HumanEval+ and MBPP+ as EvalPlus compares (evalplus/eval/__init__.py, 0.3.1): Python's ==, floats within atol, and its special oracles;
-expected values are what the canonical solution returns in the same sandbox. LiveCodeBench as its testing_util does: printed
-lines stripped and then equal, or equal as decimal numbers; returned values by ==, a tuple counting as a list.
+HumanEval+ and MBPP+ as EvalPlus compares (evalplus/eval/__init__.py, 0.3.1): Python's ==, floats within atol, and its special
+oracles; expected values are what the canonical solution returns in the same sandbox. LiveCodeBench as its testing_util does:
+printed lines stripped and then equal, or equal as decimal numbers; returned values by ==, a tuple counting as a list.
 """
 import json
 import math
@@ -16,19 +16,20 @@ from zygote import PROFILES
 
 MAX_TEXT = PROFILES["eval"].max_text
 CANONICAL_S = 60.0                              # CPU seconds of a canonical solution
-LEAST_S, FACTOR = 4.0, 4.0                      # of an answer, for all inputs of a chunk: at least, and as a multiple of the canonical's
+LEAST_S, FACTOR = 4.0, 4.0                      # of an answer to a chunk: at least, and as a multiple of the canonical's
 LIVE_S = 6.0                                    # of one test of LiveCodeBench
-CHUNK_BYTES, CHUNK_LIVE = 1 << 23, 8            # of expected values, which must fit into one report; tests of LiveCodeBench at a time
-SET_EQUAL = {"similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly", "larg_nnum", "intersection_array", "find_dissimilar",
-             "Diff"}                            # MBPP: the order of the result is free
-TOO_MUCH = "too big", "error: MemoryError", "killed"     # of a canonical solution's value: EvalPlus has such inputs, we leave them out
+CHUNK_BYTES, CHUNK_LIVE = 1 << 23, 8            # expected values, which must fit into one report; tests of LiveCodeBench
+SET_EQUAL = {"similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly", "larg_nnum",
+             "intersection_array", "find_dissimilar", "Diff"}                  # MBPP: the order of the result is free
+# Errors of a canonical solution whose value is too big to report: EvalPlus has such inputs, we leave them out.
+TOO_MUCH = "too big", "error: MemoryError", "killed"
 NOT_NONE = {"check_str", "text_match_three", "text_starta_endb"}               # MBPP: a match object or True, None or False
 FOUND = "\n_found = {0}\ndef {0}(*a):\n    out = _found(*a)\n    return out if isinstance(out, bool) else out is not None\n"
 # What LiveCodeBench puts before a program.
-PREAMBLE = "".join(f"from {name} import *\n" for name in "string re datetime collections heapq bisect copy math random statistics itertools functools "
-                   "operator io sys json builtins typing".split()) + \
-    "import string, re, datetime, collections, heapq, bisect, copy, math, random, statistics, itertools, functools, operator, io, sys, json\n" \
-    "sys.setrecursionlimit(50000)\n"
+MODULES = ("string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys "
+           "json").split()
+PREAMBLE = "".join(f"from {name} import *\n" for name in [*MODULES, "builtins", "typing"]) + \
+    f"import {', '.join(MODULES)}\nsys.setrecursionlimit(50000)\n"
 
 
 # ---- comparison -----------------------------------------------------------------------------------------------------------
@@ -107,10 +108,15 @@ def decimals(line: str) -> list[Decimal] | None:
         return None
 
 
+def same_numbers(a: str, b: str) -> bool:
+    """Whether two lines are the same numbers."""
+    return (numbers := decimals(a)) is not None and numbers == decimals(b)
+
+
 def printed_alike(out: str, expected: str) -> bool:
     """Whether two outputs are equal line by line, as text or as numbers."""
     ours, theirs = lines(out), lines(expected)
-    return len(ours) == len(theirs) and all(a == b or (x := decimals(a)) is not None and x == decimals(b) for a, b in zip(ours, theirs))
+    return len(ours) == len(theirs) and all(a == b or same_numbers(a, b) for a, b in zip(ours, theirs))
 
 
 # ---- tests ----------------------------------------------------------------------------------------------------------------
@@ -125,8 +131,8 @@ class Chunk:
 
 @dataclass
 class Suite:
-    """A problem's tests, ready to judge by. expected: canonical texts, None where the canonical solution gives no value. Inputs on
-    which its value is too big to report are in no chunk."""
+    """A problem's tests, ready to judge by. expected: canonical texts, None where the canonical solution gives no value. Inputs
+    on which its value is too big to report are in no chunk."""
     problem: Problem
     expected: list
     chunks: list[Chunk]
@@ -146,7 +152,7 @@ def job(problem: Problem, program: str, inputs: tuple[str, ...], cpu_s: float, g
 
 
 def tolerances(problem: Problem, expected: list) -> list[float]:
-    """atol of each input: as soon as one expected value is floats, at least 1e-6 from there on, also for plus after base apart."""
+    """atol of each input: from the first expected value that is floats at least 1e-6, for plus after base apart."""
     out, n = [], len(problem.base)
     for part in (expected[:n], expected[n:]):
         atol = problem.atol
@@ -167,7 +173,8 @@ def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
         n = len(problem.base)
         if problem.expected is not None:
             edges = [0, *range(1, n, CHUNK_LIVE), n]
-            chunks = [Chunk([*range(a, b)], False, LIVE_S if problem.entry is None else LIVE_S * min(b - a, 4)) for a, b in zip(edges, edges[1:])]
+            cpu_s = lambda n_tests: LIVE_S if problem.entry is None else LIVE_S * min(n_tests, 4)
+            chunks = [Chunk([*range(a, b)], False, cpu_s(b - a)) for a, b in zip(edges, edges[1:])]
             out.append(Suite(problem, list(problem.expected), chunks))
             continue
         base, plus = next(verdicts), next(verdicts)
@@ -192,12 +199,14 @@ def wrong(suite: Suite, i: int, text: str | None, error: str | None) -> str:
     problem, expected = suite.problem, suite.expected[i]
     if text is None or expected is None:
         return error or "no expected value"
+    if problem.expected is None and text == expected:
+        return ""
+    out = decode(text, MAX_TEXT)
     if problem.expected is None:
-        right = text == expected or agrees(problem, problem.arguments[i], decode(text, MAX_TEXT), decode(expected, MAX_TEXT), suite.tolerance[i])
+        right = agrees(problem, problem.arguments[i], out, decode(expected, MAX_TEXT), suite.tolerance[i])
     elif problem.entry is None:
-        right = printed_alike(decode(text, MAX_TEXT), expected)
+        right = printed_alike(out, expected)
     else:
-        out = decode(text, MAX_TEXT)
         right = (list(out) if isinstance(out, tuple) else out) == json.loads(expected)
     return "" if right else "wrong value"
 
@@ -207,7 +216,7 @@ def judge(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
 
     The first chunk of every program runs, then the second of those still right, and so on; all programs share the workers.
     """
-    found = [dict(base=False, plus=False, why="") if program else dict(base=False, plus=False, why="no program") for _, program in answers]
+    found = [dict(base=False, plus=False, why="" if program else "no program") for _, program in answers]
     turn, alive = 0, [i for i, (_, program) in enumerate(answers) if program]
     while alive:
         chunks = [answers[i][0].chunks[turn] for i in alive]
@@ -220,7 +229,8 @@ def judge(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
             k, why = next(((k, reason) for k, reason in reasons if reason), (0, ""))
             rest = suite.chunks[turn + 1:]
             if why:
-                found[i]["why"] = f"{'plus' if chunk.plus else 'base'} input {k - len(suite.problem.base) * chunk.plus}: {why}"[:200]
+                part, at = ("plus", k - len(suite.problem.base)) if chunk.plus else ("base", k)
+                found[i]["why"] = f"{part} input {at}: {why}"[:200]
             elif not rest or rest[0].plus:
                 found[i]["base"] = True
                 found[i]["plus"] = not rest

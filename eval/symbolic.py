@@ -79,7 +79,7 @@ class Late(Exception):
 
 
 class Worker:
-    """One persistent process that answers questions in turn; started at the first, replaced when it hangs or dies (n_late times)."""
+    """One persistent process that answers questions in turn; replaced when it hangs or dies (n_late times)."""
 
     def __init__(self):
         self.process, self.n_late = None, 0
@@ -88,8 +88,9 @@ class Worker:
         """The answer to one question. Raises Late when none comes within time_s seconds, OSError where no worker starts."""
         if self.process is None or self.process.poll() is not None:
             self.close()
-            self.process = subprocess.Popen([sys.executable, "-m", "eval.symbolic"], cwd=Path(__file__).resolve().parent.parent, text=True,
-                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            root = Path(__file__).resolve().parent.parent
+            self.process = subprocess.Popen([sys.executable, "-m", "eval.symbolic"], cwd=root, text=True, stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             if self.line(START_S) != "ready":
                 self.close()
                 raise OSError(f"the symbolic worker ({sys.executable} -m eval.symbolic) does not start: is sympy installed?")
@@ -152,15 +153,15 @@ def build(tree: tuple, make: dict):
 def arithmetic(lib, leaf: dict) -> dict:
     """What each kind of node means in sympy or mpmath, which share these names."""
     one = lambda name: getattr(lib, name)
-    make = dict(leaf, add=lambda a, b: a + b, mul=lambda a, b: a * b, div=lambda a, b: a / b, neg=lambda a: -a, pow=lambda a, b: a ** b,
-                root=lambda a, n: a ** (1 / n), log=lambda a, *base: one("log")(a, *base), fact=one("factorial"), binom=one("binomial"),
-                percent=lambda a: a / 100, degree=lambda a: a * leaf["const"]("pi") / 180, ln=one("log"), arcsin=one("asin"), arccos=one("acos"),
-                arctan=one("atan"))
+    make = dict(leaf, add=lambda a, b: a + b, mul=lambda a, b: a * b, div=lambda a, b: a / b, neg=lambda a: -a,
+                pow=lambda a, b: a ** b, root=lambda a, n: a ** (1 / n), percent=lambda a: a / 100,
+                degree=lambda a: a * leaf["const"]("pi") / 180, log=lambda a, *base: one("log")(a, *base), ln=one("log"),
+                fact=one("factorial"), binom=one("binomial"), arcsin=one("asin"), arccos=one("acos"), arctan=one("atan"))
     return make | {name: one(name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp")}
 
 
 def numeric(tree: tuple, point: dict):
-    """Value of a tree at a point (symbol -> mpmath number), complex where it must be. Raises ValueError, ArithmeticError, TypeError."""
+    """Value of a tree at a point (symbol -> mpmath number), perhaps complex. Raises ValueError, ArithmeticError, TypeError."""
     import mpmath
     constants = dict(pi=mpmath.pi, e=mpmath.e, i=mpmath.mpc(0, 1), oo=mpmath.inf)
     leaf = dict(num=lambda text: mpmath.mpf(Fraction(text).numerator) / Fraction(text).denominator, sym=point.__getitem__,
@@ -175,7 +176,8 @@ def algebraic(tree: tuple):
     """The sympy expression of a tree."""
     import sympy
     constants = dict(pi=sympy.pi, e=sympy.E, i=sympy.I, oo=sympy.oo)
-    leaf = dict(num=lambda text: sympy.Rational(Fraction(text).numerator, Fraction(text).denominator), sym=sympy.Symbol, const=constants.__getitem__)
+    leaf = dict(num=lambda text: sympy.Rational(Fraction(text).numerator, Fraction(text).denominator), sym=sympy.Symbol,
+                const=constants.__getitem__)
     return build(tree, arithmetic(sympy, leaf) | dict(abs=sympy.Abs, floor=sympy.floor, ceil=sympy.ceiling))
 
 
@@ -227,7 +229,7 @@ def serve() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     two = ("num", Fraction(2))
-    decide(("root", two, two), ("pow", two, ("div", ("num", 1), two)), 0.0, False)      # imports sympy and what it puts off to its first use
+    decide(("root", two, two), ("pow", two, ("div", ("num", 1), two)), 0.0, False)      # imports all that sympy puts off
     print("ready", flush=True)
     for line in sys.stdin:
         question = json.loads(line)
