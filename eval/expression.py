@@ -19,8 +19,8 @@ GREEK = ("alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa la
 CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "inf": "oo", "oo": "oo", "e": "e", "i": "i"}
 TEXT = r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf|mathit|mathsf|operatorname|hbox|rm|bf|vec|overrightarrow)\b\s*"
 UNICODE = {"−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "⁄": "/", "∣": "|",
-           "’": "'", "²": "^2", "³": "^3", "√": r"\sqrt ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
-           "≈": r"\approx ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ", "∓": r"\mp ", "°": r"\degree ",
+           "’": "'", "²": "^2", "³": "^3", "√": r"\sqrt ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ",
+           "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ", "∓": r"\mp ", "°": r"\degree ",
            "¢": r"\text{cents}", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ",
            "φ": r"\phi ", "ω": r"\omega "}
 # typography that means nothing, or the same as something shorter; in this order

@@ -30,7 +30,7 @@ def base(micro_base):
 
 
 def make_tiny(directory: Path, kind: str, **changes):
-    """A small random model of an architecture (61 tokens, of which 1 and 5 end a row), written by transformers, loaded as any base is."""
+    """A small random model of an architecture (61 tokens; 1 and 5 end a row), written by transformers, loaded as any base is."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
     from model import load_base
@@ -55,8 +55,9 @@ def tiny(tmp_path_factory):
     return make_tiny(tmp_path_factory.mktemp("tiny"), "qwen2")
 
 
-OTHERS = {"llama": dict(attention_bias=True, mlp_bias=True, rope_parameters=dict(
-              rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)),
+OTHERS = {"llama": dict(attention_bias=True, mlp_bias=True,
+                        rope_parameters=dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0,
+                                             high_freq_factor=4.0, original_max_position_embeddings=32)),
           "mistral": dict(sliding_window=6, head_dim=16), "qwen3": dict(head_dim=16, tie_word_embeddings=True)}
 
 

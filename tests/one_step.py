@@ -23,7 +23,7 @@ from model import Base, Config, Model
 
 
 def resident(name: str) -> float:
-    """Gigabytes of VmRSS (now) or VmHWM (most so far). getrusage would count the parent's, from before this program was started."""
+    """Gigabytes of VmRSS (now) or VmHWM (most so far). getrusage would count the parent's, from before this program began."""
     rows = Path("/proc/self/status").read_text().splitlines()
     return next(int(row.split()[1]) for row in rows if row.startswith(name + ":")) / 2 ** 20
 
@@ -37,8 +37,8 @@ def rounds(shape: Config, cfg: train.Config, trained_rows: int) -> None:
     adam, n, width = rl.Adam(adapters, [cfg.lr] * cfg.pop), cfg.attempts, machine.longest_row(cfg, shape) - cfg.max_new
     for step in range(2):
         prompts = torch.randint(1, shape.vocab_size, (cfg.max_rows // n, width)).tolist()
-        rollout = generate(base, adapters, prompts, [i % cfg.pop for i in range(len(prompts))], [(step, i) for i in range(len(prompts) * n)],
-                           n, max_new=cfg.max_new, max_rows=cfg.max_rows)
+        members, keys = [i % cfg.pop for i in range(len(prompts))], [(step, i) for i in range(len(prompts) * n)]
+        rollout = generate(base, adapters, prompts, members, keys, n, max_new=cfg.max_new, max_rows=cfg.max_rows)
         rows = torch.arange(trained_rows)
         batch = rl.Batch(rollout.select(rows), torch.rand(len(rows)), rows // 4, 0 * rows, 0 * rows)
         rl.update(base, adapters, adam, batch, rl.advantages(batch), max_new=cfg.max_new, token_budget=cfg.token_budget)

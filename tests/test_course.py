@@ -18,9 +18,11 @@ EXERCISES = sorted(p.stem for p in (COURSE / "exercises").glob("*.py"))
 
 def test_solutions_pass_and_stubs_fail():
     """In one process, for speed; every test of an exercise, not only some, must fail before it is done."""
-    words = [sys.executable, "-m", "pytest", "course", "--grade", "exercises,solutions", "--tb=no", "-q", "-rA", "-p", "no:cacheprovider"]
+    words = [sys.executable, "-m", "pytest", "course", "--grade", "exercises,solutions", "--tb=no", "-q", "-rA",
+             "-p", "no:cacheprovider"]
     said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300).stdout
-    passed, failed, broken = (re.findall(rf"^{word} .*\[(exercises|solutions)", said, re.M) for word in ("PASSED", "FAILED", "ERROR"))
+    ended = lambda word: re.findall(rf"^{word} .*\[(exercises|solutions)", said, re.M)
+    passed, failed, broken = ended("PASSED"), ended("FAILED"), ended("ERROR")
     assert len(passed) > 50 and set(passed) == {"solutions"} and not broken, said[-2000:]
     assert failed == ["exercises"] * len(passed), said[-2000:]
 

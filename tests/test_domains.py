@@ -39,12 +39,12 @@ def judge(task, style, text):
 
 @pytest.mark.parametrize("text, value", [
     ("42", 42), ("-7", -7), ("+7", 7), ("$1,234.50", F("1234.5")), ("1,000,000", 10**6), ("3/4", F(3, 4)), ("1 / 8", F(1, 8)),
-    ("-3/4", F(-3, 4)), ("3 1/2", F(7, 2)), ("3½", F(7, 2)), ("½", F(1, 2)), ("0.125", F(1, 8)), (".5", F(1, 2)), ("5.", 5), ("5.0", 5),
-    ("1e3", 1000), ("2.5E-1", F(1, 4)), ("2 × 10^3", 2000), (r"2 \times 10^{3}", 2000), ("−5", -5), ("５", 5), ("(5)", 5), ("**7**", 7),
-    ("5 apples", 5), ("x = 5", 5), ("Answer: 5", 5), ("The answer is 42.", 42), ("60 km/h", 60), ("12 m^2", 12), ("12 m²", 12),
-    ("12 cm3", 12), ("5 €", 5), ("90°", 90), (r"90^\circ", 90), (r"\boxed{\frac{3}{4}}", F(3, 4)), (r"\frac12", F(1, 2)),
-    (r"-\dfrac{3}{4}", F(-3, 4)), ("1{,}000", 1000), (r"1\,000", 1000), (r"$\$18$", 18), (r"18\text{ dollars}", 18), (r"\(7\)", 7),
-    (r"5\ \text{cm}", 5), (r"\left( 5 \right)", 5)])
+    ("-3/4", F(-3, 4)), ("3 1/2", F(7, 2)), ("3½", F(7, 2)), ("½", F(1, 2)), ("0.125", F(1, 8)), (".5", F(1, 2)), ("5.", 5),
+    ("5.0", 5), ("1e3", 1000), ("2.5E-1", F(1, 4)), ("2 × 10^3", 2000), (r"2 \times 10^{3}", 2000), ("−5", -5), ("５", 5),
+    ("(5)", 5), ("**7**", 7), ("5 apples", 5), ("x = 5", 5), ("Answer: 5", 5), ("The answer is 42.", 42), ("60 km/h", 60),
+    ("12 m^2", 12), ("12 m²", 12), ("12 cm3", 12), ("5 €", 5), ("90°", 90), (r"90^\circ", 90),
+    (r"\boxed{\frac{3}{4}}", F(3, 4)), (r"\frac12", F(1, 2)), (r"-\dfrac{3}{4}", F(-3, 4)), ("1{,}000", 1000), (r"1\,000", 1000),
+    (r"$\$18$", 18), (r"18\text{ dollars}", 18), (r"\(7\)", 7), (r"5\ \text{cm}", 5), (r"\left( 5 \right)", 5)])
 def test_numbers_are_read_exactly(text, value):
     assert rational(text) == {F(value)}
 
@@ -54,9 +54,9 @@ def test_a_percentage_is_both_of_its_readings():
 
 
 @pytest.mark.parametrize("text", [
-    "", "seven", "x", "3 or 4", "5 to 6", "2*3", "5-3", "3+4", "2^3", "10^3", "5²", "1/2/3", "1/0", r"\sqrt{2}", "sqrt 2", r"2\pi", "2π",
-    "2 pi", "3:30", "1,5", "12,34", "5, 6", "(3, 4)", "5 = 5", "x = 5 = y", "< 5", "5 ± 1", "5!", "1_000", "0x10", "१२", "NaN", "inf",
-    "1e9999", "9" * 100, "5" + " " * 500 + "or 6", "\x00", "\ud800", "[5]", "__import__('os')"])
+    "", "seven", "x", "3 or 4", "5 to 6", "2*3", "5-3", "3+4", "2^3", "10^3", "5²", "1/2/3", "1/0", r"\sqrt{2}", "sqrt 2",
+    r"2\pi", "2π", "2 pi", "3:30", "1,5", "12,34", "5, 6", "(3, 4)", "5 = 5", "x = 5 = y", "< 5", "5 ± 1", "5!", "1_000",
+    "0x10", "१२", "NaN", "inf", "1e9999", "9" * 100, "5" + " " * 500 + "or 6", "\x00", "\ud800", "[5]", "__import__('os')"])
 def test_what_states_no_single_number_is_none(text):
     assert rational(text) == set()
 
@@ -69,20 +69,23 @@ def test_numbers_never_hang_or_raise():
         rational(text)
 
 
-@pytest.mark.parametrize("value, want", [(3, F(3)), (0.1, F(1, 10)), (2.5, F(5, 2)), (1e16, F(10**16)), (0.1 + 0.2, None), (1 / 3, None), ("3/4", F(3, 4)),
-                                         ("-1/3", F(-1, 3)), (True, None), ("3", None), ("1/0", None), ([3], None), (None, None), (0.0, F(0))])
+@pytest.mark.parametrize("value, want", [(3, F(3)), (0.1, F(1, 10)), (2.5, F(5, 2)), (1e16, F(10**16)), (0.1 + 0.2, None),
+                                         (1 / 3, None), ("3/4", F(3, 4)), ("-1/3", F(-1, 3)), (True, None), ("3", None),
+                                         ("1/0", None), ([3], None), (None, None), (0.0, F(0))])
 def test_gold_numbers(value, want):
     assert exact(value) == want
 
 
 # ---------------------------------------------------------------- math
 
-PROBLEM = "```question\nTom has 3 bags of 12 figs and eats a quarter. How many are left?\n```\n```python\ndef solution():\n    figs = 3 * 12\n    return figs * 3 // 4\n```"
+PROBLEM = ("```question\nTom has 3 bags of 12 figs and eats a quarter. How many are left?\n```\n"
+           "```python\ndef solution():\n    figs = 3 * 12\n    return figs * 3 // 4\n```")
 
 
 def test_a_word_problem_becomes_a_task(sandbox):
     task = outcome(sandbox, MATH, PROBLEM)
-    assert task.outputs == ("27",) and task.inputs == ("",) and task.message.startswith("Tom has") and task.program.startswith("def f():")
+    assert task.outputs == ("27",) and task.inputs == ("",)
+    assert task.message.startswith("Tom has") and task.program.startswith("def f():")
     prompt = MATH.solve("chat", task, CHAT).user
     assert task.message in prompt and "figs * 3" not in prompt, "the student sees the question alone"
     assert "def solution():" in MATH.propose("chat", [task], random.Random(0), CHAT).user
@@ -91,7 +94,8 @@ def test_a_word_problem_becomes_a_task(sandbox):
 
 
 @pytest.mark.parametrize("change, reason", [
-    (("```question", "```"), "no_question"), (("Tom has 3 bags of 12 figs and eats a quarter. How many are left?", ""), "no_question"),
+    (("```question", "```"), "no_question"),
+    (("Tom has 3 bags of 12 figs and eats a quarter. How many are left?", ""), "no_question"),
     (("```python\ndef", "so\ndef"), "no_program"), (("return figs * 3 // 4", "return figs / 7"), "inexact"),
     (("return figs * 3 // 4", "return [figs]"), "not_a_number"), (("return figs * 3 // 4", "return True"), "not_a_number"),
     (("return figs * 3 // 4", "return float('inf')"), "not_finite"), (("return figs * 3 // 4", "return 1 // 0"), "error"),
@@ -103,10 +107,11 @@ def test_word_problems_are_refused_by_name(sandbox, change, reason):
 
 
 @pytest.mark.parametrize("text, verdict", [
-    ("3 * 12 = 36, less 9:\n\n```answer\n27\n```", "correct"), ("```answer\n27 figs\n```", "correct"), ("so \\boxed{27}", "correct"),
-    ("first \\boxed{36}, then \\boxed{\\frac{54}{2}}", "correct"), ("<answer>27.0</answer>", "correct"), ("```\n27\n```", "correct"),
-    ("```answer\n27%\n```", "correct"), ("```answer\n26\n```", "wrong"), ("```answer\n36 - 9\n```", "malformed"), ("It is 27.", "malformed"),
-    ("", "malformed"), ("```answer\nNUMBER\n```", "malformed"), ("```answer\n27 or 26\n```", "malformed")])
+    ("3 * 12 = 36, less 9:\n\n```answer\n27\n```", "correct"), ("```answer\n27 figs\n```", "correct"),
+    ("so \\boxed{27}", "correct"), ("first \\boxed{36}, then \\boxed{\\frac{54}{2}}", "correct"),
+    ("<answer>27.0</answer>", "correct"), ("```\n27\n```", "correct"), ("```answer\n27%\n```", "correct"),
+    ("```answer\n26\n```", "wrong"), ("```answer\n36 - 9\n```", "malformed"), ("It is 27.", "malformed"), ("", "malformed"),
+    ("```answer\nNUMBER\n```", "malformed"), ("```answer\n27 or 26\n```", "malformed")])
 def test_numbers_deserve_their_verdicts(sandbox, text, verdict):
     assert judge(outcome(sandbox, MATH, PROBLEM), "chat", text) == verdict
 
@@ -129,23 +134,27 @@ def test_a_puzzle_becomes_a_task(sandbox):
 
 
 @pytest.mark.parametrize("lines, reason", [
-    ("a or b", "several_models"), ("a != b\na == b", "no_model"), ("a\nb + 1", "not_logic"), ("a\nprint(b)", "not_logic"), ("a\nb < c", "not_logic"),
-    ("a or c\nb == c == a or c", "several_models"), ("a\nTrue", "not_logic"), ("a\nb = c", "not_logic"), ("a\nb implies c", "syntax"), ("a", "variables"),
-    ("\n".join("abcdefg"), "variables"), ("a\n[b for b in a]", "not_logic"), ("a\n(lambda: b)()", "not_logic"), ("a\n__import__('os')", "not_logic"),
-    ("a\nb if a else c", "not_logic"), ("a\n" + "not " * 60 + "b", "too_deep"), ("a\n" + "(" * 90 + "b" + ")" * 90, "too_deep"), ("a\n\x00b", "syntax"),
-    ("\n".join(["a or b"] * 400), "too_long")])
+    ("a or b", "several_models"), ("a != b\na == b", "no_model"), ("a\nb + 1", "not_logic"), ("a\nprint(b)", "not_logic"),
+    ("a\nb < c", "not_logic"), ("a or c\nb == c == a or c", "several_models"), ("a\nTrue", "not_logic"),
+    ("a\nb = c", "not_logic"), ("a\nb implies c", "syntax"), ("a", "variables"), ("\n".join("abcdefg"), "variables"),
+    ("a\n[b for b in a]", "not_logic"), ("a\n(lambda: b)()", "not_logic"), ("a\n__import__('os')", "not_logic"),
+    ("a\nb if a else c", "not_logic"), ("a\n" + "not " * 60 + "b", "too_deep"), ("a\n" + "(" * 90 + "b" + ")" * 90, "too_deep"),
+    ("a\n\x00b", "syntax"), ("\n".join(["a or b"] * 400), "too_long")])
 def test_puzzles_are_refused_by_name(sandbox, lines, reason):
     assert outcome(sandbox, LOGIC, f"```constraints\n{lines}\n```") == reason
 
 
 @pytest.mark.parametrize("text, verdict", [
     ("```answer\nann = False\nbob = True\ncid = False\n```", "correct"), ("```answer\nFalse, True, False\n```", "correct"),
-    ("```answer\n0, 1, 0\n```", "correct"), ("```answer\nbob: true, ann: false, cid: false\n```", "correct"), ("```answer\n{'ann': False, 'bob': True, 'cid': False}\n```", "correct"),
-    ("<answer>(False, True, False)</answer>", "correct"), ("```answer\nann is false, bob is true and cid is false\n```", "correct"),
-    ("```answer\n- **ann** = False\n- **bob** = True\n- **cid** = False\n```", "correct"), ("```answer\nTrue, True, False\n```", "wrong"),
-    ("```answer\nFalse, True\n```", "malformed"), ("```answer\nFalse, True, False, True\n```", "malformed"), ("```answer\nann = False, ann = True, cid = 0\n```", "malformed"),
-    ("```answer\nFalse, not False, False\n```", "malformed"), ("```answer\n7, 1, 0\n```", "malformed"), ("bob is the one", "malformed"), ("", "malformed"),
-    ("```answer\nann = VALUE\nbob = VALUE\ncid = VALUE\n```", "malformed")])
+    ("```answer\n0, 1, 0\n```", "correct"), ("```answer\nbob: true, ann: false, cid: false\n```", "correct"),
+    ("```answer\n{'ann': False, 'bob': True, 'cid': False}\n```", "correct"),
+    ("<answer>(False, True, False)</answer>", "correct"),
+    ("```answer\nann is false, bob is true and cid is false\n```", "correct"),
+    ("```answer\n- **ann** = False\n- **bob** = True\n- **cid** = False\n```", "correct"),
+    ("```answer\nTrue, True, False\n```", "wrong"), ("```answer\nFalse, True\n```", "malformed"),
+    ("```answer\nFalse, True, False, True\n```", "malformed"), ("```answer\nann = False, ann = True, cid = 0\n```", "malformed"),
+    ("```answer\nFalse, not False, False\n```", "malformed"), ("```answer\n7, 1, 0\n```", "malformed"),
+    ("bob is the one", "malformed"), ("", "malformed"), ("```answer\nann = VALUE\nbob = VALUE\ncid = VALUE\n```", "malformed")])
 def test_assignments_deserve_their_verdicts(sandbox, text, verdict):
     assert judge(outcome(sandbox, LOGIC, PUZZLE), "chat", text) == verdict
 
@@ -186,8 +195,8 @@ def test_prompts_are_complete(sandbox, style, name):
 
 def test_nothing_a_model_writes_raises():
     rng = random.Random(1)
-    pieces = ["```", "question", "constraints", "answer", "python", "\n", "def f():", " return 1", "a or b", "not", "=", "1/0", "\\boxed{", "}", "\x00", "\ud800",
-              "é", "(", "True", ",", "?x", "f(1)", "<answer>", "</think>"]
+    pieces = ["```", "question", "constraints", "answer", "python", "\n", "def f():", " return 1", "a or b", "not", "=", "1/0",
+              "\\boxed{", "}", "\x00", "\ud800", "é", "(", "True", ",", "?x", "f(1)", "<answer>", "</think>"]
     logic = Proposal("logic", LOGIC.seed.program, LOGIC.seed.inputs)
     task = LOGIC.accept(logic, Verdict("ok", ("false", "false", "true") + ("false",) * 5, (None,) * 8, 0.0), CHAT, "")
     for _ in range(1500):
@@ -209,9 +218,11 @@ def test_an_error_of_pythons_printer_is_a_named_refusal():
 
 def test_files_may_hold_both_kinds(tmp_path):
     file = tmp_path / "tasks.jsonl"
-    file.write_text('{"kind": "math", "question": "3 and 4?", "program": "def f():\\n return 3 + 4"}\n{"kind": "logic", "constraints": ["a or b", "not a"]}\n')
+    file.write_text('{"kind": "math", "question": "3 and 4?", "program": "def f():\\n return 3 + 4"}\n'
+                    '{"kind": "logic", "constraints": ["a or b", "not a"]}\n')
     math, logic = read_tasks(file)
-    assert math.message == "3 and 4?" and math.inputs == ("",) and logic.program == "def f(a, b):\n    return (a or b) and (not a)"
+    assert math.message == "3 and 4?" and math.inputs == ("",)
+    assert logic.program == "def f(a, b):\n    return (a or b) and (not a)"
     file.write_text('{"kind": "logic", "constraints": ["a + b"]}\n')
     with pytest.raises(ValueError, match="line 1.*not_logic"):
         read_tasks(file)

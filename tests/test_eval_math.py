@@ -32,24 +32,28 @@ def test_hand_checked_pairs():
 
 
 @pytest.mark.parametrize("text, answer", [
-    ("The answer is $5$.", "5"), ("So it is \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"), ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"), ("\\boxed{5}\n...\n\\boxed{6}", "6"),
-    ("\\boxed{\\boxed{7}}", "7"), ("\\boxed 5.", "5"), ("\\fbox{8}", "8"), ("we get \\boxed{12", ""), ("\\boxed{1} and \\boxed{2}", "1, 2"),
-    ("$\\boxed{1}$, $\\boxed{2}$", "1, 2"), ("\\boxed{a_{1}^{2}}", "a_{1}^{2}"), ("**Answer:** 42", "42"), ("#### 2,125", "2,125"),
-    ("<think>\\boxed{3}</think> The answer is 4.", "4"), ("<answer>\\boxed{7}</answer>", "7"), ("<think>x</think><answer> 12 </answer>", "12"),
-    ("<answer>The answer is 3/4.</answer>", "3/4"), ("Therefore, the answer is **18 dollars**.", "18 dollars"),
+    ("The answer is $5$.", "5"), ("So it is \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"), ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
+    ("\\boxed{5}\n...\n\\boxed{6}", "6"), ("\\boxed{\\boxed{7}}", "7"), ("\\boxed 5.", "5"), ("\\fbox{8}", "8"),
+    ("we get \\boxed{12", ""), ("\\boxed{1} and \\boxed{2}", "1, 2"), ("$\\boxed{1}$, $\\boxed{2}$", "1, 2"),
+    ("\\boxed{a_{1}^{2}}", "a_{1}^{2}"), ("**Answer:** 42", "42"), ("#### 2,125", "2,125"),
+    ("<think>\\boxed{3}</think> The answer is 4.", "4"), ("<answer>\\boxed{7}</answer>", "7"),
+    ("<think>x</think><answer> 12 </answer>", "12"), ("<answer>The answer is 3/4.</answer>", "3/4"),
+    ("Therefore, the answer is **18 dollars**.", "18 dollars"),
     ("The final answer is $\\frac{3}{4}$ because of this", "\\frac{3}{4}"), ("The answer is 3.5. I hope it is correct.", "3.5"),
     ("Final Answer: The final answer is $[2,5)$. I hope it is correct.", "[2,5)"), ("The answer to the question is 10", "10"),
-    ("answer = 7", "7"), ("so we get\n42", "42"), ("x = 5", "x = 5"), ("The answer is \\(\\pi\\).", "\\pi"), ("The answer is $5$ cm.", "5 cm"),
-    ("I do not know.", ""), ("", ""), ("First we add 3 and 4 and", "")])
+    ("answer = 7", "7"), ("so we get\n42", "42"), ("x = 5", "x = 5"), ("The answer is \\(\\pi\\).", "\\pi"),
+    ("The answer is $5$ cm.", "5 cm"), ("I do not know.", ""), ("", ""), ("First we add 3 and 4 and", "")])
 def test_the_last_statement_is_the_answer(text, answer):
     assert extract(text) == answer
 
 
-HOSTILE = ["9^9^9^9", "(" * 100_000, "{" * 5000, "\\boxed{" * 20_000, "\\frac" * 5000, "1" * 100_000, "1" * 1999, "x^" * 500 + "1", "-" * 1900, "9" + "!" * 30,
-           "10^{10^{10}}", "\\sqrt{" * 100, "a," * 900, "\x00\ud800", "1/0", "0^0", "0/0", "\\infty-\\infty", "2^{2000}^{2000}", "((2^{2000})^{2000})^{2000}",
-           "\\tan(\\pi/2)", "1e999", "1e-999", "((x^{2000})^{2000})^{2000}", "answer is " * 20_000, "$" * 100_000, "\\begin{pmatrix}" * 100, "x" * 1999, "|" * 1000,
-           "\\pm" * 50 + "1", "\\log 0", "\\sqrt[0]{2}", "0.\\overline{0}", "٣", "Ⅷ", "((((9!)!)!)!)", "__import__('os').system('true')", "\\text{" * 300,
-           "1,000" * 300, " " * 100_000, "\\boxed{}" * 50, "\\\\" * 900, "&" * 900, "\\left" * 300, "<answer>" * 10_000]
+HOSTILE = ["9^9^9^9", "(" * 100_000, "{" * 5000, "\\boxed{" * 20_000, "\\frac" * 5000, "1" * 100_000, "1" * 1999,
+           "x^" * 500 + "1", "-" * 1900, "9" + "!" * 30, "10^{10^{10}}", "\\sqrt{" * 100, "a," * 900, "\x00\ud800", "1/0", "0^0",
+           "0/0", "\\infty-\\infty", "2^{2000}^{2000}", "((2^{2000})^{2000})^{2000}", "\\tan(\\pi/2)", "1e999", "1e-999",
+           "((x^{2000})^{2000})^{2000}", "answer is " * 20_000, "$" * 100_000, "\\begin{pmatrix}" * 100, "x" * 1999, "|" * 1000,
+           "\\pm" * 50 + "1", "\\log 0", "\\sqrt[0]{2}", "0.\\overline{0}", "٣", "Ⅷ", "((((9!)!)!)!)",
+           "__import__('os').system('true')", "\\text{" * 300, "1,000" * 300, " " * 100_000, "\\boxed{}" * 50, "\\\\" * 900,
+           "&" * 900, "\\left" * 300, "<answer>" * 10_000]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
@@ -64,8 +68,9 @@ def test_hostile_text_neither_raises_nor_takes_long(text):
 
 
 def test_random_mathematics_never_raises():
-    rng, parts = random.Random(0), [*"0123456789+-*/^_(){}[]|,.;:=<>!%$&x ", "\\frac", "\\sqrt", "\\pm", "\\pi", "\\left", "\\{", "\\}", "\\\\", "\\cup", "\\sin", "\\le",
-                                    "\\begin{pmatrix}", "\\end{pmatrix}", "\\text{cm}", "\\in", "\\infty", "\\log", "^\\circ", "\\boxed{", "\\overline{3}", "and"]
+    rng, parts = random.Random(0), [*"0123456789+-*/^_(){}[]|,.;:=<>!%$&x ", "\\frac", "\\sqrt", "\\pm", "\\pi", "\\left", "\\{",
+                                    "\\}", "\\\\", "\\cup", "\\sin", "\\le", "\\begin{pmatrix}", "\\end{pmatrix}", "\\text{cm}",
+                                    "\\in", "\\infty", "\\log", "^\\circ", "\\boxed{", "\\overline{3}", "and"]
     for _ in range(1000):
         text = "".join(rng.choices(parts, k=rng.randrange(1, 14)))
         extract(text), read(text), grading.readings(text), grading.strip_unit(text)
@@ -92,7 +97,8 @@ def test_slack_is_for_numbers_that_are_not_whole():
 
 def write(path: Path, rows: list[dict], packed: bool = False) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(rows) if ".json" in path.suffixes and ".jsonl" not in path.name else "".join(json.dumps(row) + "\n" for row in rows)
+    is_list = ".json" in path.suffixes and ".jsonl" not in path.name
+    text = json.dumps(rows) if is_list else "".join(json.dumps(row) + "\n" for row in rows)
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
     return path
 
@@ -104,12 +110,16 @@ def write(path: Path, rows: list[dict], packed: bool = False) -> Path:
     ("aime25", "aime25.jsonl.gz", dict(problem="Q", answer="70", id="0"), "Q", "70"),
     ("amc23", "amc23.jsonl", dict(id=0, problem="Q", answer=27.0, url="u"), "Q", "27"),
     ("amc23", "amc23_test.jsonl", dict(id=0, question="Q", answer="27.0", url="u"), "Q", "27.0"),
-    ("math500", "MATH-500/test.jsonl", dict(problem="Q", solution="\\boxed{9}", answer="p - q", subject="A", level=2, unique_id="test/1.json"), "Q", "p - q"),
-    ("minerva", "minerva_math/test.jsonl", dict(problem="Q", solution="It is $\\boxed{4.5e33}$ erg.", type="T", idx=0), "Q", "4.5e33"),
+    ("math500", "MATH-500/test.jsonl",
+     dict(problem="Q", solution="\\boxed{9}", answer="p - q", subject="A", level=2, unique_id="test/1.json"), "Q", "p - q"),
+    ("minerva", "minerva_math/test.jsonl",
+     dict(problem="Q", solution="It is $\\boxed{4.5e33}$ erg.", type="T", idx=0), "Q", "4.5e33"),
     ("minerva", "minervamath.jsonl", dict(question="Q", answer="4.5e33"), "Q", "4.5e33"),
     ("gsm8k", "gsm8k.jsonl.gz", dict(question="Q", answer="16 - 3 = <<16-3=13>>13\n#### 1,300"), "Q", "1,300"),
-    ("olympiadbench", "olympiadbench/test.jsonl", dict(id=1606, question="Q", solution=["long"], final_answer=["$2$, $-2$"], error=None), "Q", "$2$, $-2$"),
-    ("olympiadbench", "OE_TO_maths_en_COMP.json", dict(id=1, question="Q", solution=["s"], final_answer=["1.5"], error="0.1"), "Q", "1.5")])
+    ("olympiadbench", "olympiadbench/test.jsonl",
+     dict(id=1606, question="Q", solution=["long"], final_answer=["$2$, $-2$"], error=None), "Q", "$2$, $-2$"),
+    ("olympiadbench", "OE_TO_maths_en_COMP.json",
+     dict(id=1, question="Q", solution=["s"], final_answer=["1.5"], error="0.1"), "Q", "1.5")])
 def test_published_formats(tmp_path, capsys, bench, file, row, question, gold):
     write(tmp_path / file, [row], packed=file.endswith(".gz"))
     item, = data.load(bench, tmp_path)[0]
@@ -118,11 +128,13 @@ def test_published_formats(tmp_path, capsys, bench, file, row, question, gold):
     out, err = capsys.readouterr()
     assert json.loads(out.splitlines()[-1]) == {bench: dict(n=1, right=1, read=1)} and "not an edition" in err
     if row.get("error"):
-        assert grade("1.55", item.gold, item.relative, item.absolute) and not grade("1.7", item.gold, item.relative, item.absolute)
+        for answer, right in ("1.55", True), ("1.7", False):
+            assert grade(answer, item.gold, item.relative, item.absolute) is right
 
 
 @pytest.mark.parametrize("content, complaint", [
-    (b"", "is empty"), (b"{\"problem\": \"Q\"", "not valid JSON"), (b"[1]\n", "expected an object"), (b"{\"text\": \"Q\"}\n", "found the fields text"),
+    (b"", "is empty"), (b"{\"problem\": \"Q\"", "not valid JSON"), (b"[1]\n", "expected an object"),
+    (b"{\"text\": \"Q\"}\n", "found the fields text"),
     (gzip.compress(b"{}" * 1000)[:-20], "damaged gzip"), (b"\xff\xfe{}\n", "cannot be read")])
 def test_damaged_files_are_named(tmp_path, content, complaint):
     (tmp_path / "aime24.jsonl").write_bytes(content)
@@ -167,7 +179,8 @@ def test_fetched_files_are_checked(tmp_path, monkeypatch, capsys):
 def test_gold_answers_of_published_sets_are_right(capsys):
     assert math.main(["--self-test", "--data", str(SHARED)]) == 0
     counts = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert counts["math500"] == dict(n=500, right=500, read=500) and counts["gsm8k"]["right"] == 1319 and counts["aime24"]["n"] == 30
+    assert counts["math500"] == dict(n=500, right=500, read=500)
+    assert counts["gsm8k"]["right"] == 1319 and counts["aime24"]["n"] == 30
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the published files in ../shared/evaldata")
@@ -184,7 +197,8 @@ def test_worked_solutions_of_published_sets_are_right():
 
 def test_wilson_interval():
     """Newcombe 1998, table I: 81/263 and 15/148; and the ends."""
-    for right, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)):
+    for right, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611),
+                                (1, 29, 0.0061, 0.1718)):
         assert stats.wilson(right, n) == pytest.approx((low, high), abs=1e-4)
     assert stats.wilson(0, 0) == (0, 1) and stats.wilson(20, 20)[1] == 1
 
@@ -212,8 +226,9 @@ def bytes_base(tmp_path_factory):
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(directory)
     torch.manual_seed(3)
-    made = Qwen2ForCausalLM(Qwen2Config(vocab_size=257, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                                        num_key_value_heads=2, max_position_embeddings=512, eos_token_id=256))
+    config = Qwen2Config(vocab_size=257, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                         num_key_value_heads=2, max_position_embeddings=512, eos_token_id=256)
+    made = Qwen2ForCausalLM(config)
     with torch.no_grad():
         for name, p in made.named_parameters():
             p.normal_(mean=float("norm" in name), std=0.2)
@@ -247,15 +262,18 @@ def questions(tmp_path):
 
 
 def test_a_run_with_two_adapters_resumes(members, questions, tmp_path, capsys):
-    flags = ["--run", str(members), "--data", str(questions), "--max-new", "6", "--samples", "2", "--temperature", "1", "--device", "cpu", "--max-rows", "10"]
+    flags = ["--run", str(members), "--data", str(questions), "--max-new", "6", "--samples", "2", "--temperature", "1",
+             "--device", "cpu", "--max-rows", "10"]
     assert math.main([*flags, "--out", str(tmp_path / "whole")]) == 0
     rows = [json.loads(line) for line in (tmp_path / "whole/answers.jsonl").read_text().splitlines()]
-    assert len(rows) == 5 * 3 * 2 and {row["member"] for row in rows} == {"T0", "S0", "base"} and all(row["tokens"] <= 6 for row in rows)
+    assert len(rows) == 5 * 3 * 2 and {row["member"] for row in rows} == {"T0", "S0", "base"}
+    assert all(row["tokens"] <= 6 for row in rows)
     assert all(row["correct"] is False and {"answer", "gold", "text"} <= set(row) for row in rows)
     texts = {name: [row["text"] for row in rows if row["member"] == name] for name in ("T0", "S0", "base")}
     assert len({str(t) for t in texts.values()}) == 3, "each member answers for itself"
     summary = json.loads((tmp_path / "whole/summary.json").read_text())["results"]
-    assert [(line["bench"], line["member"], line["n"]) for line in summary[:3]] == [("aime24", "base", 4), ("aime24", "T0", 4), ("aime24", "S0", 4)]
+    assert [(line["bench"], line["member"], line["n"]) for line in summary[:3]] == \
+        [("aime24", "base", 4), ("aime24", "T0", 4), ("aime24", "S0", 4)]
     assert summary[1]["minus_base_interval"] == [0, 0] and "95% interval" in capsys.readouterr().out
 
     # first fewer questions, then a torn line, then the rest: the same answers as in one go

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from evolve import (CROSSOVERS, EVOLVE, MATCHING, MUTATIONS, OPERATORS, Member, adapter_cosines, birth, cayley, core_svd, dw_inner,
-                    dw_norm, genealogy, match, newborn, outcome, plan)
+from evolve import (CROSSOVERS, EVOLVE, MATCHING, MUTATIONS, OPERATORS, Member, adapter_cosines, birth, cayley, core_svd,
+                    dw_inner, dw_norm, genealogy, match, newborn, outcome, plan)
 from lora import Adapters
 from trueskill_lite import Rating
 

@@ -16,14 +16,18 @@ from machine import largest_budget, memory_plan, peak
 from model import Config, Model
 from parallel import Ranks
 
-SMALL = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, attention_bias=False)
-SHAPES = {"qwen2": dict(attention_bias=True, tie_word_embeddings=True), "llama": dict(attention_bias=True, output_bias=True, mlp_bias=True),
-          "mistral": dict(head_dim=32, sliding_window=8, sliding_layers=(0, 1, 2)), "qwen3": dict(head_dim=32, qk_norm=True, num_key_value_heads=4)}
+SMALL = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2, attention_bias=False)
+SHAPES = {"qwen2": dict(attention_bias=True, tie_word_embeddings=True),
+          "llama": dict(attention_bias=True, output_bias=True, mlp_bias=True),
+          "mistral": dict(head_dim=32, sliding_window=8, sliding_layers=(0, 1, 2)),
+          "qwen3": dict(head_dim=32, qk_norm=True, num_key_value_heads=4)}
 GB = 2 ** 30
 
 
 def settled(**flags) -> train.Config:
-    return config.settle(train.Config(**{**dict(pop=4, rank=8, max_new=40, n_refs=0, token_budget=160, max_rows=128, attempts=8), **flags}), "micro")
+    small = dict(pop=4, rank=8, max_new=40, n_refs=0, token_budget=160, max_rows=128, attempts=8)
+    return config.settle(train.Config(**{**small, **flags}), "micro")
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
@@ -37,7 +41,7 @@ def test_what_is_always_there_is_counted_exactly(changes, targets):
     assert plan["base"] * GB == pytest.approx(n(model.parameters()))
     serving = Serving(adapters, torch.arange(4), torch.bfloat16)
     copies = [x for project in model.projects() for x in serving.together(project.paths, project.sizes) or ()]
-    assert short["adapters"] * GB == pytest.approx(n(adapters.parameters()) + n(copies)), "the factors, and their copies in the routing"
+    assert short["adapters"] * GB == pytest.approx(n(adapters.parameters()) + n(copies)), "factors and the routing's copies"
     assert plan["optimiser"] * GB == pytest.approx(n(adam.m) + n(adam.v))
     assert plan["gradients"] * GB == pytest.approx(n(adapters.parameters()))
     assert short["base"] == pytest.approx(plan["base"] / 2)
@@ -92,8 +96,8 @@ def test_plan_flag(micro_base, capsys):
     dict(model=dict(vocab_size=32000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
                     num_key_value_heads=4, attention_bias=False),
          flags=dict(pop=4, rank=16, max_new=48, n_refs=0, attempts=4, max_rows=8, token_budget=384), trained_rows=8),
-    dict(model=dict(vocab_size=100000, hidden_size=256, intermediate_size=256, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=16,
-                    head_dim=128, attention_bias=False, qk_norm=True, tie_word_embeddings=True),
+    dict(model=dict(vocab_size=100000, hidden_size=256, intermediate_size=256, num_hidden_layers=8, num_attention_heads=16,
+                    num_key_value_heads=16, head_dim=128, attention_bias=False, qk_norm=True, tie_word_embeddings=True),
          flags=dict(pop=2, rank=8, max_new=32, n_refs=0, attempts=1, max_rows=64, token_budget=64), trained_rows=4)],
     ids=["a Llama of 134M whose update is the peak", "a Qwen3 of 46M whose generation is the peak"])
 def test_plan_agrees_with_measured_memory(job):

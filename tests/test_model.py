@@ -1,4 +1,4 @@
-"""The base: logits equal transformers' on every architecture, and every broken model directory is refused with one clear sentence."""
+"""The base: logits equal transformers' on every architecture; every broken model directory is refused in one clear sentence."""
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +13,8 @@ from model import Config, KVCache, load_base, load_model
 SMALL = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=128, eos_token_id=1)
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, rope_theta=1e4)
-LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32, rope_theta=500.0)
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32,
+              rope_theta=500.0)
 SHAPES = {
     "qwen2 tied": dict(),
     "qwen2 untied": dict(tie_word_embeddings=False),
@@ -22,7 +23,8 @@ SHAPES = {
     "qwen2, seven heads a group, rope 1e6": dict(hidden_size=112, num_attention_heads=14, rope_theta=1e6, rms_norm_eps=1e-5),
     "qwen2, head_dim of its own": dict(head_dim=16),
     "qwen2, window from layer 1 on": dict(use_sliding_window=True, sliding_window=4, max_window_layers=1),
-    "qwen2, window by layer type": dict(use_sliding_window=True, sliding_window=6, layer_types=["sliding_attention", "full_attention"]),
+    "qwen2, window by layer type": dict(use_sliding_window=True, sliding_window=6,
+                                        layer_types=["sliding_attention", "full_attention"]),
     "qwen2, window switched off": dict(use_sliding_window=False, sliding_window=4, max_window_layers=0),
     "qwen2, yarn": dict(rope_parameters=YARN),
     "qwen3 tied": dict(kind="qwen3", head_dim=8),
@@ -34,14 +36,16 @@ SHAPES = {
     "llama, rope llama3": dict(kind="llama", rope_parameters=LLAMA3),
     "llama, rope linear": dict(kind="llama", rope_parameters=dict(rope_type="linear", factor=3.0, rope_theta=1e4)),
     "llama, rope yarn": dict(kind="llama", rope_parameters=YARN),
-    "llama, rope yarn with all its numbers": dict(kind="llama", rope_parameters=dict(YARN, beta_fast=8, beta_slow=2, truncate=False, attention_factor=1.3)),
+    "llama, rope yarn with all its numbers": dict(kind="llama", rope_parameters=dict(
+        YARN, beta_fast=8, beta_slow=2, truncate=False, attention_factor=1.3)),
     "llama, rope yarn with mscale": dict(kind="llama", rope_parameters=dict(YARN, mscale=0.7, mscale_all_dim=1.2)),
     "mistral untied, window longer than the rows": dict(kind="mistral", tie_word_embeddings=False),
     "mistral, window 5": dict(kind="mistral", sliding_window=5),
     "mistral, window 1": dict(kind="mistral", sliding_window=1, rope_theta=1e6),
     "mistral tied, no window, wide heads": dict(kind="mistral", sliding_window=None, head_dim=16),
 }
-KINDS = {"qwen2": dict(), "qwen3": dict(kind="qwen3", head_dim=16), "llama": dict(kind="llama", rope_parameters=LLAMA3, attention_bias=True),
+KINDS = {"qwen2": dict(), "qwen3": dict(kind="qwen3", head_dim=16),
+         "llama": dict(kind="llama", rope_parameters=LLAMA3, attention_bias=True),
          "mistral": dict(kind="mistral", sliding_window=5, tie_word_embeddings=False)}
 
 
@@ -145,7 +149,7 @@ def test_check_agrees_with_transformers(tmp_path, changes):
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
 def test_tokenizer_json_alone_is_enough(tmp_path, changes):
-    """Whatever class transformers has for an architecture: the words are those of tokenizer.json, the end tokens of Llama 3's many."""
+    """Whatever class transformers has for an architecture, the words are those of tokenizer.json, the end tokens Llama 3's."""
     make_reference(tmp_path, **changes)
     add_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
@@ -202,7 +206,8 @@ def test_config_without_a_size(small):
     (dict(hidden_act="gelu"), "gelu"), (dict(quantization_config=dict(bits=4)), "quantized"),
     (dict(layer_types=["linear_attention", "full_attention"]), "linear_attention"),
     (dict(rope_scaling={"type": "dynamic", "factor": 4.0}), "rope dynamic.*default, linear, llama3, yarn"),
-    (dict(rope_scaling={"rope_type": "longrope"}), "longrope"), (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "without low_freq_factor"),
+    (dict(rope_scaling={"rope_type": "longrope"}), "longrope"),
+    (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "without low_freq_factor"),
     (dict(rope_scaling={"type": "yarn"}), "yarn without factor"), (dict(partial_rotary_factor=0.5), "part of each head"),
     (dict(rope_parameters={"full_attention": {"rope_type": "default"}}), "by layer type")])
 def test_unsupported_architecture(small, changes, word):
@@ -224,14 +229,16 @@ def test_config_as_older_transformers_wrote_it(tmp_path):
     assert largest_difference(load_model(tmp_path, torch.float32), reference) < 1e-4
 
 
-@pytest.mark.parametrize("kind, silent", [("mistral", ("sliding_window", "head_dim")), ("llama", ("max_position_embeddings", "head_dim")),
-                                          ("qwen3", ("max_position_embeddings", "head_dim", "attention_bias")), ("mistral", ("max_position_embeddings",))])
+@pytest.mark.parametrize("kind, silent", [
+    ("mistral", ("sliding_window", "head_dim")), ("mistral", ("max_position_embeddings",)),
+    ("llama", ("max_position_embeddings", "head_dim")), ("qwen3", ("max_position_embeddings", "head_dim", "attention_bias"))])
 def test_what_a_config_leaves_unsaid(tmp_path, kind, silent):
     """Where config.json is silent, the architecture's defaults are those of transformers."""
     raw = {k: v for k, v in AutoConfig.for_model(kind, **SMALL).to_dict().items() if k not in silent}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     ours, theirs = Config.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)
-    names = {*silent, "head_dim", "rms_norm_eps", "num_key_value_heads"} - {"attention_bias"} - ({"sliding_window"} if kind != "mistral" else set())
+    names = {*silent, "head_dim", "rms_norm_eps", "num_key_value_heads"} - {"attention_bias"}
+    names -= {"sliding_window"} if kind != "mistral" else set()
     assert {n: getattr(ours, n) for n in names} == {n: getattr(theirs, n) for n in names}
     assert ours.attention_bias == getattr(theirs, "attention_bias", False)
     assert ours.sliding_layers == (tuple(range(SMALL["num_hidden_layers"])) if kind == "mistral" else ())

@@ -36,14 +36,15 @@ def test_examples_run():
     space = dict(vars(evolve))
     exec(sign_flip, space)
     parent = {"model.layers.0.mlp.up_proj": (torch.randn(4, 32), torch.randn(48, 4))}
-    (A, B), (old_A, old_B) = space["sign_flip"]([parent], torch.Generator().manual_seed(0), share=.5).popitem()[1], parent.popitem()[1]
+    (A, B), = space["sign_flip"]([parent], torch.Generator().manual_seed(0), share=.5).values()
+    (old_A, old_B), = parent.values()
     assert torch.equal(A.abs(), old_A.abs()) and 0.3 < (A != old_A).float().mean() < 0.7 and torch.equal(B, old_B)
 
 
 def test_the_table_names_every_file():
     named = set(re.findall(r"`(\w+)(?:\.py)?`", TEXT))
-    missing = [p.name for p in ROOT.glob("*.py") if p.stem not in named] + [p.name for p in (ROOT / "eval").glob("[a-z]*.py") if p.stem not in named]
-    assert not missing
+    files = [*ROOT.glob("*.py"), *(ROOT / "eval").glob("[a-z]*.py")]
+    assert not [path.name for path in files if path.stem not in named]
     counts = {name: int(n) for name, n in re.findall(r"^\| `(\w+\.py)` \| (\d+) \|", TEXT, re.M)}
     wrong = {name: (n, real) for name, n in counts.items() if (real := len((ROOT / name).read_text().splitlines())) != n}
     assert not wrong, f"lines in the README and in the file: {wrong}"

@@ -1,4 +1,4 @@
-"""Tasks on the terminal: --show prints what is logged and nothing that could steer a terminal; --replay makes the very same texts."""
+"""Tasks on the terminal: --show prints what is logged and nothing that steers a terminal; --replay makes the very same texts."""
 import io
 import json
 import re
@@ -11,8 +11,8 @@ import config
 import replay
 import train
 
-ROW = dict(step=3, teacher="T0", kind="code_o", reason="", reward=0.5, id=1, program="def f(x):\n return x", inputs=["7"], outputs=["7"],
-           message="", solve_rate=0.5, attempts={"S1": ["correct", "wrong", "wrong", "malformed"]},
+ROW = dict(step=3, teacher="T0", kind="code_o", reason="", reward=0.5, id=1, program="def f(x):\n return x", inputs=["7"],
+           outputs=["7"], message="", solve_rate=0.5, attempts={"S1": ["correct", "wrong", "wrong", "malformed"]},
            answers={"S1": [">7\n=7", "=8", "=8", "?"]})
 
 
@@ -22,9 +22,9 @@ def run(micro_base, tmp_path_factory):
     printed, stdout = io.StringIO(), sys.stdout
     sys.stdout = printed
     try:
-        done = train.main(train.Config(base=str(micro_base), out=str(tmp_path_factory.mktemp("out")), name="run", steps=4, pop=4, seed=3,
-                                       kinds="code_o,code_i,code_f", n_prompts=3, group=3, attempts=2, max_new=48, n_anchors=2, show=2,
-                                       probe_every=0, evolve_every=1, grace=0, save_every=3, workers=1))
+        done = train.main(train.Config(base=str(micro_base), out=str(tmp_path_factory.mktemp("out")), name="run", steps=4, pop=4,
+                                       seed=3, kinds="code_o,code_i,code_f", n_prompts=3, group=3, attempts=2, max_new=48,
+                                       n_anchors=2, show=2, probe_every=0, evolve_every=1, grace=0, save_every=3, workers=1))
     finally:
         sys.stdout = stdout
     done.said = printed.getvalue()
@@ -45,11 +45,12 @@ def indented(text: str) -> str:
 
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_step_is_played_again(run, capsys, step):
-    """From the beginning (1) and from a checkpoint (3): every text is in what is printed, and the logs and checkpoints stay as they were."""
+    """From the beginning (1) and from a checkpoint (3): every text is in what is printed; no log or checkpoint changes."""
     files = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
     assert again(run, step) == 0
     said, rows = capsys.readouterr().out, logged(run, step)
-    assert f"{len(rows)} of {len(rows)} proposals of step {step}" in said and ("computing steps 0 to 0 again" in said) == (step == 1)
+    assert f"{len(rows)} of {len(rows)} proposals of step {step}" in said
+    assert ("computing steps 0 to 0 again" in said) == (step == 1)
     for row in rows:
         assert indented(row["program"] if not row["reason"] else row["text"]) in said
         for texts in row.get("answers", {}).values():
@@ -106,22 +107,26 @@ def test_show_prints_two_tasks_a_step(run):
 
 def test_some():
     rows = [dict(teacher=t, reason=r, i=i) for i, (t, r) in enumerate([("A", ""), ("A", ""), ("B", "x"), ("B", ""), ("A", "x")])]
-    assert [row["i"] for row in replay.some(rows, 4)] == [0, 3, 1, 2] and replay.some(rows, 0) == [] and len(replay.some(rows, 9)) == 5
+    assert [row["i"] for row in replay.some(rows, 4)] == [0, 3, 1, 2]
+    assert replay.some(rows, 0) == [] and len(replay.some(rows, 9)) == 5
 
 
 def test_a_card():
     plain = replay.card(ROW, color=False)
-    assert "solved 0.50, reward 0.50" in plain and "    7 -> 7" in plain and "S1 wrong x2  =8" in plain and "S1 correct  >7 / =7" in plain
+    for words in "solved 0.50, reward 0.50", "    7 -> 7", "S1 wrong x2  =8", "S1 correct  >7 / =7":
+        assert words in plain
     painted = replay.card(ROW, color=True)
     assert "\x1b[32mcorrect\x1b[0m" in painted and re.sub(r"\x1b\[\d+m", "", painted) == plain
-    assert "refused: syntax" in replay.card(dict(step=0, teacher="T0", kind="code_o", reason="syntax", reward=-1.0, text="def"), False)
+    refused = dict(step=0, teacher="T0", kind="code_o", reason="syntax", reward=-1.0, text="def")
+    assert "refused: syntax" in replay.card(refused, False)
 
 
 @pytest.mark.parametrize("bad", ["\x1b[2J\x1b]0;title\x07", "a\rb", "\u202egnp.exe", "\ud800", "\x9b31m", "\u2028"])
 def test_no_control_reaches_the_terminal(bad, capsys, monkeypatch):
     row = ROW | dict(program=bad, message=bad, inputs=[bad], outputs=[bad], teacher="T0", answers={"S1": [bad] * 4})
     for whole in (False, True):
-        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\ud800-\udfff]", replay.card(row, False, whole))
+        steering = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\ud800-\udfff]"
+        assert not re.search(steering, replay.card(row, False, whole))
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     replay.tell(replay.card(row, True))                                        # an ASCII terminal gets escapes, not an error
     assert b"\\u27e8U+" in sys.stdout.buffer.getvalue()

@@ -19,12 +19,11 @@ import report_svg
 
 ROOT = Path(report.__file__).parent
 VOID = {"meta", "br", "input", "link", "img"}
-TAGS = set("html head meta title style body header h1 h2 h4 p b i ul li div span small code pre nav a main section figure figcaption svg g path "
-           "rect circle text table tr th td details summary form label select option input script".split())
-HOSTILE = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>",
-           '"><b onclick="x">', "' onmouseover='x", "\u202egnp.exe", "\x00\x1b[2J\x07", "\ud800", "\u2028\u2029",
-           "&lt;b&gt;&#60;", "</style></title></details></pre>", "<!--", "]]>", "\u0645\u0631\u062d\u0628\u0627", "a\u200bb\ufeff", "javascript:alert(1)",
-           "x" * 9000, "{0}%s\\u0000"]
+TAGS = set("html head meta title style body header h1 h2 h4 p b i ul li div span small code pre nav a main section figure "
+           "figcaption svg g path rect circle text table tr th td details summary form label select option input script".split())
+HOSTILE = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", '"><b onclick="x">', "' onmouseover='x",
+           "\u202egnp.exe", "\x00\x1b[2J\x07", "\ud800", "\u2028\u2029", "&lt;b&gt;&#60;", "</style></title></details></pre>",
+           "<!--", "]]>", "\u0645\u0631\u062d\u0628\u0627", "a\u200bb\ufeff", "javascript:alert(1)", "x" * 9000, "{0}%s\\u0000"]
 
 
 class Page(HTMLParser):
@@ -83,7 +82,8 @@ def described(rng, n=24) -> dict:
     valid = rng.uniform(0.4, 1)
     return dict(n=n, valid=valid, reasons=dict(duplicate=2, syntax=1), reward=rng.uniform(-1, 1),
                 solve_rate=rng.random(), solve_0=0.2, solve_1=0.5, malformed=0.0,
-                complexity=dict(depth=6.5, mccabe=2.0, halstead=90.0, lines=4 + rng.random(), variables=1.5, statements=2 + rng.random()),
+                complexity=dict(depth=6.5, mccabe=2.0, halstead=90.0, lines=4 + rng.random(), variables=1.5,
+                                statements=2 + rng.random()),
                 duplicates=0.1, distinct=1.0, output_chars=7.0, output_digits=2.0)
 
 
@@ -94,14 +94,15 @@ def invent(path: Path, steps: int = 6, pop: int = 4, per_step: int = 8, every: i
     T, S = ([f"{role}{i}" for i in range(half)] for role in "TS")
     total, logs = 0, dict(metrics=[], tasks=[], matches=[], genealogy=[])
     for step in range(steps):
-        common = lambda role: dict(role=role, mu=25 + rng.gauss(0, 2), sigma=8 / (step + 1), reward=0.5, response_tokens=9.0, entropy=1.0,
-                                   adv_abs=0.5, grad_norm=0.1, cosine=rng.random())
+        common = lambda role: dict(role=role, mu=25 + rng.gauss(0, 2), sigma=8 / (step + 1), reward=0.5, response_tokens=9.0,
+                                   entropy=1.0, adv_abs=0.5, grad_norm=0.1, cosine=rng.random())
         members = {name: common("teacher") | described(rng) for name in T}
         members |= {name: common("student") | dict(n=20, solve_rate=rng.random()) for name in S}
         total += 1000
-        row = dict(step=step, **described(rng, n=len(T) * per_step), kinds=dict(code_o=described(rng), code_i=described(rng)), members=members,
-                   coverage=50 * (step + 1), rarefied=60.0, guess_rate=dict(code_o=0.05), beats_guessing=0.8, brier=0.1, zero_advantage=0.5,
-                   kl=0.0, entropy=0.0, skipped=[], tokens_generated=total, tokens_trained=total // 2)
+        row = dict(step=step, **described(rng, n=len(T) * per_step), kinds=dict(code_o=described(rng), code_i=described(rng)),
+                   members=members, coverage=50 * (step + 1), rarefied=60.0, guess_rate=dict(code_o=0.05), beats_guessing=0.8,
+                   brier=0.1, zero_advantage=0.5, kl=0.0, entropy=0.0, skipped=[], tokens_generated=total,
+                   tokens_trained=total // 2)
         if step % 5 == 0:
             row |= dict(anchors_sampled={s: rng.random() for s in S}, anchors_greedy={s: rng.random() for s in S})
             row |= dict(base_solve=0.5, student_solve=0.6, probe_tokens=100)
@@ -113,8 +114,9 @@ def invent(path: Path, steps: int = 6, pop: int = 4, per_step: int = 8, every: i
                 made = dict(step=step, teacher=t, kind="code_o", reason="" if i % 3 else "syntax", reward=0.5)
                 logs["tasks"].append(made | (dict(text=f"def f(x: {text}") if i % 3 == 0 else dict(
                     id=len(logs["tasks"]), program=f"def f(x):\n  return x + {i} # {text}", inputs=["1"], outputs=["2"],
-                    message=text, key="k", parents=[1, 2], solve_rate=0.5, attempts={s: ["correct", "wrong", "wrong", "malformed"]},
-                    answers={s: ["2", "3", "3", text]}, complexity=dict(depth=6, mccabe=1, halstead=9.0, lines=2, variables=1, statements=0))))
+                    message=text, key="k", parents=[1, 2], solve_rate=0.5,
+                    attempts={s: ["correct", "wrong", "wrong", "malformed"]}, answers={s: ["2", "3", "3", text]},
+                    complexity=dict(depth=6, mccabe=1, halstead=9.0, lines=2, variables=1, statements=0))))
         births = []
         if every and (step + 1) % every == 0:
             for group in (T, S):
@@ -125,7 +127,8 @@ def invent(path: Path, steps: int = 6, pop: int = 4, per_step: int = 8, every: i
                                    parents=[who(group[1]), who(group[-1])], victim=who(victim)))
                 group[0] = child
         logs["genealogy"] += births
-        row |= dict(births=[b["child"] for b in births], seconds=dict(propose=1.0, verify=0.5, solve=2.0, probe=0.0, update=3.0, evolve=0.0))
+        row |= dict(births=[b["child"] for b in births],
+                    seconds=dict(propose=1.0, verify=0.5, solve=2.0, probe=0.0, update=3.0, evolve=0.0))
         logs["metrics"].append(row)
     for name, rows in logs.items():
         if rows:
@@ -153,8 +156,8 @@ def rewrite(path: Path, some: list) -> None:
 def test_a_whole_run_is_told(tmp_path):
     page = check(made(invent(tmp_path / "demo", steps=12)))
     for words in ("demo", "all 12 steps done", "2 teachers and 2 students", "frozen base", "Genealogy",
-                  "dare of T1 and T1, in place of T0", "norm of its update to its parents': 0.950",
-                  "structures", "∅ malformed", "2 × ✗ wrong", "Solve rate by kind", "nobody solves", "8 births as a table", "Who met whom"):
+                  "dare of T1 and T1, in place of T0", "norm of its update to its parents': 0.950", "structures", "∅ malformed",
+                  "2 × ✗ wrong", "Solve rate by kind", "nobody solves", "8 births as a table", "Who met whom"):
         assert words in page.text, words
     assert "Absent" not in page.text and "About the logs" not in page.text
     assert {"T0", "S1"} <= {v for tag, k, v in page.attributes if k in ("data-teacher", "data-students")}
@@ -208,7 +211,8 @@ def test_missing_files_are_said(tmp_path):
 
 def test_logs_of_another_version(tmp_path):
     path = invent(tmp_path / "run")
-    rewrite(path / "metrics.jsonl", [{k: row[k] for k in ("step", "valid", "n", "reasons")} for row in rows(path / "metrics.jsonl")])
+    metrics = [{k: row[k] for k in ("step", "valid", "n", "reasons")} for row in rows(path / "metrics.jsonl")]
+    rewrite(path / "metrics.jsonl", metrics)
     rewrite(path / "tasks.jsonl", [{k: row[k] for k in ("step", "reason")} for row in rows(path / "tasks.jsonl")])
     rewrite(path / "matches.jsonl", [{"step": 0}])
     rewrite(path / "genealogy.jsonl", [{"step": 0}])
@@ -224,24 +228,27 @@ def test_hostile_texts_everywhere(tmp_path):
     def poison(value, bad: str):
         """The same with every text, and every key that is a name, turned into `bad`."""
         if isinstance(value, dict):
-            return {bad + k if re.fullmatch(r"[TS]\d+|code_\w|duplicate|syntax|propose", k) else k: poison(v, bad) for k, v in value.items()}
+            names = r"[TS]\d+|code_\w|duplicate|syntax|propose"
+            return {bad + k if re.fullmatch(names, k) else k: poison(v, bad) for k, v in value.items()}
         if isinstance(value, list):
             return [poison(v, bad) for v in value]
         return bad if isinstance(value, str) and value not in ("", "teacher", "student") else value
     for name in ("metrics", "tasks", "matches", "genealogy"):
         rewrite(path / f"{name}.jsonl", [poison(row, HOSTILE[row["step"]]) for row in rows(path / f"{name}.jsonl")])
     for name in ("config.json", "env.json"):
-        (path / name).write_text(json.dumps(poison(json.loads((path / name).read_text()), HOSTILE[0]) | {k: i for i, k in enumerate(HOSTILE)}))
+        poisoned = poison(json.loads((path / name).read_text()), HOSTILE[0])
+        (path / name).write_text(json.dumps(poisoned | {k: i for i, k in enumerate(HOSTILE)}))
     html = made(path, path)
     page = check(html)
     assert "<b>run&" in page.text                                   # as text
-    for seen in ("⟨U+202E⟩gnp.exe", "⟨U+0000⟩⟨U+001B⟩[2J", "⟨U+D800⟩", "⟨U+2028⟩", "a⟨U+200B⟩b⟨U+FEFF⟩", "more characters]",
-                 "</script><script>alert(1)</script>"):
+    for seen in ("⟨U+202E⟩gnp.exe", "⟨U+0000⟩⟨U+001B⟩[2J", "⟨U+D800⟩", "⟨U+2028⟩",
+                 "a⟨U+200B⟩b⟨U+FEFF⟩", "more characters]", "</script><script>alert(1)</script>"):
         assert seen in page.text, seen
     assert not any("alert" in s for s in page.scripts)
 
 
-VALUES = [None, math.nan, math.inf, -math.inf, 1e308, -1e308, 10**400, "text", [], {}, [1, "a"], {"a": None}, True, -1, 0, "</script>"]
+VALUES = [None, math.nan, math.inf, -math.inf, 1e308, -1e308, 10**400, "text", [], {}, [1, "a"], {"a": None}, True, -1, 0,
+          "</script>"]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -359,15 +366,18 @@ def test_watch_writes_until_the_run_is_complete(tmp_path, monkeypatch, capsys):
 
 def test_command_line(tmp_path):
     """Nothing but Python is needed; bad input ends in one sentence and code 2."""
-    call = lambda *words: subprocess.run([sys.executable, "-S", ROOT / "report.py", *map(str, words)], capture_output=True, text=True, cwd=tmp_path)
+    command = [sys.executable, "-S", ROOT / "report.py"]
+    call = lambda *words: subprocess.run([*command, *map(str, words)], capture_output=True, text=True, cwd=tmp_path)
     done = call(invent(tmp_path / "run"), "--out", tmp_path / "a.html")
     assert done.returncode == 0, done.stderr
     check((tmp_path / "a.html").read_text(encoding="utf-8"))
     (tmp_path / "empty").mkdir()
     for words, said in (([tmp_path / "none"], "no such directory"), ([tmp_path / "empty"], "is no run"),
                         ([tmp_path / "run", "--compare", tmp_path / "empty"], "is no run"),
-                        ([tmp_path / "run", "--watch", "-1"], "number of seconds"), ([tmp_path / "run", "--out", tmp_path], "name of a file"),
-                        ([tmp_path / "run", "--out", tmp_path / "no" / "a.html"], "directory that exists"), ([tmp_path / "a.html"], "no such directory")):
+                        ([tmp_path / "run", "--watch", "-1"], "number of seconds"),
+                        ([tmp_path / "run", "--out", tmp_path], "name of a file"),
+                        ([tmp_path / "run", "--out", tmp_path / "no" / "a.html"], "directory that exists"),
+                        ([tmp_path / "a.html"], "no such directory")):
         bad = call(*words)
         assert bad.returncode == 2 and said in bad.stderr and bad.stderr.count("\n") == 1, (words, bad.stderr)
 
@@ -375,8 +385,8 @@ def test_command_line(tmp_path):
 def test_a_real_run(tmp_path, micro_base):
     """What train.py writes today is what is read here: nothing is absent that a run of two steps can have."""
     train = pytest.importorskip("train")
-    run = train.main(train.Config(base=str(micro_base), out=str(tmp_path), name="run", steps=2, pop=4, n_prompts=1, group=4, attempts=2,
-                                  max_new=48, n_anchors=2, evolve_every=1, probe_every=1, workers=1, grace=0))
+    run = train.main(train.Config(base=str(micro_base), out=str(tmp_path), name="run", steps=2, pop=4, n_prompts=1, group=4,
+                                  attempts=2, max_new=48, n_anchors=2, evolve_every=1, probe_every=1, workers=1, grace=0))
     page = check(made(run.path))
     assert "Absent" not in page.text and "About the logs" not in page.text and "all 2 steps done" in page.text
 
@@ -387,11 +397,13 @@ def test_charts_bear_any_numbers():
                   [line((0, 1e14), (9, -1e14))], [line((0, 1e-300), (1, 0.0))],
                   [line((0, 0.0), (10**8, 0.0))], [line((0, 2.0), (1, 3.0), band=[(0, -1e14, 1e14), (1, 2.0, None)])]):
         check_svg = report_svg.line_chart("x", lines)
-        assert not re.search(r"nan|inf", check_svg, re.I) and bool(check_svg) == any(None not in p for a in lines for p in a.points)
+        assert not re.search(r"nan|inf", check_svg, re.I)
+        assert bool(check_svg) == any(None not in p for a in lines for p in a.points)
     assert report_svg.ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0]) and report_svg.ticks(3, 3) == [3]
     labels = report_svg.spread([(50.0, str(i), "t0") for i in range(40)])
     assert all(b[0] - a[0] >= 11 for a, b in zip(labels, labels[1:])) and labels[-1][0] <= report_svg.H
-    assert [report_svg.short(v) for v in (0, 0.38, 5582, 34000, 1.25e6, -0.5, 12.345)] == ["0", "0.38", "5,582", "34k", "1.25M", "-0.5", "12.3"]
+    assert [report_svg.short(v) for v in (0, 0.38, 5582, 34000, 1.25e6, -0.5, 12.345)] == \
+        ["0", "0.38", "5,582", "34k", "1.25M", "-0.5", "12.3"]
 
 
 def test_retention_of_a_child(tmp_path):
@@ -416,4 +428,5 @@ def test_tokens_by_phase(tmp_path):
     path = invent(tmp_path / "run", steps=3)
     told = report.tokens_by_phase(report.Run(path))
     assert told["update"] == {0: 500, 1: 500, 2: 500} and told["probe"] == {0: 100}
-    assert told["propose"] == {step: 2 * 24 * 9.0 for step in range(3)} and told["solve"] == {step: 2 * 20 * 9.0 for step in range(3)}
+    assert told["propose"] == {step: 2 * 24 * 9.0 for step in range(3)}
+    assert told["solve"] == {step: 2 * 20 * 9.0 for step in range(3)}

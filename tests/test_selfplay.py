@@ -170,7 +170,8 @@ def test_references_are_left_out_until_the_prompt_fits(setup):
     s = dataclasses.replace(s, base=dataclasses.replace(s.base, style="base"), limits=Limits.for_style("base"))
     archive = filled(*(task(i, program=program("\n ".join(f"x=x+{i + 1}{j}" for j in range(20)))) for i in range(8)))
     context = s.base.model.cfg.max_position_embeddings
-    prompt = lambda k: KINDS["code_o"].propose("base", list(archive.references("code_o", 6, random.Random(0)))[:k], random.Random(0), s.limits)
+    refs = list(archive.references("code_o", 6, random.Random(0)))
+    prompt = lambda k: KINDS["code_o"].propose("base", refs[:k], random.Random(0), s.limits)
     n = [len(render(prompt(k), "base", s.base.tokenizer)) for k in range(1, 7)]
     assert n == sorted(n) and n[-1] > n[0] + 5, n
     cfg = dataclasses.replace(s.base.model.cfg, max_position_embeddings=n[2] + 48)

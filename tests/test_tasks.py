@@ -298,7 +298,8 @@ def test_induction_proposals(sandbox, text, want):
     found = proposal.reason if isinstance(proposal, Reject) else outcome(sandbox, proposal)
     assert (("ok" if isinstance(found, Task) else found)) == want
     if want == "ok":
-        assert len(found.inputs) == len(set(found.inputs)) == len(found.outputs) == 10 - ("\n4\n" in text) and found.program == OUT.program
+        assert len(found.inputs) == len(set(found.inputs)) == len(found.outputs) == 10 - ("\n4\n" in text)
+        assert found.program == OUT.program
         assert found.message == ("It reverses." if "message" in text else "")
 
 

@@ -95,15 +95,17 @@ def test_two_steps(run, i, mode):
     assert all(b["operator"] in allowed for b in births) and bool(births) == (mode != "none")
     assert len({m for row in metrics for m in row["members"]}) == 6 + sum(b["step"] == 0 for b in births)
     assert all(row["skipped"] == [] for row in metrics)
-    assert all(row["logp_gap"] < (0.1 if switches["dtype"] == "bfloat16" else 1e-3) for row in metrics), "rollout and training disagree"
+    gap = 0.1 if switches["dtype"] == "bfloat16" else 1e-3
+    assert all(row["logp_gap"] < gap for row in metrics), "rollout and training disagree"
     assert (metrics[-1]["kl"] > 0) == (switches["kl"] > 0) and bool(metrics[-1]["entropy"]) == (switches["entropy"] > 0)
     assert len(list(path.glob("step_*"))) == min(switches["keep"], 2 if switches["save_every"] == 1 else 1)
     valid = [row for row in tasks if not row["reason"]]
     assert all(0 <= row["solve_rate"] <= 1 and row["kind"] in switches["kinds"] for row in valid)
     if switches["gate_leak"] == 0:
-        penalty = {True: switches["duplicate_penalty"], False: None}
-        assert all(row["reward"] == (switches["invalid_penalty"] if (given := penalty[row["reason"] == "duplicate"]) is None else given)
-                   for row in tasks if row["reason"])
+        invalid, duplicate = switches["invalid_penalty"], switches["duplicate_penalty"]
+        duplicate = invalid if duplicate is None else duplicate
+        refused = [row for row in tasks if row["reason"]]
+        assert all(row["reward"] == (duplicate if row["reason"] == "duplicate" else invalid) for row in refused)
     if switches["dedupe"] == "structural" and switches["kinds"] == "code_o":
         assert len({row["key"] for row in valid}) == len(valid)
     assert len({row["id"] for row in valid}) == len(valid)
@@ -280,7 +282,8 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
         ("--lora-targets q_proj,nose", "nose is not a linear layer; valid: q_proj"),
         ("--rank 0", "--rank"),
         ("--base /nowhere/at/all", "/nowhere/at/all"),
-        ("--max-rows 100000000", r"(?s)not enough memory:\nbase .*cache +[\d.]+ GB .*peak +[\d.]+ GB .*free +[\d.]+ GB\nno --token-budget fits\nlower .*--max-rows"),
+        ("--max-rows 100000000", r"(?s)not enough memory:\nbase .*cache +[\d.]+ GB .*peak +[\d.]+ GB .*free +[\d.]+ GB\n"
+                                 r"no --token-budget fits\nlower .*--max-rows"),
         ("--seed-tasks /nowhere", "/nowhere cannot be read"),
         ("--anchors /nowhere", "/nowhere"),
         ("--init /nowhere", "holds 0 adapters for 6 members"),

@@ -318,8 +318,9 @@ def test_whole_programs(wide):
                        "if __name__ == '__main__': print('é', input())": "é a\n"}.items():
         assert decode(run(code).outputs[0]) == want, code
     for code, end in {"print(open('/etc/passwd').read())": "exit", "1 +": "exit", "import os; os._exit(3)": "exit",
-                      "exit()": "exit", "import os; os.read(4, 9)": "exit", "import os; os.fork()": "violation", "print('x' * 10**8)": "too big",
-                      "while True: print(1)": "timeout|too big", "import ctypes; ctypes.memset(8, 0, 8)": "crash"}.items():
+                      "exit()": "exit", "import os; os.read(4, 9)": "exit", "import os; os.fork()": "violation",
+                      "print('x' * 10**8)": "too big", "while True: print(1)": "timeout|too big",
+                      "import ctypes; ctypes.memset(8, 0, 8)": "crash"}.items():
         verdict = run(code)
         assert verdict.end in end.split("|") and verdict.outputs == (None,), (code, verdict)
     assert run("import os\nos.write(0, b'SECRET' * 999)").end == "ok" and run("print(open(0).read())", "x").outputs == ('"x\\n"',)
