@@ -178,6 +178,7 @@ class Logic(Kind):
         return [argument.arg for argument in entry(parse(task.program)).args.args]
 
     def fields(self, style, task, limits):
+        """The clauses, one a line, and the form of the answer: every variable by name."""
         formula = entry(parse(task.program)).body[0].value
         clauses = formula.values if isinstance(formula, ast.BoolOp) and isinstance(formula.op, ast.And) else [formula]
         lines = "\n".join(map(ast.unparse, clauses))

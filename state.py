@@ -80,6 +80,7 @@ def freeze(state: State, setup: Setup) -> None:
 def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, keep: int) -> None:
     """Checkpoint of the state before `state.step`: PEFT directories, optimiser and books; the base is never copied."""
     def fill(directory: Path) -> None:
+        """The tensors; run.save adds the books and makes the whole appear at once."""
         names = {m.slot: m.name for m in reversed(state.members)}
         for slot, name in names.items():
             save_peft(setup.adapters, slot, directory / name, setup.cfg.base, base_hash)

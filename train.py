@@ -147,6 +147,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
 def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
     """The run's directory and whether to resume it. Raises ValueError where it is in use or resuming finds nothing."""
     def choose() -> str:
+        """Looks at what is on disk, so only rank 0 may call it: --resume's run, --name's, or the next free number."""
         out = Path(cfg.out)
         if cfg.resume and cfg.resume != "auto":
             path = Path(cfg.resume)

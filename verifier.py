@@ -119,6 +119,7 @@ class Zygote:
         return json.loads(text)
 
     def start(self, run, cpu_s, wall_s):
+        "puts a run into the shared job file, its input first, and tells the zygote to fork a child for it"
         job = run.case.job
         given = b"" if job.entry is not None else job.inputs[run.order[0]].encode("utf-8", "replace")
         body = marshal.dumps((job.code, job.entry, job.inputs if job.entry is not None else (), run.order))

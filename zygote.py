@@ -221,6 +221,7 @@ def lock(layers, mem_mb, max_file, weak):
     kinds = NEW_OTHERS | (NEW_PID if weak else 0)
 
     def namespaces():
+        "its own network, mounts and so on; without root only as the one user of a new user namespace"
         if root:
             try: return call("unshare", kinds)
             except OSError: pass                                      # root of a container: try it as a user would
@@ -229,6 +230,7 @@ def lock(layers, mem_mb, max_file, weak):
             with open("/proc/self/" + name, "w") as f: f.write(text)
 
     def empty_root():
+        "an empty tmpfs as root, so that no file has a name; /proc, which every system has, is where it is mounted"
         if layers["namespaces"] != "ok": raise OSError("left out, for it would change the mounts of the whole machine")
         call("mount", b"none", b"/", None, 0x44000, None)             # MS_REC | MS_PRIVATE
         call("mount", b"none", b"/proc", b"tmpfs", 0xF, b"size=4k,mode=555")

@@ -156,6 +156,7 @@ def evaluate(sets: list[str], args: argparse.Namespace, sandbox: Sandbox) -> int
     known: dict[tuple[str, str], Suite] = {}
 
     def verdicts(answers: list[tuple[Problem, str]]) -> list[dict]:
+        """Judged by suites that are made at a problem's first answer and kept, for its other answers come in later batches."""
         for key in [key for key in known if key[0].startswith("livecodebench")]:
             del known[key]                            # its tests are too large to keep
         new = {(p.bench, p.id): p for p, _ in answers if (p.bench, p.id) not in known}

@@ -118,6 +118,7 @@ def judging(sandbox: Sandbox, style: str, note: Callable[[Item], dict] = lambda 
     limits, ask = Limits.for_style(style), asking(style)
 
     def judge(answers: list[tuple]) -> list[dict]:
+        """All jobs of all answers go to the sandbox in one call, so that its workers have enough to do."""
         parsed = [[KINDS[i.task.kind].parse_answer(ask(i).prefix + text, style, i.task, limits)] for i, text in answers]
         jobs = [KINDS[i.task.kind].answer_jobs(i.task, a, limits) for (i, _), a in zip(answers, parsed)]
         ran = iter(sandbox.run([job for some in jobs for job in some]))

@@ -102,6 +102,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
+        """One update of all matrices from their .grad; the orthogonalised direction is Nesterov's."""
         group = self.param_groups[0]
         stacks = {}
         for p in group["params"]:
