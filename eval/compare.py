@@ -26,7 +26,7 @@ def folder(split: str, temperature: float) -> str:
 def solvers(results: Path, split: str, samples: int, limit: int) -> dict[str, dict[str, float]]:
     """Solver -> item -> share right, in one run's answers to a split: of its students, or its one adapter; and of the base."""
     rows = [json.loads(line) for line in (results / "answers.jsonl").read_bytes().splitlines()]
-    within = {f"{item.bench}/{item.id}" for item in heldout.items_of(list(heldout.ROWS), split, limit)[0]} if limit else None
+    within = {f"{item.bench}/{item.id}" for item in heldout.items_of(list(heldout.ROWS), split, limit)} if limit else None
     rows = [row for row in heldout.counted(rows) if row["bench"] == "all" and row["sample"] < samples]
     rows = [row for row in rows if not limit or row["id"] in within]
     share = shares(rows)["all"]

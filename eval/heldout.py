@@ -9,8 +9,8 @@ Five families: output, input and program tasks (code_o, code_i, code_f) by state
 (logic) by variables. The programs are those that micro/data.py keeps out of the base's training text; one bit of a program's hash
 puts it into the validation or the test split, so that no program is in both. Of the smallest size too few programs are reserved:
 these 300 tasks are of programs that the base may know; the table by size marks them, the sums over the other 1,200 leave them
-out. Questions, parsers and judge are those of self-play. Answers go to answers.jsonl as they come; the same command goes on where
-it stopped.
+out. Questions, parsers and judge are those of self-play. Tasks are kept in items.jsonl, answers go to answers.jsonl as they come;
+the same command goes on where it stopped.
 """
 import argparse
 import contextlib
@@ -34,6 +34,7 @@ from kinds import Task
 from machine import open_sandbox
 from micro.evaluate import SIZES, draw_tasks
 from prompts import STYLES, Prompt
+from state import task_of
 from tasks import KINDS
 from verifier import Sandbox
 
@@ -79,17 +80,39 @@ def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
     return tuple(item for row in zip(*columns) for item in row)
 
 
-def items_of(families: list[str], split: str, limit: int) -> tuple[list[Item], dict[str, str]]:
-    """The first `limit` tasks (0 = all) of each family, and the SHA-256 of each family's."""
-    items, hashes = [], {}
+def items_of(families: list[str], split: str, limit: int) -> list[Item]:
+    """The first `limit` tasks (0 = all) of each family."""
+    items = []
     for family in families:
         n_sizes = len(SIZES[ROWS[family]])
-        some = draw(family, split, min(PER_SIZE, -(-limit // n_sizes)) if limit else PER_SIZE)[:limit or None]
-        items += some
-        # of the first task of each size: it tells a change of split or generator, and lets a larger --limit go on from a smaller
-        first = [dataclasses.astuple(item.task) for item in draw(family, split, 1)]
-        hashes[family] = hashlib.sha256(repr(first).encode()).hexdigest()
-    return items, hashes
+        items += draw(family, split, min(PER_SIZE, -(-limit // n_sizes)) if limit else PER_SIZE)[:limit or None]
+    return items
+
+
+def hashes_of(families: list[str], split: str) -> dict[str, str]:
+    """SHA-256 of the first task of each size, by family: it tells a change of split or generator, and lets a larger --limit go
+    on from a smaller."""
+    first = {family: [dataclasses.astuple(item.task) for item in draw(family, split, 1)] for family in families}
+    return {family: hashlib.sha256(repr(tasks).encode()).hexdigest() for family, tasks in first.items()}
+
+
+def kept_items(path: Path, families: list[str], split: str, limit: int) -> list[Item]:
+    """items_of, read from where an earlier start wrote it; else drawn, which takes some seconds, and written there.
+
+    The file's first line says what the tasks depend on and the hash of the rest; where it says anything else than what is
+    wanted, the file is damaged or of another evaluation and is written anew.
+    """
+    depends = dict(split=split, limit=limit, seed=SEED, per_size=PER_SIZE, first=hashes_of(families, split))
+    title = lambda body: json.dumps(depends | dict(sha256=hashlib.sha256(body).hexdigest())).encode()
+    if path.exists():
+        head, _, body = path.read_bytes().partition(b"\n")
+        if head == title(body):
+            return [Item(**row | dict(task=task_of(row["task"]))) for row in map(json.loads, body.splitlines())]
+        print(f"note: {path} is damaged or holds other tasks; they are drawn again", file=sys.stderr)
+    items = items_of(families, split, limit)
+    body = "".join(json.dumps(dataclasses.asdict(item)) + "\n" for item in items).encode()
+    path.write_bytes(title(body) + b"\n" + body)
+    return items
 
 
 def families_for(style: str) -> tuple[str, ...]:
@@ -210,14 +233,16 @@ def main(argv: list[str] | None = None) -> int:
     run_config(args.run)
     wanted = common.choose(args.bench, tuple(ROWS))
     with contextlib.ExitStack() as stack:
-        sandbox, population = stack.enter_context(open_sandbox(args.workers, args.weak_sandbox)), styled(args, common.load(args))
+        sandbox = stack.enter_context(open_sandbox(args.workers, args.weak_sandbox))
+        population = styled(args, common.load(args))
         style = population.base.style
         if beyond := set(wanted) - set(families_for(style)):
             raise ValueError(f"--bench {','.join(beyond)}: its wording is that of the micro style, and this base speaks the "
                              f"{style} style")
-        items, hashes = items_of(wanted or list(families_for(style)), args.split, args.limit)
+        families = wanted or list(families_for(style))
         default = "eval-heldout" if args.split == "test" else "eval-heldout-validation"
-        out, done = common.open_out(args, population, f"task {style}", hashes, default)
+        out, done = common.open_out(args, population, f"task {style}", hashes_of(families, args.split), default)
+        items = kept_items(out.path / "items.jsonl", families, args.split, args.limit)
         judge = judging(sandbox, style, lambda item: dict(size=item.size, seen=item.seen))
         rows = common.answer_all(population, items, asking(style), judge, args, out, done, style)
     sizes, n_told = by_size(rows), told(args.run, items)

@@ -118,7 +118,7 @@ def at_birth(args: argparse.Namespace, population: common.Population, students: 
              done: list[dict]) -> list[dict]:
     """Every operator's line; one operator's children are in memory at a time."""
     style = population.base.style
-    items, _ = heldout.items_of(args.families, args.split, args.limit)
+    items = heldout.kept_items(out.path / "items.jsonl", args.families, args.split, args.limit)
     items = [item for item in items if not item.seen]
     answer = lambda some: common.answer_all(some, items, heldout.asking(style), judge, args, out, done, style)
     wanted = families(students, fitness, args.draws, args.seed)
@@ -212,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
         style = population.base.style
         args.families = args.families or list(heldout.families_for(style))
         members, _ = members_at(run, run.steps()[-1])
-        _, hashes = heldout.items_of(args.families, args.split, args.limit)
+        hashes = heldout.hashes_of(args.families, args.split)
         out, done = common.open_out(args, population, f"task {style}", hashes, "eval-retention")
         students = [m for m in members if m.role == "student"]
         fitness = RATINGS[config["rating"]]().fitness

@@ -115,9 +115,27 @@ def test_no_program_is_in_both_splits_nor_in_the_training_text():
 
 @pytest.mark.slow
 def test_the_test_split_has_a_thousand_unseen_items_of_five_families():
-    items, hashes = heldout.items_of(list(heldout.ROWS), "test", 0)
-    assert sum(not item.seen for item in items) == 1200 and len(hashes) == 5
+    items = heldout.items_of(list(heldout.ROWS), "test", 0)
+    assert sum(not item.seen for item in items) == 1200 and len(heldout.hashes_of(list(heldout.ROWS), "test")) == 5
     assert len({(item.bench, item.id) for item in items}) == len(items) == 1500
+
+
+def test_tasks_are_kept_and_a_damaged_or_foreign_file_is_not_believed(tmp_path, capsys, monkeypatch):
+    path, families = tmp_path / "items.jsonl", list(heldout.ROWS)
+    items = heldout.kept_items(path, families, "test", 6)
+    assert items == heldout.items_of(families, "test", 6)
+    with monkeypatch.context() as patch:
+        patch.delattr(heldout, "items_of")                             # read back, not drawn
+        assert heldout.kept_items(path, families, "test", 6) == items and not capsys.readouterr().err
+    whole = path.read_bytes()
+    foreign = heldout.kept_items(tmp_path / "foreign", families, "validation", 6)
+    assert not set(foreign) & set(items)
+    for damage in (b"", b"\xff\n", whole[:-9], whole.replace(b'"seen": true', b'"seen": false'), whole.partition(b"\n")[2],
+                   (tmp_path / "foreign").read_bytes()):
+        path.write_bytes(damage)
+        assert heldout.kept_items(path, families, "test", 6) == items and "drawn again" in capsys.readouterr().err
+        assert path.read_bytes() == whole
+    assert len(heldout.kept_items(path, families, "test", 7)) == 7 * 5 and "holds other tasks" in capsys.readouterr().err
 
 
 def test_heldout_on_a_run_resumes_and_compares(grown, tmp_path, capsys):
