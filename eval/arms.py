@@ -13,7 +13,6 @@ test split. The run is the unit: p is of the exact sign-flip test over seeds, in
 import argparse
 import concurrent.futures
 import dataclasses
-import difflib
 import json
 import math
 import os
@@ -233,11 +232,7 @@ def evaluate(args: argparse.Namespace, crew: Crew, run: Run) -> None:
 
 def chosen_arms(args: argparse.Namespace, arms: dict[str, Arm]) -> list[str]:
     """full, then --arms or the preset's. Raises ValueError with the near name for one that is not valid."""
-    wanted = [name.strip() for name in args.arms.split(",") if name.strip()] or list(PRESETS[args.preset])
-    for name in wanted:
-        if name not in arms:
-            near = difflib.get_close_matches(name, arms, 1, 0.4)
-            raise ValueError(f"--arms {name}: no such arm{f'; did you mean {near[0]}?' if near else ''} Valid: {', '.join(arms)}")
+    wanted = common.choose(args.arms or ",".join(PRESETS[args.preset]), tuple(arms), "--arms", "arm")
     return list(dict.fromkeys([FULL, *wanted]))
 
 

@@ -13,7 +13,7 @@ import sys
 from functools import partial
 
 from eval import common
-from eval.fetch import CACHE, cached_name, here
+from eval.fetch import CACHE, at_hand
 from eval.problems import PARTS, SETS, Problem, load, opened
 from eval.programs import complete, extract
 from eval.suites import Suite, judge, suites
@@ -82,9 +82,8 @@ def program(problem: Problem, text: str, style: str) -> str:
 
 def present(data: str | None) -> list[str]:
     """The sets that --data or the cache holds. Raises ValueError where there is none."""
-    have = (lambda name: name in found) if data is not None else lambda name: (CACHE / cached_name(name)).exists()
-    found = here(data) if data is not None else {}
-    sets = [name for name in SETS if all(map(have, PARTS.get(name, (name,))))]
+    found = at_hand(data)
+    sets = [name for name in SETS if found.issuperset(PARTS.get(name, (name,)))]
     if not sets:
         raise ValueError(f"none of {', '.join(SETS)} is in {data or CACHE}: run python -m eval.fetch humaneval+ mbpp+ "
                          "livecodebench5, or say with --data where they are")
@@ -128,9 +127,7 @@ def both(rows: list[dict]) -> list[dict]:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; 0, or 1 where the self-test fails. Raises ValueError for what the user can mend."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m eval.code", description=__doc__, formatter_class=form)
-    common.flags(parser, default_max_new=1024)
+    parser = common.parser_of("eval.code", __doc__, default_max_new=1024)
     parser.add_argument("--self-test", action="store_true", help="judge canonical solutions and empty answers; needs no model")
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes that judge at once")
     parser.add_argument("--weak-sandbox", action="store_true",

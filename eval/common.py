@@ -33,8 +33,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ("auto", "chat", "envelope", "plain")
 
 
-def flags(parser: argparse.ArgumentParser, default_max_new: int | None, without: tuple[str, ...] = ()) -> None:
-    """Adds the flags that every benchmark has, less those it cannot use; default_max_new None = as in training."""
+def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple[str, ...] = ()) -> argparse.ArgumentParser:
+    """The command line of `python -m name`: its module's docstring, and the flags that every benchmark has, less those it cannot
+    use; default_max_new None = as in training."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=doc, formatter_class=form)
     default = "as in training" if default_max_new is None else default_max_new
 
     def add(name: str, **how) -> None:
@@ -60,6 +63,7 @@ def flags(parser: argparse.ArgumentParser, default_max_new: int | None, without:
     add("--max-rows", type=int, default=64, help="rows that decode together")
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of the base; auto: bfloat16 on cuda")
+    return parser
 
 
 def check(args: argparse.Namespace) -> None:
@@ -74,14 +78,14 @@ def check(args: argparse.Namespace) -> None:
                          "--temperature 0.6 or one sample")
 
 
-def choose(names: str, valid: tuple[str, ...]) -> list[str]:
-    """Benchmark names of --bench in order. Raises ValueError with the near name for one that is not valid."""
+def choose(names: str, valid: tuple[str, ...], flag: str = "--bench", thing: str = "benchmark") -> list[str]:
+    """The names that a flag gives, in order. Raises ValueError with the near name for one that is not valid."""
     wanted = [name.strip().lower() for name in names.split(",") if name.strip()]
     for name in wanted:
         if name not in valid:
             near = difflib.get_close_matches(name, valid, 1, 0.4)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"--bench {name}: no such benchmark{hint} Valid: {', '.join(valid)}")
+            raise ValueError(f"{flag} {name}: no such {thing}{hint} Valid: {', '.join(valid)}")
     return list(dict.fromkeys(wanted))
 
 

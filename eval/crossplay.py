@@ -177,9 +177,8 @@ def table(result: dict) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m eval.crossplay", description=__doc__, formatter_class=form)
-    common.flags(parser, None, without=("data", "prompt", "adapters", "bench", "limit", "against"))
+    parser = common.parser_of("eval.crossplay", __doc__, None,
+                              without=("data", "prompt", "adapters", "bench", "limit", "against"))
     judge_flags(parser)
     parser.add_argument("--tasks", type=int, default=48, help="tasks of each teacher generation")
     parser.add_argument("--generations", type=int, default=0, help="checkpoints, evenly spaced; 0 = all on disk")

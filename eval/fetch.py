@@ -111,6 +111,11 @@ def here(data: str | Path) -> dict[str, Path]:
     return found
 
 
+def at_hand(data: str | Path | None) -> set[str]:
+    """Names of the files that `data` holds, or the cache where it is None. Raises ValueError where there is no such directory."""
+    return set(here(data)) if data is not None else {name for name in FILES if (CACHE / cached_name(name)).exists()}
+
+
 def opened(path: Path):
     """The file's bytes, decompressed if its first two say gzip."""
     with open(path, "rb") as f:

@@ -222,9 +222,7 @@ def counted(rows: list[dict]) -> list[dict]:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m eval.heldout", description=__doc__, formatter_class=form)
-    common.flags(parser, None, without=("data", "prompt"))
+    parser = common.parser_of("eval.heldout", __doc__, None, without=("data", "prompt"))
     judge_flags(parser)
     parser.add_argument("--split", default="test", choices=SPLITS, help="choose members on validation, claim on test")
     parser.set_defaults(max_rows=None)

@@ -7,14 +7,13 @@
 
 Answers go to answers.jsonl as they come, the numbers to summary.json and the terminal. The same command goes on where it stopped.
 """
-import argparse
 import functools
 import json
 import sys
 
 from eval import common
 from eval.data import SETS, Item, load
-from eval.fetch import CACHE, cached_name, here
+from eval.fetch import CACHE, at_hand
 from eval.grading import extract, grade, readings
 from eval.symbolic import WORKER
 
@@ -23,7 +22,7 @@ INSTRUCTION = "\n\nPlease reason step by step, and put your final answer within 
 
 def present(data: str | None) -> list[str]:
     """The sets that --data or the cache holds. Raises ValueError where there is none."""
-    found = here(data) if data is not None else [name for name in SETS if (CACHE / cached_name(name)).exists()]
+    found = at_hand(data)
     if not (sets := [name for name in SETS if name in found]):
         raise ValueError(f"none of {', '.join(SETS)} is in {data or CACHE}: run python -m eval.fetch, or say with --data where "
                          "they are")
@@ -59,9 +58,7 @@ def judge(answers: list[tuple[Item, str]]) -> list[dict]:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; 0, or 1 where the self-test fails. Raises ValueError for what the user can mend."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m eval.math", description=__doc__, formatter_class=form)
-    common.flags(parser, default_max_new=2048)
+    parser = common.parser_of("eval.math", __doc__, default_max_new=2048)
     parser.add_argument("--self-test", action="store_true", help="grade the gold answers against themselves; needs no model")
     args = parser.parse_args(argv)
     common.check(args)

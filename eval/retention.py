@@ -190,9 +190,7 @@ def later_table(lines: list[dict], k: int) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m eval.retention", description=__doc__, formatter_class=form)
-    common.flags(parser, None, without=("data", "prompt", "adapters", "against"))
+    parser = common.parser_of("eval.retention", __doc__, None, without=("data", "prompt", "adapters", "against"))
     heldout.judge_flags(parser)
     parser.add_argument("--draws", type=int, default=4, help="children of each operator")
     parser.add_argument("--k", type=int, default=15, help="steps after a birth at which the run's own records are read")

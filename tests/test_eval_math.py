@@ -1,5 +1,4 @@
 """eval.math: answers are cut out and compared as values, files are found and checked, runs share batches and resume."""
-import argparse
 import gzip
 import hashlib
 import json
@@ -324,8 +323,7 @@ def test_what_a_user_gets_wrong_is_said(members, bytes_base, questions, tmp_path
 def test_adapters_are_recognised_at_either_precision(bytes_base, members, tmp_path):
     """Trained at one precision, evaluated at the other; a question is put by the chat template where there is one."""
     flags = ["--adapters", str(members / "step_3" / "S0"), "--device", "cpu", "--dtype"]
-    parser = argparse.ArgumentParser()
-    common.flags(parser, 8)
+    parser = common.parser_of("eval.math", "", 8)
     half = common.load(parser.parse_args([*flags, "bfloat16"]))
     assert half.slots == {"S0": 0, "base": -1} and half.base.model.embedding.dtype == torch.bfloat16
     save_peft(half.adapters, 0, tmp_path / "S1", str(bytes_base), half.base_hash)
