@@ -103,9 +103,8 @@ def test_two_steps(run, i, mode):
     assert all(0 <= row["solve_rate"] <= 1 and row["kind"] in switches["kinds"] for row in valid)
     if switches["gate_leak"] == 0:
         invalid, duplicate = switches["invalid_penalty"], switches["duplicate_penalty"]
-        duplicate = invalid if duplicate is None else duplicate
-        refused = [row for row in tasks if row["reason"]]
-        assert all(row["reward"] == (duplicate if row["reason"] == "duplicate" else invalid) for row in refused)
+        due = {True: invalid if duplicate is None else duplicate, False: invalid}
+        assert all(row["reward"] == due[row["reason"] == "duplicate"] for row in tasks if row["reason"])
     if switches["dedupe"] == "structural" and switches["kinds"] == "code_o":
         assert len({row["key"] for row in valid}) == len(valid)
     assert len({row["id"] for row in valid}) == len(valid)
