@@ -1,6 +1,6 @@
 """Is a model's answer right? The answer is cut out of the text, then compared with the gold answer as a mathematical value.
 
-    extract(text) -> "\\frac{1}{2}"         the last \\boxed, an <answer> tag, "#### ", a closing sentence, or the last line
+    extract(text) -> "\\frac{1}{2}"         last \\boxed, <answer> tag, "#### ", closing sentence, or a last line that is a value
     grade("0.5", r"\\frac{1}{2}") -> True   by exact rationals, intervals, sets, matrices, equations, or symbolic.same
 
 Rules of taste, all in `equal`: an item of a list may stand in any order, one of a tuple not; "x = 5" is 5; 50% is 50 and 1/2,
