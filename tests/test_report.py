@@ -178,7 +178,9 @@ def test_words_say_what_rose_and_what_fell(tmp_path):
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_short_runs(tmp_path, steps):
     page = check(made(invent(tmp_path / "run", steps=steps, every=0)))
-    for words in (("No step is finished yet.",), ("Too short", "all 1 step done", "minutes, 1 step."), ("first and last step", "all 2 steps done"))[steps]:
+    said = [["No step is finished yet."], ["Too short", "all 1 step done", "minutes, 1 step."],
+            ["first and last step", "all 2 steps done"]]
+    for words in said[steps]:
         assert words in page.text
 
 
@@ -275,7 +277,7 @@ def test_compare(tmp_path):
     assert "The budgets agree within 5%." in page.text and "dedupe off" in page.text and "8,000 (×1.00)" in page.text
     page = check(made(first, invent(tmp_path / "short", steps=4), invent(tmp_path / "sub" / "full", steps=8)))
     assert "The budgets are not the same" in page.text and "4,000 (×0.50)" in page.text
-    assert "sub/full" in page.words and f"{tmp_path.name}/full" in page.words           # one name twice: told by their paths' ends
+    assert "sub/full" in page.words and f"{tmp_path.name}/full" in page.words           # one name twice: told by their paths
 
 
 def test_long_names_fit_their_places(tmp_path):
@@ -291,7 +293,8 @@ def test_long_names_fit_their_places(tmp_path):
     assert labels and max(len(label) for _, label in labels) == report_svg.LABEL
     assert min(float(x) for x, _ in labels) > 0.6 * report_svg.W
     assert {"a-run-wit…e-seed-0", "a-run-wit…e-seed-1"} <= {label for _, label in labels}
-    assert [report_svg.brief(v, 5) for v in ("abcde", "abcdefgh", "x" * 9**6 + "yz", "", 12, "\x00")] == ["abcde", "ab…gh", "xx…yz", "", "12", "⟨U…0⟩"]
+    names = {"abcde": "abcde", "abcdefgh": "ab…gh", "x" * 9**6 + "yz": "xx…yz", "": "", 12: "12", "\x00": "⟨U…0⟩"}
+    assert {name: report_svg.brief(name, 5) for name in names} == names
 
 
 def contrast(one: str, two: str) -> float:
@@ -299,7 +302,8 @@ def contrast(one: str, two: str) -> float:
     def luminance(color: str) -> float:
         digits = color[1:] if len(color) == 7 else "".join(c * 2 for c in color[1:])
         parts = [int(digits[i:i + 2], 16) / 255 for i in (0, 2, 4)]
-        return sum(w * (v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4) for w, v in zip((0.2126, 0.7152, 0.0722), parts))
+        linear = [v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+        return sum(w * v for w, v in zip((0.2126, 0.7152, 0.0722), linear))
     low, high = sorted((luminance(one), luminance(two)))
     return (high + 0.05) / (low + 0.05)
 
@@ -311,9 +315,10 @@ def test_every_colour_is_readable(scheme):
     light, dark = (dict(re.findall(r"--(\w+):(#\w+)", part)) for part in report_page.CSS.split("prefers-color-scheme:dark"))
     colors = light if scheme == "light" else dark
     assert light.keys() == dark.keys() >= {*report_page.COLORS, "ink", "soft"}
-    poor = {name: ratio for name in ("ink", "soft", *report_page.COLORS) if (ratio := contrast(colors[name], colors["card"])) < 4.5}
-    assert not poor
-    assert contrast(colors["ink"], colors["mark"]) > 7 and contrast(colors["soft"], colors["bg"]) > 4.5 < contrast(colors["soft"], colors["hint"])
+    on_card = {name: contrast(colors[name], colors["card"]) for name in ("ink", "soft", *report_page.COLORS)}
+    assert not {name: ratio for name, ratio in on_card.items() if ratio < 4.5}
+    assert contrast(colors["ink"], colors["mark"]) > 7
+    assert contrast(colors["soft"], colors["bg"]) > 4.5 < contrast(colors["soft"], colors["hint"])
 
 
 def test_a_large_run_is_quick_and_small(tmp_path):
