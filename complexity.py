@@ -176,7 +176,7 @@ def halstead_volume(tree: ast.Module) -> float:
 def structural_hash(source: str) -> str:
     """32 hex digits that stay the same under renaming, other constants of the same type, docstrings, annotations, comments
     and layout, and change with operators, calls, control flow and the names that the program does not define itself
-    (len is not max). Raises ValueError as `parse` does. Source: spec.md, "Archive and metrics"."""
+    (len is not max). Raises ValueError as `parse` does."""
     tree = drop_annotations(drop_docstrings(parse(source)))
     tree = _Canonical(tree).visit(tree)
     return hashlib.sha256(ast.dump(tree).encode("utf-8", "backslashreplace")).hexdigest()[:32]

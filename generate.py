@@ -89,7 +89,7 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor) -> 
 class Answers:
     """The answers of a call's N rows as they grow, at most L tokens each, and what they are drawn with."""
     temperature: torch.Tensor          # (N,)
-    u: torch.Tensor                    # (N, L + 1) in [0, 1)
+    u: torch.Tensor                    # (N, L + 1) in [0, 1); the last column is spare, and so in ids and logp
     ends: torch.Tensor                 # ids of the end tokens
     ids: torch.Tensor                  # (N, L + 1) int64
     logp: torch.Tensor                 # (N, L + 1) float32
@@ -102,10 +102,13 @@ class Answers:
         return cls(temperature, u, torch.tensor(ends, dtype=torch.int64, device=u.device), ids, torch.zeros_like(u), length)
 
     def draw(self, row: torch.Tensor, t: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw the next token of rows (n,), which have t (n,) tokens, by logits (n, V). Returns it and the new t; L = ended."""
+        """Draw the next token of rows (n,), which have t (n,) tokens, by logits (n, V). Returns it and the new t.
+
+        A row that has ended is marked by t = L: what it draws from then on lands in the spare column.
+        """
         limit = self.u.shape[1] - 1
         token, logp = sample(logits, self.temperature[row], self.u[row, t])
-        self.ids[row, t], self.logp[row, t] = token, logp                    # a row that has ended writes behind its answer
+        self.ids[row, t], self.logp[row, t] = token, logp
         live = t < limit
         self.length[row] = torch.where(live, t + 1, self.length[row])
         return token, torch.where(live & ~torch.isin(token, self.ends), t + 1, limit)
@@ -129,7 +132,7 @@ class Rows:
 
     def admit(self, base: Base, serving: Serving | None, answers: Answers, places: torch.Tensor, n: int, prompts: list[list[int]],
               first: torch.Tensor, member: torch.Tensor) -> None:
-        """Run prompts (U) of members (U,); n attempts at each begin in the places (U n,), as rows first[i] + 0..n-1 of the call."""
+        """Run prompts (U) of members (U,); n attempts at each begin in the places (U n,), as the call's rows first[i] + 0..n-1."""
         model, device = base.model, places.device
         length = torch.tensor([len(p) for p in prompts], device=device)
         self.row[places] = (first[:, None] + torch.arange(n, device=device)).flatten()
@@ -177,7 +180,11 @@ class Recorded:
 @torch.inference_mode()
 def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: torch.Tensor, n: int, answers: Answers,
            max_rows: int, bar: tqdm) -> None:
-    """Fill in the answers to n attempts at each prompt, N = len(prompts) n."""
+    """Fill in the answers to n attempts at each prompt, N = len(prompts) n.
+
+    A round: let prompts in where enough rows have ended, or drop ended rows if nobody waits and they are many; then `patience`
+    steps, which look at as much of the cache as the furthest row needs.
+    """
     device, dtype, N, max_new = member.device, base.model.embedding.dtype, len(prompts) * n, answers.u.shape[1] - 1
     patience, stride, shrink = PATIENCE.get(device.type, 1), STRIDE if base.graphs else 1, 2 if base.graphs else 4
     serving = Serving(adapters, member, dtype) if adapters is not None else None

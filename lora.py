@@ -133,7 +133,7 @@ class Route:
         self.serving, self.k, self.scale = serving, len(serving.present), serving.adapters.scale
         own = member[:, None] == serving.present                                           # (B, k)
         count, rows = own.sum(0), member.argsort(stable=True)[(member < 0).sum():]
-        in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
+        in_order = torch.equal(rows, torch.arange(len(member), device=member.device))      # of their members, none of the base
         self.rows = None if in_order else rows                                             # less the rows of the base
         self.ends = count.cumsum(0).int()                                                  # of each member among these rows
         self.own = own.to(serving.dtype)[:, None, :, None] * self.scale                    # (B, 1, k, 1)
@@ -144,8 +144,8 @@ class Route:
         factors = self.serving.together(paths, sizes)
         if factors is None:
             return y
-        single = x.shape[1] == 1 and self.k <= DENSE or not self.serving.groups
-        return (self.equal if self.is_equal else self.dense if single else self.grouped)(*factors, x, y)
+        is_dense = (x.shape[1] == 1 and self.k <= DENSE) or not self.serving.groups
+        return (self.equal if self.is_equal else self.dense if is_dense else self.grouped)(*factors, x, y)
 
     def equal(self, A, B, x, y):
         """In place where no gradient is wanted: y is fresh from the base's product."""

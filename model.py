@@ -261,7 +261,7 @@ class Base:
     model: Model
     tokenizer: object
     eos_ids: tuple[int, ...]
-    style: str                       # "micro" | "chat" | "base": see tasks.STYLES
+    style: str                       # how it is talked to: one of prompts.STYLES
     path: Path
     graphs: bool = False             # decode by CUDA graphs
 
@@ -336,6 +336,19 @@ def end_tokens(path: Path, tokenizer) -> tuple[int, ...]:
     return tuple(sorted(ids - {None}))
 
 
+def is_chat_model(tokenizer, eos_ids: tuple[int, ...]) -> bool:
+    """Whether the chat template ends an answer with a token that ends the model's answers. Base models may carry the template of
+    their family (those of Qwen2.5 do) and end with another token: they were not trained in it."""
+    if not tokenizer.chat_template:
+        return False
+    said = [dict(role="user", content="question"), dict(role="assistant", content="answer")]
+    try:
+        end = tokenizer.apply_chat_template(said, tokenize=False).rpartition("answer")[2]
+    except Exception:                             # a template raises what it likes; one that fails here cannot be talked in
+        return False
+    return any(token in end for token in tokenizer.convert_ids_to_tokens(list(eos_ids)))
+
+
 def load_tokenizer(path: Path):
     """The directory's tokenizer through transformers, and the prompt style that model and tokenizer call for."""
     if not any((path / name).exists() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
@@ -349,7 +362,7 @@ def load_tokenizer(path: Path):
         raise ValueError(f"{path} has no usable tokenizer ({type(e).__name__}): "
                          "tokenizer.json and tokenizer_config.json are needed") from None
     style = json.loads((path / "config.json").read_text()).get("task_style")
-    return tokenizer, style or ("chat" if tokenizer.chat_template else "base")
+    return tokenizer, style or ("chat" if is_chat_model(tokenizer, end_tokens(path, tokenizer)) else "base")
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

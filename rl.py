@@ -121,14 +121,14 @@ class Adam:
         a = (active & norm.isfinite()).nonzero().squeeze(1)
         if len(a):
             self.steps[a] += 1
-            wide = lambda x: x.float()[:, None, None]
-            scale, (b1, b2), t = wide((self.clip / (norm[a] + 1e-6)).clamp_max(1.0)), self.betas, self.steps[a].double()
-            rate, fix = wide(self.lr[a] / (1 - b1 ** t)), wide((1 - b2 ** t).rsqrt())
+            wide, (b1, b2), t = lambda x: x.float()[:, None, None], self.betas, self.steps[a].double()
+            scale = wide((self.clip / (norm[a] + 1e-6)).clamp_max(1.0))
+            lr_hat, root_hat = wide(self.lr[a] / (1 - b1 ** t)), wide((1 - b2 ** t).rsqrt())     # Adam's bias corrections
             for p, m, v in zip(self.params, self.m, self.v):
                 g = p.grad[a] * scale
                 m[a] = m[a].lerp(g, 1 - b1)
                 v[a] = v[a].lerp(g * g, 1 - b2)
-                p[a] -= rate * m[a] / (v[a].sqrt() * fix + self.eps)
+                p[a] -= lr_hat * m[a] / (v[a].sqrt() * root_hat + self.eps)
         for p in self.params:
             p.grad = None
         return norm, skipped
@@ -192,7 +192,7 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
             p.grad = torch.zeros_like(p)
         stats, bad = dict.fromkeys(("kl", "entropy", "logp_gap", "trained_tokens"), 0.0), set()
         for part in tqdm(parts, desc=desc, leave=False, disable=not desc):
-            while part := [line for line in part if member[line[0]] not in bad]:
+            while part := [line for line in part if member[line[0]] not in bad]:      # again without those whose loss broke
                 packed = pack(rollout, part, device)
                 long = packed.ids.numel() > token_budget             # a row that exceeds the budget alone
                 route = adapters.route(packed.member, base.model.embedding.dtype)
@@ -222,6 +222,7 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
 
 def finish(adam: Adam, batch: Batch, stats: dict, bad: torch.Tensor) -> dict:
     """The optimiser step on accumulated gradients: members with rows move, the others are not touched, nor those in `bad`.
+    A member whose rows all have advantage 0 has a zero gradient and moves by its momentum, as in any Adam.
 
     Returns trained_tokens; per trained token kl, entropy and logp_gap, |log-probability in training - in the rollout|;
     grad_norm per member (list) and skipped members (list).
@@ -237,6 +238,6 @@ def finish(adam: Adam, batch: Batch, stats: dict, bad: torch.Tensor) -> dict:
 
 def update(base: Base, adapters: Adapters, adam: Adam, batch: Batch, adv: torch.Tensor, *, method: str = "reinforce++",
            max_new: int = 128, **loss) -> dict:
-    """One optimiser step for all members from one batch; `loss` holds the keyword arguments of `accumulate`. See `finish`."""
+    """`accumulate` and `finish` in one call, where nothing needs to come in between as in train.py; `loss` goes to `accumulate`."""
     weight = token_weight(batch.rollout, method, max_new).float()
     return finish(adam, batch, *accumulate(base, adapters, batch, adv, weight, **loss))

@@ -36,7 +36,7 @@ MAX_LOGGED = 600                                                       # charact
 @dataclass(frozen=True)
 class Setup:
     """What does not change during a run."""
-    cfg: object                     # train.Config
+    cfg: object                     # config.Config
     base: Base
     adapters: Adapters
     ranks: Ranks

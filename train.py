@@ -9,7 +9,7 @@
     python train.py --show 3                                                # also print three tasks a step, with their attempts
     python train.py --replay out/two --step 75 --match T2:S1                # one match again: prompts, texts, verdicts
 
-Five phases a step, all in `main`: match, propose, solve, reward and update, evolve. arXiv 2605.16727 on top of 2505.03335.
+Five phases a step, all in `train`: match, propose, solve, reward and update, evolve. arXiv 2605.16727 on top of 2505.03335.
 """
 import contextlib
 import dataclasses
@@ -111,9 +111,9 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         weight = rl.token_weight(batch.rollout, cfg.advantage, cfg.max_new).float()
         probing = cfg.probe_every and (step % cfg.probe_every == 0 or step == cfg.steps - 1)
         probes = selfplay.probe(setup, students, state.anchors, proposed, step, state.frozen) if probing else {}
-        clock.lap("probe")
+        clock.lap("probe")                                  # members as they were when they proposed and solved
         gradient = rl.accumulate(base, adapters, batch, adv, weight, desc=bar("update"), **loss)
-        with signals:                                       # from here to the checkpoint a signal waits: no step is torn
+        with signals:               # rl.update in two pieces: a signal may end the gradient, and waits from here to the checkpoint
             update = rl.finish(adam, batch, *gradient)
             matches = rate(cfg, pairs, proposed, step)
             for p in proposed:

@@ -25,7 +25,7 @@ from checkpoint import RunDir, differing
 from eval.summary import BASE, against, against_table, summarise, table
 from generate import generate
 from lora import Adapters, load_peft
-from model import Base, load_base, load_model, pick_dtype, weights_hash
+from model import Base, is_chat_model, load_base, load_model, pick_dtype, weights_hash
 from parallel import Ranks
 from prompts import ENVELOPE, Prompt, render
 
@@ -197,10 +197,9 @@ def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Populatio
 
 def prompt_style(args: argparse.Namespace, base: Base) -> str:
     """--prompt with auto decided. Raises ValueError for a chat template that is not there."""
-    template = getattr(base.tokenizer, "chat_template", None)
-    if args.prompt == "chat" and not template:
+    if args.prompt == "chat" and not base.tokenizer.chat_template:
         raise ValueError(f"--prompt chat: the tokenizer of {base.path} has no chat template; use envelope or plain")
-    return ("chat" if template else "plain") if args.prompt == "auto" else args.prompt
+    return ("chat" if is_chat_model(base.tokenizer, base.eos_ids) else "plain") if args.prompt == "auto" else args.prompt
 
 
 def put(question: str | Prompt | list[int], style: str, base: Base) -> list[int]:

@@ -332,8 +332,13 @@ def test_adapters_are_recognised_at_either_precision(bytes_base, members, tmp_pa
 
     decode = lambda style: full.base.tokenizer.decode(common.put("Why?", style, full.base))
     assert decode("plain") == "Question: Why?\nAnswer:" and decode("envelope").endswith("User: Why?\nAssistant: <think>")
-    full.base.tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
-    assert decode("chat") == "<user>Why?<assistant>" and common.prompt_style(parser.parse_args([]), full.base) == "chat"
+    template = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}END{% endfor %}"
+                "{% if add_generation_prompt %}<assistant>{% endif %}")
+    full.base.tokenizer.chat_template = template
+    assert decode("chat") == "<user>Why?END<assistant>"
+    assert common.prompt_style(parser.parse_args([]), full.base) == "plain", "a base that carries its family's template"
+    full.base.tokenizer.chat_template = template.replace("END", "{{ eos_token }}")
+    assert common.prompt_style(parser.parse_args([]), full.base) == "chat"
 
 
 def test_exit_codes(capsys):

