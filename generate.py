@@ -132,7 +132,7 @@ class Rows:
 
     def admit(self, base: Base, serving: Serving | None, answers: Answers, places: torch.Tensor, n: int, prompts: list[list[int]],
               first: torch.Tensor, member: torch.Tensor) -> None:
-        """Run prompts (U) of members (U,); n attempts at each begin in the places (U n,), as the call's rows first[i] + 0..n-1."""
+        """Run prompts (U) of members (U,); n attempts at each begin in the places (U n,), as rows first[i] + 0..n-1."""
         model, device = base.model, places.device
         length = torch.tensor([len(p) for p in prompts], device=device)
         self.row[places] = (first[:, None] + torch.arange(n, device=device)).flatten()

@@ -238,6 +238,6 @@ def finish(adam: Adam, batch: Batch, stats: dict, bad: torch.Tensor) -> dict:
 
 def update(base: Base, adapters: Adapters, adam: Adam, batch: Batch, adv: torch.Tensor, *, method: str = "reinforce++",
            max_new: int = 128, **loss) -> dict:
-    """`accumulate` and `finish` in one call, where nothing needs to come in between as in train.py; `loss` goes to `accumulate`."""
+    """`accumulate` and `finish` in one call, where nothing comes in between as it does in train.py; `loss`: see `accumulate`."""
     weight = token_weight(batch.rollout, method, max_new).float()
     return finish(adam, batch, *accumulate(base, adapters, batch, adv, weight, **loss))

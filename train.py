@@ -113,7 +113,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         probes = selfplay.probe(setup, students, state.anchors, proposed, step, state.frozen) if probing else {}
         clock.lap("probe")                                  # members as they were when they proposed and solved
         gradient = rl.accumulate(base, adapters, batch, adv, weight, desc=bar("update"), **loss)
-        with signals:               # rl.update in two pieces: a signal may end the gradient, and waits from here to the checkpoint
+        with signals:               # rl.update in two pieces: a signal may end the gradient; from here to the checkpoint it waits
             update = rl.finish(adam, batch, *gradient)
             matches = rate(cfg, pairs, proposed, step)
             for p in proposed:

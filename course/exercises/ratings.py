@@ -14,9 +14,10 @@ matches a skill drifts by tau. With the variances s = sigma^2 + tau^2 of winner 
     mu_w += s_w v / c     sigma_w^2 = s_w (1 - w s_w / c^2)
     mu_l -= s_l v / c     sigma_l^2 = s_l (1 - w s_l / c^2)
 
-phi, Phi: density and distribution of the standard normal (statistics.NormalDist has both, and Phi^-1 as inv_cdf). The trap:
-for a great surprise Phi(t - e) underflows to 0. What do v and w tend to as t - e goes to minus infinity? The same happens to z
-in a draw of very unequal players: there v tends to sign(t) a, and w to 1.
+phi, Phi: density and distribution of the standard normal. statistics.NormalDist has phi (pdf) and Phi^-1 (inv_cdf); take
+Phi(x) = erfc(-x / sqrt(2)) / 2 with math.erfc, because NormalDist.cdf loses its digits below -6 or so. The trap: for a great
+surprise Phi(t - e) underflows to 0. What do v and w tend to as t - e goes to minus infinity? The same happens to z in a draw of
+very unequal players: there v tends to sign(t) a, and w to 1.
 """
 
 
