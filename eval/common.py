@@ -219,13 +219,15 @@ def put(question: str | Prompt | list[int], style: str, base: Base) -> list[int]
 
 def open_out(args: argparse.Namespace, population: Population, style: str, data: dict[str, str],
              default: str) -> tuple[RunDir, list[dict]]:
-    """The directory of results and the answers already there. Raises ValueError where those were made in another way.
+    """The directory of results and the answers already there. Raises ValueError where those, or --against's, were made otherwise.
 
     data: SHA-256 of each benchmark's file. A half-written last line is cut off.
     """
     run = RunDir(Path(args.out or (Path(args.run).expanduser() / default if args.run else f"out/{default}")).expanduser())
     config = dict(base=str(population.base.path), base_hash=population.base_hash, prompt=style, temperature=args.temperature,
                   max_new=args.max_new, seed=args.seed, adapters=population.hashes, data=data)
+    if getattr(args, "against", ""):
+        answers_of(args.against, default, config)                   # what is not comparable is said before hours of work
     path, answers = run.path / "config.json", run.path / "answers.jsonl"
     if path.exists():
         old = json.loads(path.read_text())

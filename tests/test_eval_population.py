@@ -168,6 +168,7 @@ def test_what_a_user_gets_wrong_in_heldout_is_said(grown, tmp_path, tiny):
     with pytest.raises(ValueError, match="no answers.jsonl there nor in its eval-heldout"):
         heldout.main(["--run", str(grown), "--bench", "logic", "--limit", "1", "--out", str(tmp_path / "o"),
                       "--against", str(tmp_path), *CPU])
+    assert not (tmp_path / "o/answers.jsonl").exists(), "said before the work, not after it"
     with pytest.raises(ValueError, match="--bench math: its wording is that of the micro style"):
         heldout.main(["--base", str(tiny.path), "--bench", "math", "--out", str(tmp_path / "t"), *CPU])
 
