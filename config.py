@@ -129,7 +129,7 @@ def parse_args(description: str | None, argv: list[str] | None = None) -> Config
     for f in dataclasses.fields(Config):
         preset = {style: values[f.name] for style, values in PRESETS.items() if f.name in values}      # of a flag without default
         shown = ", ".join(f"{style} {value}" for style, value in preset.items()) if f.default is None else f.default
-        text = (f.metadata["help"] + (f" ({shown})" if shown not in ("", False) else "")).replace("%", "%%")
+        text = (f.metadata["help"] + ("" if shown == "" or shown is False else f" ({shown})")).replace("%", "%%")
         kind, choices = f.metadata["kind"], f.metadata["choices"]
         how = dict(action="store_true") if kind is bool else dict(type=kind, choices=choices)
         parser.add_argument("--" + f.name.replace("_", "-"), dest=f.name, default=f.default, help=text, **how)
