@@ -37,6 +37,34 @@ class RunDir:
         found = [p.name[5:] for p in self.path.glob("step_*") if (p / "state.json").exists()]
         return sorted(int(n) for n in found if n.isdigit())
 
+    def part(self, step: int, name: str, read):
+        """read(path) of one file or directory of checkpoint step_N. Raises ValueError with the way out where that fails."""
+        directory = self.path / f"step_{step}"
+        try:
+            return read(directory / name)
+        except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as e:
+            why = f"it lacks {e}" if isinstance(e, KeyError) else getattr(e, "strerror", None) or e
+            earlier = [n for n in self.steps() if n < step]
+            way = f"to go on from step_{earlier[-1]}" if earlier else "and start anew: there is no earlier checkpoint"
+            raise ValueError(f"{directory} is damaged ({name}: {why}): remove all of {directory.name} {way}") from e
+
+    def check_logs(self, books: dict) -> None:
+        """Raises ValueError where a log is shorter than it was when the checkpoint with this state.json was written."""
+        held = self.sizes()
+        for name, size in books["logs"].items():
+            if held[name] < size:
+                lost = "the archive's memory" if name == "tasks.jsonl" else "a part of the run's record"
+                raise ValueError(f"{self.path / name} is shorter than step_{books['step']} says ({held[name]} of {size} bytes): "
+                                 f"{lost} is lost; restore it, or start anew under another --name")
+
+    def config(self) -> dict:
+        """The flags that the run was started with. Raises ValueError where config.json cannot be read."""
+        try:
+            return json.loads((self.path / "config.json").read_text())
+        except (OSError, ValueError) as e:
+            raise ValueError(f"{self.path / 'config.json'} cannot be read ({getattr(e, 'strerror', None) or e}): restore it, or "
+                             "start anew under another --name") from e
+
     def write_json(self, name: str, data: dict) -> None:
         """Write a small file whole: a kill in between leaves the old one."""
         if self.writes:
@@ -52,9 +80,12 @@ class RunDir:
                 f.write("".join(json.dumps(row) + "\n" for row in finite))
 
     def rows(self, name: str, size: int) -> list[dict]:
-        """The first `size` bytes of a log, read back."""
+        """The first `size` bytes of a log, read back. Raises ValueError where they are not lines of JSON."""
         path = self.path / name
-        return [json.loads(line) for line in path.read_bytes()[:size].splitlines()] if path.exists() else []
+        try:
+            return [json.loads(line) for line in path.read_bytes()[:size].splitlines()] if path.exists() else []
+        except ValueError as e:
+            raise ValueError(f"{path} is damaged ({e}): restore it, or start anew in another directory") from e
 
     def sizes(self) -> dict[str, int]:
         """Length of each log in bytes."""

@@ -144,7 +144,8 @@ def parse_args(description: str | None, argv: list[str] | None = None) -> Config
 def settle(cfg: Config, style: str) -> Config:
     """Fill the style's presets in and check the numbers against each other. Raises ValueError with the fix."""
     cfg = dataclasses.replace(cfg, **{k: v for k, v in PRESETS[style].items() if getattr(cfg, k) is None})
-    n_teachers, n_students = (1, 1) if cfg.single else (cfg.teachers or cfg.pop // 2, cfg.students or cfg.pop // 2)
+    half = 1 if cfg.single else cfg.pop // 2
+    n_teachers, n_students = cfg.teachers or half, cfg.students or half
     cfg = dataclasses.replace(cfg, style=style, teachers=n_teachers, students=n_students,
                               grace=cfg.evolve_every if cfg.grace < 0 else cfg.grace,
                               duplicate_penalty=cfg.invalid_penalty if cfg.duplicate_penalty is None else cfg.duplicate_penalty)
@@ -152,6 +153,8 @@ def settle(cfg: Config, style: str) -> Config:
     problems = [
         (cfg.pop % 2 or cfg.pop < 2,
          f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number from 2 on"),
+        (cfg.single and (n_teachers, n_students) != (1, 1),
+         "--single is one adapter in both roles: leave out --teachers and --students, or leave out --single"),
         (min(n_teachers, n_students) < 1, "--teachers and --students must be at least 1"),
         (bool(unknown), f"--kinds: {', '.join(sorted(unknown))} unknown; valid: {', '.join(KINDS)}"),
         (not 0 <= cfg.cull < 1, f"--cull {cfg.cull}: a share in [0, 1)"),

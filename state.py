@@ -87,7 +87,8 @@ def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, ke
         if state.frozen:
             save_peft(state.frozen, 0, directory / FROZEN, setup.cfg.base, base_hash)
         save_file({k: v.contiguous() for k, v in adam.state_dict().items()}, directory / "optimizer.safetensors")
-    books = dict(members=[m.to_json() for m in state.members], anchors=[dataclasses.asdict(t) for t in state.anchors],
+    books = dict(base_weights=base_hash, members=[m.to_json() for m in state.members],
+                 anchors=[dataclasses.asdict(t) for t in state.anchors],
                  seeds=[dataclasses.asdict(t) for t in state.archive.seeds], totals=state.totals)
     run.save(state.step, books, fill, keep)
 
@@ -97,8 +98,17 @@ def task_of(row: dict) -> Task:
     return Task(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
 
 
+def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
+    """The members and the books of a checkpoint. Raises ValueError where state.json is damaged."""
+    def read(path: Path) -> tuple[list[Member], dict]:
+        books = json.loads(path.read_text())
+        return [Member.from_json(m) for m in books["members"]], books
+    return run.part(step, "state.json", read)
+
+
 def archive_at(run: RunDir, books: dict, kinds, cap: int) -> Archive:
-    """What the run had seen when a checkpoint with this state.json was written."""
+    """What the run had seen when a checkpoint with this state.json was written. Raises ValueError where its logs are shorter."""
+    run.check_logs(books)
     archive = Archive(list(kinds), cap)
     logged = [selfplay.task_from_row(row) for row in run.rows("tasks.jsonl", books["logs"]["tasks.jsonl"]) if not row["reason"]]
     for task in [*map(task_of, books["seeds"]), *logged]:
@@ -108,17 +118,19 @@ def archive_at(run: RunDir, books: dict, kinds, cap: int) -> Archive:
 
 def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: int) -> State:
     """The state of checkpoint step_`step`; adapters and optimiser are filled in place, the logs of a run that writes are cut back
-    to it."""
-    directory = run.path / f"step_{step}"
-    books = json.loads((directory / "state.json").read_text())
-    members = [Member.from_json(m) for m in books["members"]]
-    for m in members:
-        load_peft(setup.adapters, m.slot, directory / (members[0].name if cfg.single else m.name), base_hash)
-    adam.load_state_dict(load_file(directory / "optimizer.safetensors"))
+    to it. Raises ValueError for another base, a damaged checkpoint, logs that are shorter than they were."""
+    members, books = members_at(run, step)
+    if books.get("base_weights", base_hash) != base_hash:
+        raise ValueError(f"{run.path} was trained on another base than {cfg.base} is here (or at another precision): pass the "
+                         "--base, --dtype and --device it was started with")
     archive = archive_at(run, books, setup.kinds, cfg.archive_cap)
-    frozen = room(setup) if (directory / FROZEN).is_dir() else None
+    adapter = lambda into, slot, name: run.part(step, name, lambda path: load_peft(into, slot, path, base_hash))
+    for m in members:
+        adapter(setup.adapters, m.slot, members[0].name if cfg.single else m.name)
+    run.part(step, "optimizer.safetensors", lambda path: adam.load_state_dict(load_file(path)))
+    frozen = room(setup) if (run.path / f"step_{step}" / FROZEN).is_dir() else None
     if frozen:
-        load_peft(frozen, 0, directory / FROZEN, base_hash)
+        adapter(frozen, 0, FROZEN)
     run.cut(books["logs"])
     return State(books["step"], members, archive, [task_of(t) for t in books["anchors"]], books["totals"], frozen)
 

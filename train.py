@@ -13,7 +13,6 @@ Five phases a step, all in `train`: match, propose, solve, reward and update, ev
 """
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 from pathlib import Path
@@ -169,6 +168,8 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
     if (wanted := Path(cfg.resume).name).startswith("step_") and wanted != f"step_{steps[-1]}":
         raise ValueError(f"--resume {cfg.resume}: only the latest checkpoint, step_{steps[-1]}, can go on; remove it to go back")
     if not steps:
+        if cfg.resume and run.writes:
+            print(f"note: nothing to resume in {path}: starting at step 0", file=sys.stderr)
         run.cut(dict.fromkeys(LOGS, 0))               # killed before its first checkpoint: what it told is told again
     return run, bool(steps)
 
@@ -241,13 +242,17 @@ def main(cfg: Config) -> RunDir:
         torch.set_num_threads(cfg.threads)
     run, resuming = open_run(cfg, ranks)
     config = dataclasses.asdict(cfg)
-    if resuming and (changed := differing(json.loads((run.path / "config.json").read_text()), config, FREE)):
+    if resuming and (changed := differing(run.config(), config, FREE)):
         raise ValueError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
                          "use the old values or another --name")
     with contextlib.ExitStack() as stack:
         sandbox = stack.enter_context(open_sandbox(cfg.workers, cfg.weak_sandbox, cpu_s=cfg.cpu_s)) if run.writes else None
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
         state = restore(run, cfg, setup, adam, base_hash, run.steps()[-1]) if resuming else found(cfg, setup, base_hash)
+        if state.step >= cfg.steps:
+            if run.writes:
+                print(f"{run.path}: already at step {state.step} of {cfg.steps}: nothing to do")
+            return run
         if run.writes:
             run.write_json("config.json", config)
             run.write_json("env.json", environment(ranks, sandbox))

@@ -93,7 +93,7 @@ def spent(directory: Path) -> list[dict[str, float]]:
     """What a run had spent after each step up to its last checkpoint: BUDGETS, trained tokens and seconds, all cumulative."""
     run = RunDir(directory, writes=False)
     steps, out, total = run.steps(), [], dict(rows=0, proposals=0, seconds=0.0)
-    size = json.loads((directory / f"step_{steps[-1]}" / "state.json").read_text())["logs"]["metrics.jsonl"] if steps else 0
+    size = run.part(steps[-1], "state.json", lambda path: json.loads(path.read_text())["logs"]["metrics.jsonl"]) if steps else 0
     for row in run.rows("metrics.jsonl", size):
         attempts = sum(m["n"] for m in row["members"].values() if m["role"] == "student")
         total = dict(rows=total["rows"] + row["n"] + attempts, proposals=total["proposals"] + row["n"],

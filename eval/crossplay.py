@@ -34,7 +34,7 @@ from kinds import Task
 from machine import open_sandbox
 from parallel import Ranks
 from selfplay import Setup
-from state import archive_at, task_of
+from state import archive_at, members_at, task_of
 from verifier import Sandbox
 
 ANEW = 1 << 40                                    # "steps" of the proposals made here: their draws are no step's of a run
@@ -58,12 +58,6 @@ def generations(run: RunDir, wanted: int) -> list[int]:
                          "the least: train with --keep 1000, which keeps every one (--save-every says how often)")
     places = np.linspace(0, len(steps) - 1, min(wanted or len(steps), len(steps))).round().astype(int)
     return [steps[i] for i in dict.fromkeys(places)]
-
-
-def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
-    """The members and the books of a checkpoint."""
-    books = json.loads((run.path / f"step_{step}" / "state.json").read_text())
-    return [Member.from_json(m) for m in books["members"]], books
 
 
 def propose(setup: Setup, archive: Archive, teachers: list[Member], n: int) -> list[Task]:

@@ -21,7 +21,6 @@ import torch
 
 from checkpoint import RunDir
 from eval import common, heldout
-from eval.crossplay import members_at
 from eval.stats import hierarchical_bootstrap, ratio_bootstrap
 from eval.summary import BASE, shares
 from evolve import OPERATORS, Member, dw_norm
@@ -32,6 +31,7 @@ from model import Base
 from prompts import render
 from rl import token_logp
 from selfplay import keyed, mean
+from state import members_at
 from trueskill_lite import RATINGS
 
 KL_TASKS, KL_ROWS = 24, 8                          # tasks on whose answers the divergence is taken; rows at a time

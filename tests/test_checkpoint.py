@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import config
 import train
 from checkpoint import Interrupted, RunDir, Signals, differing
-from state import FROZEN
+from state import FROZEN, restore
 
 ROOT = Path(train.__file__).parent
 STEPS = 3
@@ -95,7 +95,7 @@ def assert_equal(one: Path, other: Path) -> None:
     assert first == second and ["frozen_solve" in row for row in metrics(one)] == [False, False, True]
 
 
-def test_killed_then_resumed_equals_never_stopped(words, whole, tmp_path):
+def test_killed_then_resumed_equals_never_stopped(words, whole, tmp_path, capsys):
     process = begin(words(tmp_path))
     wait_for(process, 1)
     process.send_signal(signal.SIGKILL)
@@ -106,6 +106,7 @@ def test_killed_then_resumed_equals_never_stopped(words, whole, tmp_path):
     (path / "step_2.part").mkdir(exist_ok=True)
     train.main(config.parse_args(None, words(tmp_path, resume="auto")))
     assert_equal(whole, path)
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
@@ -123,7 +124,7 @@ def test_a_signal_saves_and_leaves(words, whole, tmp_path, number):
     assert_equal(whole, tmp_path / "run")
 
 
-def test_killed_before_the_first_checkpoint(words, whole, tmp_path):
+def test_killed_before_the_first_checkpoint(words, whole, tmp_path, capsys):
     process = begin(words(tmp_path, save_every=50))
     wait_for(process, 0)
     process.kill()
@@ -131,6 +132,7 @@ def test_killed_before_the_first_checkpoint(words, whole, tmp_path):
     assert metrics(tmp_path / "run")
     train.main(config.parse_args(None, words(tmp_path, resume="auto")))
     assert_equal(whole, tmp_path / "run")
+    assert capsys.readouterr().err == f"note: nothing to resume in {tmp_path / 'run'}: starting at step 0\n"
 
 
 def test_a_second_interrupt_leaves_at_once(capfd):
@@ -173,7 +175,7 @@ def refused(match: str, words: list[str]) -> None:
         train.main(config.parse_args(None, words))
 
 
-def test_resume_names_what_differs(words, whole):
+def test_resume_names_what_differs(words, whole, capsys):
     out, before = whole.parent, metrics(whole)
     refused(
         r"another configuration: group \(3 -> 4\), rating \('trueskill' -> 'elo'\)",
@@ -184,8 +186,12 @@ def test_resume_names_what_differs(words, whole):
     refused("no complete checkpoint", words(out, resume=out))
     refused("only the latest checkpoint, step_3, can go on", words(out, resume=whole / "step_2"))
     assert metrics(whole) == before
-    resumed = train.main(config.parse_args(None, words(out, resume=whole / "step_3")))
-    assert resumed.steps() == [1, 2, 3] and metrics(whole) == before
+    for steps in (STEPS, 1):
+        files = {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()}
+        capsys.readouterr()
+        train.main(config.parse_args(None, words(out, resume=whole / "step_3", steps=steps)))
+        assert capsys.readouterr().out == f"{whole}: already at step 3 of {steps}: nothing to do\n"
+        assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == files
 
 
 def test_another_base_is_refused(words, whole, micro_base, tmp_path):
@@ -208,6 +214,112 @@ def test_start_from_a_runs_adapters(words, whole, tmp_path):
             load_file(step / n / "adapter_model.safetensors") for step, n in ((whole / "step_3", name), (path / "step_1", new))
         )
         assert all(torch.allclose(a[k], b[k], rtol=0, atol=1e-20) for k in a), (slot, name, new)
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copy(whole, tmp_path) -> Path:
+    """The finished run once more, to be damaged."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+HALF = "half of the file is left"
+DAMAGE = [
+    ("optimizer.safetensors", HALF, r"optimizer.safetensors: .*"),
+    ("optimizer.safetensors", None, r"optimizer.safetensors: No such file or directory.*"),
+    ("optimizer.safetensors", {"steps": torch.zeros(1)}, r"optimizer.safetensors: .*"),
+    ("optimizer.safetensors", {}, r"optimizer.safetensors: it lacks 'steps'"),
+    ("state.json", HALF, r"state.json: .*line 1 column.*"),
+    ("state.json", b"\xff\x00", r"state.json: .*utf-8.*"),
+    ("state.json", b"[]", r"state.json: .*"),
+    ("state.json", b"{}", r"state.json: it lacks 'members'"),
+    ("S0/adapter_model.safetensors", HALF, r"S0: .*not a readable PEFT adapter.*"),
+    ("S0/adapter_config.json", None, r"S0: .*not a readable PEFT adapter.*No such file.*"),
+    (f"{FROZEN}/adapter_model.safetensors", b"", rf"{FROZEN}: .*not a readable PEFT adapter.*"),
+]
+
+
+@pytest.fixture(scope="module")
+def place(micro_base):
+    """place(words) -> (cfg, setup, adam, base_hash) into which a checkpoint is restored."""
+
+    def make(words: list[str]):
+        ranks = train.Ranks.join("cpu")
+        cfg, base = train.prepare(config.parse_args(None, words), ranks)
+        return (cfg, *train.populate(cfg, base, ranks, None))
+
+    return make
+
+
+def damage(path: Path, what) -> None:
+    """Leave half of a file, nothing, these bytes or these tensors."""
+    if what is None:
+        path.unlink()
+    elif isinstance(what, dict):
+        save_file(what, path)
+    else:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if what == HALF else what)
+
+
+def test_a_damaged_checkpoint_says_what_to_remove(words, copy, place):
+    cfg, *parts = place(words(copy.parent))
+    step, first = copy / "step_3", min(p.parent.name for p in copy.glob("step_3/S*/adapter_config.json"))
+    backup = shutil.copytree(step, copy.parent / "backup")
+    for name, what, match in DAMAGE:
+        name, match = name.replace("S0", first), match.replace("S0", first)
+        damage(step / name, what)
+        with pytest.raises(ValueError, match=rf"run/step_3 is damaged \({match}\): remove all of step_3 to go on from step_2$"):
+            restore(RunDir(copy, writes=False), cfg, *parts, 3)
+        shutil.rmtree(step)
+        shutil.copytree(backup, step)
+    for earlier in ("step_1", "step_2"):
+        shutil.rmtree(copy / earlier)
+    damage(step / "state.json", HALF)
+    with pytest.raises(ValueError, match=r"remove all of step_3 and start anew: there is no earlier checkpoint"):
+        restore(RunDir(copy, writes=False), cfg, *parts, 3)
+
+
+def test_its_advice_helps(words, whole, copy):
+    damage(copy / "step_3" / "optimizer.safetensors", HALF)
+    refused("is damaged.*to go on from step_2", words(copy.parent, resume="auto"))
+    shutil.rmtree(copy / "step_3")
+    train.main(config.parse_args(None, words(copy.parent, resume="auto")))
+    assert_equal(whole, copy)
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_lost_log_is_told(copy, name):
+    """Missing or a byte short of what the checkpoint says; one that is longer is no loss."""
+    run, size = RunDir(copy, writes=False), (copy / name).stat().st_size
+    books = json.loads((copy / "step_3" / "state.json").read_text())
+    run.check_logs(books)
+    os.truncate(copy / name, size - 1)
+    with pytest.raises(ValueError, match=rf"{name} is shorter than step_3 says \({size - 1} of {size} bytes\): .* is lost; restore"):
+        run.check_logs(books)
+    run.check_logs(json.loads((copy / "step_1" / "state.json").read_text()))
+    (copy / name).unlink()
+    lost = "the archive's memory" if name == "tasks.jsonl" else "a part of the run's record"
+    with pytest.raises(ValueError, match=rf"run/{name} is shorter than step_3 says \(0 of {size} bytes\): {lost} is lost"):
+        run.check_logs(books)
+
+
+def test_a_run_without_its_memory_ends_with_one_sentence(words, copy):
+    (copy / "tasks.jsonl").unlink()
+    before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
+    refused("tasks.jsonl is shorter than step_3 says .*the archive's memory is lost", words(copy.parent, resume="auto", steps=4))
+    assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before
+    with pytest.raises(ValueError, match="tasks.jsonl is shorter than step_2 says"):
+        train.show_again(config.Config(replay=str(copy), step=2))
+
+
+def test_text_that_is_not_json_names_its_file(words, copy):
+    tasks = (copy / "tasks.jsonl").read_text()
+    (copy / "tasks.jsonl").write_text("{" + tasks[:-2] + "\n")  # as long as before
+    refused("run/tasks.jsonl is damaged .*restore it", words(copy.parent, resume="auto"))
+    (copy / "config.json").write_text("{")
+    refused("run/config.json cannot be read .*restore it", words(copy.parent, resume="auto"))
 
 
 # -- the directory -----------------------------------------------------------------------------------------------------

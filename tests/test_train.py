@@ -259,6 +259,8 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
         ("--pop 5", "--pop 5 cannot be halved"),
         ("--pop 0", "--pop 0 cannot be halved"),
         ("--teachers -1", "at least 1"),
+        ("--single --teachers 3", "--single is one adapter in both roles: leave out --teachers and --students"),
+        ("--single --students 3", "--single is one adapter in both roles: leave out --teachers and --students"),
         ("--steps 0", "--steps 0"),
         ("--kinds code_o,code_x", "code_x unknown; valid: code_o, code_i, code_f"),
         ("--cull 1", "--cull 1.0"),
