@@ -45,7 +45,7 @@ class RunDir:
         except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as e:
             why = f"it lacks {e}" if isinstance(e, KeyError) else getattr(e, "strerror", None) or e
             earlier = [n for n in self.steps() if n < step]
-            way = f"to go on from step_{earlier[-1]}" if earlier else "and start anew: there is no earlier checkpoint"
+            way = f"to go on from step_{earlier[-1]}" if earlier else "to begin again at step 0: no earlier checkpoint is there"
             raise ValueError(f"{directory} is damaged ({name}: {why}): remove all of {directory.name} {way}") from e
 
     def check_logs(self, books: dict) -> None:

@@ -122,7 +122,7 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
     members, books = members_at(run, step)
     if books.get("base_weights", base_hash) != base_hash:
         raise ValueError(f"{run.path} was trained on another base than {cfg.base} is here (or at another precision): pass the "
-                         "--base, --dtype and --device it was started with")
+                         "--base and --device it was started with")
     archive = archive_at(run, books, setup.kinds, cfg.archive_cap)
     adapter = lambda into, slot, name: run.part(step, name, lambda path: load_peft(into, slot, path, base_hash))
     for m in members:

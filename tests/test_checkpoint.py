@@ -277,7 +277,7 @@ def test_a_damaged_checkpoint_says_what_to_remove(words, copy, place):
     for earlier in ("step_1", "step_2"):
         shutil.rmtree(copy / earlier)
     damage(step / "state.json", HALF)
-    with pytest.raises(ValueError, match=r"remove all of step_3 and start anew: there is no earlier checkpoint"):
+    with pytest.raises(ValueError, match=r"remove all of step_3 to begin again at step 0: no earlier checkpoint is there$"):
         restore(RunDir(copy, writes=False), cfg, *parts, 3)
 
 
@@ -296,7 +296,7 @@ def test_a_lost_log_is_told(copy, name):
     books = json.loads((copy / "step_3" / "state.json").read_text())
     run.check_logs(books)
     os.truncate(copy / name, size - 1)
-    with pytest.raises(ValueError, match=rf"{name} is shorter than step_3 says \({size - 1} of {size} bytes\): .* is lost; restore"):
+    with pytest.raises(ValueError, match=rf"run/{name} is shorter than step_3 says \({size - 1} of {size} bytes\): .*; restore"):
         run.check_logs(books)
     run.check_logs(json.loads((copy / "step_1" / "state.json").read_text()))
     (copy / name).unlink()
