@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from evolve import EVOLVE, MATCHING, OUTCOMES
 from lora import TARGETS
-from prompts import STYLES
+from prompts import STYLES, wording
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from rl import ADVANTAGES, WHITEN
 from tasks import KINDS
@@ -169,4 +169,7 @@ def settle(cfg: Config, style: str) -> Config:
     for wrong, text in problems:
         if wrong:
             raise ValueError(text)
+    for kind in cfg.kinds.split(","):
+        for phase in ("propose", "solve"):
+            wording(kind, style, phase)
     return cfg

@@ -262,15 +262,19 @@ class Member:
         return cls(**data | {"rating": Rating(**data["rating"]), "parents": tuple(data["parents"])})
 
 
-MATCHING = ("pfsp", "uniform", "hard", "round-robin", "all")
+WEIGHTS = {  # --matching -> weight with which a student is drawn that beats the teacher with probability p
+    "pfsp": lambda p: p * (1 - p),
+    "uniform": lambda p: 1.0,
+    "hard": lambda p: (1 - p) ** 2}
+MATCHING = (*WEIGHTS, "round-robin", "all")
 
 
 def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0):
     """Pairs (teacher, student) of one step, the teachers in shuffled order.
 
-    p_beats(teacher, student) = P(student beats teacher) = p. A student is drawn with weight p(1-p) (pfsp), (1-p)^2
-    (hard) or 1 (uniform), mixed with `floor` of the uniform distribution; without replacement until all are used, so
-    that everybody gets data. "round-robin" turns with `step`; "all" is every pair. rng: random.Random, not for "all".
+    p_beats(teacher, student) = P(student beats teacher) = p. A student is drawn with weight WEIGHTS[mode](p), mixed with
+    `floor` of the uniform distribution; without replacement until all are used, so that everybody gets data.
+    "round-robin" turns with `step`; "all" is every pair. rng: random.Random, not for "all".
     """
     if mode not in MATCHING:
         raise ValueError(f"matching must be one of {', '.join(MATCHING)}, got {mode!r}")
@@ -286,7 +290,7 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0)
     for teacher in rng.sample(teachers, len(teachers)):
         pool = pool or list(students)
         p = [p_beats(teacher, s) for s in pool]
-        weight = {"pfsp": [x * (1 - x) for x in p], "hard": [(1 - x) ** 2 for x in p], "uniform": [1.0] * len(p)}[mode]
+        weight = [WEIGHTS[mode](x) for x in p]
         total = sum(weight)  # 0 where every result is certain: then nothing but the floor is left
         weight = [(1 - floor) * w / total + floor / len(p) for w in weight] if total > 0 else [1.0] * len(p)
         pairs.append((teacher, pool.pop(rng.choices(range(len(pool)), weight)[0])))

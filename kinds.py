@@ -1,8 +1,8 @@
 """The contract of a task kind: what goes in and out (Proposal, Task, Reject) and what all kinds share (Kind).
 
-A kind is one class and its wording (prompts.py). Nothing of a model's text is ever evaluated here: it is parsed under guards
-(complexity.parse) and otherwise handed to the verifier as a Job. Whatever a model writes ends as a value or as a reason
-named in checks.REASONS; only users' mistakes raise.
+A kind is one class, its wording (prompts.WORDING) and its place in tasks.KINDS. Nothing of a model's text is ever evaluated here:
+it is parsed under guards (complexity.parse) and otherwise handed to the verifier as a Job. Whatever a model writes ends as a
+value or as a Reject, whose reason is a key of checks.REASONS: a new reason needs a line there. Only users' mistakes raise.
 """
 import hashlib
 import random
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from checks import (CONTROL, REASONS, Limits, arguments_text, canonical_arguments, demonstrated, input_problem, normalise,
                     program_problem, value_problem)
 from complexity import structural_hash
-from prompts import STYLE, TOPICS, Prompt, show
+from prompts import STYLE, TOPICS, WORDING, Prompt, show, wording
 from verifier import Job, Verdict, decode
 
 
 @dataclass(frozen=True)
 class Reject:
-    """A proposal that goes no further; `reason` is a key of REASONS."""
+    """A proposal that goes no further; `reason` is a key of checks.REASONS."""
     reason: str
 
     def __post_init__(self):
-        assert self.reason in REASONS, self.reason
+        assert self.reason in REASONS, f"reason {self.reason!r} has no line in checks.REASONS"
 
     @classmethod
     def of(cls, error: ValueError) -> "Reject":
@@ -55,21 +55,25 @@ class Task:
 
 
 class Kind:
-    """What the kinds share: prompts from the style's table, static checks, execution of a proposal, acceptance."""
+    """What the kinds share. A proposal goes through parse_proposal -> Proposal | Reject, check -> Reject | None, key -> str,
+    job -> Job and accept -> Task | Reject; all attempts at a task go through parse_answer -> str | None each, answer_jobs ->
+    list[Job] and judge -> list[str]. A new kind must write parse_proposal, unless it is a program and its input, and `right`,
+    unless it writes judge. A reason of its own needs a line in checks.REASONS, or the first Reject of it ends the run."""
     name = ""
-    tags = ("answer",)      # languages of the block that holds a student's answer
+    tags = ("answer",)      # languages of the block that holds a student's answer, {tag} in the wording is the first
+    by_input = False        # whether tasks of one program on different inputs are different tasks, or else duplicates
     topics = TOPICS         # (what a proposal is about, how its input begins); one is drawn for each prompt
     seed: Proposal | None = None    # a task to show before there are any; without one, those of the code kinds stand in
 
     def propose(self, style: str, refs: list[Task], rng: random.Random, limits: Limits) -> Prompt:
         """Prompt for a teacher. refs: tasks to learn from; for code_f, refs[0] is the program to write inputs for."""
-        text = STYLE[style]
-        shown = refs if text.reference else []
-        references = "\n".join(text.reference[self.name].format(**self.fields(style, ref, limits)) for ref in shown)
+        asked, reference = wording(self.name, style, "propose"), WORDING[self.name].reference
+        shown = refs if "{references}" in asked.user else []
+        references = "\n".join(reference.format(**self.fields(style, ref, limits)) for ref in shown)
         kind, (topic, opening) = rng.choice(("int", "list", "str")), rng.choice(self.topics)
         fields = dict(type=kind, topic=topic, opening=opening, references=references,
                       n_inputs=limits.n_inputs, program=refs[0].program if refs else "", input=refs[0].inputs[0] if refs else "")
-        return Prompt(text.propose[self.name].format(**fields), text.prefix("propose", self.name).format(**fields))
+        return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
 
     def from_row(self, row: dict) -> Proposal:
         """The proposal in a line of a user's file of tasks. Raises ValueError or KeyError with what is missing or wrong."""
@@ -102,24 +106,26 @@ class Kind:
         given = arguments_text(inputs[0], program)
         return Proposal(self.name, program, (canonical_arguments(given) if STYLE[style].tidy else given,))
 
-    def check(self, proposal: Proposal, limits: Limits) -> str | None:
-        """Reason for refusal before anything runs, or None."""
+    def check(self, proposal: Proposal, limits: Limits) -> Reject | None:
+        """Refusal before anything runs, or None."""
         if not proposal.inputs:
-            return "no_input"
+            return Reject("no_input")
         if len(proposal.message) > limits.message_chars:
-            return "message_too_long"
+            return Reject("message_too_long")
         problems = [program_problem(proposal.program, limits), "control_text" if CONTROL.search(proposal.message) else None]
         problems += [input_problem(text, limits) for text in proposal.inputs]
-        return next(filter(None, problems), None)
+        return next(map(Reject, filter(None, problems)), None)
 
     def key(self, proposal: Proposal, dedupe: str) -> str:
-        """Archive key: structure of the program ("structural"), or the exact program and inputs ("exact")."""
+        """Archive key, two proposals of one key are duplicates: structure of the program, which knows neither constants nor names
+        ("structural"), with the inputs where `by_input` says so; or the exact program and inputs ("exact")."""
+        key = digest(proposal.program, *proposal.inputs)
         if dedupe == "structural":
             try:
-                return structural_hash(proposal.program)
+                key = structural_hash(proposal.program)
             except ValueError:
                 pass        # a program that does not parse is refused by `check`; its key still has to be one
-        return digest(proposal.program, *proposal.inputs)
+        return digest(key, *proposal.inputs) if self.by_input else key
 
     def job(self, proposal: Proposal) -> Job:
         """The execution that decides validity and gives the gold outputs."""
@@ -146,8 +152,8 @@ class Kind:
 
     def solve(self, style: str, task: Task, limits: Limits) -> Prompt:
         """Prompt for a student."""
-        fields = self.fields(style, task, limits)
-        return Prompt(STYLE[style].solve[self.name].format(**fields), STYLE[style].prefix("solve", self.name))
+        asked, fields = wording(self.name, style, "solve"), self.fields(style, task, limits)
+        return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
 
     def fields(self, style: str, task: Task, limits: Limits) -> dict[str, str]:
         """What a style's wording may say of a task, by name."""
@@ -155,7 +161,7 @@ class Kind:
         n_shown = self.n_shown(task, limits)
         pairs = "".join(STYLE[style].pair.format(input=i, output=o) for i, o in zip(task.inputs[:n_shown], shown[:n_shown]))
         return dict(program=task.program, input=task.inputs[0], output=shown[0], pairs=pairs, question=task.message,
-                    hint=f"A hint: {task.message}\n\n" if task.message else "")
+                    hint=f"A hint: {task.message}\n\n" if task.message else "", tag=self.tags[0])
 
     def n_shown(self, task: Task, limits: Limits) -> int:
         """Pairs of a task that the student sees; at least one, and at least half of them, stay hidden."""
@@ -170,14 +176,18 @@ class Kind:
 
     def parse_answer(self, text: str, style: str, task: Task, limits: Limits) -> str | None:
         """The answer in a student's text, not yet evaluated; None = malformed. Never raises."""
-        raise NotImplementedError
+        return self.answer_block(text, style)
 
     def answer_jobs(self, task: Task, answers: list[str | None], limits: Limits) -> list[Job]:
-        """Executions needed to judge these attempts at one task."""
-        raise NotImplementedError
+        """Executions needed to judge these attempts at one task: none, where `right` is the judge."""
+        return []
 
     def judge(self, task: Task, answers: list[str | None], verdicts: list[Verdict], limits: Limits) -> list[str]:
-        """"correct" | "wrong" | "malformed" per attempt, from the verdicts of `answer_jobs`."""
+        """"correct" | "wrong" | "malformed" per attempt, from the verdicts of `answer_jobs` or from `right`."""
+        return ["malformed" if answer is None else "correct" if self.right(task, answer) else "wrong" for answer in answers]
+
+    def right(self, task: Task, answer: str) -> bool:
+        """Whether an answer that need not run is correct. Never raises."""
         raise NotImplementedError
 
 

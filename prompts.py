@@ -1,6 +1,7 @@
-"""The three ways of talking to a model: every word it is shown, and how its text is cut into blocks.
+"""The ways of talking to a model: every word it is shown, and how its text is cut into blocks.
 
-A style is one row of STYLE: wording, openings of the answer, and the splitter that turns text into (tag, body) blocks.
+A kind of task is one row of WORDING. A style is one row of STYLE: what it makes of a wording, how the answer opens, and the
+splitter that turns text into (tag, body) blocks.
 `micro` is the compact protocol of the bundled base (micro/data.py writes the same), `chat` uses the tokenizer's own chat
 template, `direct` is chat whose students answer at once (small models lose themselves in their reasoning), `base` puts the
 chat wording into the R1 think/answer envelope for models without chat training.
@@ -11,25 +12,56 @@ from dataclasses import dataclass
 
 # ---------------------------------------------------------------- every word that a model is shown
 
-MICRO_PROPOSE = {"code_o": "propose out {type}\n", "code_i": "propose inp {type}\n", "code_f": "args\n{program}\n",
-                 "math": "propose math\n", "logic": "propose logic\n"}
-MICRO_SOLVE = {"code_o": "out\n{program}\nf({input})\n", "code_i": "inp\n{program}\n{output}\n", "code_f": "fun\n{pairs}",
-               "math": "math\n{question}\n", "logic": "logic\n{constraints}\n"}
+@dataclass(frozen=True)
+class Wording:
+    """What is said of one kind; what is left "" is not served. {names} are fields of `Kind.propose` and `Kind.fields`."""
+    propose: str = ""                       # what a teacher is asked in chat, direct and base
+    opening: str = ""                       # of its answer in chat and direct
+    reference: str = "```input\n{input}\n```\n```python\n{program}\n```\n"       # how a task is shown to it
+    solve: str = ""                         # what a student is asked in chat, direct and base, and then, by FINAL or AT_ONCE,
+    give: str = "the answer"                # what to give
+    form: str = "ANSWER"                    # and what its block looks like
+    micro: tuple[str, str] = ("", "")       # what teacher and student are asked in the compact protocol
+
 
 WRITE_TASK = """Here are examples of an input and a short Python function that takes it:
 
 {references}
 Write one new example about {topic}: first an input, then a new function `f` that takes exactly this input, does something \
-different from the examples, and returns a value. {goal} The input is only the arguments, as they would stand between the \
-brackets of a call. The function is short and deterministic, and does not print. Write two blocks like those above and \
-nothing else.
+different from the examples, and returns a value. Another programmer will see {seen} by thinking, so let the function take \
+several steps. The input is only the arguments, as they would stand between the brackets of a call. The function is short and \
+deterministic, and does not print. Write two blocks like those above and nothing else.
 """
-CHAT_PROPOSE = {
-    "code_o": WRITE_TASK.replace("{goal}", "Another programmer will see both and must find the output by thinking, so let the "
-                                 "function take several steps."),
-    "code_i": WRITE_TASK.replace("{goal}", "Another programmer will see the function and its output and must find the input by "
-                                 "thinking, so let the function take several steps."),
-    "code_f": """Here is a Python function:
+EXAMPLE = "Example about {topic}:\n\n```input\n{opening}"
+WORDING = {
+    "code_o": Wording(
+        micro=("propose out {type}\n", "out\n{program}\nf({input})\n"), opening=EXAMPLE,
+        propose=WRITE_TASK.replace("{seen}", "both and must find the output"),
+        solve="""What does this Python function return for this input?
+
+```python
+{program}
+```
+```input
+{input}
+```
+""", give="the returned value as a Python literal", form="VALUE"),
+    "code_i": Wording(
+        micro=("propose inp {type}\n", "inp\n{program}\n{output}\n"), opening=EXAMPLE,
+        propose=WRITE_TASK.replace("{seen}", "the function and its output and must find the input"),
+        solve="""Find an input for which this Python function returns this output.
+
+```python
+{program}
+```
+```output
+{output}
+```
+""",
+        give="the arguments, as they would stand between the brackets of a call,", form="ARGUMENTS"),
+    "code_f": Wording(
+        micro=("args\n{program}\n", "fun\n{pairs}"), opening="```python\nf({input})\nf(",
+        propose="""Here is a Python function:
 
 ```python
 {program}
@@ -46,7 +78,14 @@ f({input})
 A SENTENCE
 ```
 """,
-    "math": """Here are examples of a word problem and a Python function that computes its answer:
+        solve="""Find the Python function `f` that gives these outputs for these inputs.
+
+{pairs}
+{hint}""", give="the whole function", form="def f(...):\n    ..."),
+    "math": Wording(
+        micro=("propose math\n", "math\n{question}\n"), opening="```question\n",
+        reference="```question\n{question}\n```\n```python\n{program}\n```\n",
+        propose="""Here are examples of a word problem and a Python function that computes its answer:
 
 {references}
 Write one new word problem about {topic} whose answer is one number, and a function `solution` without arguments that computes \
@@ -54,71 +93,26 @@ this number from those in the problem. Another programmer will see the problem a
 let it say everything that is needed, take several steps, and not give the answer away. Write two blocks like those above and \
 nothing else.
 """,
-    "logic": """Here are examples of puzzles. The lines of a puzzle are all true, and its variables are True or False:
+        solve="{question}\n\n", give="the number", form="NUMBER"),
+    "logic": Wording(
+        micro=("propose logic\n", "logic\n{constraints}\n"), opening="```constraints\n",
+        reference="```constraints\n{constraints}\n```\n",
+        propose="""Here are examples of puzzles. The lines of a puzzle are all true, and its variables are True or False:
 
 {references}
 Write one new puzzle about {topic}. A line is made of variables, `and`, `or`, `not`, `==`, `!=` and brackets. Exactly one \
 assignment of True and False to the variables must make all lines true, and no line alone should give it away: another \
 programmer must find it by thinking. Write one block like those above and nothing else.
-"""}
-CHAT_SOLVE = {
-    "code_o": """What does this Python function return for this input?
-
-```python
-{program}
-```
-```input
-{input}
-```
-Think step by step, then give the returned value as a Python literal in a final block:
-
-```output
-VALUE
-```
 """,
-    "code_i": """Find an input for which this Python function returns this output.
-
-```python
-{program}
-```
-```output
-{output}
-```
-Think step by step, then give the arguments, as they would stand between the brackets of a call, in a final block:
-
-```input
-ARGUMENTS
-```
-""",
-    "code_f": """Find the Python function `f` that gives these outputs for these inputs.
-
-{pairs}
-{hint}Think step by step, then give the whole function in a final block:
-
-```python
-def f(...):
-    ...
-```
-""",
-    "math": """{question}
-
-Think step by step, then give the number in a final block:
-
-```answer
-NUMBER
-```
-""",
-    "logic": """These lines are all true. Each variable is True or False, and exactly one assignment fits.
+        solve="""These lines are all true. Each variable is True or False, and exactly one assignment fits.
 
 ```constraints
 {constraints}
 ```
-Think step by step, then give each variable as `name = True` or `name = False`, one a line, in a final block:
-
-```answer
-{form}
-```
-"""}
+""",
+        give="each variable as `name = True` or `name = False`, one a line,", form="{form}")}
+FINAL = "Think step by step, then give {give} in a final block:\n\n```{{tag}}\n{form}\n```\n"
+AT_ONCE = "Give {give}.\n"      # no form, the block is opened for the student: a small model would copy the placeholder
 ENVELOPE = """A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The \
 assistant first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning \
 process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., <think> reasoning \
@@ -205,35 +199,29 @@ def envelope_blocks(text: str) -> list[tuple[str, str]]:
 @dataclass(frozen=True)
 class Style:
     """One way of talking to a model. `tidy`: programs are stored without comments, docstrings and annotations."""
-    propose: dict[str, str]
-    solve: dict[str, str]
-    prefix: Callable[[str, str], str]       # (phase, kind) -> opening of the answer
-    pair: str
-    reference: dict[str, str]               # kind -> how a reference is shown; empty: none are
+    propose: Callable[[Wording], Prompt]    # what a teacher is asked, and how its answer opens
+    solve: Callable[[Wording], Prompt]      # the same of a student
     blocks: Callable[[str], list[tuple[str, str]]]
+    pair: str = "```input\n{input}\n```\n```output\n{output}\n```\n"
     tidy: bool = True
 
 
-CHAT_PREFIX = {("propose", "code_o"): "Example about {topic}:\n\n```input\n{opening}",
-               ("propose", "code_i"): "Example about {topic}:\n\n```input\n{opening}",
-               ("propose", "code_f"): "```python\nf({input})\nf(", ("propose", "math"): "```question\n",
-               ("propose", "logic"): "```constraints\n"}
-DIRECT = {"code_o": "output", "code_i": "input", "code_f": "python", "math": "answer", "logic": "answer"}
-# Without the form of the final block, which is opened for the student: a small model would copy its placeholder.
-DIRECT_SOLVE = {kind: re.sub(r",? in a final block:.*", ".\n", text.replace("Think step by step, then give", "Give"), flags=re.S)
-                for kind, text in CHAT_SOLVE.items()}
-CHAT_PAIR = "```input\n{input}\n```\n```output\n{output}\n```\n"
-CHAT_REFERENCE = dict.fromkeys(("code_o", "code_i", "code_f"), "```input\n{input}\n```\n```python\n{program}\n```\n")
-CHAT_REFERENCE |= {"math": "```question\n{question}\n```\n```python\n{program}\n```\n",
-                   "logic": "```constraints\n{constraints}\n```\n"}
+thought = lambda w: w.solve and w.solve + FINAL.format(give=w.give, form=w.form)
+at_once = lambda w: w.solve and w.solve + AT_ONCE.format(give=w.give.rstrip(","))
 STYLE = {
-    "micro": Style(MICRO_PROPOSE, MICRO_SOLVE, lambda phase, kind: "", "f({input})={output}\n", {}, micro_blocks, tidy=False),
-    "chat": Style(CHAT_PROPOSE, CHAT_SOLVE, lambda phase, kind: CHAT_PREFIX.get((phase, kind), ""), CHAT_PAIR, CHAT_REFERENCE,
-                  fenced_blocks),
-    "direct": Style(CHAT_PROPOSE, DIRECT_SOLVE, lambda phase, kind: CHAT_PREFIX.get((phase, kind)) or f"```{DIRECT[kind]}\n",
-                    CHAT_PAIR, CHAT_REFERENCE, fenced_blocks),
-    "base": Style(CHAT_PROPOSE, CHAT_SOLVE, lambda phase, kind: "<think>", CHAT_PAIR, CHAT_REFERENCE, envelope_blocks)}
+    "micro": Style(lambda w: Prompt(w.micro[0]), lambda w: Prompt(w.micro[1]), micro_blocks, "f({input})={output}\n", tidy=False),
+    "chat": Style(lambda w: Prompt(w.propose, w.opening), lambda w: Prompt(thought(w)), fenced_blocks),
+    "direct": Style(lambda w: Prompt(w.propose, w.opening), lambda w: Prompt(at_once(w), "```{tag}\n"), fenced_blocks),
+    "base": Style(lambda w: Prompt(w.propose, "<think>"), lambda w: Prompt(thought(w), "<think>"), envelope_blocks)}
 STYLES = tuple(STYLE)
+
+
+def wording(kind: str, style: str, phase: str) -> Prompt:
+    """What is asked in "propose" or "solve", its {names} not yet filled in. Raises ValueError where nothing is written."""
+    prompt = getattr(STYLE[style], phase)(WORDING.get(kind, Wording()))
+    if not prompt.user:
+        raise ValueError(f"--kinds {kind}: prompts.py has no wording of it for the {style} style ({phase})")
+    return prompt
 
 
 def render(prompt: Prompt, style: str, tokenizer) -> list[int]:

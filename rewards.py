@@ -1,8 +1,10 @@
-"""What teachers and students are paid. To try another reward, add a function here: its name becomes a flag's value.
+"""What teachers and students are paid. A teacher's reward is a function (p, guess, margin) -> float, which becomes a value of
+--teacher-reward by its entry in TEACHER_REWARDS.
 
-p is the solve rate of a proposal: the share of its student's attempts that the verifier called correct. Note that the
-expectation of the default (1 - p, but 0 when nobody solved it) peaks at p* = 1 - n^(-1/(n-1)) for n attempts (0.26 at 8):
-n is a difficulty knob, keep it fixed across the arms of an ablation.
+p is the solve rate of a proposal: the share of its student's attempts that the verifier called correct. guess is the share that
+guessing the archive's most frequent output would solve, margin is --noise-margin. Note that the expectation of the default
+(1 - p, but 0 when nobody solved it) peaks at p* = 1 - n^(-1/(n-1)) for n attempts (0.26 at 8): n is a difficulty knob, keep it
+fixed across the arms of an ablation.
 """
 
 

@@ -158,7 +158,8 @@ def verify(s: Setup, archive: Archive, proposed: list[Proposed], step: int) -> N
         if p.proposal:
             kind = KINDS[p.kind]
             p.key = kind.key(p.proposal, "exact" if s.cfg.dedupe == "exact" else "structural")
-            p.reason = kind.check(p.proposal, s.limits) or ("duplicate" if p.key in seen else "")
+            refused = kind.check(p.proposal, s.limits) or (Reject("duplicate") if p.key in seen else None)
+            p.reason = refused.reason if refused else ""
     ready, fresh, n = [p for p in proposed if p.proposal and not p.reason], set(), archive.n_added
     modal = {kind: archive.modal_output(kind) for kind in s.kinds}
     for p, verdict in zip(ready, run_jobs(s, [KINDS[p.kind].job(p.proposal) for p in ready])):
@@ -185,8 +186,8 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
     for i, (p, verdict) in enumerate(zip(proposals, verdicts)):
         kind = KINDS[p.kind]
         problem = kind.check(p, s.limits)
-        wrong = problem and problem != "ignores_input"
-        result = Reject(problem) if wrong else kind.accept(p, verdict, s.limits, kind.key(p, key))
+        wrong = problem and problem.reason != "ignores_input"
+        result = problem if wrong else kind.accept(p, verdict, s.limits, kind.key(p, key))
         if isinstance(result, Reject):
             raise ValueError(f"{what}: task {i + 1} is not valid ({result.reason}): {p.program[:80]!r} on {p.inputs[0][:40]!r}")
         tasks.append(result)

@@ -1,6 +1,7 @@
 """The kinds of task by name: code_o deduction, code_i abduction, code_f induction; math and logic from domains.py.
 
-To add one: a class with its wording (kinds.py says what it must answer; domains.py holds two examples) and a place in KINDS.
+To add one: a class (kinds.Kind says what it must return, domains.py holds two examples), its wording in prompts.WORDING, and
+a place in KINDS.
 """
 import json
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from checks import arguments_text, canonical_arguments, normalise, program_problem, split_inputs
 from domains import Logic, Math
-from kinds import Kind, Proposal, Reject, digest
+from kinds import Kind, Proposal, Reject
 from prompts import HINT, STYLE
 from values import decode, same
 from verifier import Job, Verdict
@@ -58,7 +59,7 @@ class Abduction(ValueKind):
 
 class Induction(Kind):
     """Pairs and a hint are given; the answer is a program, graded on the hidden pairs alone."""
-    name, tags = "code_f", ("python", "answer")
+    name, tags, by_input = "code_f", ("python", "answer"), True
 
     def parse_proposal(self, text, style, refs, limits):
         """The first n_inputs distinct inputs and the hint (may be missing) for the program of refs[0]. Never raises."""
@@ -81,7 +82,7 @@ class Induction(Kind):
         return Proposal(self.name, program, inputs, message[-1] if message else "")
 
     def check(self, proposal, limits):
-        return "few_inputs" if len(proposal.inputs) < limits.min_inputs else super().check(proposal, limits)
+        return Reject("few_inputs") if len(proposal.inputs) < limits.min_inputs else super().check(proposal, limits)
 
     def accept(self, proposal, verdict, limits, key):
         """As `Kind.accept`; inputs on which the program raises are left out while at least min_inputs remain."""
@@ -91,9 +92,6 @@ class Induction(Kind):
             outputs, errors = (tuple(compress(found, works)) for found in (verdict.outputs, verdict.errors))
             verdict = replace(verdict, outputs=outputs, errors=errors)
         return super().accept(proposal, verdict, limits, key)
-
-    def key(self, proposal, dedupe):
-        return digest(super().key(proposal, dedupe), *proposal.inputs)
 
     def parse_answer(self, text, style, task, limits):
         """The program, called f, if it passes the static checks of a proposal; None = malformed. Never raises."""

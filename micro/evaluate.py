@@ -114,13 +114,10 @@ def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed
     reasons, valid = Counter(), []
     for (kind, refs, _), text in zip(asked, write(base, [prompt for *_, prompt in asked], 1.0, seed)):
         parsed = kind.parse_proposal(text, base.style, refs, LIMITS)
-        reason = parsed.reason if isinstance(parsed, Reject) else kind.check(parsed, LIMITS)
-        result = parsed
-        if not reason:
-            result = kind.accept(parsed, sandbox.run([kind.job(parsed)])[0], LIMITS, "")
-            reason = result.reason if isinstance(result, Reject) else ""
-        if reason:
-            reasons[reason] += 1
+        result = parsed if isinstance(parsed, Reject) else kind.check(parsed, LIMITS)
+        result = result or kind.accept(parsed, sandbox.run([kind.job(parsed)])[0], LIMITS, "")
+        if isinstance(result, Reject):
+            reasons[result.reason] += 1
         else:
             valid.append(result.program)
     sizes = [measure(program).statements for program in valid]

@@ -1,16 +1,30 @@
 """domains.py: exact numbers and truth values as models write them, puzzles and problems through the real sandbox."""
+import dataclasses
 import random
+import re
 from fractions import Fraction as F
+from pathlib import Path
 
 import pytest
+import torch
 
+import config
+import domains
+import prompts
+import selfplay
+import tasks
+from archive import Archive
 from checks import Limits
+from complexity import structural_hash
 from domains import exact, rational
+from evolve import Member
 from kinds import Proposal, Reject
 from micro import data
+from parallel import Ranks
 from prompts import STYLES
 from tasks import KINDS, read_tasks
-from verifier import Verdict
+from trueskill_lite import Rating
+from verifier import Verdict, decode
 
 MATH, LOGIC, CHAT, MICRO = KINDS["math"], KINDS["logic"], Limits.for_style("chat"), Limits.for_style("micro")
 
@@ -21,8 +35,8 @@ def outcome(sandbox, kind, text, style="chat"):
     proposal = kind.parse_proposal(text, style, [], limits)
     if isinstance(proposal, Reject):
         return proposal.reason
-    if reason := kind.check(proposal, limits):
-        return reason
+    if refused := kind.check(proposal, limits):
+        return refused.reason
     verdict, = sandbox.run([kind.job(proposal)])
     result = kind.accept(proposal, verdict, limits, kind.key(proposal, "structural"))
     return result.reason if isinstance(result, Reject) else result
@@ -226,3 +240,69 @@ def test_files_may_hold_both_kinds(tmp_path):
     file.write_text('{"kind": "logic", "constraints": ["a + b"]}\n')
     with pytest.raises(ValueError, match="line 1.*not_logic"):
         read_tasks(file)
+
+
+# ---------------------------------------------------------------- the domain that the README adds
+
+@pytest.fixture
+def sortwords(monkeypatch):
+    """The README's example, each part in the file that it names, for one test: its source by file."""
+    readme = (Path(domains.__file__).parent / "README.md").read_text()
+    block, = re.findall(r"^```python\n(# prompts.py\n.*?)^```", readme, re.M | re.S)
+    parts = dict(re.findall(r"^# (\w+)\.py.*?\n(.*?)(?=^# |\Z)", block, re.M | re.S))
+    for table in (prompts.WORDING, KINDS):
+        monkeypatch.setitem(table, "sortwords", None)       # so that what the example writes there is taken back
+    monkeypatch.setattr(domains, "SortWords", None, raising=False)
+    exec(parts["prompts"], vars(prompts))
+    exec(parts["domains"], vars(domains))
+    exec(parts["tasks"], {**vars(tasks), "SortWords": domains.SortWords})
+    return parts
+
+
+def test_a_domain_is_short(sortwords):
+    assert list(sortwords) == ["prompts", "domains", "tasks"]
+    assert sum(bool(line.strip()) for part in sortwords.values() for line in part.splitlines()) < 20
+
+
+def test_a_domain_from_the_readme_is_played(sortwords, base, sandbox, monkeypatch):
+    """Verification in the loop's own phase, and right and wrong answers. The base style needs no chat template, but more room."""
+    monkeypatch.setattr(base.model, "cfg", dataclasses.replace(base.model.cfg, max_position_embeddings=1024))
+    cfg = config.settle(config.Config(kinds="sortwords", n_refs=1, max_new=32), "base")
+    setup = selfplay.Setup(cfg, dataclasses.replace(base, style="base"), None, Ranks(0, 1, torch.device("cpu")), sandbox, CHAT,
+                           ("sortwords",))
+    kind, archive, teacher = KINDS["sortwords"], Archive(["sortwords"], 9), Member("T0", "teacher", 0, Rating())
+    given, other = "plum fig apple pear kiwi date lime sloe", "fig plum apple pear kiwi date lime sloe"
+    written = [given, other, "one", other.title(), other.replace("fig", "2"), "no block"]
+    texts = [f"<answer>\n```words\n{words}\n```\n</answer>" for words in written[:-1]] + [written[-1]]
+    parsed = [kind.parse_proposal(text, "base", [], CHAT) for text in texts]
+    assert [p.reason for p in parsed if isinstance(p, Reject)] == ["syntax"] * 3
+    proposed = [selfplay.Proposed(teacher, "sortwords", i, 0, [], proposal=p) for i, p in enumerate(parsed)
+                if not isinstance(p, Reject)]
+    selfplay.verify(setup, archive, proposed, 0)
+    assert [p.reason for p in proposed] == ["", "", "duplicate"], "the same words again are a duplicate, other words are none"
+    task = proposed[0].task
+    assert decode(task.outputs[0]) == sorted(given.split())
+    archive.add(task, structural_hash(task.program))
+    again = [dataclasses.replace(proposed[0], reason="", task=None)]
+    selfplay.verify(setup, archive, again, 1)
+    assert again[0].reason == "duplicate"
+    asked = kind.solve("base", task, CHAT)
+    assert asked.user.startswith(f"Sort these words: {given}\n\nThink step by step, then give them, one a line, in a final block:")
+    assert kind.solve("direct", task, CHAT) == prompts.Prompt(
+        f"Sort these words: {given}\n\nGive them, one a line.\n", "```answer\n")
+    assert any(f"about {topic}" in kind.propose("base", [task], random.Random(0), CHAT).user for topic, _ in kind.topics)
+    gold = sorted(given.split())
+    said = {"\n".join(gold): "correct", " ".join(gold): "correct", "\n".join(gold[::-1]): "wrong", gold[0]: "wrong", given: "wrong"}
+    assert [judge(task, "chat", f"```answer\n{text}\n```") for text in said] == list(said.values())
+    assert judge(task, "chat", "I do not know.") == "malformed"
+
+
+def test_a_kind_without_wording_is_refused_before_the_run(sortwords):
+    with pytest.raises(ValueError, match="--kinds sortwords: prompts.py has no wording of it for the micro style"):
+        config.settle(config.Config(kinds="code_o,sortwords"), "micro")
+    prompts.WORDING["sortwords"] = dataclasses.replace(prompts.WORDING["sortwords"], solve="")
+    with pytest.raises(ValueError, match=r"no wording of it for the direct style \(solve\)"):
+        config.settle(config.Config(kinds="sortwords"), "direct")
+    del prompts.WORDING["sortwords"]
+    with pytest.raises(ValueError, match=r"no wording of it for the chat style \(propose\)"):
+        config.settle(config.Config(kinds="sortwords"), "chat")

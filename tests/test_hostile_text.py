@@ -111,7 +111,7 @@ with Sandbox(workers=2) as judge:
             if name == "logic": gold = Task(name, "def f(a, b):\n return a", ("",), (encode((True, False)),), "", "key")
             proposal = kind.parse_proposal(text, style, [gold], limits)
             if not isinstance(proposal, Reject):
-                reason = kind.check(proposal, limits)
+                kind.check(proposal, limits)
                 job = kind.job(proposal)
                 verdict, = judge.run([job])         # also what the static checks would refuse
                 ran += 1

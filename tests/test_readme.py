@@ -28,8 +28,10 @@ def test_commands_are_real(words):
 
 
 def test_examples_run():
-    """Each block of code that defines a function, in the module that it says it belongs to."""
-    third, sign_flip = (block for block in re.findall(r"```python\n(.*?)```", TEXT, re.S) if block.startswith("def "))
+    """Each block of code, in the module that it belongs to; that of a domain is put through its paces in test_domains.py."""
+    section = TEXT.split("## Change it")[1].split("\n## ")[0]
+    third, sign_flip, domain = re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
+    assert domain.startswith("# prompts.py\n")
     space = dict(vars(rewards))
     exec(third, space)
     assert space["third"](1 / 3, 0.0, 0.1) == 1 and space["third"](0.0, 0.0, 0.1) == 0

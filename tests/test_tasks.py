@@ -34,9 +34,8 @@ FUN = made("code_f", REVERSE, *[(f"[{i}, 7]", [7, i]) for i in range(10)], messa
 def outcome(sandbox, proposal, limits=CHAT):
     """The whole way of a proposal: check, run, accept -> Task or the reason."""
     kind = KINDS[proposal.kind]
-    reason = kind.check(proposal, limits)
-    if reason:
-        return reason
+    if refused := kind.check(proposal, limits):
+        return refused.reason
     verdict, = sandbox.run([kind.job(proposal)])
     result = kind.accept(proposal, verdict, limits, kind.key(proposal, "structural"))
     return result.reason if isinstance(result, Reject) else result
@@ -466,7 +465,8 @@ def test_no_text_raises():
             for kind in KINDS.values():
                 proposal = kind.parse_proposal(text, style, [OUT], LIMITS[style])
                 if isinstance(proposal, Proposal):
-                    assert kind.check(proposal, LIMITS[style]) in {None, *REASONS} and len(kind.key(proposal, "structural")) == 32
+                    assert isinstance(kind.check(proposal, LIMITS[style]), (Reject, type(None)))
+                    assert len(kind.key(proposal, "structural")) == 32
                 else:
                     assert proposal.reason in REASONS
                 assert isinstance(kind.parse_answer(text, style, FUN, LIMITS[style]), (str, type(None)))
