@@ -287,12 +287,14 @@ def test_a_domain_from_the_readme_is_played(sortwords, base, sandbox, monkeypatc
     selfplay.verify(setup, archive, again, 1)
     assert again[0].reason == "duplicate"
     asked = kind.solve("base", task, CHAT)
-    assert asked.user.startswith(f"Sort these words: {given}\n\nThink step by step, then give them, one a line, in a final block:")
+    said = "Think step by step, then give them, one a line, in a final block:"
+    assert asked.user.startswith(f"Sort these words: {given}\n\n{said}")
     assert kind.solve("direct", task, CHAT) == prompts.Prompt(
         f"Sort these words: {given}\n\nGive them, one a line.\n", "```answer\n")
     assert any(f"about {topic}" in kind.propose("base", [task], random.Random(0), CHAT).user for topic, _ in kind.topics)
     gold = sorted(given.split())
-    said = {"\n".join(gold): "correct", " ".join(gold): "correct", "\n".join(gold[::-1]): "wrong", gold[0]: "wrong", given: "wrong"}
+    said = {"\n".join(gold): "correct", " ".join(gold): "correct", "\n".join(gold[::-1]): "wrong", gold[0]: "wrong",
+            given: "wrong"}
     assert [judge(task, "chat", f"```answer\n{text}\n```") for text in said] == list(said.values())
     assert judge(task, "chat", "I do not know.") == "malformed"
 
