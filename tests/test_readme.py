@@ -32,9 +32,10 @@ def test_examples_run():
     section = TEXT.split("## Change it")[1].split("\n## ")[0]
     third, sign_flip, domain = re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
     assert domain.startswith("# prompts.py\n")
-    space = dict(vars(rewards))
+    space = vars(rewards) | dict(TEACHER_REWARDS=dict(rewards.TEACHER_REWARDS))       # its table stays as it is
     exec(third, space)
-    assert space["third"](1 / 3, 0.0, 0.1) == 1 and space["third"](0.0, 0.0, 0.1) == 0
+    third = space["TEACHER_REWARDS"]["third"]
+    assert third(1 / 3, 0.0, 0.1) == 1 and third(0.0, 0.0, 0.1) == 0 and "third" not in rewards.TEACHER_REWARDS
     space = dict(vars(evolve))
     exec(sign_flip, space)
     parent = {"model.layers.0.mlp.up_proj": (torch.randn(4, 32), torch.randn(48, 4))}
