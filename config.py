@@ -58,7 +58,7 @@ class Config:
     n_prompts: int = flag(None, "prompts a teacher answers each step", kind=int)
     group: int = flag(8, "proposals sampled from one prompt (the baseline's group)")
     n_refs: int = flag(None, "reference tasks shown in a prompt (K)", kind=int)
-    seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity program alone")
+    seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity program, and each kind's own example")
     dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, so as invalid",
                        ("structural", "exact", "off"))
     max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the style's own limit")
@@ -81,7 +81,7 @@ class Config:
     clip: float = flag(0.2, "PPO clip; with one epoch on policy the ratio is 1")
     kl: float = flag(0.0, "weight of the KL to the base")
     entropy: float = flag(0.0, "weight of the entropy bonus")
-    lr: float = flag(None, "Adam's learning rate", kind=float)
+    lr: float = flag(None, "Adam's learning rate of students, and of --single", kind=float)
     lr_teacher: float = flag(None, "the same for teachers", kind=float)
     rating: str = flag("trueskill", "rating system", tuple(RATINGS))
     outcome: str = flag("expected", "who won: solve rate against its prediction, against 1/2 with a band, or without", OUTCOMES)

@@ -4,7 +4,8 @@ In the words of evolutionary computation: fitness = conservative rating mu - 3 s
 steady state, worst out; operators = the mutations and crossovers below; evaluation = competitive two-population co-evolution.
 
 An operator is a pure function op(parents, gen, **knobs) -> child on Factors, name -> (A (R, in), B (out, R)), the same rank
-out as in. It works on the update dW = B A, because mean(B) mean(A) is not mean(B A), and the same dW has many factorings.
+out as in. It works on the update dW = B A (times alpha/R, the same for all), because mean(B) mean(A) is not mean(B A), and the
+same dW has many factorings.
 Shapes: R rank, P members, n modules of one shape (stacked, so that the small eigenproblems run as one batch).
 """
 import re
