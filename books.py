@@ -1,7 +1,7 @@
 """What is told of a run: the step's line of metrics.jsonl, its one line on the terminal, and the last words in plain English."""
 import torch
 
-from evolve import adapter_cosines
+from operators import adapter_cosines
 from rl import Batch
 from selfplay import Setup, describe, mean
 from state import State

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-import evolve as operators
+import operators
 import pack
 import rl
 from architectures import Config

@@ -29,8 +29,8 @@ from checkpoint import RunDir, differing
 from config import Config, parse_args, settle
 from eval import common, compare, heldout
 from eval.compare import FULL, TOLERANCE
-from evolve import OPERATORS
 from model import load_tokenizer, resolve
+from operators import OPERATORS
 
 ROOT = common.ROOT
 PART = 0.6                                        # of what is left at a time: steps grow dearer as answers grow longer

@@ -23,11 +23,12 @@ from checkpoint import RunDir
 from eval import common, heldout
 from eval.stats import hierarchical_bootstrap, ratio_bootstrap
 from eval.summary import BASE, shares
-from evolve import OPERATORS, Member, dw_norm
+from evolve import Member
 from generate import Rollout, generate
 from lora import Adapters
 from machine import open_sandbox
 from model import Base
+from operators import OPERATORS, dw_norm
 from prompts import render
 from rl import token_logp
 from selfplay import keyed, mean

@@ -9,7 +9,7 @@ import pytest
 import train
 from eval import arms, compare, crossplay, heldout, retention, stats
 from eval.summary import against, summarise, with_means
-from evolve import OPERATORS
+from operators import OPERATORS
 from micro import data
 
 CPU = ["--device", "cpu", "--workers", "1"]

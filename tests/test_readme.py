@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import config
-import evolve
+import operators
 import rewards
 
 ROOT = Path(config.__file__).parent
@@ -36,7 +36,7 @@ def test_examples_run():
     exec(third, space)
     third = space["TEACHER_REWARDS"]["third"]
     assert third(1 / 3, 0.0, 0.1) == 1 and third(0.0, 0.0, 0.1) == 0 and "third" not in rewards.TEACHER_REWARDS
-    space = dict(vars(evolve))
+    space = dict(vars(operators))
     exec(sign_flip, space)
     parent = {"model.layers.0.mlp.up_proj": (torch.randn(4, 32), torch.randn(48, 4))}
     (A, B), = space["sign_flip"]([parent], torch.Generator().manual_seed(0), share=.5).values()

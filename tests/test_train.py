@@ -13,7 +13,7 @@ import torch
 
 import config
 import train
-from evolve import CROSSOVERS, MUTATIONS, OPERATORS
+from operators import CROSSOVERS, MUTATIONS, OPERATORS
 from lora import TARGETS, Adapters
 from model import load_base, weights_hash
 from state import FROZEN

@@ -52,7 +52,7 @@ def test_both_factors_carry_the_same_share(work):
 
 
 def test_the_loop_does_the_same(work):
-    import evolve
+    import operators
     single = lambda adapter: {"x": tuple(factor.float() for factor in adapter)}
-    theirs = evolve.mean([single(parent(0)), single(parent(1))], torch.Generator().manual_seed(0))["x"]
+    theirs = operators.mean([single(parent(0)), single(parent(1))], torch.Generator().manual_seed(0))["x"]
     assert torch.allclose(dw(work.midpoint(parent(0), parent(1))).float(), dw(theirs), atol=1e-4)
