@@ -58,7 +58,8 @@ class Config:
     n_prompts: int = flag(None, "prompts a teacher answers each step", kind=int)
     group: int = flag(8, "proposals sampled from one prompt (the baseline's group)")
     n_refs: int = flag(None, "reference tasks shown in a prompt (K)", kind=int)
-    seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity program, and each kind's own example")
+    seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity program, and each kind's "
+                               "own example")
     dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, so as invalid",
                        ("structural", "exact", "off"))
     max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the style's own limit")

@@ -136,6 +136,7 @@ def fit(cfg, base: Base, adapters: Adapters, ranks: Ranks):
         torch.empty(int(sum(plan[use] for use in GENERATE) * 2 ** 30), dtype=torch.uint8, device=device)
 
     def micro_batch(budget: int) -> None:
+        """The fullest one of this budget: no rows share a prompt, every row is as long as any can be."""
         n = max(1, budget // T)
         ids = torch.randint(model.cfg.vocab_size, (n, T), generator=torch.Generator().manual_seed(0)).to(device)
         full, zeros = (lambda k: torch.full((n,), k, device=device)), torch.zeros(n, T, device=device)

@@ -188,6 +188,7 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
     member, advantage = rollout.member.tolist(), adv.tolist()
 
     def sweep(parts: list[list[Line]]):
+        """One pass over the micro-batches into fresh .grad: sums for the log, and who (P,) had a loss that is not finite."""
         for p in params:
             p.grad = torch.zeros_like(p)
         stats, bad = dict.fromkeys(("kl", "entropy", "logp_gap", "trained_tokens"), 0.0), set()
