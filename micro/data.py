@@ -17,8 +17,11 @@ from dataclasses import dataclass
 
 TYPES = ("int", "list", "str")
 TYPE_WEIGHTS = (2, 3, 1)
-MIXTURE = {"propose": .15, "out": .36, "direct": .06, "inp": .18, "fun": .10, "args": .06,
-           "propose math": .02, "math": .025, "propose logic": .015, "logic": .03}
+# Phase 1 learns the skills: nearly every answer that can have a trace has one.
+MIXTURE = {"propose": .15, "out": .36, "out direct": .06, "inp": .18, "fun": .10, "args": .06,
+           "propose math": .02, "math": .025, "propose logic": .015, "logic": .03, "inp direct": 0, "math direct": 0}
+TRACED = ("out", "inp", "math")              # kinds whose answer has a trace, or is given directly
+MATH_IN_PHASE_2 = .06                        # stories are rare in phase 1: at that share the habit would not turn in phase 2
 N_STATEMENTS = (0, 16, 18, 19, 18, 16, 13)   # weights of 0..6 statements in what the model solves
 N_PROPOSED = (0, 50, 27, 12, 6, 3, 2)        # ... in what it proposes: teachers start where the base solves most of it
 N_FUN = (0, 50, 33, 17)                      # ... in what it writes from examples
@@ -96,6 +99,16 @@ class Example:
     n: int
     prompt: str
     answer: str
+
+
+def habit(thinking: float) -> dict[str, float]:
+    """The mixture of phase 2, which takes away the habit of thinking and leaves the skill: of the answers that can have
+    a trace, this share has one. Kinds without a trace, and proposals, are as in phase 1."""
+    mixture = MIXTURE | {"math": MATH_IN_PHASE_2}
+    for kind in TRACED:
+        share = mixture[kind] + mixture[f"{kind} direct"]
+        mixture |= {kind: share * thinking, f"{kind} direct": share * (1 - thinking)}
+    return mixture
 
 
 # ---------------------------------------------------------------- texts
@@ -347,19 +360,20 @@ def pairs(rng: random.Random, body, type_: str, k: int) -> list | None:
     return None
 
 
-def example(rng: random.Random, kind: str | None = None) -> Example:
-    """One row of the training stream: the kind drawn from MIXTURE (or given), then a fresh program for it."""
-    kind = kind or rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
+def example(rng: random.Random, kind: str | None = None, mixture: dict[str, float] = MIXTURE) -> Example:
+    """One row of the training stream: the kind drawn from a mixture (or given), then a fresh program for it."""
+    kind = kind or rng.choices(list(mixture), list(mixture.values()))[0]
+    task, direct = kind.removesuffix(" direct"), kind.endswith(" direct")
     if kind == "propose":
         p = generate(rng, pick(rng, N_PROPOSED), p_hard=P_HARD_PROPOSED)
         return Example(kind, len(p.body), propose_prompt(rng.choice(("out", "inp")), type_of(p.x)), propose_answer(p))
     if kind in ("fun", "args"):
         return example_of_pairs(rng, kind)
-    if kind.endswith("math"):
+    if task.endswith("math"):
         n = pick(rng, N_PROPOSED if kind.startswith("propose") else N_STATEMENTS)
         lines, p = word_problem(rng, n)
-        if kind == "math":
-            return Example(kind, n, math_prompt(lines), math_answer(p))
+        if task == "math":
+            return Example(kind, n, math_prompt(lines), f"={p.y}" if direct else math_answer(p))
         return Example(kind, n, f"{kind}\n", propose_math_answer(lines, p))
     if kind.endswith("logic"):
         n = pick(rng, N_PROPOSED_VARIABLES if kind.startswith("propose") else N_VARIABLES)
@@ -369,10 +383,11 @@ def example(rng: random.Random, kind: str | None = None) -> Example:
         return Example(kind, n, f"{kind}\n", "\n".join(clauses))
     p = generate(rng)
     text = program_text(p.body)
-    if kind == "inp":
-        return Example(kind, len(p.body), inp_prompt(text, p.y), inp_answer(p))
-    # "direct" has the prompt of "out": answering without a trace stays possible, and self-play may find that it pays less
-    return Example(kind, len(p.body), out_prompt(text, p.x), out_answer(p) if kind == "out" else f"={literal(p.y)}")
+    if task == "inp":
+        answer = f"={literal(p.x)}" if direct else inp_answer(p)
+        return Example(kind, len(p.body), inp_prompt(text, p.y), answer)
+    answer = f"={literal(p.y)}" if direct else out_answer(p)
+    return Example(kind, len(p.body), out_prompt(text, p.x), answer)
 
 
 def example_of_pairs(rng: random.Random, kind: str) -> Example:

@@ -1,12 +1,15 @@
-"""Make micro/base, the bundled 0.84M-parameter base model: tokenizer, training, Hugging Face directory, anchors.
+"""Make micro/base, the bundled 0.84M-parameter base model: tokenizer, two phases of training, Hugging Face directory, anchors.
 
-    torchrun --standalone --nproc_per_node=2 -m micro.make      # the committed one: two processes share every batch
-    python -m micro.make --tokens 2e6 --out out/tiny    # a quick one to try a change on
+    torchrun --standalone --nproc_per_node=2 -m micro.make      # both phases from nothing: two processes share every batch
+    python -m micro.make --phase 2                      # the second alone, on the committed micro/phase1: minutes
+    python -m micro.make --phase 2 --thinking .1 --out out/seldom       # one that thinks more seldom
+    python -m micro.make --phase 1 --tokens 2e6 --out out/tiny          # a quick one to try a change on
     python -m micro.make --resume                       # go on after an interruption, from the last checkpoint
-    python -m micro.make --init DIR --tokens 6e6 --lr 1e-3      # teach an existing base something new (a task kind, say)
     python -m micro.evaluate micro/base                 # what it can do
 
-The data (micro/data.py) are generated as training goes, and no program reserved for evaluation enters them. Every draw
+Phase 1 (OUT/phase1) teaches the skills: write programs, and answer with a trace of the values. Phase 2 (OUT/base) takes the
+habit away and leaves the skill: most answers of its data are direct, so that the base thinks seldom, but well when it does.
+Self-play then has something to discover, as R1-Zero had. The data (micro/data.py) are generated as training goes, and no program reserved for evaluation enters them. Every draw
 is keyed by the seed and the number of the pool of examples, and the schedule counts tokens, so a run can be repeated.
 One thread a process: two wait for each other at this size. Two processes are twice as fast, and equal up to rounding.
 """
@@ -15,6 +18,7 @@ import json
 import os
 import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")            # read when torch is imported, hence before it
@@ -35,12 +39,23 @@ PRE_TOKENS = r"\[::-1\]|[A-Z]|[\[,]\d|\d|[^\dA-Z\[,]+|[\[,]"
 PAD, EOS = 0, 1
 VOCAB, SHAPE = 384, dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
                          num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True)
-LR, WARMUP_STEPS, DECAY, FLOOR = 3e-3, 60, 1 / 3, .02    # flat, then linear over the last third down to 2%
+WARMUP_STEPS, DECAY, FLOOR = 60, 1 / 3, .02              # flat, then linear over the last third down to 2%
 ROWS, BATCHES_PER_POOL, MAX_TOKENS = 96, 48, 152
 CHECKPOINT_S = 150
 
 
-def train_tokenizer(seed: int, n: int = 20000) -> Tokenizer:
+@dataclass(frozen=True)
+class Phase:
+    """One training run: what it reads, how much of it, how fast."""
+    name: str                       # of its directory under --out
+    seed: str                       # of its stream of examples, and of fresh weights
+    tokens: float                   # prompts included
+    lr: float                       # peak
+    mixture: dict[str, float]
+    init: Path | None = None        # base to start from, with its tokenizer; None = from nothing
+
+
+def train_tokenizer(seed: str, n: int = 20000) -> Tokenizer:
     """BPE over n examples; ids 0 and 1 are <pad> and <eos>, printable ASCII and newline are always in."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated")
@@ -53,13 +68,13 @@ def train_tokenizer(seed: int, n: int = 20000) -> Tokenizer:
     return tokenizer
 
 
-def pool_batches(seed: int, pool: int, tokenizer: Tokenizer) -> list[list[tuple[list[int], list[int]]]]:
+def pool_batches(phase: Phase, pool: int, tokenizer: Tokenizer) -> list[list[tuple[list[int], list[int]]]]:
     """The batches of one pool of fresh examples: rows (prompt ids, answer ids) of similar length, batches in random order.
 
     Prompt and answer are tokenised apart, as in generation: joined, the newline between them would merge with the answer.
     """
-    rng = random.Random(f"{seed}/pool/{pool}")
-    examples = [data.example(rng) for _ in range(ROWS * BATCHES_PER_POOL)]
+    rng = random.Random(f"{phase.seed}/pool/{pool}")
+    examples = [data.example(rng, mixture=phase.mixture) for _ in range(ROWS * BATCHES_PER_POOL)]
     prompts = tokenizer.encode_batch([e.prompt for e in examples])
     answers = tokenizer.encode_batch([e.answer for e in examples])
     rows = [(p.ids, a.ids + [EOS]) for p, a in zip(prompts, answers)]
@@ -79,9 +94,9 @@ def tensors(batch) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, mask
 
 
-def new_model(seed: int) -> Model:
+def new_model(seed: str) -> Model:
     """Freshly initialised float32 model: normal(0.02), smaller where a residual branch ends; biases zero."""
-    torch.manual_seed(seed)
+    torch.manual_seed(int(seed))
     model = Model(Config(vocab_size=VOCAB, **SHAPE))
     for name, p in model.named_parameters():
         if p.dim() == 2:
@@ -121,11 +136,11 @@ class Muon(torch.optim.Optimizer):
                 p.add_(u if p.shape[0] == short else u.T, alpha=-group["lr"] * .2 * long ** .5)
 
 
-def optimizers(model: Model) -> list[torch.optim.Optimizer]:
+def optimizers(model: Model, lr: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks, AdamW for embedding, norms and biases."""
     matrix = {n: p.dim() == 2 and "embed" not in n for n, p in model.named_parameters()}
     pick = lambda want: [p for n, p in model.named_parameters() if matrix[n] == want]
-    return [Muon(pick(True), LR), torch.optim.AdamW(pick(False), lr=LR, betas=(.9, .95), weight_decay=0.)]
+    return [Muon(pick(True), lr), torch.optim.AdamW(pick(False), lr=lr, betas=(.9, .95), weight_decay=0.)]
 
 
 def learning_rate(step: int, n_tokens: int, budget: float, peak: float) -> float:
@@ -157,27 +172,26 @@ def save_checkpoint(path: Path, **state) -> None:
     os.replace(temporary, path)                          # a cut-off while writing leaves the last one whole
 
 
-def train(tokenizer: Tokenizer, cfg: argparse.Namespace, checkpoint: Path) -> Model:
-    """Train for cfg.tokens tokens and return the float32 model. Resumes from the checkpoint where cfg.resume."""
-    model = load_model(Path(cfg.init), torch.float32).requires_grad_(True).train() if cfg.init else new_model(cfg.seed)
-    opts, step, n_tokens, pool = optimizers(model), 0, 0, 0
-    if cfg.resume:
-        if not checkpoint.exists():
-            raise ValueError(f"--resume: there is no {checkpoint}; leave --resume out to start from nothing, or name its folder "
-                             "with --work")
+def train(tokenizer: Tokenizer, phase: Phase, checkpoint: Path, resume: bool = False) -> Model:
+    """Train for phase.tokens tokens and return the float32 model. With resume, from the checkpoint if there is one."""
+    if phase.init:
+        model = load_model(phase.init, torch.float32).requires_grad_(True).train()
+    else:
+        model = new_model(phase.seed)
+    opts, step, n_tokens, pool = optimizers(model, phase.lr), 0, 0, 0
+    if resume and checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
         for opt, saved_state in zip(opts, state["optimizers"]):
             opt.load_state_dict(saved_state)
         step, n_tokens, pool = state["step"], state["n_tokens"], state["pool"]
-    loss_fn = loss_of if cfg.eager else torch.compile(loss_of, dynamic=True)      # one compilation for all lengths
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     began = saved = time.monotonic()
     first, losses = n_tokens, []
-    while n_tokens < cfg.tokens:
-        for batch in pool_batches(cfg.seed, pool, tokenizer):
-            rate = learning_rate(step, n_tokens, cfg.tokens, cfg.lr)
-            loss = loss_fn(model, *tensors(batch[rank::world])) / sum(len(a) for _, a in batch)
+    while n_tokens < phase.tokens:
+        for batch in pool_batches(phase, pool, tokenizer):
+            rate = learning_rate(step, n_tokens, phase.tokens, phase.lr)
+            loss = loss_of(model, *tensors(batch[rank::world])) / sum(len(a) for _, a in batch)
             loss.backward()
             losses.append(all_reduce(loss, model))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -188,11 +202,11 @@ def train(tokenizer: Tokenizer, cfg: argparse.Namespace, checkpoint: Path) -> Mo
             step, n_tokens = step + 1, n_tokens + sum(len(p) + len(a) for p, a in batch)
         pool += 1
         elapsed = time.monotonic() - began
-        if rank == 0 and (pool % 2 == 0 or n_tokens >= cfg.tokens):
-            print(f"step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  loss {sum(losses) / len(losses):.4f}  lr {rate:.1e}  "
+        if rank == 0 and (pool % 2 == 0 or n_tokens >= phase.tokens):
+            print(f"{phase.name}  step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  loss {sum(losses) / len(losses):.4f}  lr {rate:.1e}  "
                   f"{(n_tokens - first) / elapsed:6.0f} tokens/s  {elapsed / 60:5.1f} min", flush=True)
             losses = []
-        if rank == 0 and (time.monotonic() - saved > CHECKPOINT_S or n_tokens >= cfg.tokens):
+        if rank == 0 and (time.monotonic() - saved > CHECKPOINT_S or n_tokens >= phase.tokens):
             saved = time.monotonic()
             save_checkpoint(checkpoint, model=model.state_dict(), optimizers=[opt.state_dict() for opt in opts],
                             step=step, n_tokens=n_tokens, pool=pool)
@@ -200,7 +214,8 @@ def train(tokenizer: Tokenizer, cfg: argparse.Namespace, checkpoint: Path) -> Mo
 
 
 def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
-    """The Hugging Face directory: Qwen2ForCausalLM in bfloat16 and its tokenizer, for AutoModel and AutoTokenizer."""
+    """The Hugging Face directory: Qwen2ForCausalLM in bfloat16, its tokenizer, for AutoModel and AutoTokenizer, the anchors."""
+    out.mkdir(parents=True, exist_ok=True)
     save_file({n: p.detach().bfloat16().contiguous() for n, p in model.named_parameters()}, out / "model.safetensors",
               metadata={"format": "pt"})
     write = lambda name, d: (out / name).write_text(json.dumps(d, indent=2) + "\n")
@@ -214,6 +229,7 @@ def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
         tokenizer_class="TokenizersBackend", auto_map={"AutoTokenizer": [None, None]}, eos_token="<eos>", pad_token="<pad>",
         clean_up_tokenization_spaces=False, model_max_length=SHAPE["max_position_embeddings"], padding_side="left"))
     tokenizer.save(str(out / "tokenizer.json"))
+    (out / "anchors.jsonl").write_text("".join(json.dumps(a) + "\n" for a in anchors()))
 
 
 def anchors(seed: int = 1234, n: int = 96) -> list[dict]:
@@ -227,35 +243,45 @@ def anchors(seed: int = 1234, n: int = 96) -> list[dict]:
 
 
 def main(cfg: argparse.Namespace) -> None:
-    """Make everything in cfg.out; the checkpoint lies beside it, in out/micro."""
+    """Run the phases asked for, each into its directory under cfg.out; their checkpoints are in cfg.work."""
     out, work = Path(cfg.out), Path(cfg.work)
-    out.mkdir(parents=True, exist_ok=True)
+    init = Path(cfg.init) if cfg.init else None
+    start = init or out / "phase1"
+    phases = {"1": Phase("phase1", f"{cfg.seed}", cfg.tokens, cfg.lr, data.MIXTURE, init),
+              "2": Phase("base", f"{cfg.seed}/habit", cfg.habit_tokens, cfg.habit_lr, data.habit(cfg.thinking),
+                         start if cfg.phase == "2" else out / "phase1")}
+    asked = list(phases.values()) if cfg.phase == "both" else [phases[cfg.phase]]
+    if cfg.resume and not any((work / f"{phase.name}.pt").exists() for phase in asked):
+        raise ValueError(f"--resume: there is no checkpoint in {work}; leave --resume out to start from nothing, or name its "
+                         "folder with --work")
     work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo")
-    tokenizer = Tokenizer.from_file(f"{cfg.init}/tokenizer.json") if cfg.init else train_tokenizer(cfg.seed)
-    model = train(tokenizer, cfg, work / "checkpoint.pt")
-    if dist.is_initialized():
-        dist.barrier()
-        if dist.get_rank():
-            return
-    write_directory(model, tokenizer, out)
-    (out / "anchors.jsonl").write_text("".join(json.dumps(a) + "\n" for a in anchors()))
+    for phase in asked:
+        tokenizer = Tokenizer.from_file(f"{phase.init}/tokenizer.json") if phase.init else train_tokenizer(phase.seed)
+        model = train(tokenizer, phase, work / f"{phase.name}.pt", cfg.resume)
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            write_directory(model, tokenizer, out / phase.name)
+        if dist.is_initialized():
+            dist.barrier()                               # the next phase reads what this one wrote
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=float, default=48e6, help="training tokens, prompts included")
+    parser.add_argument("--phase", choices=("1", "2", "both"), default="both")
+    parser.add_argument("--tokens", type=float, default=48e6, help="of phase 1, prompts included")
+    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate of phase 1")
+    parser.add_argument("--thinking", type=float, default=.24, help="share of the answers with a trace in phase 2's data")
+    parser.add_argument("--habit-tokens", type=float, default=1.6e6, help="of phase 2")
+    parser.add_argument("--habit-lr", type=float, default=7e-4, help="peak learning rate of phase 2")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--init", default="",
-                        help="directory of a base to start from, with its tokenizer, instead of from nothing")
-    parser.add_argument("--lr", type=float, default=LR, help="peak learning rate")
-    parser.add_argument("--out", default="micro/base", help="directory to write")
-    parser.add_argument("--work", default="out/micro", help="directory of the checkpoint")
+    parser.add_argument("--init", default="", help="directory of a base to start from, with its tokenizer: phase 1 then goes on "
+                        "from it instead of from nothing, phase 2 alone instead of from OUT/phase1")
+    parser.add_argument("--out", default="micro", help="writes OUT/phase1 and OUT/base")
+    parser.add_argument("--work", default="out/micro", help="directory of the checkpoints")
     parser.add_argument("--resume", action="store_true",
-                        help="go on from the checkpoint; before two thirds of it, --tokens may change")
-    parser.add_argument("--eager", action="store_true", help="do not compile: no C++ compiler needed, half the speed")
+                        help="go on from the checkpoints; before two thirds of a phase, its tokens may change")
     try:
         main(parser.parse_args())
     except ValueError as error:
