@@ -196,12 +196,29 @@ def envelope_blocks(text: str) -> list[tuple[str, str]]:
     return fenced_blocks(text) if "<answer>" in text else []
 
 
+def trace_of(text: str) -> str:
+    """The lines of the trace in an answer of the compact protocol."""
+    return "\n".join(body for tag, body in micro_blocks(text) if tag == "trace")
+
+
+def before_block(text: str) -> str:
+    """What an answer says before its first fenced block, think tags apart."""
+    return re.sub("</?think>", "", text.partition("```")[0]).strip()
+
+
+def inside_think(text: str) -> str:
+    """What stands between the think tags, the closing one perhaps missing."""
+    return text.partition("<think>")[2].partition("</think>")[0].strip()
+
+
 @dataclass(frozen=True)
 class Style:
-    """One way of talking to a model. `tidy`: programs are stored without comments, docstrings and annotations."""
+    """One way of talking to a model. `reasoning`: what an answer says before it answers. `tidy`: programs are stored without
+    comments, docstrings and annotations."""
     propose: Callable[[Wording], Prompt]    # what a teacher is asked, and how its answer opens
     solve: Callable[[Wording], Prompt]      # the same of a student
     blocks: Callable[[str], list[tuple[str, str]]]
+    reasoning: Callable[[str], str]
     pair: str = "```input\n{input}\n```\n```output\n{output}\n```\n"
     tidy: bool = True
 
@@ -209,10 +226,13 @@ class Style:
 thought = lambda w: w.solve and w.solve + FINAL.format(give=w.give, form=w.form)
 at_once = lambda w: w.solve and w.solve + AT_ONCE.format(give=w.give.rstrip(","))
 STYLE = {
-    "micro": Style(lambda w: Prompt(w.micro[0]), lambda w: Prompt(w.micro[1]), micro_blocks, "f({input})={output}\n", tidy=False),
-    "chat": Style(lambda w: Prompt(w.propose, w.opening), lambda w: Prompt(thought(w)), fenced_blocks),
-    "direct": Style(lambda w: Prompt(w.propose, w.opening), lambda w: Prompt(at_once(w), "```{tag}\n"), fenced_blocks),
-    "base": Style(lambda w: Prompt(w.propose, "<think>"), lambda w: Prompt(thought(w), "<think>"), envelope_blocks)}
+    "micro": Style(lambda w: Prompt(w.micro[0]), lambda w: Prompt(w.micro[1]), micro_blocks, trace_of,
+                   "f({input})={output}\n", tidy=False),
+    "chat": Style(lambda w: Prompt(w.propose, w.opening), lambda w: Prompt(thought(w)), fenced_blocks, before_block),
+    "direct": Style(lambda w: Prompt(w.propose, w.opening), lambda w: Prompt(at_once(w), "```{tag}\n"), fenced_blocks,
+                    before_block),
+    "base": Style(lambda w: Prompt(w.propose, "<think>"), lambda w: Prompt(thought(w), "<think>"), envelope_blocks,
+                  inside_think)}
 STYLES = tuple(STYLE)
 
 
@@ -222,6 +242,11 @@ def wording(kind: str, style: str, phase: str) -> Prompt:
     if not prompt.user:
         raise ValueError(f"--kinds {kind}: prompts.py has no wording of it for the {style} style ({phase})")
     return prompt
+
+
+def reasoning(text: str, style: str) -> str:
+    """The reasoning in an answer (its prefix included) as the style's own parser sees it; "" where it answers at once."""
+    return STYLE[style].reasoning(text)
 
 
 def render(prompt: Prompt, style: str, tokenizer) -> list[int]:

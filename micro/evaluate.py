@@ -1,16 +1,20 @@
-"""What a micro base can do: accuracy by number of statements, and how good its proposals are.
+"""What a micro base can do, by number of statements: how well it answers, how often it thinks, how good its proposals are.
 
-    python -m micro.evaluate micro/base                        # greedy, 100 tasks a cell: the table, a JSON line last
-    python -m micro.evaluate micro/base --temperature 1 --n 40
+    python -m micro.evaluate micro/base                        # 100 tasks a cell: the table, a JSON line last
+    python -m micro.evaluate micro/phase1 --n 40               # the base before its habit was taken away
 
 Tasks are drawn from a seed of their own. Programs of two and more statements are reserved ones, which training never saw;
 of one statement there are only about 300 in all, so those are seen programs on fresh inputs (as are puzzles of two
-variables). Everything that the model
-writes is read by tasks.py and run by verifier.py, exactly as in self-play.
+variables). Everything that the model writes is read by tasks.py and run by verifier.py, exactly as in self-play.
 
-rows: out = output task with a trace; direct = the same without (the first token is forced to "="); inp = input task;
-fun = program from 4 pairs, graded on 4 hidden ones; math = word problem by events, logic = puzzle by variables (from 2);
-propose .../args = share of valid proposals, always at temperature 1.
+out = output task, inp = input task, fun = program from 4 pairs, graded on 4 hidden ones; math = word problem by events,
+logic = puzzle by variables (from 2); propose .../args = share of valid proposals, always at temperature 1. Kinds whose
+answer can have a trace have five rows:
+    greedy      accuracy, greedily decoded
+    thinks      share of these answers that think, that is, write the trace
+    thinks @1   the same share at temperature 1
+    thinking    accuracy, greedy, when the first token is forced to open the trace
+    direct      accuracy, greedy, when the first token is forced to "="
 """
 import argparse
 import json
@@ -27,16 +31,14 @@ from generate import generate
 from kinds import Reject, Task
 from micro import data
 from model import Base, load_base
-from prompts import Prompt, render
+from prompts import Prompt, reasoning, render
 from tasks import KINDS
 from verifier import Sandbox, encode
 
-ROWS = {"out": "code_o", "direct": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logic": "logic"}
-SIZES = {"out": range(1, 7), "direct": range(1, 7), "inp": range(1, 7), "fun": range(1, 5), "math": range(1, 7),
-         "logic": range(2, 5)}
+ROWS = {"out": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logic": "logic"}
+SIZES = {"out": range(1, 7), "inp": range(1, 7), "fun": range(1, 5), "math": range(1, 7), "logic": range(2, 5)}
+OPENS_TRACE = {"out": ">", "inp": "<", "math": ">"}            # the first character of an answer that thinks
 PROPOSED = {"propose": ("code_o", "code_i"), "args": ("code_f",), "propose math": ("math",), "propose logic": ("logic",)}
-STUDY = {"out": (.94, .94, .88, .85, .75, .74), "direct": (.94, .66, .39, .34, .24, .16), "inp": (.97, .89, .80, .77, .65, .45),
-         "fun": (.89, .32, .16, .05), "propose": (.94,)}        # the feasibility study's 0.84M model after 59M tokens
 LIMITS, MAX_NEW = Limits.for_style("micro"), 96
 
 
@@ -92,15 +94,17 @@ def write(base: Base, prompts: list[Prompt], temperature: float, seed: int, forc
     return [a + b for a, b in zip(first, texts)]
 
 
-def accuracy(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperature: float, seed: int) -> float:
-    """Share of the tasks of one cell that one attempt solves."""
+def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperature: float, seed: int,
+            forced: str = "") -> tuple[float, float]:
+    """One attempt at each task of a cell: the share that is correct, and the share that thinks. forced: see `write`."""
     kind = KINDS[ROWS[row]]
-    texts = write(base, [kind.solve(base.style, t, LIMITS) for t in tasks], temperature, seed, "=" if row == "direct" else "")
-    answers = [[kind.parse_answer(text, base.style, t, LIMITS)] for text, t in zip(texts, tasks)]
-    jobs = [kind.answer_jobs(t, a, LIMITS) for t, a in zip(tasks, answers)]
+    texts = write(base, [kind.solve(base.style, t, LIMITS) for t in tasks], temperature, seed, forced)
+    given = [[kind.parse_answer(text, base.style, t, LIMITS)] for text, t in zip(texts, tasks)]
+    jobs = [kind.answer_jobs(t, a, LIMITS) for t, a in zip(tasks, given)]
     verdicts = iter(sandbox.run([job for some in jobs for job in some]))
-    judged = [kind.judge(t, a, [next(verdicts) for _ in some], LIMITS)[0] for t, a, some in zip(tasks, answers, jobs)]
-    return judged.count("correct") / len(judged)
+    judged = [kind.judge(t, a, [next(verdicts) for _ in some], LIMITS)[0] for t, a, some in zip(tasks, given, jobs)]
+    thinking = [bool(reasoning(text, base.style)) for text in texts]
+    return judged.count("correct") / len(tasks), sum(thinking) / len(tasks)
 
 
 def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed: int) -> dict:
@@ -125,22 +129,39 @@ def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed
                 distinct=len(set(map(structural_hash, valid))) / max(1, len(valid)))
 
 
-def evaluate(base: Base, sandbox: Sandbox, n: int = 100, temperature: float = 0.0, seed: int = 99) -> dict:
-    """The whole table: {row: [accuracy by size]}, and under the keys of PROPOSED what became of proposals."""
-    table = {row: [accuracy(base, sandbox, row, draw_tasks(row, size, n, seed), temperature, seed) for size in sizes]
-             for row, sizes in SIZES.items()}
+def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[str, list[float]]:
+    """The rows of one kind of task: {measure: [value by size]}."""
+    cells = {}
+    for size in SIZES[row]:
+        tasks = draw_tasks(row, size, n, seed)
+        cell = {}
+        cell["greedy"], thinks = answers(base, sandbox, row, tasks, 0.0, seed)
+        if row in OPENS_TRACE:
+            cell["thinks"] = thinks
+            cell["thinks @1"] = answers(base, sandbox, row, tasks, 1.0, seed)[1]
+            cell["thinking"] = answers(base, sandbox, row, tasks, 0.0, seed, OPENS_TRACE[row])[0]
+            cell["direct"] = answers(base, sandbox, row, tasks, 0.0, seed, "=")[0]
+        for measure, value in cell.items():
+            cells.setdefault(measure, []).append(value)
+    return cells
+
+
+def evaluate(base: Base, sandbox: Sandbox, n: int = 100, seed: int = 99) -> dict:
+    """The whole table: {row: `solving`}, and under the keys of PROPOSED what became of proposals."""
+    table = {row: solving(base, sandbox, row, n, seed) for row in SIZES}
     return table | {row: proposals(base, sandbox, kinds, n * len(kinds), seed) for row, kinds in PROPOSED.items()}
 
 
 def show(table: dict) -> str:
-    """The table as text, the study's figures beside it."""
-    cells = lambda values: " ".join(f"{v:.2f}" for v in values)
-    lines = [f"{'statements':10s} {'1    2    3    4    5    6':32s} feasibility study, 59M tokens"]
-    lines += [f"{row:10s} {cells(table[row]):32s} {cells(STUDY.get(row, ()))}" for row in SIZES]
+    """The table as text, the mean over the sizes last."""
+    lines = [f"{'statements':18s}" + "".join(f"{size:<5}" for size in range(1, 7)) + " mean"]
+    for row, sizes in SIZES.items():
+        for measure, values in table[row].items():
+            cells = "     " * (sizes[0] - 1) + " ".join(f"{v:.2f}" for v in values)
+            lines.append(f"{row:6s}{measure:12s}{cells:30s} {sum(values) / len(values):.3f}")
     for row in PROPOSED:
         r = table[row]
-        study = f" (study {STUDY[row][0]:.2f})" if row in STUDY else ""
-        lines.append(f"{row:14s} valid {r['valid']:.2f}{study}; {r['statements']:.2f} statements, {r['distinct']:.2f} distinct "
+        lines.append(f"{row:14s} valid {r['valid']:.2f}; {r['statements']:.2f} statements, {r['distinct']:.2f} distinct "
                      f"structures; invalid: {r['reasons']}")
     return "\n".join(lines)
 
@@ -149,7 +170,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", help="model directory whose task_style is micro")
     parser.add_argument("--n", type=int, default=100, help="tasks per cell")
-    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=99)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -161,7 +181,7 @@ if __name__ == "__main__":
     except ValueError as error:
         sys.exit(f"micro.evaluate: {error}")
     with Sandbox(workers=1) as judge:
-        result = evaluate(loaded, judge, args.n, args.temperature, args.seed)
+        result = evaluate(loaded, judge, args.n, args.seed)
     print(show(result))
-    print(json.dumps(dict(base=args.base, temperature=args.temperature, n=args.n, seed=args.seed,
+    print(json.dumps(dict(base=args.base, n=args.n, seed=args.seed,
                           seconds=round(time.monotonic() - began), **result)))
