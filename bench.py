@@ -2,6 +2,7 @@
 
     python bench.py verify                   the judge beside other ways to run a program: two minutes on two quiet cores
     python bench.py verify --soak 20000      and so many programs of all kinds, in which no verdict may be wrong
+    python bench.py learn                    does a student learn, on fresh tasks without teachers? Several rates: --lr 3e-4 1e-3
     python bench.py decode                   rollouts of 8 members: one batch, one after another, PEFT both ways, no adapter
     python bench.py update                   the joint update against a loop over PEFT adapters
     python bench.py step                     rollout and update of 8 members against 1 at equal rows
@@ -18,9 +19,9 @@ import os
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # read when torch is imported, hence before it
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from benchmarks import engine, judge
+from benchmarks import engine, judge, learn
 
-COMMANDS = judge.COMMANDS | engine.COMMANDS            # name: what measures and returns figures, what adds its flags
+COMMANDS = judge.COMMANDS | engine.COMMANDS | learn.COMMANDS            # name: what measures and returns figures, what adds its flags
 
 
 def main() -> None:

@@ -48,24 +48,24 @@ def task_of(kind: str, p: data.Program, inputs: list) -> Task:
     return Task(kind, data.program_text(p.body).strip("\n"), tuple(map(data.literal, inputs)), outputs, "", "")
 
 
-def draw_domain(row: str, size: int, rng: random.Random) -> Task:
+def draw_domain(row: str, size: int, rng: random.Random, reserved: bool = True) -> Task:
     """A word problem of `size` events, or a puzzle of `size` variables."""
     if row == "math":
-        lines, p = data.word_problem(rng, size, reserved=size > 1)
+        lines, p = data.word_problem(rng, size, reserved=reserved and size > 1)
         program, question = data.program_text(p.body).strip("\n"), "\n".join(f"?{line}" for line in lines)
         return Task("math", program, ("",), (encode(p.y),), question, "")
-    clauses, model = data.puzzle(rng, size, reserved=size > 2)
+    clauses, model = data.puzzle(rng, size, reserved=reserved and size > 2)
     return Task("logic", KINDS["logic"].puzzle(clauses).program, ("",), (encode(tuple(model)),), "", "")
 
 
-def draw_tasks(row: str, n_statements: int, n: int, seed: int) -> list[Task]:
-    """n tasks for one cell of the table."""
+def draw_tasks(row: str, n_statements: int, n: int, seed: int | str, reserved: bool = True) -> list[Task]:
+    """n tasks for one cell of the table. reserved: of programs that the base was not trained on, where there are enough."""
     rng, tasks = random.Random(f"{seed}/{row}/{n_statements}"), []
     while len(tasks) < n:
         if row in ("math", "logic"):
-            tasks.append(draw_domain(row, n_statements, rng))
+            tasks.append(draw_domain(row, n_statements, rng, reserved))
             continue
-        p = data.generate(rng, n_statements, reserved=n_statements > 1)
+        p = data.generate(rng, n_statements, reserved=reserved and n_statements > 1)
         inputs = [p.x]
         if row == "fun":
             found = data.pairs(rng, p.body, data.type_of(p.x), LIMITS.n_inputs)
@@ -76,7 +76,7 @@ def draw_tasks(row: str, n_statements: int, n: int, seed: int) -> list[Task]:
     return tasks
 
 
-def write(base: Base, prompts: list[Prompt], temperature: float, seed: int, forced: str = "") -> list[str]:
+def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int, ...], forced: str = "") -> list[str]:
     """One answer to each prompt; `forced`: the first token is the likeliest of those that start with this character."""
     ids, first = [render(p, base.style, base.tokenizer) for p in prompts], [""] * len(prompts)
     if forced:
@@ -87,18 +87,18 @@ def write(base: Base, prompts: list[Prompt], temperature: float, seed: int, forc
                 logits = base.model.logits(base.model(torch.tensor([row]))[0, -1])
                 token = int(logits.masked_fill(barred, -torch.inf).argmax())
                 ids[i], first[i] = row + [token], vocabulary[token]
-    keys = [(seed, i) for i in range(len(ids))]
+    keys = [(*key, i) for i in range(len(ids))]
     rollout = generate(base, None, ids, [-1] * len(ids), keys, temperature=temperature, max_new=MAX_NEW)
     texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=False,
                                         clean_up_tokenization_spaces=False)
     return [a + b for a, b in zip(first, texts)]
 
 
-def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperature: float, seed: int,
+def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperature: float, key: tuple[int, ...],
             forced: str = "") -> tuple[float, float]:
     """One attempt at each task of a cell: the share that is correct, and the share that thinks. forced: see `write`."""
     kind = KINDS[ROWS[row]]
-    texts = write(base, [kind.solve(base.style, t, LIMITS) for t in tasks], temperature, seed, forced)
+    texts = write(base, [kind.solve(base.style, t, LIMITS) for t in tasks], temperature, key, forced)
     given = [[kind.parse_answer(text, base.style, t, LIMITS)] for text, t in zip(texts, tasks)]
     jobs = [kind.answer_jobs(t, a, LIMITS) for t, a in zip(tasks, given)]
     verdicts = iter(sandbox.run([job for some in jobs for job in some]))
@@ -116,7 +116,7 @@ def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed
         refs = [task_of("code_o", p, [p.x])] if name == "code_f" else []
         asked.append((KINDS[name], refs, KINDS[name].propose(base.style, refs, rng, LIMITS)))
     reasons, valid = Counter(), []
-    for (kind, refs, _), text in zip(asked, write(base, [prompt for *_, prompt in asked], 1.0, seed)):
+    for (kind, refs, _), text in zip(asked, write(base, [prompt for *_, prompt in asked], 1.0, (seed,))):
         parsed = kind.parse_proposal(text, base.style, refs, LIMITS)
         result = parsed if isinstance(parsed, Reject) else kind.check(parsed, LIMITS)
         result = result or kind.accept(parsed, sandbox.run([kind.job(parsed)])[0], LIMITS, "")
@@ -134,13 +134,13 @@ def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[s
     cells = {}
     for size in SIZES[row]:
         tasks = draw_tasks(row, size, n, seed)
-        cell = {}
-        cell["greedy"], thinks = answers(base, sandbox, row, tasks, 0.0, seed)
+        cell, key = {}, (seed, list(SIZES).index(row), size)
+        cell["greedy"], thinks = answers(base, sandbox, row, tasks, 0.0, key)
         if row in OPENS_TRACE:
             cell["thinks"] = thinks
-            cell["thinks @1"] = answers(base, sandbox, row, tasks, 1.0, seed)[1]
-            cell["thinking"] = answers(base, sandbox, row, tasks, 0.0, seed, OPENS_TRACE[row])[0]
-            cell["direct"] = answers(base, sandbox, row, tasks, 0.0, seed, "=")[0]
+            cell["thinks @1"] = answers(base, sandbox, row, tasks, 1.0, key)[1]
+            cell["thinking"] = answers(base, sandbox, row, tasks, 0.0, key, OPENS_TRACE[row])[0]
+            cell["direct"] = answers(base, sandbox, row, tasks, 0.0, key, "=")[0]
         for measure, value in cell.items():
             cells.setdefault(measure, []).append(value)
     return cells
