@@ -2,6 +2,7 @@
 import torch
 
 from operators import adapter_cosines
+from prompts import reasoning
 from rl import Batch
 from selfplay import Setup, describe, mean
 from state import State
@@ -18,9 +19,19 @@ def measures(setup: Setup, state: State, proposed: list, update: dict, batch: Ba
         members=member_measures(setup, state, proposed, update, batch, adv),
         coverage=len(archive.structures), rarefied=archive.rarefied(), guess_rate=guess,
         beats_guessing=mean(float(p.solve_rate > guess[p.kind] + setup.cfg.noise_margin) for p in solved),
-        brier=mean(m["brier"] for m in matches), zero_advantage=(adv == 0).float().mean().item(),
+        think=mean(thinks(setup, text) for text in texts_of(solved)), brier=mean(m["brier"] for m in matches), zero_advantage=(adv == 0).float().mean().item(),
         kl=update["kl"], entropy=update["entropy"], logp_gap=update["logp_gap"], skipped=update["skipped"],
         tokens_generated=state.totals["generated"], tokens_trained=state.totals["trained"])
+
+
+def texts_of(proposed: list, student: str = "") -> list[str]:
+    """All students' answers to these tasks, or those of one student."""
+    return [text for p in proposed for name, texts in p.answers.items() for text in texts if student in ("", name)]
+
+
+def thinks(setup: Setup, text: str) -> float:
+    """1 where an answer shows reasoning before it answers, else 0."""
+    return float(bool(reasoning(text, setup.base.style)))
 
 
 def member_measures(setup: Setup, state: State, proposed: list, update: dict, batch: Batch, adv: torch.Tensor) -> dict[str, dict]:
@@ -34,6 +45,9 @@ def member_measures(setup: Setup, state: State, proposed: list, update: dict, ba
                      response_tokens=mean(r.n_tokens[rows].tolist()), adv_abs=mean(adv[rows].abs().tolist()),
                      entropy=-r.logp[rows].sum().item() / max(1, r.n_tokens[rows].sum().item()),
                      grad_norm=update["grad_norm"][m.slot], cosine=mean(others))
+        texts = [p.text for p in proposed if p.teacher is m] if m.role == "teacher" else texts_of(proposed, m.name)
+        given |= dict(think=mean(thinks(setup, text) for text in texts),
+                      reasoning_chars=mean(len(reasoning(text, setup.base.style)) for text in texts))
         if m.role == "teacher":
             given |= {k: v for k, v in describe([p for p in proposed if p.teacher is m]).items() if k != "reward"}
         else:
@@ -43,7 +57,7 @@ def member_measures(setup: Setup, state: State, proposed: list, update: dict, ba
     return members
 
 
-COLUMNS = (("step", 5), ("valid", 6), ("stmts", 6), ("solve", 6), ("base", 6), ("anchor", 7), ("greedy", 7), ("T rew", 6),
+COLUMNS = (("step", 5), ("valid", 6), ("stmts", 6), ("solve", 6), ("base", 6), ("anchor", 7), ("greedy", 7), ("think", 6), ("T rew", 6),
            ("seen", 6), ("best T", 12), ("best S", 12), ("sec", 6), ("", 0))
 
 
@@ -59,7 +73,8 @@ def line(row: dict) -> str:
     name = lambda role: "{1} {0:.1f}".format(*best(role))
     anchors = [mean(row.get(f"anchors_{k}", {}).values()) for k in ("sampled", "greedy")]
     cells = [str(row["step"]), number(row["valid"]), number(row["complexity"].get("statements")), number(row["solve_rate"]),
-             number(row.get("base_solve")), *map(number, anchors), number(row["reward"]), str(row["coverage"]),
+             number(row.get("base_solve")), *map(number, anchors), number(row["think"]),
+             number(row["reward"]), str(row["coverage"]),
              name("teacher"), name("student"), f"{sum(row['seconds'].values()):.1f}"]
     notes = ["born " + " ".join(row["births"])] if row["births"] else []
     notes += [f"skipped slots {row['skipped']}"] if row["skipped"] else []
@@ -80,16 +95,35 @@ def summary(rows: list[dict]) -> str:
 
     compare("statements per task", lambda r: r["complexity"].get("statements"))
     compare("share of proposals that are valid", lambda r: r["valid"])
+    compare("share of the students' answers that think", lambda r: r.get("think"))
     compare("the students' solve rate on the teachers' current tasks", lambda r: r["solve_rate"])
     compare("  of which at the probes: the frozen base's solve rate on these tasks", lambda r: r.get("base_solve"))
     compare("  of which at the probes: the students' solve rate on the same tasks", lambda r: r.get("student_solve"))
-    probes = [r for r in rows if r.get("anchors_sampled")]
-    if len(probes) > 1:
-        for kind, words in (("sampled", "at the run's temperature"), ("greedy", "greedily decoded")):
-            a, b = (mean(r[f"anchors_{kind}"].values()) for r in (probes[0], probes[-1]))
-            out.append(f"  the students' accuracy on held-out anchor tasks, {words}: {a:.2f} at step {probes[0]['step']}, "
-                       f"{b:.2f} at step {probes[-1]['step']}")
+    out += probe_words([row for row in rows if row.get("anchors_greedy")])
     out.append(f"  {rows[-1]['coverage']} distinct program structures, {sum(len(r['births']) for r in rows)} members replaced, "
                f"{rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained")
     title = f"first {n} against last {n} of {len(rows)} steps (ratings are relative and say nothing about progress):"
     return "\n".join([title, *out])
+
+
+def probe_words(probes: list[dict]) -> list[str]:
+    """What the first and the last probe say of held-out tasks, a line a measure."""
+    if len(probes) < 2:
+        return []
+    first, last = probes[0], probes[-1]
+    out = []
+    for kind, words in (("greedy", "greedily decoded"), ("sampled", "at the run's temperature")):
+        a, b = (mean(row[f"anchors_{kind}"].values()) for row in (first, last))
+        se = last.get("anchors_greedy_se") if kind == "greedy" else None
+        out.append(f"  the students' accuracy on held-out anchor tasks, {words}: {a:.2f} at step {first['step']}, "
+                   f"{b:.2f} at step {last['step']}" + (f" (standard error {se:.3f})" if se else ""))
+    for kind, base in first.get("heldout", {}).items():
+        found = last.get("heldout", {}).get(kind, {})
+        told = []
+        for word, letter in (("students", "S"), ("teachers", "T")):
+            own = [value for name, value in found.items() if name.startswith(letter)]
+            told += [f"{word} {mean(own):.2f}"] if own else []
+        if told and "base" in base:
+            out.append(f"  held-out {kind} tasks, which nobody played, greedily decoded: frozen base {base['base']:.2f}, "
+                       + ", ".join(told))
+    return out

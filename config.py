@@ -96,7 +96,11 @@ class Config:
     # probes, books and machine
     probe_every: int = flag(None, "steps between absolute probes (anchor tasks, frozen base); 0 = never", kind=int)
     anchors: str = flag("", "JSON lines of held-out tasks; default: the base's anchors.jsonl, else the run's first valid tasks")
-    n_anchors: int = flag(96, "anchor tasks, at most")
+    n_anchors: int = flag(None, "anchor tasks, at most", kind=int)
+    heldout: str = flag("", "JSON lines of tasks of kinds that the run does not play; default: the base's heldout.jsonl, else none")
+    n_heldout: int = flag(None, "of these, tasks of each kind, at most", kind=int)
+    probe_share: float = flag(None, "share of the anchors and held-out tasks asked at probes between the first and the last",
+                              kind=float)
     save_every: int = flag(10, "steps between checkpoints")
     keep: int = flag(2, "checkpoints kept")
     max_rows: int = flag(None, "rows that decode together", kind=int)
@@ -109,15 +113,17 @@ class Config:
 # What a style of base wants where the command line says nothing. The micro values are measured in LOG.md.
 PRESETS = {
     "micro": dict(steps=80, rank=8, alpha=32.0, kinds="code_o", n_prompts=3, n_refs=0, attempts=4, max_new=80, lr=1e-3,
-                  lr_teacher=3e-3, evolve_every=15, probe_every=10, max_rows=512, token_budget=1024, threads=1),
+                  lr_teacher=3e-3, evolve_every=15, probe_every=10, n_anchors=448, n_heldout=96,
+                  probe_share=.2, max_rows=512, token_budget=1024, threads=1),
     "chat": dict(steps=200, rank=32, alpha=64.0, kinds="code_o,code_i,code_f", n_prompts=3, n_refs=6, attempts=8, max_new=512,
-                 lr=1e-5, lr_teacher=1e-5, evolve_every=10, probe_every=20, max_rows=128, token_budget=2048, threads=0)}
+                 lr=1e-5, lr_teacher=1e-5, evolve_every=10, probe_every=20, n_anchors=96,
+                 n_heldout=96, probe_share=1.0, max_rows=128, token_budget=2048, threads=0)}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new=192)
 POSITIVE = ("steps", "rank", "alpha", "n_prompts", "group", "archive_cap", "attempts", "max_new", "clip", "lr", "lr_teacher",
             "evolve_every", "save_every", "keep", "max_rows", "token_budget", "workers", "cpu_s")
 NOT_NEGATIVE = ("seed", "threads", "show", "step", "n_refs", "max_digits", "max_output", "noise_margin", "kl", "entropy",
-                "outcome_band", "probe_every", "n_anchors")
+                "outcome_band", "probe_every", "n_anchors", "n_heldout")
 # Fields that may change between a run and its resumption without changing what it computes.
 FREE = ("base", "name", "out", "resume", "init", "steps", "device", "cuda_graphs", "threads", "plan", "show", "replay", "step",
         "match", "save_every", "keep", "workers")
@@ -158,6 +164,7 @@ def settle(cfg: Config, style: str) -> Config:
          "--single is one adapter in both roles: leave out --teachers and --students, or leave out --single"),
         (min(n_teachers, n_students) < 1, "--teachers and --students must be at least 1"),
         (bool(unknown), f"--kinds: {', '.join(sorted(unknown))} unknown; valid: {', '.join(KINDS)}"),
+        (not 0 < cfg.probe_share <= 1, f"--probe-share {cfg.probe_share}: a share in (0, 1]"),
         (not 0 <= cfg.cull < 1, f"--cull {cfg.cull}: a share in [0, 1)"),
         (style != "micro" and cfg.n_refs < 1, f"--n-refs {cfg.n_refs}: the {style} style shows references; give at least 1"),
         (not 0 <= cfg.max_guess <= 1, f"--max-guess {cfg.max_guess}: a share in [0, 1]"),

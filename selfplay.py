@@ -289,29 +289,3 @@ def describe(proposed: list[Proposed]) -> dict:
                 duplicates=mean(float(p.reason == "duplicate") for p in proposed),
                 distinct=len({p.key for p in valid}) / len(valid) if valid else None,
                 output_chars=mean(chars for chars, _ in outputs), output_digits=mean(digits for _, digits in outputs))
-
-
-def probe(s: Setup, students: list[Member], anchors: list[Task], proposed: list[Proposed], step: int,
-          frozen: Adapters | None = None) -> dict:
-    """Absolute measures: every student on the frozen anchors, sampled and greedy; on the current tasks the frozen base, and a
-    student frozen early in the run (slot 0 of `frozen`)."""
-    out, tokens = {}, 0
-    if anchors:
-        first = step == 0 or 0 <= anchors[0].step < step <= anchors[0].step + s.cfg.probe_every     # the frozen base: once
-        pairs = [(m, t) for m in students for t in anchors] + ([(None, t) for t in anchors] if first else [])
-        for name, temperature in (("sampled", s.cfg.temperature), ("greedy", 0.0)):
-            done = attempt(s, [t for _, t in pairs], [m.slot if m else -1 for m, _ in pairs], step, PROBE, 1, temperature)
-            right = lambda who: mean(v == ["correct"] for (m, _), v in zip(pairs, done.verdicts) if m is who)
-            out[f"anchors_{name}"] = {m.name: right(m) for m in students}
-            out |= {f"anchors_{name}_base": right(None)} if first else {}
-            tokens += int(done.rollout.n_tokens.sum())
-    tasks = [p.task for p in proposed if p.task]
-    if tasks:
-        slots = [-1] * len(tasks) + ([0] * len(tasks) if frozen else [])
-        still = dataclasses.replace(s, adapters=frozen or s.adapters)
-        done = attempt(still, tasks * (2 if frozen else 1), slots, step, BASE, s.cfg.attempts)
-        right = lambda some: mean(v == "correct" for verdicts in some for v in verdicts)
-        out |= dict(base_solve=right(done.verdicts[:len(tasks)]), student_solve=mean(p.solve_rate for p in proposed))
-        out |= dict(frozen_solve=right(done.verdicts[len(tasks):])) if frozen else {}
-        tokens += int(done.rollout.n_tokens.sum())
-    return dict(**out, probe_tokens=tokens)

@@ -29,6 +29,7 @@ class State:
     members: list[Member]
     archive: Archive
     anchors: list[Task]
+    heldout: list[Task]                 # of kinds that the run does not play
     totals: dict[str, int]              # tokens generated and trained so far
     frozen: Adapters | None = None      # a student as it was early in the run, alone in slot 0: a yardstick for later tasks
 
@@ -56,11 +57,18 @@ def found(cfg, setup: Setup, base_hash: str = "") -> State:
     proposals += [KINDS[k].seed for k in setup.kinds if KINDS[k].seed and k not in given]
     for task in selfplay.make_tasks(setup, proposals, cfg.seed_tasks or "seed"):
         archive.add(dataclasses.replace(task, id=archive.n_added), structural_hash(task.program))
-    path = Path(cfg.anchors) if cfg.anchors else setup.base.path / "anchors.jsonl"
-    if cfg.anchors and not path.exists():
-        raise ValueError(f"--anchors {cfg.anchors}: no such file")
-    anchors = selfplay.make_tasks(setup, read_tasks(path)[:cfg.n_anchors], str(path)) if path.exists() else []
-    return State(0, members, archive, anchors, dict(generated=0, trained=0))
+    anchors = tasks_of(setup, cfg.anchors, "anchors", cfg.n_anchors)
+    heldout = [task for task in tasks_of(setup, cfg.heldout, "heldout") if task.kind not in setup.kinds]
+    return State(0, members, archive, anchors, heldout, dict(generated=0, trained=0))
+
+
+def tasks_of(setup: Setup, given: str, name: str, n: int | None = None) -> list[Task]:
+    """The first n tasks of the file given by flag --`name`, or else of the base's own NAME.jsonl, if it has one.
+    Raises ValueError where the given file is missing or a task is not valid."""
+    path = Path(given) if given else setup.base.path / f"{name}.jsonl"
+    if given and not path.exists():
+        raise ValueError(f"--{name} {given}: no such file")
+    return selfplay.make_tasks(setup, read_tasks(path)[:n], str(path)) if path.exists() else []
 
 
 def room(setup: Setup) -> Adapters:
@@ -89,6 +97,7 @@ def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, ke
         save_file({k: v.contiguous() for k, v in adam.state_dict().items()}, directory / "optimizer.safetensors")
     books = dict(base_weights=base_hash, members=[m.to_json() for m in state.members],
                  anchors=[dataclasses.asdict(t) for t in state.anchors],
+                 heldout=[dataclasses.asdict(t) for t in state.heldout],
                  seeds=[dataclasses.asdict(t) for t in state.archive.seeds], totals=state.totals)
     run.save(state.step, books, fill, keep)
 
@@ -132,6 +141,7 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
     if frozen:
         adapter(frozen, 0, FROZEN)
     run.cut(books["logs"])
-    return State(books["step"], members, archive, [task_of(t) for t in books["anchors"]], books["totals"], frozen)
+    anchors, heldout = ([task_of(row) for row in books[name]] for name in ("anchors", "heldout"))
+    return State(books["step"], members, archive, anchors, heldout, books["totals"], frozen)
 
 

@@ -37,6 +37,7 @@ from lora import Adapters
 from machine import Stopwatch, environment, fit, free_memory, open_sandbox, plan_table
 from model import Base, load_base, load_tokenizer, pick_dtype, resolve, weights_hash
 from parallel import Ranks
+from probe import probe
 from selfplay import Setup
 from state import State, found, freeze, restore, save
 from trueskill_lite import RATINGS, child_rating
@@ -109,7 +110,9 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         adv = rl.advantages(batch, cfg.advantage, cfg.whiten)
         weight = rl.token_weight(batch.rollout, cfg.advantage, cfg.max_new).float()
         probing = cfg.probe_every and (step % cfg.probe_every == 0 or step == cfg.steps - 1)
-        probes = selfplay.probe(setup, students, state.anchors, proposed, step, state.frozen) if probing else {}
+        probes = {}
+        if probing:
+            probes = probe(setup, state.members, state.anchors, state.heldout, proposed, step, state.frozen)
         clock.lap("probe")                                  # members as they were when they proposed and solved
         gradient = rl.accumulate(base, adapters, batch, adv, weight, desc=bar("update"), **loss)
         with signals:               # rl.update in two pieces: a signal may end the gradient; from here to the checkpoint it waits

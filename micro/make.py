@@ -229,17 +229,43 @@ def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
         tokenizer_class="TokenizersBackend", auto_map={"AutoTokenizer": [None, None]}, eos_token="<eos>", pad_token="<pad>",
         clean_up_tokenization_spaces=False, model_max_length=SHAPE["max_position_embeddings"], padding_side="left"))
     tokenizer.save(str(out / "tokenizer.json"))
-    (out / "anchors.jsonl").write_text("".join(json.dumps(a) + "\n" for a in anchors()))
+    for name, tasks in (("anchors", anchors()), ("heldout", heldout())):
+        (out / f"{name}.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
 
 
-def anchors(seed: int = 1234, n: int = 96) -> list[dict]:
-    """Held-out output tasks of 2 to 5 statements, equally many of each, all with different programs."""
+def anchors(seed: int = 1234, n: int = 448) -> list[dict]:
+    """Held-out output tasks of 2 to 8 statements, the sizes in turn, all with different programs."""
     rng, found = random.Random(f"{seed}/anchors"), {}
     while len(found) < n:
-        p = data.generate(rng, 2 + len(found) % 4, reserved=True)
+        p = data.generate(rng, 2 + len(found) % 7, reserved=True)
         text = data.program_text(p.body)
         found[text] = dict(kind="code_o", program=text, input=data.literal(p.x))
     return list(found.values())
+
+
+def heldout_task(rng: random.Random, kind: str, i: int) -> dict:
+    """The i-th held-out task of a kind that the demo does not play, the sizes in turn."""
+    if kind == "code_i":
+        p = data.generate(rng, 2 + i % 5, reserved=True)
+        return dict(kind=kind, program=data.program_text(p.body), input=data.literal(p.x))
+    if kind == "math":
+        lines, p = data.word_problem(rng, 2 + i % 5, reserved=True)
+        question = "\n".join(f"?{line}" for line in lines)
+        return dict(kind=kind, question=question, program=data.program_text(p.body).replace("f(x)", "f()"))
+    clauses, _ = data.puzzle(rng, 3 + i % 2, reserved=True)
+    return dict(kind=kind, constraints=clauses)
+
+
+def heldout(seed: int = 1234, n: int = 96) -> list[dict]:
+    """Held-out input tasks and word problems (of 2 to 6 statements or events) and puzzles (of 3 and 4 variables), n of each."""
+    rows = []
+    for kind in ("code_i", "math", "logic"):
+        rng, found = random.Random(f"{seed}/heldout/{kind}"), {}
+        while len(found) < n:
+            row = heldout_task(rng, kind, len(found))
+            found[row.get("question") or str(row.get("constraints", row.get("program")))] = row
+        rows += found.values()
+    return rows
 
 
 def main(cfg: argparse.Namespace) -> None:

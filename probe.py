@@ -1,0 +1,124 @@
+"""Absolute measures of a run: tasks that never change, and a base that never learns.
+
+Ratings only compare members with each other. A probe asks every student the anchors (held-out tasks of the kind that the run
+plays), students, teachers and the frozen base held-out tasks of kinds that it does not play, and the frozen base the
+teachers' current tasks. Greedy accuracy is what counts: what rises only at temperature 1 is sharpening. The first and the last
+probe of a run ask all tasks, those in between a share of them, so that probes cost less than a fifth of a run.
+"""
+import dataclasses
+import statistics
+from dataclasses import dataclass
+
+from evolve import Member
+from kinds import Task
+from lora import Adapters
+from prompts import reasoning
+from selfplay import BASE, PROBE, Proposed, Setup, attempt, mean
+
+FROZEN_BASE = "base"                # its name among the members
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One member's answers to the tasks of a probe, task by task."""
+    correct: list[bool]
+    thinks: list[bool]              # whether the answer shows reasoning before it answers
+
+
+def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int, temperature: float) -> tuple[dict[str, Answers], int]:
+    """One attempt at each task by each member (name -> slot, -1 = frozen base), all in one batch; tokens generated."""
+    equal = step == 0 and temperature == 0 and not s.cfg.init    # fresh members are the frozen base, bit for bit
+    asked = [-1] if equal else list(slots.values())
+    done = attempt(s, tasks * len(asked), [slot for slot in asked for _ in tasks], step, PROBE, 1, temperature)
+    correct = [verdicts == ["correct"] for verdicts in done.verdicts]
+    thinks = [bool(reasoning(text, s.base.style)) for text in done.texts]
+    found = {}
+    for i, name in enumerate(slots):
+        first = 0 if equal else i * len(tasks)
+        own = slice(first, first + len(tasks))
+        found[name] = Answers(correct[own], thinks[own])
+    return found, int(done.rollout.n_tokens.sum())
+
+
+def part_of(tasks: list[Task], n: int, s: Setup) -> list[Task]:
+    """The share of the first n tasks that is asked where not all are; files hold the sizes in turn."""
+    return tasks[:max(1, round(min(n, len(tasks)) * s.cfg.probe_share))]
+
+
+def whole(s: Setup, step: int) -> bool:
+    """Whether a probe asks all tasks: the first and the last of a run do."""
+    return step == 0 or step == s.cfg.steps - 1
+
+
+def standard_error(found: dict[str, Answers]) -> float | None:
+    """Of the members' mean accuracy, over tasks: members answer the same ones, so that a task counts once."""
+    by_task = [statistics.fmean(column) for column in zip(*(a.correct for a in found.values()))]
+    return statistics.stdev(by_task) / len(by_task) ** .5 if len(by_task) > 1 else None
+
+
+def probe_anchors(s: Setup, students: dict[str, int], anchors: list[Task], step: int, with_base: bool) -> tuple[dict, int]:
+    """Every student on the anchors, greedily and at the run's temperature; keys of metrics.jsonl, tokens."""
+    slots = students | ({FROZEN_BASE: -1} if with_base else {})
+    part, out, tokens = part_of(anchors, len(anchors), s), {}, 0
+    asked_greedily = anchors if whole(s, step) else part
+    for name, temperature, asked in (("greedy", 0.0, asked_greedily), ("sampled", s.cfg.temperature, part)):
+        found, n_tokens = answers(s, slots, asked, step, temperature)
+        tokens += n_tokens
+        base = found.pop(FROZEN_BASE, None)
+        out[f"anchors_{name}"] = {who: mean(a.correct) for who, a in found.items()}
+        if base:
+            out[f"anchors_{name}_base"] = mean(base.correct)
+        if name == "greedy":
+            out["anchors_greedy_se"] = standard_error(found)
+            out["anchors_think"] = {who: mean(a.thinks) for who, a in found.items()}
+            if base:
+                out["anchors_think_base"] = mean(base.thinks)
+    return out, tokens
+
+
+def probe_heldout(s: Setup, members: dict[str, int], heldout: list[Task], step: int, with_base: bool) -> tuple[dict, int]:
+    """Members and frozen base on the kinds of tasks that the run does not play, greedily; keys of metrics.jsonl, tokens."""
+    slots = members | ({FROZEN_BASE: -1} if with_base else {})
+    accuracy, thinking, tokens = {}, {}, 0
+    for kind in dict.fromkeys(task.kind for task in heldout):
+        tasks = [task for task in heldout if task.kind == kind]
+        asked = tasks[:s.cfg.n_heldout] if whole(s, step) else part_of(tasks, s.cfg.n_heldout, s)
+        found, n_tokens = answers(s, slots, asked, step, 0.0)
+        accuracy[kind] = {who: mean(a.correct) for who, a in found.items()}
+        thinking[kind] = {who: mean(a.thinks) for who, a in found.items()}
+        tokens += n_tokens
+    return dict(heldout=accuracy, heldout_think=thinking) if accuracy else {}, tokens
+
+
+def probe_current(s: Setup, proposed: list[Proposed], step: int, frozen: Adapters | None) -> tuple[dict, int]:
+    """The frozen base on the teachers' current tasks, and a student frozen early in the run (slot 0 of `frozen`), beside the
+    students of the day; keys of metrics.jsonl, tokens."""
+    tasks = [p.task for p in proposed if p.task]
+    if not tasks:
+        return {}, 0
+    slots = [-1] * len(tasks) + ([0] * len(tasks) if frozen else [])
+    still = dataclasses.replace(s, adapters=frozen or s.adapters)
+    done = attempt(still, tasks * (2 if frozen else 1), slots, step, BASE, s.cfg.attempts)
+    verdicts = [[verdict == "correct" for verdict in some] for some in done.verdicts]
+    rates = [mean(right) for right in verdicts]
+    out = dict(base_solve=mean(rates[:len(tasks)]), student_solve=mean(p.solve_rate for p in proposed))
+    if frozen:
+        out["frozen_solve"] = mean(rates[len(tasks):])
+    return out, int(done.rollout.n_tokens.sum())
+
+
+def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Task], proposed: list[Proposed], step: int,
+          frozen: Adapters | None = None) -> dict:
+    """All absolute measures of a step, as keys of metrics.jsonl. The frozen base answers anchors and held-out tasks at the
+    first probe only: it never changes."""
+    first = step == 0
+    first_anchors = first or (bool(anchors) and 0 <= anchors[0].step < step <= anchors[0].step + s.cfg.probe_every)
+    students = {m.name: m.slot for m in members if m.role == "student"}
+    by_slot = {m.slot: m.name for m in members}                  # a single agent is student and teacher: asked once
+    everybody = {name: slot for slot, name in sorted(by_slot.items())}
+    parts = [probe_anchors(s, students, anchors, step, first_anchors) if anchors else ({}, 0),
+             probe_heldout(s, everybody, heldout, step, first), probe_current(s, proposed, step, frozen)]
+    out = {}
+    for measured, _ in parts:
+        out |= measured
+    return out | dict(probe_tokens=sum(tokens for _, tokens in parts))
