@@ -27,7 +27,7 @@ class Answers:
 
 def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int, temperature: float) -> tuple[dict[str, Answers], int]:
     """One attempt at each task by each member (name -> slot, -1 = frozen base), all in one batch; tokens generated."""
-    equal = step == 0 and temperature == 0 and not s.cfg.init    # fresh members are the frozen base, bit for bit
+    equal = temperature == 0 and not any(B.any() for B in s.adapters.B.values())    # fresh members are the base, bit for bit
     asked = [-1] if equal else list(slots.values())
     done = attempt(s, tasks * len(asked), [slot for slot in asked for _ in tasks], step, PROBE, 1, temperature)
     correct = [verdicts == ["correct"] for verdicts in done.verdicts]

@@ -9,7 +9,8 @@ import torch
 
 from kinds import Reject
 from micro import data, make
-from micro.evaluate import LIMITS, PROPOSED, accuracy, draw_tasks, proposals, show, task_of
+from micro.evaluate import LIMITS, OPENS_TRACE, PROPOSED, SIZES, answers, draw_tasks, proposals, show, task_of
+from prompts import reasoning
 from tasks import KINDS, read_tasks
 
 
@@ -42,6 +43,41 @@ def test_mixture_and_statement_counts():
     proposed = [e.n for e in rows if e.kind == "propose"]
     assert sum(n == 1 for n in proposed) / len(proposed) == pytest.approx(.5, abs=.08) and max(proposed) <= 6
     assert all(e.n == e.answer.count("\n") for e in rows if e.kind == "out"), "one line of trace per statement"
+
+
+@pytest.mark.parametrize("thinking", [.1, .24])
+def test_the_habits_mixture(thinking):
+    """Phase 2: the wanted share of the answers that can have a trace has one; all else is asked as often as in phase 1."""
+    mixture, rng = data.habit(thinking), random.Random(2)
+    for kind in data.TRACED:
+        both = mixture[kind] + mixture[f"{kind} direct"]
+        assert mixture[kind] == pytest.approx(thinking * both)
+        assert kind == "math" or both == pytest.approx(data.MIXTURE[kind] + data.MIXTURE[f"{kind} direct"])
+    untouched = set(data.MIXTURE) - {k for kind in data.TRACED for k in (kind, f"{kind} direct")}
+    assert untouched == {"propose", "fun", "args", "propose math", "propose logic", "logic"}
+    assert all(mixture[kind] == data.MIXTURE[kind] for kind in untouched)
+    rows = [data.example(rng, mixture=mixture) for _ in range(2000)]
+    for kind in data.TRACED:
+        thoughts = [bool(reasoning(e.answer, "micro")) for e in rows if e.kind == kind and e.n > 1]
+        direct = [bool(reasoning(e.answer, "micro")) for e in rows if e.kind == f"{kind} direct"]
+        assert all(thoughts) and thoughts and direct and not any(direct), kind
+        assert len(thoughts) < len(direct)
+
+
+def test_direct_answers_are_right(sandbox):
+    for kind, direct in (("code_o", "out direct"), ("code_i", "inp direct")):
+        rng = random.Random(4)
+        for _ in range(10):
+            e = data.example(rng, direct)
+            text, given = e.prompt.partition("\n")[2].rsplit("\n", 2)[:2]
+            *_, body = KINDS[kind].parse_proposal(f"{text}\nf(1)" if kind == "code_i" else f"{text}\n{given}", "micro", [], LIMITS).program,
+            names = {}
+            exec(body, names)                            # a program of our own generator
+            answer = eval(e.answer.removeprefix("="))
+            if kind == "code_o":
+                assert names["f"](eval(given[2:-1])) == answer
+            else:
+                assert names["f"](answer) == eval(given)
 
 
 @pytest.mark.parametrize("type_", data.TYPES)
@@ -92,10 +128,10 @@ def test_reserved_programs_never_reach_training():
 
 
 def test_anchors(tmp_path, sandbox):
-    """Held-out, distinct, 2 to 5 statements, and valid tasks for self-play."""
-    rows = make.anchors()
-    assert len({r["program"] for r in rows}) == 96 and all(data.held_out(r["program"]) for r in rows)
-    assert sorted({r["program"].count("\n") - 2 for r in rows}) == [2, 3, 4, 5]
+    """Held-out, distinct, 2 to 8 statements in turn, and valid tasks for self-play."""
+    rows = make.anchors(n=70)
+    assert len({r["program"] for r in rows}) == 70 and all(data.held_out(r["program"]) for r in rows)
+    assert [r["program"].count("\n") - 2 for r in rows] == [2, 3, 4, 5, 6, 7, 8] * 10
     (tmp_path / "anchors.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     kind, given = KINDS["code_o"], read_tasks(tmp_path / "anchors.jsonl")
     for p, verdict in zip(given, sandbox.run([kind.job(p) for p in given])):
@@ -187,8 +223,8 @@ def test_resumed_training_equals_uninterrupted(tokenizer, tmp_path, monkeypatch)
     monkeypatch.setattr(make, "ROWS", 8)
     monkeypatch.setattr(make, "BATCHES_PER_POOL", 4)
     monkeypatch.setattr(make, "CHECKPOINT_S", 0)
-    cfg = argparse.Namespace(tokens=6000, seed=1, lr=make.LR, init="", resume=False, eager=True)
-    whole = make.train(tokenizer, cfg, tmp_path / "whole.pt")
+    phase = make.Phase("phase1", "1", 6000, 3e-3, data.MIXTURE)
+    whole = make.train(tokenizer, phase, tmp_path / "whole.pt")
     save = make.save_checkpoint
 
     def save_and_die(path, **state):
@@ -197,14 +233,29 @@ def test_resumed_training_equals_uninterrupted(tokenizer, tmp_path, monkeypatch)
 
     monkeypatch.setattr(make, "save_checkpoint", save_and_die)
     with pytest.raises(Cut):
-        make.train(tokenizer, cfg, tmp_path / "cut.pt")
+        make.train(tokenizer, phase, tmp_path / "cut.pt")
     monkeypatch.setattr(make, "save_checkpoint", save)
-    cfg.resume = True
-    resumed = make.train(tokenizer, cfg, tmp_path / "cut.pt")
+    resumed = make.train(tokenizer, phase, tmp_path / "cut.pt", resume=True)
     for (name, a), b in zip(whole.named_parameters(), resumed.parameters()):
         assert torch.equal(a, b), name
-    with pytest.raises(ValueError, match="there is no"):
-        make.train(tokenizer, cfg, tmp_path / "nothing.pt")
+
+
+def test_the_second_phase_starts_from_the_first(tmp_path, micro_base, monkeypatch):
+    """One command, both phases; the second reads the directory that the first wrote, and changes its weights."""
+    monkeypatch.setattr(make, "ROWS", 8)
+    monkeypatch.setattr(make, "BATCHES_PER_POOL", 2)
+    tasks = {name: getattr(make, name)(n=3) for name in ("anchors", "heldout")}
+    for name, rows in tasks.items():
+        monkeypatch.setattr(make, name, lambda rows=rows: rows)
+    cfg = argparse.Namespace(phase="both", tokens=600, lr=3e-3, habit_tokens=600, habit_lr=7e-4, thinking=.2, seed=1, resume=False,
+                             init=str(micro_base.parent / "phase1"), out=str(tmp_path), work=str(tmp_path / "work"))
+    make.main(cfg)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("phase1", "base")]
+    assert weights[0] != weights[1]
+    make.main(argparse.Namespace(**vars(cfg) | dict(phase="2", init="", out=str(tmp_path))))
+    assert (tmp_path / "base" / "model.safetensors").read_bytes() == weights[1], "the second phase alone is the same again"
+    with pytest.raises(ValueError, match="no checkpoint"):
+        make.main(argparse.Namespace(**vars(cfg) | dict(resume=True, work=str(tmp_path / "nothing"))))
 
 
 def share_a_batch(rank: int, folder: str, batch: list) -> None:
@@ -217,14 +268,14 @@ def share_a_batch(rank: int, folder: str, batch: list) -> None:
 def gradient(mine: list, batch: list) -> tuple[float, list[torch.Tensor]]:
     """Loss of a whole batch and its gradients, from the rows of this process."""
     torch.set_num_threads(1)
-    model = make.new_model(1)
+    model = make.new_model("1")
     loss = make.loss_of(model, *make.tensors(mine)) / sum(len(a) for _, a in batch)
     loss.backward()
     return make.all_reduce(loss, model), [p.grad for p in model.parameters()]
 
 
 def test_two_processes_share_a_batch(tokenizer, tmp_path):
-    batch = make.pool_batches(1, 0, tokenizer)[0][:20]
+    batch = make.pool_batches(make.Phase("phase1", "1", 0, 0, data.MIXTURE), 0, tokenizer)[0][:20]
     torch.multiprocessing.spawn(share_a_batch, (str(tmp_path), batch), nprocs=2)
     want, *shared = gradient(batch, batch), torch.load(tmp_path / "0.pt"), torch.load(tmp_path / "1.pt")
     for loss, grads in shared:
@@ -234,7 +285,7 @@ def test_two_processes_share_a_batch(tokenizer, tmp_path):
 
 def test_directory_loads_everywhere(tokenizer, tmp_path):
     """transformers' model and AutoTokenizer, and our own loader, read what make.py writes, and agree."""
-    model = make.new_model(3)
+    model = make.new_model("3")
     make.write_directory(model, tokenizer, tmp_path)
     agree(tmp_path, tokenizer)
 
@@ -257,18 +308,25 @@ def agree(path, tokenizer=None):
 def test_bundled_base(micro_base):
     agree(micro_base)
     assert (micro_base / "model.safetensors").stat().st_size < 5e6
-    assert [json.loads(line) for line in (micro_base / "anchors.jsonl").open()] == make.anchors()
+    for name in ("anchors", "heldout"):
+        assert [json.loads(line) for line in (micro_base / f"{name}.jsonl").open()] == getattr(make, name)()
 
 
-def test_bundled_base_can_play(base, sandbox):
-    """Coarse floors far below the measured figures: the right base, read by the right code."""
-    assert accuracy(base, sandbox, "out", draw_tasks("out", 1, 24, seed=5), 0.0, 5) > .6
+def test_bundled_base_can_think_but_seldom_does(base, sandbox):
+    """Coarse bounds far from the measured figures: direct by habit, able with a trace, and valid proposals."""
+    tasks = draw_tasks("out", 2, 40, seed=5)
+    by_habit, thinks = answers(base, sandbox, "out", tasks, 0.0, (5,))
+    thinking, thinks_when_forced = answers(base, sandbox, "out", tasks, 0.0, (5,), OPENS_TRACE["out"])
+    sampled = answers(base, sandbox, "out", tasks * 3, 1.0, (5,))[1]
+    assert thinks < .1 and thinks_when_forced == 1 and .03 < sampled < .4
+    assert thinking > by_habit + .2 and thinking > .8
     table = proposals(base, sandbox, ("code_o", "code_i"), 36, seed=5)
     assert table["valid"] > .7 and 1 <= table["statements"] < 4, table
 
 
 def test_table_shows_every_row():
     made = dict(valid=.9, statements=1.5, distinct=.8, reasons={"error": 1})
-    text = show(dict(out=[.9] * 6, direct=[.5] * 6, inp=[.4] * 6, fun=[.1] * 4, math=[.7] * 6, logic=[.6] * 3,
-                     **dict.fromkeys(PROPOSED, made)))
-    assert len(text.splitlines()) == 11 and "0.94" in text and "{'error': 1}" in text
+    cells = {row: {"greedy": [.94] * len(sizes), "thinks": [.25] * len(sizes)} for row, sizes in SIZES.items()}
+    text = show(cells | dict.fromkeys(PROPOSED, made))
+    assert len(text.splitlines()) == 1 + 2 * len(SIZES) + len(PROPOSED) and "0.94" in text and "{'error': 1}" in text
+    assert text.splitlines()[1].endswith("0.940")

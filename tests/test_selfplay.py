@@ -389,35 +389,6 @@ def test_describe():
     assert selfplay.mean([]) is None and selfplay.mean([1, None, 2]) == 1.5
 
 
-def test_probe(setup):
-    s, students = setup(), members("student")
-    given = selfplay.make_tasks(s, [asked("code_o", "x=x+1", "4")], "")
-    batch = with_fates()[:1]
-    batch[0].task = given[0]
-    told = selfplay.probe(s, students, given, batch, 0)
-    assert set(told["anchors_sampled"]) == set(told["anchors_greedy"]) == {"S0", "S1"} and told["anchors_greedy_base"] in (
-        0.0,
-        1.0,
-    )
-    assert 0 <= told["base_solve"] <= 1 and told["student_solve"] == 0 and told["probe_tokens"] > 0
-    assert "anchors_greedy_base" not in selfplay.probe(s, students, given, batch, 1)
-    assert selfplay.probe(s, students, [], [], 1) == dict(probe_tokens=0)
-
-
-def test_probe_of_a_frozen_student(setup, population):
-    """The frozen student is asked beside the base, whose answers stay what they were; an unchanged copy answers like the base."""
-    s, students = setup(), members("student")
-    given = selfplay.make_tasks(s, [asked("code_o", "x=x+1", "4"), asked("code_o", "x=x[::-1]", "[1,2,3]")], "")
-    batch = with_fates()[:2]
-    for p, task in zip(batch, given):
-        p.task = task
-    ruined = population(s.base, 1, rank=8, b_std=3.0)
-    alone, beside = selfplay.probe(s, students, [], batch, 7), selfplay.probe(s, students, [], batch, 7, ruined)
-    assert "frozen_solve" not in alone and beside["base_solve"] == alone["base_solve"] > 0 == beside["frozen_solve"]
-    fresh = population(s.base, 1, rank=8, b_std=0.0)
-    assert selfplay.probe(s, students, [], batch, 7, fresh)["frozen_solve"] > 0
-
-
 def test_last_words():
     rows = [
         dict(
@@ -431,6 +402,9 @@ def test_last_words():
             student_solve=0.5,
             anchors_sampled={"S0": i / 10},
             anchors_greedy={"S0": 0.5},
+            anchors_greedy_se=0.012,
+            think=i / 4,
+            heldout={"math": {"T0": 0.1, "S0": i / 5} | ({} if i else {"base": 0.05})},
             tokens_generated=1000 * i,
             tokens_trained=i,
         )
@@ -443,6 +417,9 @@ def test_last_words():
         and "tokens generated" in said
         and "5 members replaced" in said
         and "0.00 at step 0, 0.40 at step 4" in said
+        and "0.50 at step 4 (standard error 0.012)" in said
+        and "answers that think rose from 0.00 to 1.00" in said
+        and "held-out math tasks, which nobody played, greedily decoded: frozen base 0.05, students 0.80, teachers 0.10" in said
     )
-    bare = [dict(row, complexity={}, valid=0.0, base_solve=None, student_solve=None, anchors_sampled={}) for row in rows]
+    bare = [dict(row, complexity={}, valid=0.0, base_solve=None, student_solve=None, anchors_sampled={}, anchors_greedy={}) for row in rows]
     assert "stayed at 0.00" in books.summary(bare)
