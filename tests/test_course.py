@@ -23,14 +23,27 @@ def test_solutions_pass_and_stubs_fail():
     said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300).stdout
     ended = lambda word: re.findall(rf"^{word} .*\[(exercises|solutions)", said, re.M)
     passed, failed, broken = ended("PASSED"), ended("FAILED"), ended("ERROR")
-    assert len(passed) > 50 and set(passed) == {"solutions"} and not broken, said[-2000:]
+    assert len(passed) > 100 and set(passed) == {"solutions"} and not broken, said[-2000:]
     assert failed == ["exercises"] * len(passed), said[-2000:]
 
 
 def test_every_exercise_has_its_test_and_solution():
     for folder, name in (("solutions", "{}.py"), ("tests", "test_{}.py")):
         assert {p.name for p in (COURSE / folder).glob("*.py")} == {name.format(exercise) for exercise in EXERCISES}
-    assert len(EXERCISES) == 5 and all(f"course/tests/test_{name}.py" in (COURSE / "README.md").read_text() for name in EXERCISES)
+    assert len(EXERCISES) == 8
+
+
+def test_an_exercise_has_one_number():
+    """The table's, in the stub's docstring and message, in its solution and in its test."""
+    rows = re.findall(r"^\| (\d) \| `exercises/(\w+)\.py` \|.* `python -m pytest course/tests/test_(\w+)\.py` \|$",
+                      (COURSE / "README.md").read_text(), re.M)
+    assert [int(n) for n, _, _ in rows] == list(range(1, 9)) and sorted(name for _, name, _ in rows) == EXERCISES
+    for n, name, graded in rows:
+        stub = (COURSE / "exercises" / f"{name}.py").read_text()
+        assert graded == name and stub.startswith(f'"""Exercise {n}: ') and f'NotImplementedError("exercise {n}")' in stub
+        assert f"python -m pytest course/tests/test_{name}.py\n" in stub
+        assert (COURSE / "solutions" / f"{name}.py").read_text().startswith(f'"""Solution of exercise {n}')
+        assert (COURSE / "tests" / f"test_{name}.py").read_text().startswith(f'"""Grades exercise {n}')
 
 
 def test_the_readmes_test_command_does_not_collect_the_course():

@@ -1,4 +1,4 @@
-"""Exercise 2: the advantage of REINFORCE++ with a baseline. Check it with: python -m pytest course/tests/test_advantage.py
+"""Exercise 3: the advantage of REINFORCE++ with a baseline. Check it with: python -m pytest course/tests/test_advantage.py
 
 arXiv 2501.03262. N rows (answers) with rewards r; rows of one prompt share a group; rows of one member in one role share a
 learner; row i has T_i answer tokens, each of which gets the row's advantage.
@@ -14,4 +14,4 @@ live, which means that they take no part in m and s. Why must the whitening be p
 
 def advantages(reward, group, learner, n_tokens):
     """reward, n_tokens (N,) floats; group, learner (N,) ints; all torch tensors -> advantages (N,), float32 or float64."""
-    raise NotImplementedError("exercise 2")
+    raise NotImplementedError("exercise 3")

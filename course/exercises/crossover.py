@@ -1,4 +1,4 @@
-"""Exercise 3: a crossover of two LoRA adapters. Check it with: python -m pytest course/tests/test_crossover.py
+"""Exercise 8: a crossover of two LoRA adapters. Check it with: python -m pytest course/tests/test_crossover.py
 
 An adapter changes a weight by dW = B A, with A (R, n) and B (m, R) of rank R (Hu et al. 2021, section 4.1). The child wanted
 here is the midpoint of its parents: the best approximation of rank R, in the Frobenius norm, of
@@ -17,4 +17,4 @@ so that an SVD of the small R_b R_a^T / 2 (2R x 2R) is enough. Share each singul
 
 def midpoint(parent1, parent2):
     """Parents (A (R, n), B (m, R)) as torch tensors -> child (A (R, n), B (m, R)) of the same rank R."""
-    raise NotImplementedError("exercise 3")
+    raise NotImplementedError("exercise 8")

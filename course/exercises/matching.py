@@ -1,4 +1,4 @@
-"""Exercise 4: whom should a teacher meet? Check it with: python -m pytest course/tests/test_matching.py
+"""Exercise 7: whom should a teacher meet? Check it with: python -m pytest course/tests/test_matching.py
 
 Prioritised fictitious self-play (Vinyals et al. 2019, AlphaStar, Methods: "Prioritized fictitious self-play"). p_i is the
 predicted probability that student i beats the teacher. The weight of student i is
@@ -14,4 +14,4 @@ play. Where every weight is 0 (every result is certain) all students are equally
 
 def probabilities(p, mode="pfsp", floor=0.1):
     """p: list of n floats in [0, 1] -> list of n probabilities that sum to 1."""
-    raise NotImplementedError("exercise 4")
+    raise NotImplementedError("exercise 7")

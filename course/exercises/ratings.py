@@ -1,4 +1,4 @@
-"""Exercise 1: the TrueSkill update of two players. Check it with: python -m pytest course/tests/test_ratings.py
+"""Exercise 6: the TrueSkill update of two players. Check it with: python -m pytest course/tests/test_ratings.py
 
 Herbrich, Minka & Graepel 2006 (TrueSkill: A Bayesian skill rating system), the case of one winner and one loser. A player's
 skill is believed to be normal with mean mu and standard deviation sigma; a performance adds noise of variance beta^2; between
@@ -23,4 +23,4 @@ very unequal players: there v tends to sign(t) a, and w to 1.
 
 def rate(winner, loser, draw=False, beta=25 / 6, tau=25 / 300, p_draw=0.1):
     """New (mu, sigma) of winner and loser, given as pairs (mu, sigma) of floats; with draw=True their order does not matter."""
-    raise NotImplementedError("exercise 1")
+    raise NotImplementedError("exercise 6")

@@ -1,4 +1,4 @@
-"""Solution of exercise 2. Per learner, because a loud learner would otherwise set the step size of a quiet one."""
+"""Solution of exercise 3. Per learner, because a loud learner would otherwise set the step size of a quiet one."""
 import torch
 
 

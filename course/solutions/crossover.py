@@ -1,4 +1,4 @@
-"""Solution of exercise 3."""
+"""Solution of exercise 8."""
 import torch
 
 

@@ -1,4 +1,4 @@
-"""Solution of exercise 4. Without a floor, a rating that is wrong by chance is never played again, and so never corrected."""
+"""Solution of exercise 7. Without a floor, a rating that is wrong by chance is never played again, and so never corrected."""
 
 
 def probabilities(p, mode="pfsp", floor=0.1):

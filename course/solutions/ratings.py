@@ -1,4 +1,4 @@
-"""Solution of exercise 1. The limits stand in for v and w where the probability has lost its digits."""
+"""Solution of exercise 6. The limits stand in for v and w where the probability has lost its digits."""
 import math
 from statistics import NormalDist
 

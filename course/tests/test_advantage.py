@@ -1,4 +1,4 @@
-"""Grades exercise 2: a case by hand, silent groups, whose numbers may depend on whose, and the loop's own function."""
+"""Grades exercise 3: a case by hand, silent groups, whose numbers may depend on whose, and the loop's own function."""
 import pytest
 import torch
 

@@ -1,4 +1,4 @@
-"""Grades exercise 3: the best approximation, whatever the factoring, and the loop's own operator."""
+"""Grades exercise 8: the best approximation, whatever the factoring, and the loop's own operator."""
 import pytest
 import torch
 

@@ -1,4 +1,4 @@
-"""Grades exercise 4: probabilities by hand, the floor, certain results, and how often the loop draws whom."""
+"""Grades exercise 7: probabilities by hand, the floor, certain results, and how often the loop draws whom."""
 import random
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Grades exercise 1: published values, symmetries, and the far tails."""
+"""Grades exercise 6: published values, symmetries, and the far tails."""
 import math
 import random
 

@@ -1,0 +1,81 @@
+"""Grades exercise 4: a table by hand, every choice of k counted out, many answers, and no bias."""
+from fractions import Fraction
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pytest
+
+TABLE = [(2, 1, 1, 1 / 2), (2, 1, 2, 1), (4, 1, 2, 1 / 2), (4, 2, 2, 5 / 6), (5, 2, 3, 9 / 10),
+         (6, 2, 2, 3 / 5), (10, 3, 5, 11 / 12), (16, 1, 8, 1 / 2), (1, 0, 1, 0), (1, 1, 1, 1)]
+
+
+def plug_in(n, c, k):
+    return 1 - (1 - c / n) ** k
+
+
+def expected(estimate, n, p, k):
+    """Its mean over all outcomes of n answers that are right with probability p."""
+    return sum(comb(n, c) * p ** c * (1 - p) ** (n - c) * estimate(n, c, k) for c in range(n + 1))
+
+
+@pytest.mark.parametrize("n, c, k, want", TABLE)
+def test_by_hand(work, n, c, k, want):
+    assert work.pass_at_k(n, c, k) == pytest.approx(want)
+
+
+@pytest.mark.parametrize("n", [1, 3, 6])
+def test_every_choice_counted_out(work, n):
+    for c in range(n + 1):
+        answers = [True] * c + [False] * (n - c)
+        for k in range(1, n + 1):
+            chosen = [any(some) for some in combinations(answers, k)]
+            assert work.pass_at_k(n, c, k) == pytest.approx(sum(chosen) / len(chosen))
+
+
+@pytest.mark.parametrize("n", [8, 200, 1000])
+def test_what_is_certain(work, n):
+    """No right answer: 0. Fewer than k wrong ones: 1. One draw: the share of right answers."""
+    for k in (1, n // 2, n):
+        assert work.pass_at_k(n, 0, k) == pytest.approx(0, abs=1e-9)
+        assert work.pass_at_k(n, n - k + 1, k) == 1
+    shares = [c / n for c in range(n + 1)]
+    assert [work.pass_at_k(n, c, 1) for c in range(n + 1)] == pytest.approx(shares, abs=1e-9)
+
+
+def test_a_thousand_answers(work):
+    """Against exact fractions; C(1000, 500) has 300 digits."""
+    for c in (1, 2, 17, 250, 500, 999):
+        for k in (1, 2, 10, 100, 500, 990):
+            want = 1 - Fraction(comb(1000 - c, k), comb(1000, k))
+            assert work.pass_at_k(1000, c, k) == pytest.approx(float(want), abs=1e-9)
+
+
+def test_more_tries_and_more_right_answers_never_hurt(work):
+    grid = np.array([[work.pass_at_k(20, c, k) for k in range(1, 21)] for c in range(21)])
+    assert np.diff(grid, axis=0).min() > -1e-9 and np.diff(grid, axis=1).min() > -1e-9
+    assert -1e-9 < grid.min() and grid.max() < 1 + 1e-9
+
+
+@pytest.mark.parametrize("n, p, k", [(8, 0.1, 4), (16, 0.02, 16), (16, 0.3, 2), (50, 0.05, 10)])
+def test_no_bias(work, n, p, k):
+    truth = 1 - (1 - p) ** k
+    assert expected(work.pass_at_k, n, p, k) == pytest.approx(truth)
+    assert expected(plug_in, n, p, k) < truth - 0.005, "the case must tell them apart"
+
+
+def test_no_bias_over_many_questions(work):
+    """As it is used: 20,000 questions of different difficulty, 16 answers to each, the mean of pass@8."""
+    rng, n, k = np.random.default_rng(0), 16, 8
+    p = rng.beta(0.3, 2, size=20_000)
+    right = rng.binomial(n, p)
+    truth = (1 - (1 - p) ** k).mean()
+    yours, naive = (np.array([f(n, c, k) for c in range(n + 1)])[right] for f in (work.pass_at_k, plug_in))
+    assert yours.mean() == pytest.approx(truth, abs=0.006)      # four standard errors
+    assert naive.mean() < truth - 0.02, "the case must tell them apart"
+
+
+@pytest.mark.parametrize("n, c, k", [(4, 0, 5), (4, 2, 5), (4, 2, 0), (4, -1, 2), (4, 5, 2), (0, 0, 1)])
+def test_what_nobody_can_know(work, n, c, k):
+    with pytest.raises(ValueError):
+        work.pass_at_k(n, c, k)
