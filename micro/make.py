@@ -298,9 +298,9 @@ if __name__ == "__main__":
     parser.add_argument("--phase", choices=("1", "2", "both"), default="both")
     parser.add_argument("--tokens", type=float, default=48e6, help="of phase 1, prompts included")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate of phase 1")
-    parser.add_argument("--thinking", type=float, default=.24, help="share of the answers with a trace in phase 2's data")
+    parser.add_argument("--thinking", type=float, default=.22, help="share of the answers with a trace in phase 2's data")
     parser.add_argument("--habit-tokens", type=float, default=1.6e6, help="of phase 2")
-    parser.add_argument("--habit-lr", type=float, default=7e-4, help="peak learning rate of phase 2")
+    parser.add_argument("--habit-lr", type=float, default=3e-4, help="peak learning rate of phase 2")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--init", default="", help="directory of a base to start from, with its tokenizer: phase 1 then goes on "
                         "from it instead of from nothing, phase 2 alone instead of from OUT/phase1")
