@@ -31,7 +31,10 @@ def main() -> None:
     for name, (function, flags) in COMMANDS.items():
         flags(subs.add_parser(name, help=function.__doc__))
     args = parser.parse_args()
-    print(json.dumps(dict(command=args.command, **COMMANDS[args.command][0](args))))
+    try:
+        print(json.dumps(dict(command=args.command, **COMMANDS[args.command][0](args))))
+    except ValueError as error:
+        parser.exit(2, f"bench {args.command}: {error}\n")
 
 
 if __name__ == "__main__":
