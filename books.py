@@ -99,11 +99,36 @@ def summary(rows: list[dict]) -> str:
     compare("the students' solve rate on the teachers' current tasks", lambda r: r["solve_rate"])
     compare("  of which at the probes: the frozen base's solve rate on these tasks", lambda r: r.get("base_solve"))
     compare("  of which at the probes: the students' solve rate on the same tasks", lambda r: r.get("student_solve"))
+    out += discovery_words(rows)
     out += probe_words([row for row in rows if row.get("anchors_greedy")])
     out.append(f"  {rows[-1]['coverage']} distinct program structures, {sum(len(r['births']) for r in rows)} members replaced, "
                f"{rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained")
     title = f"first {n} against last {n} of {len(rows)} steps (ratings are relative and say nothing about progress):"
     return "\n".join([title, *out])
+
+
+def discovery(rows: list[dict]) -> tuple[int | None, int | None]:
+    """The first step at which one student thinks in most of its answers, and the first at which all students do; None = never."""
+    first = everybody = None
+    for row in rows:
+        shares = [m.get("think") for m in row["members"].values() if m["role"] == "student"]
+        most = [share > .5 for share in shares if share is not None]
+        if any(most) and first is None:
+            first = row["step"]
+        if most and all(most) and everybody is None:
+            everybody = row["step"]
+    return first, everybody
+
+
+def discovery_words(rows: list[dict]) -> list[str]:
+    """When thinking was discovered, in words."""
+    first, everybody = discovery(rows)
+    if first is None:
+        return ["  no student thinks in most of its answers"]
+    if first == rows[0]["step"]:
+        return []                                         # a base that thinks by itself has nothing to discover
+    all_of_them = f"all do at step {everybody}" if everybody is not None else "never all at once"
+    return [f"  the first student that thinks in most of its answers does so at step {first}, {all_of_them}"]
 
 
 def probe_words(probes: list[dict]) -> list[str]:

@@ -404,6 +404,8 @@ def test_last_words():
             anchors_greedy={"S0": 0.5},
             anchors_greedy_se=0.012,
             think=i / 4,
+            members={"T0": dict(role="teacher", think=0.0), "S0": dict(role="student", think=i / 4),
+                     "S1": dict(role="student", think=i / 5)},
             heldout={"math": {"T0": 0.1, "S0": i / 5} | ({} if i else {"base": 0.05})},
             tokens_generated=1000 * i,
             tokens_trained=i,
@@ -419,6 +421,7 @@ def test_last_words():
         and "0.00 at step 0, 0.40 at step 4" in said
         and "0.50 at step 4 (standard error 0.012)" in said
         and "answers that think rose from 0.00 to 1.00" in said
+        and "most of its answers does so at step 3, all do at step 3" in said
         and "held-out math tasks, which nobody played, greedily decoded: frozen base 0.05, students 0.80, teachers 0.10" in said
     )
     bare = [dict(row, complexity={}, valid=0.0, base_solve=None, student_solve=None, anchors_sampled={}, anchors_greedy={}) for row in rows]
