@@ -16,6 +16,7 @@ from prompts import reasoning
 from selfplay import BASE, PROBE, Proposed, Setup, attempt, mean
 
 FROZEN_BASE = "base"                # its name among the members
+CURRENT_ATTEMPTS = 2                # of the frozen ones at each current task: tasks differ more than attempts at one do
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ def probe_current(s: Setup, proposed: list[Proposed], step: int, frozen: Adapter
         return {}, 0
     slots = [-1] * len(tasks) + ([0] * len(tasks) if frozen else [])
     still = dataclasses.replace(s, adapters=frozen or s.adapters)
-    done = attempt(still, tasks * (2 if frozen else 1), slots, step, BASE, s.cfg.attempts)
+    n = min(s.cfg.attempts, CURRENT_ATTEMPTS)
+    done = attempt(still, tasks * (2 if frozen else 1), slots, step, BASE, n)
     verdicts = [[verdict == "correct" for verdict in some] for some in done.verdicts]
     rates = [mean(right) for right in verdicts]
     out = dict(base_solve=mean(rates[:len(tasks)]), student_solve=mean(p.solve_rate for p in proposed))
