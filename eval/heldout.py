@@ -1,7 +1,7 @@
 """Held-out tasks of the micro domain, by kind and difficulty: what self-play leaves behind on programs that nobody trained on.
 
     python -m eval.heldout --run out/NAME                                 # base and all members, greedy; 1,500 tasks
-    python -m eval.heldout --run out/NAME --samples 16      # temperature 1: pass@k, k = 1, 2, 4, 8, 16
+    python -m eval.heldout --run out/NAME --samples 16                    # and pass@k, at temperature 1
     python -m eval.heldout --run out/NAME --against out/OTHER             # and paired differences to another run
     python -m eval.heldout --base micro/base --bench code_o,logic --limit 60 --split validation
 
@@ -12,11 +12,12 @@ these 300 tasks are of programs that the base may know; the table by size marks 
 out. Questions, parsers and judge are those of self-play. Tasks are kept in items.jsonl, answers go to answers.jsonl as they come;
 the same command goes on where it stopped.
 
-A sixth family, code_o_long, has output tasks of 7 to 10 statements, more than any that the base was trained on. It
-is asked where --bench names it or --samples asks for several answers, and is no part of the sums called "all".
-Several answers tell pass@k, the chance that one of k answers is right. Training that only makes the base's good
-answers likelier raises pass@1; at large k the base, which may try as often, catches up (Yue et al. 2025, arXiv
-2504.13837). Sixteen answers to all tasks take a while: --limit 60 asks 60 of each family, and a larger one goes on.
+A sixth family, code_o_long, has output tasks of 7 to 10 statements, more than any that the base was trained
+on. It is asked where --bench names it or --samples asks for several answers, and is no part of the sums
+called "all". Several answers tell pass@k, the chance that one of k answers is right. Training that only makes
+the base's good answers likelier raises pass@1; at large k the base, which may try as often, catches up (Yue
+et al. 2025, arXiv 2504.13837). Sixteen answers to all tasks take a while: --limit 60 asks 60 of each family,
+and a larger one goes on.
 """
 import argparse
 import contextlib
@@ -242,7 +243,7 @@ def counted(rows: list[dict]) -> list[dict]:
     return fresh + [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in summed]
 
 
-# ---- several answers to a task, and how they come about --------------------------------------------------------
+# ---- several answers to a task, and how they come about --------------------------------------------------
 
 def passes_by_size(rows: list[dict]) -> list[dict]:
     """The lines of `passes` of every family and size."""
@@ -281,8 +282,8 @@ def pass_tables(whole: list[dict], sizes: list[dict], samples: int) -> str:
     out += [f"\npass@k by family, without what the base may know; {LONG} is no part of all",
             pass_table(whole)]
     if any("minus_base" in line for line in whole):
-        out += [f"\nElicited or new? Ahead at k = 1, level or behind at k = {most}: the base finds it too, given as",
-                f"many tries, and training made it likelier. Ahead at both: {most} tries of the base do not suffice.",
+        out += [f"\nElicited or new? Ahead at k = 1, level or behind at k = {most}: the base finds it too, and",
+                f"training made it likelier. Ahead at both: {most} tries of the base do not suffice.",
                 gain_table(whole)]
     return "\n".join(out) + "\n"
 
@@ -327,8 +328,8 @@ def main(argv: list[str] | None = None) -> int:
         out, done = common.open_out(args, population, f"task {style}", hashes_of(families, args.split), default)
         items = kept_items(out.path / "items.jsonl", families, args.split, args.limit)
         if all(item.seen for item in items):
-            raise ValueError(f"--limit {args.limit}: the base may know the only task of each family, so that no sum "
-                             "counts it; give 2 or more")
+            raise ValueError(f"--limit {args.limit}: the base may know the only task of each family, and no "
+                             "sum counts such tasks; give 2 or more")
         judge = judging(sandbox, style, lambda item: dict(size=item.size, seen=item.seen))
         rows = common.answer_all(population, items, asking(style), judge, args, out, done, style)
     note_thinking(rows, items, style)

@@ -17,13 +17,14 @@ DRAWN_TOGETHER = 500                              # of these: what is in memory 
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Chance that at least one of k answers to a question is right, from n answers of which c are right.
 
-    Unbiased (Chen et al. 2021, arXiv 2107.03374, eq. 1): 1 - C(n-c, k) / C(n, k), the share of all sets of k of
-    the n answers that hold a right one; computed as 1 minus the product over i < k of (n-c-i) / (n-i), so that
-    nothing overflows. The plug-in 1 - (1 - c/n)^k is too low in the mean for k > 1. Raises ValueError for k > n.
+    Unbiased (Chen et al. 2021, arXiv 2107.03374, eq. 1): 1 - C(n-c, k) / C(n, k), the share of all sets of k
+    of the n answers that hold a right one; computed as 1 minus the product over i < k of (n-c-i) / (n-i), so
+    that nothing overflows. The plug-in 1 - (1 - c/n)^k is, in the mean, too low for k > 1.
+    Raises ValueError for k > n.
     """
     if not (0 <= c <= n and 1 <= k <= n):
-        raise ValueError(f"pass@{k} from {n} answers, {c} of them right: k must be from 1 to the number of answers "
-                         "(--samples draws more), and right ones no more than answers")
+        raise ValueError(f"pass@{k} from {n} answers, {c} of them right: k must be from 1 to the number of "
+                         "answers (--samples draws more), and right ones no more than answers")
     if k > n - c:
         return 1.0                                # fewer wrong answers than k: every set holds a right one
     all_wrong = 1.0
@@ -53,8 +54,9 @@ def paired_bootstrap(differences: np.ndarray, n_draws: int = DRAWS, seed: int = 
 def bootstrap_columns(values: np.ndarray, n_draws: int = DRAWS, seed: int = 0) -> np.ndarray:
     """95% percentile intervals (..., 2) of the means over items of values (n, ...).
 
-    One draw of n items with replacement serves all columns, so that a hundred cost little more than one. Where
-    all items have the same value (all solved, say), the interval has no width, as that of any bootstrap.
+    One draw of n items with replacement serves all columns, so that a hundred cost little more than one.
+    Where all items have the same value (all solved, say), the interval has no width, as that of any
+    bootstrap.
     """
     rng, n = np.random.default_rng(seed), len(values)
     columns, means = values.reshape(n, -1), []

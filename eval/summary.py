@@ -1,7 +1,7 @@
-"""From answers to tables: shares of right answers, pass@k, means of a population, differences to base and runs.
+"""From answers to tables: shares of right answers, pass@k, means of a population, differences to others.
 
-Rows are those of answers.jsonl: dicts with bench, id, member, sample, correct and tokens, and with think where it
-is known whether an answer reasons. A question counts once, as the mean of its samples.
+Rows are those of answers.jsonl: dicts with bench, id, member, sample, correct and tokens, and with think
+where it is known whether an answer reasons. A question counts once, as the mean of its samples.
 """
 import itertools
 from collections.abc import Callable
@@ -53,9 +53,9 @@ def with_means(share: dict[str, dict[str, float]]) -> dict[str, dict[str, float]
 
 
 def summarise(rows: list[dict], max_new: int) -> list[dict]:
-    """One dict per benchmark and member, and for the members' means: share of right answers with Wilson interval,
-    difference to the base with paired bootstrap interval, mean tokens of an answer, share cut off at max_new
-    tokens, and, where rows tell it, share that thinks."""
+    """One dict per benchmark and member, and for the members' means: share of right answers with Wilson
+    interval, difference to the base with paired bootstrap interval, mean tokens of an answer, share cut off
+    at max_new tokens, and, where rows tell it, share that thinks."""
     out, tokens, thinks = [], {}, {}
     for row in rows:
         tokens.setdefault((row["bench"], row["member"]), []).append(row["tokens"])
@@ -133,9 +133,10 @@ def solved_at(members: dict[str, dict[str, list[bool]]], k: int) -> dict[str, di
 
 
 def passes(rows: list[dict]) -> list[dict]:
-    """One dict per benchmark and member, and for the members' means: pass@k for k = 1, 2, 4 ... up to the samples
-    and its paired difference to the base, by k; 95% intervals by bootstrap over tasks. A mean is that of the
-    members' pass@k: their answers are not thrown together, for that would be more tries than the base has."""
+    """One dict per benchmark and member, and for the members' means: pass@k for k = 1, 2, 4 ... up to the
+    samples and its paired difference to the base, by k; 95% intervals by bootstrap over tasks. A mean is that
+    of the members' pass@k: their answers are not thrown together, for that would be more tries than the base
+    has."""
     out = []
     for bench, members in samples(rows).items():
         n_samples = min(len(right) for items in members.values() for right in items.values())
@@ -182,7 +183,7 @@ def marked(line: dict) -> str:
 
 
 def pass_table(lines: list[dict]) -> str:
-    """pass@k for the terminal: a block per benchmark with its number of tasks, a row per member (and size)."""
+    """pass@k for the terminal: a block per benchmark with its tasks' number, a row per member (and size)."""
     out = []
     for some in by_bench(lines):
         sized, ks = "size" in some[0], some[0]["k"]
