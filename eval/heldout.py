@@ -282,7 +282,7 @@ def pass_tables(whole: list[dict], sizes: list[dict], samples: int) -> str:
     out += [f"\npass@k by family, without what the base may know; {LONG} is no part of all",
             pass_table(whole)]
     if any("minus_base" in line for line in whole):
-        out += [f"\nElicited or new? Ahead at k = 1, level or behind at k = {most}: the base finds it too, and",
+        out += [f"\nElicited or new? Ahead at k = 1, level or behind at k = {most}: the base finds it too;",
                 f"training made it likelier. Ahead at both: {most} tries of the base do not suffice.",
                 gain_table(whole)]
     return "\n".join(out) + "\n"
