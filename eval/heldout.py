@@ -271,8 +271,9 @@ def pass_tables(whole: list[dict], sizes: list[dict], samples: int) -> str:
 
     whole, sizes: what `passes` gives, by family and by family and size.
     """
-    solvers = sizes[-1]["member"]
+    solvers = sizes[-1]["member"]                  # the students' mean, or whoever stands for it
     most = whole[0]["k"][-1]
+    gains = [line for line in whole if "minus_base" in line]
     out = [f"pass@k: the chance that one of k answers is right, by size, from {samples} answers to a task",
            "(intervals: 95%, tasks drawn anew; none has a width where all tasks are alike)",
            pass_table([line for line in sizes if line["member"] in (BASE, solvers)])]
@@ -281,11 +282,14 @@ def pass_tables(whole: list[dict], sizes: list[dict], samples: int) -> str:
                 member_table(sizes)]
     out += [f"\npass@k by family, without what the base may know; {LONG} is no part of all",
             pass_table(whole)]
-    if any("minus_base" in line for line in whole):
+    if others := [line for line in gains if line["member"] != solvers]:
+        out += ["\nmembers against the base, paired over tasks", gain_table(others)]
+    if gains:
         out += [f"\nElicited or new? Ahead at k = 1, level or behind at k = {most}: the base finds it too;",
-                f"training made it likelier. Ahead at both: {most} tries of the base do not suffice.",
-                gain_table(whole)]
-    return "\n".join(out) + "\n"
+                f"training made it likelier. Ahead at both: {most} tries of the base do not suffice. Level:",
+                "0 is in the interval, which few tasks make wide; of many, one in twenty misses.",
+                gain_table([line for line in gains if line["member"] == solvers])]
+    return "\n".join(out)
 
 
 def settle_temperature(args: argparse.Namespace) -> None:
@@ -335,12 +339,13 @@ def main(argv: list[str] | None = None) -> int:
     note_thinking(rows, items, style)
     sizes, n_told = by_size(rows), told(args.run, items)
     several = {}
-    print(f"{size_table(sizes)}\n* programs that the base may know: not in the sums below\n")
     if args.samples > 1:
         several = dict(pass_at_k=passes(counted(rows)), pass_at_k_sizes=passes_by_size(rows))
-        print(pass_tables(*several.values(), args.samples))
+    print(f"{size_table(sizes)}\n* programs that the base may know: not in the sums below\n")
     common.conclude(args, out, rows, default, counted, split=args.split, limit=args.limit, sizes=sizes,
                     proposed_by_the_run=n_told, **several)
+    if several:
+        print(f"\n{pass_tables(*several.values(), args.samples)}")
     if n_told:
         print(f"note: {n_told} of the programs in these sums were also proposed by this run's own teachers", file=sys.stderr)
     return 0

@@ -219,14 +219,13 @@ def standing(interval: list[float]) -> str:
 
 
 def gain_table(lines: list[dict]) -> str:
-    """Members minus base at k = 1 and at the largest k for the terminal, paired over tasks: is what they gain
-    still there when the base may try as often (Yue et al. 2025, arXiv 2504.13837)?"""
+    """Members (no line of the base) minus base at k = 1 and at the largest k for the terminal: is what they
+    gain still there when the base may try as often (Yue et al. 2025, arXiv 2504.13837)?"""
     most = lines[0]["k"][-1]
     out = [f"{'minus base':17} tasks  {'member':15}  {'pass@1':20}  pass@{most:<15}  at k = 1, k = {most}"]
     for line in lines:
-        if line["member"] != BASE:
-            ends = [(line["minus_base"][end], line["minus_base_intervals"][end]) for end in (0, -1)]
-            cells = "  ".join(f"{spread(*end, sign='+'):20}" for end in ends)
-            words = ", ".join(standing(interval) for _, interval in ends)
-            out.append(f"{line['bench']:17} {line['n']:5}  {line['member']:15}  {cells}  {words}")
+        ends = [(line["minus_base"][end], line["minus_base_intervals"][end]) for end in (0, -1)]
+        cells = "  ".join(f"{spread(*end, sign='+'):20}" for end in ends)
+        words = ", ".join(standing(interval) for _, interval in ends)
+        out.append(f"{line['bench']:17} {line['n']:5}  {line['member']:15}  {cells}  {words}")
     return "\n".join(out)
