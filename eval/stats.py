@@ -1,4 +1,4 @@
-"""Statistics of evaluation: intervals of shares, paired differences, exact tests and the seeds that a comparison needs.
+"""Statistics of evaluation: pass@k, intervals, paired differences, exact tests, the seeds a comparison needs.
 
 A question counts once, as the mean of its samples. Between training runs the run is the unit: its members and its answers to
 many questions are nested in it, so that more questions cannot stand in for more seeds.
@@ -11,6 +11,26 @@ import numpy as np
 
 EXACT_SIGNS = 16                                  # seeds up to which every sign pattern is counted
 DRAWS = 10_000                                    # of every bootstrap
+DRAWN_TOGETHER = 500                              # of these: what is in memory at a time
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Chance that at least one of k answers to a question is right, from n answers of which c are right.
+
+    Unbiased (Chen et al. 2021, arXiv 2107.03374, eq. 1): 1 - C(n-c, k) / C(n, k), the share of all sets of k
+    of the n answers that hold a right one; computed as 1 minus the product over i < k of (n-c-i) / (n-i), so
+    that nothing overflows. The plug-in 1 - (1 - c/n)^k is, in the mean, too low for k > 1.
+    Raises ValueError for k > n.
+    """
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"pass@{k} from {n} answers, {c} of them right: k must be from 1 to the number of "
+                         "answers (--samples draws more), and right ones no more than answers")
+    if k > n - c:
+        return 1.0                                # fewer wrong answers than k: every set holds a right one
+    all_wrong = 1.0
+    for i in range(k):
+        all_wrong *= (n - c - i) / (n - i)
+    return 1.0 - all_wrong
 
 
 def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
@@ -29,6 +49,22 @@ def paired_bootstrap(differences: np.ndarray, n_draws: int = DRAWS, seed: int = 
     means = rng.multinomial(n, counts / n, size=n_draws) @ values / n
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
+
+
+def bootstrap_columns(values: np.ndarray, n_draws: int = DRAWS, seed: int = 0) -> np.ndarray:
+    """95% percentile intervals (..., 2) of the means over items of values (n, ...).
+
+    One draw of n items with replacement serves all columns, so that a hundred cost little more than one.
+    Where all items have the same value (all solved, say), the interval has no width, as that of any
+    bootstrap.
+    """
+    rng, n = np.random.default_rng(seed), len(values)
+    columns, means = values.reshape(n, -1), []
+    for start in range(0, n_draws, DRAWN_TOGETHER):
+        weights = rng.multinomial(n, np.full(n, 1 / n), size=min(DRAWN_TOGETHER, n_draws - start))
+        means.append(weights @ columns / n)
+    ends = np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)
+    return ends.T.reshape(*values.shape[1:], 2)
 
 
 def draws(n_outer: int, n_items: int, n_draws: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,22 +1,37 @@
-"""From answers to tables: shares of right answers, means of a population, differences to the base and to another run.
+"""From answers to tables: shares of right answers, pass@k, means of a population, differences to others.
 
-Rows are those of answers.jsonl: dicts with bench, id, member, sample, correct and tokens. A question counts once, as the mean of
-its samples.
+Rows are those of answers.jsonl: dicts with bench, id, member, sample, correct and tokens, and with think
+where it is known whether an answer reasons. A question counts once, as the mean of its samples.
 """
+import itertools
+from collections.abc import Callable
+
 import numpy as np
 
-from eval.stats import paired_bootstrap, wilson
+from eval.stats import bootstrap_columns, paired_bootstrap, pass_at_k, wilson
 
 BASE, MEAN = "base", "mean"                       # the bare base's name among the members, and that of their mean
+COLUMNS = 5                                       # of pass@k beside each other, in 110 characters
+
+
+def samples(rows: list[dict]) -> dict[str, dict[str, dict[str, list[bool]]]]:
+    """Benchmark -> member -> item -> whether each of its samples is right."""
+    out: dict = {}
+    for row in rows:
+        items = out.setdefault(row["bench"], {}).setdefault(row["member"], {})
+        items.setdefault(row["id"], []).append(row["correct"])
+    return out
+
+
+def each_item(members: dict[str, dict[str, list[bool]]], value: Callable[[list[bool]], float]) -> dict:
+    """Member -> item -> value of its samples."""
+    return {name: {i: value(right) for i, right in items.items()} for name, items in members.items()}
 
 
 def shares(rows: list[dict]) -> dict[str, dict[str, dict[str, float]]]:
     """Benchmark -> member -> item -> share of its samples that are right."""
-    samples: dict = {}
-    for row in rows:
-        samples.setdefault(row["bench"], {}).setdefault(row["member"], {}).setdefault(row["id"], []).append(row["correct"])
-    return {bench: {name: {i: sum(right) / len(right) for i, right in items.items()} for name, items in members.items()}
-            for bench, members in samples.items()}
+    found = samples(rows)
+    return {bench: each_item(found[bench], lambda right: sum(right) / len(right)) for bench in found}
 
 
 def roles(names: list[str]) -> dict[str, list[str]]:
@@ -38,11 +53,14 @@ def with_means(share: dict[str, dict[str, float]]) -> dict[str, dict[str, float]
 
 
 def summarise(rows: list[dict], max_new: int) -> list[dict]:
-    """One dict per benchmark and member, and for the members' means: share of right answers with Wilson interval, difference to
-    the base with paired bootstrap interval, mean tokens of an answer, share cut off at max_new tokens."""
-    out, tokens = [], {}
+    """One dict per benchmark and member, and for the members' means: share of right answers with Wilson
+    interval, difference to the base with paired bootstrap interval, mean tokens of an answer, share cut off
+    at max_new tokens, and, where rows tell it, share that thinks."""
+    out, tokens, thinks = [], {}, {}
     for row in rows:
         tokens.setdefault((row["bench"], row["member"]), []).append(row["tokens"])
+        if "think" in row:
+            thinks.setdefault((row["bench"], row["member"]), []).append(row["think"])
     for bench, share in shares(rows).items():
         groups = roles([name for name in share if name != BASE])
         for name, items in with_means(share).items():
@@ -53,7 +71,11 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
                 difference = right - np.array([share[BASE][i] for i in items])
                 line |= dict(minus_base=float(difference.mean()), minus_base_interval=paired_bootstrap(difference))
             used = np.array([t for who in groups.get(name, [name]) for t in tokens[bench, who]])
-            out.append(line | dict(tokens=float(used.mean()), cut=float((used >= max_new).mean())))
+            line |= dict(tokens=float(used.mean()), cut=float((used >= max_new).mean()))
+            if thinks:
+                each = [np.mean(thinks[bench, who]) for who in groups.get(name, [name])]
+                line["think"] = float(np.mean(each))
+            out.append(line)
     return out
 
 
@@ -78,6 +100,7 @@ def table(lines: list[dict]) -> str:
     """The summary for the terminal."""
     width = max(len(line["member"]) for line in lines)
     out = [f"{'bench':14} {'n':>5}  {'member':{width}}  right  95% interval   minus base  95% interval    tokens   cut"]
+    out[0] += "  think" if "think" in lines[0] else ""
     for line in lines:
         low, high = line["interval"]
         text = f"{line['bench']:14} {line['n']:5}  {line['member']:{width}}  {line['accuracy']:.3f}  {low:.3f} .. {high:.3f}"
@@ -86,7 +109,8 @@ def table(lines: list[dict]) -> str:
             text += f"  {line['minus_base']:+10.3f}  {low:+.3f} .. {high:+.3f}"
         else:
             text += " " * 30
-        out.append(f"{text}  {line['tokens']:6.0f}  {line['cut']:.2f}")
+        thinks = f"   {line['think']:.2f}" if "think" in line else ""
+        out.append(f"{text}  {line['tokens']:6.0f}  {line['cut']:.2f}{thinks}")
     return "\n".join(out)
 
 
@@ -98,4 +122,110 @@ def against_table(lines: list[dict]) -> str:
         low, high = line["interval"]
         out.append(f"{line['bench']:14} {line['n']:5}  {line['member']:{width}}  {line['accuracy']:.3f}  "
                    f"{line['difference']:+12.3f}  {low:+.3f} .. {high:+.3f}")
+    return "\n".join(out)
+
+
+# ---- pass@k ------------------------------------------------------------------------------------------------
+
+def solved_at(members: dict[str, dict[str, list[bool]]], k: int) -> dict[str, dict[str, float]]:
+    """Member -> item -> pass@k from its samples; then the means of the members', as in `with_means`."""
+    return with_means(each_item(members, lambda right: pass_at_k(len(right), sum(right), k)))
+
+
+def passes(rows: list[dict]) -> list[dict]:
+    """One dict per benchmark and member, and for the members' means: pass@k for k = 1, 2, 4 ... up to the
+    samples and its paired difference to the base, by k; 95% intervals by bootstrap over tasks. A mean is that
+    of the members' pass@k: their answers are not thrown together, for that would be more tries than the base
+    has."""
+    out = []
+    for bench, members in samples(rows).items():
+        n_samples = min(len(right) for items in members.values() for right in items.values())
+        ks = [2 ** i for i in range(n_samples.bit_length())]
+        solved = [solved_at(members, k) for k in ks]
+        names = list(solved[0])                                             # the base is the first
+        ids = sorted(set.intersection(*(set(solved[0][name]) for name in names)))
+        value = np.empty((len(ids), 2, len(names), len(ks)))               # pass@k, and that minus the base's
+        for place, name in enumerate(names):
+            for at, share in enumerate(solved):
+                value[:, 0, place, at] = [share[name][i] for i in ids]
+        value[:, 1] = value[:, 0] - value[:, 0, :1]
+        means, intervals = value.mean(0), bootstrap_columns(value)
+        for place, name in enumerate(names):
+            line = dict(bench=bench, member=name, n=len(ids), k=ks, pass_at=means[0, place].tolist(),
+                        intervals=intervals[0, place].tolist())
+            if name != BASE:
+                line["minus_base"] = means[1, place].tolist()
+                line["minus_base_intervals"] = intervals[1, place].tolist()
+            out.append(line)
+    return out
+
+
+def short(x: float, sign: str = "") -> str:
+    """A share in three characters, .73 or 1.0; with sign "+" a difference, in four."""
+    x = round(x, 2) + 0.0                                                   # + 0.0: never "-.00"
+    return f"{x:{sign}.1f}" if abs(x) >= 1 else f"{x:{sign}.2f}".replace("0.", ".", 1)
+
+
+def spread(x: float, interval: list[float], sign: str = "") -> str:
+    """A number with its interval: .73 (.68 .. .78)."""
+    low, high = interval
+    return f"{short(x, sign)} ({short(low, sign)} .. {short(high, sign)})"
+
+
+def by_bench(lines: list[dict]) -> list[list[dict]]:
+    """Lines that follow each other and are of one benchmark, together."""
+    return [list(group) for _, group in itertools.groupby(lines, key=lambda line: line["bench"])]
+
+
+def marked(line: dict) -> str:
+    """The size of a line, with * where the base may know its tasks."""
+    return f"{line['size']}{'*' if line['seen'] else ''}"
+
+
+def pass_table(lines: list[dict]) -> str:
+    """pass@k for the terminal: a block per benchmark with its tasks' number, a row per member (and size)."""
+    out = []
+    for some in by_bench(lines):
+        sized, ks = "size" in some[0], some[0]["k"]
+        title = some[0]["bench"] if sized else f"{some[0]['bench']} ({some[0]['n']})"
+        labels = [f"  {marked(line) if sized else '':{3 * sized}}{line['member']}" for line in some]
+        width = max(17, *map(len, labels))
+        for start in range(0, len(ks), COLUMNS):
+            heads = [f"pass@{k}" for k in ks[start:start + COLUMNS]]
+            out.append(f"{title:{width}}" + "".join(f"  {head:16}" for head in heads))
+            for label, line in zip(labels, some):
+                part = slice(start, start + COLUMNS)
+                cells = map(spread, line["pass_at"][part], line["intervals"][part])
+                out.append(f"{label:{width}}" + "".join(f"  {cell:16}" for cell in cells))
+    return "\n".join(line.rstrip() for line in out)
+
+
+def member_table(lines: list[dict]) -> str:
+    """Every member's pass@1 and pass@n by size for the terminal, without intervals."""
+    out = []
+    for some in by_bench(lines):
+        sizes = dict.fromkeys(map(marked, some))
+        out.append(f"{some[0]['bench']:17}" + "".join(f"  {size:9}" for size in sizes))
+        for name in dict.fromkeys(line["member"] for line in some):
+            ends = [(line["pass_at"][0], line["pass_at"][-1]) for line in some if line["member"] == name]
+            out.append(f"  {name:15}" + "".join(f"  {short(first)} {short(last):5}" for first, last in ends))
+    return "\n".join(line.rstrip() for line in out)
+
+
+def standing(interval: list[float]) -> str:
+    """What an interval of a difference to the base says."""
+    low, high = interval
+    return "ahead" if low > 0 else "behind" if high < 0 else "level"
+
+
+def gain_table(lines: list[dict]) -> str:
+    """Members (no line of the base) minus base at k = 1 and at the largest k for the terminal: is what they
+    gain still there when the base may try as often (Yue et al. 2025, arXiv 2504.13837)?"""
+    most = lines[0]["k"][-1]
+    out = [f"{'minus base':17} tasks  {'member':15}  {'pass@1':20}  pass@{most:<15}  at k = 1, k = {most}"]
+    for line in lines:
+        ends = [(line["minus_base"][end], line["minus_base_intervals"][end]) for end in (0, -1)]
+        cells = "  ".join(f"{spread(*end, sign='+'):20}" for end in ends)
+        words = ", ".join(standing(interval) for _, interval in ends)
+        out.append(f"{line['bench']:17} {line['n']:5}  {line['member']:15}  {cells}  {words}")
     return "\n".join(out)

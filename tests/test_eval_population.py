@@ -195,8 +195,10 @@ def test_crossplay_on_a_run(grown, tmp_path, capsys):
     assert all(cell["n"] == 4 and 0 <= cell["rate"] <= 1 for line in result["matrix"].values() for cell in line.values())
     assert list(result["forgetting"]) == ["1", "all"] and len(rows) == 2 * 4 * (1 + 2 + 2)
     seen = {r["program"] for r in lines(grown / "tasks.jsonl") if not r["reason"]}
-    made = [t["program"] for step in (1, 3) for t in json.loads((tmp_path / f"o/tasks_{step}.json").read_text())["tasks"]]
-    assert len(set(made)) == 8 and not set(made) & seen, "new tasks, which no student was trained on"
+    for step in (1, 3):                            # two generations may well write the same task
+        tasks = json.loads((tmp_path / f"o/tasks_{step}.json").read_text())["tasks"]
+        made = {t["program"] for t in tasks}
+        assert len(made) == 4 and not made & seen, "new tasks, which no student was trained on"
     (tmp_path / "o/answers.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows[:7]))
     assert crossplay.main(flags) == 0 and json.loads((tmp_path / "o/summary.json").read_text()) == result, "resumed: the same"
     with pytest.raises(ValueError, match="made for --tasks 4"):
