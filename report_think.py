@@ -107,7 +107,7 @@ def first_and_all(some: list[Thinker]) -> str:
     first = min(found, key=lambda t: t.since)
     alive = [t for t in some if t.alive]
     think = [t for t in found if t.alive and t.now >= HALF]
-    words = f"First to think: {first.name}, from step {first.since} on. "
+    words = f"First to think: {first.name}, at step {first.since}. "
     if not alive or len(think) < len(alive):
         return words + f"At the end {len(think)} of {len(alive)} students think."
     return words + f"All students think from step {max(t.without for t in some) + 1} on."
@@ -228,7 +228,8 @@ def caption(run: Run) -> str:
             "its attempts that think before they answer, at every step. Circle: born, cross: replaced; fine "
             "dots lead from its parents to a child. Below, kinds that nobody played: means of students and "
             "of teachers, and the share of the students' answers that think. Dotted: the frozen base, which "
-            "never learns." + sure)
+            "never learns. A student thinks at a step where half of its attempts do, in the mean of that "
+            "step and its neighbours." + sure)
 
 
 def opening(run: Run) -> str:

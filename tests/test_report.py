@@ -472,7 +472,7 @@ def test_the_page_opens_with_the_picture(tmp_path):
     page = check(html)
     places = [html.index(part) for part in ("<h1>", 'id="thinking"', 'id="words"', "<nav>", 'id="absolute"')]
     assert places == sorted(places) and 'href="#thinking"' in html
-    for words in ("First to think: S1, from step 4 on. At the end 1 of 2 students think.",
+    for words in ("First to think: S1, at step 4. At the end 1 of 2 students think.",
                   "S2 = dare(S1, S0)", "S2, dare of S1 and S0, in place of S0 after step 5", "S3 = mask(S2)",
                   "discovered it at step 4", "Not played: word problems", "Not played: logic puzzles",
                   "at the last probe: 0.012", "share of the students' attempts that think",
@@ -528,7 +528,7 @@ def test_all_think_from_a_step_on():
     told = report_think.first_and_all
     assert told([]) == "" and told([made_of("S0", None, 9, 0.1)]) == "No student has discovered thinking."
     both = [made_of("S0", 7, 6, 0.9), made_of("S1", 4, 3, 0.9)]
-    assert told(both) == "First to think: S1, from step 4 on. All students think from step 7 on."
+    assert told(both) == "First to think: S1, at step 4. All students think from step 7 on."
     dead = made_of("S2", None, 11, 0.1, alive=False)                # a child that lost it, replaced after 11
     assert told([*both, dead]).endswith("All students think from step 12 on.")
     assert told([*both, made_of("S3", None, 15, 0.2)]).endswith("At the end 2 of 3 students think.")
