@@ -3,6 +3,7 @@
     python report.py out/demo                                   # writes out/demo/report.html
     python report.py out/demo --watch 30                        # again every 30 seconds, until the run is complete
     python report.py out/full --compare out/single --out a.html # the same curves of several runs overlaid, with their budgets
+    python report.py out/demo --picture docs/demo.svg           # only its first picture, as one SVG file
 
 Needs Python alone. What a log lacks is shown as absent; lines that cannot be read are skipped, counted and told (report_run.py).
 """
@@ -20,9 +21,10 @@ from pathlib import Path
 
 from report_page import CSS, JS, figure, section, table
 from report_population import member_lines, population, role_mean, roles
-from report_run import MEASURES, Run, accuracy, duplicates, get, guessing, items, mean, num, refused
+from report_run import Run, duplicates, get, guessing, items, mean, measures, num, probed, refused, rule
 from report_svg import Line, brief, line_chart, spark, stack_chart, text
 from report_tasks import browser
+from report_think import habit, opening, picture
 
 HERE = Path(__file__).resolve().parent
 MAX_BYTES = 1_900_000               # of the file
@@ -40,7 +42,7 @@ def in_words(run: Run) -> str:
     """What rose and what fell, and no more than that."""
     n, out = max(1, len(run.metrics) // 20), []
     digits = lambda v: f"{v:.2f}" if abs(v) < 100 else f"{v:,.0f}"
-    for words, value, _ in MEASURES:
+    for words, value, _ in measures([run]):
         points = [(x, y) for x, y in run.series(value) if y is not None]
         if len(points) < 2:
             continue
@@ -51,7 +53,8 @@ def in_words(run: Run) -> str:
         figures = f"<b>{digits(b)}</b> stayed" if same else f"<b>{digits(a)} → {digits(b)}</b> {'rose' if b > a else 'fell'}"
         when = f"first and last {f'{n} steps' if n > 1 else 'step'}"
         when = f"probes at steps {points[0][0]} and {points[-1][0]}" if probed else when
-        out.append(f"<li><div>{figures}<span>{words}</span><small>{when}</small></div>{spark(points)}</li>")
+        said = f"{figures}<span>{text(words)}</span><small>{when}</small>"
+        out.append(f"<li><div>{said}</div>{spark(points)}</li>")
     if not out:
         return f'<p class="absent">{"Too short for a before and after." if run.metrics else "No step is finished yet."}</p>'
     return f'<ul class="words">{"".join(out)}</ul>'
@@ -68,15 +71,19 @@ def absolute(run: Run) -> str:
                       "after the start, kept as it was then, and by the students of the day. If the frozen ones fall, the tasks "
                       "got harder; the distance to them is the students' lead.",
                       line_chart("solve rate on current tasks", current, share=True))]
-    for how, words in (("sampled", "at the run's temperature"), ("greedy", "decoded greedily")):
-        lines = [Line(name, run.series(lambda r: num(r, f"anchors_{how}", name)), m.color, m.style + " thin", label=False)
+    for key, title, words, share in (
+            ("anchors_sampled", "Held-out anchor tasks, sampled",
+             "Accuracy of every student, bold their mean, on tasks that never change and are never trained "
+             "on, at the run's temperature (greedily: at the head of this page); dotted: the frozen base.",
+             False),
+            ("anchors_think", "Thinking on the anchors, greedy",
+             "Share of every student's greedy answers to these tasks that think, bold their mean; dotted: "
+             "the frozen base.", True)):
+        lines = [Line(name, run.series(lambda r: num(r, key, name)), m.color, m.style + " thin", label=False)
                  for name, m in run.members.items() if m.role == "student"]
-        lines.append(Line("mean", run.series(accuracy(how)), "s0", "bold"))
-        rules = [(v, "frozen base") for _, v in run.series(lambda r: num(r, f"anchors_{how}_base")) if v is not None][-1:]
-        figures.append(figure(f"Held-out anchor tasks, {how}",
-                              "Accuracy of every student, bold their mean, on tasks that never change and are never trained on, "
-                              f"{words}; dotted: the frozen base.",
-                              line_chart(f"accuracy on anchors, {how}", lines, rules=rules, zero=False)))
+        lines.append(Line("mean", run.series(probed(key)), "s0", "bold"))
+        base = rule(run, f"{key}_base", label="frozen base")
+        figures.append(figure(title, words, line_chart(title, lines, share=share, rules=base, zero=False)))
     return section("absolute", "The absolute picture",
                    "Ratings only compare members with each other. These measures have a fixed end: a base that never learns, and "
                    "tasks that never change.", figures)
@@ -214,10 +221,10 @@ def compared(runs: list[Run]) -> str:
     words = ("<b>The budgets are not the same</b>: they differ by more than 5%, or are not known. A curve that is higher may "
              "only have cost more." if uneven else "The budgets agree within 5%.")
     figures = [f'<div class="card wide">{table(head, rows)}</div>']
-    for title, value, axis in MEASURES:
+    for title, value, axis in measures(runs):
         lines = [Line(name, run.series(value), f"m{i % 8}", f"d{i // 8 % 3}") for i, (name, run) in enumerate(named)]
         chart = line_chart(title, lines, share=axis == "share", zero=axis != "free", cap=50)
-        figures.append(figure(title[0].upper() + title[1:], "One line a run.", chart))
+        figures.append(figure(text(title[0].upper() + title[1:]), "One line a run.", chart))
     return section("compared", "Compared", f"{words} The run is the unit of any statistics: one of each is no claim.", figures)
 
 
@@ -299,11 +306,16 @@ def page(runs: list[Run], watch: float = 0) -> str:
         parts |= {part.__name__: (word, part(run)) for part, word in (
             (absolute, "Absolute"), (difficulty, "Tasks written"), (validity, "Judge"), (population, "Population"),
             (machine, "Cost"))}
+    first = opening(run) if run.metrics else ""
+    foot = f"<footer>{text(habit(run))}</footer>" if habit(run) else ""
     tail = setup(run)
-    used = sum(len(html.encode()) for _, html in parts.values()) + len(tail.encode()) + len(CSS + JS) + 30_000
+    written = [first, foot, tail, CSS, JS, *(html for _, html in parts.values())]
+    used = sum(len(html.encode()) for html in written) + 30_000
     room = min(TASK_BYTES, MAX_BYTES - used)
     parts |= {"tasks": ("Browse tasks", browser(run, max(room, 40_000))), "setup": ("Setup", tail)}
-    links = "".join(f'<li><a href="#{name}">{word}</a></li>' for name, (word, _) in parts.items())
+    links = {"thinking": "Thinking"} if run.metrics else {}
+    links |= {"words": "In words"} | {name: word for name, (word, _) in parts.items()}
+    links = "".join(f'<li><a href="#{name}">{word}</a></li>' for name, word in links.items())
     notes = [f"{name}: {note}" if len(runs) > 1 else note for name, r in labelled(runs) for note in r.notes]
     notes = f'<p class="notes">About the logs: {text("; ".join(notes[:n_notes]), 2000)}.</p>' if notes else ""
     script = base64.b64encode(hashlib.sha256(JS.encode()).digest()).decode()
@@ -312,8 +324,9 @@ def page(runs: list[Run], watch: float = 0) -> str:
             f'<meta name="viewport" content="width=device-width,initial-scale=1">'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
             f'<title>{text(run.name)}: report</title><style>{CSS}</style></head>'
-            f'<body data-watch="{watch:g}"><header><h1>{text(run.name)}</h1><p>{status(run)}</p>{notes}{in_words(run)}</header>'
-            f'<nav><ul>{links}</ul></nav><main>{"".join(html for _, html in parts.values())}</main>'
+            f'<body data-watch="{watch:g}"><header><h1>{text(run.name)}</h1><p>{status(run)}</p>{notes}'
+            f'{first}<section id="words"><h2>In words</h2>{in_words(run)}</section></header>'
+            f'<nav><ul>{links}</ul></nav><main>{"".join(html for _, html in parts.values())}</main>{foot}'
             f'<script>{JS}</script></body></html>\n')
 
 
@@ -339,12 +352,21 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="the file to write; default: report.html in the run's directory")
     parser.add_argument("--watch", type=float, default=0, metavar="SECONDS",
                         help="write it again and again until the run is complete")
+    parser.add_argument("--picture", type=Path, metavar="FILE",
+                        help="write the picture that the report opens with as an SVG file, and no report")
     args = parser.parse_args(argv)
     if not 0 <= args.watch < 1e6:
         raise ValueError(f"--watch {args.watch}: give a number of seconds")
-    out = args.out or args.run / "report.html"
-    if out.is_dir() or not (out.parent.is_dir() or args.out is None):
-        raise ValueError(f"--out {out}: give the name of a file in a directory that exists")
+    if args.picture and (args.compare or args.out or args.watch):
+        raise ValueError("--picture draws one run, once: leave out --compare, --out and --watch")
+    out = args.picture or args.out or args.run / "report.html"
+    if out.is_dir() or not (out.parent.is_dir() or out.parent == args.run):
+        flag = "--picture" if args.picture else "--out"
+        raise ValueError(f"{flag} {out}: give the name of a file in a directory that exists")
+    if args.picture:
+        out.write_text(picture(Run(args.run, want_tasks=False)), encoding="utf-8")
+        print(f"{out}: {out.stat().st_size / 1e3:.0f} KB")
+        return
     while not (finished := write(args.run, args.compare, out, args.watch)) and args.watch:
         print(f"{out}: written at {time.strftime('%H:%M:%S')}, again in {args.watch:g} s (Ctrl-C ends it)", flush=True)
         time.sleep(args.watch)

@@ -1,4 +1,5 @@
 """What every part of a report is set in: headings, cards and tables, the page's CSS and JavaScript. No imports but Python's."""
+import re
 
 
 def figure(title: str, caption: str, body: str, wide: bool = False) -> str:
@@ -18,7 +19,40 @@ def table(head: str, rows: list[str], kind: str = "") -> str:
     return f'<div class="scroll"><table{kind}>{f"<tr>{head}</tr>" if head else ""}{body}</table></div>'
 
 
-CSS = """
+TOOLTIP = re.compile(r"<rect class=.hit.*?</rect>|<title>.*?</title>", re.S)
+
+
+def sheet(name: str, rows: list[list[tuple[str, str]]], foot: list[str] = ()) -> str:
+    """One stand-alone SVG file of charts with their headings, row under row; light or dark as the reader's
+    system is. rows: of (heading, chart), charts as report_svg makes them; name: what a screen reader says;
+    foot: lines below. Headings, name and foot are texts made harmless already."""
+    body, wide, y = "", 0, 0
+    for row in rows:
+        x, low = 0, 0
+        for heading, chart in row:
+            drawing = chart.split("</svg>")[0] + "</svg>"
+            drawing = TOOLTIP.sub("", drawing)              # a picture has none
+            width, height = map(int, re.search(r'viewBox="0 0 (\d+) (\d+)"', drawing).groups())
+            drawing = drawing.replace("<svg ", f'<svg width="{width}" height="{height}" ', 1)
+            head = f'<text class="head" x="30" y="-7">{heading}</text>'
+            body += f'<g transform="translate({x + 6} {y + 24})">{head}{drawing}</g>'
+            x, low = x + width + 14, max(low, height)
+        wide, y = max(wide, x), y + low + 32
+    wide = max([wide, *(72 + 6 * len(re.sub("<.*?>", "", line)) for line in foot)])
+    for line in foot:
+        body += f'<text x="36" y="{y + 6}">{line}</text>'
+        y += 16
+    used = set(re.findall(r"[\w-]+", " ".join(re.findall(r'class="([^"]*)"', body))))
+    css = PALETTE + CHART + "".join(COLOR[c] for c in COLORS if c in used)
+    css += ".paper{fill:var(--card)}svg{overflow:visible;font:11px system-ui,sans-serif}"
+    css += "text{fill:var(--soft)}text.head{font-size:13px;font-weight:600;fill:var(--ink)}"
+    css += "tspan{font-weight:600}"
+    size = f'viewBox="0 0 {wide} {y}"'
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{name}">'
+            f'<style>{css}</style><rect class="paper" width="100%" height="100%"/>{body}</svg>\n')
+
+
+PALETTE = """
 :root{color-scheme:light dark;--bg:#f7f7f5;--card:#fff;--ink:#1c2128;--soft:#5b6470;--line:#e3e4e0;--hint:#f1f1ee;--mark:#fff3cf;
 --t0:#c2410c;--t1:#a16207;--t2:#be185d;--t3:#dc2626;--t4:#7c2d12;--t5:#b45f06;--s0:#1d4ed8;--s1:#0f766e;--s2:#7c3aed;--s3:#0277b0;
 --s4:#15803d;--s5:#3730a3;
@@ -30,6 +64,24 @@ CSS = """
 --s4:#4ade80;--s5:#a5b4fc;
 --m0:#56b4e9;--m1:#f08a3c;--m2:#2fc49a;--m3:#e38fc2;--m4:#d8c84a;--m5:#98a2ae;--m6:#a79bf5;--m7:#dfe3e8;--base:#a0a8b3;
 --heat:96,165,250}}
+"""
+CHART = """
+.ax{stroke:var(--line);fill:none}.num{text-anchor:end}.tick,.axis{text-anchor:middle}
+svg text{fill:var(--soft)}.rule{stroke:var(--base);stroke-dasharray:2 4;fill:none}
+.line .stroke{fill:none;stroke-width:1.7;stroke-linejoin:round}.line.thin .stroke{stroke-width:1;opacity:.55}
+.line.fine .stroke{stroke-width:1.2}.line.bold .stroke{stroke-width:2.8}
+.d1 .stroke{stroke-dasharray:6 3}.d2 .stroke{stroke-dasharray:2 3}.line .band{opacity:.07;stroke:none}
+.line .birth{fill:var(--card);stroke-width:1.6}.line .death{fill:none;stroke-width:1.8}
+.line .descent{fill:none;stroke-width:1.3;stroke-dasharray:1 3;stroke-linecap:round}
+.guide{stroke:var(--line);fill:none}svg text.end{font-weight:600}
+svg text.word{font-size:.86em;paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}
+"""
+COLORS = [*(f"{family}{i}" for family in "ts" for i in range(6)), *(f"m{i}" for i in range(8)), "base"]
+COLOR = {c: f".line.{c} .stroke,.line.{c} .birth,.line.{c} .death,.line.{c} .descent,.life.{c} .stroke,"
+            f".edge.{c}{{stroke:var(--{c})}}.line.{c} circle:not(.birth),.life.{c} circle,.line.{c} .band,"
+            f".bars .{c},svg text.end.{c},tspan.{c}{{fill:var(--{c})}}"
+            f".legend .{c}{{color:var(--{c})}}\n" for c in COLORS}
+CSS = PALETTE + CHART + "".join(COLOR.values()) + """
 *{box-sizing:border-box}html{scroll-behavior:smooth;scroll-padding-top:3.2rem}
 body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
 overflow-wrap:anywhere}
@@ -43,7 +95,11 @@ nav a{display:block;padding:9px 0;color:var(--soft);text-decoration:none}nav a:h
 .grid{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(min(100%,350px),1fr))}
 figure{display:flex;flex-direction:column}figure>svg{margin-top:auto}
 figure,.card{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 10px;min-width:0}
-.wide{grid-column:1/-1}
+.wide{grid-column:1/-1}.picture h4{margin:8px 0 2px;font-size:.9rem}.picture svg{max-width:620px}
+.picture figcaption{margin-top:8px}.picture+p{margin-top:.7rem}
+.played,.others{display:grid;gap:4px 14px;grid-template-columns:repeat(auto-fit,minmax(min(100%,350px),1fr))}
+.others{grid-template-columns:repeat(auto-fit,minmax(min(100%,220px),1fr))}.others svg{max-width:420px}
+footer{max-width:1360px;margin:2.5rem auto 0;padding:0 16px 24px;color:var(--soft);font-size:.84rem}
 figcaption{font-size:.84rem;color:var(--soft);margin-bottom:6px;line-height:1.4}
 figcaption b{display:block;color:var(--ink);font-size:.95rem}
 .absent{color:var(--soft);background:var(--hint);border-radius:6px;padding:18px 12px;text-align:center;margin:4px 0}
@@ -52,13 +108,8 @@ figcaption b{display:block;color:var(--ink);font-size:.95rem}
 svg{display:block;width:100%;height:auto;max-width:520px;margin:0 auto;overflow:visible;
 font:11px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 .scroll{overflow-x:auto}
-.ax{stroke:var(--line);fill:none}.num{text-anchor:end}.tick,.axis{text-anchor:middle}svg text{fill:var(--soft)}
-.rule{stroke:var(--base);stroke-dasharray:2 4;fill:none}.hit{fill:var(--ink);opacity:0}.hit:hover{opacity:.07}
-.line .stroke{fill:none;stroke-width:1.7;stroke-linejoin:round}.line.thin .stroke{stroke-width:1;opacity:.55}
-.line.fine .stroke{stroke-width:1.2}.line.bold .stroke{stroke-width:2.8}
-.d1 .stroke{stroke-dasharray:6 3}.d2 .stroke{stroke-dasharray:2 3}.line .band{opacity:.07;stroke:none}
+.hit{fill:var(--ink);opacity:0}.hit:hover{opacity:.07}
 .line:hover .stroke{stroke-width:3.2;opacity:1}.line:hover .band{opacity:.3}
-.line .birth{fill:var(--card);stroke-width:1.6}.line .death{fill:none;stroke-width:1.8}svg text.end{font-weight:600}
 .scroll svg{font-size:12px;margin:0}.life .stroke{stroke-width:3;fill:none}
 .life .back{stroke:transparent;stroke-width:30;fill:none}
 .life:hover .stroke{stroke-width:6}.life text:not(.end){fill:var(--ink)}.edge{fill:none;stroke-width:1.3;opacity:.75}
@@ -102,12 +153,6 @@ font-size:12px;line-height:1.4;max-width:90vw}
 @media(max-width:600px){main,header,nav ul{padding:0 8px}figure,.card{padding:12px 8px 8px}.task>div{padding-left:2px}
 .task summary{white-space:normal}.task summary code{display:block;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}}
 """
-COLORS = [*(f"{family}{i}" for family in "ts" for i in range(6)), *(f"m{i}" for i in range(8)), "base"]
-CSS += "".join(
-    f".line.{c} .stroke,.life.{c} .stroke,.edge.{c},.line.{c} .birth,.line.{c} .death{{stroke:var(--{c})}}"
-    f".line.{c} circle:not(.birth),.life.{c} circle,.line.{c} .band,.bars .{c},svg text.end.{c}{{fill:var(--{c})}}"
-    f".legend .{c}{{color:var(--{c})}}\n" for c in COLORS)
-
 JS = """
 document.documentElement.classList.add('js');
 const tip = document.createElement('div'); tip.id = 'tip'; tip.hidden = true; document.body.append(tip);

@@ -1,4 +1,5 @@
 """The part of a report that tells of the population: ratings, who met whom, genealogy; and curves by member or by role."""
+import itertools
 from collections import Counter
 
 from report_page import figure, section, table
@@ -26,14 +27,42 @@ def roles(run: Run, key, members: bool = False) -> list[Line]:
     return behind + [role_mean(run, role, key, f"{role}s") for role in ("teacher", "student")]
 
 
+def parents(birth: dict | None) -> list[str]:
+    """The names of a child's parents, each once."""
+    return list(dict.fromkeys(str(get(p, "name")) for p in listed(birth, "parents")))
+
+
+def descent(birth: dict) -> str:
+    """Of whom a child was born, by which operator, and whom it replaced."""
+    names = " and ".join(str(get(p, "name")) for p in listed(birth, "parents"))
+    return f"{birth.get('operator')} of {names}, in place of {get(birth, 'victim', 'name')}"
+
+
+def births_by_child(run: Run) -> dict[str, dict]:
+    """{name: its line of genealogy.jsonl}."""
+    return {str(b.get("child")): b for b in run.births}
+
+
+def mark_lives(run: Run, lines: list[Line]) -> int:
+    """Mark where members were born and replaced, tell on hover of whom; returns how many live to the end."""
+    births, first, last = births_by_child(run), run.metrics[0]["step"], run.metrics[-1]["step"]
+    alive = 0
+    for line in lines:
+        rows = run.members[line.name].rows
+        line.born, line.died = rows[0][0] > first, rows[-1][0] < last
+        alive += not line.died
+        if line.name in births:
+            line.tip = f"{line.name}, {descent(births[line.name])} after step {births[line.name]['step']}"
+    return alive
+
+
 def ratings(run: Run, role: str) -> str:
     """mu and 2 sigma of a role's members, with births and deaths."""
-    lines, first, last = member_lines(run, role, ("mu",), style=""), run.metrics[0]["step"], run.metrics[-1]["step"]
-    alive = sum(run.members[line.name].rows[-1][0] == last for line in lines)
+    lines = member_lines(run, role, ("mu",), style="")
+    alive = mark_lives(run, lines)
     crowded = alive > 16
     for line in lines:
         rows = [(step, num(m, "mu"), num(m, "sigma")) for step, m in run.members[line.name].rows]
-        line.born, line.died = rows[0][0] > first, rows[-1][0] < last
         line.style += " fine" if alive > 5 else ""
         band = [(step, mu - 2 * sigma, mu + 2 * sigma) for step, mu, sigma in rows if None not in (mu, sigma)]
         line.band = [] if crowded else band
@@ -60,6 +89,10 @@ def population(run: Run) -> str:
                solved("teacher")),
         figure("Solve rate of each student", "Share of a student's attempts that were right, whoever set the task; bold: mean.",
                solved("student")),
+        figure("Length of each student's attempts",
+               "Mean tokens of an attempt; bold: mean. Thinking shows here as length.",
+               line_chart("tokens an attempt", lines("student", ("response_tokens",)), cap=40)),
+        *reasoning(run),
         figure("Likeness of adapters",
                "Mean cosine of a member's update with the others of its role; bold: means. 1 = all pull the same way, 0 = "
                "unrelated.",
@@ -69,6 +102,17 @@ def population(run: Run) -> str:
                matrix(run), wide=True),
         genealogy(run)]
     return section("population", "The population", "Teachers in warm colours, students in cool ones.", figures)
+
+
+def reasoning(run: Run) -> list[str]:
+    """How long students reason, for bases that show it; [] where no member does."""
+    key = ("reasoning_chars",)
+    lines = [*member_lines(run, "student", key), role_mean(run, "student", key)]
+    if not any(y for line in lines for _, y in line.points):
+        return []
+    return [figure("Length of each student's reasoning",
+                   "Mean characters of what comes before the answer; bold: mean.",
+                   line_chart("characters of reasoning", lines, cap=40))]
 
 
 def matrix(run: Run, most: int = 24) -> str:
@@ -101,32 +145,32 @@ def retention(run: Run, name: str, birth: dict | None) -> tuple[float, str] | No
     """What a student kept of what its parents could do: greedy accuracy on the anchors at its first probe over its parents'
     mean at their last one before its birth, and the two in words. None where the log lacks one of them."""
     at = lambda who: [(step, v) for step, v in run.series(lambda r: num(r, "anchors_greedy", who)) if v is not None]
-    names = [str(get(p, "name")) for p in listed(birth, "parents")]
-    before = [[v for step, v in at(parent) if step <= birth["step"]] for parent in names]
-    parents = mean(v[-1] for v in before) if before and all(before) else None
-    if not at(name) or not parents:
+    before = [[v for step, v in at(parent) if step <= birth["step"]] for parent in parents(birth)]
+    theirs = mean(v[-1] for v in before) if before and all(before) else None
+    if not at(name) or not theirs:
         return None
     step, own = at(name)[0]
-    return own / parents, f"anchors, greedy: its parents {parents:.2f} before its birth, it {own:.2f} at step {step}"
+    words = f"anchors, greedy: its parents {theirs:.2f} before its birth, it {own:.2f} at step {step}"
+    return own / theirs, words
 
 
 def life(run: Run, name: str, birth: dict | None, lane: int) -> Life:
     """A member's bar of the tree, with what is told on hover."""
-    m, parents = run.members[name], [str(get(p, "name")) for p in listed(birth, "parents")]
+    m = run.members[name]
     first, last, mu, ratio = m.rows[0][0], m.rows[-1][0], num(m.rows[-1][1], "mu"), num(birth, "norm_ratio")
     tip = [f"{name}, {m.role}, steps {first} to {last}", f"last rating {mu:.1f}" if mu is not None else ""]
     if birth:
-        tip += [f"{birth.get('operator')} of {' and '.join(parents)}, in place of {get(birth, 'victim', 'name')}",
+        tip += [descent(birth),
                 f"norm of its update to its parents': {ratio:.3f}" if ratio is not None else "",
                 kept[1] if (kept := retention(run, name, birth)) else "", str(birth.get("note") or "")]
     end = f"{name} {mu:.1f}" if mu is not None and last == run.metrics[-1]["step"] else ""
     words = f"{name} {birth.get('operator')}" if birth else name
-    return Life(m.color, lane, first, last, words, end, "\n".join(filter(None, tip)), parents)
+    return Life(m.color, lane, first, last, words, end, "\n".join(filter(None, tip)), parents(birth))
 
 
 def genealogy(run: Run, most: int = 240) -> str:
     """The tree of lives and the table of births."""
-    births = {str(b.get("child")): b for b in run.births[:most]}
+    births = dict(itertools.islice(births_by_child(run).items(), most))
     lives, n_lanes = {}, 0
     for role in ("teacher", "student"):
         for name in (n for n, m in run.members.items() if m.role == role):
@@ -153,13 +197,14 @@ def born_table(run: Run, births: dict[str, dict]) -> str:
     rows = []
     for child, b in births.items():
         lived = run.members[child].rows if child in run.members else []
-        parents = " + ".join(str(get(p, "name")) for p in listed(b, "parents"))
+        names = " + ".join(str(get(p, "name")) for p in listed(b, "parents"))
         kept = retention(run, child, b)
-        cells = [b["step"], child, b.get("operator"), parents, get(b, "victim", "name"), number(num(b, "norm_ratio"), ".3f"),
+        cells = [b["step"], child, b.get("operator"), names, get(b, "victim", "name"),
+                 number(num(b, "norm_ratio"), ".3f"),
                  number(kept and kept[0], ".2f"), number(num(b, "mu"), ".1f"),
                  number(num(lived[-1][1], "mu") if lived else None, ".1f"), len(lived), b.get("note") or ""]
         rows.append("".join(f"<td>{text(brief(c, 200))}</td>" for c in cells))
-    names = ("step", "child", "operator", "parents", "instead of", "norm ratio", "retention", "mu at birth", "mu last",
-             "steps lived", "note")
-    head = "".join(f"<th>{n}</th>" for n in names)
+    columns = ("step", "child", "operator", "parents", "instead of", "norm ratio", "retention", "mu at birth",
+               "mu last", "steps lived", "note")
+    head = "".join(f"<th>{n}</th>" for n in columns)
     return f"<details><summary>{len(births)} births as a table</summary>{table(head, rows)}</details>"

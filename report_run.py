@@ -2,6 +2,7 @@
 
 No imports but Python's, so that a report can be made where torch is not installed.
 """
+import itertools
 import json
 import math
 import random
@@ -130,6 +131,10 @@ class Run:
                 ranked.append((i if valid else 3 * i + 2, draw, line, row))
         return n, n_valid, [(line, row) for _, _, line, row in sorted(ranked, key=lambda entry: entry[:3])]
 
+    def students(self) -> list[str]:
+        """Names of all students there ever were, in the order of their appearance."""
+        return [name for name, m in self.members.items() if m.role == "student"]
+
     def series(self, value) -> list:
         """[(step, value(row))] over the run."""
         return [(row["step"], value(row)) for row in self.metrics]
@@ -141,9 +146,45 @@ def duplicates(row) -> float | None:
     return logged if logged is not None or not n or "reasons" not in row else (num(row, "reasons", "duplicate") or 0) / n
 
 
-def accuracy(how: str):
-    """The students' mean accuracy on the anchors, `sampled` or `greedy`, as a function of a line of metrics.jsonl."""
-    return lambda row: mean(num(row, f"anchors_{how}", name) for name in items(row, f"anchors_{how}"))
+def probed(key: str):
+    """The students' mean of a measure that probes take of each of them, as a function of a line of
+    metrics.jsonl: anchors_sampled and anchors_greedy, accuracy; anchors_think, share of greedy answers that
+    think."""
+    def value(row) -> float | None:
+        return mean(num(row, key, name) for name in items(row, key))
+    return value
+
+
+def rule(run: Run, *keys: str, label: str = "base") -> list[tuple[float, str]]:
+    """The frozen base's value, which never changes and is logged once, as a chart's rule; [] without one."""
+    return [(v, label) for _, v in run.series(lambda row: num(row, *keys)) if v is not None][-1:]
+
+
+def of_role(role: str, key: str):
+    """The mean of a measure over the members of a role, as a function of a line of metrics.jsonl."""
+    def value(row) -> float | None:
+        return mean(num(m, key) for m in items(row, "members").values() if get(m, "role") == role)
+    return value
+
+
+def heldout(kind: str, role: str, key: str = "heldout"):
+    """The mean accuracy of a role's members on tasks of a kind that the run does not play, as a function of a
+    line of metrics.jsonl; key heldout_think: the share of their answers that think."""
+    def value(row) -> float | None:
+        names = [name for name in items(row, key, kind) if get(row, "members", name, "role") == role]
+        return mean(num(row, key, kind, name) for name in names)
+    return value
+
+
+def unplayed(runs: list[Run]) -> list[str]:
+    """The kinds of tasks that the probes of these runs asked although nobody played them; at most a dozen."""
+    rows = itertools.chain(*(run.metrics for run in runs))
+    return list(dict.fromkeys(kind for row in rows for kind in items(row, "heldout")))[:12]
+
+
+# What readers call the kinds of tasks.
+KINDS = dict(code_o="output tasks", code_i="input tasks", code_f="functions to find", math="word problems",
+             logic="logic puzzles")
 
 
 def guessing(row) -> float | None:
@@ -157,14 +198,26 @@ def refused(row, reasons) -> float:
     return sum(num(row, "reasons", reason) or 0 for reason in reasons) / (num(row, "n") or math.inf)
 
 
-# What is said in words and compared between runs: words, what a line of metrics.jsonl says of it, and what its axis holds:
-# 0 to 1 (share), 0 (zero), or what fits (free).
-MEASURES = (
+def measures(runs: list[Run]) -> list[tuple]:
+    """What is said in words and compared between runs: words, what a line of metrics.jsonl says of it, and
+    what its axis holds: 0 to 1 (share), 0 (zero), or what fits (free)."""
+    transfer = []
+    for kind in unplayed(runs):
+        words = f"the students' accuracy on {KINDS.get(kind, kind)}, which nobody played"
+        transfer.append((words, heldout(kind, "student"), "share"))
+    return [*LEARNED, *transfer, *PLAYED]
+
+
+LEARNED = (
+    ("the students' accuracy on held-out anchor tasks, greedy", probed("anchors_greedy"), "free"),
+    ("the students' accuracy on held-out anchor tasks, sampled", probed("anchors_sampled"), "free"),
+    ("share of the students' attempts that think before they answer", lambda r: num(r, "think"), "share"),
+    ("tokens in a student's attempt", of_role("student", "response_tokens"), "zero"),
+)
+PLAYED = (
     ("the frozen base's solve rate on the teachers' current tasks", lambda r: num(r, "base_solve"), "share"),
     ("an early student's solve rate on the same tasks, frozen", lambda r: num(r, "frozen_solve"), "share"),
     ("the students' solve rate on the same tasks", lambda r: num(r, "student_solve"), "share"),
-    ("the students' accuracy on held-out anchor tasks, sampled", accuracy("sampled"), "free"),
-    ("the students' accuracy on held-out anchor tasks, greedy", accuracy("greedy"), "free"),
     ("statements per task", lambda r: num(r, "complexity", "statements"), "zero"),
     ("depth of the tasks' syntax trees", lambda r: num(r, "complexity", "depth"), "zero"),
     ("McCabe complexity per task", lambda r: num(r, "complexity", "mccabe"), "zero"),

@@ -16,7 +16,8 @@ HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}     # control, format (marks
 
 @dataclass
 class Line:
-    """One curve: points (x, y), y None where nothing was measured; band (x, low, high); ends marks birth and death."""
+    """One curve: points (x, y), y None where nothing was measured; band (x, low, high); born, died: mark its
+    ends."""
     name: str
     points: list
     color: str
@@ -25,6 +26,10 @@ class Line:
     born: bool = False
     died: bool = False
     label: bool = True
+    origins: list = field(default_factory=list)     # points (x, y) of its parents, whence fine dots lead here
+    word: str = ""                  # written above the chart where it begins
+    last_word: str = ""             # written where it ends, if it died
+    tip: str = ""                   # told on hover; without it, the name
 
 
 def visible(value: str) -> str:
@@ -83,8 +88,9 @@ def binned(points: list, x0: int, width: int) -> dict[int, tuple]:
 class Frame:
     """Axes of a chart: maps data to the drawing."""
 
-    def __init__(self, xs, low: float, high: float, right: float = 12):
-        self.x0, self.x1, self.low, self.high, self.right = min(xs), max(xs), low, high, W - right
+    def __init__(self, xs, low: float, high: float, right: float = 12, width: int = W, height: int = H):
+        self.x0, self.x1, self.low, self.high, self.right = min(xs), max(xs), low, high, width - right
+        self.top, self.bottom, self.height = TOP, height - BOTTOM, height
         if not high > low:
             self.low, self.high = low - 0.5, high + 0.5
 
@@ -94,7 +100,7 @@ class Frame:
 
     def y(self, v: float) -> float:
         """Vertical place of v."""
-        return TOP + (H - TOP - BOTTOM) * (1 - (v - self.low) / (self.high - self.low))
+        return self.top + (self.bottom - self.top) * (1 - (v - self.low) / (self.high - self.low))
 
     def axes(self) -> str:
         """Grid, numbers and the word `step`."""
@@ -104,8 +110,9 @@ class Frame:
             out.append(f'<path class="ax" d="M{LEFT} {y}H{place(self.right)}"/>'
                        f'<text class="num" x="{LEFT - 5}" y="{y}" dy=".35em">{short(v)}</text>')
         for v in ticks(self.x0, self.x1, 5, whole=True):
-            out.append(f'<text class="tick" x="{place(self.x(v))}" y="{H - 15}">{short(v)}</text>')
-        return "".join(out) + f'<text class="axis" x="{place((LEFT + self.right) / 2)}" y="{H - 3}">step</text>'
+            out.append(f'<text class="tick" x="{place(self.x(v))}" y="{self.height - 15}">{short(v)}</text>')
+        middle = place((LEFT + self.right) / 2)
+        return "".join(out) + f'<text class="axis" x="{middle}" y="{self.height - 3}">step</text>'
 
 
 def svg(body: str, name: str, width: int = W, height: int = H, style: str = "") -> str:
@@ -114,16 +121,18 @@ def svg(body: str, name: str, width: int = W, height: int = H, style: str = "") 
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{text(name)}"{how}>{body}</svg>'
 
 
-def spread(wanted: list[tuple[float, str, str]], gap: float = 11.5) -> list[tuple[float, str, str]]:
-    """Labels (y, name, colour) moved apart so that none covers another; at most as many as fit."""
+def spread(wanted: list[tuple[float, str, str]], top: float = TOP, bottom: float = H - BOTTOM,
+           gap: float = 11.5) -> list[tuple[float, str, str]]:
+    """Labels (y, name, colour) moved apart so that none covers another; at most as many as fit from top to
+    bottom."""
     wanted = sorted(wanted)
-    room = int((H - TOP - BOTTOM) / gap) + 1
+    room = int((bottom - top) / gap) + 1
     wanted = wanted if len(wanted) <= room else [wanted[i * (len(wanted) - 1) // (room - 1)] for i in range(room)]
     out, last = [], -math.inf
     for y, name, color in wanted:
         last = max(y, last + gap)
         out.append([last, name, color])
-    limit = H - BOTTOM + 2
+    limit = bottom + 2
     for label in reversed(out):
         label[0] = min(label[0], limit)
         limit = label[0] - gap
@@ -138,13 +147,35 @@ def hits(frame: Frame, rows: dict[int, tuple[str, list[str]]], x0: int, width: i
         more = [f"... {len(lines) - 24} more"] if len(lines) > 24 else []
         words = text("\n".join([head, *lines[:24], *more]))
         middle = frame.x(min(frame.x1, x0 + b * width + (width - 1) / 2))
-        box = f'x="{place(middle - step / 2)}" y="{TOP}" width="{place(step)}" height="{H - TOP - BOTTOM}"'
+        box = f'x="{place(middle - step / 2)}" y="{frame.top}" width="{place(step)}"'
+        box += f' height="{frame.bottom - frame.top}"'
         out.append(f'<rect class="hit" {box}><title>{words}</title></rect>')
     return "".join(out)
 
 
+def words_above(lines: list[Line], starts: list[float], frame: Frame, most: int = 4) -> str:
+    """The words of lines that begin at these x, in rows above the chart, which makes room for them; what does
+    not fit into `most` rows is left to the tooltips."""
+    ends, placed = [], []                                   # of each row, where its last word ends
+    for x, line in sorted(zip(starts, lines), key=lambda pair: pair[0]):
+        word = brief(line.word, 40)
+        long = LETTER * 0.86 * len(word)
+        left = max(LEFT - 20, min(x - 4, frame.right + 12 - long))
+        row = next((i for i, end in enumerate(ends) if end < left), len(ends))
+        if word and row < most:
+            ends[row:row + 1] = [left + long + 6]
+            placed.append((row, x, left, word, line.color))
+    frame.top += 12 * len(ends)
+    guides, words = "", ""                                  # words come last: no guide runs through one
+    for row, x, left, word, color in placed:
+        y = 9 + 12 * row
+        guides += f'<path class="guide" d="M{place(x)} {y + 4}V{place(frame.bottom)}"/>'
+        words += f'<text class="end word {color}" x="{place(left)}" y="{y}">{text(word)}</text>'
+    return guides + words
+
+
 def curve(line: Line, frame: Frame, points: list, band: list, dots: bool) -> str:
-    """One line with its band, dots if asked for, and its marks of birth and death."""
+    """One line with its band, dots if asked for, marks of birth and death, dots from its parents."""
     at = [(frame.x(x), frame.y(y)) for x, y in points]
     r = 3 if "bold" in line.style else 2.2
     marks = [f'<circle cx="{place(x)}" cy="{place(y)}" r="{r}"/>' for x, y in at] if dots or len(at) == 1 else []
@@ -152,27 +183,32 @@ def curve(line: Line, frame: Frame, points: list, band: list, dots: bool) -> str
         marks.append(f'<circle class="birth" cx="{place(at[0][0])}" cy="{place(at[0][1])}" r="3.4"/>')
     if line.died:
         marks.append(f'<path class="death" d="M{place(at[-1][0] - 3)} {place(at[-1][1] - 3)}l6 6m0 -6l-6 6"/>')
+    for x, y in line.origins:
+        way = f"M{place(frame.x(x))} {place(frame.y(y))}L{place(at[0][0])} {place(at[0][1])}"
+        marks.append(f'<path class="descent" d="{way}"/>')
     d = "M" + "L".join(f"{place(x)} {place(y)}" for x, y in at)
     edge = [(x, high) for x, _, high in band] + [(x, low) for x, low, _ in reversed(band)]
     area = [f"{place(frame.x(x))} {place(frame.y(y))}" for x, y in edge]
     shade = f'<path class="band" d="M{"L".join(area)}Z"/>' if band else ""
     stroke = f'{shade}<path class="stroke" d="{d}"/>{"".join(marks)}'
-    return f'<g class="line {line.color} {line.style}"><title>{text(line.name)}</title>{stroke}</g>'
+    tip = f"<title>{text(line.tip or line.name)}</title>"
+    return f'<g class="line {line.color} {line.style}">{tip}{stroke}</g>'
 
 
 def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = True, cap: int = 100, rules=(),
-               ceiling: float = math.inf) -> str:
+               ceiling: float = math.inf, width: int = W, height: int = H) -> str:
     """Curves over steps. share: the axis is 0 to 1; zero: it holds 0; cap: points a curve at most (means of neighbours);
-    rules: (value, label) horizontal dashes; ceiling: how far bands may stretch the axis. "" if there is nothing to draw."""
+    rules: (value, label) horizontal dashes; ceiling: how far bands may stretch the axis; width, height: of
+    the drawing. "" if there is nothing to draw."""
     lines = [line for line in lines if any(None not in p for p in line.points)]
     if not lines:
         return ""
     cap = max(24, min(cap, 6000 // len(lines)))
     xs = [x for line in lines for x, *_ in line.points]
     x0 = min(xs)
-    width = max(1, -(-(max(xs) - x0 + 1) // cap))
-    data = [binned(line.points, x0, width) for line in lines]
-    bands = [list(binned(line.band, x0, width).values()) for line in lines]
+    merge = max(1, -(-(max(xs) - x0 + 1) // cap))          # steps that one point is the mean of
+    data = [binned(line.points, x0, merge) for line in lines]
+    bands = [list(binned(line.band, x0, merge).values()) for line in lines]
     values = [y for points in data for _, y in points.values()] + [v for v, _ in rules]
     low, high = min(values), max(values)
     edges = [min(max(v, low - ceiling), high + ceiling) for band in bands for _, *pair in band for v in pair]
@@ -182,22 +218,32 @@ def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = T
     last = max(x for points in data for x, _ in points.values())
     ends = [(list(points.values())[-1], line) for points, line in zip(data, lines) if line.label and not line.died]
     labels = [(y, brief(line.name), line.color) for (_, y), line in ends] + [(v, brief(label), "base") for v, label in rules]
-    frame = Frame([x0, last], low, high, 14 + LETTER * max([len(label) for _, label, _ in labels], default=0))
+    margin = 14 + LETTER * max([len(label) for _, label, _ in labels], default=0)
+    frame = Frame([x0, last], low, high, margin, width, height)
+    above = words_above(lines, [frame.x(next(iter(points.values()))[0]) for points in data], frame)
     rows = {}
     for b in sorted({b for points in data for b in points}):
-        first = x0 + b * width
+        first = x0 + b * merge
         told = sorted(((points[b][1], line.name) for points, line in zip(data, lines) if b in points), reverse=True)
-        rows[b] = (f"step {first}" + (f" to {first + width - 1}" if width > 1 else ""), [f"{n}  {short(y)}" for y, n in told])
-    body = frame.axes() + hits(frame, rows, x0, width)
+        steps = f"step {first}" + (f" to {first + merge - 1}" if merge > 1 else "")
+        rows[b] = (steps, [f"{n}  {short(y)}" for y, n in told])
+    body = frame.axes() + above + hits(frame, rows, x0, merge)
     body += "".join(f'<path class="rule" d="M{LEFT} {place(frame.y(v))}H{place(frame.right)}"/>' for v, _ in rules)
     clip = [[(x, max(low, a), min(high, b)) for x, a, b in band] for band in bands]
     for line, points, band in zip(lines, data, clip):
         sparse = len(points) <= 24 and (len(rows) <= 24 or max(points) - min(points) > 2 * len(points))     # probes, short runs
         body += curve(line, frame, list(points.values()), band, sparse and "thin" not in line.style)
-    for y, label, color in spread([(frame.y(y), label, color) for y, label, color in labels]):
+    for line, points in zip(lines, data):                   # above the curves: none runs through a name
+        if line.died and line.last_word:
+            x, y = list(points.values())[-1]
+            where = f'x="{place(frame.x(x) + 2)}" y="{place(frame.y(y) - 6)}"'
+            body += f'<text class="end word {line.color}" {where}>{text(brief(line.last_word))}</text>'
+    wanted = [(frame.y(y), label, color) for y, label, color in labels]
+    for y, label, color in spread(wanted, frame.top, frame.bottom):
         body += f'<text class="end {color}" x="{place(frame.right + 7)}" y="{place(y)}" dy=".35em">{text(label)}</text>'
     merged = any(sum(None not in p for p in line.points) > len(points) for line, points in zip(lines, data))
-    return svg(body, name) + (f'<p class="note">each point the mean of {width} steps</p>' if merged else "")
+    note = f'<p class="note">each point the mean of {merge} steps</p>' if merged else ""
+    return svg(body, name, width, height) + note
 
 
 def stack_chart(name: str, layers: dict[str, dict[int, float]], share: bool = False, cap: int = 80) -> str:

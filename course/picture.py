@@ -5,21 +5,15 @@
 Curves are named after CURVES below; each becomes a panel, in which every run is a line.
 """
 import argparse
-import re
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from report_page import CSS
-from report_run import Run, accuracy, duplicates, guessing, items, mean, num
+from report_page import sheet
+from report_run import Run, duplicates, guessing, heldout, num, of_role, probed
 from report_svg import Line, line_chart, text
-
-
-def of_role(role: str, key: str):
-    """The mean of a measure over the members of a role, as a function of a line of metrics.jsonl."""
-    return lambda row: mean(num(m, key) for m in items(row, "members").values() if m.get("role") == role)
 
 
 # name: (title of the panel, value of a line of metrics.jsonl, whether the axis is 0 to 1)
@@ -36,7 +30,12 @@ CURVES = {
     "reward": ("teachers' reward", of_role("teacher", "reward"), False),
     "solve": ("students on current tasks", lambda row: num(row, "solve_rate"), True),
     "base": ("frozen base on current tasks", lambda row: num(row, "base_solve"), True),
-    "anchors": ("students on anchors, greedy", accuracy("greedy"), True),
+    "anchors": ("students on anchors, greedy", probed("anchors_greedy"), True),
+    "think": ("students' attempts that think", lambda row: num(row, "think"), True),
+    "tokens": ("tokens in a student's attempt", of_role("student", "response_tokens"), False),
+    "transfer": ("students on word problems, not played", heldout("math", "student"), True),
+    "inputs": ("students on input tasks, not played", heldout("code_i", "student"), True),
+    "control": ("students on logic puzzles, not played", heldout("logic", "student"), True),
     "students": ("students' mean rating", of_role("student", "mu"), False),
     "teachers": ("teachers' mean rating", of_role("teacher", "mu"), False),
     "cosine": ("likeness of adapters, teachers", of_role("teacher", "cosine"), True),
@@ -44,20 +43,17 @@ CURVES = {
 
 
 def picture(runs: list[Run], curves: list[str]) -> str:
-    """One SVG with a panel a curve and a line a run; light or dark as the reader's system is."""
-    panels, width = "", 440
-    for i, (title, value, share) in enumerate(CURVES[name] for name in curves):
-        lines = [Line(run.name, run.series(value), f"m{j}") for j, run in enumerate(runs)]
-        chart = line_chart(title, lines, share=share, cap=60).split("</svg>")[0] + "</svg>"
-        chart = re.sub(r"<rect class=.hit.*?</rect>|<title>.*?</title>", "", chart, flags=re.S)      # a picture has no tooltips
-        panels += f'<g transform="translate({10 + width * i} 24)"><text class="head" x="30" y="-6">{text(title)}</text>'
-        panels += chart.replace("<svg ", '<svg width="420" height="236" ') + "</g>"
-    css = "".join(re.findall(r":root\{.*?\}\n?|@media.*?\}\}\n?", CSS, re.S))                        # colours, light and dark
-    css += "".join(re.findall(r"^\.ax.*|^\.(?:line|d1)\b.*", CSS, re.M))
-    css += "svg{overflow:visible}.back{fill:var(--card)}text{font:11px sans-serif;fill:var(--soft)}"
-    css += "text.head{font:600 13px sans-serif;fill:var(--ink)}"
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width * len(curves)} 264"><style>{css}</style>'
-            f'<rect class="back" width="100%" height="100%"/>{panels}</svg>\n')
+    """One SVG with a panel a curve and a line a run; light or dark as the reader's system is. Raises
+    ValueError for a curve that none of the runs logged."""
+    panels = []
+    for curve in curves:
+        title, value, share = CURVES[curve]
+        lines = [Line(run.name, run.series(value), f"m{i % 8}") for i, run in enumerate(runs)]
+        chart = line_chart(title, lines, share=share, cap=60)
+        if not chart:
+            raise ValueError(f"{curve}: none of these runs logged it; leave it out, or run them anew")
+        panels.append((text(title), chart))
+    return sheet(text(", ".join(title for title, _ in panels)), [panels])
 
 
 def main(argv: list[str] | None = None) -> None:
