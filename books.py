@@ -127,8 +127,8 @@ def discovery_words(rows: list[dict]) -> list[str]:
         return ["  no student thinks in most of its answers"]
     if first == rows[0]["step"]:
         return []                                         # a base that thinks by itself has nothing to discover
-    all_of_them = f"all do at step {everybody}" if everybody is not None else "never all at once"
-    return [f"  the first student that thinks in most of its answers does so at step {first}, {all_of_them}"]
+    all_of_them = everybody if everybody is not None else "none"
+    return [f"  first step in which one student thinks in most of its answers: {first}; in which all do: {all_of_them}"]
 
 
 def probe_words(probes: list[dict]) -> list[str]:

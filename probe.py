@@ -41,9 +41,9 @@ def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int, tempe
     return found, int(done.rollout.n_tokens.sum())
 
 
-def part_of(tasks: list[Task], n: int, s: Setup) -> list[Task]:
-    """The share of the first n tasks that is asked where not all are; files hold the sizes in turn."""
-    return tasks[:max(1, round(min(n, len(tasks)) * s.cfg.probe_share))]
+def part_of(tasks: list[Task], s: Setup) -> list[Task]:
+    """The share of the tasks that is asked where not all are; files hold the sizes in turn."""
+    return tasks[:max(1, round(len(tasks) * s.cfg.probe_share))]
 
 
 def whole(s: Setup, step: int) -> bool:
@@ -60,7 +60,7 @@ def standard_error(found: dict[str, Answers]) -> float | None:
 def probe_anchors(s: Setup, students: dict[str, int], anchors: list[Task], step: int, with_base: bool) -> tuple[dict, int]:
     """Every student on the anchors, greedily and at the run's temperature; keys of metrics.jsonl, tokens."""
     slots = students | ({FROZEN_BASE: -1} if with_base else {})
-    part, out, tokens = part_of(anchors, len(anchors), s), {}, 0
+    part, out, tokens = part_of(anchors, s), {}, 0
     asked_greedily = anchors if whole(s, step) else part
     for name, temperature, asked in (("greedy", 0.0, asked_greedily), ("sampled", s.cfg.temperature, part)):
         found, n_tokens = answers(s, slots, asked, step, temperature)
@@ -83,7 +83,7 @@ def probe_heldout(s: Setup, members: dict[str, int], heldout: list[Task], step: 
     accuracy, thinking, tokens = {}, {}, 0
     for kind in dict.fromkeys(task.kind for task in heldout):
         tasks = [task for task in heldout if task.kind == kind]
-        asked = tasks[:s.cfg.n_heldout] if whole(s, step) else part_of(tasks, s.cfg.n_heldout, s)
+        asked = tasks if whole(s, step) else part_of(tasks, s)
         found, n_tokens = answers(s, slots, asked, step, 0.0)
         accuracy[kind] = {who: mean(a.correct) for who, a in found.items()}
         thinking[kind] = {who: mean(a.thinks) for who, a in found.items()}

@@ -12,7 +12,7 @@ from archive import Archive
 from checkpoint import RunDir
 from complexity import structural_hash
 from evolve import Member
-from kinds import Task
+from kinds import Proposal, Task
 from lora import Adapters, load_peft, save_peft
 from rl import Adam
 from selfplay import Setup
@@ -57,18 +57,29 @@ def found(cfg, setup: Setup, base_hash: str = "") -> State:
     proposals += [KINDS[k].seed for k in setup.kinds if KINDS[k].seed and k not in given]
     for task in selfplay.make_tasks(setup, proposals, cfg.seed_tasks or "seed"):
         archive.add(dataclasses.replace(task, id=archive.n_added), structural_hash(task.program))
-    anchors = tasks_of(setup, cfg.anchors, "anchors", cfg.n_anchors)
-    heldout = [task for task in tasks_of(setup, cfg.heldout, "heldout") if task.kind not in setup.kinds]
+    asked = proposals_of(setup, cfg.anchors, "anchors")[:cfg.n_anchors]
+    anchors = selfplay.make_tasks(setup, asked, cfg.anchors or "anchors.jsonl")
+    asked = unplayed(proposals_of(setup, cfg.heldout, "heldout"), setup.kinds, cfg.n_heldout)
+    heldout = selfplay.make_tasks(setup, asked, cfg.heldout or "heldout.jsonl")
     return State(0, members, archive, anchors, heldout, dict(generated=0, trained=0))
 
 
-def tasks_of(setup: Setup, given: str, name: str, n: int | None = None) -> list[Task]:
-    """The first n tasks of the file given by flag --`name`, or else of the base's own NAME.jsonl, if it has one.
-    Raises ValueError where the given file is missing or a task is not valid."""
+def proposals_of(setup: Setup, given: str, name: str) -> list[Proposal]:
+    """The tasks of the file given by flag --`name`, or else of the base's own NAME.jsonl; [] where it has none. Raises
+    ValueError where the given file is missing or a line is wrong."""
     path = Path(given) if given else setup.base.path / f"{name}.jsonl"
     if given and not path.exists():
         raise ValueError(f"--{name} {given}: no such file")
-    return selfplay.make_tasks(setup, read_tasks(path)[:n], str(path)) if path.exists() else []
+    return read_tasks(path) if path.exists() else []
+
+
+def unplayed(proposals: list[Proposal], played: tuple[str, ...], n: int) -> list[Proposal]:
+    """The first n tasks of each kind that the run does not play."""
+    by_kind = {}
+    for p in proposals:
+        if p.kind not in played:
+            by_kind.setdefault(p.kind, []).append(p)
+    return [p for some in by_kind.values() for p in some[:n]]
 
 
 def room(setup: Setup) -> Adapters:

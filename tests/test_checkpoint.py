@@ -29,6 +29,7 @@ FLAGS = dict(
     attempts=2,
     max_new=48,
     n_anchors=2,
+    n_heldout=2,
     n_refs=2,
     evolve_every=1,
     probe_every=1,

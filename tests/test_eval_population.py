@@ -20,7 +20,7 @@ def grown(micro_base, tmp_path_factory):
     """A finished run that keeps every checkpoint: four members, three steps, a birth in each role a step."""
     out = str(tmp_path_factory.mktemp("out"))
     return train.main(train.Config(base=str(micro_base), out=out, name="grown", steps=3, pop=4, n_prompts=1, group=4,
-                                   attempts=2, max_new=48, n_anchors=4, evolve_every=1, grace=0, probe_every=1, workers=1,
+                                   attempts=2, max_new=48, n_anchors=4, n_heldout=2, evolve_every=1, grace=0, probe_every=1, workers=1,
                                    save_every=1, keep=9)).path
 
 

@@ -69,13 +69,13 @@ def test_probe(setup):
 def test_kinds_that_nobody_plays(setup):
     """Students, teachers and, at the first probe, the frozen base; between first and last probe a share of the tasks."""
     s = setup()
-    s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, n_heldout=4, probe_share=.5, steps=10))
+    s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, probe_share=.5, steps=10))
     everybody = [dataclasses.replace(m, slot=i) for i, m in enumerate(members("teacher")[:1] + members("student")[:1])]
-    tasks = play(s, "code_i", "x=x+1", "x=x*2", "x=x-1", "x=x+5", "x=x+6")
+    tasks = play(s, "code_i", "x=x+1", "x=x*2", "x=x-1", "x=x+5")
     first = probe.probe(s, everybody, [], tasks, [], 0)
     assert list(first["heldout"]) == ["code_i"] and set(first["heldout"]["code_i"]) == {"T0", "S0", "base"}
     assert set(first["heldout_think"]["code_i"]) == {"T0", "S0", "base"}
-    assert all(share * 4 == int(share * 4) for share in first["heldout"]["code_i"].values()), "four of the five tasks"
+    assert all(share * 4 == int(share * 4) for share in first["heldout"]["code_i"].values()), "all four tasks"
     later = probe.probe(s, everybody, [], tasks, [], 5)
     assert set(later["heldout"]["code_i"]) == {"T0", "S0"} and later["probe_tokens"] < first["probe_tokens"]
     alone = [dataclasses.replace(m, slot=0) for m in everybody]
@@ -108,3 +108,12 @@ def test_probe_of_a_frozen_student(setup, population):
     assert "frozen_solve" not in alone and beside["base_solve"] == alone["base_solve"] > 0 == beside["frozen_solve"]
     fresh = population(s.base, 1, rank=8, b_std=0.0)
     assert probe.probe(s, students, [], [], batch, 7, fresh)["frozen_solve"] > 0
+
+
+def test_only_kinds_that_are_not_played_are_held_out():
+    """The first n of each."""
+    from kinds import Proposal
+    from state import unplayed
+    given = [Proposal(kind, f"{kind} {i}", ("1",)) for i in range(3) for kind in ("code_o", "math", "logic")]
+    found = [p.program for p in unplayed(given, ("code_o",), 2)]
+    assert found == ["math 0", "math 1", "logic 0", "logic 1"] and not unplayed(given, ("code_o",), 0)

@@ -24,7 +24,7 @@ def run(micro_base, tmp_path_factory):
     try:
         done = train.main(train.Config(base=str(micro_base), out=str(tmp_path_factory.mktemp("out")), name="run", steps=4, pop=4,
                                        seed=3, kinds="code_o,code_i,code_f", n_prompts=3, group=3, attempts=2, max_new=48,
-                                       n_anchors=2, show=2, probe_every=0, evolve_every=1, grace=0, save_every=3, workers=1))
+                                       n_anchors=2, n_heldout=0, show=2, probe_every=0, evolve_every=1, grace=0, save_every=3, workers=1))
     finally:
         sys.stdout = stdout
     done.said = printed.getvalue()

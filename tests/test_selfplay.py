@@ -421,7 +421,7 @@ def test_last_words():
         and "0.00 at step 0, 0.40 at step 4" in said
         and "0.50 at step 4 (standard error 0.012)" in said
         and "answers that think rose from 0.00 to 1.00" in said
-        and "most of its answers does so at step 3, all do at step 3" in said
+        and "most of its answers: 3; in which all do: 3" in said
         and "held-out math tasks, which nobody played, greedily decoded: frozen base 0.05, students 0.80, teachers 0.10" in said
     )
     bare = [dict(row, complexity={}, valid=0.0, base_solve=None, student_solve=None, anchors_sampled={}, anchors_greedy={}) for row in rows]

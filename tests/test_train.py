@@ -19,7 +19,7 @@ from model import load_base, weights_hash
 from state import FROZEN
 
 ROOT = Path(train.__file__).parent
-TINY = dict(steps=2, pop=6, n_prompts=1, group=4, attempts=2, max_new=48, n_anchors=2, evolve_every=1, probe_every=0, workers=1)
+TINY = dict(steps=2, pop=6, n_prompts=1, group=4, attempts=2, max_new=48, n_anchors=2, n_heldout=0, evolve_every=1, probe_every=0, workers=1)
 # Values of each switch that has few; a test's run takes the i-th value of every one of them (SWITCHES), so that as many
 # runs as the longest list has cover them all, in changing company. Bounds and sizes have a second value here.
 SWITCHES = {f.name: list(f.metadata["choices"]) for f in dataclasses.fields(config.Config) if f.metadata["choices"]} | dict(
