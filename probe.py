@@ -57,30 +57,28 @@ def standard_error(found: dict[str, Answers]) -> float | None:
     return statistics.stdev(by_task) / len(by_task) ** .5 if len(by_task) > 1 else None
 
 
-def probe_anchors(s: Setup, students: dict[str, int], anchors: list[Task], step: int, with_base: bool) -> tuple[dict, int]:
-    """Every student on the anchors, greedily and at the run's temperature; keys of metrics.jsonl, tokens."""
-    slots = students | ({FROZEN_BASE: -1} if with_base else {})
-    part, out, tokens = part_of(anchors, s), {}, 0
-    asked_greedily = anchors if whole(s, step) else part
-    for name, temperature, asked in (("greedy", 0.0, asked_greedily), ("sampled", s.cfg.temperature, part)):
-        found, n_tokens = answers(s, slots, asked, step, temperature)
+def probe_anchors(s: Setup, students: dict[str, int], anchors: list[Task], step: int) -> tuple[dict, int]:
+    """Every student on the anchors, greedily, and at the first and last probe on a share of them at the run's temperature;
+    keys of metrics.jsonl, tokens."""
+    if not anchors:
+        return {}, 0
+    slots, part = students | {FROZEN_BASE: -1}, part_of(anchors, s)
+    found, tokens = answers(s, slots, anchors if whole(s, step) else part, step, 0.0)
+    base = found.pop(FROZEN_BASE)
+    out = dict(anchors_greedy={who: mean(a.correct) for who, a in found.items()}, anchors_greedy_base=mean(base.correct),
+               anchors_think={who: mean(a.thinks) for who, a in found.items()}, anchors_think_base=mean(base.thinks),
+               anchors_greedy_se=standard_error(found))
+    if whole(s, step):
+        found, n_tokens = answers(s, slots, part, step, s.cfg.temperature)
+        base = found.pop(FROZEN_BASE)
+        out |= dict(anchors_sampled={who: mean(a.correct) for who, a in found.items()}, anchors_sampled_base=mean(base.correct))
         tokens += n_tokens
-        base = found.pop(FROZEN_BASE, None)
-        out[f"anchors_{name}"] = {who: mean(a.correct) for who, a in found.items()}
-        if base:
-            out[f"anchors_{name}_base"] = mean(base.correct)
-        if name == "greedy":
-            out["anchors_greedy_se"] = standard_error(found)
-            out["anchors_think"] = {who: mean(a.thinks) for who, a in found.items()}
-            if base:
-                out["anchors_think_base"] = mean(base.thinks)
     return out, tokens
 
 
-def probe_heldout(s: Setup, members: dict[str, int], heldout: list[Task], step: int, with_base: bool) -> tuple[dict, int]:
+def probe_heldout(s: Setup, members: dict[str, int], heldout: list[Task], step: int) -> tuple[dict, int]:
     """Members and frozen base on the kinds of tasks that the run does not play, greedily; keys of metrics.jsonl, tokens."""
-    slots = members | ({FROZEN_BASE: -1} if with_base else {})
-    accuracy, thinking, tokens = {}, {}, 0
+    slots, accuracy, thinking, tokens = members | {FROZEN_BASE: -1}, {}, {}, 0
     for kind in dict.fromkeys(task.kind for task in heldout):
         tasks = [task for task in heldout if task.kind == kind]
         asked = tasks if whole(s, step) else part_of(tasks, s)
@@ -111,15 +109,13 @@ def probe_current(s: Setup, proposed: list[Proposed], step: int, frozen: Adapter
 
 def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Task], proposed: list[Proposed], step: int,
           frozen: Adapters | None = None) -> dict:
-    """All absolute measures of a step, as keys of metrics.jsonl. The frozen base answers anchors and held-out tasks at the
-    first probe only: it never changes."""
-    first = step == 0
-    first_anchors = first or (bool(anchors) and 0 <= anchors[0].step < step <= anchors[0].step + s.cfg.probe_every)
+    """All absolute measures of a step, as keys of metrics.jsonl. The frozen base answers the same tasks as the members each
+    time: it never changes, but the tasks asked between the first and the last probe are fewer."""
     students = {m.name: m.slot for m in members if m.role == "student"}
     by_slot = {m.slot: m.name for m in members}                  # a single agent is student and teacher: asked once
     everybody = {name: slot for slot, name in sorted(by_slot.items())}
-    parts = [probe_anchors(s, students, anchors, step, first_anchors) if anchors else ({}, 0),
-             probe_heldout(s, everybody, heldout, step, first), probe_current(s, proposed, step, frozen)]
+    parts = [probe_anchors(s, students, anchors, step), probe_heldout(s, everybody, heldout, step),
+             probe_current(s, proposed, step, frozen)]
     out = {}
     for measured, _ in parts:
         out |= measured

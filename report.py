@@ -21,10 +21,10 @@ from pathlib import Path
 
 from report_page import CSS, JS, figure, section, table
 from report_population import member_lines, population, role_mean, roles
-from report_run import Run, duplicates, get, guessing, items, mean, measures, num, probed, refused, rule
+from report_run import Run, duplicates, get, guessing, items, mean, measures, num, probed, refused
 from report_svg import Line, brief, line_chart, spark, stack_chart, text
 from report_tasks import browser
-from report_think import habit, opening, picture
+from report_think import base_line, habit, opening, picture
 
 HERE = Path(__file__).resolve().parent
 MAX_BYTES = 1_900_000               # of the file
@@ -82,8 +82,8 @@ def absolute(run: Run) -> str:
         lines = [Line(name, run.series(lambda r: num(r, key, name)), m.color, m.style + " thin", label=False)
                  for name, m in run.members.items() if m.role == "student"]
         lines.append(Line("mean", run.series(probed(key)), "s0", "bold"))
-        base = rule(run, f"{key}_base", label="frozen base")
-        figures.append(figure(title, words, line_chart(title, lines, share=share, rules=base, zero=False)))
+        lines.append(base_line(run, f"{key}_base"))
+        figures.append(figure(title, words, line_chart(title, lines, share=share, zero=False)))
     return section("absolute", "The absolute picture",
                    "Ratings only compare members with each other. These measures have a fixed end: a base that never learns, and "
                    "tasks that never change.", figures)

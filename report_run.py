@@ -155,11 +155,6 @@ def probed(key: str):
     return value
 
 
-def rule(run: Run, *keys: str, label: str = "base") -> list[tuple[float, str]]:
-    """The frozen base's value, which never changes and is logged once, as a chart's rule; [] without one."""
-    return [(v, label) for _, v in run.series(lambda row: num(row, *keys)) if v is not None][-1:]
-
-
 def of_role(role: str, key: str):
     """The mean of a measure over the members of a role, as a function of a line of metrics.jsonl."""
     def value(row) -> float | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from report_page import sheet, table
 from report_population import births_by_child, mark_lives, parents
-from report_run import KINDS, Run, heldout, mean, num, probed, rule, unplayed
+from report_run import KINDS, Run, heldout, mean, num, probed, unplayed
 from report_svg import W, Line, brief, line_chart, text
 
 HALF, FEW = 0.5, 3              # a member thinks where half of its attempts do, in the mean of a few steps
@@ -160,21 +160,27 @@ def students(run: Run, values: dict[str, list], worded: bool) -> list[Line]:
     return lines
 
 
-def students_chart(name: str, run: Run, value, overall, worded: bool = False, rules=()) -> str:
-    """A chart of value(row, student) of every student and, where they are many, their mean, overall(row)."""
+def base_line(run: Run, *keys: str) -> Line:
+    """What the frozen base does on the tasks that the members were asked: it changes only where the tasks do."""
+    return Line("base", run.series(lambda row: num(row, *keys)), "base", "d2")
+
+
+def students_chart(name: str, run: Run, value, overall, worded: bool = False, more=()) -> str:
+    """A chart of value(row, student) of every student and, where they are many, their mean, overall(row); more: other lines."""
     values = {who: run.series(lambda row: value(row, who)) for who in run.students()}
     lines = students(run, values, worded)
     if any(line.style for line in lines):
         lines.append(Line("mean", run.series(overall), "m7", "bold"))
     cap = 40 if len(lines) > 24 else 100
-    return line_chart(name, lines, share=True, cap=cap, rules=rules)
+    logged = any(y is not None for line in lines for _, y in line.points)       # the base alone is no picture
+    return line_chart(name, [*lines, *more] if logged else [], share=True, cap=cap)
 
 
 def played(run: Run) -> list[tuple[str, str]]:
     """What the run plays, every student: greedy accuracy at probes, and thinking at every step."""
     accuracy = students_chart("greedy accuracy of the students on the anchors", run,
                               lambda row, who: num(row, "anchors_greedy", who), probed("anchors_greedy"),
-                              rules=rule(run, "anchors_greedy_base"))
+                              more=[base_line(run, "anchors_greedy_base")])
     think = students_chart("share of the students' attempts that think", run,
                            lambda row, who: num(row, "members", who, "think"), lambda row: num(row, "think"),
                            worded=True)
@@ -183,14 +189,14 @@ def played(run: Run) -> list[tuple[str, str]]:
 
 def not_played(run: Run, width: int, height: int) -> list[tuple[str, str]]:
     """A panel for each kind that nobody played: mean accuracy of students and of teachers, the share of the
-    students' answers that think, and the frozen base as a rule."""
+    students' answers that think, and the frozen base."""
     out = []
     for kind in unplayed([run]):
         lines = [Line("students", run.series(heldout(kind, "student")), "s0", "bold"),
                  Line("teachers", run.series(heldout(kind, "teacher")), "t0"),
-                 Line("thinking", run.series(heldout(kind, "student", "heldout_think")), "m6", "d1")]
-        chart = line_chart(f"held-out {kind}", lines, share=True, width=width, height=height,
-                           rules=rule(run, "heldout", kind, "base"))
+                 Line("thinking", run.series(heldout(kind, "student", "heldout_think")), "m6", "d1"),
+                 base_line(run, "heldout", kind, "base")]
+        chart = line_chart(f"held-out {kind}", lines, share=True, width=width, height=height)
         out.append((f"Not played: {text(brief(KINDS.get(kind, kind), 24))}", chart))
     return out
 

@@ -141,7 +141,7 @@ def later(run: RunDir, k: int) -> list[dict]:
     """Per operator, of the students born in a run: anchor accuracy of the parents at the last probe before the birth, of the
     child at the first probe after it and at the first k steps after it, and of the surviving parents then. None = no record."""
     read = lambda name: run.rows(name, run.sizes()[name])
-    probes = [(row["step"], row["anchors_sampled"]) for row in read("metrics.jsonl") if row.get("anchors_sampled")]
+    probes = [(row["step"], row["anchors_greedy"]) for row in read("metrics.jsonl") if row.get("anchors_greedy")]
     births = [row for row in read("genealogy.jsonl") if row["victim"]["role"] == "student"]
     lines = []
     for operator in dict.fromkeys(row["operator"] for row in births):
@@ -181,7 +181,7 @@ no interval worth printing."""
 def later_table(lines: list[dict], k: int) -> str:
     """What the run noted after births, for the terminal, and what it cannot tell."""
     cell = lambda x: "-" if x is None else f"{x:.2f}"
-    out = [f"\nafter {k} steps or more, as the run noted it: students' accuracy on the anchors, sampled",
+    out = [f"\nafter {k} steps or more, as the run noted it: students' accuracy on the anchors, greedily",
            f"{'operator':11} births  recorded  parents before  child first  child then  retention  parents then"]
     for x in lines:
         out.append(f"{x['operator']:11} {x['births']:6} {x['recorded']:9} {cell(x['parents']):>15} {cell(x['first']):>12} "

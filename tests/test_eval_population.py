@@ -222,7 +222,7 @@ def test_retention_on_a_run(grown, tmp_path, capsys):
     assert abs(birth["copy"]["kl"]) < 1e-10 < birth["mask"]["kl"] and birth["mask"]["norm_ratio"] < 1
     births = [b for b in lines(grown / "genealogy.jsonl") if b["victim"]["role"] == "student"]
     assert sum(line["births"] for line in summary["later"]) == len(births) == 3 and "not known" in shown
-    probes = {r["step"]: r["anchors_sampled"] for r in lines(grown / "metrics.jsonl")}
+    probes = {r["step"]: r["anchors_greedy"] for r in lines(grown / "metrics.jsonl")}
     line = next(line for line in summary["later"] if line["operator"] == births[0]["operator"])
     if line["births"] == 1:
         assert line["child"] == probes[births[0]["step"] + 1][births[0]["child"]]

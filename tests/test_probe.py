@@ -62,12 +62,14 @@ def test_probe(setup):
     assert told["anchors_greedy_base"] in (0.0, 1.0) and set(told["anchors_think"]) == {"S0", "S1"}
     assert told["anchors_greedy_se"] is None, "one task has no spread"
     assert 0 <= told["base_solve"] <= 1 and told["student_solve"] == 0 and told["probe_tokens"] > 0
-    assert "anchors_greedy_base" not in probe.probe(s, students, given, [], batch, 1)
+    later = probe.probe(s, students, given, [], batch, 1)
+    assert later["anchors_greedy_base"] == told["anchors_greedy_base"], "the base is asked each time, and never changes"
+    assert "anchors_sampled" not in later, "at the run's temperature only at the first and the last probe"
     assert probe.probe(s, students, [], [], [], 1) == dict(probe_tokens=0)
 
 
 def test_kinds_that_nobody_plays(setup):
-    """Students, teachers and, at the first probe, the frozen base; between first and last probe a share of the tasks."""
+    """Students, teachers and the frozen base; between the first and the last probe a share of the tasks."""
     s = setup()
     s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, probe_share=.5, steps=10))
     everybody = [dataclasses.replace(m, slot=i) for i, m in enumerate(members("teacher")[:1] + members("student")[:1])]
@@ -77,9 +79,9 @@ def test_kinds_that_nobody_plays(setup):
     assert set(first["heldout_think"]["code_i"]) == {"T0", "S0", "base"}
     assert all(share * 4 == int(share * 4) for share in first["heldout"]["code_i"].values()), "all four tasks"
     later = probe.probe(s, everybody, [], tasks, [], 5)
-    assert set(later["heldout"]["code_i"]) == {"T0", "S0"} and later["probe_tokens"] < first["probe_tokens"]
+    assert set(later["heldout"]["code_i"]) == {"T0", "S0", "base"} and later["probe_tokens"] < first["probe_tokens"]
     alone = [dataclasses.replace(m, slot=0) for m in everybody]
-    assert len(probe.probe(s, alone, [], tasks, [], 5)["heldout"]["code_i"]) == 1, "one adapter in both roles is asked once"
+    assert len(probe.probe(s, alone, [], tasks, [], 5)["heldout"]["code_i"]) == 2, "one adapter in both roles is asked once"
 
 
 def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):

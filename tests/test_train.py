@@ -191,9 +191,10 @@ def test_metrics(finished):
         "births",
         "seconds",
     }
-    probes = {"anchors_sampled", "anchors_greedy", "base_solve", "student_solve", "probe_tokens"}
+    probes = {"anchors_greedy", "anchors_think", "base_solve", "student_solve", "probe_tokens"}
     for row in rows:
         assert expected <= set(row) and (probes <= set(row)) == (row["step"] in (0, 2, 3)), row["step"]
+        assert ("anchors_sampled" in row) == (row["step"] in (0, 3)), "at the run's temperature first and last"
         assert set(row["kinds"]) == {"code_o", "code_i", "code_f"} and len(row["members"]) == 4
         assert {"propose", "verify", "solve", "probe", "update", "evolve"} == set(row["seconds"])
         assert all(0 <= x <= 1 for member in row["members"].values() for x in [member["solve_rate"]] if x is not None)
