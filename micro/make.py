@@ -233,7 +233,7 @@ def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
         (out / f"{name}.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
 
 
-def anchors(seed: int = 1234, n: int = 448) -> list[dict]:
+def anchors(seed: int = 1234, n: int = 476) -> list[dict]:
     """Held-out output tasks of 2 to 8 statements, the sizes in turn, all with different programs."""
     rng, found = random.Random(f"{seed}/anchors"), {}
     while len(found) < n:
