@@ -1,4 +1,4 @@
-"""Grades exercise 4: a table by hand, every choice of k counted out, many answers, and no bias."""
+"""Grades exercise 4: a table by hand, every choice of k counted out, many answers, no bias, and the project's own function."""
 from fractions import Fraction
 from itertools import combinations
 from math import comb
@@ -79,3 +79,11 @@ def test_no_bias_over_many_questions(work):
 def test_what_nobody_can_know(work, n, c, k):
     with pytest.raises(ValueError):
         work.pass_at_k(n, c, k)
+
+
+def test_the_project_does_the_same(work):
+    from eval import stats
+    for n in (1, 4, 16, 200):
+        for k in {1, n // 2 or 1, n}:
+            for c in range(n + 1):
+                assert work.pass_at_k(n, c, k) == pytest.approx(stats.pass_at_k(n, c, k), abs=1e-9)
