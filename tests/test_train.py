@@ -402,3 +402,15 @@ def test_two_processes(run, micro_base, tmp_path):
     assert json.loads((both / "env.json").read_text())["processes"] == 2
     for name, member in a["members"].items():
         assert member["grad_norm"] == pytest.approx(b["members"][name]["grad_norm"], rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_student_discovers_thinking(micro_base, tmp_path, seed):
+    """In self-play, on the presets: within 40 steps a student thinks in most of its answers and is twice as right."""
+    path = train.main(train.Config(base=str(micro_base), out=str(tmp_path), pop=2, steps=40, seed=seed, n_heldout=0, n_anchors=70)).path
+    rows = shown(path, "metrics.jsonl")
+    students = [[m["think"] for m in row["members"].values() if m["role"] == "student" and m["think"] is not None] for row in rows]
+    assert max(students[0]) < .5 < max(students[-1])
+    first, last = (max(rows[i]["anchors_greedy"].values()) for i in (0, -1))
+    assert first < .4 and last > .6, (first, last)
