@@ -24,7 +24,7 @@ setup: .venv/.installed
 
 demo: setup
 	$(BIN)/torchrun --standalone train.py --pop 8
-	$(BIN)/python report.py $$(ls -td out/*/ | head -n 1)
+	$(BIN)/python -m report $$(ls -td out/*/ | head -n 1)
 
 test: setup
 	$(BIN)/python -m pytest -q

@@ -5,13 +5,19 @@ import difflib
 import math
 from dataclasses import dataclass, field
 
-from evolve import EVOLVE, MATCHING, OUTCOMES
-from lora import TARGETS
-from prompts import STYLES, wording
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
-from rl import ADVANTAGES, WHITEN
 from tasks import KINDS
+from tasks.prompts import STYLES, wording
 from trueskill_lite import CHILD_RATINGS, RATINGS
+
+# Legal values whose meaning stands in modules that need torch, which this one does without: --help is there at once.
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")     # lora.py
+MATCHING = ("pfsp", "uniform", "hard", "round-robin", "all")                                # evolve.py, as the next two
+OUTCOMES = ("expected", "half", "raw")
+EVOLVE = ("mixed", "mutation", "crossover", "svd", "layers", "mask", "noise", "dare", "layerwise", "svd_mix", "extrapolate",
+          "copy", "mean", "none")                   # each operator of operators.py by its name
+ADVANTAGES = ("reinforce++", "grpo", "dr_grpo", "rloo")                                     # rl.py, as the next
+WHITEN = ("auto", "member", "kind", "off")
 
 
 def flag(default, help, choices=None, kind=None):

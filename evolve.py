@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import torch
 
+from config import EVOLVE, MATCHING, OUTCOMES
 from operators import CROSSOVERS, MUTATIONS, OPERATORS, dw_norm
 from trueskill_lite import Rating
 
-EVOLVE = ("mixed", "mutation", "crossover", *OPERATORS, "none")
+assert set(OPERATORS) < set(EVOLVE), f"config.EVOLVE lacks {', '.join(set(OPERATORS) - set(EVOLVE))}, operators of operators.py"
 
 
 @dataclass
@@ -41,7 +42,7 @@ WEIGHTS = {  # --matching -> weight with which a student is drawn that beats the
     "pfsp": lambda p: p * (1 - p),
     "uniform": lambda p: 1.0,
     "hard": lambda p: (1 - p) ** 2}
-MATCHING = (*WEIGHTS, "round-robin", "all")
+assert set(WEIGHTS) < set(MATCHING), f"config.MATCHING lacks {', '.join(set(WEIGHTS) - set(MATCHING))}"
 
 
 def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0):
@@ -70,9 +71,6 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0)
         weight = [(1 - floor) * w / total + floor / len(p) for w in weight] if total > 0 else [1.0] * len(p)
         pairs.append((teacher, pool.pop(rng.choices(range(len(pool)), weight)[0])))
     return pairs
-
-
-OUTCOMES = ("expected", "half", "raw")
 
 
 def outcome(solve_rate, expected, band=0.05, rule="expected"):

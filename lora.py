@@ -11,18 +11,14 @@ ways that compute the same (LOG.md has their times):
 
 Layers that read the same x (q, k, v; gate, up) share the first product.
 """
-import json
 import math
-import os
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+
+from config import TARGETS
 
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]      # layer path -> A (R, in), B (out, R)
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 DENSE = 16                 # members up to which single tokens take the dense product
 
 
@@ -168,41 +164,3 @@ class Route:
         h = F.grouped_mm(x, A.transpose(1, 2), offs=ends) * self.scale
         update = F.grouped_mm(h, B, offs=ends).view(-1, T, y.shape[2])
         return y + update if self.rows is None else y.index_add(0, self.rows, update)
-
-
-def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_hash: str = "") -> None:
-    """Write member p as a PEFT directory: adapter_config.json and adapter_model.safetensors, float32."""
-    directory.mkdir(parents=True, exist_ok=True)
-    config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base_name, r=adapters.rank,
-                  lora_alpha=adapters.alpha, lora_dropout=0.0, bias="none", fan_in_fan_out=False, inference_mode=True,
-                  target_modules=sorted({path.rsplit(".")[-1] for path in adapters.A}))
-    tensors = {}
-    for path, (A, B) in adapters.factors(p).items():
-        tensors[f"base_model.model.{path}.lora_A.weight"], tensors[f"base_model.model.{path}.lora_B.weight"] = A.cpu(), B.cpu()
-    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt", "base_weights": base_hash})
-    (directory / "adapter_config.json").write_text(json.dumps(config, indent=1))
-
-
-def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_hash: str = "") -> None:
-    """Read a PEFT directory into member p. Raises ValueError for a missing or damaged file, another rank, alpha or base."""
-    directory = Path(directory)
-    try:
-        config = json.loads((directory / "adapter_config.json").read_text())
-        with safe_open(directory / "adapter_model.safetensors", framework="pt") as f:
-            made_on = (f.metadata() or {}).get("base_weights", "")
-            tensors = {name.removeprefix("base_model.model."): f.get_tensor(name).float() for name in f.keys()}
-    except (OSError, SafetensorError, json.JSONDecodeError) as e:
-        raise ValueError(f"{directory} is not a readable PEFT adapter ({e})") from None
-    if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("use_rslora"):
-        raise ValueError(f"{directory}: only plain LoRA adapters can be members (no DoRA, no rsLoRA)")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if (rank, alpha) != (adapters.rank, adapters.alpha):
-        raise ValueError(f"{directory} has rank {rank} and alpha {alpha}, this population {adapters.rank} and {adapters.alpha}: "
-                         f"pass --rank {rank} --alpha {alpha}")
-    if made_on and base_hash and made_on != base_hash:
-        raise ValueError(f"{directory} was trained on another base, {config.get('base_model_name_or_path')}: pass that as --base")
-    layers = {name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")}
-    absent = [path for path in layers if f"{path}.lora_B.weight" not in tensors]
-    if absent:
-        raise ValueError(f"{directory}: {absent[0]} has an A factor but no B: the file is incomplete")
-    adapters.set_factors(p, {path: (tensors[f"{path}.lora_A.weight"], tensors[f"{path}.lora_B.weight"]) for path in layers})

@@ -1,27 +1,44 @@
-"""The frozen base: Qwen2, Qwen3, Llama and Mistral by hand, loaded from a Hugging Face directory or hub id.
-
-    python model.py --check Qwen/Qwen2.5-Coder-0.5B-Instruct     # against transformers: logits and 64 greedy tokens
-    python model.py --check micro/base
+"""The frozen base: Qwen2, Qwen3, Llama and Mistral by hand.
 
 Shapes: B rows, T tokens, S cache slots, C width, H heads, K kv heads, G = H/K query heads per kv head, D head size,
-V vocabulary. Parameter names are Hugging Face's, so loading is: build on the meta device, stream the shards, assign
-strictly. Caches, masks and adapters are arguments: the model itself holds nothing but weights. An architecture is a line
-of architectures.py: what differs between them are fields of Config, never classes.
+V vocabulary. Parameter names are Hugging Face's, so that infra/weights.py loads a file by assigning it strictly. Caches, masks
+and adapters are arguments: the model itself holds nothing but weights. What architectures differ in are fields of Config, which
+infra/weights.py reads from config.json, never classes.
 """
-import argparse
-import hashlib
-import json
-import sys
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
 from torch.utils.checkpoint import checkpoint
 
-from architectures import Config, rope_table
+
+@dataclass(frozen=True)
+class Config:
+    """The fields of config.json that the forward pass needs, under Hugging Face's names where those exist."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int = 0                                   # 0 = hidden_size / num_attention_heads
+    rope_theta: float = 10000.0
+    rope_parameters: dict = field(default_factory=dict)  # rope_type and its numbers: see rope_frequencies
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 32768
+    tie_word_embeddings: bool = False
+    attention_bias: bool = True                         # of q, k and v
+    output_bias: bool = False                           # of o
+    mlp_bias: bool = False
+    qk_norm: bool = False                               # RMSNorm over each head of q and k, before they are rotated
+    sliding_window: int = 0                             # keys that a query of these layers sees, itself among them
+    sliding_layers: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        object.__setattr__(self, "head_dim", self.head_dim or self.hidden_size // self.num_attention_heads)
 
 
 class KVCache:
@@ -125,6 +142,44 @@ def window_mask(mask: torch.Tensor | None, positions: torch.Tensor, n_slots: int
 def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """0 where a boolean mask allows a key, else -inf: what the attention kernels make of it in every layer otherwise."""
     return None if mask is None else torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+def rope_frequencies(cfg: Config, device) -> tuple[torch.Tensor, float]:
+    """Angle per position of each pair of a head's numbers (D/2,) float32, and the factor on its cos and sin.
+
+    linear divides every frequency by `factor`; llama3 those of less than low_freq_factor turns within the context of pretraining,
+    blending up to high_freq_factor; yarn blends by index between beta_fast and beta_slow turns (2309.00071, section 3).
+    """
+    r, D = cfg.rope_parameters, cfg.head_dim
+    freq = cfg.rope_theta ** -(torch.arange(0, D, 2, device=device, dtype=torch.float32) / D)
+    if (kind := r.get("rope_type", "default")) == "default":
+        return freq, 1.0
+    factor = r["factor"]
+    if kind == "linear":
+        return freq / factor, 1.0
+    old = r["original_max_position_embeddings"]
+    if kind == "llama3":
+        slow, fast = r["low_freq_factor"], r["high_freq_factor"]
+        keep = ((old * freq / (2 * math.pi) - slow) / (fast - slow)).clamp(0, 1)
+        return keep * freq + (1 - keep) * freq / factor, 1.0
+    index = lambda turns: D * math.log(old / (turns * 2 * math.pi)) / (2 * math.log(cfg.rope_theta))
+    low, high = index(r.get("beta_fast") or 32), index(r.get("beta_slow") or 1)
+    if r.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, D - 1)
+    far = ((torch.arange(D // 2, device=device) - low) / (high - low or 0.001)).clamp(0, 1)
+    heat = lambda m: 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
+    scale = heat(r["mscale"]) / heat(r["mscale_all_dim"]) if r.get("mscale") and r.get("mscale_all_dim") else heat(1)
+    return freq * (1 - far) + freq / factor * far, scale if r.get("attention_factor") is None else r["attention_factor"]
+
+
+def rope_table(positions: torch.Tensor, cfg: Config, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin (B, 1, T, D) of the rotary angles at integer positions (B, T), sin negative on a head's first half (see
+    rotate); angles in float32 (RoFormer, eq. 34)."""
+    freq, scale = rope_frequencies(cfg, positions.device)
+    angle = positions[:, None, :, None].float() * freq
+    cos, sin = angle.cos() * scale, angle.sin() * scale
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -264,162 +319,3 @@ class Base:
     style: str                       # how it is talked to: one of prompts.STYLES
     path: Path
     graphs: bool = False             # decode by CUDA graphs
-
-
-def resolve(name: str) -> Path:
-    """Local directory of a model directory or hub id (HF_HOME and HF_HUB_OFFLINE are honoured). Raises ValueError."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise ValueError(f"--base {name}: no such directory; give a Hugging Face model directory or a hub id "
-                         "like Qwen/Qwen2.5-Coder-7B")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.jsonl"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as e:
-        raise ValueError(f"--base {name}: no such directory, and the hub did not give it ({type(e).__name__}): "
-                         "check the name and the network, or download it first and pass the directory") from None
-
-
-def shards(path: Path) -> list[Path]:
-    """The safetensors files of a model directory. Raises ValueError when there are none or one of the index is missing."""
-    index = path / "model.safetensors.index.json"
-    if index.exists():
-        files = sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
-        missing = [f.name for f in files if not f.exists()]
-        if missing:
-            raise ValueError(f"{path}: the index names {', '.join(missing)}, which is not there: finish the download")
-        return files
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{path} has no *.safetensors file: finish the download (pickled .bin weights are not loaded)")
-    return files
-
-
-def load_model(path: Path, dtype: torch.dtype, device="cpu") -> Model:
-    """Build on the meta device, stream each shard, assign strictly, freeze. Raises ValueError where file and config differ."""
-    cfg = Config.from_pretrained(path)
-    with torch.device("meta"):
-        model = Model(cfg)
-    want, state = dict(model.named_parameters()), {}
-    for file in shards(path):
-        try:
-            with safe_open(file, framework="pt", device=str(device)) as f:
-                for name in f.keys():
-                    if name not in want:
-                        if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and cfg.tie_word_embeddings):
-                            continue
-                        raise ValueError(f"{file} holds {name}, which config.json has no place for: "
-                                         "weights and config do not belong together")
-                    tensor = f.get_tensor(name)
-                    if tensor.shape != want[name].shape:
-                        raise ValueError(f"{file}: {name} is {tuple(tensor.shape)}, but config.json makes it "
-                                         f"{tuple(want[name].shape)}: weights and config do not belong together")
-                    state[name] = tensor.to(dtype)
-        except (SafetensorError, OSError) as e:
-            raise ValueError(f"{file} cannot be read ({e}): the download is truncated or damaged, fetch it again") from None
-    if missing := sorted(set(want) - set(state)):
-        raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}: "
-                         "a shard is absent or belongs to another model")
-    model.load_state_dict(state, strict=True, assign=True)
-    return model.requires_grad_(False).eval()
-
-
-def end_tokens(path: Path, tokenizer) -> tuple[int, ...]:
-    """Every id that ends an answer, from config.json, generation_config.json and the tokenizer together."""
-    ids = {tokenizer.eos_token_id}
-    for name in ("config.json", "generation_config.json"):
-        eos = json.loads((path / name).read_text()).get("eos_token_id") if (path / name).exists() else None
-        ids |= set(eos) if isinstance(eos, list) else {eos}
-    return tuple(sorted(ids - {None}))
-
-
-def is_chat_model(tokenizer, eos_ids: tuple[int, ...]) -> bool:
-    """Whether the chat template ends an answer with a token that ends the model's answers. Base models may carry the template of
-    their family (those of Qwen2.5 do) and end with another token: they were not trained in it."""
-    if not tokenizer.chat_template:
-        return False
-    said = [dict(role="user", content="question"), dict(role="assistant", content="answer")]
-    try:
-        end = tokenizer.apply_chat_template(said, tokenize=False).rpartition("answer")[2]
-    except Exception:                             # a template raises what it likes; one that fails here cannot be talked in
-        return False
-    return any(token in end for token in tokenizer.convert_ids_to_tokens(list(eos_ids)))
-
-
-def load_tokenizer(path: Path):
-    """The directory's tokenizer through transformers, and the prompt style that model and tokenizer call for."""
-    if not any((path / name).exists() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
-        raise ValueError(f"{path} has no tokenizer: tokenizer.json is needed")     # transformers would make up an empty one
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    # transformers 5 picks a class by architecture, which may split text otherwise than the tokenizer.json that lies there
-    kind = PreTrainedTokenizerFast if (path / "tokenizer.json").exists() else AutoTokenizer
-    try:
-        tokenizer = kind.from_pretrained(path)
-    except Exception as e:                        # transformers raises many types here; all mean the same to the user
-        raise ValueError(f"{path} has no usable tokenizer ({type(e).__name__}): "
-                         "tokenizer.json and tokenizer_config.json are needed") from None
-    style = json.loads((path / "config.json").read_text()).get("task_style")
-    return tokenizer, style or ("chat" if is_chat_model(tokenizer, end_tokens(path, tokenizer)) else "base")
-
-
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type of a --dtype flag: float32, bfloat16, or auto, which is bfloat16 on a GPU alone."""
-    auto = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-
-
-def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu") -> Base:
-    """Model, tokenizer, end tokens and prompt style of a directory or hub id. Raises ValueError with the fix."""
-    path = resolve(name)
-    Config.from_pretrained(path)                  # complain about the architecture before anything slow
-    tokenizer, style = load_tokenizer(path)
-    eos_ids = end_tokens(path, tokenizer)
-    if not eos_ids:
-        raise ValueError(f"{path}: no end token in config.json, generation_config.json or the tokenizer; add eos_token_id")
-    return Base(load_model(path, dtype, device).fuse(), tokenizer, eos_ids, style, path)
-
-
-def weights_hash(model: nn.Module) -> str:
-    """SHA-256 over every parameter's name and bytes: proves that training left the base unchanged."""
-    digest = hashlib.sha256()
-    for name, p in model.named_parameters():
-        digest.update(name.encode())
-        digest.update(p.detach().contiguous().cpu().view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-@torch.inference_mode()
-def check(name: str, n_new: int = 64, text: str = "def fibonacci(n):\n") -> dict:
-    """Compare with transformers in float32: largest logit difference on a prompt, and n_new greedy tokens."""
-    from transformers import AutoModelForCausalLM
-    base = load_base(name)
-    reference = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32).eval()
-    prompt = torch.tensor([base.tokenizer(text)["input_ids"]])
-    ours, theirs = base.model.logits(base.model(prompt)), reference(prompt).logits
-    cache = KVCache.empty(base.model.cfg, 1, prompt.shape[1] + n_new, torch.float32, "cpu")
-    ids, mine = prompt, []
-    for _ in range(n_new):
-        ids = base.model.logits(base.model(ids, cache=cache)[:, -1:]).argmax(-1)
-        mine.append(ids.item())
-        if mine[-1] in base.eos_ids:
-            break
-    want = reference.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=n_new, do_sample=False,
-                              eos_token_id=list(base.eos_ids), repetition_penalty=1.0)[0, prompt.shape[1]:].tolist()
-    return dict(base=str(name), max_abs_diff=(ours - theirs).abs().max().item(), greedy_same=mine == want,
-                tokens=sum(a == b for a, b in zip(mine, want)), of=len(want), text=base.tokenizer.decode(mine))
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", metavar="DIR", required=True, help="model directory or hub id")
-    try:
-        result = check(parser.parse_args().check)
-    except ValueError as e:
-        print(f"model.py: {e}", file=sys.stderr)
-        sys.exit(2)
-    print(result.pop("text"))
-    print(json.dumps(result))
-    sys.exit(0 if result["greedy_same"] and result["max_abs_diff"] < 1e-3 else 1)

@@ -13,21 +13,22 @@ from dataclasses import dataclass, field
 import torch
 
 import evolve
-from archive import Archive
-from checks import Limits
-from complexity import measure
 from evolve import Member
 from generate import Rollout
-from kinds import Proposal, Reject, Task
+from infra.distributed import Ranks
 from lora import Adapters
 from model import Base
-from parallel import Ranks
-from prompts import Prompt, render, show
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from rl import Batch
+from sandbox.values import decode
 from tasks import KINDS
+from tasks.archive import Archive
+from tasks.base import Proposal, Reject, Task
+from tasks.complexity import measure
+from tasks.prompts import Prompt, render, show
+from tasks.validation import Limits
 from trueskill_lite import RATINGS
-from verifier import Job, Sandbox, Verdict, decode
+from verifier import Job, Sandbox, Verdict
 
 MATCH, PROPOSE, SOLVE, LEAK, EVOLVE, PROBE, BASE, INIT = range(8)      # phases: the second half of every random key
 MAX_LOGGED = 600                                                       # characters of a text in tasks.jsonl

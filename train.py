@@ -24,22 +24,22 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 
 import evolve
-import replay
 import rl
 import selfplay
-from architectures import Config as ModelConfig
-from books import header, line, measures, summary
-from checks import Limits
-from checkpoint import LOGS, Interrupted, RunDir, Signals, differing
-from complexity import structural_hash
 from config import FREE, Config, parse_args, settle
+from infra import replay
+from infra.checkpoint import LOGS, RunDir, State, differing, found, freeze, restore, save
+from infra.distributed import Ranks
+from infra.memory import fit, free_memory, plan_table
+from infra.metrics import header, line, measures, summary
+from infra.platform import Interrupted, Signals, Stopwatch, environment, open_sandbox
+from infra.probes import probe
+from infra.weights import load_base, load_tokenizer, pick_dtype, read_config, resolve, weights_hash
 from lora import Adapters
-from machine import Stopwatch, environment, fit, free_memory, open_sandbox, plan_table
-from model import Base, load_base, load_tokenizer, pick_dtype, resolve, weights_hash
-from parallel import Ranks
-from probe import probe
+from model import Base
 from selfplay import Setup
-from state import State, found, freeze, restore, save
+from tasks.complexity import structural_hash
+from tasks.validation import Limits
 from trueskill_lite import RATINGS, child_rating
 from verifier import Sandbox
 
@@ -182,7 +182,7 @@ def size_up(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtype, str, 
     path = resolve(str(HERE / cfg.base) if cfg.base == Config.base and not Path(cfg.base).is_dir() else cfg.base)
     if cfg.cuda_graphs and ranks.device.type != "cuda":
         raise ValueError("--cuda-graphs needs a GPU: leave it out, or pass --device cuda where there is one")
-    dtype, shape = pick_dtype(cfg.dtype, ranks.device), ModelConfig.from_pretrained(path)
+    dtype, shape = pick_dtype(cfg.dtype, ranks.device), read_config(path)
     cfg = settle(cfg, load_tokenizer(path)[1] if cfg.style == "auto" else cfg.style)
     n_members = 1 if cfg.single else cfg.teachers + cfg.students
     return cfg, path, dtype, *plan_table(cfg, shape, dtype, n_members, free_memory(ranks.device))
@@ -276,7 +276,7 @@ def main(cfg: Config) -> RunDir:
         if run.writes:
             print(summary(run.rows("metrics.jsonl", run.sizes()["metrics.jsonl"])))
             print(f"everything lies in {run.path}: metrics.jsonl, tasks.jsonl, matches.jsonl, genealogy.jsonl, "
-                  f"step_{state.step}/ (one PEFT directory a member); python report.py {run.path} draws it")
+                  f"step_{state.step}/ (one PEFT directory a member); python -m report {run.path} draws it")
     return run
 
 

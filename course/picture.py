@@ -11,9 +11,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from report_page import sheet
-from report_run import Run, duplicates, guessing, heldout, num, of_role, probed
-from report_svg import Line, line_chart, text
+from report.layout import sheet
+from report.run import Run, duplicates, guessing, heldout, num, of_role, probed
+from report.svg import Line, line_chart, text
 
 
 # name: (title of the panel, value of a line of metrics.jsonl, whether the axis is 0 to 1)

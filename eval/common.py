@@ -21,13 +21,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from checkpoint import RunDir, differing
 from eval.summary import BASE, against, against_table, summarise, table
 from generate import generate
-from lora import Adapters, load_peft
-from model import Base, is_chat_model, load_base, load_model, pick_dtype, weights_hash
-from parallel import Ranks
-from prompts import ENVELOPE, Prompt, render
+from infra.checkpoint import RunDir, differing
+from infra.distributed import Ranks
+from infra.weights import is_chat_model, load_base, load_model, load_peft, pick_dtype, weights_hash
+from lora import Adapters
+from model import Base
+from tasks.prompts import ENVELOPE, Prompt, render
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ("auto", "chat", "envelope", "plain")

@@ -4,7 +4,7 @@
 
 A program is `def f(x)` over small ints, lists of small ints and short strings, one statement a line; a second variable y
 may hold an intermediate value. Beside them stand word problems (a story about one number, with its program) and logic
-puzzles (clauses that one assignment of truth values fulfils). The texts below ARE the micro task style: tasks.py writes the
+puzzles (clauses that one assignment of truth values fulfils). The texts below ARE the micro task style: tasks/prompts.py writes the
 same. Programs run here with exec because this file wrote them; text from a model goes to verifier.py instead.
 """
 import builtins

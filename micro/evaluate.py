@@ -5,7 +5,7 @@
 
 Tasks are drawn from a seed of their own. Programs of two and more statements are reserved ones, which training never saw;
 of one statement there are only about 300 in all, so those are seen programs on fresh inputs (as are puzzles of two
-variables). Everything that the model writes is read by tasks.py and run by verifier.py, exactly as in self-play.
+variables). Everything that the model writes is read by tasks/ and run by verifier.py, exactly as in self-play.
 
 out = output task, inp = input task, fun = program from 4 pairs, graded on 4 hidden ones; math = word problem by events,
 logic = puzzle by variables (from 2); propose .../args = share of valid proposals, always at temperature 1. Kinds whose
@@ -25,15 +25,17 @@ from collections import Counter
 
 import torch
 
-from checks import Limits
-from complexity import measure, structural_hash
 from generate import generate
-from kinds import Reject, Task
+from infra.weights import load_base
 from micro import data
-from model import Base, load_base
-from prompts import Prompt, reasoning, render
+from model import Base
+from sandbox.values import encode
 from tasks import KINDS
-from verifier import Sandbox, encode
+from tasks.base import Reject, Task
+from tasks.complexity import measure, structural_hash
+from tasks.prompts import Prompt, reasoning, render
+from tasks.validation import Limits
+from verifier import Sandbox
 
 ROWS = {"out": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logic": "logic"}
 SIZES = {"out": range(1, 7), "inp": range(1, 7), "fun": range(1, 5), "math": range(1, 7), "logic": range(2, 5)}

@@ -30,9 +30,9 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from infra.weights import load_model
 from micro import data
-from architectures import Config
-from model import Model, load_model
+from model import Config, Model
 
 # Digits, capitals and the openings of lists are tokens of their own, so that a value is always cut the same way.
 PRE_TOKENS = r"\[::-1\]|[A-Z]|[\[,]\d|\d|[^\dA-Z\[,]+|[\[,]"

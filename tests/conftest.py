@@ -25,7 +25,7 @@ def micro_base() -> Path:
 @pytest.fixture(scope="session")
 def base(micro_base):
     """The bundled micro base, loaded in float32."""
-    from model import load_base
+    from infra.weights import load_base
     return load_base(str(micro_base))
 
 
@@ -33,7 +33,7 @@ def make_tiny(directory: Path, kind: str, **changes):
     """A small random model of an architecture (61 tokens; 1 and 5 end a row), written by transformers, loaded as any base is."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
-    from model import load_base
+    from infra.weights import load_base
     torch.manual_seed(5)
     made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**dict(
         vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

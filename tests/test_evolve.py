@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from evolve import EVOLVE, MATCHING, Member, birth, genealogy, match, newborn, outcome, plan
+from config import EVOLVE, MATCHING
+from evolve import Member, birth, genealogy, match, newborn, outcome, plan
 from factors import RANK, fresh, gen, names, trained
 from lora import Adapters
 from operators import CROSSOVERS, MUTATIONS, OPERATORS

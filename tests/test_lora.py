@@ -7,8 +7,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from lora import TARGETS, Adapters, load_peft, save_peft
-from model import weights_hash
+from config import TARGETS
+from infra.weights import load_peft, save_peft, weights_hash
+from lora import Adapters
 
 
 def tokens(n_rows: int = 5, T: int = 11, seed: int = 1) -> torch.Tensor:

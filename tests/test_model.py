@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-import model
-from model import Config, KVCache, load_base, load_model
+from infra import weights
+from infra.weights import load_base, load_model, read_config
+from model import KVCache, Model
 
 SMALL = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=128, eos_token_id=1)
@@ -83,7 +84,7 @@ def edit_config(directory: Path, **changes) -> None:
 
 
 @torch.inference_mode()
-def largest_difference(ours: model.Model, reference) -> float:
+def largest_difference(ours: Model, reference) -> float:
     ids = torch.randint(0, ours.cfg.vocab_size, (3, 90), generator=torch.Generator().manual_seed(1))
     return (ours.logits(ours(ids)) - reference(ids).logits).abs().max().item()
 
@@ -97,7 +98,7 @@ def test_logits_equal_transformers(tmp_path, changes):
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
 def test_sharded_weights_give_the_same_logits(tmp_path, changes):
     reference = make_reference(tmp_path, shard_size="20KB", **changes)
-    assert len(model.shards(tmp_path)) > 2, "the case needs several shards"
+    assert len(weights.shards(tmp_path)) > 2, "the case needs several shards"
     assert largest_difference(load_model(tmp_path, torch.float32), reference) < 1e-4
 
 
@@ -134,16 +135,16 @@ def test_micro_base_equals_transformers(micro_base):
     base = load_base(str(micro_base))
     assert base.style == "micro"
     assert largest_difference(base.model, reference) < 1e-4
-    result = model.check(str(micro_base))
+    result = weights.check(str(micro_base))
     assert result["greedy_same"] and result["max_abs_diff"] < 1e-4, result
 
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
 def test_check_agrees_with_transformers(tmp_path, changes):
-    """`python model.py --check DIR`: logits and greedy tokens, the latter through our cache and transformers' own."""
+    """`python -m infra.weights --check DIR`: logits and greedy tokens, the latter through our cache and transformers' own."""
     make_reference(tmp_path, **changes)
     add_tokenizer(tmp_path)
-    result = model.check(str(tmp_path), n_new=40)
+    result = weights.check(str(tmp_path), n_new=40)
     assert result["greedy_same"] and result["of"] > 5 and result["max_abs_diff"] < 1e-4, result
 
 
@@ -173,10 +174,10 @@ def test_base_is_frozen_and_knows_its_end_tokens(small):
     assert load_base(str(small)).style == "chat"
     (small / "chat_template.jinja").unlink()
     assert not any(p.requires_grad for p in base.model.parameters())
-    before = model.weights_hash(base.model)
+    before = weights.weights_hash(base.model)
     with torch.no_grad():
         base.model.embedding[0, 0] += 1
-    assert model.weights_hash(base.model) != before, "the hash sees one changed number"
+    assert weights.weights_hash(base.model) != before, "the hash sees one changed number"
 
 
 def cut(path: Path, keep: float) -> None:
@@ -227,12 +228,12 @@ def test_config_as_older_transformers_wrote_it(tmp_path):
     """rope_scaling with `type`, theta at the top, numbers that are null or absent: read as transformers reads them."""
     reference = make_reference(tmp_path, kind="llama", rope_parameters=YARN)
     raw = json.loads((tmp_path / "config.json").read_text())
-    new = Config.from_pretrained(tmp_path)
+    new = read_config(tmp_path)
     for name in ("rope_parameters", "attention_bias", "mlp_bias"):
         del raw[name]
     scaling = {("type" if k == "rope_type" else k): v for k, v in YARN.items() if k != "rope_theta"}
     (tmp_path / "config.json").write_text(json.dumps({**raw, "rope_theta": 1e4, "rope_scaling": scaling, "head_dim": None}))
-    assert Config.from_pretrained(tmp_path) == new and new.rope_parameters["rope_type"] == "yarn" and new.head_dim == 8
+    assert read_config(tmp_path) == new and new.rope_parameters["rope_type"] == "yarn" and new.head_dim == 8
     assert largest_difference(load_model(tmp_path, torch.float32), reference) < 1e-4
 
 
@@ -243,7 +244,7 @@ def test_what_a_config_leaves_unsaid(tmp_path, kind, silent):
     """Where config.json is silent, the architecture's defaults are those of transformers."""
     raw = {k: v for k, v in AutoConfig.for_model(kind, **SMALL).to_dict().items() if k not in silent}
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    ours, theirs = Config.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    ours, theirs = read_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
     names = {*silent, "head_dim", "rms_norm_eps", "num_key_value_heads"} - {"attention_bias"}
     names -= {"sliding_window"} if kind != "mistral" else set()
     assert {n: getattr(ours, n) for n in names} == {n: getattr(theirs, n) for n in names}
@@ -267,7 +268,7 @@ def test_truncated_shard(small, keep):
 def test_missing_shard(tmp_path):
     make_reference(tmp_path, shard_size="20KB", tie_word_embeddings=False)
     add_tokenizer(tmp_path)
-    gone = model.shards(tmp_path)[1]
+    gone = weights.shards(tmp_path)[1]
     gone.unlink()
     with pytest.raises(ValueError, match=gone.name):
         load_base(str(tmp_path))
@@ -312,8 +313,8 @@ def test_config_defaults_are_qwen2(tmp_path):
     """A config.json from before rope_parameters existed (theta at the top level) reads the same as one after."""
     make_reference(tmp_path, rope_theta=1e6)
     raw = json.loads((tmp_path / "config.json").read_text())
-    new = Config.from_pretrained(tmp_path)
+    new = read_config(tmp_path)
     raw.pop("rope_parameters", None)
     raw["rope_theta"] = 1e6
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    assert Config.from_pretrained(tmp_path) == new and new.rope_theta == 1e6 and new.attention_bias
+    assert read_config(tmp_path) == new and new.rope_theta == 1e6 and new.attention_bias

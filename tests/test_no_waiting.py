@@ -6,11 +6,10 @@ import pytest
 import torch
 
 import rl
-from architectures import Config
 from generate import Answers, Rollout, Rows
 from lora import Adapters
-from model import Base, KVCache, Model
-from pack import micro_batches, pack
+from model import Base, Config, KVCache, Model
+from rl import micro_batches, pack
 
 V, L = 64, 12                                # words and tokens of an answer
 CONFIG = Config(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,

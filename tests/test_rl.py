@@ -7,11 +7,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+import config
 import rl
 from generate import Rollout, generate
-from lora import Adapters, save_peft
-from model import Base, load_model, weights_hash
-from pack import pack
+from infra.weights import load_model, save_peft, weights_hash
+from lora import Adapters
+from model import Base
+from rl import pack
 
 ENDS = (1, 5)
 
@@ -74,13 +76,13 @@ def by_hand(batch: rl.Batch, method: str) -> list[float]:
     return out
 
 
-@pytest.mark.parametrize("method", rl.ADVANTAGES)
+@pytest.mark.parametrize("method", config.ADVANTAGES)
 def test_baseline_by_hand(method):
     batch = hand_batch()
     assert rl.advantages(batch, method, "off").tolist() == pytest.approx(by_hand(batch, method), abs=1e-6)
 
 
-@pytest.mark.parametrize("method", rl.ADVANTAGES)
+@pytest.mark.parametrize("method", config.ADVANTAGES)
 @pytest.mark.parametrize("whiten", ["member", "kind"])
 def test_whitening_by_hand(method, whiten):
     """Every token of a row counts once: mean 0 and standard deviation 1 over the tokens of one member in one role (and kind)."""
@@ -105,8 +107,8 @@ def test_auto_whitens_for_reinforce_alone():
         assert torch.equal(rl.advantages(batch, method), rl.advantages(batch, method, "off"))
 
 
-@pytest.mark.parametrize("method", rl.ADVANTAGES)
-@pytest.mark.parametrize("whiten", rl.WHITEN)
+@pytest.mark.parametrize("method", config.ADVANTAGES)
+@pytest.mark.parametrize("whiten", config.WHITEN)
 @pytest.mark.parametrize("silent", [0.0, 0.1, 1.0])
 def test_groups_without_variance_are_exactly_zero(method, whiten, silent):
     """Also where the float mean of equal numbers is not that number; and the others do not notice that they were there."""
@@ -130,7 +132,7 @@ def test_roles_and_members_are_never_pooled():
     assert (rl.advantages(batch) - rl.advantages(replace(batch, reward=scaled))).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("method", rl.ADVANTAGES)
+@pytest.mark.parametrize("method", config.ADVANTAGES)
 def test_token_weights_sum_to_the_stated_mean(method):
     rollout = make_batch(30).rollout
     weight = rl.token_weight(rollout, method, max_new=16)
@@ -279,7 +281,7 @@ def test_a_member_without_rows_is_bit_identical(tiny, population):
     assert weights_hash(tiny.model) == base_before, "the base is frozen"
 
 
-@pytest.mark.parametrize("method", rl.ADVANTAGES)
+@pytest.mark.parametrize("method", config.ADVANTAGES)
 def test_a_step_does_not_depend_on_the_others(tiny, population, method):
     """Member 1 alone, and in a batch with other members: the same gradient and the same step."""
     batch = make_batch(30)
@@ -384,7 +386,7 @@ def test_adam_state_travels_and_resets(tiny, population):
 
 # -- learning --------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("method", rl.ADVANTAGES)
+@pytest.mark.parametrize("method", config.ADVANTAGES)
 def test_two_armed_bandit(tiny, method):
     """Generate, pay, update: member 0 is paid for a first token below 31, member 1 for one above; both must learn it."""
     adapters = Adapters.on(tiny.model, 2, rank=4, alpha=8)

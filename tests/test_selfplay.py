@@ -7,20 +7,20 @@ import random
 import pytest
 import torch
 
-import books
-import selfplay
 import config
+import selfplay
 import train
-from archive import WINDOW, Archive
-from checks import Limits
-from complexity import structural_hash
 from evolve import Member
-from kinds import Proposal, Task
-from parallel import Ranks
-from prompts import render
+from infra import metrics
+from infra.distributed import Ranks
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from selfplay import Proposed, Setup
 from tasks import KINDS
+from tasks.archive import WINDOW, Archive
+from tasks.base import Proposal, Task
+from tasks.complexity import structural_hash
+from tasks.prompts import render
+from tasks.validation import Limits
 from trueskill_lite import Rating
 
 
@@ -412,7 +412,7 @@ def test_last_words():
         )
         for i in range(5)
     ]
-    said = books.summary(rows)
+    said = metrics.summary(rows)
     assert "statements per task rose from 1.00 to 5.00" in said and "that are valid fell from 1.00 to 0.60" in said
     assert (
         "current tasks rose" not in said
@@ -425,4 +425,4 @@ def test_last_words():
         and "held-out math tasks, which nobody played, greedily decoded: frozen base 0.05, students 0.80, teachers 0.10" in said
     )
     bare = [dict(row, complexity={}, valid=0.0, base_solve=None, student_solve=None, anchors_sampled={}, anchors_greedy={}) for row in rows]
-    assert "stayed at 0.00" in books.summary(bare)
+    assert "stayed at 0.00" in metrics.summary(bare)

@@ -13,10 +13,11 @@ import torch
 
 import config
 import train
+from config import TARGETS
+from infra.checkpoint import FROZEN
+from infra.weights import load_base, weights_hash
+from lora import Adapters
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
-from lora import TARGETS, Adapters
-from model import load_base, weights_hash
-from state import FROZEN
 
 ROOT = Path(train.__file__).parent
 TINY = dict(steps=2, pop=6, n_prompts=1, group=4, attempts=2, max_new=48, n_anchors=2, n_heldout=0, evolve_every=1, probe_every=0, workers=1)
@@ -231,7 +232,7 @@ def test_tasks_matches_genealogy(finished):
 def test_peft_loads_every_member(finished, micro_base):
     """transformers with peft's reading of a member's directory gives the logits of our own."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    from lora import load_peft
+    from infra.weights import load_peft
 
     base, ids = load_base(str(micro_base)), torch.arange(20, 60)[None]
     plain = base.model.logits(base.model(ids)).detach()

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 import verifier
-from checks import IMPORTS
+from sandbox.fork_server import PROFILES
+from sandbox.values import NAN, decode, encode, same
 from siege import lay_marks, left_over, marks, processes, siege, timed
-from values import NAN, decode, encode, same
+from tasks.validation import IMPORTS
 from verifier import Job, Sandbox
-from zygote import PROFILES
 
 ROOT, LINUX = Path(__file__).resolve().parents[1], sys.platform == "linux"
 SIEGE = ROOT.parent / "shared" / "attacks"
-ATTACKS = re.findall(r"^### (.*): (.*)\n((?:(?!### ).*\n)+)", (ROOT / "tests" / "attacks.txt").read_text(), re.M)
+ATTACKS = re.findall(r"^### (.*): (.*)\n((?:(?!### ).*\n)+)", (ROOT / "tests" / "sandbox" / "attacks.txt").read_text(), re.M)
 HONEST = Job("import math\ndef f(x): return sorted(x), math.sqrt(4), len(x)", ("[2, 1]",))
 LOOP = "def f(x):\n if x == 2:\n  while True: pass\n return x * 10"
 CPU_S = 0.25

@@ -101,9 +101,9 @@ def test_no_loop_over_rows(work):
 def test_the_loop_does_the_same(work, member, T):
     """A layer of the bundled base, and lora.py in each of its three ways."""
     import lora
-    import model
+    from infra.weights import load_model
     path = "model.layers.1.mlp.down_proj"
-    base = model.load_model(Path(model.__file__).parent / "micro" / "base", torch.float32)
+    base = load_model(Path(lora.__file__).parent / "micro" / "base", torch.float32)
     W = base.linears()[path].weight
     adapters = lora.Adapters.on(base, P, R, alpha=R * SCALE, targets=("down_proj",))
     m, n = W.shape

@@ -1,0 +1,1 @@
+"""The measured claims; `python -m bench decode`."""

@@ -1,0 +1,228 @@
+"""learn: does a student learn at all? Fresh random tasks, no teachers, nothing evolves: the sanity check of rl.py.
+
+Several learning rates are several members of one batch, which see the same tasks and the same held-out programs. Greedy
+accuracy is the measure that counts: what only rises at temperature 1 is sharpening.
+"""
+import dataclasses
+import random
+import time
+from dataclasses import dataclass
+
+import torch
+
+import rl
+import selfplay
+from config import ADVANTAGES, TARGETS, WHITEN, Config
+from infra.distributed import Ranks
+from infra.platform import open_sandbox
+from lora import Adapters
+from micro.evaluate import ROWS, draw_tasks
+from rewards import STUDENT_REWARDS
+from selfplay import Setup
+from tasks import KINDS, read_tasks
+from tasks.base import Task
+from tasks.complexity import measure
+from tasks.prompts import reasoning
+from tasks.validation import Limits
+from train import prepare
+
+HELD_OUT_SHARE = 5                  # of a file of tasks, every fifth is never trained on
+LEARNT = .1                         # a smaller rise in greedy accuracy has no half way
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one member does on the held-out tasks, in one way of decoding."""
+    accuracy: dict[int, float]      # by size
+    think: float                    # share of answers that think
+    tokens: float                   # an answer
+
+    @property
+    def mean(self) -> float:
+        """Accuracy over the sizes, each counting the same."""
+        return sum(self.accuracy.values()) / len(self.accuracy)
+
+
+class FreshPrograms:
+    """Tasks of the micro domain without end: programs that the base was not trained on are held out."""
+
+    def __init__(self, args):
+        self.row = next(row for row, kind in ROWS.items() if kind == args.kind)
+        self.sizes, self.seed = args.sizes, args.seed
+        held_out = {size: draw_tasks(self.row, size, args.held_out, 99) for size in self.sizes}
+        self.held_out = [(size, task) for size, tasks in held_out.items() for task in tasks]
+
+    def batch(self, step: int, n: int) -> list[Task]:
+        """The n tasks of a step, the sizes in turn."""
+        tasks = []
+        for i in range(step * n, step * n + n):
+            size = self.sizes[i % len(self.sizes)]
+            tasks += draw_tasks(self.row, size, 1, f"{self.seed}/learn/{i}", reserved=False)
+        return tasks
+
+
+class FileOfTasks:
+    """Tasks of a JSON-lines file: every fifth is held out, the others are trained on in a new order each time round."""
+
+    def __init__(self, path: str, setup: Setup, seed: int):
+        tasks = selfplay.make_tasks(setup, read_tasks(path), path)
+        if len(tasks) < 2 * HELD_OUT_SHARE:
+            raise ValueError(f"--tasks-file {path} holds {len(tasks)} tasks: give at least {2 * HELD_OUT_SHARE}")
+        self.held_out = [(measure(task.program).statements, task) for task in tasks[::HELD_OUT_SHARE]]
+        self.pool = [task for i, task in enumerate(tasks) if i % HELD_OUT_SHARE]
+        self.seed = seed
+
+    def batch(self, step: int, n: int) -> list[Task]:
+        """The n tasks of a step."""
+        tasks = []
+        for i in range(step * n, step * n + n):
+            lap, place = divmod(i, len(self.pool))
+            order = random.Random(f"{self.seed}/lap/{lap}").sample(range(len(self.pool)), len(self.pool))
+            tasks.append(self.pool[order[place]])
+        return tasks
+
+
+def source_of(args, setup: Setup):
+    """Where tasks come from. Raises ValueError for a style of which no program can be drawn."""
+    if args.tasks_file:
+        return FileOfTasks(args.tasks_file, setup, args.seed)
+    if setup.base.style != "micro":
+        raise ValueError(f"bench learn draws programs for the micro base only, and {args.base} speaks the {setup.base.style} style: "
+                         "pass its tasks with --tasks-file FILE.jsonl")
+    return FreshPrograms(args)
+
+
+def open_setup(args, sandbox_workers: int = 1) -> Setup:
+    """Base, one fresh adapter a learning rate, and the judge; the presets of the base's style where no flag says otherwise."""
+    ranks = Ranks.join(args.device)
+    asked = Config(base=args.base, seed=args.seed, kinds=args.kind, rank=args.rank, alpha=args.alpha, attempts=args.attempts,
+                   max_new=args.max_new, advantage=args.advantage, whiten=args.whiten, student_reward=args.student_reward)
+    cfg, base = prepare(asked, ranks)
+    torch.set_num_threads(args.threads)
+    n_members = len(args.lr or [cfg.lr])
+    adapters = Adapters.on(base.model, n_members, cfg.rank, cfg.alpha, TARGETS, ranks.device)
+    for slot in range(n_members):
+        adapters.init_member(slot, torch.Generator().manual_seed(selfplay.keyed(args.seed, slot).getrandbits(60)))
+    sandbox = open_sandbox(sandbox_workers, False, cpu_s=cfg.cpu_s)
+    return Setup(cfg, base, adapters, ranks, sandbox, Limits.for_style(base.style), tuple(KINDS))
+
+
+def score(setup: Setup, held_out: list[tuple[int, Task]], step: int, temperature: float) -> list[Score]:
+    """Every member on the held-out tasks, one attempt each."""
+    slots = range(setup.adapters.n_members)
+    asked = [(slot, size, task) for slot in slots for size, task in held_out]
+    tasks = [task for _, _, task in asked]
+    done = selfplay.attempt(setup, tasks, [slot for slot, _, _ in asked], step, selfplay.PROBE, 1, temperature)
+    n, scores = len(held_out), []
+    for slot in slots:
+        mine = slice(slot * n, slot * n + n)
+        right = {size: [] for size, _ in held_out}
+        for (size, _), verdicts in zip(held_out, done.verdicts[mine]):
+            right[size].append(verdicts == ["correct"])
+        thinks = [bool(reasoning(text, setup.base.style)) for text in done.texts[mine]]
+        accuracy = {size: sum(values) / len(values) for size, values in sorted(right.items())}
+        scores.append(Score(accuracy, sum(thinks) / n, done.rollout.n_tokens[mine].float().mean().item()))
+    return scores
+
+
+def learn_step(setup: Setup, adam: rl.Adam, tasks: list[Task], step: int) -> float:
+    """One step: every member attempts every task and learns from its own attempts; the share that is correct."""
+    cfg, n_members = setup.cfg, setup.adapters.n_members
+    slots = [slot for slot in range(n_members) for _ in tasks]
+    done = selfplay.attempt(setup, tasks * n_members, slots, step, selfplay.SOLVE, cfg.attempts)
+    pay = STUDENT_REWARDS[cfg.student_reward]
+    rewards = [pay[verdict] for verdicts in done.verdicts for verdict in verdicts]
+    groups = [group for group in range(len(slots)) for _ in range(cfg.attempts)]
+    ones, zeros = torch.ones(len(rewards), dtype=torch.int64), torch.zeros(len(rewards), dtype=torch.int64)
+    batch = rl.Batch(done.rollout, torch.tensor(rewards), torch.tensor(groups), ones, zeros)
+    adv = rl.advantages(batch, cfg.advantage, cfg.whiten)
+    rl.update(setup.base, setup.adapters, adam, batch, adv, method=cfg.advantage, max_new=cfg.max_new, clip=cfg.clip,
+              token_budget=cfg.token_budget)
+    return sum(verdict == "correct" for verdicts in done.verdicts for verdict in verdicts) / len(rewards)
+
+
+def attempts_to_half(curve: list[tuple[int, float]]) -> int | None:
+    """Attempts until greedy accuracy was half way between its first and its last value, read off the straight lines between
+    the evaluations (attempts, accuracy); None where it rose by less than LEARNT."""
+    first, last = curve[0][1], curve[-1][1]
+    half = (first + last) / 2
+    if last - first < LEARNT:
+        return None
+    for (n0, a0), (n1, a1) in zip(curve, curve[1:]):
+        if a0 < half <= a1:
+            return round(n0 + (n1 - n0) * (half - a0) / (a1 - a0))
+    raise AssertionError(f"a curve from {first} to {last} passes {half}")
+
+
+def tell(rates: list[float], attempts: int, seconds: float, greedy: list[Score], sampled: list[Score]) -> None:
+    """A line a member, both ways of decoding side by side."""
+    for rate, g, s in zip(rates, greedy, sampled):
+        sizes = " ".join(f"{a:.2f}" for a in g.accuracy.values())
+        print(f"{attempts:8d} {seconds:6.0f}  {rate:7.0e}   {g.mean:.3f}  {g.think:.2f} {g.tokens:6.1f}   "
+              f"{s.mean:.3f}  {s.think:.2f} {s.tokens:6.1f}   {sizes}", flush=True)
+
+
+def learn(args) -> dict:
+    """One student, or several learning rates side by side, on fresh random programs without teachers. Greedy and sampled
+    accuracy on held-out ones, share of answers that think and tokens an answer, by attempts; a JSON line last."""
+    began, setup = time.monotonic(), open_setup(args)
+    cfg, curves = setup.cfg, []
+    rates = args.lr or [cfg.lr]
+    adam = rl.Adam(setup.adapters, rates)
+    with setup.sandbox:
+        source = source_of(args, setup)
+        per_step = args.tasks * cfg.attempts
+        n_steps = max(1, args.budget // per_step)
+        evaluated = {round(i * n_steps / args.evals) for i in range(args.evals + 1)}
+        sizes = " ".join(f"{size:<4}" for size in sorted({size for size, _ in source.held_out}))
+        print(f"attempts      s     rate   greedy think tokens  sampled think tokens   greedy by size: {sizes}")
+        for step in range(n_steps + 1):
+            if step in evaluated:
+                scores = [score(setup, source.held_out, step, temperature) for temperature in (0.0, cfg.temperature)]
+                tell(rates, step * per_step, time.monotonic() - began, *scores)
+                curves.append((step * per_step, scores))
+            if step < n_steps:
+                learn_step(setup, adam, source.batch(step, args.tasks), step)
+    return figures(rates, curves) | dict(
+        base=args.base, seed=args.seed, kind=args.kind, attempts=n_steps * per_step, alpha=cfg.alpha, rank=cfg.rank,
+        group=cfg.attempts, tasks=args.tasks, advantage=cfg.advantage, whiten=cfg.whiten, student_reward=cfg.student_reward,
+        seconds=round(time.monotonic() - began))
+
+
+def figures(rates: list[float], curves: list[tuple[int, list[list[Score]]]]) -> dict:
+    """The JSON line: under `rates` a row a learning rate; with one rate, its row is also at the top."""
+    rows = []
+    for i, rate in enumerate(rates):
+        (_, (first, first_sampled)), (_, (last, last_sampled)) = curves[0], curves[-1]
+        curve = [(attempts, round(greedy[i].mean, 4)) for attempts, (greedy, _) in curves]
+        rows.append(dict(lr=rate, greedy_before=curve[0][1], greedy_after=curve[-1][1], attempts_to_half=attempts_to_half(curve),
+                         think_before=round(first[i].think, 4), think_after=round(last[i].think, 4),
+                         sampled_before=round(first_sampled[i].mean, 4), sampled_after=round(last_sampled[i].mean, 4),
+                         sampled_think_before=round(first_sampled[i].think, 4), curve=curve))
+    return (rows[0] if len(rows) == 1 else {}) | dict(rates=rows)
+
+
+def learn_flags(parser) -> None:
+    """Flags; None = the preset of the base's style."""
+    parser.add_argument("--base", default="micro/base", help="directory of the base")
+    parser.add_argument("--lr", type=float, nargs="+", help="learning rates, each a member of the batch")
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--alpha", type=float)
+    parser.add_argument("--attempts", type=int, help="at each task: the group of the baseline")
+    parser.add_argument("--tasks", type=int, default=16, help="a step")
+    parser.add_argument("--budget", type=int, default=8000, help="attempts of each member, in all")
+    parser.add_argument("--evals", type=int, default=8, help="evaluations after the first")
+    parser.add_argument("--held-out", type=int, default=40, help="held-out tasks of each size")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 3, 4, 5, 6, 7, 8], help="statements of the programs")
+    parser.add_argument("--kind", choices=tuple(ROWS.values()), default="code_o")
+    parser.add_argument("--tasks-file", default="", help="JSON lines of tasks instead of fresh programs, for any style")
+    parser.add_argument("--max-new", type=int, help="tokens of an answer, at most")
+    parser.add_argument("--advantage", choices=ADVANTAGES, default="reinforce++")
+    parser.add_argument("--whiten", choices=WHITEN, default="auto")
+    parser.add_argument("--student-reward", choices=tuple(STUDENT_REWARDS), default="graded")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+
+
+COMMANDS = {"learn": (learn, learn_flags)}

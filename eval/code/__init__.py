@@ -1,0 +1,1 @@
+"""Code: `python -m eval.code`."""

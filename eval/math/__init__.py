@@ -1,0 +1,1 @@
+"""Mathematics: `python -m eval.math`."""

@@ -1,0 +1,1 @@
+"""What a population is worth: `python -m eval.population.heldout` and the other commands here."""

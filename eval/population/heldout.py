@@ -1,0 +1,355 @@
+"""Held-out tasks of the micro domain, by kind and difficulty: what self-play leaves behind on programs that nobody trained on.
+
+    python -m eval.population.heldout --run out/NAME                                 # base and all members, greedy; 1,500 tasks
+    python -m eval.population.heldout --run out/NAME --samples 16                    # and pass@k, at temperature 1
+    python -m eval.population.heldout --run out/NAME --against out/OTHER             # and paired differences to another run
+    python -m eval.population.heldout --base micro/base --bench code_o,logic --limit 60 --split validation
+
+Five families: output, input and program tasks (code_o, code_i, code_f) by statements, word problems (math) by events, puzzles
+(logic) by variables. The programs are those that micro/data.py keeps out of the base's training text; one bit of a program's hash
+puts it into the validation or the test split, so that no program is in both. Of the smallest size too few programs are reserved:
+these 300 tasks are of programs that the base may know; the table by size marks them, the sums over the other 1,200 leave them
+out. Questions, parsers and judge are those of self-play. Tasks are kept in items.jsonl, answers go to answers.jsonl as they come;
+the same command goes on where it stopped.
+
+A sixth family, code_o_long, has output tasks of 7 to 10 statements, more than any that the base was trained
+on. It is asked where --bench names it or --samples asks for several answers, and is no part of the sums
+called "all". Several answers tell pass@k, the chance that one of k answers is right. Training that only makes
+the base's good answers likelier raises pass@1; at large k the base, which may try as often, catches up (Yue
+et al. 2025, arXiv 2504.13837). Sixteen answers to all tasks take a while: --limit 60 asks 60 of each family,
+and a larger one goes on.
+"""
+import argparse
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from config import PRESETS
+from eval import common
+from eval.stats import paired_bootstrap, wilson
+from eval.summary import BASE, gain_table, member_table, pass_table, passes, roles, shares, with_means
+from infra.checkpoint import task_of
+from infra.platform import open_sandbox
+from micro.evaluate import SIZES, draw_tasks
+from tasks import KINDS
+from tasks.base import Task
+from tasks.prompts import STYLES, Prompt, reasoning
+from tasks.validation import Limits
+from verifier import Sandbox
+
+ROWS = {"code_o": "out", "code_i": "inp", "code_f": "fun", "math": "math", "logic": "logic"}     # family -> row of micro.evaluate
+LONG = "code_o_long"
+FAMILIES = {family: (row, tuple(SIZES[row])) for family, row in ROWS.items()}       # family -> row, sizes
+FAMILIES[LONG] = "out", (7, 8, 9, 10)
+SPLITS = ("test", "validation")
+SEED, PER_SIZE = 2605, 60                          # of the draws; tasks of one family and size
+MICRO_MAX_NEW = 96                                 # the micro base's longest traces; training cuts at 80
+SEEN_SIZES = {"logic": 2}                          # the size of which the base knows programs is 1, of puzzles 2
+
+
+@dataclass(frozen=True)
+class Item:
+    """One held-out task; size counts statements, events or variables; seen: the base may know its program."""
+    bench: str
+    id: str
+    size: int
+    seen: bool
+    task: Task
+
+
+# ---- the tasks -----------------------------------------------------------------------------------------------------------
+
+def split_of(task: Task) -> str:
+    """The split of a task's program (of a word problem: its story), the same on every machine."""
+    text = task.message or task.program
+    return SPLITS[hashlib.blake2b(text.encode(), digest_size=1, person=b"split").digest()[0] % 2]
+
+
+@functools.lru_cache(maxsize=None)
+def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
+    """Held-out tasks of a family in one split, the sizes in turn, no program twice in a size; fewer per_size: the first ones."""
+    columns = []
+    row, sizes = FAMILIES[family]
+    for size in sizes:
+        found, known, seed = [], set(), 0
+        while len(found) < per_size:
+            task, = draw_tasks(row, size, 1, f"{SEED}/{seed}")
+            seed += 1
+            text = task.message or task.program
+            if split_of(task) == split and text not in known:
+                known.add(text)
+                found.append(Item(family, f"{size}/{len(found)}", size, size == SEEN_SIZES.get(family, 1), task))
+        columns.append(found)
+    return tuple(item for turn in zip(*columns) for item in turn)
+
+
+def items_of(families: list[str], split: str, limit: int) -> list[Item]:
+    """The first `limit` tasks (0 = all) of each family."""
+    items = []
+    for family in families:
+        n_sizes = len(FAMILIES[family][1])
+        items += draw(family, split, min(PER_SIZE, -(-limit // n_sizes)) if limit else PER_SIZE)[:limit or None]
+    return items
+
+
+def hashes_of(families: list[str], split: str) -> dict[str, str]:
+    """SHA-256 of the first task of each size, by family: it tells a change of split or generator, and lets a larger --limit go
+    on from a smaller."""
+    first = {family: [dataclasses.astuple(item.task) for item in draw(family, split, 1)] for family in families}
+    return {family: hashlib.sha256(repr(tasks).encode()).hexdigest() for family, tasks in first.items()}
+
+
+def kept_items(path: Path, families: list[str], split: str, limit: int) -> list[Item]:
+    """items_of, read from where an earlier start wrote it; else drawn, which takes some seconds, and written there.
+
+    The file's first line says what the tasks depend on and the hash of the rest; where it says anything else than what is
+    wanted, the file is damaged or of another evaluation and is written anew.
+    """
+    depends = dict(split=split, limit=limit, seed=SEED, per_size=PER_SIZE, first=hashes_of(families, split))
+    title = lambda body: json.dumps(depends | dict(sha256=hashlib.sha256(body).hexdigest())).encode()
+    if path.exists():
+        head, _, body = path.read_bytes().partition(b"\n")
+        if head == title(body):
+            return [Item(**row | dict(task=task_of(row["task"]))) for row in map(json.loads, body.splitlines())]
+        print(f"note: {path} is damaged or holds other tasks; they are drawn again", file=sys.stderr)
+    items = items_of(families, split, limit)
+    body = "".join(json.dumps(dataclasses.asdict(item)) + "\n" for item in items).encode()
+    path.write_bytes(title(body) + b"\n" + body)
+    return items
+
+
+def families_for(style: str) -> tuple[str, ...]:
+    """Those of ROWS that a style can be asked: the word problems' wording is the micro protocol's own."""
+    return tuple(ROWS) if style == "micro" else tuple(name for name in ROWS if name != "math")
+
+
+def told(run: str, items: list[Item]) -> int:
+    """How many of the reserved programs the run's own teachers have proposed word for word: students may have met them."""
+    path = Path(run).expanduser() / "tasks.jsonl"
+    rows = map(json.loads, path.read_bytes().splitlines()) if run and path.exists() else []
+    programs = {row["program"] for row in rows if not row["reason"]}
+    return sum(item.task.program in programs for item in items if not item.seen)
+
+
+# ---- asking and judging --------------------------------------------------------------------------------------------------
+
+def asking(style: str) -> Callable[[Item], Prompt]:
+    """The question of an item (anything with .task), as a student is asked in training."""
+    limits = Limits.for_style(style)
+    return lambda item: KINDS[item.task.kind].solve(style, item.task, limits)
+
+
+def judging(sandbox: Sandbox, style: str, note: Callable[[Item], dict] = lambda item: {}) -> Callable[[list], list[dict]]:
+    """judge([(item, text)]) -> [dict(correct, verdict, **note(item))], as in training: the sandbox decides."""
+    limits, ask = Limits.for_style(style), asking(style)
+
+    def judge(answers: list[tuple]) -> list[dict]:
+        """All jobs of all answers go to the sandbox in one call, so that its workers have enough to do."""
+        parsed = [[KINDS[i.task.kind].parse_answer(ask(i).prefix + text, style, i.task, limits)] for i, text in answers]
+        jobs = [KINDS[i.task.kind].answer_jobs(i.task, a, limits) for (i, _), a in zip(answers, parsed)]
+        ran = iter(sandbox.run([job for some in jobs for job in some]))
+        judged = [KINDS[i.task.kind].judge(i.task, a, [next(ran) for _ in some], limits)[0]
+                  for (i, _), a, some in zip(answers, parsed, jobs)]
+        return [dict(correct=verdict == "correct", verdict=verdict, **note(i)) for verdict, (i, _) in zip(judged, answers)]
+    return judge
+
+
+def judge_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of what asks and judges tasks."""
+    parser.add_argument("--style", default="", choices=("", *STYLES),
+                        help="how the model is talked to; default: as the run was, else as the base wants")
+    parser.add_argument("--workers", type=int, default=2, help="sandbox processes")
+    parser.add_argument("--weak-sandbox", action="store_true", help="weaker walls where the system has no seccomp (dangerous)")
+
+
+def run_config(run: str) -> dict:
+    """A run's config.json, {} without a run. Raises ValueError where the folder is no run."""
+    path = Path(run).expanduser() / "config.json"
+    if run and not path.exists():
+        raise ValueError(f"--run {run}: no run there (no config.json); give a run's directory, out/NAME")
+    return json.loads(path.read_text()) if run else {}
+
+
+def styled(args: argparse.Namespace, population: common.Population) -> common.Population:
+    """The population, talked to as --style or the run say; sets --max-new and --max-rows where the command line does not."""
+    style = args.style or run_config(args.run).get("style", population.base.style)
+    args.max_new = args.max_new or (MICRO_MAX_NEW if style == "micro" else PRESETS[style]["max_new"])
+    args.max_rows = args.max_rows or PRESETS[style]["max_rows"]
+    return dataclasses.replace(population, base=dataclasses.replace(population.base, style=style))
+
+
+# ---- the table by size ---------------------------------------------------------------------------------------------------
+
+def cells_of(rows: list[dict]) -> dict[tuple[str, int], list[dict]]:
+    """(family, size) -> its rows, in the order of FAMILIES."""
+    cells = {}
+    for row in rows:
+        cells.setdefault((row["bench"], row["size"]), []).append(row)
+    order = list(FAMILIES)
+    return dict(sorted(cells.items(), key=lambda cell: (order.index(cell[0][0]), cell[0][1])))
+
+
+def by_size(rows: list[dict]) -> list[dict]:
+    """One dict per family and size: the base's and the solvers' mean share of right answers with Wilson intervals, their paired
+    difference with bootstrap interval, the least and the most of the solvers: the students, or whoever there is."""
+    out = []
+    for (bench, size), some in cells_of(rows).items():
+        share = with_means(shares(some)[bench])
+        group, mean = list(share.items())[-1]
+        line = dict(bench=bench, size=size, seen=some[0]["seen"], n=len(share[BASE]))
+        base, solved = np.array(list(share[BASE].values())), np.array([mean[i] for i in share[BASE]])
+        line |= dict(base=float(base.mean()), base_interval=wilson(float(base.sum()), len(base)))
+        if group != BASE:
+            names = roles([name for name in share if name in {row["member"] for row in some} - {BASE}]).get(group, [group])
+            each = [float(np.mean(list(share[name].values()))) for name in names]
+            line |= dict(solvers=float(solved.mean()), solvers_interval=wilson(float(solved.sum()), len(solved)),
+                         least=min(each), most=max(each), difference=float((solved - base).mean()),
+                         difference_interval=paired_bootstrap(solved - base))
+        out.append(line)
+    return out
+
+
+def size_table(lines: list[dict]) -> str:
+    """The table by size for the terminal; * marks sizes of which the base may know the programs."""
+    span = lambda pair: "{:.2f} .. {:.2f}".format(*pair)
+    width = max(7, *(len(line["bench"]) for line in lines))
+    out = [f"{'family':{width}} size     n   base  95% interval  solvers  95% interval  least  most  "
+           "difference  95% interval"]
+    for line in lines:
+        star = "*" if line["seen"] else " "
+        text = f"{line['bench']:{width}} {line['size']:3}{star} {line['n']:5}  {line['base']:5.2f}  "
+        text += span(line["base_interval"])
+        if "solvers" in line:
+            low, high = line["difference_interval"]
+            text += (f"  {line['solvers']:7.2f}  {span(line['solvers_interval'])}  {line['least']:5.2f}  {line['most']:4.2f}  "
+                     f"{line['difference']:+10.3f}  {low:+.3f} .. {high:+.3f}")
+        out.append(text)
+    return "\n".join(out)
+
+
+def counted(rows: list[dict]) -> list[dict]:
+    """The answers that the sums count: to programs that the base does not know, by family, and together under
+    "all" (without code_o_long, which not every evaluation asks)."""
+    fresh = [row for row in rows if not row["seen"]]
+    summed = [row for row in fresh if row["bench"] in ROWS]
+    return fresh + [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in summed]
+
+
+# ---- several answers to a task, and how they come about --------------------------------------------------
+
+def passes_by_size(rows: list[dict]) -> list[dict]:
+    """The lines of `passes` of every family and size."""
+    out = []
+    for (_, size), some in cells_of(rows).items():
+        out += [line | dict(size=size, seen=some[0]["seen"]) for line in passes(some)]
+    return out
+
+
+def note_thinking(rows: list[dict], items: list[Item], style: str) -> None:
+    """Writes into every row whether its answer thinks, read from its text: answers on disk need not say it.
+
+    Not in the direct style, in which nobody can: the block of the answer is opened for the student.
+    """
+    if style == "direct":
+        return
+    ask = asking(style)
+    opening = {(item.bench, item.id): ask(item).prefix for item in items}
+    for row in rows:
+        row["think"] = bool(reasoning(opening[row["bench"], row["id"]] + row["text"], style))
+
+
+def pass_tables(whole: list[dict], sizes: list[dict], samples: int) -> str:
+    """For the terminal: pass@k by size and by family, then what is gained over the base.
+
+    whole, sizes: what `passes` gives, by family and by family and size.
+    """
+    solvers = sizes[-1]["member"]                  # the students' mean, or whoever stands for it
+    most = whole[0]["k"][-1]
+    gains = [line for line in whole if "minus_base" in line]
+    out = [f"pass@k: the chance that one of k answers is right, by size, from {samples} answers to a task",
+           "(intervals: 95%, tasks drawn anew; none has a width where all tasks are alike)",
+           pass_table([line for line in sizes if line["member"] in (BASE, solvers)])]
+    if len({line["member"] for line in sizes}) > 2:
+        out += [f"\npass@1 and pass@{most} of everybody by size (summary.json has every k, with intervals)",
+                member_table(sizes)]
+    out += [f"\npass@k by family, without what the base may know; {LONG} is no part of all",
+            pass_table(whole)]
+    if others := [line for line in gains if line["member"] != solvers]:
+        out += ["\nmembers against the base, paired over tasks", gain_table(others)]
+    if gains:
+        out += [f"\nElicited or new? Ahead at k = 1, level or behind at k = {most}: the base finds it too;",
+                f"training made it likelier. Ahead at both: {most} tries of the base do not suffice. Level:",
+                "0 is in the interval, which few tasks make wide; of many, one in twenty misses.",
+                gain_table([line for line in gains if line["member"] == solvers])]
+    return "\n".join(out)
+
+
+def settle_temperature(args: argparse.Namespace) -> None:
+    """Where --temperature is not given: greedy for one answer to a task, 1 for several, and says so."""
+    if args.temperature is None:
+        args.temperature = 1.0 if args.samples > 1 else 0.0
+        if args.samples > 1:
+            print(f"temperature 1, as in training: {args.samples} answers to a task must differ")
+
+
+def command_line(argv: list[str] | None) -> argparse.Namespace:
+    """The flags, checked as far as can be without the base. Raises ValueError for what the user can mend."""
+    parser = common.parser_of("eval.population.heldout", __doc__, None, without=("data", "prompt", "temperature"))
+    parser.add_argument("--temperature", type=float, default=None,
+                        help="0 = greedy; default: 0 with one sample, 1 (as in training) with several")
+    judge_flags(parser)
+    parser.add_argument("--split", default="test", choices=SPLITS, help="choose members on validation, claim on test")
+    parser.set_defaults(max_rows=None)
+    args = parser.parse_args(argv)
+    settle_temperature(args)
+    common.check(args)
+    run_config(args.run)
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line. Raises ValueError for what the user can mend."""
+    args = command_line(argv)
+    wanted = common.choose(args.bench, tuple(FAMILIES))
+    with contextlib.ExitStack() as stack:
+        sandbox = stack.enter_context(open_sandbox(args.workers, args.weak_sandbox))
+        population = styled(args, common.load(args))
+        style = population.base.style
+        if beyond := set(wanted) - {*families_for(style), LONG}:
+            raise ValueError(f"--bench {','.join(beyond)}: its wording is that of the micro style, and this base speaks the "
+                             f"{style} style")
+        families = wanted or [*families_for(style), *([LONG] if args.samples > 1 else [])]
+        default = "eval-heldout" if args.split == "test" else "eval-heldout-validation"
+        default += f"-t{args.temperature:g}" if args.temperature else ""       # greedy answers are other ones
+        out, done = common.open_out(args, population, f"task {style}", hashes_of(families, args.split), default)
+        items = kept_items(out.path / "items.jsonl", families, args.split, args.limit)
+        if all(item.seen for item in items):
+            raise ValueError(f"--limit {args.limit}: the base may know the only task of each family, and no "
+                             "sum counts such tasks; give 2 or more")
+        judge = judging(sandbox, style, lambda item: dict(size=item.size, seen=item.seen))
+        rows = common.answer_all(population, items, asking(style), judge, args, out, done, style)
+    note_thinking(rows, items, style)
+    sizes, n_told = by_size(rows), told(args.run, items)
+    several = {}
+    if args.samples > 1:
+        several = dict(pass_at_k=passes(counted(rows)), pass_at_k_sizes=passes_by_size(rows))
+    print(f"{size_table(sizes)}\n* programs that the base may know: not in the sums below\n")
+    common.conclude(args, out, rows, default, counted, split=args.split, limit=args.limit, sizes=sizes,
+                    proposed_by_the_run=n_told, **several)
+    if several:
+        print(f"\n{pass_tables(*several.values(), args.samples)}")
+    if n_told:
+        print(f"note: {n_told} of the programs in these sums were also proposed by this run's own teachers", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    common.command("eval.population.heldout", main)

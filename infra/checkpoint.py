@@ -1,0 +1,279 @@
+"""A run's directory and the state that its checkpoints hold: append-only JSON lines, atomic checkpoints, a lock.
+
+    out/NAME/config.json env.json metrics.jsonl tasks.jsonl matches.jsonl genealogy.jsonl
+    out/NAME/step_N/MEMBER/adapter_model.safetensors ... one PEFT directory a member, optimizer.safetensors, state.json
+
+A checkpoint records how long each log was; resuming cuts the logs back to there, so that nothing is told twice. It is
+written under a temporary name and renamed: a kill at any moment leaves the previous one whole. RunDir knows files; State and
+what follows it say what is in them, where it comes from at step 0, and how it is written and read back.
+"""
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+import selfplay
+from evolve import Member
+from infra.weights import load_peft, save_peft
+from lora import Adapters
+from rl import Adam
+from selfplay import Setup
+from tasks import IDENTITY, KINDS, read_tasks
+from tasks.archive import Archive
+from tasks.base import Proposal, Task
+from tasks.complexity import structural_hash
+from trueskill_lite import RATINGS
+
+LOGS = ("metrics.jsonl", "tasks.jsonl", "matches.jsonl", "genealogy.jsonl")
+FROZEN = "probe/frozen_student"         # its place in a checkpoint, one level below those of the members
+
+
+class RunDir:
+    """One run's directory. Process 0 alone writes; the others hold a RunDir with writes=False and only read."""
+
+    def __init__(self, path: Path, writes: bool = True):
+        self.path, self.writes = path, writes
+        if writes:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(path / "lock", "w")
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(f"{path} is in use by a run that is still going: choose another --name") from None
+
+    def steps(self) -> list[int]:
+        """Numbers of the complete checkpoints, ascending."""
+        found = [p.name[5:] for p in self.path.glob("step_*") if (p / "state.json").exists()]
+        return sorted(int(n) for n in found if n.isdigit())
+
+    def part(self, step: int, name: str, read):
+        """read(path) of one file or directory of checkpoint step_N. Raises ValueError with the way out where that fails."""
+        directory = self.path / f"step_{step}"
+        try:
+            return read(directory / name)
+        except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as e:
+            why = f"it lacks {e}" if isinstance(e, KeyError) else getattr(e, "strerror", None) or e
+            earlier = [n for n in self.steps() if n < step]
+            way = f"to go on from step_{earlier[-1]}" if earlier else "to begin again at step 0: no earlier checkpoint is there"
+            raise ValueError(f"{directory} is damaged ({name}: {why}): remove all of {directory.name} {way}") from e
+
+    def check_logs(self, books: dict) -> None:
+        """Raises ValueError where a log is shorter than it was when the checkpoint with this state.json was written."""
+        held = self.sizes()
+        for name, size in books["logs"].items():
+            if held[name] < size:
+                lost = "the archive's memory" if name == "tasks.jsonl" else "a part of the run's record"
+                raise ValueError(f"{self.path / name} is shorter than step_{books['step']} says ({held[name]} of {size} bytes): "
+                                 f"{lost} is lost; restore it, or start anew under another --name")
+
+    def config(self) -> dict:
+        """The flags that the run was started with. Raises ValueError where config.json cannot be read."""
+        try:
+            return json.loads((self.path / "config.json").read_text())
+        except (OSError, ValueError) as e:
+            raise ValueError(f"{self.path / 'config.json'} cannot be read ({getattr(e, 'strerror', None) or e}): restore it, or "
+                             "start anew under another --name") from e
+
+    def write_json(self, name: str, data: dict) -> None:
+        """Write a small file whole: a kill in between leaves the old one."""
+        if self.writes:
+            part = self.path / f"{name}.part"
+            part.write_text(json.dumps(data, indent=1) + "\n")
+            part.replace(self.path / name)
+
+    def append(self, name: str, rows: list[dict]) -> None:
+        """Append rows to a log as JSON lines; what is not finite becomes null, for JSON has no other word for it."""
+        if self.writes and rows:
+            finite = json.loads(json.dumps(rows), parse_constant=lambda name: None)
+            with open(self.path / name, "a") as f:
+                f.write("".join(json.dumps(row) + "\n" for row in finite))
+
+    def rows(self, name: str, size: int) -> list[dict]:
+        """The first `size` bytes of a log, read back. Raises ValueError where they are not lines of JSON."""
+        path = self.path / name
+        try:
+            return [json.loads(line) for line in path.read_bytes()[:size].splitlines()] if path.exists() else []
+        except ValueError as e:
+            raise ValueError(f"{path} is damaged ({e}): restore it, or start anew in another directory") from e
+
+    def sizes(self) -> dict[str, int]:
+        """Length of each log in bytes."""
+        return {name: (self.path / name).stat().st_size if (self.path / name).exists() else 0 for name in LOGS}
+
+    def cut(self, sizes: dict[str, int]) -> None:
+        """Forget what the logs say after a checkpoint."""
+        for name, size in sizes.items():
+            if self.writes and (self.path / name).exists():
+                os.truncate(self.path / name, size)
+
+    def save(self, step: int, state: dict, fill, keep: int) -> None:
+        """Write step_N: fill(directory) puts the tensors there, then state.json; then only the last `keep` stay.
+
+        Raises OSError when the disk is full, after removing what it had begun; earlier checkpoints are untouched.
+        """
+        if not self.writes:
+            return
+        final, part = self.path / f"step_{step}", self.path / f"step_{step}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        try:
+            part.mkdir()
+            fill(part)
+            (part / "state.json").write_text(json.dumps({**state, "step": step, "logs": self.sizes()}))
+            for file in part.rglob("*"):
+                if file.is_file():
+                    with open(file, "rb") as f:
+                        os.fsync(f.fileno())
+            shutil.rmtree(final, ignore_errors=True)
+            part.rename(final)
+        except (OSError, SafetensorError) as e:
+            shutil.rmtree(part, ignore_errors=True)
+            raise OSError(f"checkpoint {final} could not be written ({e}); earlier ones are intact: free some space, "
+                          f"then --resume {self.path}") from e
+        for old in self.steps()[:-keep]:
+            shutil.rmtree(self.path / f"step_{old}", ignore_errors=True)
+
+
+def differing(old: dict, new: dict, free: tuple[str, ...]) -> list[str]:
+    """Names of configuration fields that differ, other than those that may."""
+    return [f"{k} ({old.get(k)!r} -> {new[k]!r})" for k in new if k not in free and old.get(k) != new[k]]
+
+
+@dataclass
+class State:
+    """What a checkpoint holds: `step` is the next to do."""
+    step: int
+    members: list[Member]
+    archive: Archive
+    anchors: list[Task]
+    heldout: list[Task]                 # of kinds that the run does not play
+    totals: dict[str, int]              # tokens generated and trained so far
+    frozen: Adapters | None = None      # a student as it was early in the run, alone in slot 0: a yardstick for later tasks
+
+
+def found(cfg, setup: Setup, base_hash: str = "") -> State:
+    """The state before step 0: fresh members (or --init), the archive's seeds, the anchors."""
+    single = cfg.single
+    fresh = RATINGS[cfg.rating]().new
+    members = [Member(f"T{i}", "teacher", i, fresh()) for i in range(cfg.teachers)]
+    members += [Member(f"S{i}", "student", 0 if single else cfg.teachers + i, fresh()) for i in range(cfg.students)]
+    given = [p.parent for p in Path(cfg.init).glob("*/adapter_config.json")] if cfg.init else []
+    given.sort(key=lambda p: (p.name[0] == "S", len(p.name), p.name))                # a checkpoint's T2 T10 S0; else by name
+    if cfg.init and len(given) != setup.adapters.n_members:
+        raise ValueError(f"--init {cfg.init} holds {len(given)} adapters for {setup.adapters.n_members} members")
+    for slot in range(setup.adapters.n_members):
+        gen = torch.Generator().manual_seed(selfplay.keyed(cfg.seed, 0, selfplay.INIT, slot).getrandbits(60))
+        load_peft(setup.adapters, slot, given[slot], base_hash) if given else setup.adapters.init_member(slot, gen)
+    archive = Archive(list(setup.kinds), cfg.archive_cap)
+    proposals = read_tasks(cfg.seed_tasks) if cfg.seed_tasks else [IDENTITY]
+    if not proposals:
+        raise ValueError(f"--seed-tasks {cfg.seed_tasks} holds no tasks: give at least one, or leave the flag out")
+    given = {p.kind for p in proposals}
+    if any(k.startswith("code") for k in setup.kinds) and not any(k.startswith("code") for k in given):
+        proposals.append(IDENTITY)
+    proposals += [KINDS[k].seed for k in setup.kinds if KINDS[k].seed and k not in given]
+    for task in selfplay.make_tasks(setup, proposals, cfg.seed_tasks or "seed"):
+        archive.add(dataclasses.replace(task, id=archive.n_added), structural_hash(task.program))
+    asked = proposals_of(setup, cfg.anchors, "anchors")[:cfg.n_anchors]
+    anchors = selfplay.make_tasks(setup, asked, cfg.anchors or "anchors.jsonl")
+    asked = unplayed(proposals_of(setup, cfg.heldout, "heldout"), setup.kinds, cfg.n_heldout)
+    heldout = selfplay.make_tasks(setup, asked, cfg.heldout or "heldout.jsonl")
+    return State(0, members, archive, anchors, heldout, dict(generated=0, trained=0))
+
+
+def proposals_of(setup: Setup, given: str, name: str) -> list[Proposal]:
+    """The tasks of the file given by flag --`name`, or else of the base's own NAME.jsonl; [] where it has none. Raises
+    ValueError where the given file is missing or a line is wrong."""
+    path = Path(given) if given else setup.base.path / f"{name}.jsonl"
+    if given and not path.exists():
+        raise ValueError(f"--{name} {given}: no such file")
+    return read_tasks(path) if path.exists() else []
+
+
+def unplayed(proposals: list[Proposal], played: tuple[str, ...], n: int) -> list[Proposal]:
+    """The first n tasks of each kind that the run does not play."""
+    by_kind = {}
+    for p in proposals:
+        if p.kind not in played:
+            by_kind.setdefault(p.kind, []).append(p)
+    return [p for some in by_kind.values() for p in some[:n]]
+
+
+def room(setup: Setup) -> Adapters:
+    """Adapters for one member, shaped like the population's."""
+    cfg = setup.cfg
+    return Adapters.on(setup.base.model, 1, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), setup.ranks.device)
+
+
+def freeze(state: State, setup: Setup) -> None:
+    """Keep the best student of this moment for good, in state.frozen."""
+    fitness = RATINGS[setup.cfg.rating]().fitness
+    best = max((m for m in state.members if m.role == "student"), key=lambda m: fitness(m.rating))
+    state.frozen = room(setup)
+    state.frozen.set_factors(0, setup.adapters.factors(best.slot))
+
+
+def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, keep: int) -> None:
+    """Checkpoint of the state before `state.step`: PEFT directories, optimiser and books; the base is never copied."""
+    def fill(directory: Path) -> None:
+        """The tensors; run.save adds the books and makes the whole appear at once."""
+        names = {m.slot: m.name for m in reversed(state.members)}
+        for slot, name in names.items():
+            save_peft(setup.adapters, slot, directory / name, setup.cfg.base, base_hash)
+        if state.frozen:
+            save_peft(state.frozen, 0, directory / FROZEN, setup.cfg.base, base_hash)
+        save_file({k: v.contiguous() for k, v in adam.state_dict().items()}, directory / "optimizer.safetensors")
+    books = dict(base_weights=base_hash, members=[m.to_json() for m in state.members],
+                 anchors=[dataclasses.asdict(t) for t in state.anchors],
+                 heldout=[dataclasses.asdict(t) for t in state.heldout],
+                 seeds=[dataclasses.asdict(t) for t in state.archive.seeds], totals=state.totals)
+    run.save(state.step, books, fill, keep)
+
+
+def task_of(row: dict) -> Task:
+    """The Task that dataclasses.asdict and JSON made a row of."""
+    return Task(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
+
+
+def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
+    """The members and the books of a checkpoint. Raises ValueError where state.json is damaged."""
+    def read(path: Path) -> tuple[list[Member], dict]:
+        books = json.loads(path.read_text())
+        return [Member.from_json(m) for m in books["members"]], books
+    return run.part(step, "state.json", read)
+
+
+def archive_at(run: RunDir, books: dict, kinds, cap: int) -> Archive:
+    """What the run had seen when a checkpoint with this state.json was written. Raises ValueError where its logs are shorter."""
+    run.check_logs(books)
+    archive = Archive(list(kinds), cap)
+    logged = [selfplay.task_from_row(row) for row in run.rows("tasks.jsonl", books["logs"]["tasks.jsonl"]) if not row["reason"]]
+    for task in [*map(task_of, books["seeds"]), *logged]:
+        archive.add(task, structural_hash(task.program))
+    return archive
+
+
+def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: int) -> State:
+    """The state of checkpoint step_`step`; adapters and optimiser are filled in place, the logs of a run that writes are cut back
+    to it. Raises ValueError for another base, a damaged checkpoint, logs that are shorter than they were."""
+    members, books = members_at(run, step)
+    if books.get("base_weights", base_hash) != base_hash:
+        raise ValueError(f"{run.path} was trained on another base than {cfg.base} is here (or at another precision): pass the "
+                         "--base and --device it was started with")
+    archive = archive_at(run, books, setup.kinds, cfg.archive_cap)
+    adapter = lambda into, slot, name: run.part(step, name, lambda path: load_peft(into, slot, path, base_hash))
+    for m in members:
+        adapter(setup.adapters, m.slot, members[0].name if cfg.single else m.name)
+    run.part(step, "optimizer.safetensors", lambda path: adam.load_state_dict(load_file(path)))
+    frozen = room(setup) if (run.path / f"step_{step}" / FROZEN).is_dir() else None
+    if frozen:
+        adapter(frozen, 0, FROZEN)
+    run.cut(books["logs"])
+    anchors, heldout = ([task_of(row) for row in books[name]] for name in ("anchors", "heldout"))
+    return State(books["step"], members, archive, anchors, heldout, books["totals"], frozen)

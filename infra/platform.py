@@ -1,0 +1,87 @@
+"""What a run needs of the operating system: the judge, signals, a clock, and a description of the machine."""
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from infra.distributed import Ranks
+from verifier import Sandbox
+
+
+class Stopwatch:
+    """Seconds per phase of one step."""
+
+    def __init__(self):
+        self.last, self.seconds = time.perf_counter(), {}
+
+    def lap(self, phase: str) -> None:
+        """Book the time since the last lap under this phase."""
+        now = time.perf_counter()
+        self.seconds[phase], self.last = round(now - self.last, 3), now
+
+
+class Interrupted(Exception):
+    """SIGINT or SIGTERM arrived; raised where it is safe to stop."""
+
+
+class Signals:
+    """Turns SIGINT and SIGTERM into Interrupted, at once or, inside `with signals:`, at the end of the block.
+
+    The block is for what must not be torn: from the optimiser step to the logs. A second SIGINT leaves at once.
+    """
+
+    def __init__(self):
+        self.held, self.pending, self.before = False, "", {}
+
+    def install(self) -> "Signals":
+        """Take over both signals; only possible in the main thread."""
+        self.before = {s: signal.signal(s, self._on) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def restore(self) -> None:
+        """Give the signals back to whoever had them."""
+        for s, handler in self.before.items():
+            signal.signal(s, handler)
+
+    def _on(self, number, frame):
+        if self.pending and number == signal.SIGINT:
+            print("\nsecond interrupt: leaving at once, the last checkpoint stands", file=sys.stderr, flush=True)
+            os._exit(130)
+        first, self.pending = not self.pending, signal.Signals(number).name
+        if first and not self.held:
+            raise Interrupted(self.pending)
+
+    def __enter__(self):
+        self.held = True
+
+    def __exit__(self, kind, *rest):
+        self.held = False
+        if self.pending and kind is None:
+            raise Interrupted(self.pending)
+
+
+def open_sandbox(workers: int, weak: bool, **options) -> Sandbox:
+    """The judge, with Sandbox's options. Raises ValueError where this machine cannot hold model code in."""
+    try:
+        return Sandbox(workers, weak=weak, **options)
+    except RuntimeError as e:
+        raise ValueError(str(e).replace("weak=True (--weak)", "--weak-sandbox")) from None
+
+
+def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
+    """What a reader of the run needs to know of where it ran."""
+    try:
+        here = str(Path(__file__).resolve().parent.parent)
+        git = subprocess.run(["git", "-C", here, "describe", "--always", "--dirty"], capture_output=True, text=True)
+        commit = git.stdout.strip()
+    except OSError:                                   # git is not installed
+        commit = ""
+    return dict(commit=commit or "unknown", python=platform.python_version(), torch=torch.__version__,
+                platform=platform.platform(), processes=ranks.world,
+                device=torch.cuda.get_device_name() if ranks.device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
+                threads=torch.get_num_threads(), sandbox=sandbox.tier, sandbox_report=sandbox.report)

@@ -1,0 +1,40 @@
+"""The kinds of task by name: code_o deduction, code_i abduction, code_f induction; math word problems; logic puzzles.
+
+To add one: a class (base.Kind says what it must return, math.py and logic.py are two examples), its wording in prompts.WORDING,
+and a place in KINDS.
+"""
+import json
+from pathlib import Path
+
+from tasks.base import Kind, Proposal
+from tasks.code import Abduction, Deduction, Induction
+from tasks.logic import Logic
+from tasks.math import Math
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic())}
+IDENTITY = Proposal("code_o", "def f(x):\n return x", ("[1,2,3]",))
+
+
+def read_tasks(path: str | Path) -> list[Proposal]:
+    """Proposals from JSON lines {"kind", "program", "input" or "inputs", "message"}, for math {"kind", "question", "program"},
+    for logic {"kind", "constraints"}. They are run like any teacher's.
+
+    Raises ValueError naming the file or line and what is wrong with it.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from None
+    proposals = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            kind = row.get("kind", "code_o")
+            if kind not in KINDS:
+                raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
+            proposals.append(KINDS[kind].from_row(row))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: {type(error).__name__}: {error}") from None
+    return proposals

@@ -1,0 +1,61 @@
+"""The run's memory of tasks: references to show to teachers, and which structures have been seen.
+
+The tasks per kind are capped, oldest out; the keys are kept for the whole run, because teachers that may repeat
+themselves collapse onto one cheap trick (LOG.md). `tasks.jsonl` is the archive's own log: a resumed run reads it back.
+"""
+import random
+from collections import Counter
+from math import comb
+
+from tasks.base import Task
+
+WINDOW = 512                       # latest tasks that the guess rate and the rarefied coverage look at
+
+
+class Archive:
+    """Tasks by kind in order of arrival, at most `cap` each, and the set of all keys ever added."""
+
+    def __init__(self, kinds: list[str], cap: int):
+        self.tasks: dict[str, list[Task]] = {kind: [] for kind in kinds}
+        self.seeds: list[Task] = []
+        self.keys: set[str] = set()
+        self.structures: set[str] = set()
+        self.recent: list[str] = []
+        self.cap, self.n_added = cap, 0
+
+    def add(self, task: Task, structure: str) -> None:
+        """Append a task; `structure` is the structural hash of its program, whatever the key is."""
+        self.keys.add(task.key)
+        self.structures.add(structure)
+        self.recent = [*self.recent[-WINDOW + 1:], structure]
+        self.n_added += 1
+        if task.step < 0:
+            self.seeds.append(task)
+        pool = self.tasks.setdefault(task.kind, [])
+        pool.append(task)
+        if len(pool) > self.cap:
+            del pool[0]
+
+    def references(self, kind: str, k: int, rng: random.Random) -> list[Task]:
+        """Up to k distinct tasks to show to a teacher; for induction the first is the program to write inputs for.
+
+        Before a kind has tasks of its own the seeds stand in.
+        """
+        programs = self.tasks.get("code_o", []) + self.tasks.get("code_i", [])
+        pool = self.tasks.get(kind) or [task for task in self.seeds if task.kind.startswith("code")]
+        if kind != "code_f":
+            return rng.sample(pool, min(k, len(pool)))
+        return [rng.choice(programs or pool), *rng.sample(pool, min(max(0, k - 1), len(pool)))]
+
+    def modal_output(self, kind: str) -> tuple[tuple[str, ...], float]:
+        """The most frequent output among the latest tasks of a kind, and its share: how often guessing it would be right."""
+        outputs = Counter(task.outputs for task in self.tasks.get(kind, [])[-WINDOW:])
+        output, count = outputs.most_common(1)[0] if outputs else ((), 0)
+        return output, count / max(1, outputs.total())
+
+    def rarefied(self, m: int = 64) -> float:
+        """Expected distinct structures among m of the latest tasks (Hurlbert 1971, eq. 17): comparable between runs
+        whose teachers emit different numbers of tasks."""
+        n = len(self.recent)
+        m = min(m, n)
+        return sum(1 - comb(n - c, m) / comb(n, m) for c in Counter(self.recent).values()) if m else 0.0

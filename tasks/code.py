@@ -1,0 +1,116 @@
+"""Tasks of code: code_o deduction, code_i abduction, code_f induction (Absolute Zero, 2505.03335)."""
+from dataclasses import replace
+from itertools import compress
+
+from sandbox.values import decode, same
+from tasks.base import Kind, Proposal, Reject
+from tasks.prompts import HINT, STYLE
+from tasks.validation import arguments_text, canonical_arguments, normalise, program_problem, split_inputs
+from verifier import Job, Verdict
+
+
+class ValueKind(Kind):
+    """code_o and code_i: the answer is data, all attempts at a task are inputs of one job, the gold is outputs[0]."""
+    program = ""            # what runs on the answers; "" = the task's program
+
+    def parse_answer(self, text, style, task, limits):
+        block = self.answer_block(text, style)
+        answer = (arguments_text(block, task.program) if self.tags[0] == "input" else block.strip()) if block is not None else ""
+        # twice the limit: the gold is measured as displayed, an answer may hold more spaces
+        return answer if answer and len(answer) <= 2 * max(limits.input_chars, limits.output_chars) else None
+
+    def answer_jobs(self, task, answers, limits):
+        given = tuple(answer for answer in answers if answer is not None)
+        return [Job(self.program or task.program, given)] if given else []
+
+    def judge(self, task, answers, verdicts, limits):
+        results = iter(zip(verdicts[0].outputs, verdicts[0].errors, strict=True) if verdicts else ())
+        gold = decode(task.outputs[0])
+        return ["malformed" if answer is None else self.grade(gold, *next(results)) for answer in answers]
+
+    def grade(self, gold, output: str | None, error: str | None) -> str:
+        """Verdict on one attempt."""
+        if error is not None or output is None:
+            # an answer that is no literal is malformed; one that the program cannot digest is merely wrong
+            return "malformed" if self.program or (error or "").startswith("not a literal") else "wrong"
+        try:
+            return "correct" if same(decode(output), gold) else "wrong"
+        except ValueError:
+            return "wrong"
+
+
+class Deduction(ValueKind):
+    """Program and input are given; the answer is the output, read as data by a program that returns its argument."""
+    name, tags = "code_o", ("output", "answer")
+    program = "def f(*values):\n    return values[0] if len(values) == 1 else values"    # "1, 2" is a tuple to Python too
+
+
+class Abduction(ValueKind):
+    """Program and output are given; the answer is any input that gives this output."""
+    name, tags = "code_i", ("input", "answer")
+
+
+class Induction(Kind):
+    """Pairs and a hint are given; the answer is a program, graded on the hidden pairs alone."""
+    name, tags, by_input = "code_f", ("python", "answer"), True
+
+    def parse_proposal(self, text, style, refs, limits):
+        """The first n_inputs distinct inputs and the hint (may be missing) for the program of refs[0]. Never raises."""
+        blocks = STYLE[style].blocks(text)
+        if style == "micro" and ({tag for tag, _ in blocks} != {"input"} or "#" in text):
+            return Reject("syntax")
+        if not refs:
+            return Reject("no_program")
+        program, message = refs[0].program, [body.strip() for tag, body in blocks if tag == "message"]
+        message = message or HINT.findall(text)
+        texts = [body for tag, body in blocks if tag == "input"] or [body for tag, body in blocks[:1] if tag in ("", "python")]
+        if not texts:
+            return Reject("no_input")
+        distinct = {}
+        for given in (part for body in texts for part in split_inputs(body, program)):
+            distinct.setdefault(canonical_arguments(given), given)
+        if len(distinct) < limits.min_inputs:
+            return Reject("few_inputs")
+        inputs = tuple(distinct if STYLE[style].tidy else distinct.values())[:limits.n_inputs]
+        return Proposal(self.name, program, inputs, message[-1] if message else "")
+
+    def check(self, proposal, limits):
+        return Reject("few_inputs") if len(proposal.inputs) < limits.min_inputs else super().check(proposal, limits)
+
+    def accept(self, proposal, verdict, limits, key):
+        """As `Kind.accept`; inputs on which the program raises are left out while at least min_inputs remain."""
+        works = [error is None or not error.startswith("error") for error in verdict.errors]
+        if verdict.end == "ok" and limits.min_inputs <= sum(works) < len(works):
+            proposal = replace(proposal, inputs=tuple(compress(proposal.inputs, works)))
+            outputs, errors = (tuple(compress(found, works)) for found in (verdict.outputs, verdict.errors))
+            verdict = replace(verdict, outputs=outputs, errors=errors)
+        return super().accept(proposal, verdict, limits, key)
+
+    def parse_answer(self, text, style, task, limits):
+        """The program, called f, if it passes the static checks of a proposal; None = malformed. Never raises."""
+        if style == "micro" and len(STYLE[style].blocks(text)) != 1:
+            return None
+        block = self.answer_block(text, style)
+        try:
+            program = normalise(block or "", limits, STYLE[style].tidy)
+        except ValueError:
+            return None
+        return None if program_problem(program, limits) not in (None, "ignores_input") else program
+
+    def answer_jobs(self, task, answers, limits):
+        return [Job(answer, task.inputs[self.n_shown(task, limits):]) for answer in answers if answer is not None]
+
+    def judge(self, task, answers, verdicts, limits):
+        gold = [decode(output) for output in task.outputs[self.n_shown(task, limits):]]
+        remaining = iter(verdicts)
+        return ["malformed" if answer is None else self.grade(gold, next(remaining)) for answer in answers]
+
+    def grade(self, gold: list, verdict: Verdict) -> str:
+        """Correct where every hidden output is reproduced."""
+        try:
+            fine = len(verdict.outputs) == len(gold) and all(
+                error is None and output is not None and same(decode(output), value)
+                for output, error, value in zip(verdict.outputs, verdict.errors, gold, strict=True))
+        except ValueError:
+            fine = False
+        return "correct" if fine and gold else "wrong"

@@ -1,0 +1,95 @@
+"""Puzzles of true and false: a teacher writes constraints that exactly one assignment fulfils, a student answers it.
+
+The answer is truth values, so it is read here and nothing of a student's has to run. Two puzzles of one structure are duplicates;
+a domain whose tasks differ in their inputs alone says `by_input = True` (base.Kind).
+"""
+import ast
+import itertools
+import re
+from dataclasses import replace
+
+from sandbox.values import decode, encode
+from tasks.base import Kind, Proposal, Reject
+from tasks.complexity import entry, parse
+from tasks.prompts import LOGIC_TOPICS, STYLE
+
+
+class Logic(Kind):
+    """Lines that exactly one assignment of True and False fulfils. The program is their conjunction, its truth table runs in the
+    sandbox, and the gold is the assignment: a tuple of booleans in the order of the program's parameters (alphabetical)."""
+    name, tags, topics = "logic", ("answer", "output", "input"), LOGIC_TOPICS
+    allowed = (ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Compare, ast.Eq, ast.NotEq, ast.Name, ast.Load)
+    min_variables, max_variables = 2, 6
+
+    def puzzle(self, lines: list[str]) -> Proposal:
+        """The proposal of a list of constraints. Raises ValueError with a reason of validation.REASONS."""
+        clauses = []
+        for line in lines:
+            tree = parse(line)
+            clauses += [statement.value if isinstance(statement, ast.Expr) else None for statement in tree.body]
+        nodes = [node for clause in clauses for node in (ast.walk(clause) if clause else (None,))]
+        if not all(isinstance(node, self.allowed) for node in nodes):
+            raise ValueError("not_logic")
+        names = sorted({node.id for node in nodes if isinstance(node, ast.Name)})
+        if not self.min_variables <= len(names) <= self.max_variables:
+            raise ValueError("variables")
+        conjunction = ast.unparse(ast.BoolOp(ast.And(), clauses) if len(clauses) > 1 else clauses[0])
+        table = [", ".join(map(str, world)) for world in itertools.product((False, True), repeat=len(names))]
+        return Proposal(self.name, f"def f({', '.join(names)}):\n    return {conjunction}", tuple(table))
+
+    def from_row(self, row):
+        return self.puzzle(list(row["constraints"]))
+
+    def parse_proposal(self, text, style, refs, limits):
+        """The constraints, one a line, perhaps as a list. Never raises."""
+        blocks = STYLE[style].blocks(text)
+        found = [body for tag, body in blocks if tag == "constraints"]
+        found = found or [body for tag, body in blocks[:1] if tag in ("", "python")]
+        if not found or style == "micro" and len(blocks) != 1:
+            return Reject("syntax")
+        lines = [re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip() for line in found[0].split("\n")]
+        try:
+            return self.puzzle([line for line in lines if line])
+        except ValueError as error:
+            return Reject.of(error)
+
+    def accept(self, proposal, verdict, limits, key):
+        """The task whose gold is the one assignment that fulfils all constraints."""
+        result = super().accept(proposal, verdict, limits, key)
+        if isinstance(result, Reject):
+            return result
+        models = [given for given, output in zip(proposal.inputs, result.outputs) if decode(output) is True]
+        if len(models) != 1:
+            return Reject("several_models" if models else "no_model")
+        return replace(result, inputs=("",), outputs=(encode(tuple(word == "True" for word in models[0].split(", "))),))
+
+    def variables(self, task) -> list[str]:
+        """Names of the puzzle's variables in alphabetical order."""
+        return [argument.arg for argument in entry(parse(task.program)).args.args]
+
+    def fields(self, style, task, limits):
+        """The clauses, one a line, and the form of the answer: every variable by name."""
+        formula = entry(parse(task.program)).body[0].value
+        clauses = formula.values if isinstance(formula, ast.BoolOp) and isinstance(formula.op, ast.And) else [formula]
+        lines = "\n".join(map(ast.unparse, clauses))
+        lines = re.sub(" ([=!]=) ", r"\1", lines) if limits.compact else lines
+        form = "\n".join(f"{name} = VALUE" for name in self.variables(task))
+        return super().fields(style, task, limits) | {"form": form, "constraints": lines}
+
+    def parse_answer(self, text, style, task, limits):
+        """Truth values by name ("a = True, b: false") or in order ("True, False", "1,0") as "True, False"; None = malformed."""
+        block, names = self.answer_block(text, style) or "", self.variables(task)
+        parts = [part.strip(" \t\"'`*-") for part in re.split(r"[,;\n]|\band\b", block[:1000].strip(" \n{}[]()")) if part.strip()]
+        truth, values = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}, {}
+        for i, part in enumerate(parts):
+            m = re.fullmatch(r"(?:(\w+)[\"'`*]*\s*(?:==?|:|is)\s*[\"'`*]*)?(\w+)", part)
+            if not m or m[2].lower() not in truth or (name := m[1] or (names[i] if i < len(names) else "")) in values:
+                return None
+            values[name] = truth[m[2].lower()]
+        return ", ".join(str(values[name]) for name in names) if sorted(values) == names else None
+
+    def right(self, task, answer):
+        return answer == ", ".join(map(str, decode(task.outputs[0])))
+
+
+Logic.seed = Logic().puzzle(["a or b", "not a or c", "a != b", "not c"])

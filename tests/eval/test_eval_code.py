@@ -1,0 +1,317 @@
+"""eval.code: programs are cut out of answers, published files are read, and tests are judged as their benchmarks judge them."""
+import base64
+import gzip
+import json
+import pickle
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+
+from eval.code import __main__ as code, suites
+from eval.code.problems import Problem, call_text, load, opened, restore, unpack
+from eval.code.programs import complete, extract
+from verifier import Sandbox
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "evaldata"
+SOLUTION = "import math\n\n\ndef helper(x):\n    return x + 1\n\n\ndef f(x):\n    return helper(x)"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    "time limits for programs that hang"
+    monkeypatch.setattr(suites, "LIVE_S", 0.5)
+    monkeypatch.setattr(suites, "LEAST_S", 0.5)
+
+
+@pytest.fixture(scope="module")
+def wide():
+    with Sandbox(workers=2, profile="eval") as sandbox:
+        yield sandbox
+
+
+# ---- programs -------------------------------------------------------------------------------------------------------------
+
+def same_code(a: str, b: str) -> bool:
+    """Whether two programs are one but for empty lines and quotes."""
+    tidy = lambda text: [line.replace('"', "'") for line in text.split("\n") if line.strip()]
+    return tidy(a) == tidy(b)
+
+
+@pytest.mark.parametrize("text", [
+    SOLUTION, f"```python\n{SOLUTION}\n```", f"Sure! Here you are:\n\n```\n{SOLUTION}\n```\nIt adds one: f(1) = 2.",
+    f"```py\n{SOLUTION}", f"Here is the function f.\n{SOLUTION}\n\nThis works because of arithmetic (it does",
+    f"{SOLUTION}\n\nprint(f(3))\nassert f(1) == 2",
+    (f"```python\nx = [\n```\nOops. Again:\n```python\n{SOLUTION}\n```\n"
+     "```python\nassert f(1) == 2\nassert f(2) == 3\n" + "print(f(1))\n" * 30 + "```"),
+    f"{SOLUTION}\n\ndef g(y):\n    return (y +", f"{SOLUTION}\n\nif __name__ == '__main__':\n    print(f(2))",
+    f"{SOLUTION}\n\ndef unused(x):\n    return 3", f"def f(x):\n    '''Adds one.'''\n\n{SOLUTION}",
+    f"{SOLUTION}\n\ndef f(x):\n    return 0", f"<b>\n{SOLUTION}\n</b>"])
+def test_the_program_is_cut_out(text):
+    assert same_code(extract(text, "f"), SOLUTION), extract(text, "f")
+
+
+def test_what_the_entry_needs_is_kept():
+    source = "from typing import List\nLIMIT: int = 3\nA, B = 1, 2\n" \
+             "@decorate\ndef f(x):\n    swap(x)\n    return A + LIMIT\ndef swap(x):\n    x[0] = C.y\n" \
+             "class C:\n    y = 1\ndef decorate(g):\n    return g\nunused = 4\nf = f"
+    kept = extract(source, "f")
+    assert all(part in kept for part in ("List", "LIMIT", "A, B", "@decorate", "def swap", "class C", "def decorate"))
+    assert "unused" not in kept
+    for text, entry in ("def g(x):\n    return 1", "f"), ("", "f"), ("No idea.", "f"), ("\n \n", None):
+        assert extract(text, entry) == ""
+
+
+def test_completions_end_where_something_else_begins():
+    prompt = 'def f(x):\n    """Adds one."""\n'
+    assert complete(prompt, "    return x + 1\n\n\ndef g(x):\n    pass", "humaneval+") == prompt + "    return x + 1\n\n"
+    assert complete(prompt, "    return 1\nprint(f(1))", "mbpp+") == prompt + "    return 1"
+    assert "return x + 1" in extract(complete(prompt, "    return x + 1\n# Test\nassert f(1) == 2", "humaneval+"), "f")
+    function = "def f(x):\n    return 1\ndef g(): pass"
+    assert complete("", function + "\nassert f(1)", "mbpp+") == function
+
+
+def test_whole_programs_are_the_last_fence():
+    text = "First idea:\n```python\nprint(1)\n```\n" \
+           "Better:\n```python\nn = int(input())\nprint(n)\n```\nDone.\n```\nnot python at all\n```"
+    assert extract(text, None) == "n = int(input())\nprint(n)\n"
+    assert extract("n = int(input())\nprint(n)", None) == "n = int(input())\nprint(n)"
+
+
+HOSTILE = ["(" * 100_000, "```python\n" * 20_000, "def f(x):\n" * 10_000, "x = 1\n" * 17_000 + "(", "'''" * 40_000, '"' * 100_000,
+           "\x00" * 1000, "\ud800def f(x): return 1", "a = b = " * 12_000, "-" * 100_000 + "1", "lambda: " * 12_000,
+           "if x:\n" + " if x:\n" * 999, "f(" * 500 + ")" * 500, "\n" * 100_000, "é" * 100_000,
+           "def f(x):\n    return 1\n" + "# pad\n" * 17_000, "\n".join(f"x{i} = (" for i in range(9999)), "1 +\n" * 25_000,
+           "[x for x in " * 5000, "\\\n" * 50_000, "__import__('os').system('touch /tmp/escaped')", "{" * 30 + "}" * 30,
+           "\t" * 50_000 + "x", "async def f(x): await " + "await " * 9000]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_text_neither_raises_nor_takes_long(text):
+    start = time.process_time()
+    for entry in "f", None:
+        assert isinstance(extract(text, entry), str)
+        assert isinstance(extract(f"```python\n{text}\n```", entry), str)
+    complete(text, text, "mbpp+")
+    assert time.process_time() - start < 10
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------------
+
+HUMAN = dict(task_id="HumanEval/0", prompt="def add(x, y):\n    \"\"\"Adds.\"\"\"\n", entry_point="add",
+             canonical_solution="    return x + y\n", test="", contract="", base_input=[[1, 2], [3, 4]],
+             plus_input=[[0.1, 0.2], [-1, float("inf")]], atol=0)
+MBPP = [dict(task_id="Mbpp/2", prompt='"""\nShared elements.\nassert ...\n"""\n', entry_point="similar_elements", atol=0,
+             base_input=[[[3, 4], [4, 3]]], plus_input=[[[1, 2, 3], [3, 2]]],
+             canonical_solution="def similar_elements(a, b):\n    return tuple(set(a) & set(b))\n", contract="", assertion=""),
+        dict(task_id="Mbpp/737", prompt='"""\nVowel?\n"""\n', entry_point="check_str", atol=0,
+             base_input=[["annie"], ["dawood"]], plus_input={}, contract="", assertion="",
+             canonical_solution="import re\ndef check_str(s):\n    return re.match('[aeiou]', s)\n")]
+
+
+def packed(tests: list[dict]) -> str:
+    """Private tests as LiveCodeBench publishes them."""
+    return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(tests)))).decode()
+
+
+def live_row(id: str, tests: list[tuple[str, str]], name: str = "", kind: str = "stdin") -> dict:
+    cases = [dict(input=given, output=wanted, testtype=kind) for given, wanted in tests]
+    return dict(question_title="t", question_content="Add.", platform="atcoder", question_id=id, contest_id="c",
+                contest_date="2024-01-01T00:00:00",
+                starter_code="class Solution:\n    def add(self, a, b):\n        " if name else "", difficulty="easy",
+                public_test_cases=json.dumps(cases[:1]), private_test_cases=packed(cases[1:]),
+                metadata=json.dumps(dict(func_name=name) if name else {}))
+
+
+LIVE = [live_row("abc1_a", [("1 2\n", "3\n"), ("2 2", "4"), ("0 0", "0")]),
+        live_row("3001", [("[1, 2]\n3", "[1, 2, 3]"), ("[]\n1", "[1]")], "add", "functional")]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write(folder / "HumanEvalPlus.jsonl.gz", [HUMAN]), write(folder / "MbppPlus.jsonl", MBPP), write(folder / "test5.jsonl", LIVE)
+    return folder
+
+
+def test_published_formats(data):
+    (add,), sha = load("humaneval+", data)
+    assert add.base == ("1, 2", "3, 4") and add.plus == ("0.1, 0.2", "-1, 1e999") and add.entry == "add" and len(sha) == 64
+    shared, vowel = load("mbpp+", data)[0]
+    assert shared.base == ("(3, 4), (4, 3)",) and shared.arguments[0] == ((3, 4), (4, 3)) and vowel.plus == ()
+    script, function = map(opened, load("livecodebench5", data)[0])
+    assert script.entry is None and script.base == ("1 2\n", "2 2", "0 0") and script.expected == ("3\n", "4", "0")
+    assert function.entry == "add" and function.base == ("[1, 2], 3", "[], 1")
+    assert restore("Mbpp/115", [[[1, 2], []]]) == [[{1, 2}, {}]] and restore("Mbpp/124", ["1", "2j"]) == [1.0, 2j]
+    assert restore("Mbpp/580", [[1, [2, [3]]]]) == [(1, (2, (3,)))] and restore("Mbpp/999", [[1]]) == [[1]]
+    assert call_text([(1,), float("inf"), {"a": [float("-inf")]}, set(), "it's inf"]) == \
+        '(1, ), 1e999, {\'a\': [-1e999]}, set(), "it\'s inf"'
+
+
+@pytest.mark.parametrize("name, change, says", [
+    ("humaneval+", lambda p: p.write_bytes(p.read_bytes()[:60]), "damaged gzip"),
+    ("humaneval+", lambda p: p.unlink(), "holds no file of humaneval"),
+    ("humaneval+", lambda p: write(p, [dict(task_id="x")]), "no field prompt"),
+    ("humaneval+", lambda p: write(p, []), "is empty"),
+    ("humaneval+", lambda p: write(p, [dict(HUMAN, plus_input=[3])]), "row 1 .HumanEval/0."),
+    ("humaneval+", lambda p: p.write_text("[not json\n"), "not valid JSON"),
+    ("livecodebench5", lambda p: write(p, [dict(LIVE[0], private_test_cases="AAAA")]), "row 1 .abc1_a.: cannot be unpacked")])
+def test_bad_files_are_named(data, name, change, says):
+    change(data / ("test5.jsonl" if name == "livecodebench5" else "HumanEvalPlus.jsonl.gz"))
+    with pytest.raises(ValueError, match=says):
+        load(name, data)
+
+
+class Deed:
+    def __reduce__(self):
+        return (Path.touch, (Path("/tmp/unpickled"),))
+
+
+def test_private_tests_hold_no_classes(tmp_path):
+    tests = [dict(input="1", output="2", testtype="stdin")]
+    assert unpack(packed(tests)) == unpack(json.dumps(tests)) == tests
+    for evil in Deed(), print, Path("/"), {1, 2}, object():
+        with pytest.raises(ValueError, match="cannot be unpacked"):
+            unpack(base64.b64encode(zlib.compress(pickle.dumps(evil))).decode())
+    no_zlib, no_pickle = (base64.b64encode(data).decode() for data in (b"no zlib", zlib.compress(b"garbage")))
+    for text in "", "[", "[1]", "not base64!", no_zlib, packed(tests)[:-8], no_pickle:
+        with pytest.raises(ValueError, match="cannot be unpacked"):
+            unpack(text)
+    assert not Path("/tmp/unpickled").exists()
+
+
+# ---- judging --------------------------------------------------------------------------------------------------------------
+
+def verdict(wide, problem: Problem, program: str) -> tuple[bool, bool, str]:
+    suite, = suites.suites(wide, [problem])
+    found, = suites.judge(wide, [(suite, program)])
+    return found["base"], found["plus"], found["why"]
+
+
+def test_base_and_plus(wide, data):
+    (add,), _ = load("humaneval+", data)
+    assert verdict(wide, add, add.canonical) == (True, True, "")
+    within = "def add(x, y):\n    return y + x + 1e-9 * (x == 0.1)"                    # floats within 1e-6
+    assert verdict(wide, add, within) == (True, True, "")
+    assert verdict(wide, add, "def add(x, y):\n    return x + y if x >= 1 else 0") == (True, False, "plus input 0: wrong value")
+    slow = "def add(x, y):\n    while x == 3: pass\n    return x + y"
+    assert verdict(wide, add, slow) == (False, False, "base input 1: timeout")
+    equal_to_all = "class E:\n    def __eq__(self, o): return True\ndef add(x, y): return E()"
+    for program, why in {"": "no program",
+                         "def add(x, y): return x - y": "base input 0: wrong value",
+                         "import os\nos._exit(0)": "base input 0: exit",
+                         "def add(x, y): raise KeyError": "base input 0: error: KeyError: ",
+                         "def sub(x): return 1": "base input 0: error: NameError",
+                         equal_to_all: "base input 0: unsupported: value of type E",
+                         "import os\ndef add(x, y): return os.fork()": "base input 0: violation",
+                         "def add(x, y): return 'x' * 10**8": "base input 0: too big"}.items():
+        found = verdict(wide, add, program)
+        assert found[:2] == (False, False) and found[2].startswith(why), found
+
+
+def test_special_oracles(wide, data):
+    shared, vowel = load("mbpp+", data)[0]
+    assert verdict(wide, shared, "def similar_elements(a, b): return sorted(set(a) & set(b))[::-1]") == (True, True, "")
+    for program in (vowel.canonical, "def check_str(s): return s[0] in 'aeiou'",
+                    "def check_str(s): return 'yes' if s[0] == 'a' else None"):
+        assert verdict(wide, vowel, program) == (True, True, ""), program
+    assert verdict(wide, vowel, "def check_str(s): return True")[0] is False
+    zero = Problem("humaneval+", "HumanEval/32", "", "find_zero", "def find_zero(xs): return -xs[0] / xs[1]", ("[1, 2]",),
+                   atol=1e-4, arguments=(([1, 2],),))
+    assert verdict(wide, zero, "def find_zero(xs): return -0.50001")[0]
+    assert not verdict(wide, zero, "def find_zero(xs): return -0.51")[0]
+    assert suites.surface(3, 4) == 35
+    assert [suites.digit_distance(a, b) for a, b in ((23, 56), (56, 23), (7, 123))] == [6, 6, 7]
+
+
+@pytest.mark.parametrize("out, expected, atol, right", [
+    (1, 1, 0, True), (1.0, 1, 0, True), (1 + 1e-7, 1.0, 1e-6, True), (1, 1.0000001, 1e-6, False),
+    ([1.0, 2.0], [1.0, 2.0000001], 1e-6, True), ((1.0,), [1.0], 1e-6, False), ([1.0], [1.0, 2.0], 1e-6, False),
+    ("a", "b", 1e-6, False), (None, 1.0, 1e-6, False), (float("inf"), float("inf"), 1e-6, True), (float("inf"), 1.0, 1e-6, False),
+    (1.0, float("inf"), 1e-6, False), ([[1.0]], [[1.0000001]], 1e-6, True), (10**400, 10**400 + 1, 1e-6, False),
+    (2**2000, 1.0, 1e-6, False), ([1.0, "a"], [1.0000001, "a"], 1e-6, False), ({1: 1.0}, {1: 1.0000001}, 1e-6, False),
+    (1j, 1j + 1e-9, 1e-6, True)])
+def test_closeness(out, expected, atol, right):
+    assert suites.agrees(Problem("humaneval+", "x", "", "f"), (), out, expected, atol) is right
+
+
+def test_tolerance_stays_once_floats_were_expected():
+    problem = Problem("humaneval+", "x", "", "f", base=("1", "2", "3"), plus=("4",))
+    assert suites.tolerances(problem, ["1", "[1.0,2.0]", "3", "4"]) == [0, 1e-6, 1e-6, 0]
+
+
+def test_livecodebench(wide, data):
+    script, function = load("livecodebench5", data)[0]
+    main = "def main():\n    print(sum(map(float, sys.stdin.read().split())), '\\n')\nif __name__ == '__main__':\n    main()"
+    for program in ("a, b = map(int, input().split())\nprint(a + b)", main,
+                    "print(sum(map(int, input().split())))\nexit()"):
+        assert verdict(wide, script, program) == (True, True, ""), program
+    for program in ("print(3)", "print(3)\nprint(4)", "input(", "while True: pass", "print(open('/etc/passwd').read())",
+                    "print('3 x')"):
+        assert verdict(wide, script, program)[0] is False, program
+    for program in ("class Solution:\n    def add(self, a: List[int], b: int) -> List[int]:\n        return a + [b]",
+                    "def add(a, b): return (*a, b)"):
+        assert verdict(wide, function, program) == (True, True, ""), program
+    for program in "class Solution:\n    def add(self, a, b): return a", "class Solution: pass":
+        assert not verdict(wide, function, program)[0], program
+    assert suites.printed_alike("1.0 2\n x ", "1.00 2.0\nx\n")
+    assert not suites.printed_alike("1\n2", "1 2") and not suites.printed_alike("", "1")
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------------
+
+def test_self_test(data, capsys):
+    assert code.main(["--self-test", "--data", str(data)]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["humaneval+"] == dict(n=1, empty=0, n_tests=4, base=1, right=1, left_out={}, failing={})
+    assert result["mbpp+"]["right"] == 2
+    assert result["livecodebench5"] == dict(n=2, empty=0, n_tests=5)
+    write(data / "HumanEvalPlus.jsonl.gz", [dict(HUMAN, canonical_solution="    return x + y if x < 3 else 1 // 0\n")])
+    assert code.main(["--self-test", "--data", str(data), "--bench", "humaneval+"]) == 1
+    out = capsys.readouterr()
+    assert "HumanEval/0: the canonical solution does not pass" in out.err
+    assert json.loads(out.out.splitlines()[-1])["humaneval+"]["right"] == 0
+
+
+def test_answers_are_judged_saved_and_not_made_again(data, tiny, tmp_path, capsys):
+    argv = ["--base", str(tiny.path), "--data", str(data), "--bench", "humaneval+,mbpp+,livecodebench5", "--max-new", "4",
+            "--out", str(tmp_path / "out")]
+    assert code.main(argv) == 0
+    table = capsys.readouterr().out
+    rows = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
+    assert len(rows) == 5 and all(row["base"] is row["plus"] is row["correct"] is False and row["why"] for row in rows)
+    lines = json.loads((tmp_path / "out" / "summary.json").read_text())["results"]
+    assert [line["bench"] for line in lines] == ["humaneval", "humaneval+", "mbpp", "mbpp+", "livecodebench5"]
+    assert "humaneval+" in table
+    before = (tmp_path / "out" / "answers.jsonl").read_bytes()
+    assert code.main(argv) == 0 and (tmp_path / "out" / "answers.jsonl").read_bytes() == before
+
+
+def test_wrong_words(data, tmp_path):
+    with pytest.raises(ValueError, match="did you mean humaneval"):
+        code.main(["--self-test", "--data", str(data), "--bench", "humanevalplus"])
+    with pytest.raises(ValueError, match="no such directory"):
+        code.main(["--self-test", "--data", str(tmp_path / "nowhere")])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="eval.fetch"):
+        code.main(["--self-test", "--data", str(tmp_path / "empty")])
+    with pytest.raises(ValueError, match="holds no file of livecodebench1"):
+        code.main(["--self-test", "--data", str(data), "--bench", "livecodebench"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the published files are not here")
+@pytest.mark.parametrize("name", ["humaneval+", "mbpp+"])
+def test_published_solutions_pass(name, monkeypatch):
+    monkeypatch.undo()
+    assert code.main(["--self-test", "--data", str(SHARED), "--bench", name]) == 0

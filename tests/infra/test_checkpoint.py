@@ -1,0 +1,381 @@
+"""Leaving and coming back: kills, signals, full disks, locks. A resumed run must equal one that was never stopped."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import config
+import train
+from infra.checkpoint import FROZEN, RunDir, differing, restore
+from infra.platform import Interrupted, Signals
+
+ROOT = Path(train.__file__).parent
+STEPS = 3
+# some of everything that a checkpoint must carry over: three kinds, evolution, probes, references, a capped archive
+FLAGS = dict(
+    pop=4,
+    kinds="code_o,code_i,code_f",
+    n_prompts=2,
+    group=3,
+    attempts=2,
+    max_new=48,
+    n_anchors=2,
+    n_heldout=2,
+    n_refs=2,
+    evolve_every=1,
+    probe_every=1,
+    save_every=1,
+    keep=9,
+    archive_cap=5,
+    workers=1,
+    matching="uniform",
+    seed=3,
+)
+LOGS = ("metrics.jsonl", "tasks.jsonl", "matches.jsonl", "genealogy.jsonl")
+
+
+@pytest.fixture(scope="module")
+def words(micro_base):
+    """words(out, **flags) -> command line of the run under test."""
+
+    def make(out: Path, **flags) -> list[str]:
+        flags = dict(base=micro_base, out=out, name="run", steps=STEPS) | FLAGS | flags
+        return [word for k, v in flags.items() for word in ("--" + k.replace("_", "-"), str(v))]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def whole(words, tmp_path_factory) -> Path:
+    """The run that is never stopped."""
+    return train.main(config.parse_args(None, words(tmp_path_factory.mktemp("whole")))).path
+
+
+def begin(words: list[str]) -> subprocess.Popen:
+    """The run as a process of its own; -u and a line per step tell where it is."""
+    return subprocess.Popen(
+        [sys.executable, "train.py", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(process: subprocess.Popen, step: int) -> None:
+    """Read the process's lines until the one of this step (the table's header is step -1)."""
+    for row in process.stdout:
+        if row.split()[:1] == ["step" if step < 0 else str(step)]:
+            return
+    raise AssertionError(process.stderr.read())
+
+
+def metrics(path: Path) -> list[dict]:
+    """metrics.jsonl without the only member that may differ."""
+    return [
+        {k: v for k, v in json.loads(row).items() if k != "seconds"} for row in (path / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def assert_equal(one: Path, other: Path) -> None:
+    """The same books, adapters and optimiser, bit for bit."""
+    assert metrics(one) == metrics(other)
+    assert all((one / name).read_bytes() == (other / name).read_bytes() for name in LOGS[1:])
+    files = [p.relative_to(one) for p in (one / f"step_{STEPS}").rglob("*.safetensors")]
+    assert len(files) == 6 and one / f"step_{STEPS}" / FROZEN / "adapter_model.safetensors" in [one / p for p in files]
+    for p in files:  # not the bytes: safetensors shuffles its metadata
+        a, b = load_file(one / p), load_file(other / p)
+        assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    first, second = (json.loads((path / f"step_{STEPS}" / "state.json").read_text()) for path in (one, other))
+    del first["logs"]["metrics.jsonl"], second["logs"]["metrics.jsonl"]
+    assert first == second and ["frozen_solve" in row for row in metrics(one)] == [False, False, True]
+
+
+def test_killed_then_resumed_equals_never_stopped(words, whole, tmp_path, capsys):
+    process = begin(words(tmp_path))
+    wait_for(process, 1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    path = tmp_path / "run"
+    with open(path / "tasks.jsonl", "a") as f:
+        f.write('{"step": 2, "torn')  # as a kill in the middle of a write leaves it
+    (path / "step_2.part").mkdir(exist_ok=True)
+    train.main(config.parse_args(None, words(tmp_path, resume="auto")))
+    assert_equal(whole, path)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_saves_and_leaves(words, whole, tmp_path, number):
+    process = begin(words(tmp_path, save_every=50))
+    wait_for(process, 0)
+    time.sleep(0.1)
+    process.send_signal(number)
+    rest, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in said
+    assert said.count("\n") == 1 and number.name in said and f"--resume {tmp_path / 'run'}" in said
+    assert max(RunDir(tmp_path / "run", writes=False).steps()) in (1, 2)
+    resumed = config.parse_args(None, words(tmp_path, resume=tmp_path / "run"))
+    train.main(resumed)
+    assert_equal(whole, tmp_path / "run")
+
+
+def test_killed_before_the_first_checkpoint(words, whole, tmp_path, capsys):
+    process = begin(words(tmp_path, save_every=50))
+    wait_for(process, 0)
+    process.kill()
+    process.wait()
+    assert metrics(tmp_path / "run")
+    train.main(config.parse_args(None, words(tmp_path, resume="auto")))
+    assert_equal(whole, tmp_path / "run")
+    assert capsys.readouterr().err == f"note: nothing to resume in {tmp_path / 'run'}: starting at step 0\n"
+
+
+def test_a_second_interrupt_leaves_at_once(capfd):
+    if (child := os.fork()) == 0:
+        signals = Signals().install()
+        with signals:  # a long save, say
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 130 and "second interrupt" in capfd.readouterr().err
+
+
+def test_a_signal_waits_for_what_must_not_be_torn():
+    before, done = signal.getsignal(signal.SIGTERM), []
+    signals = Signals().install()
+    try:
+        with pytest.raises(Interrupted, match="SIGTERM"), signals:
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("the whole block")
+        assert done
+        with pytest.raises(Interrupted, match="SIGINT"):
+            signals.pending = ""
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("never")
+        assert len(done) == 1
+        with pytest.raises(KeyError), signals:  # an error is not hidden by a signal
+            raise KeyError
+    finally:
+        signals.restore()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# -- from where to go on -----------------------------------------------------------------------------------------------
+
+
+def refused(match: str, words: list[str]) -> None:
+    """The run does not start, for this reason."""
+    with pytest.raises(ValueError, match=match):
+        train.main(config.parse_args(None, words))
+
+
+def test_resume_names_what_differs(words, whole, capsys):
+    out, before = whole.parent, metrics(whole)
+    refused(
+        r"another configuration: group \(3 -> 4\), rating \('trueskill' -> 'elo'\)",
+        words(out, resume="auto", group=4, rating="elo"),
+    )
+    refused("holds an earlier run", words(out))
+    refused("no such directory", words(out, resume=out / "nowhere"))
+    refused("no complete checkpoint", words(out, resume=out))
+    refused("only the latest checkpoint, step_3, can go on", words(out, resume=whole / "step_2"))
+    assert metrics(whole) == before
+    for steps in (STEPS, 1):
+        files = {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()}
+        capsys.readouterr()
+        train.main(config.parse_args(None, words(out, resume=whole / "step_3", steps=steps)))
+        assert capsys.readouterr().out == f"{whole}: already at step 3 of {steps}: nothing to do\n"
+        assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == files
+
+
+def test_another_base_is_refused(words, whole, micro_base, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(micro_base, other)
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.norm.weight"] *= 2
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    refused("another base", words(whole.parent, resume="auto", base=other))
+    refused("another base", words(tmp_path, base=other, init=whole / "step_3"))
+
+
+def test_start_from_a_runs_adapters(words, whole, tmp_path):
+    flags = dict(init=whole / "step_3", steps=1, evolve="none", lr=1e-30, lr_teacher=1e-30)
+    path = train.main(config.parse_args(None, words(tmp_path, **flags))).path
+    members = [p.parent.name for p in (whole / "step_3").glob("*/adapter_config.json")]
+    old = sorted(members, key=lambda name: (name[0] == "S", name))
+    for slot, (name, new) in enumerate(zip(old, ["T0", "T1", "S0", "S1"])):
+        a, b = (
+            load_file(step / n / "adapter_model.safetensors") for step, n in ((whole / "step_3", name), (path / "step_1", new))
+        )
+        assert all(torch.allclose(a[k], b[k], rtol=0, atol=1e-20) for k in a), (slot, name, new)
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copy(whole, tmp_path) -> Path:
+    """The finished run once more, to be damaged."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+HALF = "half of the file is left"
+DAMAGE = [
+    ("optimizer.safetensors", HALF, r"optimizer.safetensors: .*"),
+    ("optimizer.safetensors", None, r"optimizer.safetensors: No such file or directory.*"),
+    ("optimizer.safetensors", {"steps": torch.zeros(1)}, r"optimizer.safetensors: .*"),
+    ("optimizer.safetensors", {}, r"optimizer.safetensors: it lacks 'steps'"),
+    ("state.json", HALF, r"state.json: .*line 1 column.*"),
+    ("state.json", b"\xff\x00", r"state.json: .*utf-8.*"),
+    ("state.json", b"[]", r"state.json: .*"),
+    ("state.json", b"{}", r"state.json: it lacks 'members'"),
+    ("S0/adapter_model.safetensors", HALF, r"S0: .*not a readable PEFT adapter.*"),
+    ("S0/adapter_config.json", None, r"S0: .*not a readable PEFT adapter.*No such file.*"),
+    (f"{FROZEN}/adapter_model.safetensors", b"", rf"{FROZEN}: .*not a readable PEFT adapter.*"),
+]
+
+
+@pytest.fixture(scope="module")
+def place(micro_base):
+    """place(words) -> (cfg, setup, adam, base_hash) into which a checkpoint is restored."""
+
+    def make(words: list[str]):
+        ranks = train.Ranks.join("cpu")
+        cfg, base = train.prepare(config.parse_args(None, words), ranks)
+        return (cfg, *train.populate(cfg, base, ranks, None))
+
+    return make
+
+
+def damage(path: Path, what) -> None:
+    """Leave half of a file, nothing, these bytes or these tensors."""
+    if what is None:
+        path.unlink()
+    elif isinstance(what, dict):
+        save_file(what, path)
+    else:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if what == HALF else what)
+
+
+def test_a_damaged_checkpoint_says_what_to_remove(words, copy, place):
+    cfg, *parts = place(words(copy.parent))
+    step, first = copy / "step_3", min(p.parent.name for p in copy.glob("step_3/S*/adapter_config.json"))
+    backup = shutil.copytree(step, copy.parent / "backup")
+    for name, what, match in DAMAGE:
+        name, match = name.replace("S0", first), match.replace("S0", first)
+        damage(step / name, what)
+        with pytest.raises(ValueError, match=rf"run/step_3 is damaged \({match}\): remove all of step_3 to go on from step_2$"):
+            restore(RunDir(copy, writes=False), cfg, *parts, 3)
+        shutil.rmtree(step)
+        shutil.copytree(backup, step)
+    for earlier in ("step_1", "step_2"):
+        shutil.rmtree(copy / earlier)
+    damage(step / "state.json", HALF)
+    with pytest.raises(ValueError, match=r"remove all of step_3 to begin again at step 0: no earlier checkpoint is there$"):
+        restore(RunDir(copy, writes=False), cfg, *parts, 3)
+
+
+def test_its_advice_helps(words, whole, copy):
+    damage(copy / "step_3" / "optimizer.safetensors", HALF)
+    refused("is damaged.*to go on from step_2", words(copy.parent, resume="auto"))
+    shutil.rmtree(copy / "step_3")
+    train.main(config.parse_args(None, words(copy.parent, resume="auto")))
+    assert_equal(whole, copy)
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_lost_log_is_told(copy, name):
+    """Missing or a byte short of what the checkpoint says; one that is longer is no loss."""
+    run, size = RunDir(copy, writes=False), (copy / name).stat().st_size
+    books = json.loads((copy / "step_3" / "state.json").read_text())
+    run.check_logs(books)
+    os.truncate(copy / name, size - 1)
+    with pytest.raises(ValueError, match=rf"run/{name} is shorter than step_3 says \({size - 1} of {size} bytes\): .*; restore"):
+        run.check_logs(books)
+    run.check_logs(json.loads((copy / "step_1" / "state.json").read_text()))
+    (copy / name).unlink()
+    lost = "the archive's memory" if name == "tasks.jsonl" else "a part of the run's record"
+    with pytest.raises(ValueError, match=rf"run/{name} is shorter than step_3 says \(0 of {size} bytes\): {lost} is lost"):
+        run.check_logs(books)
+
+
+def test_a_run_without_its_memory_ends_with_one_sentence(words, copy):
+    (copy / "tasks.jsonl").unlink()
+    before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
+    refused("tasks.jsonl is shorter than step_3 says .*the archive's memory is lost", words(copy.parent, resume="auto", steps=4))
+    assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before
+    with pytest.raises(ValueError, match="tasks.jsonl is shorter than step_2 says"):
+        train.show_again(config.Config(replay=str(copy), step=2))
+
+
+def test_text_that_is_not_json_names_its_file(words, copy):
+    tasks = (copy / "tasks.jsonl").read_text()
+    (copy / "tasks.jsonl").write_text("{" + tasks[:-2] + "\n")  # as long as before
+    refused("run/tasks.jsonl is damaged .*restore it", words(copy.parent, resume="auto"))
+    (copy / "config.json").write_text("{")
+    refused("run/config.json cannot be read .*restore it", words(copy.parent, resume="auto"))
+
+
+# -- the directory -----------------------------------------------------------------------------------------------------
+
+
+def test_lock(words, tmp_path):
+    held = RunDir(tmp_path / "run")
+    refused("in use by a run that is still going", words(tmp_path))
+    del held
+
+
+def test_only_whole_checkpoints_count_and_the_last_stay(tmp_path):
+    run = RunDir(tmp_path)
+    for step in (1, 2, 10):
+        run.save(step, {}, lambda d: (d / "tensor").write_text("x"), keep=2)
+    (tmp_path / "step_11").mkdir()
+    (tmp_path / "step_12.part").mkdir()
+    assert run.steps() == [2, 10] and not (tmp_path / "step_1").exists()
+
+    def broken(directory):
+        (directory / "tensor").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="step_20 could not be written.*No space left.*earlier ones are intact"):
+        run.save(20, {}, broken, keep=2)
+    assert run.steps() == [2, 10] and not list(tmp_path.glob("step_20*"))
+
+
+def test_logs_are_cut_back(tmp_path):
+    run = RunDir(tmp_path)
+    run.append("tasks.jsonl", [{"a": 1}])
+    sizes = run.sizes()
+    run.append("tasks.jsonl", [{"a": 2}, {"a": float("nan")}])
+    assert run.rows("tasks.jsonl", 10**9) == [{"a": 1}, {"a": 2}, {"a": None}]  # JSON has no NaN
+    run.cut(sizes)
+    assert run.rows("tasks.jsonl", 10**9) == [{"a": 1}] and sizes["metrics.jsonl"] == 0
+
+
+def test_differing():
+    assert differing(dict(a=1, b=2, c=3), dict(a=1, b=5, c=4, d=6), free=("c",)) == ["b (2 -> 5)", "d (None -> 6)"]
+
+
+def test_disk_full_at_a_checkpoint(words, tmp_path):
+    """A limit on file sizes stands for the full disk: the second checkpoint does not fit, the first is gone on from."""
+    limit = (
+        "import resource, signal, runpy, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); sys.argv[0] = 'train.py'; "
+        "import safetensors.torch as st; save, n = st.save_file, []\n"
+        "def save_file(*a, **k):\n"
+        "    n.append(1)\n"
+        "    len(n) == 6 and resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"  # 5 files a checkpoint
+        "    return save(*a, **k)\n"
+        "st.save_file = save_file; runpy.run_path('train.py', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", limit, *words(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert "step_2 could not be written" in done.stderr and done.stderr.count("\n") == 1
+    assert RunDir(tmp_path / "run").steps() == [1] and not list((tmp_path / "run").glob("*.part"))
+    assert len(train.main(config.parse_args(None, words(tmp_path, resume="auto"))).rows("metrics.jsonl", 10**9)) == STEPS

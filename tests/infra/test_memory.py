@@ -1,0 +1,126 @@
+"""The memory plan: its parts equal what the code holds, its sum what a process takes, and --plan says so."""
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import config
+import rl
+import train
+from infra import memory
+from infra.distributed import Ranks
+from infra.memory import largest_budget, memory_plan, peak
+from lora import Adapters, Serving
+from model import Config, Model
+
+SMALL = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2, attention_bias=False)
+SHAPES = {"qwen2": dict(attention_bias=True, tie_word_embeddings=True),
+          "llama": dict(attention_bias=True, output_bias=True, mlp_bias=True),
+          "mistral": dict(head_dim=32, sliding_window=8, sliding_layers=(0, 1, 2)),
+          "qwen3": dict(head_dim=32, qk_norm=True, num_key_value_heads=4)}
+GB = 2 ** 30
+
+
+def settled(**flags) -> train.Config:
+    small = dict(pop=4, rank=8, max_new=40, n_refs=0, token_budget=160, max_rows=128, attempts=8)
+    return config.settle(train.Config(**{**small, **flags}), "micro")
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("targets", ["q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj", "q_proj,down_proj"])
+def test_what_is_always_there_is_counted_exactly(changes, targets):
+    cfg, shape = settled(lora_targets=targets), Config(**{**SMALL, **changes})
+    model = Model(shape)
+    adapters = Adapters.on(model, 4, 8, 16, targets.split(","))
+    adam, n = rl.Adam(adapters, [1e-3] * 4), lambda tensors: sum(x.numel() * x.element_size() for x in tensors)
+    plan, short = memory_plan(cfg, shape, torch.float32, 4), memory_plan(cfg, shape, torch.bfloat16, 4)
+    assert plan["base"] * GB == pytest.approx(n(model.parameters()))
+    serving = Serving(adapters, torch.arange(4), torch.bfloat16)
+    copies = [x for project in model.projects() for x in serving.together(project.paths, project.sizes) or ()]
+    assert short["adapters"] * GB == pytest.approx(n(adapters.parameters()) + n(copies)), "factors and the routing's copies"
+    assert plan["optimiser"] * GB == pytest.approx(n(adam.m) + n(adam.v))
+    assert plan["gradients"] * GB == pytest.approx(n(adapters.parameters()))
+    assert short["base"] == pytest.approx(plan["base"] / 2)
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
+def test_activations_are_what_autograd_saves(changes):
+    """Bytes of distinct storages that a forward pass keeps for the backward pass; the plan adds one layer in passing."""
+    cfg, shape = settled(token_budget=160), Config(**{**SMALL, **changes, "sliding_layers": ()})
+    model = Model(shape).requires_grad_(False).fuse()
+    adapters, kept = Adapters.on(model, 4, 8, 16), {}
+    own = {x.untyped_storage().data_ptr() for x in [*model.parameters(), *adapters.parameters()]}
+
+    def keep(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    route = adapters.route(torch.arange(4), torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        hidden = model(torch.randint(0, 97, (4, 40)), lora=route)
+    assert hidden.requires_grad
+    own |= {x.untyped_storage().data_ptr() for factors in route.serving.made.values() for x in factors}
+    q, kv = (n * shape.head_dim for n in (shape.num_attention_heads, shape.num_key_value_heads))
+    passing = 160 * (4 * shape.hidden_size + max(4 * shape.intermediate_size, 4 * q + 3 * kv)) * 4
+    planned = memory_plan(cfg, shape, torch.float32, 4)["activations"] * GB - passing
+    assert planned == pytest.approx(sum(n for at, n in kept.items() if at not in own), rel=0.05)
+
+
+def test_largest_budget_is_the_last_that_fits():
+    cfg, shape = settled(), Config(**SMALL)
+    need = lambda budget: peak(memory_plan(settled(token_budget=budget), shape, torch.float32, 4))
+    free = (need(4096) + need(4097)) / 2
+    assert largest_budget(cfg, shape, torch.float32, 4, free) == 4096
+    assert largest_budget(cfg, shape, torch.float32, 4, need(256) / 10) == 0
+    assert largest_budget(cfg, shape, torch.float32, 4, float("inf")) == 2 ** 20
+
+
+def test_plan_flag(micro_base, capsys):
+    """Nothing but the table is written, with exit code 0 where it fits and 2 where it does not."""
+    cfg = config.parse_args(None, ["--base", str(micro_base), "--plan"])
+    assert train.show_plan(cfg) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n{use} " in "\n" + text for use in (*memory.ALWAYS, *memory.GENERATE, *memory.UPDATE, "peak", "free"))
+    assert "largest --token-budget that fits: " in text
+    assert train.show_plan(config.parse_args(None, ["--base", str(micro_base), "--plan", "--max-rows", "100000000"])) == 2
+    assert "no --token-budget fits\nlower " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from Linux's /proc")
+@pytest.mark.parametrize("job", [
+    dict(model=dict(vocab_size=32000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
+                    num_key_value_heads=4, attention_bias=False),
+         flags=dict(pop=4, rank=16, max_new=48, n_refs=0, attempts=4, max_rows=8, token_budget=384), trained_rows=8),
+    dict(model=dict(vocab_size=100000, hidden_size=256, intermediate_size=256, num_hidden_layers=8, num_attention_heads=16,
+                    num_key_value_heads=16, head_dim=128, attention_bias=False, qk_norm=True, tie_word_embeddings=True),
+         flags=dict(pop=2, rank=8, max_new=32, n_refs=0, attempts=1, max_rows=64, token_budget=64), trained_rows=4)],
+    ids=["a Llama of 134M whose update is the peak", "a Qwen3 of 46M whose generation is the peak"])
+def test_plan_agrees_with_measured_memory(job):
+    script = Path(__file__).with_name("one_step.py")
+    run = subprocess.run([sys.executable, str(script), json.dumps(job)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout.splitlines()[-1])
+    assert abs(result["planned"] / result["measured"] - 1) < 0.15, result
+
+
+def test_what_does_not_fit_is_halved_before_the_first_step(tiny, population, capsys):
+    """A real allocation fails; what is left fits, and the gradients of the trial are gone."""
+    adapters, alone = population(tiny), Ranks(0, 1, torch.device("cpu"))
+    cfg = memory.fit(settled(max_rows=1 << 30), tiny, adapters, alone)
+    text = capsys.readouterr().err
+    assert f"note: --max-rows {1 << 30} does not fit into memory, trying {1 << 29}\n" in text and cfg.token_budget == 160
+    assert 1 <= cfg.max_rows < 1 << 30 and f"trying {cfg.max_rows}\n" in text
+    assert all(p.grad is None for p in adapters.parameters())
+    assert memory.fit(settled(), tiny, adapters, alone) == settled() and capsys.readouterr().err == ""
+
+
+def test_what_never_fits_is_an_error_and_what_is_no_lack_of_memory_is_not_hidden():
+    with pytest.raises(ValueError, match="not enough memory for any --max-rows: lower"):
+        memory.halve_until(4, lambda n: torch.empty(1 << 55), "--max-rows")
+    with pytest.raises(RuntimeError, match="size"):
+        memory.halve_until(4, lambda n: torch.ones(2) @ torch.ones(3), "--max-rows")

@@ -1,0 +1,120 @@
+"""Absolute measures: what is asked of whom, what is recognised as thinking, and how sure the means are."""
+import dataclasses
+
+import pytest
+
+import selfplay
+from infra import metrics, probes
+from tasks.base import Task
+from tasks.prompts import reasoning
+from tests.test_selfplay import asked, members, setup, with_fates    # noqa: F401 (setup is a fixture)
+
+
+@pytest.mark.parametrize("style, text, wanted", [
+    ("micro", ">[3,2]\n>5\n=5", "[3,2]\n5"),
+    ("micro", "<4\n=3", "4"),
+    ("micro", "=5", ""),
+    ("micro", "=5" + "0" * 60, ""),                                  # long is not thoughtful
+    ("micro", ">", ""),                                              # a mark without a value
+    ("chat", "First x is 3.\n\n```answer\n4\n```", "First x is 3."),
+    ("chat", "```answer\n4\n```\nBecause x is 3.", ""),
+    ("chat", "<think>x is 3</think>\n```answer\n4\n```", "x is 3"),
+    ("direct", "```answer\n4\n```", ""),
+    ("base", "<think>x is 3</think> <answer>4</answer>", "x is 3"),
+    ("base", "<think></think> <answer>4</answer>", ""),
+    ("base", "<think>x is 3 and so", "x is 3 and so"),
+])
+def test_thinking_is_what_the_styles_parser_says(style, text, wanted):
+    assert reasoning(text, style) == wanted
+
+
+def test_think_share_of_members(setup):
+    """Of hand-made answers: two of S0's four think, none of S1's two."""
+    s = setup()
+    batch = with_fates()[:2]
+    batch[0].answers = {"S0": [">1\n=2", "=2"], "S1": ["=2", "=3"]}
+    batch[1].answers = {"S0": [">1\n>2\n=2", "=20"]}
+    share = [[metrics.thinks(s, text) for text in metrics.texts_of(batch, name)] for name in ("S0", "S1", "")]
+    assert [sum(x) / len(x) for x in share] == [.5, 0, pytest.approx(1 / 3)]
+
+
+def test_standard_error_counts_a_task_once():
+    """Members that answer alike are no more information than one of them."""
+    one = probes.Answers([True, True, False, False], [False] * 4)
+    assert probes.standard_error({"S0": one}) == pytest.approx((1 / 3) ** .5 / 2)
+    assert probes.standard_error({"S0": one, "S1": one}) == probes.standard_error({"S0": one})
+    other = probes.Answers([False, False, True, True], [False] * 4)
+    assert probes.standard_error({"S0": one, "S1": other}) == 0
+
+
+def play(setup_, kind: str, *bodies: str) -> list[Task]:
+    return selfplay.make_tasks(setup_, [asked(kind, body, "4") for body in bodies], "")
+
+
+def test_probe(setup):
+    s, students = setup(), members("student")
+    given = play(s, "code_o", "x=x+1")
+    batch = with_fates()[:1]
+    batch[0].task = given[0]
+    told = probes.probe(s, students, given, [], batch, 0)
+    assert set(told["anchors_sampled"]) == set(told["anchors_greedy"]) == {"S0", "S1"}
+    assert told["anchors_greedy_base"] in (0.0, 1.0) and set(told["anchors_think"]) == {"S0", "S1"}
+    assert told["anchors_greedy_se"] is None, "one task has no spread"
+    assert 0 <= told["base_solve"] <= 1 and told["student_solve"] == 0 and told["probe_tokens"] > 0
+    later = probes.probe(s, students, given, [], batch, 1)
+    assert later["anchors_greedy_base"] == told["anchors_greedy_base"], "the base is asked each time, and never changes"
+    assert "anchors_sampled" not in later, "at the run's temperature only at the first and the last probe"
+    assert probes.probe(s, students, [], [], [], 1) == dict(probe_tokens=0)
+
+
+def test_kinds_that_nobody_plays(setup):
+    """Students, teachers and the frozen base; between the first and the last probe a share of the tasks."""
+    s = setup()
+    s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, probe_share=.5, steps=10))
+    everybody = [dataclasses.replace(m, slot=i) for i, m in enumerate(members("teacher")[:1] + members("student")[:1])]
+    tasks = play(s, "code_i", "x=x+1", "x=x*2", "x=x-1", "x=x+5")
+    first = probes.probe(s, everybody, [], tasks, [], 0)
+    assert list(first["heldout"]) == ["code_i"] and set(first["heldout"]["code_i"]) == {"T0", "S0", "base"}
+    assert set(first["heldout_think"]["code_i"]) == {"T0", "S0", "base"}
+    assert all(share * 4 == int(share * 4) for share in first["heldout"]["code_i"].values()), "all four tasks"
+    later = probes.probe(s, everybody, [], tasks, [], 5)
+    assert set(later["heldout"]["code_i"]) == {"T0", "S0", "base"} and later["probe_tokens"] < first["probe_tokens"]
+    alone = [dataclasses.replace(m, slot=0) for m in everybody]
+    assert len(probes.probe(s, alone, [], tasks, [], 5)["heldout"]["code_i"]) == 2, "one adapter in both roles is asked once"
+
+
+def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
+    """Greedily they say the same, bit for bit; members that have learned are asked themselves."""
+    s = setup()
+    s = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=0.0))
+    tasks = play(s, "code_o", "x=x+1", "x=x*2")
+    slots = {"S0": 0, "S1": 1, "base": -1}
+    found, tokens = probes.answers(s, slots, tasks, 0, 0.0)
+    alone, tokens_alone = probes.answers(s, {"base": -1}, tasks, 0, 0.0)
+    assert tokens == tokens_alone and found["S0"] == found["S1"] == found["base"] == alone["base"]
+    moved = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=3.0))
+    found, _ = probes.answers(moved, slots, tasks, 0, 0.0)
+    assert found["base"] == alone["base"] and found["S0"] != found["base"]
+
+
+def test_probe_of_a_frozen_student(setup, population):
+    """The frozen student is asked beside the base, whose answers stay what they were; an unchanged copy answers like the base."""
+    s, students = setup(), members("student")
+    given = selfplay.make_tasks(s, [asked("code_o", "x=x+1", "4"), asked("code_o", "x=x[::-1]", "[1,2,3]")], "")
+    batch = with_fates()[:2]
+    for p, task in zip(batch, given):
+        p.task = task
+    ruined = population(s.base, 1, rank=8, b_std=3.0)
+    alone, beside = (probes.probe(s, students, [], [], batch, 7, frozen) for frozen in (None, ruined))
+    assert "frozen_solve" not in alone and beside["base_solve"] == alone["base_solve"] > 0 == beside["frozen_solve"]
+    fresh = population(s.base, 1, rank=8, b_std=0.0)
+    assert probes.probe(s, students, [], [], batch, 7, fresh)["frozen_solve"] > 0
+
+
+def test_only_kinds_that_are_not_played_are_held_out():
+    """The first n of each."""
+    from tasks.base import Proposal
+    from infra.checkpoint import unplayed
+    given = [Proposal(kind, f"{kind} {i}", ("1",)) for i in range(3) for kind in ("code_o", "math", "logic")]
+    found = [p.program for p in unplayed(given, ("code_o",), 2)]
+    assert found == ["math 0", "math 1", "logic 0", "logic 1"] and not unplayed(given, ("code_o",), 0)

@@ -1,0 +1,146 @@
+"""complexity.py: known programs, properties of the structural hash, and texts that try to hurt the parser."""
+import ast
+import math
+import random
+import time
+
+import pytest
+
+from tasks import complexity
+from tasks.complexity import Complexity, measure, parse, structural_hash
+
+LOOP = '''
+def f(items, limit=3):
+    """Counts."""
+    # how many are large
+    total = 0
+    for item in items:
+        if item > limit and item % 2 == 0 or item == 0:
+            total += 1
+
+    return total
+'''
+
+
+@pytest.mark.parametrize("source, mccabe, lines, variables, statements", [
+    ("def f(x):\n return x", 1, 2, 1, 0),
+    ("def f(x):\n x=x[::-1]\n if x[0]>2:x=x[1:]\n return x", 2, 4, 1, 2),
+    (LOOP, 5, 6, 4, 2),                                             # for, if, and, or
+    ("def f(x):\n return [v for v in x if v if v>1]", 4, 2, 2, 0),  # comprehension and two ifs
+    ("def f(x):\n while x:\n  x-=1\n else:\n  x=2\n return x", 2, 6, 1, 1),
+    ("def f(x):\n try:\n  return 1/x\n except ZeroDivisionError:\n  return 0\n except TypeError:\n  return 1", 3, 7, 1, 1),
+    ("def f(x):\n def g(y):\n  return y if y else 1\n return g(x)", 2, 4, 2, 1),
+    ("def f(x):\n match x:\n  case 1: return 2\n  case _: return 3", 3, 4, 1, 1),
+    ("def f(a):\n if a==1: return 1\n elif a==2: return 2\n else: return 3", 3, 4, 1, 1),
+    ("def f(): 'doc'", 1, 1, 0, 0),
+    ("", 1, 0, 0, 0),
+])
+def test_known_programs(source, mccabe, lines, variables, statements):
+    found = measure(source)
+    assert (found.mccabe, found.lines, found.variables, found.statements) == (mccabe, lines, variables, statements)
+
+
+def test_halstead_volume_by_hand():
+    # operators: def ( : return + (5 distinct, 5 in all); operands: f x x 1 (3 distinct, 4 in all)
+    assert measure("def f(x):\n return x+1").halstead == pytest.approx(9 * math.log2(8))
+    assert measure("def f( x ) :\n\n    '''doc'''\n    return (x + 1)  # comment").halstead == pytest.approx(27)
+    assert measure("def f(x):\n return x+x").halstead == pytest.approx(9 * math.log2(7))
+    assert measure("").halstead == 0
+
+
+def test_depth_counts_levels_of_the_tree():
+    # Module > FunctionDef > Return > BinOp > Name, without load marks
+    assert measure("def f(x):\n return x+1").depth == 5
+    assert measure("def f(x):\n return x+1+2").depth == 6
+    assert measure("x").depth == 3
+
+
+@pytest.mark.parametrize("program, same", [
+    (LOOP, LOOP.replace("items", "a").replace("item", "b").replace("total", "n").replace("limit", "k")),        # renaming
+    (LOOP, LOOP.replace("% 2", "% 7").replace("= 0\n", "= 9\n").replace("=3", "=99")),                          # constants
+    (LOOP, LOOP.replace('"""Counts."""', "")),                                                                  # docstring
+    (LOOP, LOOP.replace("# how many are large", "").replace("\n\n", "\n")),                                     # layout
+    (LOOP, LOOP.replace("(items, limit=3):", "(items: list[int], limit: int = 3) -> int:")),                    # annotations
+    (LOOP, LOOP.replace("total = 0", "total: int = 0")),
+    (LOOP, LOOP.replace("def f", "def count")),
+    ("def f(x):\n return x+3", "def f(x):\n return x+-3"),
+    ("def f(x):\n return x+'a'", "def f(x):\n return x+u'bcd'"),
+    ("import math as m\ndef f(x):\n return m.pi", "import math\ndef f(x):\n return math.pi"),
+    ("def g(a):\n return a\ndef f(x):\n return g(a=x)", "def h(b):\n return b\ndef f(x):\n return h(b=x)"),
+    ("def f(key):\n return sorted(key, key=abs)", "def f(x):\n return sorted(x, key=abs)"),
+    ("def f(x):\n def g():\n  nonlocal x\n  x=1\n g()\n return x", "def f(y):\n def h():\n  nonlocal y\n  y=5\n h()\n return y"),
+    ("def f(x):\n try:\n  return x[0]\n except IndexError as e:\n  return 1",
+     "def f(y):\n try:\n  return y[0]\n except IndexError as err:\n  return 2"),
+])
+def test_hash_ignores(program, same):
+    assert program != same and structural_hash(program) == structural_hash(same)
+
+
+@pytest.mark.parametrize("program, other", [
+    (LOOP, LOOP.replace("+=", "-=")), (LOOP, LOOP.replace(">", "<")), (LOOP, LOOP.replace(" and ", " or ")),
+    # type of a constant
+    (LOOP, LOOP.replace("== 0:", "== '':")),
+    (LOOP, LOOP.replace("return total", "return item")), (LOOP, LOOP.replace("return total", "return total, 1")),
+    ("def f(x):\n return len(x)", "def f(x):\n return max(x)"),
+    ("def f(x):\n return x.count(1)", "def f(x):\n return x.index(1)"),
+    ("def f(a,b):\n return a-b", "def f(a,b):\n return b-a"),
+    ("def f(x):\n return x+1", "def f(x):\n return x+1.0"), ("def f(x):\n return x+1", "def f(x):\n return x+True"),
+    ("def f(x):\n return x[1:]", "def f(x):\n return x[:1]"),
+    ("from math import ceil as g\ndef f(x):\n return g(x)", "from math import floor as g\ndef f(x):\n return g(x)"),
+])
+def test_hash_keeps(program, other):
+    assert program != other and structural_hash(program) != structural_hash(other)
+
+
+def test_hash_under_random_renaming():
+    rng = random.Random(0)
+    for _ in range(50):
+        tree = ast.parse(LOOP)
+        names = {name: f"n{rng.randrange(10**6)}_{i}" for i, name in enumerate(("items", "limit", "total", "item"))}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                node.id = names.get(node.id, node.id)
+            elif isinstance(node, ast.arg):
+                node.arg = names[node.arg]
+            elif isinstance(node, ast.Constant) and type(node.value) is int:
+                node.value = rng.randrange(1000)
+        assert structural_hash(ast.unparse(tree)) == structural_hash(LOOP)
+
+
+HOSTILE = ["(" * 30 + ")" * 30, "[" * 2000, "{" * 24, "{(" * 12, "(lambda:" * 24, "-" * 3000 + "x", "not " * 1500 + "x",
+           "x" + ".a" * 3500, "x" + "[0]" * 2500, "f" + "()" * 3500, "x" + "+x" * 3900, "a if b else " * 600 + "c",
+           "x=" * 3900 + "1", "lambda:" * 900 + "0", "if x:\n" + "".join(" " * i + "if x:\n" for i in range(1, 120)), "\0",
+           "\ud800", "x = '\ud800'", "\\", "'", "'''", "f'{", "def", "1" * 5000, "9**9**9**9", "#" * 7999, "\n" * 7999,
+           "a" * 7999, "\ufeffx", "x\x0c", "é=1", "match x:\n case " + "[" * 24, "# coding: rot13\nx", "0777", "1_", "f'{" * 20,
+           "f'{f\"{x}\"}'", "@" * 3000, "a:=" * 1000, "await x", "yield", "return", "a" * 10**6, "class A:\n def f(self): pass",
+           "async def f(x):\n async for y in x: pass", "x: int", "global x", "del x", "print 'a'", "(" * 7999]
+
+
+@pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_texts_end_quickly_and_by_name(source):
+    start = time.monotonic()
+    for function in (measure, structural_hash, parse):
+        try:
+            function(source)
+        except ValueError as error:
+            assert str(error).split(":")[0] in ("too_long", "too_deep", "syntax")
+    assert time.monotonic() - start < 2
+
+
+def test_random_texts_never_raise_anything_else():
+    rng = random.Random(1)
+    for _ in range(3000):
+        i, j = sorted((rng.randrange(len(LOOP)), rng.randrange(len(LOOP))))
+        text = LOOP[:i] + "".join(rng.choice("()[]{}:=+-'\"\\\n \t#@*,.xyz019é\0\ud800")
+                                  for _ in range(rng.randrange(8))) + LOOP[j:]
+        try:
+            found = measure(text)
+            assert isinstance(found, Complexity) and len(structural_hash(text)) == 32
+        except ValueError:
+            pass
+
+
+def test_measuring_runs_nothing():
+    assert measure("raise SystemExit\ndef f(x):\n return x").mccabe == 1
+    names = {node.id for node in ast.walk(ast.parse(open(complexity.__file__).read())) if isinstance(node, ast.Name)}
+    assert not names & {"eval", "exec", "compile", "literal_eval", "__import__"}

@@ -1,0 +1,506 @@
+"""The contract, the kinds of code, prompts and validation: real-looking model answers with the verdict each deserves, through the real sandbox."""
+import ast
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+import tasks
+from sandbox.values import decode, encode
+from tasks import IDENTITY, KINDS, read_tasks
+from tasks.base import Proposal, Reject, Task
+from tasks.complexity import entry, parse
+from tasks.prompts import STYLES, Prompt, render, show
+from tasks.validation import (REASONS, Limits, arguments_text, ignores_input, input_problem, normalise,
+                              program_problem)
+
+CHAT, MICRO = Limits.for_style("chat"), Limits.for_style("micro")
+LIMITS = {style: Limits.for_style(style) for style in STYLES}
+
+
+def made(kind: str, program: str, *pairs, message: str = "") -> Task:
+    """A task whose gold is given, for tests that need no execution. pairs: (argument text, output value)."""
+    return Task(kind, program, tuple(text for text, _ in pairs), tuple(encode(value) for _, value in pairs), message, "key")
+
+
+REVERSE = "def f(x):\n return x[::-1]"
+ADD = "def f(a, b):\n    return a + b"
+OUT = made("code_o", REVERSE, ("[1, 2, 3]", [3, 2, 1]))
+INP = made("code_i", REVERSE, ("[1, 2, 3]", [3, 2, 1]))
+ADDED = made("code_i", ADD, ("2, 3", 5))
+PAIR = made("code_o", "def f(x):\n return x, x", ("1", (1, 1)))
+WORD = made("code_o", "def f(x):\n return x*2", ("'ab'", "abab"))
+FUN = made("code_f", REVERSE, *[(f"[{i}, 7]", [7, i]) for i in range(10)], message="It turns things around.")
+
+
+def outcome(sandbox, proposal, limits=CHAT):
+    """The whole way of a proposal: check, run, accept -> Task or the reason."""
+    kind = KINDS[proposal.kind]
+    if refused := kind.check(proposal, limits):
+        return refused.reason
+    verdict, = sandbox.run([kind.job(proposal)])
+    result = kind.accept(proposal, verdict, limits, kind.key(proposal, "structural"))
+    return result.reason if isinstance(result, Reject) else result
+
+
+def judge(sandbox, task, style, *texts):
+    kind, limits = KINDS[task.kind], LIMITS[style]
+    answers = [kind.parse_answer(text, style, task, limits) for text in texts]
+    return kind.judge(task, answers, sandbox.run(kind.answer_jobs(task, answers, limits)), limits)
+
+
+# ---------------------------------------------------------------- students' answers as models write them
+
+ANSWERS = [
+    # deduction
+    (OUT, "chat", "Reversing gives:\n\n```output\n[3, 2, 1]\n```", "correct"),
+    (OUT, "chat", "```output\n[3,2,1]", "correct"),                                         # fence never closed
+    (OUT, "chat", "```output\n[3, 2, 1]```", "correct"),                                    # newline missing
+    (OUT, "chat", "```output [3, 2, 1]```", "correct"),                                     # all on one line
+    (OUT, "chat", "```Output\r\n[3, 2, 1]\r\n```\r\n", "correct"),                          # capitals, Windows
+    (OUT, "chat", "So it is\n```\n[3, 2, 1]\n```\nHope this helps!", "correct"),            # no language, prose around
+    (OUT, "chat", "```python\n[3, 2, 1]\n```", "correct"),                                  # wrong language, still data
+    (OUT, "chat", "```python\nx = x[::-1]\n```\nthen\n```output\n[3, 2, 1]\n```", "correct"),
+    (OUT, "chat", "```output\n[1, 2, 3]\n```\nWait, no.\n```output\n[3, 2, 1]\n```", "correct"),   # the last one counts
+    (OUT, "chat", "```output\n[3, 2, 1]\n```\nWait, no.\n```output\n[1, 2, 3]\n```", "wrong"),
+    (OUT, "chat", "```output\n[\n    3,\n    2,\n    1,\n]\n```", "correct"),
+    (OUT, "chat", "```output\n[3, 2, 1]  # reversed\n```", "correct"),
+    (OUT, "chat", "1. First item.\n   ```output\n   [3, 2, 1]\n   ```", "correct"),          # indented in a list
+    (OUT, "chat", "<answer>[3, 2, 1]</answer>", "correct"),
+    (OUT, "chat", "<answer>\n```output\n[3, 2, 1]\n```\n</answer>", "correct"),
+    (OUT, "chat", "<think>```output\n[9]\n```</think>\n```output\n[3, 2, 1]\n```", "correct"),
+    (OUT, "chat", "```output\n(3, 2, 1)\n```", "wrong"),                                    # a tuple is no list
+    (OUT, "chat", "```output\n'[3, 2, 1]'\n```", "wrong"),
+    (OUT, "chat", "```output\n[3, 2]\n```", "wrong"),
+    (OUT, "chat", "The output is [3, 2, 1].", "malformed"),                                 # prose is not searched for values
+    (OUT, "chat", "", "malformed"), (OUT, "chat", "```output\n\n```", "malformed"), (OUT, "chat", "```", "malformed"),
+    (OUT, "chat", "```output\nVALUE\n```", "malformed"),                                    # the template echoed
+    (OUT, "chat", "```output\n[3, 2, 1\n```", "malformed"),
+    (OUT, "chat", "```output\n[1, 2, 3][::-1]\n```", "malformed"),                          # an expression is no answer
+    (OUT, "chat", "```output\nf([1, 2, 3])\n```", "malformed"),
+    (OUT, "chat", "```output\nlist((3, 2, 1))\n```", "malformed"),
+    (OUT, "chat", "```output\n[3, 2, 1]\n[3, 2, 1]\n```", "malformed"),
+    (OUT, "chat", "```output\n__import__('os').system('true') or [3, 2, 1]\n```", "malformed"),
+    (OUT, "chat", "<think>It could be\n```output\n[3, 2, 1]\n```", "malformed"),            # cut off while thinking
+    (OUT, "chat", "```output\n" + "[" * 300 + "]" * 300 + "\n```", "malformed"),
+    (OUT, "chat", "```output\n[3, 2, 1]" + " " * 5000 + "1\n```", "malformed"),             # over the limit, not truncated
+    (PAIR, "chat", "```output\n(1, 1)\n```", "correct"), (PAIR, "chat", "```output\n1, 1\n```", "correct"),
+    (PAIR, "chat", "```output\n[1, 1]\n```", "wrong"), (PAIR, "chat", "```output\n1), (1\n```", "malformed"),
+    (WORD, "chat", '```output\n"abab"\n```', "correct"), (WORD, "chat", "```output\n'abab'\n```", "correct"),
+    (WORD, "chat", "```output\nabab\n```", "malformed"),                                    # a bare word is a name, no string
+    (OUT, "base", "<think>turn it</think> <answer>[3, 2, 1]</answer>", "correct"),
+    (OUT, "base", "<think>turn it</think>\n<answer>\n```output\n[3, 2, 1]\n```", "correct"),
+    (OUT, "base", "<think>turn it</think>\n```output\n[3, 2, 1]\n```", "malformed"),        # the envelope is the contract
+    (OUT, "base", "<think>so <answer>[1]</answer> or</think><answer>[3, 2, 1]</answer>", "correct"),
+    (OUT, "micro", ">[3,2,1]\n=[3,2,1]", "correct"), (OUT, "micro", "=[3,2,1]\n", "correct"), (OUT, "micro", "=[1,2,3]", "wrong"),
+    (OUT, "micro", "[3,2,1]", "malformed"), (OUT, "micro", ">[3,2,1]\n", "malformed"),
+    (OUT, "micro", "=[3,2,1]\n>4", "malformed"),
+    (OUT, "micro", "=", "malformed"), (OUT, "micro", "=[3,2,", "malformed"), (OUT, "micro", "==[3,2,1]", "malformed"),
+    (OUT, "micro", "f([3,2,1])", "malformed"),
+    # abduction
+    (INP, "chat", "```input\n[1, 2, 3]\n```", "correct"), (INP, "chat", "```input\nf([1, 2, 3])\n```", "correct"),
+    (INP, "chat", "```input\nx = [1, 2, 3]\n```", "correct"), (INP, "chat", "```python\nf([1, 2, 3])\n```", "correct"),
+    (INP, "chat", "```input\n[3, 2, 1]\n```", "wrong"), (INP, "chat", "```input\n7\n```", "wrong"),       # 7[::-1] raises
+    (INP, "chat", "```input\n[1, 2, 3], 4\n```", "wrong"),                                  # one argument too many
+    (INP, "chat", "```input\ny = [1, 2, 3]\n```", "malformed"), (INP, "chat", "```input\n*[[1, 2, 3]]\n```", "malformed"),
+    (INP, "chat", "```input\n[3, 2, 1][::-1]\n```", "malformed"), (INP, "chat", "I would pass [1, 2, 3].", "malformed"),
+    (ADDED, "chat", "```input\n1, 4\n```", "correct"), (ADDED, "chat", "```input\nb = 1\na = 4\n```", "correct"),
+    (ADDED, "chat", "```input\n(1, 4)\n```", "wrong"), (ADDED, "chat", "```input\n1) or (True\n```", "malformed"),
+    (INP, "micro", "<[1,2,3]\n=[1,2,3]", "correct"), (INP, "micro", "=1) or (True", "malformed"),
+    (INP, "micro", "=[3,2,1]", "wrong"),
+    # induction
+    (FUN, "chat", "```python\ndef f(x):\n    return x[::-1]\n```", "correct"),
+    (FUN, "chat",
+     "It reverses:\n```python\ndef reverse(items: list) -> list:\n    '''doc'''\n    return list(reversed(items))\n```\nDone.",
+     "correct"),
+    (FUN, "chat", "```\ndef f(x):\n    return x[::-1]", "correct"),
+    (FUN, "chat", "```py\ndef f(x):\n    return x[::-1]\n```", "correct"),
+    (FUN, "chat", "<answer>def f(x):\n    return x[::-1]</answer>", "correct"),
+    (FUN, "chat", "```python\ndef f(x):\n    return x[::-1]\nprint(f([1, 2]))\n```\nwhich prints\n```output\n[2, 1]\n```",
+     "correct"),
+    (FUN, "chat",
+     "```python\nfrom typing import List\ndef f(x: List[int]):\n    def g(y):\n        return y[::-1]\n    return g(x)\n```",
+     "correct"),
+    (FUN, "chat", "```python\ndef f(x):\n    return x\n```", "wrong"),
+    (FUN, "chat", "```python\ndef f(x):\n    while True: pass\n```", "wrong"),
+    # learnt by heart
+    (FUN, "chat", "```python\ndef f(x):\n    return {" + ", ".join(f"{i}: [7, {i}]" for i in range(5)) + "}[x[0]]\n```", "wrong"),
+    (FUN, "chat", "```python\nclass A(list):\n    def __eq__(self, other): return True\ndef f(x):\n    return A()\n```", "wrong"),
+    (FUN, "chat", "```python\nimport os\ndef f(x):\n    return x[::-1]\n```", "malformed"),
+    (FUN, "chat", "```python\ndef f(x):\n    return eval('x[::-1]')\n```", "malformed"),
+    (FUN, "chat", "```python\ndef f(x):\n    return x[::-1\n```", "malformed"),
+    (FUN, "chat", "```python\nx[::-1]\n```", "malformed"),
+    (FUN, "chat", "def f(x):\n    return x[::-1]", "malformed"),
+    (FUN, "chat", "```python\nf = lambda x: x[::-1]\n```", "malformed"),
+    (FUN, "chat", "```python\ndef f(x):\n    return x[::-1]" + "\n    # " + "x" * 4000 + "\n```", "malformed"),
+    (FUN, "micro", "def f(x):\n x=x[::-1]\n return x\n", "correct"), (FUN, "micro", "def f(x):\n return x", "wrong"),
+    (FUN, "micro", "def f(x):\n x=x[::-1]\n retur", "wrong"), (FUN, "micro", "def f(x):\n x=x[::-1\n return x", "malformed"),
+    (FUN, "micro", "def f(x):\n return x\n=5", "malformed"),
+]
+
+
+def test_answers_deserve_their_verdicts(sandbox):
+    found = [(judge(sandbox, task, style, text)[0], want, style, text) for task, style, text, want in ANSWERS]
+    assert not [row for row in found if row[0] != row[1]]
+
+
+def test_many_attempts_are_one_job_and_do_not_disturb_each_other(sandbox):
+    texts = ["=[3,2,1]", "nothing", "=[1]", "=" + "[" * 40, "=[3, 2, 1]", "=1)"]
+    assert judge(sandbox, OUT, "micro", *texts) == ["correct", "malformed", "wrong", "malformed", "correct", "malformed"]
+    assert judge(sandbox, OUT, "micro", "a", "b") == ["malformed", "malformed"]
+    slow = made("code_i", "def f(x):\n while x>5: pass\n return x", ("1", 1))
+    assert judge(sandbox, slow, "micro", "=1", "=9", "=1", "=2", "=x") == ["correct", "wrong", "correct", "wrong", "malformed"]
+    assert len(KINDS["code_i"].answer_jobs(slow, ["1", "2", None], MICRO)) == 1
+    assert KINDS["code_o"].answer_jobs(OUT, [None, None], MICRO) == []
+
+
+# ---------------------------------------------------------------- teachers' proposals
+
+TASK = "```python\n{}\n```\n```input\n{}\n```"
+PROPOSALS = [
+    ("chat", TASK.format("def f(x):\n    return x + 1", "5"), "ok"),
+    # closed by the next, and by the end
+    ("chat", "```python\ndef f(x):\n    return x + 1\n```input\n5", "ok"),
+    ("chat", "Sure!\n" + TASK.format("def f(x):\n    return x + 1", "5") + "\nThis adds one.", "ok"),
+    ("chat", "```\ndef f(x):\n    return x + 1\n```\nInput:\n```\n5\n```", "ok"),                       # no languages
+    ("chat", TASK.format("def add(a, b):\n    return a + b", "a = 1\nb = 2"), "ok"),
+    ("chat",
+     TASK.format("def f(x: List[int]) -> int:\n    '''Returns 6.'''\n    return sum(x)  # 6\nprint(f([1, 2, 3]))", "[1, 2, 3]"),
+     "ok"),
+    # AZR: "several functions"
+    ("chat", TASK.format("def f(x):\n    def g(y):\n        return y * 2\n    return g(x)", "5"), "ok"),
+    ("chat", TASK.format("def g(y):\n    return y * 2\ndef f(x):\n    return g(x)", "5"), "ok"),
+    ("chat", TASK.format("import math\ndef f(x):\n    return math.gcd(x, 6)", "4"), "ok"),
+    ("chat", TASK.format("class A:\n    def __init__(self, x):\n        self.x = x\ndef f(x):\n    return A(x).x", "4"), "ok"),
+    ("chat", TASK.format("def f(input):\n    return input[::-1]", "'abc'"), "ok"),                            # a harmless name
+    ("chat", TASK.format("def f():\n    return 5", "").replace("\n\n", "\n \n"), "no_input"),
+    ("base", "<think>hm</think><answer>" + TASK.format("def f(x):\n    return x", "5") + "</answer>", "ok"),
+    ("base", TASK.format("def f(x):\n    return x", "5"), "no_program"),
+    ("chat", "I cannot do that.", "no_program"), ("chat", "", "no_program"),
+    ("chat", "```python\ndef f(x):\n    return x\n```", "no_input"),
+    # only an input after the program
+    ("chat", "```input\n5\n```\n```python\ndef f(x):\n    return x\n```", "ok"),
+    ("chat", TASK.format("def f(x)\n    return x", "5"), "syntax"), ("chat", TASK.format("def f(x):\nreturn x", "5"), "syntax"),
+    ("chat", TASK.format("x = 5", "5"), "no_entry"), ("chat", TASK.format("def g(x): pass\ndef h(x): pass", "5"), "no_entry"),
+    # f means something else
+    ("chat", TASK.format("def g(x):\n    return sum(f for f in x)", "[1]"), "no_entry"),
+    ("chat", TASK.format("async def f(x): return x", "5"), "no_entry"),
+    ("chat", TASK.format("import os\ndef f(x): return x", "5"), "import"),
+    ("chat", TASK.format("def f(x):\n    import random\n    return x", "5"), "import"),
+    ("chat", TASK.format("from os.path import join\ndef f(x): return x", "5"), "import"),
+    ("chat", TASK.format("from . import a\ndef f(x): return x", "5"), "import"),
+    ("chat", TASK.format("def f(x): return __import__('os').getpid()", "5"), "import"),
+    ("chat", TASK.format("def f(x): return eval('x')", "5"), "banned_name"),
+    ("chat", TASK.format("def f(x): return ().__class__.__base__", "5"), "banned_name"),
+    ("chat", TASK.format("def f(x): return input()", "5"), "banned_name"),
+    ("chat", TASK.format("def f(x): return '<|im_end|>'", "5"), "control_text"),
+    ("chat", TASK.format("def f(x): return x", "'<|endoftext|>'"), "control_text"),
+    ("chat", TASK.format("def f(x): return x", "range(5)"), "not_literal"),
+    ("chat", TASK.format("def f(x): return x", "1) or (True"), "not_literal"),
+    ("chat", TASK.format("def f(x): return x", "[1, 2"), "not_literal"),
+    ("chat", TASK.format("def f(x): return x", "x=5, **{}"), "not_literal"),
+    ("chat", TASK.format("def f(x): return x", "'" + "a" * 600 + "'"), "input_too_long"),
+    ("chat", TASK.format("def f(x): return x" + "\n#" * 3000, "5"), "too_long"),
+    ("chat", TASK.format("def f(x): return " + "(" * 60 + "x" + ")" * 60, "5"), "too_deep"),
+    # AZR: truncated, unsolvable
+    ("chat", TASK.format("def f(x): return 'a' * 501", "5"), "output_too_long"),
+    ("chat", TASK.format("def f(x): return [0] * 10**6", "5"), "output_too_long"),
+    ("chat", TASK.format("import math\ndef f(x): return math.nan", "5"), "not_finite"),                       # AZR: empty gold
+    ("chat", TASK.format("def f(x): return [1, {'a': 1e999}]", "5"), "not_finite"),
+    # AZR: sys.exit, empty gold
+    ("chat", TASK.format("def f(x): raise SystemExit", "5"), "error"),
+    ("chat", TASK.format("def f(x): return 1 / 0", "5"), "error"), ("chat", TASK.format("def f(x): return x", "1, 2"), "error"),
+    ("chat", TASK.format("def f(x): return x\nraise ValueError", "5"), "error"),
+    ("chat", TASK.format("def f(x):\n    while True: pass", "5"), "timeout"),
+    ("chat", TASK.format("def f(x): return lambda: 1", "5"), "unsupported"),
+    ("chat", TASK.format("def f(x): return object()", "5"), "unsupported"),
+    ("chat", TASK.format("class E:\n    def __eq__(self, o): return True\ndef f(x): return E()", "5"), "unsupported"),
+    ("chat", TASK.format("class E(int):\n    def __eq__(self, o): return True\ndef f(x): return E(1)", "5"), "unsupported"),
+    ("chat", TASK.format("def f(x): yield x", "5"), "unsupported"),
+    ("chat", TASK.format("def f(x): return list({'a', 'b', 'c', 'd', 'e', 'f', 'g', x})", "'h'"), "nondeterministic"),
+    ("chat", TASK.format("def f(x): return id(x)", "[5]"), "nondeterministic"),
+    ("chat", TASK.format("calls = []\ndef f(x):\n    calls.append(x)\n    return len(calls)", "5"), "nondeterministic"),
+    ("micro", "def f(x):\n x=x[::-1]\n return x\nf([1,2,3])", "ok"), ("micro", "def f(x):\n x=x*2\n return x\nf('AB')\n", "ok"),
+    # another type than asked for: only this
+    ("micro", "def f(x):\n x=x[::-1]\n return x\nf(12)", "error"),
+    ("micro", "def f(x):\n x=x[::-1]\n return x\n", "syntax"), ("micro", "f([1,2,3])", "syntax"), ("micro", "", "syntax"),
+    ("micro", "def f(x):\n x=x+1 # 4\n return x\nf(3)", "syntax"), ("micro", "def f(x):\n return x\nf(3#)", "syntax"),
+    ("micro", "def f(x):\n return x\nf([1,2,3])\nf(4)", "syntax"), ("micro", "def f(x):\n return x\nf([1,2,3", "syntax"),
+    ("micro", "def f(x):\n x=x[::-1\n return x\nf([1,2,3])", "syntax"),
+    ("micro", "def f(x):\n x=5\n return x\nf(3)", "ignores_input"),
+    ("micro", "def g(x):\n x=x+1\n return x\nf(3)", "ok"),
+    ("micro", "def f(x):\n return 7\nf(3)", "ignores_input"), ("micro", "def f(x):\n x+=5\n return x\nf(3)", "ok"),
+    ("micro", "def f(x):\n return x\nf(1000)", "value_range"), ("micro", "def f(x):\n return x*9\nf(999)", "value_range"),
+    ("micro", "def f(x):\n return x*9\nf([1,2])", "value_range"),
+    ("micro", "def f(x):\n return x\nf(" + "9" * 70 + ")", "input_too_long"),
+    ("micro", "def f(x):\n return [['ABCDEFGHI']*9]*len(x)\nf([1])", "output_too_long"),
+    ("micro", "def f(x):\n" + " x=x+1\n" * 60 + " return x\nf(1)", "too_long"),
+]
+
+
+@pytest.mark.parametrize("name", ["code_o", "code_i"])
+def test_proposals_are_refused_by_name(sandbox, name):
+    wrong = []
+    for style, text, want in PROPOSALS:
+        proposal = KINDS[name].parse_proposal(text, style, [], LIMITS[style])
+        found = proposal.reason if isinstance(proposal, Reject) else outcome(sandbox, proposal, LIMITS[style])
+        assert isinstance(found, Task) or found in REASONS
+        if want != ("ok" if isinstance(found, Task) else found):
+            wrong.append((want, found, style, text))
+    assert not wrong
+
+
+def test_gold_comes_from_execution(sandbox):
+    """Whatever the teacher claims in comments or annotations is neither used nor shown."""
+    text = TASK.format("def total(x: list) -> 'int 99':\n    \"\"\"Returns 99.\"\"\"\n    # it is 99\n    return sum(x)",
+                       "[1,2]\n# 99")
+    proposal = KINDS["code_o"].parse_proposal(text, "chat", [], CHAT)
+    task = outcome(sandbox, proposal)
+    assert task.outputs == (encode(3),) and task.program == "def f(x):\n    return sum(x)"
+    assert task.inputs == ("[1, 2]",) and "99" not in KINDS["code_o"].solve("chat", task, CHAT).user
+
+
+def test_a_program_cannot_change_the_next_one(sandbox):
+    """AZR: a monkeypatch in one task leaked into the next, because all ran in one interpreter."""
+    patch = Proposal("code_o",
+                     "import math\nimport operator\ndef f(x):\n    math.gcd = lambda *a: 42\n    return math.gcd(x, 2)", ("4",))
+    clean = Proposal("code_o", "import math\ndef f(x):\n    return math.gcd(x, 2)", ("4",))
+    for _ in range(3):
+        assert outcome(sandbox, patch).outputs == ("42",) and outcome(sandbox, clean).outputs == ("2",)
+
+
+def test_mutating_the_argument_or_flipping_on_the_second_call(sandbox):
+    assert outcome(sandbox, Proposal("code_o", "def f(x):\n    x.append(1)\n    return x", ("[0]",))).outputs == ("[0,1]",)
+    flip = "def f(x, seen=[]):\n    seen.append(1)\n    return len(seen) % 2"
+    assert outcome(sandbox, Proposal("code_o", flip, ("0",))) == "nondeterministic"
+
+
+# ---------------------------------------------------------------- induction proposals
+
+LINES = "\n".join(f"[{i}, {i + 1}]" for i in range(10))
+
+
+@pytest.mark.parametrize("text, want", [
+    ("```input\n" + LINES + "\n```\n```message\nIt reverses.\n```", "ok"),
+    ("```input\n" + LINES + "\n```message\nIt reverses.", "ok"),
+    ("\n".join(f"```input\nf([{i}])\n```" for i in range(12)) + "\n```message\nIt reverses.\n```", "ok"),     # first ten count
+    ("```\n" + LINES + "\n```\n```message\nIt reverses.\n```", "ok"),
+    ("```input\n" + LINES + "\n```", "ok"),                                                             # a hint is not demanded
+    ("```input\n" + "[1]\n" * 10 + "```\n```message\nIt reverses.\n```", "few_inputs"),
+    ("```input\n" + "[1]\n[ 1]\n" * 5 + "```", "few_inputs"),                                           # the same written twice
+    ("```input\n[1]\n```\n```message\nIt reverses.\n```", "few_inputs"), ("no blocks", "no_input"),
+    ("\n".join(f"```input\nrange({i})\n```" for i in range(10)), "not_literal"),
+    ("```input\n" + LINES.replace("[4, 5]", "4") + "\n```", "ok"),    # one of ten raises and is left out
+    ("```input\n" + LINES + "\n```\n```message\n" + "x" * 600 + "\n```", "message_too_long"),
+    ("```input\n" + LINES + "\n```\n```message\n<|im_start|>system\n```", "control_text"),
+])
+def test_induction_proposals(sandbox, text, want):
+    proposal = KINDS["code_f"].parse_proposal(text, "chat", [OUT], CHAT)
+    found = proposal.reason if isinstance(proposal, Reject) else outcome(sandbox, proposal)
+    assert (("ok" if isinstance(found, Task) else found)) == want
+    if want == "ok":
+        assert len(found.inputs) == len(set(found.inputs)) == len(found.outputs) == 10 - ("\n4\n" in text)
+        assert found.program == OUT.program
+        assert found.message == ("It reverses." if "message" in text else "")
+
+
+def test_induction_proposals_of_the_micro_style(sandbox):
+    kind, lines = KINDS["code_f"], [f"f([{i},1])" for i in range(8)]
+    task = outcome(sandbox, kind.parse_proposal("\n".join(lines), "micro", [OUT], MICRO), MICRO)
+    assert task.inputs[3] == "[3,1]" and task.outputs[3] == "[1,3]"
+    assert kind.parse_proposal("\n".join(lines[:7]), "micro", [OUT], MICRO) == Reject("few_inputs")
+    assert kind.parse_proposal("\n".join(lines[:7] + ["f([7,"]), "micro", [OUT], MICRO) == Reject("syntax")
+    assert kind.parse_proposal("\n".join(lines), "micro", [], MICRO) == Reject("no_program")
+
+
+def test_only_hidden_pairs_are_graded_and_half_is_shown(sandbox):
+    kind = KINDS["code_f"]
+    user = kind.solve("chat", FUN, CHAT).user
+    assert all((f"[{i}, 7]" in user) == (i < 5) for i in range(10)) and "It turns things around." in user
+    job, = kind.answer_jobs(FUN, ["def f(x): return x"], CHAT)
+    assert job.inputs == FUN.inputs[5:]
+    wrong_on_shown = "```python\ndef f(x):\n    return x[::-1] if x[0] > 4 else 0\n```"
+    assert judge(sandbox, FUN, "chat", wrong_on_shown) == ["correct"]
+    short = made("code_f", REVERSE, ("[1]", [1]), ("[1, 2]", [2, 1]), ("[4, 2]", [2, 4]))     # from a file of seeds
+    assert kind.n_shown(short, CHAT) == 1 and judge(sandbox, short, "chat", wrong_on_shown) == ["wrong"]
+
+
+# ---------------------------------------------------------------- prompts
+
+def test_micro_texts_are_those_of_the_training_data():
+    data = pytest.importorskip("micro.data")
+    text, x, y = data.program_text(["x=x[::-1]"]), [1, 2, 3], [3, 2, 1]
+    task = made("code_o", text.strip("\n"), (data.literal(x), y))
+    pairs = [([i, 1], [1, i]) for i in range(8)]
+    fun = made("code_f", text.strip("\n"), *[(data.literal(a), b) for a, b in pairs])
+    assert KINDS["code_o"].solve("micro", task, MICRO).user == data.out_prompt(text, x)
+    assert KINDS["code_i"].solve("micro", task, MICRO).user == data.inp_prompt(text, y)
+    assert KINDS["code_f"].solve("micro", fun, MICRO).user == data.fun_prompt(pairs[:4])
+    assert KINDS["code_f"].propose("micro", [task], random.Random(0), MICRO).user == data.args_prompt(text)
+    for name, short in (("code_o", "out"), ("code_i", "inp")):
+        users = {KINDS[name].propose("micro", [], random.Random(i), MICRO).user for i in range(50)}
+        assert users == {data.propose_prompt(short, type_) for type_ in data.TYPES}
+    proposal = KINDS["code_f"].parse_proposal(data.args_answer([a for a, _ in pairs]), "micro", [task], MICRO)
+    assert proposal.inputs == fun.inputs
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", ["code_o", "code_i", "code_f"])
+def test_prompts_are_complete_and_keyed_by_the_rng(style, name):
+    kind, refs = KINDS[name], [OUT, made("code_o", "def f(s):\n    return {'{x}': s}", ("'{0}'", {"{x}": "{0}"}))]
+    first = kind.propose(style, refs, random.Random(3), LIMITS[style])
+    assert first == kind.propose(style, refs, random.Random(3), LIMITS[style]) and isinstance(first, Prompt)
+    task = FUN if name == "code_f" else refs[1]
+    for prompt in (first, kind.solve(style, task, LIMITS[style])):
+        assert prompt.user and not {"{program}", "{input}", "{output}", "{pairs}", "{goal}", "{topic}"} & set(prompt.user.split())
+    if style != "micro" and name != "code_f":
+        assert all(ref.program in first.user and ref.inputs[0] in first.user for ref in refs)
+
+
+def test_render_tokenises_the_prefix_apart():
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<|im_end|>"],
+                                             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    bpe.train_from_iterator(["out\n=[1,2]\n=\n=3\n=4"] * 20, trainer)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>")
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}<assistant>"
+    prompt = Prompt("out\n", "=[")
+    for style, text in (("micro", "out\n=["), ("chat", "<user>out\n<|im_end|><assistant>=[")):
+        ids = render(prompt, style, tokenizer)
+        assert tokenizer.decode(ids) == text and all(type(i) is int for i in ids)
+        assert ids == render(Prompt("out\n"), style, tokenizer) + tokenizer("=[").input_ids
+    base = tokenizer.decode(render(Prompt("What {x}?", "<think>"), "base", tokenizer))
+    assert base.endswith("User: What {x}?\nAssistant: <think>") and base.startswith("A conversation")
+
+
+@pytest.mark.parametrize("value, plain, compact", [
+    ([1, [2, 3]], "[1, [2, 3]]", "[1,[2,3]]"), ((1,), "(1,)", "(1,)"), ((), "()", "()"), ("a, b", "'a, b'", "'a, b'"),
+    ({"b": (1, 2), "a": None}, "{'b': (1, 2), 'a': None}", "{'b':(1,2),'a':None}"), (set(), "set()", "set()"),
+    ({3, 1, 2}, "{1, 2, 3}", "{1,2,3}"), ({}, "{}", "{}"), (b"x", "b'x'", "b'x'"), (True, "True", "True"), (-2.5, "-2.5", "-2.5"),
+])
+def test_show(value, plain, compact):
+    assert show(value) == plain and show(value, compact=True) == compact
+    assert ast.literal_eval(plain) == value
+
+
+# ---------------------------------------------------------------- keys, limits, files
+
+def test_keys():
+    def key(kind, program, *inputs, dedupe="structural"):
+        return KINDS[kind].key(Proposal(kind, program, inputs), dedupe)
+    assert key("code_o", REVERSE, "[1]") == key("code_o", "def f(y):\n    return y[::-2]", "[2]")
+    assert key("code_o", REVERSE, "[1]") != key("code_o", "def f(y):\n return y[1:]", "[1]")
+    assert key("code_o", REVERSE, "[1]", dedupe="exact") != key("code_o", REVERSE, "[2]", dedupe="exact")
+    assert key("code_o", REVERSE, "[1]", dedupe="exact") == key("code_i", REVERSE, "[1]", dedupe="exact")
+    assert key("code_f", REVERSE, "[1]") != key("code_f", REVERSE, "[2]")
+    assert key("code_f", REVERSE, "[1]") == key("code_f", REVERSE.replace("x", "z"), "[1]")
+    assert len(key("code_o", "def f(", "\ud800")) == 32
+
+
+@pytest.mark.parametrize("program, ignored", [
+    ("def f(x):\n return x", False), ("def f(x):\n x=1\n return x", True), ("def f(x):\n y=x\n x=1\n return y", False),
+    ("def f(x):\n if 1:x=2\n return x", False), ("def f(x):\n x+=1\n return x", False), ("def f():\n return 1", True),
+    ("def f(a,b):\n a=1\n return b", False), ("def f(x):\n for x in [1]:pass\n return 2", True), ("def f(*a):\n return a", False),
+])
+def test_ignores_input(program, ignored):
+    assert ignores_input(entry(parse(program))) == ignored
+
+
+def test_arguments_in_the_ways_models_write_them():
+    for text, want in (("1, 2", "1, 2"), ("f(1, 2)", "1, 2"), ("a = 1\nb = 2", "1, 2"),
+                       ("b = [2,\n 3]\na = 'x = 1'", "'x = 1', [2,\n 3]"), ("a = 1", "a = 1"), ("'='", "'='"),
+                       ("f(1) or (True)", "1) or (True"), ("a = 1\n\ud800", "a = 1\n\ud800")):
+        assert arguments_text(text, ADD) == want
+    for text in ("1", "", "[], {}, (), set(), {1: {2}}", "-1, 1+2j, None, True, b'x', 1e5", "'a' 'b'", "1, # one\n2"):
+        assert input_problem(text, CHAT) is None
+    for text in ("x", "f(1)", "[*a]", "{**a}", "...", "1+1", "'a'*3", "f''", "1 if 1 else 2", "lambda: 1", "set([1])", "a=1",
+                 "*[1]", "1)(2", "1), f(2", "(", "\0", "\ud800", "'\n'", "1; 2"):
+        assert input_problem(text, CHAT) == "not_literal", text
+
+
+def test_entry_is_renamed_through_the_tree():
+    source = "def fact(n):\n    'fact'\n    return 1 if n < 2 else n * fact(n - 1) + len('fact')"
+    assert normalise(source, CHAT, tidy=False).count("fact") == 2 and "f(n - 1)" in normalise(source, CHAT, tidy=False)
+    assert normalise(REVERSE + "\n", MICRO, tidy=False) == REVERSE
+    assert normalise("def f(x):\n    return x\nif __name__ == '__main__':\n    f(1)", CHAT,
+                     tidy=True) == "def f(x):\n    return x"
+    assert program_problem(normalise("def f(x):\n    'only a docstring'", CHAT, tidy=True), CHAT) is None
+
+
+def test_seed_tasks(tmp_path, sandbox):
+    path = tmp_path / "seeds.jsonl"
+    rows = [dict(program="def g(x): return x + 1", input="5"),
+            dict(kind="code_f", program=REVERSE, inputs=[f"[{i}]" for i in range(10)], message="turns")]
+    path.write_text("\n\n".join(map(json.dumps, rows)))
+    one, two = read_tasks(path)
+    assert one == Proposal("code_o", "def f(x):\n    return x + 1", ("5",)) and two.message == "turns" and len(two.inputs) == 10
+    assert isinstance(outcome(sandbox, one), Task) and isinstance(outcome(sandbox, two), Task)
+    for bad in ('{"program": "def f(x): return x"}', "[1]", "{", '{"program": "def f(", "input": "1"}',
+                '{"program": 5, "input": "1"}', '{"program": "def f(x): return x", "inputs": []}',
+                '{"kind": "code_x", "program": "def f(x): return x", "input": "1"}'):
+        path.write_text(json.dumps(rows[0]) + "\n" + bad)
+        with pytest.raises(ValueError, match="line 2"):
+            read_tasks(path)
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_tasks(tmp_path / "absent.jsonl")
+    assert outcome(sandbox, IDENTITY, MICRO).outputs == ("[1,2,3]",) and outcome(sandbox, IDENTITY).outputs == ("[1,2,3]",)
+
+
+# ---------------------------------------------------------------- nothing raises
+
+BITS = ["```python\n", "```input\n", "```", "\n", "def f(x):", "    return x", "[1,", "]", "(", ")", "'", '"', "<answer>",
+        "</answer>", "<think>", "</think>", "f(", "=", "\0", "\ud800", "\\", "#", "lambda:", "-" * 50, "x = 1", "\r", "\x0c",
+        "{}", "{x}", "global x", "import os",
+        "await ", "match x:\n case ", "<", ">", " ", "é", "9" * 5000]
+
+
+def test_no_text_raises():
+    rng, good = random.Random(0), [text for _, _, text, _ in ANSWERS] + [text for _, text, _ in PROPOSALS]
+    for _ in range(1500):
+        text = rng.choice(good)
+        i, j = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
+        text = rng.choice((text[:i], text[i:], text[:i] + text[j:],
+                           text[:i] + "".join(rng.choices(BITS, k=rng.randrange(1, 9))) + text[i:]))
+        for style in STYLES:
+            for kind in KINDS.values():
+                proposal = kind.parse_proposal(text, style, [OUT], LIMITS[style])
+                if isinstance(proposal, Proposal):
+                    assert isinstance(kind.check(proposal, LIMITS[style]), (Reject, type(None)))
+                    assert len(kind.key(proposal, "structural")) == 32
+                else:
+                    assert proposal.reason in REASONS
+                assert isinstance(kind.parse_answer(text, style, FUN, LIMITS[style]), (str, type(None)))
+
+
+def test_broken_answers_through_the_sandbox(sandbox):
+    """Answers that no parser should see as data: whatever is not exactly a literal is never correct, and none disturbs."""
+    rng = random.Random(1)
+    texts = ["=" + "".join(rng.choices(BITS[6:], k=rng.randrange(1, 5))) for _ in range(100)] + ["=[3,2,1]"]
+    texts = [text for text in texts if "\n" not in text]
+    for task in (OUT, ADDED):
+        verdicts = judge(sandbox, task, "micro", *texts)
+        assert verdicts[-1] == ("correct" if task is OUT else "wrong") and "correct" not in verdicts[:-1]
+
+
+def test_verdicts_of_every_end_become_a_reason():
+    from verifier import Verdict
+    kind = KINDS["code_o"]
+    proposal = Proposal("code_o", REVERSE, ("[1]",))
+    for end in ("timeout", "killed", "violation", "crash", "exit", "malformed", "too big", "sandbox failure", "something new"):
+        assert kind.accept(proposal, Verdict(end, (None,), (end,), 0.0), CHAT, "k").reason in REASONS
+    for error in ("error: E: x", "not a literal", "nondeterministic", "unsupported: value of type A", "too big", "",
+                  "something new"):
+        assert kind.accept(proposal, Verdict("ok", (None,), (error,), 0.0), CHAT, "k").reason in REASONS
+    assert kind.accept(proposal, Verdict("ok", ("no json",), (None,), 0.0), CHAT, "k").reason == "malformed_result"
+    assert decode(kind.accept(proposal, Verdict("ok", ("[1]",), (None,), 0.0), CHAT, "k").outputs[0]) == [1]
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in Path(tasks.__file__).parent.glob("*.py")))
+def test_model_text_is_never_evaluated_here(file):
+    tree = ast.parse((Path(tasks.__file__).parent / file).read_text())
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert not (names | attributes) & {"eval", "exec", "literal_eval", "pickle", "__import__"} and "compile" not in names
