@@ -21,7 +21,7 @@ from siege import lay_marks, left_over, marks, processes, siege, timed
 from tasks.validation import IMPORTS
 from verifier import Job, Sandbox
 
-ROOT, LINUX = Path(__file__).resolve().parents[1], sys.platform == "linux"
+ROOT, LINUX = Path(__file__).resolve().parents[2], sys.platform == "linux"
 SIEGE = ROOT.parent / "shared" / "attacks"
 ATTACKS = re.findall(r"^### (.*): (.*)\n((?:(?!### ).*\n)+)", (ROOT / "tests" / "sandbox" / "attacks.txt").read_text(), re.M)
 HONEST = Job("import math\ndef f(x): return sorted(x), math.sqrt(4), len(x)", ("[2, 1]",))

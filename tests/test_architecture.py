@@ -1,0 +1,147 @@
+"""The house keeps its order: imports run downward and in no circle, some rooms know less than others, and files stay short.
+
+The imports are read, not run: every one in a file counts, also those inside functions.
+"""
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# Rooms from the ground up. A module imports from its own floor and from those below; the longest name that fits is its room.
+FLOORS = (("sandbox", "report"),
+          ("verifier",),
+          ("tasks", "rewards", "trueskill_lite"),
+          ("config",),
+          ("model", "lora", "operators"),
+          ("generate", "evolve"),
+          ("infra.weights", "infra.distributed"),
+          ("rl",),
+          ("selfplay",),
+          ("infra",),
+          ("train", "nano", "micro"),
+          ("bench", "eval", "course"))
+ROOT_FILES = 13
+# Lines that house.md gives a file or a folder, and by how much they may be exceeded.
+BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 180, "selfplay.py": 300, "rewards.py": 60, "rl.py": 360, "generate.py": 260,
+           "lora.py": 180, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160, "verifier.py": 250}
+MARGIN = 1.3
+WHOLE = 14_000                              # lines of everything but tests
+
+
+def sources() -> dict[str, Path]:
+    """Every module of ours but tests, by its dotted name."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts[0] in {"tests", "out"} or any(part.startswith(".") for part in parts) or parts[:2] == ("course", "tests"):
+            continue
+        found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+SOURCES = sources()
+
+
+def imported(path: Path) -> set[str]:
+    """The modules, ours and others', that a file imports."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}, line {node.lineno}: a relative import hides where a module lives"
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            # `from eval import common` is about a module, `from tasks import KINDS` about the package
+            names |= {name if name in SOURCES else node.module for name in inner}
+    return names
+
+
+def ours(name: str) -> str | None:
+    """The module of ours that an imported name means; None of another's."""
+    return name if name in SOURCES else None
+
+
+IMPORTS = {name: imported(path) for name, path in SOURCES.items()}
+ARROWS = {name: {target for target in map(ours, names) if target and target != name} for name, names in IMPORTS.items()}
+
+
+def floor(name: str) -> int:
+    """The floor of a module's room."""
+    fits = [(len(room), number) for number, rooms in enumerate(FLOORS) for room in rooms if f"{name}.".startswith(f"{room}.")]
+    assert fits, f"{name} is in no room: give it a place in FLOORS"
+    return max(fits)[1]
+
+
+def room(name: str) -> str:
+    """The folder or file at the root that a module lives in."""
+    return name.partition(".")[0]
+
+
+def reached(name: str) -> set[str]:
+    """All that a module imports, directly or not."""
+    seen, todo = set(), [name]
+    while todo:
+        for target in IMPORTS.get(todo.pop(), ()):
+            if target not in seen:
+                seen.add(target)
+                todo.append(target)
+    return seen
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_imports_run_downward(name):
+    upward = sorted(target for target in ARROWS[name] if floor(target) > floor(name))
+    assert not upward, f"{name} imports {', '.join(upward)}, which lies above it"
+
+
+def test_no_circle():
+    left = {name: set(targets) for name, targets in ARROWS.items()}
+    while free := [name for name, targets in left.items() if not targets & set(left)]:
+        for name in free:
+            del left[name]
+    assert not left, f"in a circle, or above one: {', '.join(sorted(left))}"
+
+
+def test_config_is_there_without_torch():
+    heavy = {"torch", "numpy", "transformers", "safetensors"}
+    assert not {name.partition(".")[0] for name in reached("config")} & heavy
+
+
+@pytest.mark.parametrize("lower, may", [("sandbox", {"sandbox"}), ("verifier", {"sandbox"}), ("tasks", {"tasks", "sandbox", "verifier"}),
+                                        ("report", {"report"}), ("rewards", set()), ("trueskill_lite", set()),
+                                        ("nano", {"tasks", "verifier"})])
+def test_rooms_that_know_little(lower, may):
+    for name in SOURCES:
+        if room(name) == lower:
+            assert {room(target) for target in ARROWS[name]} <= may, name
+
+
+def test_report_needs_python_alone():
+    for name in SOURCES:
+        if room(name) == "report":
+            others = {room(target) for target in IMPORTS[name]} - sys.stdlib_module_names - {"report"}
+            assert not others, f"{name} imports {', '.join(others)}"
+
+
+def test_no_module_is_named_twice():
+    """What the standard library or a runtime package calls its own would be hidden by a module at the root."""
+    top = {room(name) for name in SOURCES}
+    assert not top & (sys.stdlib_module_names | {"torch", "numpy", "transformers", "safetensors", "tqdm", "tokenizers"})
+
+
+def lines(path: Path) -> int:
+    """Lines of a file."""
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_the_root_is_read_in_an_evening():
+    at_root = {path.name for path in SOURCES.values() if path.parent == ROOT}
+    assert len(at_root | {"nano.py"}) <= ROOT_FILES, sorted(at_root)
+    long = {name: lines(ROOT / name) for name in at_root if lines(ROOT / name) > MARGIN * BUDGETS.get(name, 0)}
+    assert not long, f"longer than {MARGIN} of their budgets {BUDGETS}: {long}"
+
+
+def test_the_whole_is_short():
+    assert sum(map(lines, SOURCES.values())) <= WHOLE
