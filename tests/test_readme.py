@@ -31,7 +31,7 @@ def test_examples_run():
     """Each block of code, in the module that it belongs to; that of a domain is put through its paces in test_domains.py."""
     section = TEXT.split("## Change it")[1].split("\n## ")[0]
     third, sign_flip, domain = re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
-    assert domain.startswith("# prompts.py\n")
+    assert domain.startswith("# tasks/prompts.py\n")
     space = vars(rewards) | dict(TEACHER_REWARDS=dict(rewards.TEACHER_REWARDS))       # its table stays as it is
     exec(third, space)
     third = space["TEACHER_REWARDS"]["third"]
@@ -46,7 +46,8 @@ def test_examples_run():
 
 def test_the_table_names_every_file():
     named = set(re.findall(r"`(\w+)(?:\.py)?`", TEXT))
-    files = [*ROOT.glob("*.py"), *(ROOT / "eval").glob("[a-z]*.py")]
+    rooms = ("tasks", "sandbox", "infra", "report", "eval")
+    files = [path for folder in (".", *rooms) for path in (ROOT / folder).rglob("[a-z]*.py") if folder != "." or path.parent == ROOT]
     assert not [path.name for path in files if path.stem not in named]
     counts = {name: int(n) for name, n in re.findall(r"^\| `(\w+\.py)` \| (\d+) \|", TEXT, re.M)}
     real = {name: len((ROOT / name).read_text().splitlines()) for name in counts}
