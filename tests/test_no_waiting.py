@@ -26,7 +26,7 @@ def to_meta(x):
         return type(x)(map(to_meta, x))
     if isinstance(x, dict):
         return {key: to_meta(value) for key, value in x.items()}
-    if type(x).__module__ in ("lora", "model", "generate", "pack"):
+    if type(x).__module__ in ("lora", "model", "generate", "rl"):
         x = copy.copy(x)
         for name, value in vars(x).items():
             object.__setattr__(x, name, to_meta(value))
