@@ -1,0 +1,150 @@
+"""Everywhere it can run: what macOS and Windows lack is taken away on Linux; the Makefile's wheels; the container; the notebook.
+
+None of this was tried on a Mac or on Windows. A subprocess first imports other people's packages as they are here, then
+takes away what the other system lacks and gives itself that system's name, and only then meets our code.
+"""
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on Linux")
+
+# What os, signal and select lack. macOS (3.10 to 3.13): no descriptors of processes, no files in memory, no affinity.
+LESS_ON_MACOS = """
+for name in ("memfd_create", "pidfd_open", "sched_getaffinity", "unshare", "setns", "eventfd", "setresuid", "setresgid", "pipe2"):
+    vars(os).pop(name, None)
+for name in ("epoll", "EPOLLIN"):
+    vars(select).pop(name, None)
+real = ctypes.CDLL.__getattr__
+def lacking(library, name):
+    if name in ("prctl", "unshare", "mallopt", "memfd_create"):
+        raise AttributeError(name)
+    return real(library, name)
+ctypes.CDLL.__getattr__ = lacking
+sys.platform = "darwin"
+"""
+LESS_ON_WINDOWS = """
+for name in ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog", "posix", "_posixsubprocess"):
+    sys.modules[name] = None
+KEPT = "SIGINT SIGTERM SIGABRT SIGFPE SIGILL SIGSEGV SIG_DFL SIG_IGN".split()
+for name in [name for name in vars(signal) if name.startswith("SIG") and name not in KEPT]:
+    delattr(signal, name)
+for name in ("setitimer", "alarm", "pthread_sigmask", "sigwait", "pause", "ITIMER_PROF", "siginterrupt"):
+    delattr(signal, name)
+for name in ("poll", "epoll"):
+    delattr(select, name)
+for name in '''fork forkpty uname getuid geteuid getgid getegid setuid setgid setgroups getgroups setsid killpg chroot wait3 wait4
+        pread pwrite pidfd_open memfd_create sched_getaffinity sysconf statvfs mkfifo WIFSIGNALED WTERMSIG WNOHANG nice unshare
+        setresuid setresgid getloadavg O_NOFOLLOW O_CLOEXEC'''.split():
+    vars(os).pop(name, None)
+real = ctypes.CDLL.__init__
+def needs_a_name(library, name, *args, **options):
+    if name is None:
+        raise TypeError("bad argument type for built-in operation")
+    real(library, name, *args, **options)
+ctypes.CDLL.__init__ = needs_a_name
+sys.platform = "win32"
+"""
+PACKAGES = "import numpy, safetensors.torch, tokenizers, torch, torch.distributed, tqdm, transformers"
+SYSTEMS = {"macOS": LESS_ON_MACOS, "Windows": LESS_ON_WINDOWS}
+# The course's reading: all that exercises and solutions import, and the files of the loop.
+READING = """
+import importlib, runpy
+from pathlib import Path
+names = "config evolve generate lora model operators rewards rl selfplay train trueskill_lite verifier eval.stats".split()
+for room in "tasks", "infra", "report", "sandbox":
+    names += [room] + [f"{room}.{path.stem}" for path in sorted(Path(room).glob("[a-z]*.py"))]
+for name in names:
+    importlib.import_module(name)
+for path in sorted(Path("course/exercises").glob("*.py")) + sorted(Path("course/solutions").glob("*.py")):
+    runpy.run_path(str(path))
+print(len(names), "modules")
+"""
+COMMANDS = """
+import io, json, runpy, sys
+from contextlib import redirect_stderr, redirect_stdout
+def command(words):
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    sys.argv = words
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        except SystemExit as e:
+            code = e.code or 0
+    return code, out.getvalue(), err.getvalue()
+print(json.dumps([command(words) for words in json.loads(sys.stdin.read())]))
+"""
+
+
+def play(system: str, body: str, packages: str = "", given: str = "") -> str:
+    """What Python code prints on a machine as `system` has it; packages: imported before anything is taken away."""
+    code = f"import ctypes, os, select, signal, subprocess, sys\nsys.path.insert(0, '.')\n{packages}\n{SYSTEMS[system]}\n{body}"
+    # a terminal of Windows that knows neither UTF-8 nor arrows
+    environment = dict(os.environ, PYTHONIOENCODING="cp1252", OMP_NUM_THREADS="1")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=environment, input=given,
+                          timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_reading_report_and_refusal(system, tmp_path):
+    """All but the sandbox is there: modules, flags, the report. A run ends at once, with one sentence and exit code 2."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("".join(json.dumps(dict(step=n, greedy=n / 10)) + "\n" for n in range(3)))
+    words = [["train", "--help"], ["report", str(run)], ["train", "--steps", "1", "--out", str(out)]]
+    lines = play(system, READING + COMMANDS, PACKAGES, json.dumps(words)).splitlines()
+    assert int(lines[0].split()[0]) > 35
+    told, report, (code, _, said) = json.loads(lines[-1])
+    assert told[0] == 0 and "--weak-sandbox" in told[1] and not told[2]
+    assert report[0] == 0 and (run / "report.html").stat().st_size > 10_000
+    assert code == 2 and said.count("\n") == 1
+    assert said.startswith(f"train.py: The sandbox for model code needs Linux, for {system} has n") and "container" in said
+    assert ("--weak-sandbox" in said) == (system == "macOS") and ("WSL2" in said) == (system == "Windows")
+    assert not out.exists()
+
+
+def test_windows_is_refused_a_weak_sandbox_too():
+    said = play("Windows", "import verifier\ntry: verifier.Sandbox(weak=True)\nexcept RuntimeError as e: print(e)")
+    assert "WSL2" in said and "weak" not in said
+
+
+# The fork server is another process and takes the same things away: this stands in front of its own text.
+WEAK = """
+import pathlib, shutil, tempfile
+folder = tempfile.TemporaryDirectory()
+shutil.copytree("sandbox", folder.name + "/sandbox")
+shutil.copy("verifier.py", folder.name)
+server = pathlib.Path(folder.name, "sandbox", "fork_server.py")
+server.write_text("import ctypes, os, select, sys\\n" + LESS + server.read_text())
+sys.path[0] = folder.name
+import verifier
+assert verifier.__file__.startswith(folder.name)
+from verifier import Job
+try:
+    verifier.Sandbox()
+except RuntimeError as e:
+    assert "macOS has no seccomp" in str(e) and "weak=True" in str(e)
+else:
+    raise SystemExit("opened without weak=True")
+jobs = [Job("def f(x): return x * 2", ("21", "'a'"), deterministic=True),
+        Job("def f(x):\\n if x == 2:\\n  while True: pass\\n return x * 10", ("1", "2", "3")),
+        Job("import os\\ndef f(): os._exit(3)", ("",)),
+        Job("def f(): import time; time.sleep(60)", ("",)), Job("print(int(input()) + 1)", ("1", "4"), entry=None)]
+with verifier.Sandbox(weak=True, wall_s=3) as judge:
+    assert judge.tier == "weak" and "namespaces" not in judge.report
+    print([(verdict.end, *verdict.outputs) for verdict in judge.run(jobs)])
+"""
+
+
+def test_a_weak_sandbox_runs_with_what_macos_has():
+    """Honest programs get their values, loops and sleepers their end: without prctl, seccomp, pidfd and memfd."""
+    assert ast.literal_eval(play("macOS", f"LESS = {LESS_ON_MACOS!r}\n{WEAK}")) == [
+        ("ok", "42", '"aa"'), ("timeout", "10", None, "30"), ("exit", None), ("timeout", None), ("ok", '"2\\n"', '"5\\n"')]
