@@ -6,6 +6,7 @@ takes away what the other system lacks and gives itself that system's name, and 
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -148,3 +149,33 @@ def test_a_weak_sandbox_runs_with_what_macos_has():
     """Honest programs get their values, loops and sleepers their end: without prctl, seccomp, pidfd and memfd."""
     assert ast.literal_eval(play("macOS", f"LESS = {LESS_ON_MACOS!r}\n{WEAK}")) == [
         ("ok", "42", '"aa"'), ("timeout", "10", None, "30"), ("exit", None), ("timeout", None), ("ok", '"2\\n"', '"5\\n"')]
+
+
+# ---- make -------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+@pytest.mark.parametrize("gpu, index, wheels, words, asked", [
+    (False, True, True, (), ["ask", "cpu", "all"]),
+    (False, True, False, (), ["ask", "cpu", "all"]),            # the wheels do not come: as without the index
+    (False, False, False, (), ["ask", "all"]),                  # no network, as where the tests run by themselves
+    (True, True, True, (), ["all"]),
+    (False, True, True, ("GPU=1",), ["all"]),
+    (True, True, True, ("GPU=0",), ["ask", "cpu", "all"])])
+def test_make_prefers_the_cpu_build_of_torch(tmp_path, gpu, index, wheels, words, asked):
+    """What the Makefile asks pip for, with a python and an nvidia-smi that only note it and answer as told."""
+    for name in ("Makefile", "requirements.txt", "requirements-dev.txt", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    python, smi = tmp_path / ".venv" / "bin" / "python", tmp_path / "path" / "nvidia-smi"
+    answers = f"case \"$*\" in *urlopen*) exit {1 - index};; *--extra-index-url*) exit {1 - wheels};; esac"
+    for file, body in ((python, f'echo "$*" >> noted\n{answers}'), (smi, f"exit {1 - gpu}")):
+        file.parent.mkdir(parents=True)
+        file.write_text(f"#!/bin/sh\n{body}\n")
+        file.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKEOVERRIDES")}
+    environment |= dict(PATH=f"{smi.parent}:{os.environ['PATH']}", GPU="3")          # a GPU's number is no answer
+    subprocess.run(["make", "setup", f"PYTHON={sys.executable}", *words], cwd=tmp_path, env=environment, check=True, timeout=60)
+    noted = (tmp_path / "noted").read_text().splitlines()
+    kinds = ["ask" if "urlopen" in line else "cpu" if "--extra-index-url" in line else "all" for line in noted]
+    assert kinds == asked and (tmp_path / ".venv" / ".installed").exists()
+    assert all(line.endswith("torch>=2.11") and "-c constraints.txt" in line for line, kind in zip(noted, kinds) if kind == "cpu")
+    assert noted[-1].endswith("-r requirements.txt -r requirements-dev.txt")
