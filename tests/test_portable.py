@@ -6,9 +6,11 @@ takes away what the other system lacks and gives itself that system's name, and 
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -179,3 +181,59 @@ def test_make_prefers_the_cpu_build_of_torch(tmp_path, gpu, index, wheels, words
     assert kinds == asked and (tmp_path / ".venv" / ".installed").exists()
     assert all(line.endswith("torch>=2.11") and "-c constraints.txt" in line for line, kind in zip(noted, kinds) if kind == "cpu")
     assert noted[-1].endswith("-r requirements.txt -r requirements-dev.txt")
+
+
+# ---- container and notebook -------------------------------------------------------------------------------------------
+
+def test_the_container_that_the_refusal_names():
+    """Not started here: that its file is plain JSON, of an image with a Python new enough, and makes the environment."""
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert container["image"].endswith("/python:3.12") and " make setup " in container["postCreateCommand"]
+    settings = container["customizations"]["vscode"]["settings"]
+    assert settings["python.defaultInterpreterPath"].endswith("/.venv/bin/python")
+
+
+def code_cells() -> dict[str, str]:
+    """The notebook's code by the names of its cells."""
+    cells = json.loads((ROOT / "course" / "lab.ipynb").read_text(encoding="utf-8"))["cells"]
+    return {cell["id"]: "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"}
+
+
+def test_the_notebook_is_one_and_runs_the_labs_command():
+    """nbformat 4.5, without outputs; its run is the one that the course shows first."""
+    notebook = json.loads((ROOT / "course" / "lab.ipynb").read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5) and notebook["metadata"]["kernelspec"]["name"] == "python3"
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    for cell in notebook["cells"]:
+        code = {"execution_count", "outputs"} if cell["cell_type"] == "code" else set()
+        assert set(cell) == {"cell_type", "id", "metadata", "source"} | code
+        assert not cell.get("outputs") and all(line.endswith("\n") for line in cell["source"][:-1])
+    command = re.search('^LAB = "(.*)"$', code_cells()["run"], re.M)[1]
+    assert f"\npython {command}\n" in (ROOT / "course" / "README.md").read_text(encoding="utf-8")
+
+
+def run_cells(folder: Path, names: list[str], **environment) -> subprocess.CompletedProcess:
+    """Cells as one script in a folder, with the two names that the last one wants of IPython."""
+    stand_in = "import sys, types\nshown = types.ModuleType('IPython.display')\nshown.HTML, shown.display = str, print\n" \
+               "sys.modules.update({'IPython': types.ModuleType('IPython'), 'IPython.display': shown})\n"
+    code = stand_in + "\n".join(code_cells()[name] for name in names)
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=dict(os.environ, **environment), capture_output=True,
+                          text=True, timeout=540)
+
+
+def test_the_notebook_asks_for_an_address_where_no_clone_is(tmp_path):
+    done = run_cells(tmp_path, ["install"])
+    assert done.returncode == 1 and "write the address of the repository" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_notebooks_cells_run(tmp_path, micro_base):
+    """In order, without the one that installs, for two steps, twice: the second time there is nothing left to do."""
+    for name in ("train.py", "report"):
+        (tmp_path / name).symlink_to(ROOT / name)                       # so that out/ is not ours
+    done = run_cells(tmp_path, ["run", "report", "run"], LAB_STEPS="2")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "step_2" in done.stdout and done.stdout.rstrip().endswith("already at step 2 of 2: nothing to do")
+    page = re.search('<iframe srcdoc="([^"]*)" width', done.stdout)[1]
+    assert unescape(page) == (tmp_path / "out" / "lab" / "report.html").read_text(encoding="utf-8") and "<svg" in unescape(page)
+    assert len((tmp_path / "out" / "lab" / "metrics.jsonl").read_text().splitlines()) == 2
