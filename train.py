@@ -32,7 +32,7 @@ from infra.checkpoint import LOGS, RunDir, State, differing, found, freeze, rest
 from infra.distributed import Ranks
 from infra.memory import fit, free_memory, plan_table
 from infra.metrics import header, line, measures, summary
-from infra.platform import Interrupted, Signals, Stopwatch, environment, open_sandbox
+from infra.platform import Interrupted, Signals, Stopwatch, check_system, environment, open_sandbox
 from infra.probes import probe
 from infra.weights import load_base, load_tokenizer, pick_dtype, read_config, resolve, weights_hash
 from lora import Adapters
@@ -239,6 +239,7 @@ def show_again(asked: Config) -> int:
 
 def main(cfg: Config) -> RunDir:
     """A whole run. Raises ValueError for what the user can mend, Interrupted after saving on a signal."""
+    check_system(cfg.weak_sandbox)
     ranks = Ranks.join(cfg.device)
     cfg, base = prepare(cfg, ranks)
     if cfg.threads:
@@ -295,5 +296,5 @@ if __name__ == "__main__":
         print("train.py: interrupted outside the steps of a run", file=sys.stderr)
         sys.exit(130)
     finally:
-        if torch.distributed.is_initialized():
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

@@ -59,6 +59,25 @@ class Verdict:
     cpu_s: float
 
 
+def refusal(weak):
+    """One sentence on what this operating system lacks and what to do, or "" where the sandbox may be started. On Linux always
+    "": there the canaries decide. Windows has no fork, so that weak=True cannot help. macOS has fork but no seccomp: by the
+    code, "weak" runs there (fork, setrlimit, setitimer, poll and wait4 exist, prctl is for Linux only), and a test runs it on
+    Linux with what macOS lacks taken away; on a Mac it could not be tried."""
+    if sys.platform == "linux":
+        return ""
+    system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+    lacks = "no seccomp" if hasattr(os, "fork") else "neither fork nor seccomp"
+    ways = ["use a Linux container (.devcontainer describes one)"]
+    if sys.platform == "win32":
+        ways += ["WSL2"]
+    if hasattr(os, "fork"):
+        if weak:
+            return ""
+        ways += ["for the micro base only and at your own risk, weak=True (--weak)"]
+    return f"The sandbox for model code needs Linux, for {system} has {lacks}: {', or '.join(ways)}."
+
+
 class Sandbox(Scheduler):
     """Runs jobs on `workers` processor cores at once. profile: what programs may import and use, "train" or "eval" (see
     fork_server.Profile); cpu_s, wall_s, mem_mb: other limits than its own. tier and report say what protects; replaced counts
@@ -71,6 +90,7 @@ class Sandbox(Scheduler):
                                  for name, given in (("cpu_s", cpu_s), ("wall_s", wall_s), ("mem_mb", mem_mb)))
         if workers < 1 or cpu_s < 0.01 or wall_s < cpu_s or mem_mb < 16:
             raise ValueError("the sandbox needs workers >= 1, cpu_s >= 0.01, wall_s >= cpu_s and mem_mb >= 16")
+        if refused := refusal(weak): raise RuntimeError(refused)
         super().__init__(workers, wall_s, dict(profile=profile, mem_mb=mem_mb, without={name: "left out" for name in without}))
         self.cpu_s, self.lock = cpu_s, threading.Lock()
         while (fd := os.open(os.devnull, os.O_RDWR)) < 3: pass           # a trainer without standard streams hands out no 0, 1, 2

@@ -8,12 +8,16 @@ written under a temporary name and renamed: a kill at any moment leaves the prev
 what follows it say what is in them, where it comes from at step 0, and how it is written and read back.
 """
 import dataclasses
-import fcntl
 import json
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:         # Windows, where no run is ever written: the sandbox refuses to start
+    fcntl = None
 
 import torch
 from safetensors import SafetensorError
@@ -44,7 +48,8 @@ class RunDir:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = open(path / "lock", "w")
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if fcntl:
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise ValueError(f"{path} is in use by a run that is still going: choose another --name") from None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from infra.distributed import Ranks
-from verifier import Sandbox
+from verifier import Sandbox, refusal
 
 
 class Stopwatch:
@@ -65,12 +65,23 @@ class Signals:
             raise Interrupted(self.pending)
 
 
+def with_flag(refused: str) -> str:
+    """The judge's refusal with the flag of the commands in it."""
+    return refused.replace("weak=True (--weak)", "--weak-sandbox")
+
+
+def check_system(weak: bool) -> None:
+    """Raises ValueError where the operating system has no place for the judge: at once, before a base is loaded for nothing."""
+    if refused := refusal(weak):
+        raise ValueError(with_flag(refused))
+
+
 def open_sandbox(workers: int, weak: bool, **options) -> Sandbox:
     """The judge, with Sandbox's options. Raises ValueError where this machine cannot hold model code in."""
     try:
         return Sandbox(workers, weak=weak, **options)
     except RuntimeError as e:
-        raise ValueError(str(e).replace("weak=True (--weak)", "--weak-sandbox")) from None
+        raise ValueError(with_flag(str(e))) from None
 
 
 def environment(ranks: Ranks, sandbox: Sandbox) -> dict:

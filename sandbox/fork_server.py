@@ -6,8 +6,13 @@ itself up, and then forks a child per program until the trainer is gone. Three d
 of fixed size, a file that holds the job and one for the result. The zygote reads neither file, so no child inherits
 anything of another task. The child reads its job, gives up everything else, runs, writes one line per input, and dies.
 """
-import ast, atexit, ctypes, fcntl, gc, json, marshal, os, resource, select, signal, struct, sys, time, types
+import ast, atexit, ctypes, gc, json, marshal, os, select, signal, struct, sys, time, types
 from dataclasses import dataclass
+
+try:
+    import fcntl, resource
+except ImportError:                             # Windows: only the constants are read, nothing in here can run
+    fcntl = resource = None
 
 if __name__ == "__main__": sys.path[0] = os.path.dirname(sys.path[0])         # the folder of the package, not the package
 
@@ -71,11 +76,12 @@ FATAL = dict(ptrace=(101, 117), process_vm_readv=(310, 270), process_vm_writev=(
              perf_event_open=(298, 241), seccomp=(317, 277), prctl=(157, 167))
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 NEW_USER, NEW_PID, NEW_OTHERS = 0x10000000, 0x20000000, 0x40000000 | 0x20000 | 0x8000000 | 0x4000000    # net mnt ipc uts
-libc = ctypes.CDLL(None, use_errno=True)
 # These two run once a program. Python's own fork would seed `random` anew and rebuild locks, a tenth of a program's time; bound
 # and with arguments made beforehand, prctl touches fewer pages that a child must copy first.
-raw_fork, prctl = ctypes.PyDLL(None).fork, ctypes.PyDLL(None).prctl
-DIE_WITH_ZYGOTE = [ctypes.c_ulong(n) for n in (PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)]
+if hasattr(os, "fork"): raw_fork = ctypes.PyDLL(None).fork
+if LINUX:
+    libc, prctl = ctypes.CDLL(None, use_errno=True), ctypes.PyDLL(None).prctl
+    DIE_WITH_ZYGOTE = [ctypes.c_ulong(n) for n in (PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)]
 
 
 def call(name, *args):
