@@ -1,0 +1,154 @@
+"""The flags: groups in --help and docs/flags.md, defaults by style, and what the checks refuse."""
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+import config
+
+ROOT = Path(config.__file__).parent
+NAMES = [f.name for f in dataclasses.fields(config.Config)]
+TITLES = ["run", "population", "1 match", "2 propose", "3 solve", "4 reward and update", "5 evolve", "probes",
+          "machine"]
+
+
+def printed(capsys, word: str) -> str:
+    """What train.py prints for one of its two helps."""
+    with pytest.raises(SystemExit) as end:
+        config.parse_args("what train.py does", [word])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def sections() -> dict[str, list[str]]:
+    """The fields below each comment of Config, as its source has them."""
+    body = (ROOT / "config.py").read_text(encoding="utf-8").split("class Config:")[1].split("\n\n\n")[0]
+    found = {}
+    for comment, field in re.findall(r"^    (?:# (.*)|(\w+): \w+ = flag\(.*)$", body, re.M):
+        if comment:
+            found[comment] = []
+        else:
+            found[list(found)[-1]].append(field)
+    return found
+
+
+def test_every_flag_stands_below_its_phase(monkeypatch, capsys):
+    """The comments of Config, GROUPS, --help and --help-md agree on the groups and on the flags in each."""
+    assert list(sections()) == TITLES
+    assert sum(sections().values(), []) == NAMES
+    assert config.GROUPS == {fields[0]: title for title, fields in sections().items()}
+    flags = {title: list(map(config.spelled, fields)) for title, fields in sections().items()}
+    monkeypatch.setenv("COLUMNS", "110")
+    for word, heading, flag in (("--help", r"^(\w[\w ]*):\n", r"^  (--\S+)"),
+                                ("--help-md", r"^## (.*)\n", r"^\| `(--\S+)`")):
+        parts = re.split(heading, printed(capsys, word), flags=re.M)[1:]
+        shown = {title: re.findall(flag, text, re.M) for title, text in zip(parts[::2], parts[1::2])}
+        shown.pop("options", None)          # -h and --help-md
+        assert shown == flags, word
+
+
+def test_the_page_is_what_the_flag_prints(capsys):
+    page = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
+    assert page == printed(capsys, "--help-md"), "stale: python train.py --help-md > docs/flags.md"
+
+
+def test_both_helps_tell_the_same(monkeypatch, capsys):
+    """Each row of the page has four cells, and --help has its values, its default and its meaning too."""
+    monkeypatch.setenv("COLUMNS", "110")
+    entries = re.split(r"^  (--\S+)", printed(capsys, "--help"), flags=re.M)[1:]
+    entries = {flag: text.split("\n\n")[0].split() for flag, text in zip(entries[::2], entries[1::2])}
+    rows = re.findall(r"^\| (`--.*) \|$", printed(capsys, "--help-md"), re.M)
+    assert len(rows) == len(NAMES)
+    for row in rows:
+        flag, values, default, meaning = row.split(" | ")
+        said = meaning + (f" ({default})" if default else "")
+        kind = "{" + values.replace(", ", ",") + "}" if ", " in values else values
+        takes = [] if kind == "bool" else [kind]
+        assert entries[flag.strip("`")] == takes + said.split(), flag
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_default_shown_is_the_one_in_force(name):
+    """Read back from its words, by style, a default is what a run of that style gets."""
+    (f,) = [f for f in dataclasses.fields(config.Config) if f.name == name]
+    by_style = dict.fromkeys(config.PRESETS, config.default_of(f))
+    if ": " in config.default_of(f):
+        by_style = {}
+        for part in config.default_of(f).split("; "):
+            styles, value = part.split(": ")
+            by_style |= dict.fromkeys(styles.split(", "), value)
+    for style in config.PRESETS:
+        real = config.PRESETS[style].get(name, f.default)
+        assert by_style[style] == ("" if real is None or real is False else str(real)), style
+
+
+def test_defaults_by_style_in_words():
+    shown = {f.name: config.default_of(f) for f in dataclasses.fields(config.Config)}
+    assert shown["max_new"] == "micro: 80; chat: 512; base: 1024; direct: 192"
+    assert shown["rank"] == "micro: 8; chat, base, direct: 32"
+    assert (shown["probe_every"], shown["seed"], shown["single"], shown["name"]) == ("20", "0", "", "")
+
+
+def test_no_flags_are_the_defaults():
+    assert config.parse_args(None, []) == config.Config()
+    given = config.parse_args(None, ["--single", "--lr", "0.5", "--matching", "hard", "--n-prompts", "7"])
+    assert given == config.Config(single=True, lr=0.5, matching="hard", n_prompts=7)
+
+
+@pytest.mark.parametrize("flag", ["--help-mx", "--halp-md"])
+def test_a_flag_misspelt(capsys, flag):
+    with pytest.raises(SystemExit) as end:
+        config.parse_args(None, [flag])
+    assert end.value.code == 2
+    assert f"unknown argument {flag}: did you mean --help-md?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("style", config.PRESETS)
+def test_presets_pass_the_checks_and_leave_nothing_open(style):
+    cfg = config.settle(config.Config(), style)
+    assert None not in vars(cfg).values() and cfg.style == style
+    assert {name: getattr(cfg, name) for name in config.PRESETS[style]} == config.PRESETS[style]
+    assert (cfg.teachers, cfg.students, cfg.grace, cfg.duplicate_penalty) == (4, 4, cfg.evolve_every, -1.0)
+    given = dict(single=True, grace=0, duplicate_penalty=0.0, steps=5)
+    alone = vars(config.settle(config.Config(**given), style))
+    expected = given | dict(teachers=1, students=1)
+    assert {name: alone[name] for name in expected} == expected
+
+
+def edges() -> list[tuple[str, float, bool]]:
+    """A field, a value at an edge of its range, and whether that value is legal."""
+    tiny = 1e-9
+    found = [("pop", 2, True), ("pop", 3, False), ("temperature", 0.0, False), ("temperature", tiny, True)]
+    found += [("cull", -tiny, False), ("cull", 0.0, True), ("cull", 1.0, False)]
+    for name in config.POSITIVE:
+        found += [(name, -1, False), (name, 0, False), (name, 1, True)]
+    for name in config.NOT_NEGATIVE:
+        found += [(name, -1, False), (name, 0, True)]
+    for name in config.SHARES:
+        found += [(name, -tiny, False), (name, 1.0, True), (name, 1 + tiny, False)]
+    for f in dataclasses.fields(config.Config):
+        if f.metadata["kind"] is float:
+            found += [(f.name, float(value), False) for value in ("nan", "inf", "-inf")]
+    return found
+
+
+@pytest.mark.parametrize("name,value,legal", edges())
+def test_ranges(name, value, legal):
+    cfg = config.Config(**{name: value})
+    if legal:
+        assert getattr(config.settle(cfg, "micro"), name) == value
+    else:
+        with pytest.raises(ValueError, match=f"^{config.spelled(name)} {value}"):
+            config.settle(cfg, "micro")
+
+
+@pytest.mark.parametrize("flags,style,match", [
+    (dict(single=True, teachers=2), "micro", "--single is one adapter in both roles"),
+    (dict(students=-1), "micro", "--teachers and --students must be at least 1"),
+    (dict(kinds="code_o,code_x"), "micro", "--kinds: code_x unknown; valid: code_o"),
+    (dict(n_refs=0), "chat", "--n-refs 0: the chat style shows references"),
+])
+def test_flags_that_do_not_agree(flags, style, match):
+    with pytest.raises(ValueError, match=match):
+        config.settle(config.Config(**flags), style)
