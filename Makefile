@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export TOKENIZERS_PARALLELISM := false
 # On Linux, PyPI's torch is the CUDA build, several gigabytes. Where no GPU is there, torch comes from this index,
 # if it answers within five seconds; otherwise from where pip looks anyway. `make GPU=1` and `make GPU=0` say whether
-# there is one; the environment's GPU means nothing here. A .venv that is there stays as it is: remove it to change over.
+# there is one; the environment's GPU means nothing here, and continuous integration (CI=true) is left to pip. A .venv that is there stays as it is: remove it to change over.
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 GPU = $(shell nvidia-smi >/dev/null 2>&1 && echo 1)
 PIP := $(BIN)/python -m pip install -q -c constraints.txt
@@ -29,7 +29,7 @@ setup: .venv/.installed
 		{ echo "Python 3.10 or newer is needed: make PYTHON=python3.12 $(or $(MAKECMDGOALS),setup)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
 		{ rm -rf .venv; echo "This Python cannot make virtual environments (on Debian: apt-get install python3-venv)"; exit 2; }
-	@test "$$(uname -s)" != Linux || test "$(GPU)" = 1 || ! $(BIN)/python -c '$(ANSWERS)' 2>/dev/null || \
+	@test "$$(uname -s)" != Linux || test "$(GPU)" = 1 || test -n "$$CI" || ! $(BIN)/python -c '$(ANSWERS)' 2>/dev/null || \
 		$(PIP) --retries 1 --timeout 15 --extra-index-url $(CPU_WHEELS) $$(grep '^torch' requirements.txt) || \
 		echo "no CPU build of torch from $(CPU_WHEELS): going on without"
 	$(PIP) -r requirements.txt -r requirements-dev.txt
