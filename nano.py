@@ -320,9 +320,9 @@ N_PARENTS = {noise: 1, mask: 1, dare: 2, svd_mix: 2}
 
 @torch.no_grad()
 def evolve(members, step, rng, gen):
-    """Replace the worst of a role by a child of others. Fitness is mean - 3 sigma of the rating; the
-    fittest stays, and a child for one interval. A child is rated as its parents were, less surely:
-    a newcomer's fitness, 0, would make it the next to go. Its optimiser starts afresh."""
+    """Replace the worst of a role by a child of others. Fitness is mean - 3 sigma of the rating;
+    the fittest is safe, and a child for one interval. A child is rated as its parents are, less
+    surely: with a newcomer's fitness, 0, it would be the next to go. Its optimiser is new."""
     worst_first = sorted(members, key=lambda m: m.rating.mean - 3.0 * m.rating.stdev)
     victim = next((m for m in worst_first[:-1] if step - m.born > EVOLVE_EVERY), None)
     if victim is None:
@@ -357,7 +357,7 @@ def main(seed=0, pop=8, steps=60):
                 rows = []
                 for student in students:
                     rows += sum(solve(model, sandbox, student, anchors, 1, gen, greedy=True), [])
-                print(f"anchors, greedy: {solve_rate(rows):.2f} right, {think_rate(rows):.2f} think")
+                print(f"anchors, greedy: {solve_rate(rows):.2f}, think {think_rate(rows):.2f}")
             if step == steps:
                 break
             tasks = []
