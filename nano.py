@@ -30,8 +30,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from checks import Limits                           # how long programs and values may be
-from tasks import KINDS, Reject, read_tasks         # what a task is, and how it is spoken of
+from tasks import KINDS, read_tasks                 # what a task is, and how it is spoken of
+from tasks.base import Reject                       # what a proposal becomes that is no task
+from tasks.validation import Limits                 # how long programs and values may be
 from verifier import Sandbox                        # where programs run
 
 BASE = Path(__file__).resolve().parent / "micro" / "base"
@@ -44,13 +45,13 @@ N_PROMPTS = 3                                       # that a teacher answers eac
 N_PROPOSALS = 8                                     # to each prompt
 N_ATTEMPTS = 4                                      # of a student at each task
 MAX_NEW_TOKENS = 80                                 # of a proposal or an attempt
-REWARD = {"correct": 1.0, "wrong": -0.5, "malformed": -1.0}
+REWARD = {"correct": 1.0, "wrong": -0.5, "malformed": -1.0}        # of an attempt
 LEARNING_RATE = {"teacher": 3e-3, "student": 1e-3}
 EVOLVE_EVERY = 15
 NEWCOMER = NormalDist(25.0, 25.0 / 3.0)             # what is believed of a new member's skill
 NOISE = NormalDist(0.0, 25.0 / 6.0)                 # of performance around skill (beta)
 DRIFT = NormalDist(0.0, 25.0 / 300.0)               # of skill between two matches (tau)
-DRAW_MARGIN = NormalDist().inv_cdf(0.55) * 2.0 ** 0.5 * NOISE.stdev       # one match in ten
+DRAW_MARGIN = NormalDist().inv_cdf(0.55) * 2.0 ** 0.5 * NOISE.stdev        # one match in ten
 
 # ---- the population ------------------------------------------------------------------------------
 @dataclass(eq=False)
@@ -104,7 +105,7 @@ class Row:
     answer: list[int]                               # with the end token, unless cut off
     text: str = ""
     task: object = None                             # in a proposal, if it is valid
-    reward: float = -1.0                            # until it proves to be worth more
+    reward: float = -1.0                            # what a proposal costs that is no task
     advantage: float = 0.0                          # of each of the answer's tokens
 
 def pad(lists, side="right"):
@@ -192,8 +193,7 @@ def advantages(groups):
             for row in group:
                 row.advantage = row.reward - fmean(rewards)
     of_tokens = [row.advantage for row in varied for _ in row.answer] or [0.0]
-    mean = fmean(of_tokens)
-    std = pstdev(of_tokens)
+    mean, std = fmean(of_tokens), pstdev(of_tokens)
     for row in varied:
         row.advantage = (row.advantage - mean) / (std + 1e-6)
 
@@ -230,8 +230,7 @@ def p_win(a, b):
 
 def rate(winner, loser, draw=False):
     """New ratings of both after a match; after a draw their order does not matter."""
-    winner = winner + DRIFT
-    loser = loser + DRIFT
+    winner, loser = winner + DRIFT, loser + DRIFT
     c = ((winner + NOISE) - (loser + NOISE)).stdev
     t = (winner.mean - loser.mean) / c
     e = DRAW_MARGIN / c
@@ -334,8 +333,8 @@ def evolve(members, step, rng, gen):
     for layer in victim.factors:
         factors[layer] = operator([m.factors[layer] for m in parents], gen)
     variance = fmean(m.rating.variance for m in parents) + NEWCOMER.variance / 16.0
-    sigma = min(variance ** 0.5, NEWCOMER.stdev)
-    rating = NormalDist(fmean(m.rating.mean for m in parents), sigma)
+    stdev = min(variance, NEWCOMER.variance) ** 0.5
+    rating = NormalDist(fmean(m.rating.mean for m in parents), stdev)
     name = victim.name[0] + str(1 + max(int(m.name[1:]) for m in members))
     members[members.index(victim)] = Member(name, victim.role, factors, rating, step)
     print(f"{name} = {operator.__name__}({', '.join(m.name for m in parents)}) for {victim.name}")
@@ -360,8 +359,7 @@ def main(seed=0, pop=8, steps=60):
                 print(f"anchors, greedy: {solve_rate(rows):.2f}, think {think_rate(rows):.2f}")
             if step == steps:
                 break
-            tasks = []
-            attempts = []
+            tasks, attempts = [], []
 
             # 1. match: every teacher draws a student; a pair plays by itself
             for teacher, student in match(teachers, students, rng):
