@@ -1,0 +1,371 @@
+"""nano.py is short, imports little and learns; the engine agrees with it: same rows in, same numbers out."""
+import ast
+import random
+import re
+from pathlib import Path
+from statistics import NormalDist
+
+import pytest
+import torch
+
+import evolve
+import nano
+import rl
+from config import PRESETS, Config
+from factors import fresh, trained
+from generate import Rollout, generate
+from operators import OPERATORS
+from rewards import STUDENT_REWARDS, TEACHER_REWARDS
+from tasks.prompts import Prompt
+from trueskill_lite import Rating, TrueSkill, child_rating
+
+ROOT = Path(__file__).resolve().parent.parent
+TRUESKILL = TrueSkill()
+
+
+# -- the door itself -----------------------------------------------------------------------------------------
+
+def test_it_is_read_in_half_an_hour():
+    lines = (ROOT / "nano.py").read_text().splitlines()
+    assert len(lines) <= 400
+    assert max(map(len, lines)) <= 100
+
+
+def test_it_imports_little_of_ours():
+    tree = ast.parse((ROOT / "nano.py").read_text())
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            imported.add(node.module.split(".")[0])
+    here = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert imported & here == {"tasks", "verifier"}
+
+
+def test_it_plays_by_the_presets_of_the_engine():
+    preset = PRESETS["micro"]
+    assert (nano.RANK, nano.ALPHA) == (preset["rank"], preset["alpha"])
+    assert (nano.N_PROMPTS, nano.N_PROPOSALS) == (preset["n_prompts"], Config.group)
+    assert nano.N_ATTEMPTS == preset["attempts"]
+    assert nano.MAX_NEW_TOKENS == preset["max_new"]
+    assert nano.EVOLVE_EVERY == preset["evolve_every"]
+    assert nano.LEARNING_RATE == dict(teacher=preset["lr_teacher"], student=preset["lr"])
+    assert nano.REWARD == STUDENT_REWARDS[Config.student_reward]
+    for p in (0.0, 0.25, 0.75, 1.0):
+        assert nano.teacher_reward(p) == TEACHER_REWARDS[Config.teacher_reward](p, 0.0, 0.0)
+
+
+def test_two_steps(micro_base, capsys):
+    nano.main(seed=0, pop=2, steps=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("anchors")
+    assert [line.split()[:2] for line in lines[1:]] == [["step", "0"], ["step", "1"]]
+    for line in lines[1:]:
+        n_tasks, solved = re.search(r"tasks +(\d+) .* solved ([\d.]+) ", line).groups()
+        assert int(n_tasks) > 0 and 0 < float(solved) < 1
+
+
+@pytest.mark.slow
+def test_it_learns(micro_base, capsys):
+    nano.main()
+    accuracy = [float(x) for x in re.findall(r"greedy: ([\d.]+)", capsys.readouterr().out)]
+    assert accuracy[0] < 0.35
+    assert accuracy[-1] > 0.6
+
+
+def test_only_new_programs_that_run_are_tasks(sandbox):
+    def task_in(text, seen):
+        proposal = nano.DEDUCTION.parse_proposal(text, nano.FORMAT, [], nano.LIMITS)
+        return nano.verify(sandbox, proposal, seen)
+
+    seen = set()
+    task = task_in("def f(x):\n x=x*2\n return x+1\nf(3)", seen)
+    assert (task.inputs, task.outputs) == (("3",), ("7",))
+    assert task_in("def f(x):\n x=x*5\n return x+4\nf(1)", seen) is None          # its structure is known
+    assert task_in("def f(x):\n return x[0]\nf([[1],2])", seen).outputs == ("[1]",)
+    for text in ("", "def f(x):", "def f(x):\n return x", "def f(x):\n return x/0\nf(1)",
+                 "def f(x):\n return id(x)\nf('a')", "def f(x):\n while x:x=x\n return x\nf(1)"):
+        assert task_in(text, seen) is None
+    assert len(seen) == 2
+
+
+# -- the same rollouts, advantages, gradients and steps ------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def model(micro_base):
+    """nano.py's model on the bundled base."""
+    return nano.load_base()
+
+
+def random_groups(n_groups, n, seed):
+    """Groups of n rows of random tokens; every third group's rewards are all equal, and so say nothing."""
+    rng = random.Random(seed)
+    groups = []
+    for g in range(n_groups):
+        prompt = [rng.randrange(2, 384) for _ in range(rng.randint(3, 12))]
+        group = []
+        for _ in range(n):
+            answer = [rng.randrange(2, 384) for _ in range(rng.randint(1, 20))]
+            reward = 0.1 if g % 3 == 2 else rng.choice([1.0, -0.5, -1.0, rng.random()])
+            group.append(nano.Row(prompt, answer, reward=reward))
+        groups.append(group)
+    return groups
+
+
+def batch_of(groups_of_members):
+    """The engine's batch of several members' groups (a list for each), roles in turn."""
+    rows = []
+    n_groups = 0
+    for member, groups in enumerate(groups_of_members):
+        for group in groups:
+            rows += [(row, member, n_groups) for row in group]
+            n_groups += 1
+    length = torch.tensor([len(row.prompt) + len(row.answer) for row, _, _ in rows])
+    ids = torch.zeros(len(rows), int(length.max()), dtype=torch.int64)
+    for i, (row, _, _) in enumerate(rows):
+        ids[i, :length[i]] = torch.tensor(row.prompt + row.answer)
+    prompt_len = torch.tensor([len(row.prompt) for row, _, _ in rows])
+    member = torch.tensor([member for _, member, _ in rows])
+    rollout = Rollout(ids, prompt_len, length, torch.zeros(ids.shape), member)
+    reward = torch.tensor([row.reward for row, _, _ in rows])
+    group = torch.tensor([group for _, _, group in rows])
+    return rl.Batch(rollout, reward, group, member % 2, torch.zeros_like(group))
+
+
+def member_of(adapters, p):
+    """nano.py's member with the factors of the engine's member p."""
+    return nano.Member(f"S{p}", "student", adapters.factors(p))
+
+
+def test_advantages_are_the_engines():
+    groups_of_members = [random_groups(9, 4, seed=1), random_groups(2, 8, seed=2)]
+    silent = [[nano.Row([5], [6, 7], reward=-0.5) for _ in range(3)]]
+    groups_of_members.append(silent)
+    want = rl.advantages(batch_of(groups_of_members))
+    got = []
+    for groups in groups_of_members:
+        nano.advantages(groups)
+        got += [row.advantage for row in sum(groups, [])]
+    assert torch.allclose(torch.tensor(got), want, atol=1e-5)
+    assert any(got) and not any(row.advantage for row in silent[0])
+
+
+def test_gradients_are_the_engines(model, base, population):
+    adapters = population(base, n_members=3, rank=nano.RANK, alpha=nano.ALPHA)
+    groups_of_members = [random_groups(12, 4, seed=p) for p in range(3)]      # 48 rows: two micro-batches each
+    batch = batch_of(groups_of_members)
+    weight = rl.token_weight(batch.rollout, "reinforce++", 0).float()
+    rl.accumulate(base, adapters, batch, rl.advantages(batch), weight)
+    for p, groups in enumerate(groups_of_members):
+        member = member_of(adapters, p)
+        nano.advantages(groups)
+        nano.policy_gradient(model, member, sum(groups, []))
+        for layer, (A, B) in member.factors.items():
+            assert (A.grad - adapters.A[layer].grad[p]).abs().max() < 1e-5, layer
+            assert (B.grad - adapters.B[layer].grad[p]).abs().max() < 1e-5, layer
+            assert B.grad.abs().max() > 1e-4, layer
+
+
+def test_steps_of_adam_are_the_engines(model, base, population):
+    """Three updates; the second member sits out the second one."""
+    adapters = population(base, n_members=2, rank=nano.RANK, alpha=nano.ALPHA)
+    members = [member_of(adapters, p) for p in range(2)]
+    before = [adapters.factors(p) for p in range(2)]
+    adam = rl.Adam(adapters, [nano.LEARNING_RATE["student"]] * 2)
+    for step in range(3):
+        groups_of_members = [random_groups(6, 4, seed=10 * step + p) for p in range(2)]
+        if step == 1:
+            groups_of_members[1] = []
+        batch = batch_of(groups_of_members)
+        rl.update(base, adapters, adam, batch, rl.advantages(batch))
+        for member, groups in zip(members, groups_of_members):
+            nano.update(model, member, groups)
+    for p, member in enumerate(members):
+        assert {int(state["step"]) for state in member.adam.state.values()} == {3 - p} == {int(adam.steps[p])}
+        after = adapters.factors(p)
+        for layer, factors in member.factors.items():
+            for mine, theirs, old in zip(factors, after[layer], before[p][layer]):
+                moved = (mine - old).norm()
+                assert moved > 0.01 and (mine - theirs).norm() < 1e-3 * moved, layer
+
+
+PROMPTS = ["out\ndef f(x):\n x=x+1\n return x\nf(3)\n",
+           "out\ndef f(x):\n x=[v*2 for v in x]\n x=x[::-1]\n x=sum(x)\n return x\nf([1,2,3])\n",
+           "propose out int\n",
+           "out\ndef f(x):\n x=x.replace('A','B')\n x=x*2\n return x\nf('ABA')\n",
+           "propose out list\n"]
+
+
+def test_greedy_answers_are_the_engines(model, base, population):
+    """Prompts of different lengths beside each other, padded on the left; they end at different times."""
+    adapters = population(base, n_members=1, rank=nano.RANK, alpha=nano.ALPHA, b_std=0.003)
+    got = nano.sample(model, member_of(adapters, 0), [Prompt(text) for text in PROMPTS], 1, None, greedy=True)
+    ids = [group[0].prompt for group in got]
+    keys = [(i,) for i in range(len(ids))]
+    want = generate(base, adapters, ids, [0] * len(ids), keys, temperature=0.0, max_new=nano.MAX_NEW_TOKENS)
+    for i, [row] in enumerate(got):
+        assert row.answer == want.ids[i, want.prompt_len[i]:want.length[i]].tolist()
+    assert len({len(row.answer) for [row] in got}) > 1
+
+
+def test_draws_follow_the_model(model, base, population, monkeypatch):
+    """The first tokens of many answers to two prompts have the probabilities that the engine computes."""
+    adapters = population(base, n_members=1, rank=nano.RANK, alpha=nano.ALPHA, b_std=0.003)
+    monkeypatch.setattr(nano, "MAX_NEW_TOKENS", 1)
+    n = 300
+    prompts = [Prompt(PROMPTS[0]), Prompt(PROMPTS[1])]
+    groups = nano.sample(model, member_of(adapters, 0), prompts, n, torch.Generator().manual_seed(0))
+    for group in groups:
+        assert len(group) == n
+        ids = torch.tensor([group[0].prompt])
+        hidden = base.model(ids, lora=adapters.route(torch.tensor([0]), torch.float32))
+        p = base.model.logits(hidden[0, -1]).softmax(-1)
+        share = torch.tensor([row.answer[0] for row in group]).bincount(minlength=len(p)) / n
+        assert (share - p).abs().max() < 4 * 0.5 / n ** 0.5             # four standard errors, at most
+        assert (share > 0.05).sum() > 1
+
+
+# -- the same ratings and matches ----------------------------------------------------------------------------
+
+def tiny_member(name, rating=nano.NEWCOMER, **more):
+    """A member with one small layer: what ratings, matching and selection do not look at."""
+    role = dict(T="teacher", S="student")[name[0]]
+    factors = {"model.layers.0.mlp.up_proj": (torch.ones(1, 3), torch.ones(2, 1))}
+    return nano.Member(name, role, factors, rating, **more)
+
+
+def random_ratings(n, seed):
+    rng = random.Random(seed)
+    return [Rating(rng.uniform(10, 40), rng.uniform(1, 8.5)) for _ in range(n)]
+
+
+def ours(rating):
+    """An engine's rating as nano.py's."""
+    return NormalDist(rating.mu, rating.sigma)
+
+
+def same_rating(a, b):
+    return a.mean == pytest.approx(b.mu, rel=1e-9) and a.stdev == pytest.approx(b.sigma, rel=1e-9)
+
+
+@pytest.mark.parametrize("draw", [False, True])
+def test_ratings_are_the_engines(draw):
+    assert same_rating(nano.NEWCOMER, TRUESKILL.new())
+    ratings = random_ratings(60, seed=0) + [TRUESKILL.new(), TRUESKILL.new()]
+    for a, b in zip(ratings[::2], ratings[1::2]):
+        assert nano.p_win(ours(a), ours(b)) == pytest.approx(TRUESKILL.p_win(a, b), rel=1e-9)
+        for got, want in zip(nano.rate(ours(a), ours(b), draw), TRUESKILL.rate(a, b, draw)):
+            assert same_rating(got, want)
+
+
+@pytest.mark.parametrize("n_correct", [None, *range(9)])
+def test_matches_are_rated_as_the_engine_does(n_correct):
+    rows = []
+    if n_correct is not None:
+        rows = [nano.Row([5], [6], reward=1.0 if i < n_correct else -0.5) for i in range(8)]
+    for a, b in zip(random_ratings(20, seed=1), random_ratings(20, seed=2)):
+        teacher, student = tiny_member("T0", ours(a)), tiny_member("S0", ours(b))
+        nano.rate_match(teacher, student, rows)
+        rate = None if n_correct is None else n_correct / 8
+        winner = evolve.outcome(rate, TRUESKILL.p_win(b, a), Config.outcome_band, Config.outcome)
+        if winner == "teacher":
+            a, b = TRUESKILL.rate(a, b)
+        else:
+            b, a = TRUESKILL.rate(b, a, draw=winner == "draw")
+        assert same_rating(teacher.rating, a) and same_rating(student.rating, b)
+
+
+class Recorder(random.Random):
+    """Remembers the weights that it was asked to choose by."""
+
+    def choices(self, population, weights, **more):
+        self.weights = [*getattr(self, "weights", []), *weights]
+        return super().choices(population, weights, **more)
+
+
+def p_beats(teacher, student):
+    return TRUESKILL.p_win(student.rating, teacher.rating)
+
+
+@pytest.mark.parametrize("n_students", [4, 2, 1])
+def test_matching_is_the_engines(n_students):
+    """The same weights, and so by the same random numbers the same pairs."""
+    for seed in range(20):
+        teachers = [evolve.Member(f"T{i}", "teacher", i, r) for i, r in enumerate(random_ratings(4, seed))]
+        students = []
+        for i, rating in enumerate(random_ratings(n_students, seed + 99)):
+            students.append(evolve.Member(f"S{i}", "student", i, rating))
+        theirs, mine = Recorder(seed), Recorder(seed)
+        want = evolve.match(teachers, students, p_beats, Config.matching, Config.matching_floor, theirs)
+        got = nano.match([tiny_member(m.name, ours(m.rating)) for m in teachers],
+                         [tiny_member(m.name, ours(m.rating)) for m in students], mine)
+        assert [(t.name, s.name) for t, s in got] == [(t.name, s.name) for t, s in want]
+        assert mine.weights == pytest.approx(theirs.weights, rel=1e-9)
+
+
+# -- the same children ---------------------------------------------------------------------------------------
+
+def one_block(factors):
+    """The modules of the first block: no two have one shape, so that the engine, too, draws for them in turn."""
+    return {name: factors[name] for name in factors if name.startswith("model.layers.0.")}
+
+
+PARENTS = {"trained": (trained(1), trained(2)), "fresh": (fresh(1), fresh(2)),
+           "one fresh": (trained(1), fresh(2)), "twins": (trained(1), trained(1))}
+
+
+@pytest.mark.parametrize("parents", PARENTS)
+@pytest.mark.parametrize("operator", nano.N_PARENTS, ids=lambda operator: operator.__name__)
+def test_children_are_the_engines(operator, parents):
+    """Their updates dW = B A; nano.py forms dW and takes its dense SVD, the engine never does."""
+    n = nano.N_PARENTS[operator]
+    assert OPERATORS[operator.__name__].n_parents == n
+    for seed in range(5):
+        pair = [one_block(factors) for factors in PARENTS[parents][:n]]
+        want = OPERATORS[operator.__name__].fn(pair, torch.Generator().manual_seed(seed))
+        gen = torch.Generator().manual_seed(seed)
+        for layer, (A, B) in want.items():
+            got_A, got_B = operator([factors[layer] for factors in pair], gen)
+            assert got_A.shape == A.shape and got_B.shape == B.shape
+            dW = B @ A
+            assert (got_B @ got_A - dW).norm() <= 1e-5 * dW.norm()
+            assert (got_A.norm(dim=1) > 1e-3).all(), "zeros in both factors would never get a gradient"
+
+
+def fitness(member):
+    return TRUESKILL.fitness(member.rating)
+
+
+@pytest.mark.parametrize("step", [14, 29])
+def test_the_same_member_makes_room(step, capsys):
+    """The victim and the rating of its child are the engine's; a child has a grace of one interval."""
+    rng = random.Random(step)
+    for seed in range(30):
+        theirs = []
+        mine = []
+        for i, rating in enumerate(random_ratings(4, seed)):
+            born = rng.choice([0, step - 15, step - 5])
+            is_founder = rng.random() < 0.5
+            theirs.append(evolve.Member(f"S{i}", "student", i, rating, born, () if is_founder else ("S9",)))
+            mine.append(tiny_member(f"S{i}", ours(rating), **({} if is_founder else dict(born=born))))
+        births = evolve.plan(theirs, fitness, Config.cull, nano.EVOLVE_EVERY, step, rng=rng)
+        before = list(mine)
+        nano.evolve(mine, step, rng, torch.Generator().manual_seed(seed))
+        said = capsys.readouterr().out
+        changed = [i for i in range(4) if mine[i] is not before[i]]
+        assert [f"S{i}" for i in changed] == [b.victim.name for b in births]
+        for i in changed:
+            child = mine[i]
+            parents = re.search(r"\((.*)\)", said)[1].split(", ")
+            want = child_rating(TRUESKILL, [m.rating for m in theirs if m.name in parents])
+            assert same_rating(child.rating, want)
+            assert (child.name, child.role, child.born) == ("S4", "student", step)
+            assert f"S{i}" not in parents and not child.adam.state
+
+
+def test_a_role_of_one_is_not_replaced():
+    only = tiny_member("T0")
+    members = [only]
+    nano.evolve(members, 14, random.Random(0), torch.Generator())
+    assert members == [only]
