@@ -1,4 +1,4 @@
-"""The README: its commands are ones that train.py takes, its examples run, its table names every file there is."""
+"""The README: its commands are ones that train.py takes, its examples run, what its table says of files is so."""
 import dataclasses
 import re
 import shlex
@@ -44,12 +44,10 @@ def test_examples_run():
     assert torch.equal(A.abs(), old_A.abs()) and 0.3 < (A != old_A).float().mean() < 0.7 and torch.equal(B, old_B)
 
 
-def test_the_table_names_every_file():
-    named = set(re.findall(r"`(\w+)(?:\.py)?`", TEXT))
-    rooms = ("tasks", "sandbox", "infra", "report", "eval")
-    files = [path for folder in (".", *rooms) for path in (ROOT / folder).rglob("[a-z]*.py") if folder != "." or path.parent == ROOT]
-    assert not [path.name for path in files if path.stem not in named]
-    counts = {name: int(n) for name, n in re.findall(r"^\| `(\w+\.py)` \| (\d+) \|", TEXT, re.M)}
+def test_the_table_of_files_is_true():
+    """The files that it names are there and about as long as it says; yours need not be in it."""
+    counts = {name: int(n) for name, n in re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|", TEXT, re.M)}
+    assert len(counts) >= 20 and {"nano.py", "train.py", "rl.py"} <= set(counts)
     real = {name: len((ROOT / name).read_text().splitlines()) for name in counts}
     wrong = {name: (n, real[name]) for name, n in counts.items() if abs(n - real[name]) > 20}     # a comment of yours is welcome
     assert not wrong, f"lines in the README and in the file: {wrong}"
