@@ -134,7 +134,7 @@ PRESETS = {
     "micro": dict(steps=80, rank=8, alpha=32.0, threads=1, max_rows=512, token_budget=1024,
                   kinds="code_o", n_prompts=3, n_refs=0, attempts=4, max_new=80,
                   lr=1e-3, lr_teacher=3e-3, evolve_every=15,
-                  probe_every=20, n_anchors=476, n_heldout=64, probe_share=0.2),
+                  probe_every=20, n_anchors=476, n_heldout=48, probe_share=0.2),
     "chat": dict(steps=200, rank=32, alpha=64.0, threads=0, max_rows=128, token_budget=2048,
                  kinds="code_o,code_i,code_f", n_prompts=3, n_refs=6, attempts=8, max_new=512,
                  lr=1e-5, lr_teacher=1e-5, evolve_every=10,

@@ -16,7 +16,7 @@ from tasks.base import Task
 from tasks.prompts import reasoning
 
 FROZEN_BASE = "base"                # its name among the members
-CURRENT_ATTEMPTS = 2                # of the frozen ones at each current task: tasks differ more than attempts at one do
+CURRENT_ATTEMPTS = 1                # of the frozen ones at each current task: tasks differ more than attempts at one do
 
 
 @dataclass(frozen=True)
