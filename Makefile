@@ -6,20 +6,21 @@ export OMP_NUM_THREADS ?= 1
 export GOMP_SPINCOUNT := 0
 export OMP_WAIT_POLICY := PASSIVE
 export TOKENIZERS_PARALLELISM := false
-# On Linux, PyPI's torch is the CUDA build, several gigabytes. Where no GPU is there, torch comes from this index,
-# if it answers within five seconds; otherwise from where pip looks anyway. `make GPU=1` and `make GPU=0` say whether
-# there is one; the environment's GPU means nothing here, and continuous integration (CI=true) is left to pip. A .venv that is there stays as it is: remove it to change over.
+# On Linux, PyPI's torch is the CUDA build, several gigabytes. Where no GPU is there, torch comes from this
+# index if it answers within five seconds, otherwise from where pip looks anyway. GPU=1 or GPU=0 on the command
+# line says whether there is one; continuous integration (CI=true) is left to pip. A .venv that is there stays as
+# it is: remove it to change over.
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 GPU = $(shell nvidia-smi >/dev/null 2>&1 && echo 1)
 PIP := $(BIN)/python -m pip install -q -c constraints.txt
 # The timer bounds what urlopen's own limit does not: looking up the name.
-ANSWERS := import os, threading, urllib.request; limit = threading.Timer(5, os._exit, [1]); limit.daemon = True; \
-	limit.start(); urllib.request.urlopen("$(CPU_WHEELS)/torch/", timeout=5)
+ANSWERS := import os, threading, urllib.request; limit = threading.Timer(5, os._exit, [1]); \
+	limit.daemon = True; limit.start(); urllib.request.urlopen("$(CPU_WHEELS)/torch/", timeout=5)
 
 .PHONY: help setup demo test test-slow micro clean
 help:
-	@echo "make setup | demo | test | test-slow | micro | clean      (PYTHON=python3.12 picks the interpreter,"
-	@echo "GPU=1 at the first setup the CUDA build of torch, GPU=0 the CPU build)"
+	@echo "make setup | demo | test | test-slow | micro | clean"
+	@echo "PYTHON=python3.12 picks the interpreter, GPU=1 (GPU=0) at setup torch's CUDA (CPU) build"
 
 setup: .venv/.installed
 

@@ -60,10 +60,12 @@ class Verdict:
 
 
 def refusal(weak):
-    """One sentence on what this operating system lacks and what to do, or "" where the sandbox may be started. On Linux always
-    "": there the canaries decide. Windows has no fork, so that weak=True cannot help. macOS has fork but no seccomp: by the
-    code, "weak" runs there (fork, setrlimit, setitimer, poll and wait4 exist, prctl is for Linux only), and a test runs it on
-    Linux with what macOS lacks taken away; on a Mac it could not be tried."""
+    """One sentence on what this operating system lacks and what to do; "" where the sandbox may be started.
+
+    On Linux always "": there the canaries decide. Windows has no fork, so weak=True cannot help. macOS has fork but
+    no seccomp: by the code, "weak" runs there (fork, setrlimit, setitimer, poll and wait4 exist, prctl is called
+    on Linux only), and a test runs it with what macOS lacks taken away; on a Mac it could not be tried.
+    """
     if sys.platform == "linux":
         return ""
     system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
