@@ -61,7 +61,7 @@ class Member:
     role: str                                       # "teacher" | "student"
     factors: dict                                   # layer -> (A (R, in), B (out, R))
     rating: NormalDist = NEWCOMER
-    born: int = -EVOLVE_EVERY                       # step
+    born: int = -EVOLVE_EVERY                       # step; founders are of age
 
     def __post_init__(self):
         self.parameters = []
@@ -105,6 +105,7 @@ class Row:
     answer: list[int]                               # with the end token, unless cut off
     text: str = ""
     task: object = None                             # in a proposal, if it is valid
+    verdict: str = ""                               # on an attempt
     reward: float = -1.0                            # what a proposal costs that is no task
     advantage: float = 0.0                          # of each of the answer's tokens
 
@@ -166,12 +167,13 @@ def solve(model, sandbox, student, tasks, n, gen, greedy=False):
         answers = [DEDUCTION.parse_answer(row.text, FORMAT, task, LIMITS) for row in group]
         results = sandbox.run(DEDUCTION.answer_jobs(task, answers, LIMITS))
         for row, verdict in zip(group, DEDUCTION.judge(task, answers, results, LIMITS)):
+            row.verdict = verdict
             row.reward = REWARD[verdict]
     return groups
 
 def solve_rate(rows):
     """Share of attempts that were correct."""
-    return sum(row.reward == REWARD["correct"] for row in rows) / max(1, len(rows))
+    return sum(row.verdict == "correct" for row in rows) / max(1, len(rows))
 
 def think_rate(rows):
     """Share of attempts that trace the program's values, in lines with ">", before they answer."""
@@ -236,8 +238,7 @@ def rate(winner, loser, draw=False):
     e = DRAW_MARGIN / c
     unit = NormalDist()
     if draw:
-        a = e - abs(t)
-        b = -e - abs(t)
+        a, b = e - abs(t), -e - abs(t)
         z = unit.cdf(a) - unit.cdf(b)
         v = (unit.pdf(b) - unit.pdf(a)) / z * (1.0 if t > 0 else -1.0)
         w = v ** 2 + (a * unit.pdf(a) - b * unit.pdf(b)) / z
@@ -258,8 +259,7 @@ def rate_match(teacher, student, rows):
 def match(teachers, students, rng):
     """Pairs by prioritised fictitious self-play: a student that beats the teacher with probability
     p is drawn with weight p (1 - p), one time in ten at random; all once before any comes twice."""
-    pairs = []
-    pool = []
+    pairs, pool = [], []
     for teacher in rng.sample(teachers, len(teachers)):
         pool = pool or list(students)
         p = [p_win(student.rating, teacher.rating) for student in pool]

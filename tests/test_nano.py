@@ -263,7 +263,7 @@ def test_ratings_are_the_engines(draw):
 def test_matches_are_rated_as_the_engine_does(n_correct):
     rows = []
     if n_correct is not None:
-        rows = [nano.Row([5], [6], reward=1.0 if i < n_correct else -0.5) for i in range(8)]
+        rows = [nano.Row([5], [6], verdict="correct" if i < n_correct else "wrong") for i in range(8)]
     for a, b in zip(random_ratings(20, seed=1), random_ratings(20, seed=2)):
         teacher, student = tiny_member("T0", ours(a)), tiny_member("S0", ours(b))
         nano.rate_match(teacher, student, rows)
