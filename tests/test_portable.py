@@ -163,14 +163,15 @@ def test_a_weak_sandbox_runs_with_what_macos_has():
 # ---- make --------------------------------------------------------------------------------------------------
 
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
-@pytest.mark.parametrize("gpu, index, wheels, words, asked", [
-    (False, True, True, (), ["ask", "cpu", "all"]),
-    (False, True, False, (), ["ask", "cpu", "all"]),            # the wheels do not come: as without the index
-    (False, False, False, (), ["ask", "all"]),                  # no network
-    (True, True, True, (), ["all"]),
-    (False, True, True, ("GPU=1",), ["all"]),
-    (True, True, True, ("GPU=0",), ["ask", "cpu", "all"])])
-def test_make_prefers_the_cpu_build_of_torch(tmp_path, gpu, index, wheels, words, asked):
+@pytest.mark.parametrize("gpu, index, wheels, words, surroundings, asked", [
+    (False, True, True, (), {}, ["ask", "cpu", "all"]),
+    (False, True, False, (), {}, ["ask", "cpu", "all"]),        # the wheels do not come: as without the index
+    (False, False, False, (), {}, ["ask", "all"]),              # no network
+    (False, True, True, (), {"CI": "true"}, ["all"]),
+    (True, True, True, (), {}, ["all"]),
+    (False, True, True, ("GPU=1",), {}, ["all"]),
+    (True, True, True, ("GPU=0",), {}, ["ask", "cpu", "all"])])
+def test_make_prefers_the_cpu_build_of_torch(tmp_path, gpu, index, wheels, words, surroundings, asked):
     """What make asks pip for, with a python and an nvidia-smi that only note it and answer as told."""
     for name in ("Makefile", "requirements.txt", "requirements-dev.txt", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
@@ -181,8 +182,9 @@ def test_make_prefers_the_cpu_build_of_torch(tmp_path, gpu, index, wheels, words
         file.write_text(f"#!/bin/sh\n{body}\n")
         file.chmod(0o755)
     environment = dict(os.environ, PATH=f"{smi.parent}:{os.environ['PATH']}", GPU="3")     # a number
-    for name in ("MAKEFLAGS", "MAKEOVERRIDES", "CI"):                     # of a `make test` that this is a part of
+    for name in ("MAKEFLAGS", "MAKEOVERRIDES", "CI"):               # of a `make test` that this is a part of
         environment.pop(name, None)
+    environment |= surroundings
     command = ["make", "setup", f"PYTHON={sys.executable}", *words]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=60)
     noted = (tmp_path / "noted").read_text().splitlines()
