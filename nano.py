@@ -14,8 +14,8 @@ programs, students say what these return, a sandboxed interpreter is the only ju
 arXiv 2605.16727, on top of Absolute Zero (AZR, 2505.03335). The engine (train.py) is nano.py, fast,
 many at once, and safe to kill: tests demand the same advantages, gradients, ratings and children.
 
-What to watch: the base is right four times in five where it traces a program's values, but by habit
-it answers at once, right once in four. Between steps 20 and 40 students find that thinking pays.
+What to watch: where the base traces a program's values it is right seven times in ten, but by habit
+it answers at once, right twice in ten. Between steps 20 and 40 students find that thinking pays.
 
 Shapes: N rows (an answer each), T tokens, V vocabulary, R rank. logits[:, t] predict ids[:, t + 1].
 """

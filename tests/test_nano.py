@@ -330,6 +330,7 @@ def test_children_are_the_engines(operator, parents):
             assert got_A.shape == A.shape and got_B.shape == B.shape
             dW = B @ A
             assert (got_B @ got_A - dW).norm() <= 1e-5 * dW.norm()
+            assert (got_B == 0).all(0).sum() == (B == 0).all(0).sum()
             assert (got_A.norm(dim=1) > 1e-3).all(), "zeros in both factors would never get a gradient"
 
 
