@@ -3,7 +3,6 @@
 Several learning rates are several members of one batch, which see the same tasks and the same held-out programs. Greedy
 accuracy is the measure that counts: what only rises at temperature 1 is sharpening.
 """
-import dataclasses
 import random
 import time
 from dataclasses import dataclass

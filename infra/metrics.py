@@ -138,7 +138,9 @@ def probe_words(probes: list[dict]) -> list[str]:
     first, last = probes[0], probes[-1]
     out = []
     for kind, words in (("greedy", "greedily decoded"), ("sampled", "at the run's temperature")):
-        a, b = (mean(row[f"anchors_{kind}"].values()) for row in (first, last))
+        a, b = (mean(row.get(f"anchors_{kind}", {}).values()) for row in (first, last))
+        if a is None or b is None:
+            continue                                      # anchors that are the run's own first tasks: first probed later
         se = last.get("anchors_greedy_se") if kind == "greedy" else None
         out.append(f"  the students' accuracy on held-out anchor tasks, {words}: {a:.2f} at step {first['step']}, "
                    f"{b:.2f} at step {last['step']}" + (f" (standard error {se:.3f})" if se else ""))

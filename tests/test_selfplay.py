@@ -424,5 +424,11 @@ def test_last_words():
         and "most of its answers: 3; in which all do: 3" in said
         and "held-out math tasks, which nobody played, greedily decoded: frozen base 0.05, students 0.80, teachers 0.10" in said
     )
+    # a base without anchors: the run's own first tasks, which are not asked at the first probe, nor sampled before the last
+    late = [dict(row, anchors_sampled={}) if row["step"] < 4 else row for row in rows]
+    late[0] = {key: value for key, value in late[0].items() if not key.startswith("anchors")}
+    del late[1]["anchors_sampled"]
+    said = metrics.summary(late)
+    assert "greedily decoded: 0.50 at step 1, 0.50 at step 4" in said and "at the run's temperature" not in said
     bare = [dict(row, complexity={}, valid=0.0, base_solve=None, student_solve=None, anchors_sampled={}, anchors_greedy={}) for row in rows]
     assert "stayed at 0.00" in metrics.summary(bare)
