@@ -21,7 +21,7 @@ from model import Base
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from rl import Batch
 from sandbox.values import decode
-from tasks import KINDS
+from tasks import KINDS, judge_answers
 from tasks.archive import Archive
 from tasks.base import Proposal, Reject, Task
 from tasks.complexity import measure
@@ -200,11 +200,8 @@ def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int
     """n attempts at each task by the member in its slot, judged. Answers are data to the sandbox, never run here."""
     style = s.base.style
     rollout, texts = ask(s, [KINDS[t.kind].solve(style, t, s.limits) for t in tasks], slots, step, phase, n, temperature, desc)
-    answers = [[KINDS[t.kind].parse_answer(text, style, t, s.limits) for text in texts[i * n:(i + 1) * n]]
-               for i, t in enumerate(tasks)]
-    jobs = [KINDS[t.kind].answer_jobs(t, a, s.limits) for t, a in zip(tasks, answers)]
-    verdicts = iter(run_jobs(s, [job for some in jobs for job in some]))
-    judged = [KINDS[t.kind].judge(t, a, [next(verdicts) for _ in some], s.limits) for t, a, some in zip(tasks, answers, jobs)]
+    by_task = [texts[i * n:(i + 1) * n] for i in range(len(tasks))]
+    judged = judge_answers(tasks, by_task, style, s.limits, lambda jobs: run_jobs(s, jobs))
     return Attempts(rollout, texts, judged)
 
 

@@ -30,7 +30,7 @@ from infra.weights import load_base
 from micro import data
 from model import Base
 from sandbox.values import encode
-from tasks import KINDS
+from tasks import KINDS, judge_answers
 from tasks.base import Reject, Task
 from tasks.complexity import measure, structural_hash
 from tasks.prompts import Prompt, reasoning, render
@@ -101,12 +101,9 @@ def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperatu
     """One attempt at each task of a cell: the share that is correct, and the share that thinks. forced: see `write`."""
     kind = KINDS[ROWS[row]]
     texts = write(base, [kind.solve(base.style, t, LIMITS) for t in tasks], temperature, key, forced)
-    given = [[kind.parse_answer(text, base.style, t, LIMITS)] for text, t in zip(texts, tasks)]
-    jobs = [kind.answer_jobs(t, a, LIMITS) for t, a in zip(tasks, given)]
-    verdicts = iter(sandbox.run([job for some in jobs for job in some]))
-    judged = [kind.judge(t, a, [next(verdicts) for _ in some], LIMITS)[0] for t, a, some in zip(tasks, given, jobs)]
+    judged = judge_answers(tasks, [[text] for text in texts], base.style, LIMITS, sandbox.run)
     thinking = [bool(reasoning(text, base.style)) for text in texts]
-    return judged.count("correct") / len(tasks), sum(thinking) / len(tasks)
+    return judged.count(["correct"]) / len(tasks), sum(thinking) / len(tasks)
 
 
 def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed: int) -> dict:
@@ -143,8 +140,8 @@ def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[s
             cell["thinks @1"] = answers(base, sandbox, row, tasks, 1.0, key)[1]
             cell["thinking"] = answers(base, sandbox, row, tasks, 0.0, key, OPENS_TRACE[row])[0]
             cell["direct"] = answers(base, sandbox, row, tasks, 0.0, key, "=")[0]
-        for measure, value in cell.items():
-            cells.setdefault(measure, []).append(value)
+        for name, value in cell.items():
+            cells.setdefault(name, []).append(value)
     return cells
 
 
@@ -158,9 +155,9 @@ def show(table: dict) -> str:
     """The table as text, the mean over the sizes last."""
     lines = [f"{'statements':18s}" + "".join(f"{size:<5}" for size in range(1, 7)) + " mean"]
     for row, sizes in SIZES.items():
-        for measure, values in table[row].items():
+        for name, values in table[row].items():
             cells = "     " * (sizes[0] - 1) + " ".join(f"{v:.2f}" for v in values)
-            lines.append(f"{row:6s}{measure:12s}{cells:30s} {sum(values) / len(values):.3f}")
+            lines.append(f"{row:6s}{name:12s}{cells:30s} {sum(values) / len(values):.3f}")
     for row in PROPOSED:
         r = table[row]
         lines.append(f"{row:14s} valid {r['valid']:.2f}; {r['statements']:.2f} statements, {r['distinct']:.2f} distinct "

@@ -4,12 +4,15 @@ To add one: a class (base.Kind says what it must return, math.py and logic.py ar
 and a place in KINDS.
 """
 import json
+from collections.abc import Callable
 from pathlib import Path
 
-from tasks.base import Kind, Proposal
+from tasks.base import Kind, Proposal, Task
 from tasks.code import Abduction, Deduction, Induction
 from tasks.logic import Logic
 from tasks.math import Math
+from tasks.validation import Limits
+from verifier import Job, Verdict
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic())}
 IDENTITY = Proposal("code_o", "def f(x):\n return x", ("[1,2,3]",))
@@ -38,3 +41,19 @@ def read_tasks(path: str | Path) -> list[Proposal]:
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: {type(error).__name__}: {error}") from None
     return proposals
+
+
+def judge_answers(tasks: list[Task], texts: list[list[str]], style: str, limits: Limits,
+                  run: Callable[[list[Job]], list[Verdict]]) -> list[list[str]]:
+    """"correct" | "wrong" | "malformed" of each of a task's texts, which include the prefix and are never run here.
+    All jobs go to `run` (the sandbox's) in one call, so that its workers have enough to do."""
+    kinds = [KINDS[task.kind] for task in tasks]
+    answers = []
+    for kind, task, some in zip(kinds, tasks, texts, strict=True):
+        answers.append([kind.parse_answer(text, style, task, limits) for text in some])
+    jobs = [kind.answer_jobs(task, some, limits) for kind, task, some in zip(kinds, tasks, answers)]
+    verdicts = iter(run([job for some in jobs for job in some]))
+    judged = []
+    for kind, task, given, own in zip(kinds, tasks, answers, jobs):
+        judged.append(kind.judge(task, given, [next(verdicts) for _ in own], limits))
+    return judged

@@ -39,7 +39,7 @@ from eval.summary import BASE, gain_table, member_table, pass_table, passes, rol
 from infra.checkpoint import task_of
 from infra.platform import open_sandbox
 from micro.evaluate import SIZES, draw_tasks
-from tasks import KINDS
+from tasks import KINDS, judge_answers
 from tasks.base import Task
 from tasks.prompts import STYLES, Prompt, reasoning
 from tasks.validation import Limits
@@ -152,13 +152,10 @@ def judging(sandbox: Sandbox, style: str, note: Callable[[Item], dict] = lambda 
     limits, ask = Limits.for_style(style), asking(style)
 
     def judge(answers: list[tuple]) -> list[dict]:
-        """All jobs of all answers go to the sandbox in one call, so that its workers have enough to do."""
-        parsed = [[KINDS[i.task.kind].parse_answer(ask(i).prefix + text, style, i.task, limits)] for i, text in answers]
-        jobs = [KINDS[i.task.kind].answer_jobs(i.task, a, limits) for (i, _), a in zip(answers, parsed)]
-        ran = iter(sandbox.run([job for some in jobs for job in some]))
-        judged = [KINDS[i.task.kind].judge(i.task, a, [next(ran) for _ in some], limits)[0]
-                  for (i, _), a, some in zip(answers, parsed, jobs)]
-        return [dict(correct=verdict == "correct", verdict=verdict, **note(i)) for verdict, (i, _) in zip(judged, answers)]
+        """All answers in one call."""
+        texts = [[ask(item).prefix + text] for item, text in answers]
+        judged = judge_answers([item.task for item, _ in answers], texts, style, limits, sandbox.run)
+        return [dict(correct=verdict == "correct", verdict=verdict, **note(item)) for [verdict], (item, _) in zip(judged, answers)]
     return judge
 
 
