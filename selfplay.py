@@ -18,13 +18,13 @@ from generate import Rollout
 from infra.distributed import Ranks
 from lora import Adapters
 from model import Base
-from rewards import STUDENT_REWARDS, TEACHER_REWARDS
+from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from rl import Batch
 from sandbox.values import decode
 from tasks import TASK_TYPES, judge_answers
 from tasks.archive import Archive
 from tasks.base import Proposal, Reject, Task
-from tasks.complexity import measure
+from tasks.complexity import measure, structural_hash
 from tasks.prompts import Prompt, render, show
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
@@ -47,6 +47,11 @@ class Setup:
     task_types: tuple[str, ...]
 
 
+def solve_rate(verdicts: list[str]) -> float | None:
+    """Share of verdicts that say correct; None of nothing."""
+    return verdicts.count("correct") / len(verdicts) if verdicts else None
+
+
 @dataclass
 class ProposalRecord:
     """One proposal's fate. reason "" = valid; attempts: student name -> verdicts of its attempts."""
@@ -62,6 +67,7 @@ class ProposalRecord:
     task: Task | None = None
     attempts: dict[str, list[str]] = field(default_factory=dict)
     answers: dict[str, list[str]] = field(default_factory=dict)     # the texts of these attempts
+    base_rate: float | None = None                                  # of the frozen base, where a probe asked it
     reward: float = 0.0
 
     @functools.cached_property
@@ -70,16 +76,25 @@ class ProposalRecord:
         return dataclasses.asdict(measure(self.task.program))
 
     @functools.cached_property
+    def structure(self) -> str:
+        """Hash of a valid task's program up to names and constants."""
+        return structural_hash(self.task.program)
+
+    @functools.cached_property
     def output_size(self) -> tuple[int, int]:
         """Characters of a valid task's output as displayed, and digits of its longest number."""
         text = show(decode(self.task.outputs[0]))
         return len(text), max(map(len, re.findall(r"\d+", text)), default=0)
 
     @property
+    def verdicts(self) -> list[str]:
+        """Of all attempts."""
+        return [verdict for attempts in self.attempts.values() for verdict in attempts]
+
+    @property
     def solve_rate(self) -> float | None:
         """Share of all attempts that were correct; None without attempts."""
-        verdicts = [v for attempts in self.attempts.values() for v in attempts]
-        return verdicts.count("correct") / len(verdicts) if verdicts else None
+        return solve_rate(self.verdicts)
 
 
 @dataclass
@@ -219,16 +234,30 @@ def solve(s: Setup, pairs: list[tuple[Member, Member]], proposed: list[ProposalR
     return solved, attempts
 
 
+def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Outcome]:
+    """What rewards may look at, of each valid proposal; the archive is that before the step."""
+    majority = {kind: archive.modal_output(kind)[1] for kind in s.task_types}
+    structures, unique_at_64 = Counter(archive.recent), archive.unique_at_64()
+    out = []
+    for p in valid:
+        rates = {name: solve_rate(verdicts) for name, verdicts in p.attempts.items()}
+        out.append(Outcome(
+            solve_rate=p.solve_rate or 0.0, solve_rates=rates, n_attempts=len(p.verdicts), base_rate=p.base_rate,
+            kind=p.kind, majority_baseline=majority[p.kind], noise_margin=s.cfg.noise_margin,
+            n_tasks=archive.n_added, n_of_kind=len(archive.tasks[p.kind]), n_same_structure=structures[p.structure],
+            unique_at_64=unique_at_64, complexity=p.complexity))
+    return out
+
+
 def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
-    """Set each proposal's reward from its solve rate; invalid ones cost cfg.invalid_penalty (AZR, eq. 4 and 6), duplicates
-    cfg.duplicate_penalty."""
-    c = s.cfg
-    guess = {kind: archive.modal_output(kind)[1] for kind in s.task_types}
+    """Set each proposal's reward: of a valid one by what became of it, others cost cfg.invalid_penalty (AZR, eq. 4 and 6),
+    duplicates cfg.duplicate_penalty."""
+    valid = [p for p in proposed if not p.reason]
+    for p, outcome in zip(valid, outcomes(s, archive, valid)):
+        p.reward = TEACHER_REWARDS[s.cfg.teacher_reward](outcome)
     for p in proposed:
         if p.reason:
-            p.reward = c.duplicate_penalty if p.reason == "duplicate" else c.invalid_penalty
-        else:
-            p.reward = TEACHER_REWARDS[c.teacher_reward](p.solve_rate or 0.0, guess[p.kind], c.noise_margin)
+            p.reward = s.cfg.duplicate_penalty if p.reason == "duplicate" else s.cfg.invalid_penalty
 
 
 def training_batch(s: Setup, rollout: Rollout, proposed: list[ProposalRecord], solved: list[tuple[ProposalRecord, Member]],

@@ -32,13 +32,12 @@ from infra.distributed import Ranks
 from infra.memory import autotune_batch, free_memory, plan_table
 from infra.metrics import header, line, measures, summary
 from infra.platform import Interrupted, Signals, Stopwatch, check_system, environment, open_sandbox
-from infra.probes import probe
+from infra.probes import is_probed, probe
 from infra.terminal import colored, first_of_each, format_task, print_safely
 from infra.weights import load_base, load_tokenizer, pick_dtype, read_config, resolve, weights_hash
 from lora import Adapters
 from model import Base
 from selfplay import Setup
-from tasks.complexity import structural_hash
 from tasks.validation import Limits
 from trueskill_lite import RATINGS, child_rating
 from verifier import Sandbox
@@ -81,13 +80,15 @@ def evolve_population(setup: Setup, state: State, adam: rl.Adam, step: int) -> l
     return rows
 
 
-def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str, signals: Signals) -> None:
-    """The loop: five phases a step until cfg.steps. Interrupted leaves the state as it was before the step."""
+def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str, signals: Signals,
+          until: int | None = None) -> None:
+    """The loop: five phases a step until cfg.steps, or before step `until`. Interrupted leaves the state as it was before
+    the step."""
     cfg, base, adapters = setup.cfg, setup.base, setup.adapters
     loss = dict(temperature=cfg.temperature, kl=cfg.kl_coef, entropy=cfg.entropy_coef, clip=cfg.clip, tokens_per_microbatch=cfg.tokens_per_microbatch,
                 rank=setup.ranks.rank, world=setup.ranks.world)
     bar = lambda phase: phase if run.writes and sys.stderr.isatty() else ""
-    while state.step < cfg.steps:
+    while state.step < (cfg.steps if until is None else until):
         step, clock = state.step, Stopwatch()
         teachers, students = ([m for m in state.members if m.role == role] for role in ("teacher", "student"))
 
@@ -105,22 +106,22 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         clock.lap("solve")
 
         # 4. reward and update: one optimiser step for all members, each from its own rows; then the ratings
+        probing = is_probed(cfg, step)
+        probes = {}
+        if probing:                                         # members as they were when they proposed and solved
+            probes = probe(setup, state.members, state.anchors, state.heldout, proposed, step, state.frozen)
+        clock.lap("probe")
         selfplay.pay_teachers(setup, state.archive, proposed)
         batch = selfplay.training_batch(setup, rollout, proposed, solved, attempts)
         adv = rl.advantages(batch, cfg.algo, cfg.normalize_advantages)
         weight = rl.token_weight(batch.rollout, cfg.algo, cfg.max_new_tokens).float()
-        probing = cfg.probe_every and (step % cfg.probe_every == 0 or step == cfg.steps - 1)
-        probes = {}
-        if probing:
-            probes = probe(setup, state.members, state.anchors, state.heldout, proposed, step, state.frozen)
-        clock.lap("probe")                                  # members as they were when they proposed and solved
         gradient = rl.accumulate(base, adapters, batch, adv, weight, desc=bar("update"), **loss)
         with signals:               # rl.update in two pieces: a signal may end the gradient; from here to the checkpoint it waits
             update = rl.finish(adam, batch, *gradient)
             matches = rate(cfg, pairs, proposed, step)
             for p in proposed:
                 if p.task:
-                    state.archive.add(p.task, structural_hash(p.task.program))
+                    state.archive.add(p.task, p.structure)
             state.totals["generated"] += int(batch.rollout.n_tokens.sum()) + probes.get("probe_tokens", 0)
             state.totals["trained"] += update["trained_tokens"]
             row = dict(step=step, **measures(setup, state, proposed, update, batch, adv, matches), **probes)

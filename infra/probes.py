@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from evolve import Member
 from lora import Adapters
-from selfplay import BASE, PROBE, ProposalRecord, Setup, attempt, mean
+from selfplay import BASE, PROBE, ProposalRecord, Setup, attempt, mean, solve_rate
 from tasks.base import Task
 from tasks.prompts import reasoning
 
@@ -39,6 +39,11 @@ def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int, tempe
         own = slice(first, first + len(tasks))
         found[name] = Answers(correct[own], thinks[own])
     return found, int(done.rollout.n_tokens.sum())
+
+
+def is_probed(cfg, step: int) -> bool:
+    """Whether a step has a probe: every --probe-every-th, and the last."""
+    return bool(cfg.probe_every) and (step % cfg.probe_every == 0 or step == cfg.steps - 1)
 
 
 def part_of(tasks: list[Task], s: Setup) -> list[Task]:
@@ -90,17 +95,19 @@ def probe_heldout(s: Setup, members: dict[str, int], heldout: list[Task], step: 
 
 
 def probe_current(s: Setup, proposed: list[ProposalRecord], step: int, frozen: Adapters | None) -> tuple[dict, int]:
-    """The frozen base on the teachers' current tasks, and a student frozen early in the run (slot 0 of `frozen`), beside the
-    students of the day; keys of metrics.jsonl, tokens."""
-    tasks = [p.task for p in proposed if p.task]
-    if not tasks:
+    """The frozen base on the teachers' current tasks, whose base_rate it sets, and a student frozen early in the run (slot 0
+    of `frozen`), beside the students of the day; keys of metrics.jsonl, tokens."""
+    valid = [p for p in proposed if p.task]
+    if not valid:
         return {}, 0
+    tasks = [p.task for p in valid]
     slots = [-1] * len(tasks) + ([0] * len(tasks) if frozen else [])
     still = dataclasses.replace(s, adapters=frozen or s.adapters)
     n = min(s.cfg.samples_per_task, CURRENT_ATTEMPTS)
     done = attempt(still, tasks * (2 if frozen else 1), slots, step, BASE, n)
-    verdicts = [[verdict == "correct" for verdict in some] for some in done.verdicts]
-    rates = [mean(right) for right in verdicts]
+    rates = [solve_rate(verdicts) for verdicts in done.verdicts]
+    for p, rate in zip(valid, rates):
+        p.base_rate = rate
     out = dict(base_solve=mean(rates[:len(tasks)]), student_solve=mean(p.solve_rate for p in proposed))
     if frozen:
         out["frozen_solve"] = mean(rates[len(tasks):])

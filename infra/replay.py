@@ -21,6 +21,7 @@ from generate import Rollout
 from infra.checkpoint import RunDir, State, init_state, restore
 from infra.distributed import Ranks
 from infra.platform import Signals, open_sandbox
+from infra.probes import is_probed, probe_current
 from infra.terminal import block, colored, format_task, paint, print_safely
 from selfplay import ProposalRecord, Setup
 from train import populate, prepare, train
@@ -56,6 +57,8 @@ def replay_step(s: Setup, state: State, matches: list[str], logged: list[dict]) 
     rollout, proposed = selfplay.propose(s, state.archive, teachers, step)
     selfplay.verify(s, state.archive, proposed, step)
     solved, attempts = selfplay.solve(s, pairs, proposed, step)
+    if is_probed(s.cfg, step):
+        probe_current(s, proposed, step, state.frozen)      # a reward may look at the frozen base's solve rate
     selfplay.pay_teachers(s, state.archive, proposed)
     asked = {}
     for i, (p, student) in enumerate(solved):
@@ -99,8 +102,9 @@ def replay(path: str, step: int, match: str = "", device: str = "auto") -> bool:
             state = init_state(cfg, setup, base_hash)
         if state.step < step:
             print(f"no checkpoint of step {step}: computing steps {state.step} to {step - 1} again", flush=True)
-        until = dataclasses.replace(setup, cfg=dataclasses.replace(setup.cfg, steps=step, probe_every=0))
-        train(until, state, run, adam, base_hash, Signals())
+        state.anchors, state.heldout = [], []                       # nobody reads what they would measure
+        without = dataclasses.replace(setup, cfg=dataclasses.replace(setup.cfg, n_anchors=0))
+        train(without, state, run, adam, base_hash, Signals(), until=step)
         return replay_step(setup, state, matches, logged)
 
 

@@ -13,7 +13,7 @@ import train
 from evolve import Member
 from infra import metrics
 from infra.distributed import Ranks
-from rewards import STUDENT_REWARDS, TEACHER_REWARDS
+from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from selfplay import ProposalRecord, Setup
 from tasks import TASK_TYPES
 from tasks.archive import WINDOW, Archive
@@ -235,7 +235,8 @@ RATES = [0.0, 0.25, 0.5, 0.75, 1.0]
     ],
 )
 def test_teacher_rewards(name, rewards):
-    assert [TEACHER_REWARDS[name](p, 0.2, 0.1) for p in RATES] == rewards
+    outcomes = [Outcome(p, majority_baseline=0.2, noise_margin=0.1) for p in RATES]
+    assert [TEACHER_REWARDS[name](outcome) for outcome in outcomes] == rewards
 
 
 def test_student_rewards():
@@ -267,6 +268,22 @@ def test_pay(setup, switches, rewards):
     batch, archive = with_fates(), filled(task(0, output="1"), task(1, output="1"), task(2, output="2"))  # guessing earns 2/3
     selfplay.pay_teachers(setup(**switches), archive, batch)
     assert [p.reward for p in batch] == rewards
+
+
+def test_what_a_reward_may_look_at(setup):
+    """Every field, by hand; the archive's memory has one program of the first proposal's structure."""
+    s, batch = setup(noise_margin=0.3), with_fates()
+    batch[0].task = task(0, program=program("x=x*7"))
+    batch[0].attempts = {"S0": ["correct", "wrong"], "S1": ["correct", "correct"]}
+    batch[0].base_rate = 0.5
+    archive = filled(task(1, program=program("x=x*2"), output="1"), task(2, output="1"), task(3, "code_i"), cap=1)
+    outcome, *others = selfplay.outcomes(s, archive, [p for p in batch if not p.reason])
+    assert outcome == Outcome(
+        solve_rate=0.75, solve_rates={"S0": 0.5, "S1": 1.0}, n_attempts=4, base_rate=0.5, kind="code_o",
+        majority_baseline=1.0, noise_margin=0.3, n_tasks=3, n_of_kind=1, n_same_structure=1,
+        unique_at_64=archive.unique_at_64(), complexity=batch[0].complexity)
+    assert outcome.n_correct == 3 and outcome.complexity["statements"] == 1
+    assert [other.base_rate for other in others] == [None, None] and others[0].solve_rates == {"S0": 0.5, "S1": 0.5}
 
 
 def test_training_batch(setup):

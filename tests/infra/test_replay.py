@@ -9,6 +9,7 @@ import torch
 
 import train
 from infra import replay, terminal
+from rewards import TEACHER_REWARDS
 
 ROW = dict(step=3, teacher="T0", kind="code_o", reason="", reward=0.5, id=1, program="def f(x):\n return x", inputs=["7"],
            outputs=["7"], message="", solve_rate=0.5, attempts={"S1": ["correct", "wrong", "wrong", "malformed"]},
@@ -55,6 +56,22 @@ def test_a_step_is_played_again(run, capsys, step):
         for texts in row.get("answers", {}).values():
             assert all("\n".join("    " + line for line in indented(text).split("\n")) in said for text in texts)
     assert {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == files
+
+
+def behind_the_base(outcome) -> float:
+    """A reward that hangs on a probe: how far the frozen base is behind the students."""
+    return 0.25 if outcome.base_rate is None else outcome.solve_rate - outcome.base_rate
+
+
+def test_what_a_reward_sees_of_probes_is_there_again(micro_base, tmp_path, monkeypatch):
+    """Steps 0 and 2 are probed; step 2 is the outcome of training on what the probe of step 0 said."""
+    monkeypatch.setitem(TEACHER_REWARDS, "behind", behind_the_base)
+    sizes = dict(steps=3, pop=2, n_prompts=2, samples_per_task=2, max_new_tokens=48, n_anchors=1, n_heldout=0, workers=1)
+    cfg = train.Config(base=str(micro_base), out=str(tmp_path), name="run", teacher_reward="behind", probe_every=2, **sizes)
+    run = train.main(cfg)
+    rewards = {step: {row["reward"] for row in logged(run, step) if not row["reason"]} for step in range(3)}
+    assert rewards[1] == {0.25} and rewards[0] - {0.25} and rewards[2] - {0.25}
+    assert again(run, 2) == 0
 
 
 def test_one_match_alone_and_a_difference_is_told(run, capsys):
