@@ -1,9 +1,9 @@
 """What teachers and students are paid.
 
-A teacher's reward is a function (outcome: Outcome) -> float; its entry in TEACHER_REWARDS makes it a value of --teacher-reward.
-It is asked about valid proposals only: invalid ones cost --invalid-penalty.
+A teacher's reward is a function (outcome: Outcome) -> float; its entry in TEACHER_REWARDS makes it a value of
+--teacher-reward. It is asked about valid proposals only: invalid ones cost --invalid-penalty.
 
-The expectation of the default (1 - p, but 0 when nobody solved it) peaks at the solve rate p* = 1 - n^(-1/(n-1)) for n
+The expectation of the default (1 - p, but 0 when nobody solved it) peaks at p* = 1 - n^(-1/(n-1)) for n
 attempts (0.26 at 8): n is a difficulty knob, keep it fixed across the arms of an ablation.
 """
 from dataclasses import dataclass, field
@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a valid proposal: all that its reward may depend on. The archive is that before the step."""
-    solve_rate: float                       # share of all attempts at it that the verifier called correct
-    solve_rates: dict[str, float] = field(default_factory=dict)     # the same for each student, by name
-    n_attempts: int = 1                     # of all students together
-    base_rate: float | None = None          # of the frozen base; None in steps without a probe (--probe-every)
-    kind: str = "code_o"                    # task type
-    majority_baseline: float = 0.0          # share of its type's latest tasks with the most frequent output: guessing's share
-    noise_margin: float = 0.0               # --noise-margin
-    n_tasks: int = 0                        # tasks that the archive has seen
-    n_of_kind: int = 0                      # tasks of this type that it holds
-    n_same_structure: int = 0               # of its latest 512, those with this program up to names and constants
-    unique_at_64: float = 0.0               # different structures among 64 of these, on average
-    complexity: dict[str, int] = field(default_factory=dict)        # statements, depth, mccabe, lines, variables
+    """What became of a valid proposal, all that a reward may look at. The archive is that before the step."""
+    solve_rate: float                   # share of all attempts at it that the verifier called correct
+    solve_rates: dict[str, float] = field(default_factory=dict)     # the same of each student, by name
+    n_attempts: int = 1                 # of all students together
+    base_rate: float | None = None      # solve rate of the frozen base; None in steps without a probe
+    kind: str = "code_o"                # task type
+    majority_baseline: float = 0.0      # solve rate of guessing the type's most frequent output of late
+    noise_margin: float = 0.0           # --noise-margin
+    n_tasks: int = 0                    # tasks that the archive has seen
+    n_of_kind: int = 0                  # tasks of this type that it holds
+    n_same_structure: int = 0           # of its latest 512, those with this program up to names and constants
+    unique_at_64: float = 0.0           # different structures among 64 of these, on average
+    complexity: dict[str, int] = field(default_factory=dict)     # statements, depth, mccabe, lines, variables
 
     @property
     def n_correct(self) -> int:
@@ -58,12 +58,12 @@ def noise_proof(outcome: Outcome) -> float:
 
 
 def novelty(outcome: Outcome) -> float:
-    """0 for any valid new task: the control that any claim about difficulty needs (only invalid and duplicate cost)."""
+    """0 for any valid new task, so that only others cost: the control that claims about difficulty need."""
     return 0.0
 
 
-TEACHER_REWARDS = {"difficulty": difficulty, "learnability": learnability, "band": band, "nontrivial": nontrivial,
-                   "noise-proof": noise_proof, "novelty": novelty}
+TEACHER_REWARDS = {"difficulty": difficulty, "learnability": learnability, "band": band,
+                   "nontrivial": nontrivial, "noise-proof": noise_proof, "novelty": novelty}
 
 STUDENT_REWARDS = {"graded": {"correct": 1.0, "wrong": -0.5, "malformed": -1.0},
                    "binary": {"correct": 1.0, "wrong": 0.0, "malformed": 0.0}}

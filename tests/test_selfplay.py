@@ -7,14 +7,13 @@ import random
 import pytest
 import torch
 
-import config
 import selfplay
 import train
 from evolve import Member
 from infra import metrics
-from infra.distributed import Ranks
+from infra.task_log import task_from_row, task_rows
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
-from selfplay import ProposalRecord, Setup
+from selfplay import ProposalRecord
 from tasks import TASK_TYPES
 from tasks.archive import WINDOW, Archive
 from tasks.base import Proposal, Task
@@ -22,26 +21,6 @@ from tasks.complexity import structural_hash
 from tasks.prompts import render
 from tasks.validation import Limits
 from trueskill_lite import Rating
-
-
-@pytest.fixture
-def setup(base, sandbox, population):
-    """setup(**switches) -> Setup of two teachers and two students on the micro base, all different from it."""
-
-    def make(**switches) -> Setup:
-        sizes = dict(pop=4, n_prompts=1, proposals_per_prompt=3, samples_per_task=2, max_new_tokens=32)
-        cfg = config.resolve_config(train.Config(**sizes | switches), base.prompt_format)
-        return Setup(
-            cfg,
-            base,
-            population(base, 4, rank=2, b_std=0.01),
-            Ranks(0, 1, torch.device("cpu")),
-            sandbox,
-            Limits.for_format("micro"),
-            tuple(cfg.task_types.split(",")),
-        )
-
-    return make
 
 
 def members(role: str = "teacher") -> list[Member]:
@@ -294,11 +273,13 @@ def test_training_batch(setup):
         p.reward, p.task, p.kind = reward, t, t.kind if t else "code_o"
     attempts = selfplay.attempt(s, given, [student.slot, other.slot], 0, selfplay.SOLVE, 2)
     attempts.verdicts = [["correct", "wrong"], ["malformed", "correct"]]
-    made = selfplay.training_batch(s, rollout, batch, [(batch[0], student), (batch[2], other)], attempts)
+    solved = [(batch[0], student), (batch[2], other)]
+    written = [selfplay.teacher_rows(rollout, batch), selfplay.student_rows(s, solved, attempts)]
+    made = selfplay.training_batch(s, written)
     assert made.reward.tolist() == [0.5, -1, 0.25, 1, -0.5, -1, 1] and made.role.tolist() == [0, 0, 0, 1, 1, 1, 1]
     assert made.group.tolist() == [0, 0, 0, 3, 3, 4, 4]
     assert made.kind.tolist() == [1, 0, 0, 1, 1, 0, 0] and made.rollout.member.tolist() == [0, 0, 0, 2, 2, 3, 3]
-    alone = selfplay.training_batch(s, rollout, batch, [], None)
+    alone = selfplay.training_batch(s, [selfplay.teacher_rows(rollout, batch), selfplay.student_rows(s, [], None)])
     assert alone.reward.tolist() == [0.5, -1, 0.25] and len(alone.rollout.ids) == 3
 
 
@@ -381,17 +362,17 @@ def test_rarefied_coverage():
 def test_a_task_survives_its_log(setup):
     batch = proposed(BATCH[0], None)
     selfplay.verify(setup(), filled(task(0, step=-1)), batch, 6)
-    rows = json.loads(json.dumps(selfplay.task_rows(batch, 6)))
-    assert selfplay.task_from_row(rows[0]) == batch[0].task and rows[0]["complexity"]["statements"] == 1
+    rows = json.loads(json.dumps(task_rows(batch, 6)))
+    assert task_from_row(rows[0]) == batch[0].task and rows[0]["complexity"]["statements"] == 1
     assert rows[1]["reason"] == "syntax" and rows[1]["text"] == "text" and "program" not in rows[1]
 
 
 def test_describe():
     batch = with_fates()
-    told = selfplay.describe(batch)
+    told = metrics.describe(batch)
     assert (told["n"], told["valid"], told["reasons"], told["solve_rate"]) == (4, 0.75, {"syntax": 1}, 0.5)
     assert told["solve_0"] == told["solve_1"] == pytest.approx(1 / 3) and told["malformed"] == pytest.approx(2 / 12)
-    nothing = selfplay.describe([])
+    nothing = metrics.describe([])
     assert nothing["valid"] is None and nothing["complexity"] == {} and nothing["malformed"] == 0
     assert selfplay.mean([]) is None and selfplay.mean([1, None, 2]) == 1.5
 

@@ -7,7 +7,7 @@ import selfplay
 from infra import metrics, probes
 from tasks.base import Task
 from tasks.prompts import reasoning
-from tests.test_selfplay import asked, members, setup, with_fates    # noqa: F401 (setup is a fixture)
+from tests.test_selfplay import asked, members, with_fates
 
 
 @pytest.mark.parametrize("prompt_format, text, wanted", [
@@ -28,22 +28,23 @@ def test_thinking_is_what_the_styles_parser_says(prompt_format, text, wanted):
     assert reasoning(text, prompt_format) == wanted
 
 
-def test_think_share_of_members(setup):
+def test_think_share_of_members():
     """Of hand-made answers: two of S0's four think, none of S1's two."""
-    s = setup()
     batch = with_fates()[:2]
     batch[0].answers = {"S0": [">1\n=2", "=2"], "S1": ["=2", "=3"]}
     batch[1].answers = {"S0": [">1\n>2\n=2", "=20"]}
-    share = [[metrics.thinks(s, text) for text in metrics.texts_of(batch, name)] for name in ("S0", "S1", "")]
-    assert [sum(x) / len(x) for x in share] == [.5, 0, pytest.approx(1 / 3)]
+    lengths = metrics.reasoning_lengths(batch, "micro")
+    assert lengths == {"T0": [0], "T1": [0], "S0": [1, 0, 3, 0], "S1": [0, 0]}
+    assert [metrics.share_that_think(lengths[name]) for name in ("S0", "S1")] == [.5, 0]
+    assert metrics.share_that_think([]) is None
 
 
 def test_standard_error_counts_a_task_once():
     """Members that answer alike are no more information than one of them."""
-    one = probes.Answers([True, True, False, False], [False] * 4)
+    one = probes.Answers([True, True, False, False], [False] * 4, [9] * 4)
     assert probes.standard_error({"S0": one}) == pytest.approx((1 / 3) ** .5 / 2)
     assert probes.standard_error({"S0": one, "S1": one}) == probes.standard_error({"S0": one})
-    other = probes.Answers([False, False, True, True], [False] * 4)
+    other = probes.Answers([False, False, True, True], [False] * 4, [9] * 4)
     assert probes.standard_error({"S0": one, "S1": other}) == 0
 
 
