@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 
 from report.page import page
-from report.run import Run, num
+from report.run import RunLog, num
 from report.think import picture
 
 
 def write(path: Path, others: list[Path], out: Path, watch: float = 0) -> bool:
     """Write the report of the run at `path` whole, under a temporary name first; True if the run has done all its steps."""
-    runs = [Run(path), *(Run(other, want_tasks=False) for other in others)]
+    runs = [RunLog(path), *(RunLog(other, want_tasks=False) for other in others)]
     steps = num(runs[0].config, "steps")
     finished = bool(runs[0].metrics) and steps is not None and runs[0].metrics[-1]["step"] + 1 >= steps
     part = out.with_name(f".{out.name}.{os.getpid()}")
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
         flag = "--picture" if args.picture else "--out"
         raise ValueError(f"{flag} {out}: give the name of a file in a directory that exists")
     if args.picture:
-        out.write_text(picture(Run(args.run, want_tasks=False)), encoding="utf-8")
+        out.write_text(picture(RunLog(args.run, want_tasks=False)), encoding="utf-8")
         print(f"{out}: {out.stat().st_size / 1e3:.0f} KB")
         return
     while not (finished := write(args.run, args.compare, out, args.watch)) and args.watch:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from report.layout import sheet, table
 from report.population import births_by_child, mark_lives, parents
-from report.run import KINDS, Run, heldout, mean, num, probed, unplayed
+from report.run import KINDS, RunLog, average, heldout, known, measure, num, probed
 from report.svg import W, Line, brief, line_chart, text
 
 HALF, FEW = 0.5, 3              # a member thinks where half of its attempts do, in the mean of a few steps
@@ -13,21 +13,18 @@ HABIT = ("The bundled base was trained, on purpose, to answer without thinking a
          "phase of its training shows mostly direct answers): it stands for large base models, which can "
          "reason step by step but seldom do so unasked until reinforcement learning with verifiable rewards "
          "finds that it pays.")
-
-
-def habit(run: Run) -> str:
-    """HABIT where it is true, which is on the bundled micro base as its style talks to it; else ""."""
-    bundled = Path(str(run.config.get("base"))).parts[-2:] == ("micro", "base")
-    logged = any(num(row, "think") is not None for row in run.metrics)      # runs on earlier bases did not
-    return HABIT if bundled and logged and run.config.get("style") == "micro" else ""
-
-
-# --- who thinks -------------------------------------------------------------------------------------------
-
 # What became of thinking in a student: {fate: (its colour, its words)}.
 FATES = dict(discovered=("m0", "discovered it"), inherited=("m2", "inherited it"), lost=("m1", "lost it"),
              never=("base", "never thought"))
 
+
+def habit(run: RunLog) -> str:
+    """HABIT where it is true, which is on the bundled micro base as its style talks to it; else ""."""
+    bundled = Path(str(run.config.get("base"))).parts[-2:] == ("micro", "base")
+    return HABIT if bundled and known(run.points("think")) and run.config.get("style") == "micro" else ""
+
+
+# --- who thinks -------------------------------------------------------------------------------------------
 
 @dataclass
 class Thinker:
@@ -45,40 +42,33 @@ class Thinker:
         """Its fate in words."""
         words = FATES[self.fate][1]
         if self.fate == "discovered":
-            words = f"{words} at step {self.since}"
-            words = words if self.since > self.first else "thought from its first step"
+            words = f"{words} at step {self.since}" if self.since > self.first else "thought from its first step"
         if self.fate == "lost" and self.since is not None:
             words += f", found it again at step {self.since}"
         gave_up = self.since is not None and self.now < HALF
         return words + (", gave it up" if gave_up else "")
 
 
-def shares(run: Run, name: str) -> list[tuple[int, float]]:
-    """(step, share of attempts that think) of a member, where it made any."""
-    rows = run.members[name].rows if name in run.members else []
-    points = [(step, num(measured, "think")) for step, measured in rows]
-    return [(step, share) for step, share in points if share is not None]
-
-
 def level(points: list[tuple[int, float]]) -> float:
     """Mean share of some points; 0 of none."""
-    return mean(share for _, share in points) or 0.0
+    return average(share for _, share in points) or 0.0
 
 
-def knew(run: Run, birth: dict | None) -> bool:
+def knew(run: RunLog, birth: dict | None) -> bool:
     """Whether a parent of this child thought, over its last three steps before the birth."""
     for parent in parents(birth):
-        before = [point for point in shares(run, parent) if point[0] <= birth["step"]]
-        if level(before[-FEW:]) >= HALF:
+        shares = known(run.members[parent].points("think")) if parent in run.members else []
+        if level([point for point in shares if point[0] <= birth["step"]][-FEW:]) >= HALF:
             return True
     return False
 
 
-def thinker(run: Run, name: str, birth: dict | None) -> Thinker | None:
+def thinker(run: RunLog, name: str, birth: dict | None) -> Thinker | None:
     """What a student made of thinking; None where that was not logged. It thinks at a step where half of its
     attempts do, in the mean of that step and its neighbours; a child's first three steps are held against its
     parents' last three."""
-    points = shares(run, name)
+    m = run.members[name]
+    points = known(m.points("think"))
     if not points:
         return None
     smooth = [(step, level(points[max(0, i - 1):i + 2])) for i, (step, _) in enumerate(points)]
@@ -88,11 +78,11 @@ def thinker(run: Run, name: str, birth: dict | None) -> Thinker | None:
         fate = "inherited" if level(points[:FEW]) >= HALF else "lost"
     else:
         fate = "never" if since is None else "discovered"
-    alive = run.members[name].rows[-1][0] == run.metrics[-1]["step"]
+    alive = m.rows[-1][0] == run.metrics[-1]["step"]
     return Thinker(name, birth, fate, points[0][0], since, without, level(points[-FEW:]), alive)
 
 
-def thinkers(run: Run) -> list[Thinker]:
+def thinkers(run: RunLog) -> list[Thinker]:
     """Every student with what it made of thinking; [] where that was not logged."""
     births = births_by_child(run)
     some = [thinker(run, name, births.get(name)) for name in run.students()]
@@ -113,7 +103,7 @@ def first_and_all(some: list[Thinker]) -> str:
     return words + f"All students think from step {max(t.without for t in some) + 1} on."
 
 
-def story(run: Run, most: int = 60) -> str:
+def story(run: RunLog, most: int = 60) -> str:
     """Who discovered thinking, who inherited it, who lost it: a table of students."""
     some, rows = thinkers(run), []
     for t in some[:most]:
@@ -124,22 +114,16 @@ def story(run: Run, most: int = 60) -> str:
         rows.append(mark + "".join(f"<td>{text(brief(cell, 60))}</td>" for cell in cells))
     if not rows:
         return ""
-    columns = ("", "student", "born", "steps", "thinking", "share, last 3 steps")
-    head = "".join(f"<th>{word}</th>" for word in columns)
     note = f'<p class="note">the first {most} of {len(some)} students</p>' if len(some) > most else ""
     state = " open" if len(some) <= 12 else ""
     title = f"Who discovered it, who inherited it, who lost it: {len(some)} students"
-    return f"<details{state}><summary>{title}</summary>{table(head, rows)}{note}</details>"
+    made = table(("", "student", "born", "steps", "thinking", "share, last 3 steps"), rows)
+    return f"<details{state}><summary>{title}</summary>{made}{note}</details>"
 
 
 # --- the panels: (heading, chart), the chart "" where the run did not log it ------------------------------
 
-def last_before(points: list, step: int) -> list:
-    """The last of these points with a value at or before a step, in a list; [] if there is none."""
-    return [point for point in points if point[1] is not None and point[0] <= step][-1:]
-
-
-def students(run: Run, values: dict[str, list], worded: bool) -> list[Line]:
+def students(run: RunLog, values: dict[str, list], worded: bool) -> list[Line]:
     """A line a student, {name: points}, coloured by its fate, with its birth, its death and dashes from its
     parents; where they are few, with their names. worded: births are written above the chart."""
     births, fates = births_by_child(run), {t.name: t.fate for t in thinkers(run)}
@@ -151,7 +135,7 @@ def students(run: Run, values: dict[str, list], worded: bool) -> list[Line]:
     for line in lines:
         birth = births.get(line.name)
         for parent in parents(birth):
-            line.origins += last_before(values.get(parent, []), birth["step"])
+            line.origins += [point for point in known(values.get(parent, [])) if point[0] <= birth["step"]][-1:]
         line.label = not crowded
         line.last_word = "" if crowded else line.name
         line.style = "thin" if crowded else ""
@@ -160,38 +144,36 @@ def students(run: Run, values: dict[str, list], worded: bool) -> list[Line]:
     return lines
 
 
-def base_line(run: Run, *keys: str) -> Line:
+def base_line(run: RunLog, *keys: str) -> Line:
     """What the frozen base does on the tasks that the members were asked: it changes only where the tasks do."""
-    return Line("base", run.series(lambda row: num(row, *keys)), "base", "d2")
+    return Line("base", run.points(*keys), "base", "d2")
 
 
-def students_chart(name: str, run: Run, value, overall, worded: bool = False, more=()) -> str:
-    """A chart of value(row, student) of every student and, where they are many, their mean, overall(row); more: other lines."""
-    values = {who: run.series(lambda row: value(row, who)) for who in run.students()}
-    lines = students(run, values, worded)
+def students_chart(name: str, run: RunLog, keys, overall, worded: bool = False, more=()) -> str:
+    """A chart of the number at keys(student) of every student and, where they are many, their mean, overall(row);
+    more: other lines."""
+    lines = students(run, {who: run.points(*keys(who)) for who in run.students()}, worded)
     if any(line.style for line in lines):
         lines.append(Line("mean", run.series(overall), "m7", "bold"))
-    cap = 40 if len(lines) > 24 else 100
-    logged = any(y is not None for line in lines for _, y in line.points)       # the base alone is no picture
-    return line_chart(name, [*lines, *more] if logged else [], share=True, cap=cap)
+    logged = any(known(line.points) for line in lines)      # the base alone is no picture
+    return line_chart(name, [*lines, *more] if logged else [], share=True, cap=40 if len(lines) > 24 else 100)
 
 
-def played(run: Run) -> list[tuple[str, str]]:
+def played(run: RunLog) -> list[tuple[str, str]]:
     """What the run plays, every student: greedy accuracy at probes, and thinking at every step."""
     accuracy = students_chart("greedy accuracy of the students on the anchors", run,
-                              lambda row, who: num(row, "anchors_greedy", who), probed("anchors_greedy"),
+                              lambda who: ("anchors_greedy", who), probed("anchors_greedy"),
                               more=[base_line(run, "anchors_greedy_base")])
     think = students_chart("share of the students' attempts that think", run,
-                           lambda row, who: num(row, "members", who, "think"), lambda row: num(row, "think"),
-                           worded=True)
+                           lambda who: ("members", who, "think"), measure("think"), worded=True)
     return [("Greedy accuracy on held-out anchor tasks", accuracy), ("Share of attempts that think", think)]
 
 
-def not_played(run: Run, width: int, height: int) -> list[tuple[str, str]]:
+def not_played(run: RunLog, width: int, height: int) -> list[tuple[str, str]]:
     """A panel for each kind that nobody played: mean accuracy of students and of teachers, the share of the
     students' answers that think, and the frozen base."""
     out = []
-    for kind in unplayed([run]):
+    for kind in run.names("heldout"):
         lines = [Line("students", run.series(heldout(kind, "student")), "s0", "bold"),
                  Line("teachers", run.series(heldout(kind, "teacher")), "t0"),
                  Line("thinking", run.series(heldout(kind, "student", "heldout_think")), "m6", "d1"),
@@ -201,7 +183,7 @@ def not_played(run: Run, width: int, height: int) -> list[tuple[str, str]]:
     return out
 
 
-def legend(run: Run) -> list[tuple[str, str]]:
+def legend(run: RunLog) -> list[tuple[str, str]]:
     """(colour, words) of the fates that are in the picture."""
     fates = {t.fate for t in thinkers(run)}
     return [FATES[fate] for fate in FATES if fate in fates]
@@ -209,7 +191,7 @@ def legend(run: Run) -> list[tuple[str, str]]:
 
 # --- the picture ------------------------------------------------------------------------------------------
 
-def picture(run: Run) -> str:
+def picture(run: RunLog) -> str:
     """The picture as one SVG file, for a README. Raises ValueError where the run logged nothing of it."""
     above = [panel for panel in played(run) if panel[1]]
     below = [panel for panel in not_played(run, width=2 * W // 3 - 3, height=170) if panel[1]]
@@ -224,10 +206,10 @@ def picture(run: Run) -> str:
     return sheet("Who learns to think", [row for row in rows if row], foot)
 
 
-def caption(run: Run) -> str:
+def caption(run: RunLog) -> str:
     """How the picture is read, and how sure it is."""
-    errors = [v for _, v in run.series(lambda row: num(row, "anchors_greedy_se")) if v is not None]
-    sure = f" Standard error of the students' mean at the last probe: {errors[-1]:.3f}." if errors else ""
+    errors = known(run.points("anchors_greedy_se"))
+    sure = f" Standard error of the students' mean at the last probe: {errors[-1][1]:.3f}." if errors else ""
     if (num(run.config, "probe_share") or 1) < 1:
         sure += " Probes between the first and the last ask fewer tasks."
     return ("Above, every student on the kinds that are played: greedy accuracy at probes, and the share of "
@@ -238,12 +220,12 @@ def caption(run: Run) -> str:
             "step and its neighbours." + sure)
 
 
-def opening(run: Run) -> str:
+def opening(run: RunLog) -> str:
     """The part of a report that comes first: the picture, its story, and what the base stands for."""
     absent = '<p class="absent">Absent: this run did not log it.</p>'
+    others = not_played(run, 300, 190) or [("Kinds that nobody played", "")]
     drawn = ""
-    for name, panels in (("played", played(run)),
-                         ("others", not_played(run, 300, 190) or [("Kinds that nobody played", "")])):
+    for name, panels in (("played", played(run)), ("others", others)):
         cells = "".join(f"<div><h4>{heading}</h4>{chart or absent}</div>" for heading, chart in panels)
         drawn += f'<div class="{name}">{cells}</div>'
     colors = "".join(f'<li><i class="{color}"></i>{words}</li>' for color, words in legend(run))
