@@ -2,6 +2,8 @@
 import re
 from pathlib import Path
 
+from report.svg import Line, line_chart, text
+
 HERE = Path(__file__).parent
 
 
@@ -10,6 +12,11 @@ def figure(title: str, caption: str, body: str, wide: bool = False) -> str:
     body = body or '<p class="absent">Absent: this run did not log it.</p>'
     kind = " class=wide" if wide else ""
     return f"<figure{kind}><figcaption><b>{title}</b>{caption}</figcaption>{body}</figure>"
+
+
+def curves(title: str, caption: str, lines: list[Line], **how) -> str:
+    """A chart of lines with its heading and caption. title: any text; caption: HTML; how: as in svg.line_chart."""
+    return figure(text(title), caption, line_chart(title, lines, **how))
 
 
 def section(name: str, title: str, words: str, figures: list[str]) -> str:

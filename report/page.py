@@ -3,14 +3,14 @@ parts."""
 import base64
 import hashlib
 import itertools
+import math
 from collections import Counter
 
-from report.layout import CSS, JS, figure, section, table
-from report.population import member_lines, population, role_mean, roles
-from report.run import (RunLog, average, duplicates, get, guessing, items, known, measures, num, probed,
-                        refused)
-from report.setup import UNKNOWN, setup
-from report.svg import Line, brief, line_chart, spark, stack_chart, text
+from report.layout import CSS, JS, curves, figure, section, table
+from report.population import by_member, population, roles
+from report.run import RunLog, average, items, known, measures, num
+from report.setup import APART, setup
+from report.svg import Line, brief, spark, stack_chart, text
 from report.tasks import browser
 from report.think import base_line, habit, opening
 
@@ -34,8 +34,8 @@ def digits(v: float) -> str:
 def in_words(run: RunLog) -> str:
     """What rose and what fell, and no more than that."""
     n, out = max(1, len(run.metrics) // 20), []
-    for words, value, _ in measures([run]):
-        points = known(run.series(value))
+    for words, points_of, _ in measures([run]):
+        points = known(points_of(run))
         if len(points) < 2:
             continue
         k, when = n, f"first and last {f'{n} steps' if n > 1 else 'step'}"
@@ -54,12 +54,10 @@ def in_words(run: RunLog) -> str:
 
 def on_anchors(run: RunLog, key: str, title: str, words: str, share: bool) -> str:
     """A figure of a measure that probes take of each student, with its mean and the frozen base's."""
-    lines = []
-    for name in run.students():
-        m = run.members[name]
-        lines.append(Line(name, run.points(key, name), m.color, f"{m.style} thin", label=False))
-    lines += [Line("mean", run.series(probed(key)), "s0", "bold"), base_line(run, f"{key}_base")]
-    return figure(title, words, line_chart(title, lines, share=share, zero=False))
+    lines = [Line(m.name, run.points(key, m.name), m.color, f"{m.style} thin", label=False)
+             for m in run.those("student")]
+    lines += [Line("mean", run.probed(key), "s0", "bold"), base_line(run, f"{key}_base")]
+    return curves(title, words, lines, share=share, zero=False)
 
 
 def absolute(run: RunLog) -> str:
@@ -68,114 +66,98 @@ def absolute(run: RunLog) -> str:
                Line("frozen base", run.points("base_solve"), "base", "bold"),
                Line("frozen student", run.points("frozen_solve"), "s1", "d1"),
                Line("students", run.points("student_solve"), "s0", "bold")]
-    return section("absolute", "The absolute picture",
-                   "Ratings only compare members with each other. These measures have a fixed end: a base that "
-                   "never learns, and tasks that never change.", [
-        figure("The teachers' current tasks",
-               "Share solved by the frozen base, which never learns, by the student that was best at the first "
-               "probe after the start, kept as it was then, and by the students of the day. If the frozen ones "
-               "fall, the tasks got harder; the distance to them is the students' lead.",
-               line_chart("solve rate on current tasks", current, share=True)),
-        on_anchors(run, "anchors_sampled", "Held-out anchor tasks, sampled",
-                   "Accuracy of every student, bold their mean, on tasks that never change and are never trained "
-                   "on, at the run's temperature (greedily: at the head of this page); dotted: the frozen base.",
-                   share=False),
-        on_anchors(run, "anchors_think", "Thinking on the anchors, greedy",
-                   "Share of every student's greedy answers to these tasks that think, bold their mean; dotted: "
-                   "the frozen base.", share=True)])
+    return section("absolute", "The absolute picture", "Ratings only compare members with each other. These measures "
+                   "have a fixed end: a base that never learns, and tasks that never change.", [
+        curves("The teachers' current tasks", "Share solved by the frozen base, which never learns, by the student "
+               "that was best at the first probe after the start, kept as it was then, and by the students of the "
+               "day. If the frozen ones fall, the tasks got harder; the distance to them is the students' lead.",
+               current, share=True),
+        on_anchors(run, "anchors_sampled", "Held-out anchor tasks, sampled", "Accuracy of every student, bold their "
+                   "mean, on tasks that never change and are never trained on, at the run's temperature (greedily: at "
+                   "the head of this page); dotted: the frozen base.", share=False),
+        on_anchors(run, "anchors_think", "Thinking on the anchors, greedy", "Share of every student's greedy answers "
+                   "to these tasks that think, bold their mean; dotted: the frozen base.", share=True)])
 
 
 def difficulty(run: RunLog) -> str:
     """Complexity, coverage and variety of what teachers write."""
-    names = ("AST depth", "McCabe", "lines", "variables", "statements")
-    complexity = [Line(name, run.points("complexity", name.split()[-1].lower()), f"m{i}")
-                  for i, name in enumerate(names)]
-    by_teacher = [*member_lines(run, "teacher", "complexity", "statements"),
-                  role_mean(run, "teacher", "complexity", "statements")]
+    complexity = []
+    for i, name in enumerate(("AST depth", "McCabe", "lines", "variables", "statements")):
+        complexity.append(Line(name, run.points("complexity", name.split()[-1].lower()), f"m{i}"))
     sizes = [Line("characters", run.points("output_chars"), "m0"),
              Line("digits", run.points("output_digits"), "m1")]
     valid = itertools.accumulate((num(row, "n") or 0) * (num(row, "valid") or 0) for row in run.metrics)
     tasks = [(row["step"], n) for row, n in zip(run.metrics, valid)]
     structures = run.points("coverage")
     coverage = [Line("valid tasks", tasks, "base", "d1"), Line("structures", structures, "t0", "bold")]
-    variety = Line("of 64", run.points("rarefied"), "t0", "bold")
-    return section("difficulty", "What the teachers write",
-                   "Size and variety of the tasks. An archive that forbids repeats makes size rise by itself: look "
-                   "at a run with <code>--teacher-reward novelty</code> before believing a curve.", [
-        figure("Complexity of valid tasks", "Means per task: depth of the syntax tree, McCabe's cyclomatic number, "
-               "lines, variables, statements.",
-               line_chart("complexity", complexity)),
-        figure("Statements per task, by teacher",
-               "One line a teacher, bold their mean. A race shows as all of them rising, one runaway as one line.",
-               line_chart("statements by teacher", by_teacher, cap=50)),
-        figure("Size of outputs", "Characters of a task's output and digits of its longest number: lengthening these "
-               "makes tasks long rather than hard.",
-               line_chart("output size", sizes)),
-        figure("Coverage", "Distinct program structures so far (names and constants do not count); dashed: valid "
-               "tasks. The distance is repetition.",
-               line_chart("coverage", coverage) if known(structures) else ""),
-        figure("Variety, rarefied", "Expected distinct structures among 64 of the latest tasks: comparable between "
-               "populations of any size. 64 = no two alike.",
-               line_chart("rarefied", [variety])),
-        figure("Entropy", "Mean surprise a token, in nats: near 0 a member always says the same.",
-               line_chart("entropy", roles(run, "entropy"), cap=50))])
+    return section("difficulty", "What the teachers write", "Size and variety of the tasks. An archive that forbids "
+                   "repeats makes size rise by itself: look at a run with <code>--teacher-reward novelty</code> before "
+                   "believing a curve.", [
+        curves("Complexity of valid tasks", "Means per task: depth of the syntax tree, McCabe's cyclomatic number, "
+               "lines, variables, statements.", complexity),
+        curves("Statements per task, by teacher", "One line a teacher, bold their mean. A race shows as all of them "
+               "rising, one runaway as one line.", by_member(run, "teacher", "complexity", "statements"), cap=50),
+        curves("Size of outputs", "Characters of a task's output and digits of its longest number: lengthening these "
+               "makes tasks long rather than hard.", sizes),
+        curves("Coverage", "Distinct program structures so far (names and constants do not count); dashed: valid "
+               "tasks. The distance is repetition.", coverage if known(structures) else []),
+        curves("Variety, rarefied", "Expected distinct structures among 64 of the latest tasks: comparable between "
+               "populations of any size. 64 = no two alike.", [Line("of 64", run.points("rarefied"), "t0", "bold")]),
+        curves("Entropy", "Mean surprise a token, in nats: near 0 a member always says the same.",
+               roles(run, "entropy"), cap=50)])
 
 
 def reasons(run: RunLog, most: int = 7) -> dict[str, dict[int, float]]:
     """{reason: {step: share of proposals refused for it}}, the commonest first, then all others together."""
-    totals = Counter()
+    totals, layers = Counter(), {}
     for row in run.metrics:
         totals.update({reason: num(row, "reasons", reason) or 0 for reason in items(row, "reasons")})
-    lots = {reason: [reason] for reason, _ in totals.most_common(most)}
-    if rest := [reason for reason in totals if reason not in lots]:
-        lots["other"] = rest
-    logged = [row for row in run.metrics if "reasons" in row]
-    return {name: {row["step"]: refused(row, lot) for row in logged}
-            for name, lot in (lots or {"none refused": []}).items()}
+    common = [reason for reason, _ in totals.most_common(most)]
+    names = common + (["other"] if len(totals) > most else []) or ["none refused"]
+    for row in run.metrics:
+        if "reasons" in row:
+            counts = {reason: num(row, "reasons", reason) or 0 for reason in totals}
+            other = sum(count for reason, count in counts.items() if reason not in common)
+            for name in names:
+                share = counts.get(name, other) / (num(row, "n") or math.inf)
+                layers.setdefault(name, {})[row["step"]] = share
+    return layers
 
 
 def validity(run: RunLog) -> str:
     """Why proposals are refused; trivial, repeated and guessable tasks; rewards; kinds."""
     shares = [Line("nobody solves", run.points("solve_0"), "m1"), Line("all solve", run.points("solve_1"), "m0"),
-              Line("duplicates", run.series(duplicates), "m2"), Line("guessing", run.series(guessing), "m3"),
+              Line("duplicates", run.points("duplicates"), "m2"), Line("guessing", run.guessing(), "m3"),
               Line("beats guess", run.points("beats_guessing"), "m5")]
     figures = [
-        figure("Refused proposals, by reason",
-               "Share of each step's proposals that the judge refused; what is missing to 1 was valid.",
-               stack_chart("reasons for refusal", reasons(run), share=True)),
-        figure("Tasks that teach nothing",
-               "Of the valid tasks, those that nobody or everybody solves, and those solved more often than guessing "
-               "would; of all proposals, the duplicates; how often guessing the commonest output is right.",
-               line_chart("trivial tasks", shares, share=True, cap=60)),
-        figure("Reward", "Mean reward of proposals (teachers) and of attempts (students).",
-               line_chart("reward", roles(run, "reward"), cap=50))]
+        figure("Refused proposals, by reason", "Share of each step's proposals that the judge refused; what is missing "
+               "to 1 was valid.", stack_chart("reasons for refusal", reasons(run), share=True)),
+        curves("Tasks that teach nothing", "Of the valid tasks, those that nobody or everybody solves, and those "
+               "solved more often than guessing would; of all proposals, the duplicates; how often guessing the "
+               "commonest output is right.", shares, share=True, cap=60),
+        curves("Reward", "Mean reward of proposals (teachers) and of attempts (students).", roles(run, "reward"),
+               cap=50)]
     kinds = run.names("kinds")
     for title, words, key in (
             ("Solve rate by kind", "The students' solve rate on each kind of task.", "solve_rate"),
             ("Valid by kind", "Share of the proposals of each kind that are valid.", "valid")):
         lines = [Line(kind, run.points("kinds", kind, key), f"m{i % 8}") for i, kind in enumerate(kinds)]
-        figures += [figure(title, words, line_chart(title, lines, share=True, cap=50))] if len(kinds) > 1 else []
+        figures += [curves(title, words, lines, share=True, cap=50)] if len(kinds) > 1 else []
     return section("validity", "What the judge says",
                    "Valid, refused, trivial, repeated: the ways in which teachers fail, or game the reward.", figures)
-
-
-def spoken(row, role: str) -> float | None:
-    """Tokens that the members of a role generated in a step."""
-    tokens = []
-    for m in items(row, "members").values():
-        n, mean = num(m, "n"), num(m, "response_tokens")
-        if get(m, "role") == role and None not in (n, mean):
-            tokens.append(n * mean)
-    return sum(tokens) if tokens else None
 
 
 def tokens_by_phase(run: RunLog) -> dict[str, dict[int, float]]:
     """{phase: {step: tokens}}: generated while proposing, solving and probing, and trained on in the update."""
     total = [(-1, 0), *known(run.points("tokens_trained"))]
     update = {step: v - before for (last, before), (step, v) in zip(total, total[1:]) if step == last + 1}
-    return dict(propose=dict(known(run.series(lambda row: spoken(row, "teacher")))),
-                solve=dict(known(run.series(lambda row: spoken(row, "student")))),
-                probe=dict(known(run.points("probe_tokens"))), update=update)
+    spoken = {"teacher": Counter(), "student": Counter()}
+    for m in run.members.values():
+        for (step, n), (_, tokens) in zip(m.points("n"), m.points("response_tokens")):
+            if None not in (n, tokens):
+                spoken[m.role][step] += n * tokens
+    return dict(propose=spoken["teacher"], solve=spoken["student"], probe=dict(known(run.points("probe_tokens"))),
+                update=update)
 
 
 def machine(run: RunLog) -> str:
@@ -190,21 +172,19 @@ def machine(run: RunLog) -> str:
     return section("machine", "What it cost", ", ".join(told), [
         figure("Seconds per phase", "Wall-clock seconds of a step, by phase; tall bars are steps with a probe.",
                stack_chart("seconds per phase", seconds)),
-        figure("Tokens per phase",
-               "Tokens generated while proposing, solving and probing, and tokens trained on in the update.",
-               stack_chart("tokens per phase", tokens_by_phase(run))),
-        figure("Length of a response", "Mean tokens of a proposal (teachers) and of an answer (students).",
-               line_chart("response tokens", roles(run, "response_tokens"), cap=50))])
+        figure("Tokens per phase", "Tokens generated while proposing, solving and probing, and tokens trained on in "
+               "the update.", stack_chart("tokens per phase", tokens_by_phase(run))),
+        curves("Length of a response", "Mean tokens of a proposal (teachers) and of an answer (students).",
+               roles(run, "response_tokens"), cap=50)])
 
 
 # --- several runs, the page -------------------------------------------------------------------------------
 
 def labelled(runs: list[RunLog]) -> list[tuple[str, RunLog]]:
-    """Runs with names that differ: the directory's, or as much of the end of its path as tells it from the others."""
-    paths = [run.path.resolve().parts for run in runs]
-    ends = [["/".join(parts[-k:]) for k in range(1, len(parts))] for parts in paths]
-    count = Counter(itertools.chain(*ends))
-    return [(next((end for end in own if count[end] == 1), str(run.path)), run) for own, run in zip(ends, runs)]
+    """Runs with names that differ: the directory's; where two have one name, with the directory around it."""
+    count = Counter(run.name for run in runs)
+    ends = [run.path.resolve().parts[-2:] for run in runs]
+    return [(run.name if count[run.name] == 1 else "/".join(end), run) for end, run in zip(ends, runs)]
 
 
 def compared(runs: list[RunLog]) -> str:
@@ -219,16 +199,16 @@ def compared(runs: list[RunLog]) -> str:
             against = f" (×{ratio:.2f})" if i and ratio is not None else ""
             cells += f'<td class="right">{"absent" if value is None else f"{value:,.0f}"}{against}</td>'
         flags = [flag for flag in {**config, **run.config} if run.config.get(flag) != config.get(flag)]
-        differ = [f"{flag} {run.config.get(flag, 'absent')}" for flag in flags if flag not in UNKNOWN]
+        differ = [f"{flag} {run.config.get(flag, 'absent')}" for flag in flags if flag not in APART]
         rows.append(f'<td class="legend"><i class="m{i % 8}"></i></td><td>{text(brief(name, 60))}</td>'
                     f'<td class="right">{len(run.metrics)}</td>{cells}'
                     f'<td class="prose">{text(", ".join(differ), 600) or "–"}</td>')
     head = ("", "run", "steps", "tokens generated", "tokens trained", "flags that differ from the first run's")
     figures = [f'<div class="card wide">{table(head, rows)}</div>']
-    for title, value, axis in measures(runs):
-        lines = [Line(name, run.series(value), f"m{i % 8}", f"d{i // 8 % 3}") for i, (name, run) in enumerate(named)]
-        chart = line_chart(title, lines, share=axis == "share", zero=axis != "free", cap=50)
-        figures.append(figure(text(title[0].upper() + title[1:]), "One line a run.", chart))
+    for title, points_of, axis in measures(runs):
+        lines = [Line(name, points_of(run), f"m{i % 8}", f"d{i // 8 % 3}") for i, (name, run) in enumerate(named)]
+        figures.append(curves(title[0].upper() + title[1:], "One line a run.", lines,
+                              share=axis == "share", zero=axis != "free", cap=50))
     words = "The budgets agree within 5%."
     if uneven:
         words = ("<b>The budgets are not the same</b>: they differ by more than 5%, or are not known. A curve that is "

@@ -3,21 +3,21 @@ by role."""
 import itertools
 from collections import Counter
 
-from report.layout import figure, section, table
-from report.run import RunLog, average, get, known, listed, num, of_role
-from report.svg import Life, Line, brief, line_chart, text, tree
+from report.layout import curves, figure, section, table
+from report.run import MemberLog, RunLog, average, get, known, num, parents
+from report.svg import Life, Line, brief, text, tree
 
 
 def member_lines(run: RunLog, role: str, *keys, style: str = " thin", label: bool | None = None) -> list[Line]:
     """A line for each member of a role, of the number at keys; thin ones are labelled only if they are few."""
-    members = {name: m for name, m in run.members.items() if m.role == role}
-    label = len(members) <= 6 or not style if label is None else label
-    return [Line(name, m.points(*keys), m.color, m.style + style, label=label) for name, m in members.items()]
+    some = run.those(role)
+    label = len(some) <= 6 or not style if label is None else label
+    return [Line(m.name, m.points(*keys), m.color, m.style + style, label=label) for m in some]
 
 
 def role_mean(run: RunLog, role: str, *keys, label: str = "mean") -> Line:
     """The bold line of a role's mean."""
-    return Line(label, run.series(of_role(role, *keys)), "s0" if role == "student" else "t0", "bold")
+    return Line(label, run.role_mean(role, *keys), "s0" if role == "student" else "t0", "bold")
 
 
 def roles(run: RunLog, *keys) -> list[Line]:
@@ -25,30 +25,23 @@ def roles(run: RunLog, *keys) -> list[Line]:
     return [role_mean(run, role, *keys, label=f"{role}s") for role in ("teacher", "student")]
 
 
-def parents(birth: dict | None) -> list[str]:
-    """The names of a child's parents, each once."""
-    return list(dict.fromkeys(str(get(p, "name")) for p in listed(birth, "parents")))
+def by_member(run: RunLog, role: str, *keys) -> list[Line]:
+    """A line for each member of a role, and their mean."""
+    return [*member_lines(run, role, *keys), role_mean(run, role, *keys)]
 
 
 def descent(birth: dict) -> str:
     """Of whom a child was born, by which operator, and whom it replaced."""
-    names = " and ".join(str(get(p, "name")) for p in listed(birth, "parents"))
-    return f"{birth.get('operator')} of {names}, in place of {get(birth, 'victim', 'name')}"
-
-
-def births_by_child(run: RunLog) -> dict[str, dict]:
-    """{name: its line of genealogy.jsonl}."""
-    return {str(birth.get("child")): birth for birth in run.births}
+    return f"{birth.get('operator')} of {' and '.join(parents(birth))}, in place of {get(birth, 'victim', 'name')}"
 
 
 def mark_lives(run: RunLog, lines: list[Line]) -> int:
     """Mark where members were born and replaced, tell on hover of whom; returns how many live to the end."""
-    births, first, last = births_by_child(run), run.metrics[0]["step"], run.metrics[-1]["step"]
     for line in lines:
-        rows = run.members[line.name].rows
-        line.born, line.died = rows[0][0] > first, rows[-1][0] < last
-        if birth := births.get(line.name):
-            line.tip = f"{line.name}, {descent(birth)} after step {birth['step']}"
+        m = run.members[line.name]
+        line.born, line.died = m.born, m.died
+        if m.birth:
+            line.tip = f"{m.name}, {descent(m.birth)} after step {m.birth['step']}"
     return sum(not line.died for line in lines)
 
 
@@ -62,90 +55,73 @@ def ratings(run: RunLog, role: str) -> str:
             if alive <= 16 and None not in (mu, sigma):
                 line.band.append((step, mu - 2 * sigma, mu + 2 * sigma))
     shaded = ", shaded 2 sigma" if alive <= 16 else ""
-    return figure(f"Ratings of the {role}s", f"TrueSkill mu{shaded}; circle: born, cross: replaced. Relative: it "
-                  "compares members and says nothing about progress.",
-                  line_chart(f"ratings of {role}s", lines, zero=False, ceiling=2.5))
-
-
-def by_member(run: RunLog, role: str, key: str, title: str, words: str, name: str, share: bool = False) -> str:
-    """A figure of a line a member of a role, and their mean."""
-    lines = [*member_lines(run, role, key), role_mean(run, role, key)]
-    return figure(title, words, line_chart(name, lines, share=share, cap=40))
+    return curves(f"Ratings of the {role}s", f"TrueSkill mu{shaded}; circle: born, cross: replaced. Relative: it "
+                  "compares members and says nothing about progress.", lines, zero=False, ceiling=2.5)
 
 
 def population(run: RunLog) -> str:
     """Ratings, solve rates, likeness, matrix, genealogy."""
-    brier = Line("Brier", run.points("brier"), "m0")
     alike = [line for role in ("teacher", "student") for line in member_lines(run, role, "cosine", label=False)]
     figures = [
         ratings(run, "teacher"), ratings(run, "student"),
-        figure("Do the ratings predict?", "Brier score of the solve rates that the ratings predict: 0 is perfect; "
-               "always saying 1/2 would cost 0.25 at worst.",
-               line_chart("Brier score", [brier], cap=50)),
-        by_member(run, "teacher", "solve_rate", "Solve rate of each teacher's tasks", "Share of attempts at a teacher's "
-                  "valid tasks that were right, whoever tried; bold: mean. Low is hard.", "solve rate, teachers", True),
-        by_member(run, "student", "solve_rate", "Solve rate of each student", "Share of a student's attempts that were "
-                  "right, whoever set the task; bold: mean.", "solve rate, students", True),
-        by_member(run, "student", "response_tokens", "Length of each student's attempts",
-                  "Mean tokens of an attempt; bold: mean. Thinking shows here as length.", "tokens an attempt")]
-    if any(y for name in run.students() for _, y in run.members[name].points("reasoning_chars")):
-        figures.append(by_member(run, "student", "reasoning_chars", "Length of each student's reasoning",
-                                 "Mean characters of what comes before the answer; bold: mean.",
-                                 "characters of reasoning"))
+        curves("Do the ratings predict?", "Brier score of the solve rates that the ratings predict: 0 is perfect; "
+               "always saying 1/2 would cost 0.25 at worst.", [Line("Brier", run.points("brier"), "m0")], cap=50),
+        curves("Solve rate of each teacher's tasks", "Share of attempts at a teacher's valid tasks that were right, "
+               "whoever tried; bold: mean. Low is hard.", by_member(run, "teacher", "solve_rate"), share=True, cap=40),
+        curves("Solve rate of each student", "Share of a student's attempts that were right, whoever set the task; "
+               "bold: mean.", by_member(run, "student", "solve_rate"), share=True, cap=40),
+        curves("Length of each student's attempts", "Mean tokens of an attempt; bold: mean. Thinking shows here as "
+               "length.", by_member(run, "student", "response_tokens"), cap=40)]
+    reasoning = by_member(run, "student", "reasoning_chars")
+    if any(y for line in reasoning for _, y in line.points):
+        figures.append(curves("Length of each student's reasoning", "Mean characters of what comes before the answer; "
+                              "bold: mean.", reasoning, cap=40))
     figures += [
-        figure("Likeness of adapters", "Mean cosine of a member's update with the others of its role; bold: means. "
-               "1 = all pull the same way, 0 = unrelated.",
-               line_chart("adapter cosine", alike + roles(run, "cosine"))),
-        figure("Who met whom",
-               "Mean solve rate of a teacher's tasks by a student over all their matches, and how many these were.",
-               matrix(run), wide=True),
+        curves("Likeness of adapters", "Mean cosine of a member's update with the others of its role; bold: means. "
+               "1 = all pull the same way, 0 = unrelated.", alike + roles(run, "cosine")),
+        figure("Who met whom", "Mean solve rate of a teacher's tasks by a student over all their matches, and how many "
+               "these were.", matrix(run), wide=True),
         genealogy(run)]
     return section("population", "The population", "Teachers in warm colours, students in cool ones.", figures)
 
 
 def matrix(run: RunLog, most: int = 24) -> str:
-    """Teachers x students from matches.jsonl: mean solve rate and count; those with the most matches if there
-    are many."""
-    cells = {}
-    for m in run.matches:
-        pair = str(m.get("teacher")), str(m.get("student"))
-        cells.setdefault(pair, []).append(num(m, "solve_rate"))
+    """Teachers x students from matches.jsonl: mean solve rate and count; those with the most matches if many."""
+    cells, met, order = {}, (Counter(), Counter()), {name: i for i, name in enumerate(run.members)}
+    for match in run.matches:
+        pair = str(match.get("teacher")), str(match.get("student"))
+        cells.setdefault(pair, []).append(num(match, "solve_rate"))
+        for count, name in zip(met, pair):
+            count[name] += 1
     if not cells:
         return ""
-    order = {name: i for i, name in enumerate(run.members)}
-    axes, met = [], []
-    for role in (0, 1):
-        count = Counter()
-        for pair, rates in cells.items():
-            count[pair[role]] += len(rates)
-        met.append(len(count))
-        often = [name for name, _ in count.most_common(most)]
-        axes.append(sorted(often, key=lambda name: order.get(name, len(order))))
-    body = []
-    for teacher in axes[0]:
+    often = [[name for name, _ in count.most_common(most)] for count in met]
+    teachers, students = [sorted(names, key=lambda name: order.get(name, len(order))) for names in often]
+    rows = []
+    for teacher in teachers:
         row = f"<th>{text(brief(teacher))}</th>"
-        for student in axes[1]:
+        for student in students:
             rates = cells.get((teacher, student), [])
             rate = average(rates)
             shade = "" if rate is None else f' style="--v:{min(1, max(0, rate)):.2f}"'
             said = f"{'–' if rate is None else f'{rate:.2f}'}<small>×{len(rates)}</small>" if rates else ""
             row += f"<td{shade}>{said}</td>"
-        body.append(row)
-    head = ["", *(text(brief(student)) for student in axes[1])]
-    made = table(head, body, f' class="matrix" style="max-width:{100 * len(axes[1]) + 60}px"')
-    if max(met) > most:
-        made += f'<p class="note">the {most} with the most matches of {met[0]} teachers and {met[1]} students</p>'
-    return made
+        rows.append(row)
+    head = ["", *(text(brief(student)) for student in students)]
+    made = table(head, rows, f' class="matrix" style="max-width:{100 * len(students) + 60}px"')
+    n_teachers, n_students = map(len, met)
+    note = f'<p class="note">the {most} with the most matches of {n_teachers} teachers and {n_students} students</p>'
+    return made + (note if max(n_teachers, n_students) > most else "")
 
 
-def retention(run: RunLog, name: str, birth: dict | None) -> tuple[float, str] | None:
+def retention(run: RunLog, birth: dict) -> tuple[float, str] | None:
     """What a student kept of what its parents could do: greedy accuracy on the anchors at its first probe over
     its parents' mean at their last one before its birth, and the two in words. None where one is missing."""
     before = []
     for parent in parents(birth):
         before.append([v for step, v in known(run.points("anchors_greedy", parent)) if step <= birth["step"]])
     theirs = average(values[-1] for values in before) if before and all(before) else None
-    probes = known(run.points("anchors_greedy", name))
+    probes = known(run.points("anchors_greedy", str(birth.get("child"))))
     if not probes or not theirs:
         return None
     step, own = probes[0]
@@ -153,32 +129,30 @@ def retention(run: RunLog, name: str, birth: dict | None) -> tuple[float, str] |
     return own / theirs, words
 
 
-def life(run: RunLog, name: str, birth: dict | None, lane: int) -> Life:
+def life(run: RunLog, m: MemberLog, birth: dict | None, lane: int) -> Life:
     """A member's bar of the tree, with what is told on hover."""
-    m = run.members[name]
     (first, _), (last, measured) = m.rows[0], m.rows[-1]
     mu, ratio = num(measured, "mu"), num(birth, "norm_ratio")
-    tip = [f"{name}, {m.role}, steps {first} to {last}", f"last rating {mu:.1f}" if mu is not None else ""]
+    tip = [f"{m.name}, {m.role}, steps {first} to {last}", f"last rating {mu:.1f}" if mu is not None else ""]
     if birth:
-        kept = retention(run, name, birth)
+        kept = retention(run, birth)
         tip += [descent(birth), f"norm of its update to its parents': {ratio:.3f}" if ratio is not None else "",
                 kept[1] if kept else "", str(birth.get("note") or "")]
-    end = f"{name} {mu:.1f}" if mu is not None and last == run.metrics[-1]["step"] else ""
-    words = f"{name} {birth.get('operator')}" if birth else name
+    end = f"{m.name} {mu:.1f}" if mu is not None and not m.died else ""
+    words = f"{m.name} {birth.get('operator')}" if birth else m.name
     return Life(m.color, lane, first, last, words, end, "\n".join(filter(None, tip)), parents(birth))
 
 
 def genealogy(run: RunLog, most: int = 240) -> str:
     """The tree of lives and the table of births."""
-    births = dict(itertools.islice(births_by_child(run).items(), most))
+    births = dict(itertools.islice(run.births.items(), most))
     lives, n_lanes = {}, 0
-    for name, m in sorted(run.members.items(), key=lambda entry: entry[1].role, reverse=True):
-        birth = births.get(name)
-        victim = str(get(birth, "victim", "name"))
-        if birth is None and m.rows[0][0] > run.metrics[0]["step"]:
-            continue                                            # born, but the log does not say of whom
-        lives[name] = life(run, name, birth, lives[victim].lane if victim in lives else n_lanes)
-        n_lanes = max(n_lanes, lives[name].lane + 1)
+    for m in run.those("teacher") + run.those("student"):
+        birth = births.get(m.name)
+        if birth or not m.born:                                 # else the log does not say of whom it was born
+            victim = str(get(birth, "victim", "name"))
+            lives[m.name] = life(run, m, birth, lives[victim].lane if victim in lives else n_lanes)
+            n_lanes = max(n_lanes, lives[m.name].lane + 1)
     body = '<p class="absent">Nobody was replaced.</p>'
     if births and lives:
         body = tree("genealogy", lives) + born_table(run, births)
@@ -195,12 +169,10 @@ def born_table(run: RunLog, births: dict[str, dict]) -> str:
     rows = []
     for child, birth in births.items():
         lived = run.members[child].points("mu") if child in run.members else []
-        names = " + ".join(str(get(p, "name")) for p in listed(birth, "parents"))
-        ratio, kept, mu = num(birth, "norm_ratio"), retention(run, child, birth), num(birth, "mu")
-        last = lived[-1][1] if lived else None
-        cells = [birth["step"], child, birth.get("operator"), names, get(birth, "victim", "name"),
-                 "–" if ratio is None else f"{ratio:.3f}", "–" if kept is None else f"{kept[0]:.2f}",
-                 "–" if mu is None else f"{mu:.1f}", "–" if last is None else f"{last:.1f}",
+        kept, last = retention(run, birth), lived[-1][1] if lived else None
+        numbers = ((num(birth, "norm_ratio"), 3), (kept and kept[0], 2), (num(birth, "mu"), 1), (last, 1))
+        cells = [birth["step"], child, birth.get("operator"), " + ".join(parents(birth)), get(birth, "victim", "name"),
+                 *("–" if v is None else f"{v:.{digits}f}" for v, digits in numbers),
                  len(lived), birth.get("note") or ""]
         rows.append("".join(f"<td>{text(brief(cell, 200))}</td>" for cell in cells))
     head = ("step", "child", "operator", "parents", "instead of", "norm ratio", "retention", "mu at birth",

@@ -2,7 +2,6 @@
 missing is None."""
 import itertools
 import json
-import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -46,13 +45,22 @@ def known(points: list) -> list:
     return [(step, value) for step, value in points if value is not None]
 
 
+def parents(birth: dict | None) -> list[str]:
+    """The names of a child's parents; [] of a founder."""
+    return [str(get(parent, "name")) for parent in listed(birth, "parents")]
+
+
 @dataclass
 class MemberLog:
-    """One member's life: its role, its colour, and (step, measures) of every step it took part in."""
+    """One member's life."""
+    name: str
     role: str
     color: str
     style: str
-    rows: list[tuple[int, dict]] = field(default_factory=list)
+    birth: dict | None = None       # its line of genealogy.jsonl; None: a founder
+    rows: list[tuple[int, dict]] = field(default_factory=list)      # (step, measures) of every step it took part in
+    born: bool = False              # after the run's first step
+    died: bool = False              # before its last
 
     def points(self, *keys) -> list:
         """[(step, the number at keys)] over its life."""
@@ -75,7 +83,7 @@ class RunLog:
         rows = {row["step"]: row for row in self.lines("metrics.jsonl")}
         self.metrics = [rows[step] for step in sorted(rows)]
         self.matches = list(self.lines("matches.jsonl"))
-        self.births = list(self.lines("genealogy.jsonl", expected=False))
+        self.births = {str(birth.get("child")): birth for birth in self.lines("genealogy.jsonl", expected=False)}
         self.members = self.lives()
         self.n_tasks = self.n_valid = 0
         self.tasks = self.sample() if want_tasks else []
@@ -116,12 +124,16 @@ class RunLog:
         """Members by name, in the order of their appearance; each role has its family of colours."""
         members, seen = {}, Counter()
         for row in self.metrics:
-            for name, m in items(row, "members").items():
+            for name, measured in items(row, "members").items():
                 if name not in members:
-                    role = "teacher" if get(m, "role") == "teacher" else "student"
-                    members[name] = MemberLog(role, f"{role[0]}{seen[role] % 6}", f"d{seen[role] // 6 % 3}")
+                    role = "teacher" if get(measured, "role") == "teacher" else "student"
+                    color, style = f"{role[0]}{seen[role] % 6}", f"d{seen[role] // 6 % 3}"
+                    members[name] = MemberLog(name, role, color, style, self.births.get(name))
                     seen[role] += 1
-                members[name].rows.append((row["step"], m))
+                members[name].rows.append((row["step"], measured))
+        for m in members.values():
+            m.born = m.rows[0][0] > self.metrics[0]["step"]
+            m.died = m.rows[-1][0] < self.metrics[-1]["step"]
         return members
 
     def sample(self) -> list[tuple[int, dict]]:
@@ -147,98 +159,72 @@ class RunLog:
                 ranked.append((i if valid else 3 * i + 2, *entry))
         return [(line, row) for _, _, line, row in sorted(ranked)]
 
-    def students(self) -> list[str]:
-        """Names of all students there ever were, in the order of their appearance."""
-        return [name for name, m in self.members.items() if m.role == "student"]
-
-    def series(self, value) -> list:
-        """[(step, value(row))] over the run."""
-        return [(row["step"], value(row)) for row in self.metrics]
+    def those(self, role: str) -> list[MemberLog]:
+        """All members of a role that there ever were, in the order of their appearance."""
+        return [m for m in self.members.values() if m.role == role]
 
     def points(self, *keys) -> list:
         """[(step, the number at keys)] over the run."""
-        return self.series(measure(*keys))
+        return [(row["step"], num(row, *keys)) for row in self.metrics]
+
+    def role_mean(self, role: str, *keys) -> list:
+        """[(step, mean of a measure over the members of a role)]."""
+        means = []
+        for row in self.metrics:
+            some = [m for m in items(row, "members").values() if get(m, "role") == role]
+            means.append((row["step"], average(num(m, *keys) for m in some)))
+        return means
+
+    def probed(self, key: str) -> list:
+        """[(step, the students' mean of a measure that probes take of each)]: anchors_sampled and anchors_greedy,
+        accuracy; anchors_think, share of greedy answers that think."""
+        return [(row["step"], average(num(row, key, name) for name in items(row, key))) for row in self.metrics]
+
+    def heldout(self, kind: str, role: str, key: str = "heldout") -> list:
+        """[(step, mean accuracy of a role's members on tasks of a kind that nobody plays)]; key heldout_think: share
+        of their answers that think."""
+        means = []
+        for row in self.metrics:
+            names = [name for name in items(row, key, kind) if get(row, "members", name, "role") == role]
+            means.append((row["step"], average(num(row, key, kind, name) for name in names)))
+        return means
+
+    def guessing(self) -> list:
+        """[(step, how often the archive's most frequent output would be right)]: the worst of the kinds."""
+        worst = []
+        for row in self.metrics:
+            rates = known([(kind, num(row, "guess_rate", kind)) for kind in items(row, "guess_rate")])
+            worst.append((row["step"], max([rate for _, rate in rates], default=None)))
+        return worst
 
     def names(self, key: str, most: int = 12) -> list[str]:
         """The keys of the dicts that the run's lines have under `key`, each once."""
         return list(dict.fromkeys(name for row in self.metrics for name in items(row, key)))[:most]
 
 
-# --- measures: functions of a line of metrics.jsonl --------------------------------------------------------
-
-def measure(*keys):
-    """The number at these keys."""
-    def value(row) -> float | None:
-        return num(row, *keys)
-    return value
-
-
-def probed(key: str):
-    """The students' mean of a measure that probes take of each: anchors_sampled and anchors_greedy, accuracy;
-    anchors_think, share of greedy answers that think."""
-    def value(row) -> float | None:
-        return average(num(row, key, name) for name in items(row, key))
-    return value
-
-
-def of_role(role: str, *keys):
-    """The mean of a measure over the members of a role."""
-    def value(row) -> float | None:
-        return average(num(m, *keys) for m in items(row, "members").values() if get(m, "role") == role)
-    return value
-
-
-def heldout(kind: str, role: str, key: str = "heldout"):
-    """The mean accuracy of a role's members on tasks of a kind that the run does not play; key heldout_think:
-    the share of their answers that think."""
-    def value(row) -> float | None:
-        names = [name for name in items(row, key, kind) if get(row, "members", name, "role") == role]
-        return average(num(row, key, kind, name) for name in names)
-    return value
-
-
-def duplicates(row) -> float | None:
-    """Share of proposals that repeat an earlier one; older logs say it among the reasons alone."""
-    n, logged = num(row, "n"), num(row, "duplicates")
-    if logged is not None or not n or "reasons" not in row:
-        return logged
-    return (num(row, "reasons", "duplicate") or 0) / n
-
-
-def guessing(row) -> float | None:
-    """How often the archive's most frequent output would be right: the worst of the kinds."""
-    rates = [num(row, "guess_rate", kind) for kind in items(row, "guess_rate")]
-    return max([rate for rate in rates if rate is not None], default=None)
-
-
-def refused(row, reasons) -> float:
-    """Share of a step's proposals that were refused for one of these reasons."""
-    return sum(num(row, "reasons", reason) or 0 for reason in reasons) / (num(row, "n") or math.inf)
-
-
 # What readers call the kinds of tasks.
 KINDS = dict(code_o="output tasks", code_i="input tasks", code_f="functions to find", math="word problems",
              logic="logic puzzles")
-# What is said in words and compared between runs: words, the measure, what its axis holds: 0 to 1 (share), 0
+# What is said in words and compared between runs: words, points of a run, what its axis holds: 0 to 1 (share), 0
 # (zero), or what fits (free). Between these come the kinds that nobody played.
 LEARNED = (
-    ("the students' accuracy on held-out anchor tasks, greedy", probed("anchors_greedy"), "free"),
-    ("the students' accuracy on held-out anchor tasks, sampled", probed("anchors_sampled"), "free"),
-    ("share of the students' attempts that think before they answer", measure("think"), "share"),
-    ("tokens in a student's attempt", of_role("student", "response_tokens"), "zero"),
+    ("the students' accuracy on held-out anchor tasks, greedy", lambda run: run.probed("anchors_greedy"), "free"),
+    ("the students' accuracy on held-out anchor tasks, sampled", lambda run: run.probed("anchors_sampled"), "free"),
+    ("share of the students' attempts that think before they answer", lambda run: run.points("think"), "share"),
+    ("tokens in a student's attempt", lambda run: run.role_mean("student", "response_tokens"), "zero"),
 )
 PLAYED = (
-    ("the frozen base's solve rate on the teachers' current tasks", measure("base_solve"), "share"),
-    ("an early student's solve rate on the same tasks, frozen", measure("frozen_solve"), "share"),
-    ("the students' solve rate on the same tasks", measure("student_solve"), "share"),
-    ("statements per task", measure("complexity", "statements"), "zero"),
-    ("depth of the tasks' syntax trees", measure("complexity", "depth"), "zero"),
-    ("McCabe complexity per task", measure("complexity", "mccabe"), "zero"),
-    ("the students' solve rate on current tasks, every step", measure("solve_rate"), "share"),
-    ("share of proposals that are valid", measure("valid"), "share"),
-    ("share of proposals that are duplicates", duplicates, "share"),
-    ("distinct structures among 64 of the latest tasks", measure("rarefied"), "zero"),
-    ("distinct structures so far", measure("coverage"), "zero"),
+    ("the frozen base's solve rate on the teachers' current tasks", lambda run: run.points("base_solve"), "share"),
+    ("an early student's solve rate on the same tasks, frozen", lambda run: run.points("frozen_solve"), "share"),
+    ("the students' solve rate on the same tasks", lambda run: run.points("student_solve"), "share"),
+    ("statements per task", lambda run: run.points("complexity", "statements"), "zero"),
+    ("depth of the tasks' syntax trees", lambda run: run.points("complexity", "depth"), "zero"),
+    ("McCabe complexity per task", lambda run: run.points("complexity", "mccabe"), "zero"),
+    ("the students' solve rate on current tasks, every step", lambda run: run.points("solve_rate"), "share"),
+    ("share of proposals that are valid", lambda run: run.points("valid"), "share"),
+    ("share of proposals that are duplicates", lambda run: run.points("duplicates"), "share"),
+    ("distinct structures among 64 of the latest tasks", lambda run: run.points("rarefied"), "zero"),
+    ("distinct structures so far", lambda run: run.points("coverage"), "zero"),
 )
 
 
@@ -248,5 +234,5 @@ def measures(runs: list[RunLog]) -> list[tuple]:
     transfer = []
     for kind in list(kinds)[:12]:
         words = f"the students' accuracy on {KINDS.get(kind, kind)}, which nobody played"
-        transfer.append((words, heldout(kind, "student"), "share"))
+        transfer.append((words, lambda run, kind=kind: run.heldout(kind, "student"), "share"))
     return [*LEARNED, *transfer, *PLAYED]

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from report.layout import sheet, table
-from report.population import births_by_child, mark_lives, parents
-from report.run import KINDS, RunLog, average, heldout, known, measure, num, probed
+from report.population import mark_lives
+from report.run import KINDS, MemberLog, RunLog, average, known, num, parents
 from report.svg import W, Line, brief, line_chart, text
 
 HALF, FEW = 0.5, 3              # a member thinks where half of its attempts do, in the mean of a few steps
@@ -29,14 +29,12 @@ def habit(run: RunLog) -> str:
 @dataclass
 class Thinker:
     """What a student made of thinking."""
-    name: str
-    birth: dict | None              # its line of genealogy.jsonl; None: a founder
+    student: MemberLog
     fate: str                       # one of FATES
     first: int                      # the first step of its life that was logged
     since: int | None               # the first step at which it thought; None: never
     without: int                    # the last step at which it did not; -1: it always thought
     now: float                      # share of its attempts that think, over its last three steps
-    alive: bool                     # at the end of the run
 
     def told(self) -> str:
         """Its fate in words."""
@@ -63,29 +61,26 @@ def knew(run: RunLog, birth: dict | None) -> bool:
     return False
 
 
-def thinker(run: RunLog, name: str, birth: dict | None) -> Thinker | None:
+def thinker(run: RunLog, m: MemberLog) -> Thinker | None:
     """What a student made of thinking; None where that was not logged. It thinks at a step where half of its
     attempts do, in the mean of that step and its neighbours; a child's first three steps are held against its
     parents' last three."""
-    m = run.members[name]
     points = known(m.points("think"))
     if not points:
         return None
     smooth = [(step, level(points[max(0, i - 1):i + 2])) for i, (step, _) in enumerate(points)]
     since = min([step for step, share in smooth if share >= HALF], default=None)
     without = max([step for step, share in smooth if share < HALF], default=-1)
-    if knew(run, birth):
+    if knew(run, m.birth):
         fate = "inherited" if level(points[:FEW]) >= HALF else "lost"
     else:
         fate = "never" if since is None else "discovered"
-    alive = m.rows[-1][0] == run.metrics[-1]["step"]
-    return Thinker(name, birth, fate, points[0][0], since, without, level(points[-FEW:]), alive)
+    return Thinker(m, fate, points[0][0], since, without, level(points[-FEW:]))
 
 
 def thinkers(run: RunLog) -> list[Thinker]:
     """Every student with what it made of thinking; [] where that was not logged."""
-    births = births_by_child(run)
-    some = [thinker(run, name, births.get(name)) for name in run.students()]
+    some = [thinker(run, m) for m in run.those("student")]
     return [t for t in some if t]
 
 
@@ -95,9 +90,9 @@ def first_and_all(some: list[Thinker]) -> str:
     if not found:
         return "No student has discovered thinking." if some else ""
     first = min(found, key=lambda t: t.since)
-    alive = [t for t in some if t.alive]
-    think = [t for t in found if t.alive and t.now >= HALF]
-    words = f"First to think: {first.name}, at step {first.since}. "
+    alive = [t for t in some if not t.student.died]
+    think = [t for t in alive if t.since is not None and t.now >= HALF]
+    words = f"First to think: {first.student.name}, at step {first.since}. "
     if not alive or len(think) < len(alive):
         return words + f"At the end {len(think)} of {len(alive)} students think."
     return words + f"All students think from step {max(t.without for t in some) + 1} on."
@@ -107,9 +102,9 @@ def story(run: RunLog, most: int = 60) -> str:
     """Who discovered thinking, who inherited it, who lost it: a table of students."""
     some, rows = thinkers(run), []
     for t in some[:most]:
-        born = f"{t.birth.get('operator')} of {' and '.join(parents(t.birth))}" if t.birth else "founder"
-        lived = run.members[t.name].rows
-        cells = (t.name, born, f"{lived[0][0]} to {lived[-1][0]}", t.told(), f"{t.now:.2f}")
+        m = t.student
+        born = f"{m.birth.get('operator')} of {' and '.join(parents(m.birth))}" if m.birth else "founder"
+        cells = (m.name, born, f"{m.rows[0][0]} to {m.rows[-1][0]}", t.told(), f"{t.now:.2f}")
         mark = f'<td class="legend"><i class="{FATES[t.fate][0]}"></i></td>'
         rows.append(mark + "".join(f"<td>{text(brief(cell, 60))}</td>" for cell in cells))
     if not rows:
@@ -126,14 +121,11 @@ def story(run: RunLog, most: int = 60) -> str:
 def students(run: RunLog, values: dict[str, list], worded: bool) -> list[Line]:
     """A line a student, {name: points}, coloured by its fate, with its birth, its death and dashes from its
     parents; where they are few, with their names. worded: births are written above the chart."""
-    births, fates = births_by_child(run), {t.name: t.fate for t in thinkers(run)}
-    lines = []
-    for name, points in values.items():
-        color = FATES[fates[name]][0] if name in fates else run.members[name].color
-        lines.append(Line(name, points, color))
+    colors = {t.student.name: FATES[t.fate][0] for t in thinkers(run)}
+    lines = [Line(name, points, colors.get(name, run.members[name].color)) for name, points in values.items()]
     crowded = mark_lives(run, lines) > 6
     for line in lines:
-        birth = births.get(line.name)
+        birth = run.members[line.name].birth
         for parent in parents(birth):
             line.origins += [point for point in known(values.get(parent, [])) if point[0] <= birth["step"]][-1:]
         line.label = not crowded
@@ -149,23 +141,22 @@ def base_line(run: RunLog, *keys: str) -> Line:
     return Line("base", run.points(*keys), "base", "d2")
 
 
-def students_chart(name: str, run: RunLog, keys, overall, worded: bool = False, more=()) -> str:
-    """A chart of the number at keys(student) of every student and, where they are many, their mean, overall(row);
-    more: other lines."""
-    lines = students(run, {who: run.points(*keys(who)) for who in run.students()}, worded)
+def students_chart(name: str, run: RunLog, values: dict[str, list], overall, worded: bool = False, more=()) -> str:
+    """A chart of {student: points} and, where they are many, their mean, `overall`; more: other lines."""
+    lines = students(run, values, worded)
     if any(line.style for line in lines):
-        lines.append(Line("mean", run.series(overall), "m7", "bold"))
+        lines.append(Line("mean", overall, "m7", "bold"))
     logged = any(known(line.points) for line in lines)      # the base alone is no picture
     return line_chart(name, [*lines, *more] if logged else [], share=True, cap=40 if len(lines) > 24 else 100)
 
 
 def played(run: RunLog) -> list[tuple[str, str]]:
     """What the run plays, every student: greedy accuracy at probes, and thinking at every step."""
-    accuracy = students_chart("greedy accuracy of the students on the anchors", run,
-                              lambda who: ("anchors_greedy", who), probed("anchors_greedy"),
-                              more=[base_line(run, "anchors_greedy_base")])
-    think = students_chart("share of the students' attempts that think", run,
-                           lambda who: ("members", who, "think"), measure("think"), worded=True)
+    greedy = {m.name: run.points("anchors_greedy", m.name) for m in run.those("student")}
+    shares = {m.name: m.points("think") for m in run.those("student")}
+    accuracy = students_chart("greedy accuracy of the students on the anchors", run, greedy,
+                              run.probed("anchors_greedy"), more=[base_line(run, "anchors_greedy_base")])
+    think = students_chart("share of the students' attempts that think", run, shares, run.points("think"), worded=True)
     return [("Greedy accuracy on held-out anchor tasks", accuracy), ("Share of attempts that think", think)]
 
 
@@ -174,9 +165,9 @@ def not_played(run: RunLog, width: int, height: int) -> list[tuple[str, str]]:
     students' answers that think, and the frozen base."""
     out = []
     for kind in run.names("heldout"):
-        lines = [Line("students", run.series(heldout(kind, "student")), "s0", "bold"),
-                 Line("teachers", run.series(heldout(kind, "teacher")), "t0"),
-                 Line("thinking", run.series(heldout(kind, "student", "heldout_think")), "m6", "d1"),
+        lines = [Line("students", run.heldout(kind, "student"), "s0", "bold"),
+                 Line("teachers", run.heldout(kind, "teacher"), "t0"),
+                 Line("thinking", run.heldout(kind, "student", "heldout_think"), "m6", "d1"),
                  base_line(run, "heldout", kind, "base")]
         chart = line_chart(f"held-out {kind}", lines, share=True, width=width, height=height)
         out.append((f"Not played: {text(brief(KINDS.get(kind, kind), 24))}", chart))
