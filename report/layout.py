@@ -8,24 +8,25 @@ HERE = Path(__file__).parent
 
 
 def figure(title: str, caption: str, body: str, wide: bool = False) -> str:
-    """A chart with its heading and the one line that says how to read it; without a body it is said to be absent."""
+    """A chart with its heading and how to read it; without a body it is said to be absent."""
     body = body or '<p class="absent">Absent: this run did not log it.</p>'
     kind = " class=wide" if wide else ""
     return f"<figure{kind}><figcaption><b>{title}</b>{caption}</figcaption>{body}</figure>"
 
 
 def curves(title: str, caption: str, lines: list[Line], **how) -> str:
-    """A chart of lines with its heading and caption. title: any text; caption: HTML; how: as in svg.line_chart."""
+    """A figure of curves. title: any text; caption: HTML; how: as in svg.line_chart."""
     return figure(text(title), caption, line_chart(title, lines, **how))
 
 
 def section(name: str, title: str, words: str, figures: list[str]) -> str:
     """A part of the page."""
-    return f'<section id="{name}"><h2>{title}</h2><p>{words}</p><div class="grid">{"".join(figures)}</div></section>'
+    body = f'<div class="grid">{"".join(figures)}</div>'
+    return f'<section id="{name}"><h2>{title}</h2><p>{words}</p>{body}</section>'
 
 
 def table(head, rows: list[str], kind: str = "") -> str:
-    """A table that scrolls sideways where it is too wide. head: words over the columns; rows: of HTML cells."""
+    """A table that scrolls sideways where it is too wide. head: words; rows: of HTML cells."""
     head = "".join(f"<th>{word}</th>" for word in head)
     body = "".join(f"<tr>{row}</tr>" for row in ([head] if head else []) + rows)
     return f'<div class="scroll"><table{kind}>{body}</table></div>'
@@ -33,9 +34,8 @@ def table(head, rows: list[str], kind: str = "") -> str:
 
 def color_rules(c: str) -> str:
     """The rules that let a curve, a life, a bar and a name be drawn in a colour of chart.css."""
-    strokes = [f".line.{c} .{part}" for part in ("stroke", "birth", "death", "descent")]
-    strokes += [f".life.{c} .stroke", f".edge.{c}"]
-    return (f"{','.join(strokes)}{{stroke:var(--{c})}}.line.{c} circle:not(.birth),.life.{c} circle,.line.{c} .band,"
+    return (f".line.{c} .stroke,.line.{c} .birth,.line.{c} .death,.line.{c} .descent,.life.{c} .stroke,"
+            f".edge.{c}{{stroke:var(--{c})}}.line.{c} circle:not(.birth),.life.{c} circle,.line.{c} .band,"
             f".bars .{c},svg text.end.{c},tspan.{c}{{fill:var(--{c})}}.legend .{c}{{color:var(--{c})}}\n")
 
 
@@ -50,9 +50,9 @@ TOOLTIP = re.compile(r"<rect class=.hit.*?</rect>|<title>.*?</title>", re.S)
 
 
 def sheet(name: str, rows: list[list[tuple[str, str]]], foot: list[str] = ()) -> str:
-    """One stand-alone SVG file of charts with their headings, row under row; light or dark as the reader's system is.
+    """One stand-alone SVG file of charts with their headings, row under row; light or dark as the system is.
 
-    rows: of (heading, chart), charts as svg.py makes them; name: what a screen reader says; foot: lines below.
+    rows: of (heading, chart), charts as svg.py makes them; name: what a screen reader says; foot: lines.
     Headings, name and foot are texts made harmless already.
     """
     body, wide, y = "", 0, 0
@@ -72,5 +72,5 @@ def sheet(name: str, rows: list[list[tuple[str, str]]], foot: list[str] = ()) ->
         y += 16
     used = set(re.findall(r"[\w-]+", " ".join(re.findall(r'class="([^"]*)"', body))))
     css = CHART + "".join(color_rules(c) for c in COLORS if c in used) + SHEET
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {y}" role="img" aria-label="{name}">'
-            f'<style>{css}</style><rect class="paper" width="100%" height="100%"/>{body}</svg>\n')
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {y}" role="img" aria-label="{name}"'
+            f'><style>{css}</style><rect class="paper" width="100%" height="100%"/>{body}</svg>\n')

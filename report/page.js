@@ -36,6 +36,10 @@ const filter = () => {
   document.querySelector('#count').textContent = n + ' of ' + tasks.length + ' shown';
 };
 if (form) {
+  for (const name of ['teacher', 'student', 'kind', 'reason']) {
+    const held = t => name === 'student' ? t.dataset.students.split(' ') : t.dataset[name];
+    for (const value of [...new Set(tasks.flatMap(held))].sort()) if (value) form.elements[name].add(new Option(value));
+  }
   form.addEventListener('input', filter);
   form.addEventListener('submit', e => e.preventDefault());
   filter();

@@ -1,5 +1,4 @@
-"""The part of a report that tells of the population: ratings, who met whom, genealogy; and curves by member or
-by role."""
+"""The part of a report that tells of the population: ratings, who met whom, genealogy."""
 import itertools
 from collections import Counter
 
@@ -8,16 +7,16 @@ from report.run import MemberLog, RunLog, average, get, known, num, parents
 from report.svg import Life, Line, brief, text, tree
 
 
-def member_lines(run: RunLog, role: str, *keys, style: str = " thin", label: bool | None = None) -> list[Line]:
-    """A line for each member of a role, of the number at keys; thin ones are labelled only if they are few."""
+def member_lines(run: RunLog, role: str, *keys, label: bool = True) -> list[Line]:
+    """A thin line for each member of a role, of the number at keys; they are labelled if they are few."""
     some = run.those(role)
-    label = len(some) <= 6 or not style if label is None else label
-    return [Line(m.name, m.points(*keys), m.color, m.style + style, label=label) for m in some]
+    label = label and len(some) <= 6
+    return [Line(m.name, m.points(*keys), m.color, f"{m.style} thin", label=label) for m in some]
 
 
 def role_mean(run: RunLog, role: str, *keys, label: str = "mean") -> Line:
     """The bold line of a role's mean."""
-    return Line(label, run.role_mean(role, *keys), "s0" if role == "student" else "t0", "bold")
+    return Line(label, run.mean(role, ("members",), *keys), "s0" if role == "student" else "t0", "bold")
 
 
 def roles(run: RunLog, *keys) -> list[Line]:
@@ -32,7 +31,8 @@ def by_member(run: RunLog, role: str, *keys) -> list[Line]:
 
 def descent(birth: dict) -> str:
     """Of whom a child was born, by which operator, and whom it replaced."""
-    return f"{birth.get('operator')} of {' and '.join(parents(birth))}, in place of {get(birth, 'victim', 'name')}"
+    names = " and ".join(parents(birth))
+    return f"{birth.get('operator')} of {names}, in place of {get(birth, 'victim', 'name')}"
 
 
 def mark_lives(run: RunLog, lines: list[Line]) -> int:
@@ -47,46 +47,55 @@ def mark_lives(run: RunLog, lines: list[Line]) -> int:
 
 def ratings(run: RunLog, role: str) -> str:
     """mu and 2 sigma of a role's members, with births and deaths."""
-    lines = member_lines(run, role, "mu", style="")
+    lines = member_lines(run, role, "mu")
     alive = mark_lives(run, lines)
     for line in lines:
-        line.style += " fine" if alive > 5 else ""
+        line.label, line.style = True, run.members[line.name].style + (" fine" if alive > 5 else "")
         for (step, mu), (_, sigma) in zip(line.points, run.members[line.name].points("sigma")):
             if alive <= 16 and None not in (mu, sigma):
                 line.band.append((step, mu - 2 * sigma, mu + 2 * sigma))
     shaded = ", shaded 2 sigma" if alive <= 16 else ""
-    return curves(f"Ratings of the {role}s", f"TrueSkill mu{shaded}; circle: born, cross: replaced. Relative: it "
-                  "compares members and says nothing about progress.", lines, zero=False, ceiling=2.5)
+    words = (f"TrueSkill mu{shaded}; circle: born, cross: replaced. Relative: it compares members and says "
+             "nothing about progress.")
+    return curves(f"Ratings of the {role}s", words, lines, zero=False, ceiling=2.5)
 
 
 def population(run: RunLog) -> str:
     """Ratings, solve rates, likeness, matrix, genealogy."""
-    alike = [line for role in ("teacher", "student") for line in member_lines(run, role, "cosine", label=False)]
+    alike = [*member_lines(run, "teacher", "cosine", label=False),
+             *member_lines(run, "student", "cosine", label=False), *roles(run, "cosine")]
     figures = [
         ratings(run, "teacher"), ratings(run, "student"),
-        curves("Do the ratings predict?", "Brier score of the solve rates that the ratings predict: 0 is perfect; "
-               "always saying 1/2 would cost 0.25 at worst.", [Line("Brier", run.points("brier"), "m0")], cap=50),
-        curves("Solve rate of each teacher's tasks", "Share of attempts at a teacher's valid tasks that were right, "
-               "whoever tried; bold: mean. Low is hard.", by_member(run, "teacher", "solve_rate"), share=True, cap=40),
-        curves("Solve rate of each student", "Share of a student's attempts that were right, whoever set the task; "
+        curves("Do the ratings predict?",
+               "Brier score of the solve rates that the ratings predict: 0 is perfect; always saying 1/2 "
+               "would cost 0.25 at worst.", [Line("Brier", run.points("brier"), "m0")], cap=50),
+        curves("Solve rate of each teacher's tasks",
+               "Share of attempts at a teacher's valid tasks that were right, whoever tried; bold: mean. Low "
+               "is hard.", by_member(run, "teacher", "solve_rate"), share=True, cap=40),
+        curves("Solve rate of each student",
+               "Share of a student's attempts that were right, whoever set the task; "
                "bold: mean.", by_member(run, "student", "solve_rate"), share=True, cap=40),
-        curves("Length of each student's attempts", "Mean tokens of an attempt; bold: mean. Thinking shows here as "
+        curves("Length of each student's attempts",
+               "Mean tokens of an attempt; bold: mean. Thinking shows here as "
                "length.", by_member(run, "student", "response_tokens"), cap=40)]
     reasoning = by_member(run, "student", "reasoning_chars")
     if any(y for line in reasoning for _, y in line.points):
-        figures.append(curves("Length of each student's reasoning", "Mean characters of what comes before the answer; "
+        figures.append(curves("Length of each student's reasoning",
+                              "Mean characters of what comes before the answer; "
                               "bold: mean.", reasoning, cap=40))
     figures += [
-        curves("Likeness of adapters", "Mean cosine of a member's update with the others of its role; bold: means. "
-               "1 = all pull the same way, 0 = unrelated.", alike + roles(run, "cosine")),
-        figure("Who met whom", "Mean solve rate of a teacher's tasks by a student over all their matches, and how many "
-               "these were.", matrix(run), wide=True),
+        curves("Likeness of adapters",
+               "Mean cosine of a member's update with the others of its role; bold: means. "
+               "1 = all pull the same way, 0 = unrelated.", alike),
+        figure("Who met whom", "Mean solve rate of a teacher's tasks by a student over all their matches, "
+               "and how many these were.", matrix(run), wide=True),
         genealogy(run)]
-    return section("population", "The population", "Teachers in warm colours, students in cool ones.", figures)
+    return section("population", "The population", "Teachers in warm colours, students in cool ones.",
+                   figures)
 
 
 def matrix(run: RunLog, most: int = 24) -> str:
-    """Teachers x students from matches.jsonl: mean solve rate and count; those with the most matches if many."""
+    """Teachers x students from matches.jsonl: mean solve rate and count; if many, those that met most."""
     cells, met, order = {}, (Counter(), Counter()), {name: i for i, name in enumerate(run.members)}
     for match in run.matches:
         pair = str(match.get("teacher")), str(match.get("student"))
@@ -109,14 +118,14 @@ def matrix(run: RunLog, most: int = 24) -> str:
         rows.append(row)
     head = ["", *(text(brief(student)) for student in students)]
     made = table(head, rows, f' class="matrix" style="max-width:{100 * len(students) + 60}px"')
-    n_teachers, n_students = map(len, met)
-    note = f'<p class="note">the {most} with the most matches of {n_teachers} teachers and {n_students} students</p>'
-    return made + (note if max(n_teachers, n_students) > most else "")
+    who = f"{len(met[0])} teachers and {len(met[1])} students"
+    note = f'<p class="note">the {most} with the most matches of {who}</p>'
+    return made + (note if max(map(len, met)) > most else "")
 
 
 def retention(run: RunLog, birth: dict) -> tuple[float, str] | None:
-    """What a student kept of what its parents could do: greedy accuracy on the anchors at its first probe over
-    its parents' mean at their last one before its birth, and the two in words. None where one is missing."""
+    """What a student kept of what its parents could do: greedy accuracy on the anchors at its first probe,
+    over its parents' mean at their last one before its birth; and this in words. None if one is missing."""
     before = []
     for parent in parents(birth):
         before.append([v for step, v in known(run.points("anchors_greedy", parent)) if step <= birth["step"]])
@@ -136,7 +145,8 @@ def life(run: RunLog, m: MemberLog, birth: dict | None, lane: int) -> Life:
     tip = [f"{m.name}, {m.role}, steps {first} to {last}", f"last rating {mu:.1f}" if mu is not None else ""]
     if birth:
         kept = retention(run, birth)
-        tip += [descent(birth), f"norm of its update to its parents': {ratio:.3f}" if ratio is not None else "",
+        tip += [descent(birth),
+                f"norm of its update to its parents': {ratio:.3f}" if ratio is not None else "",
                 kept[1] if kept else "", str(birth.get("note") or "")]
     end = f"{m.name} {mu:.1f}" if mu is not None and not m.died else ""
     words = f"{m.name} {birth.get('operator')}" if birth else m.name
@@ -149,7 +159,7 @@ def genealogy(run: RunLog, most: int = 240) -> str:
     lives, n_lanes = {}, 0
     for m in run.those("teacher") + run.those("student"):
         birth = births.get(m.name)
-        if birth or not m.born:                                 # else the log does not say of whom it was born
+        if birth or not m.born:                         # else the log does not say of whom it was born
             victim = str(get(birth, "victim", "name"))
             lives[m.name] = life(run, m, birth, lives[victim].lane if victim in lives else n_lanes)
             n_lanes = max(n_lanes, lives[m.name].lane + 1)
@@ -158,9 +168,10 @@ def genealogy(run: RunLog, most: int = 240) -> str:
         body = tree("genealogy", lives) + born_table(run, births)
         if len(run.births) > most:
             body += f'<p class="note">the first {most} of {len(run.births)} births</p>'
-    return figure("Genealogy", "Each lane is a place in the population: a child goes on where its victim ended, and "
-                  "curves come from its parents. The word is the operator, the number at the end the rating; hover or "
-                  "tap a bar for the norm ratio and for what a student kept of its parents' accuracy on the anchors.",
+    return figure("Genealogy", "Each lane is a place in the population: a child goes on where its victim "
+                  "ended, and curves come from its parents. The word is the operator, the number at the end "
+                  "the rating; hover or tap a bar for the norm ratio and for what a student kept of its "
+                  "parents' accuracy on the anchors.",
                   body, wide=True)
 
 
@@ -171,7 +182,8 @@ def born_table(run: RunLog, births: dict[str, dict]) -> str:
         lived = run.members[child].points("mu") if child in run.members else []
         kept, last = retention(run, birth), lived[-1][1] if lived else None
         numbers = ((num(birth, "norm_ratio"), 3), (kept and kept[0], 2), (num(birth, "mu"), 1), (last, 1))
-        cells = [birth["step"], child, birth.get("operator"), " + ".join(parents(birth)), get(birth, "victim", "name"),
+        cells = [birth["step"], child, birth.get("operator"), " + ".join(parents(birth)),
+                 get(birth, "victim", "name"),
                  *("–" if v is None else f"{v:.{digits}f}" for v, digits in numbers),
                  len(lived), birth.get("note") or ""]
         rows.append("".join(f"<td>{text(brief(cell, 200))}</td>" for cell in cells))

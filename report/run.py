@@ -1,6 +1,5 @@
 """What a run's directory says, read leniently: lines that cannot be read are skipped and counted, what is
 missing is None."""
-import itertools
 import json
 import random
 from collections import Counter
@@ -16,22 +15,16 @@ def get(row, *keys):
 
 
 def num(row, *keys) -> float | None:
-    """The number at row[key]...; None if it is missing, no number or not one that can be drawn (NaN, infinite)."""
+    """The number at row[key]...; None if it is missing, no number or none that can be drawn (NaN)."""
     value = get(row, *keys)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value if number and abs(value) < 1e15 else None
 
 
-def items(row, *keys) -> dict:
-    """The dict at row[key]..., or an empty one."""
+def items(row, *keys, kind=dict):
+    """The dict (or list) at row[key]..., or an empty one."""
     value = get(row, *keys)
-    return value if isinstance(value, dict) else {}
-
-
-def listed(row, *keys) -> list:
-    """The list at row[key]..., or an empty one."""
-    value = get(row, *keys)
-    return value if isinstance(value, list) else []
+    return value if isinstance(value, kind) else kind()
 
 
 def average(values) -> float | None:
@@ -47,7 +40,7 @@ def known(points: list) -> list:
 
 def parents(birth: dict | None) -> list[str]:
     """The names of a child's parents; [] of a founder."""
-    return [str(get(parent, "name")) for parent in listed(birth, "parents")]
+    return [str(get(parent, "name")) for parent in items(birth, "parents", kind=list)]
 
 
 @dataclass
@@ -58,7 +51,7 @@ class MemberLog:
     color: str
     style: str
     birth: dict | None = None       # its line of genealogy.jsonl; None: a founder
-    rows: list[tuple[int, dict]] = field(default_factory=list)      # (step, measures) of every step it took part in
+    rows: list[tuple[int, dict]] = field(default_factory=list)      # (step, measures)
     born: bool = False              # after the run's first step
     died: bool = False              # before its last
 
@@ -74,8 +67,8 @@ class RunLog:
         if not path.is_dir():
             raise ValueError(f"{path}: no such directory; give a run's directory, out/NAME")
         if not (path / "metrics.jsonl").exists() and not (path / "config.json").exists():
-            raise ValueError(f"{path} is no run: neither metrics.jsonl nor config.json is in it; give a run's "
-                             "directory, out/NAME")
+            raise ValueError(f"{path} is no run: neither metrics.jsonl nor config.json is in it; "
+                             "give a run's directory, out/NAME")
         self.path, self.name = path, path.resolve().name
         self.notes = []
         self.config = self.whole("config.json")
@@ -83,7 +76,8 @@ class RunLog:
         rows = {row["step"]: row for row in self.lines("metrics.jsonl")}
         self.metrics = [rows[step] for step in sorted(rows)]
         self.matches = list(self.lines("matches.jsonl"))
-        self.births = {str(birth.get("child")): birth for birth in self.lines("genealogy.jsonl", expected=False)}
+        births = self.lines("genealogy.jsonl", expected=False)
+        self.births = {str(birth.get("child")): birth for birth in births}
         self.members = self.lives()
         self.n_tasks = self.n_valid = 0
         self.tasks = self.sample() if want_tasks else []
@@ -118,7 +112,8 @@ class RunLog:
                 else:
                     bad += bool(line.strip())
         if bad:
-            self.notes.append(f"{bad} line{'s' * (bad > 1)} of {name} skipped: cut off, or not an object with a step")
+            many = f"{bad} line{'s' * (bad > 1)} of {name}"
+            self.notes.append(f"{many} skipped: cut off, or not an object with a step")
 
     def lives(self) -> dict[str, MemberLog]:
         """Members by name, in the order of their appearance; each role has its family of colours."""
@@ -137,7 +132,7 @@ class RunLog:
         return members
 
     def sample(self) -> list[tuple[int, dict]]:
-        """[(line, proposal)] in the order in which they should be shown while there is room; counts all proposals.
+        """[(line, proposal)] in the order in which they are shown while there is room; counts all proposals.
 
         Within a step the order is drawn; first come the first of every step, then the second; a refused one
         for three valid.
@@ -167,27 +162,14 @@ class RunLog:
         """[(step, the number at keys)] over the run."""
         return [(row["step"], num(row, *keys)) for row in self.metrics]
 
-    def role_mean(self, role: str, *keys) -> list:
-        """[(step, mean of a measure over the members of a role)]."""
-        means = []
+    def mean(self, role: str, where: tuple, *keys) -> list:
+        """[(step, mean over a role's members)] of numbers at keys, in what the dict at `where` holds by name."""
+        points = []
         for row in self.metrics:
-            some = [m for m in items(row, "members").values() if get(m, "role") == role]
-            means.append((row["step"], average(num(m, *keys) for m in some)))
-        return means
-
-    def probed(self, key: str) -> list:
-        """[(step, the students' mean of a measure that probes take of each)]: anchors_sampled and anchors_greedy,
-        accuracy; anchors_think, share of greedy answers that think."""
-        return [(row["step"], average(num(row, key, name) for name in items(row, key))) for row in self.metrics]
-
-    def heldout(self, kind: str, role: str, key: str = "heldout") -> list:
-        """[(step, mean accuracy of a role's members on tasks of a kind that nobody plays)]; key heldout_think: share
-        of their answers that think."""
-        means = []
-        for row in self.metrics:
-            names = [name for name in items(row, key, kind) if get(row, "members", name, "role") == role]
-            means.append((row["step"], average(num(row, key, kind, name) for name in names)))
-        return means
+            found = items(row, *where)
+            some = [found[name] for name in found if get(row, "members", name, "role") == role]
+            points.append((row["step"], average(num(each, *keys) for each in some)))
+        return points
 
     def guessing(self) -> list:
         """[(step, how often the archive's most frequent output would be right)]: the worst of the kinds."""
@@ -205,34 +187,28 @@ class RunLog:
 # What readers call the kinds of tasks.
 KINDS = dict(code_o="output tasks", code_i="input tasks", code_f="functions to find", math="word problems",
              logic="logic puzzles")
-# What is said in words and compared between runs: words, points of a run, what its axis holds: 0 to 1 (share), 0
-# (zero), or what fits (free). Between these come the kinds that nobody played.
-LEARNED = (
-    ("the students' accuracy on held-out anchor tasks, greedy", lambda run: run.probed("anchors_greedy"), "free"),
-    ("the students' accuracy on held-out anchor tasks, sampled", lambda run: run.probed("anchors_sampled"), "free"),
-    ("share of the students' attempts that think before they answer", lambda run: run.points("think"), "share"),
-    ("tokens in a student's attempt", lambda run: run.role_mean("student", "response_tokens"), "zero"),
-)
-PLAYED = (
-    ("the frozen base's solve rate on the teachers' current tasks", lambda run: run.points("base_solve"), "share"),
-    ("an early student's solve rate on the same tasks, frozen", lambda run: run.points("frozen_solve"), "share"),
-    ("the students' solve rate on the same tasks", lambda run: run.points("student_solve"), "share"),
-    ("statements per task", lambda run: run.points("complexity", "statements"), "zero"),
-    ("depth of the tasks' syntax trees", lambda run: run.points("complexity", "depth"), "zero"),
-    ("McCabe complexity per task", lambda run: run.points("complexity", "mccabe"), "zero"),
-    ("the students' solve rate on current tasks, every step", lambda run: run.points("solve_rate"), "share"),
-    ("share of proposals that are valid", lambda run: run.points("valid"), "share"),
-    ("share of proposals that are duplicates", lambda run: run.points("duplicates"), "share"),
-    ("distinct structures among 64 of the latest tasks", lambda run: run.points("rarefied"), "zero"),
-    ("distinct structures so far", lambda run: run.points("coverage"), "zero"),
-)
 
 
-def measures(runs: list[RunLog]) -> list[tuple]:
-    """LEARNED, the accuracies on kinds that nobody played, PLAYED."""
-    kinds = dict.fromkeys(itertools.chain(*(run.names("heldout") for run in runs)))
-    transfer = []
-    for kind in list(kinds)[:12]:
-        words = f"the students' accuracy on {KINDS.get(kind, kind)}, which nobody played"
-        transfer.append((words, lambda run, kind=kind: run.heldout(kind, "student"), "share"))
-    return [*LEARNED, *transfer, *PLAYED]
+def measures(run: RunLog, kinds: list[str]) -> list[tuple]:
+    """What is said in words and compared between runs; kinds: those that nobody played.
+
+    [(words, axis, points)]; the axis is 0 to 1 (share), holds 0 (zero) or what fits (free).
+    """
+    return [
+        *((f"the students' accuracy on held-out anchor tasks, {how}", "free",
+           run.mean("student", (f"anchors_{how}",))) for how in ("greedy", "sampled")),
+        ("share of the students' attempts that think before they answer", "share", run.points("think")),
+        ("tokens in a student's attempt", "zero", run.mean("student", ("members",), "response_tokens")),
+        *((f"the students' accuracy on {KINDS.get(kind, kind)}, which nobody played", "share",
+           run.mean("student", ("heldout", kind))) for kind in kinds),
+        ("the frozen base's solve rate on the teachers' current tasks", "share", run.points("base_solve")),
+        ("an early student's solve rate on the same tasks, frozen", "share", run.points("frozen_solve")),
+        ("the students' solve rate on the same tasks", "share", run.points("student_solve")),
+        ("statements per task", "zero", run.points("complexity", "statements")),
+        ("depth of the tasks' syntax trees", "zero", run.points("complexity", "depth")),
+        ("McCabe complexity per task", "zero", run.points("complexity", "mccabe")),
+        ("the students' solve rate on current tasks, every step", "share", run.points("solve_rate")),
+        ("share of proposals that are valid", "share", run.points("valid")),
+        ("share of proposals that are duplicates", "share", run.points("duplicates")),
+        ("distinct structures among 64 of the latest tasks", "zero", run.points("rarefied")),
+        ("distinct structures so far", "zero", run.points("coverage"))]

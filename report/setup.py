@@ -1,5 +1,4 @@
-"""The part of a report that tells how the run was set up: its flags, which of them differ from the defaults, and
-the machine."""
+"""The part of a report that tells how the run was set up: flags, defaults, machine."""
 import json
 from pathlib import Path
 
@@ -17,7 +16,7 @@ def written(value) -> str:
 
 
 def defaults(config: dict) -> dict[str, tuple[str, str]]:
-    """{flag: (its value had nobody given it, meaning)} as docs/flags.md writes these; {} where that is missing."""
+    """{flag: (its value had nobody given it, meaning)} as docs/flags.md writes these; {} without that."""
     half = 1 if config.get("single") else int(num(config, "pop") or 0) // 2
     settled = dict(style=config.get("style"), teachers=half, students=half, grace=config.get("evolve_every"),
                    duplicate_penalty=config.get("invalid_penalty"))
@@ -58,4 +57,5 @@ def setup(run: RunLog) -> str:
     words = "No docs/flags.md beside report/: the defaults are not known."
     if flags:
         words = f"{len(differing) or 'None'} of {len(rows)} flags differ from the defaults of this train.py."
-    return section("setup", "Configuration and machine", words, [f'<div class="card wide">{c}</div>' for c in cards])
+    return section("setup", "Configuration and machine",
+                   words, [f'<div class="card wide">{c}</div>' for c in cards])

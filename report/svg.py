@@ -1,8 +1,8 @@
 """What a report draws: harmless text and small SVG charts. Knows nothing of runs.
 
 A chart is 380 units wide, so that its letters stay readable on a phone. Colours are CSS classes (t0.. warm,
-s0.. cool, m0.. neutral, `base` grey), so that light and dark are one SVG. Every mark's <title> is its tooltip;
-the page's script only shows it sooner.
+s0.. cool, m0.. neutral, `base` grey), so that light and dark are one SVG. Every mark's <title> is its
+tooltip; the page's script only shows it sooner.
 """
 import html
 import math
@@ -34,11 +34,8 @@ class Line:
 
 def visible(value: str) -> str:
     """Text whose control characters, marks of direction and lone surrogates show as their codes."""
-    shown = []
-    for c in value:
-        plain = c in "\n\t" or unicodedata.category(c) not in HIDDEN
-        shown.append(c if plain else f"\u27e8U+{ord(c):04X}\u27e9")
-    return "".join(shown)
+    hidden = {c for c in set(value) - {"\n", "\t"} if unicodedata.category(c) in HIDDEN}
+    return value.translate({ord(c): f"\u27e8U+{ord(c):04X}\u27e9" for c in hidden})
 
 
 def text(value, limit: int = 4000) -> str:
@@ -49,7 +46,7 @@ def text(value, limit: int = 4000) -> str:
 
 
 def brief(name, limit: int = LABEL) -> str:
-    """A name in at most `limit` visible characters; the middle gives way, since long names differ at their ends."""
+    """A name in at most `limit` visible characters; the middle gives way: long names differ at their ends."""
     name = str(name)
     seen = visible(name if len(name) <= 2 * limit else name[:limit] + name[-limit:])
     return seen if len(seen) <= limit else f"{seen[:limit // 2]}…{seen[len(seen) - (limit - 1) // 2:]}"
@@ -93,7 +90,7 @@ def binned(points: list, x0: int, width: int) -> dict[int, tuple]:
     for point in points:
         if None not in point:
             groups.setdefault((point[0] - x0) // width, []).append(point)
-    return {b: tuple(sum(column) / len(column) for column in zip(*group)) for b, group in sorted(groups.items())}
+    return {b: tuple(sum(column) / len(column) for column in zip(*groups[b])) for b in sorted(groups)}
 
 
 def bin_width(steps: list[int], cap: int) -> int:
@@ -105,16 +102,14 @@ class Frame:
     """Axes of a chart: maps data to the drawing."""
 
     def __init__(self, xs, low: float, high: float, right: float = 12, width: int = W, height: int = H):
-        if not high > low:
-            low, high = low - 0.5, high + 0.5
         self.x0, self.x1 = min(xs), max(xs)
-        self.low, self.high = low, high
-        self.right, self.top = width - right, TOP
-        self.bottom, self.height = height - BOTTOM, height
+        self.low, self.high = (low, high) if high > low else (low - 0.5, high + 0.5)
+        self.right, self.top, self.bottom, self.height = width - right, TOP, height - BOTTOM, height
 
     def x(self, v: float) -> float:
         """Horizontal place of v; the middle if there is one x only."""
-        return LEFT + (self.right - LEFT) * ((v - self.x0) / (self.x1 - self.x0) if self.x1 > self.x0 else 0.5)
+        share = (v - self.x0) / (self.x1 - self.x0) if self.x1 > self.x0 else 0.5
+        return LEFT + (self.right - LEFT) * share
 
     def y(self, v: float) -> float:
         """Vertical place of v."""
@@ -149,13 +144,10 @@ class Frame:
         return out
 
 
-def svg(body: str, name: str, width: int = W, height: int = H, style: str = "") -> str:
-    """The drawing's outer element; `name` is what a screen reader says."""
-    how = f' style="{style}"' if style else ""
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{text(name)}"{how}>{body}</svg>'
+def svg(body: str, name: str, width: int = W, height: int = H, more: str = "") -> str:
+    """The drawing's outer element; `name` is what a screen reader says; more: other attributes."""
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{text(name)}"{more}>{body}</svg>'
 
-
-# --- curves -----------------------------------------------------------------------------------------------
 
 def spread(wanted: list[tuple[float, str, str]], top: float = TOP, bottom: float = H - BOTTOM,
            gap: float = 11.5) -> list[tuple[float, str, str]]:
@@ -176,12 +168,11 @@ def spread(wanted: list[tuple[float, str, str]], top: float = TOP, bottom: float
 
 
 def words_above(lines: list[Line], frame: Frame, most: int = 4) -> str:
-    """The lines' words in rows above the chart, which makes room for them, with guides down to where the lines
-    begin; what does not fit into `most` rows is left to the tooltips."""
+    """The lines' words in rows above the chart, which makes room for them, with guides down to where the
+    lines begin; what does not fit into `most` rows is left to the tooltips."""
     ends, placed = [], []                                   # of each row, where its last word ends
-    for line in sorted(lines, key=lambda line: min(x for x, _ in line.bins.values())):
-        word = brief(line.word, 40)
-        x = frame.x(line.bins[min(line.bins)][0])
+    for line in sorted(lines, key=lambda line: line.bins[min(line.bins)][0]):
+        word, x = brief(line.word, 40), frame.x(line.bins[min(line.bins)][0])
         long = LETTER * 0.86 * len(word)
         left = max(LEFT - 20, min(x - 4, frame.right + 12 - long))
         row = next((i for i, end in enumerate(ends) if end < left), len(ends))
@@ -190,16 +181,16 @@ def words_above(lines: list[Line], frame: Frame, most: int = 4) -> str:
             placed.append((9 + 12 * row, x, label(f"end word {line.color}", left, 9 + 12 * row, word)))
     frame.top += 12 * len(ends)
     guides = [f'<path class="guide" d="M{place(x)} {y + 4}V{place(frame.bottom)}"/>' for y, x, _ in placed]
-    return "".join(guides + [words for _, _, words in placed])      # words come last: no guide runs through one
+    return "".join(guides + [words for _, _, words in placed])      # words last: no guide runs through one
 
 
 def limits(lines: list[Line], bands: list[list], zero: bool, ceiling: float) -> tuple[float, float]:
-    """The lowest and the highest value of an axis that holds all points and, within `ceiling` of them, all bands."""
+    """Both ends of an axis that holds all points and, within `ceiling` of them, all bands."""
     values = [y for line in lines for _, y in line.bins.values()]
     low, high = min(values), max(values)
     edges = [v for band in bands for _, *pair in band for v in pair]
-    inside = [min(max(v, low - ceiling), high + ceiling) for v in edges] + ([0] if zero else [])
-    low, high = min([low, *inside]), max([high, *inside])
+    values += [min(max(v, low - ceiling), high + ceiling) for v in edges] + [0] * zero
+    low, high = min(values), max(values)
     pad = 0.06 * (high - low) or 0.1 * abs(high) or 0.5
     return low - pad * (low != 0 or not zero), high + pad
 
@@ -213,7 +204,7 @@ def curve(line: Line, frame: Frame, band: list, dots: bool) -> str:
         edge = [(x, high) for x, _, high in band] + [(x, low) for x, low, _ in reversed(band)]
         inside = [(x, max(frame.low, min(frame.high, y))) for x, y in edge]
         body += f'<path class="band" d="M{"L".join(frame.at(x, y) for x, y in inside)}Z"/>'
-    body += f'<path class="stroke" d="M{"L".join(f"{place(x)} {place(y)}" for x, y in at)}"/>'
+    body += f'<path class="stroke" d="M{"L".join(frame.at(*point) for point in line.bins.values())}"/>'
     if dots or len(at) == 1:
         r = 3 if "bold" in line.style else 2.2
         body += "".join(f'<circle cx="{place(x)}" cy="{place(y)}" r="{r}"/>' for x, y in at)
@@ -228,8 +219,8 @@ def curve(line: Line, frame: Frame, band: list, dots: bool) -> str:
 
 def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = True, cap: int = 100,
                ceiling: float = math.inf, width: int = W, height: int = H) -> str:
-    """Curves over steps; "" if there is nothing to draw. share: the axis is 0 to 1; zero: it holds 0; cap: points
-    a curve at most (means of neighbours); ceiling: how far bands may stretch the axis."""
+    """Curves over steps; "" if there is nothing to draw. share: the axis is 0 to 1; zero: it holds 0; cap:
+    points a curve at most (means of neighbours); ceiling: how far bands may stretch the axis."""
     lines = [line for line in lines if any(None not in point for point in line.points)]
     if not lines:
         return ""
@@ -264,8 +255,6 @@ def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = T
     note = f'<p class="note">each point the mean of {merge} steps</p>' if merged else ""
     return svg(body, name, width, height) + note
 
-
-# --- bars, sparks, trees ----------------------------------------------------------------------------------
 
 def stack_chart(name: str, layers: dict[str, dict[int, float]], share: bool = False, cap: int = 80) -> str:
     """Bars over steps, layers upon each other, the first lowest: {label: {step: value}}; with its legend.
@@ -303,14 +292,14 @@ def spark(points: list) -> str:
     if len(points) < 2:
         return ""
     steps = [x for x, _ in points]
-    means = list(binned(points, steps[0], bin_width(steps, 40)).values())
+    means = binned(points, steps[0], bin_width(steps, 40)).values()
     xs, ys = zip(*means)
-    long = max(xs) - min(xs) or 1
-    span = max(max(ys) - min(ys), 0.02 * max(abs(min(ys)), abs(max(ys)))) or 1      # noise is no movement
-    at = [(place(3 + 90 * (x - min(xs)) / long), place(23 - 20 * (y - min(ys)) / span)) for x, y in means]
-    path = "L".join(f"{x} {y}" for x, y in at)
-    marks = f'<path d="M{path}"/><circle cx="{at[-1][0]}" cy="{at[-1][1]}" r="2.5"/>'
-    return f'<svg class="spark" viewBox="0 0 96 26" aria-hidden="true">{marks}</svg>'
+    long, low = xs[-1] - xs[0] or 1, min(ys)
+    span = max(max(ys) - low, 0.02 * max(map(abs, ys))) or 1                # noise is no movement
+    at = [(place(3 + 90 * (x - xs[0]) / long), place(23 - 20 * (y - low) / span)) for x, y in means]
+    path, (cx, cy) = "L".join(map(" ".join, at)), at[-1]
+    return (f'<svg class="spark" viewBox="0 0 96 26" aria-hidden="true"><path d="M{path}"/>'
+            f'<circle cx="{cx}" cy="{cy}" r="2.5"/></svg>')
 
 
 @dataclass
@@ -327,7 +316,7 @@ class Life:
 
 
 def tree(name: str, lives: dict[str, Life]) -> str:
-    """Lanes over steps: a child's bar continues in its victim's lane, and curves lead to it from its parents'."""
+    """Lanes over steps: a child's bar goes on in its victim's lane, curves lead there from its parents'."""
     starts = sorted({life.first for life in lives.values()})
     x0, x1 = starts[0], max(life.last for life in lives.values()) + 1
     gap = min([b - a for a, b in zip(starts, starts[1:])], default=x1 - x0) or 1
@@ -344,7 +333,8 @@ def tree(name: str, lives: dict[str, Life]) -> str:
             above = 26 + 34 * parent.lane
             bend = f"C{place(x - 6)} {above} {place(x - 16)} {y} {place(x + 2)} {y}"
             edges += f'<path class="edge {parent.color}" d="M{place(x - 22)} {above}{bend}">{tip}</path>'
-        bars += (f'<g class="life {life.color}">{tip}<path class="back" d="M{place(x)} {y - 6}H{place(stop)}"/>'
+        bars += (f'<g class="life {life.color}">{tip}'
+                 f'<path class="back" d="M{place(x)} {y - 6}H{place(stop)}"/>'
                  f'<path class="stroke" d="M{place(x + 2)} {y}H{place(max(x + 2, stop - 3))}"/>'
                  f'<circle cx="{place(x + 2)}" cy="{y}" r="3.5"/>'
                  f'<text x="{place(x + 3)}" y="{y - 8}">{text(brief(life.words, 40))}</text>')
@@ -353,5 +343,5 @@ def tree(name: str, lives: dict[str, Life]) -> str:
         bars += "</g>"
     for v in ticks(x0, x1, width // 90, whole=True):
         bars += label("tick", at(v), height - 6, short(v))
-    drawing = svg(edges + bars, name, width, height, f"min-width:{width - 180}px;max-width:{width + 240}px")
-    return f'<div class="scroll">{drawing}</div>'
+    style = f' style="min-width:{width - 180}px;max-width:{width + 240}px"'
+    return f'<div class="scroll">{svg(edges + bars, name, width, height, style)}</div>'

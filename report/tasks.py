@@ -1,15 +1,25 @@
-"""The part of a report that shows tasks: program, input, output, who wrote it, who tried with what verdict; and
-its filters."""
+"""The part of a report that shows tasks: program, input, output, who wrote it, who tried; and its filters."""
 import itertools
 from collections import Counter
 
 from report.layout import section
-from report.run import RunLog, items, listed, num
+from report.run import RunLog, items, num
 from report.svg import brief, short, text
 
 VERDICTS = {"correct": "✓ correct", "wrong": "✗ wrong", "malformed": "∅ malformed"}
 TEXTS = {"program": "program", "message": "hint", "inputs": "input", "outputs": "output",
          "text": "what the teacher wrote"}
+# The script fills the menus with what the tasks hold, and shows the form.
+FORM = """<form><label>from step <input type="number" name="from" min="0"></label>
+<label>to <input type="number" name="to" min="0"></label>
+<label>teacher <select name="teacher"><option value="">any</option></select></label>
+<label>student <select name="student"><option value="">any</option></select></label>
+<label>kind <select name="kind"><option value="">any</option></select></label>
+<label>reason <select name="reason"><option value="">any</option>
+<option value="valid">none: valid</option></select></label>
+<label>solved <select name="solved"><option value="">any</option><option value="none">never</option>
+<option value="some">sometimes</option><option value="all">always</option></select></label>
+<label>text <input name="words"></label><span id="count" role="status"></span></form>"""
 
 
 def block(title: str, body) -> str:
@@ -22,8 +32,8 @@ def attempts(row: dict) -> str:
     """Who tried, with what verdict and which words; equal attempts are told once."""
     out = ""
     for name in items(row, "attempts"):
-        verdicts = [str(verdict) for verdict in listed(row, "attempts", name)]
-        answers = [str(answer).strip() for answer in listed(row, "answers", name)[:len(verdicts)]]
+        verdicts = [str(verdict) for verdict in items(row, "attempts", name, kind=list)]
+        answers = [str(answer).strip() for answer in items(row, "answers", name, kind=list)[:len(verdicts)]]
         for (verdict, answer), n in Counter(itertools.zip_longest(verdicts, answers)).most_common():
             times = f"{n} × " if n > 1 else ""
             out += f"<h4>{text(name)}: {times}{text(VERDICTS.get(verdict, verdict), 60)}</h4>"
@@ -35,7 +45,7 @@ def facts(row: dict) -> str:
     """Number, reward, size and examples of a proposal, as far as they are known."""
     reward = num(row, "reward")
     sizes = [(key, num(row, "complexity", key)) for key in ("depth", "mccabe", "statements")]
-    seen = ", ".join(map(str, listed(row, "parents")[:12]))
+    seen = ", ".join(map(str, items(row, "parents", kind=list)[:12]))
     words = [f"task {row['id']}" if isinstance(row.get("id"), int) else "",
              f"reward {short(reward)}" if reward is not None else "",
              ", ".join(f"{key} {short(size)}" for key, size in sizes if size is not None),
@@ -57,34 +67,11 @@ def task(row: dict) -> str:
         pill = f'<span class="pill" style="--v:{min(1, max(0, rate or 0)):.2f}">{solved}</span>'
     first = " ".join(str(row.get("program") or row.get("text") or "").split())[:90]
     who = brief(row.get("teacher"), 20) + (f" → {brief(students, 60)}" if students else "")
-    title = f"step {row['step']} · {text(who)} · {text(brief(row.get('kind'), 20))} · <code>{text(first)}</code>"
+    kind = text(brief(row.get("kind"), 20))
+    title = f"step {row['step']} · {text(who)} · {kind} · <code>{text(first)}</code>"
     inner = "".join(block(words, row.get(key)) for key, words in TEXTS.items())
     return (f'<details class="task" {attributes}><summary>{pill} {title}</summary><div>{inner}{attempts(row)}'
             f'<p class="note">{facts(row)}</p></div></details>')
-
-
-def select(name: str, values, *first: tuple[str, str]) -> str:
-    """A menu of the form: any, the (value, word) of `first`, and values that are their own words."""
-    options = ""
-    for value, word in [("", "any"), *first, *((v, v) for v in values)]:
-        options += f'<option value="{text(value, 200)}">{text(brief(word, 40))}</option>'
-    return f'<label>{name} <select name="{name}">{options}</select></label>'
-
-
-def filters(rows: list[dict]) -> str:
-    """The form that chooses among these proposals."""
-    students, values = set(), {"teacher": set(), "kind": set(), "reason": set()}
-    for row in rows:
-        students.update(items(row, "attempts"))
-        for key, seen in values.items():
-            seen.update([str(row[key])] if row.get(key) else [])
-    return ('<form><label>from step <input type="number" name="from" min="0"></label>'
-            '<label>to <input type="number" name="to" min="0"></label>'
-            + select("teacher", sorted(values["teacher"])) + select("student", sorted(students))
-            + select("kind", sorted(values["kind"]))
-            + select("reason", sorted(values["reason"]), ("valid", "none: valid"))
-            + select("solved", (), ("none", "never"), ("some", "sometimes"), ("all", "always"))
-            + '<label>text <input name="words"></label><span id="count" role="status"></span></form>')
 
 
 def browser(run: RunLog, room: int) -> str:
@@ -95,14 +82,14 @@ def browser(run: RunLog, room: int) -> str:
         used += len(made.encode())
         if used > room:
             break
-        chosen.append((row["step"], line, row, made))
+        chosen.append((row["step"], line, made))
     chosen.sort()                                               # no two lines have one number
     body = '<p class="absent wide">Absent: no proposal can be read from tasks.jsonl.</p>'
     if chosen:
-        tasks = "".join(made for _, _, _, made in chosen)
-        body = f'<div class="card wide">{filters([row for _, _, row, _ in chosen])}<div id="list">{tasks}</div></div>'
+        tasks = "".join(made for _, _, made in chosen)
+        body = f'<div class="card wide">{FORM}<div id="list">{tasks}</div></div>'
     every = "all of them." if len(chosen) == run.n_tasks else (
-        "drawn at random with a fixed seed, as many from every step, one refused for each three valid ones, until "
-        "this page's room is used up.")
+        "drawn at random with a fixed seed, as many from every step, one refused for each three valid ones, "
+        "until this page's room is used up.")
     words = f"{len(chosen):,} of {run.n_tasks:,} proposals ({run.n_valid:,} of these valid): {every}"
     return section("tasks", "Browse the tasks", words, [body])

@@ -24,8 +24,6 @@ def habit(run: RunLog) -> str:
     return HABIT if bundled and known(run.points("think")) and run.config.get("style") == "micro" else ""
 
 
-# --- who thinks -------------------------------------------------------------------------------------------
-
 @dataclass
 class Thinker:
     """What a student made of thinking."""
@@ -40,7 +38,8 @@ class Thinker:
         """Its fate in words."""
         words = FATES[self.fate][1]
         if self.fate == "discovered":
-            words = f"{words} at step {self.since}" if self.since > self.first else "thought from its first step"
+            words = f"{words} at step {self.since}"
+            words = words if self.since > self.first else "thought from its first step"
         if self.fate == "lost" and self.since is not None:
             words += f", found it again at step {self.since}"
         gave_up = self.since is not None and self.now < HALF
@@ -116,8 +115,6 @@ def story(run: RunLog, most: int = 60) -> str:
     return f"<details{state}><summary>{title}</summary>{made}{note}</details>"
 
 
-# --- the panels: (heading, chart), the chart "" where the run did not log it ------------------------------
-
 def students(run: RunLog, values: dict[str, list], worded: bool) -> list[Line]:
     """A line a student, {name: points}, coloured by its fate, with its birth, its death and dashes from its
     parents; where they are few, with their names. worded: births are written above the chart."""
@@ -127,7 +124,8 @@ def students(run: RunLog, values: dict[str, list], worded: bool) -> list[Line]:
     for line in lines:
         birth = run.members[line.name].birth
         for parent in parents(birth):
-            line.origins += [point for point in known(values.get(parent, [])) if point[0] <= birth["step"]][-1:]
+            before = [point for point in known(values.get(parent, [])) if point[0] <= birth["step"]]
+            line.origins += before[-1:]
         line.label = not crowded
         line.last_word = "" if crowded else line.name
         line.style = "thin" if crowded else ""
@@ -137,11 +135,12 @@ def students(run: RunLog, values: dict[str, list], worded: bool) -> list[Line]:
 
 
 def base_line(run: RunLog, *keys: str) -> Line:
-    """What the frozen base does on the tasks that the members were asked: it changes only where the tasks do."""
+    """What the frozen base does on the tasks that members were asked: it changes only where the tasks do."""
     return Line("base", run.points(*keys), "base", "d2")
 
 
-def students_chart(name: str, run: RunLog, values: dict[str, list], overall, worded: bool = False, more=()) -> str:
+def students_chart(name: str, run: RunLog, values: dict[str, list], overall: list, worded: bool = False,
+                   more=()) -> str:
     """A chart of {student: points} and, where they are many, their mean, `overall`; more: other lines."""
     lines = students(run, values, worded)
     if any(line.style for line in lines):
@@ -154,9 +153,11 @@ def played(run: RunLog) -> list[tuple[str, str]]:
     """What the run plays, every student: greedy accuracy at probes, and thinking at every step."""
     greedy = {m.name: run.points("anchors_greedy", m.name) for m in run.those("student")}
     shares = {m.name: m.points("think") for m in run.those("student")}
-    accuracy = students_chart("greedy accuracy of the students on the anchors", run, greedy,
-                              run.probed("anchors_greedy"), more=[base_line(run, "anchors_greedy_base")])
-    think = students_chart("share of the students' attempts that think", run, shares, run.points("think"), worded=True)
+    mean = run.mean("student", ("anchors_greedy",))
+    accuracy = students_chart("greedy accuracy of the students on the anchors", run, greedy, mean,
+                              more=[base_line(run, "anchors_greedy_base")])
+    think = students_chart("share of the students' attempts that think",
+                           run, shares, run.points("think"), worded=True)
     return [("Greedy accuracy on held-out anchor tasks", accuracy), ("Share of attempts that think", think)]
 
 
@@ -165,9 +166,9 @@ def not_played(run: RunLog, width: int, height: int) -> list[tuple[str, str]]:
     students' answers that think, and the frozen base."""
     out = []
     for kind in run.names("heldout"):
-        lines = [Line("students", run.heldout(kind, "student"), "s0", "bold"),
-                 Line("teachers", run.heldout(kind, "teacher"), "t0"),
-                 Line("thinking", run.heldout(kind, "student", "heldout_think"), "m6", "d1"),
+        lines = [Line("students", run.mean("student", ("heldout", kind)), "s0", "bold"),
+                 Line("teachers", run.mean("teacher", ("heldout", kind)), "t0"),
+                 Line("thinking", run.mean("student", ("heldout_think", kind)), "m6", "d1"),
                  base_line(run, "heldout", kind, "base")]
         chart = line_chart(f"held-out {kind}", lines, share=True, width=width, height=height)
         out.append((f"Not played: {text(brief(KINDS.get(kind, kind), 24))}", chart))
@@ -179,8 +180,6 @@ def legend(run: RunLog) -> list[tuple[str, str]]:
     fates = {t.fate for t in thinkers(run)}
     return [FATES[fate] for fate in FATES if fate in fates]
 
-
-# --- the picture ------------------------------------------------------------------------------------------
 
 def picture(run: RunLog) -> str:
     """The picture as one SVG file, for a README. Raises ValueError where the run logged nothing of it."""
