@@ -37,10 +37,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run's directory, out/NAME")
-    parser.add_argument("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="runs to lay over "
-                        "it")
-    parser.add_argument("--out", type=Path, help="the file to write; default: report.html in the run's "
-                        "directory")
+    parser.add_argument("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="runs laid over it")
+    parser.add_argument("--out", type=Path, help="the file to write; default: report.html beside the logs")
     parser.add_argument("--watch", type=float, default=0, metavar="SECONDS",
                         help="write it again and again until the run is complete")
     parser.add_argument("--picture", type=Path, metavar="FILE",
@@ -59,8 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{out}: {out.stat().st_size / 1e3:.0f} KB")
         return
     while not (finished := write(args.run, args.compare, out, args.watch)) and args.watch:
-        now = time.strftime("%H:%M:%S")
-        print(f"{out}: written at {now}, again in {args.watch:g} s (Ctrl-C ends it)", flush=True)
+        print(f"{out}: written {time.ctime()}, again in {args.watch:g} s (Ctrl-C ends it)", flush=True)
         time.sleep(args.watch)
     complete = ", the run is complete" if finished and args.watch else ""
     print(f"{out}: {out.stat().st_size / 1e6:.2f} MB{complete}")

@@ -24,11 +24,6 @@ def many(n: int, word: str) -> str:
     return f"{n} {word}{'s' * (n != 1)}"
 
 
-def digits(v: float) -> str:
-    """A measure as the words say it."""
-    return f"{v:.2f}" if abs(v) < 100 else f"{v:,.0f}"
-
-
 def in_words(run: RunLog) -> str:
     """What rose and what fell, and no more than that."""
     n, out = max(1, len(run.metrics) // 20), ""
@@ -39,9 +34,10 @@ def in_words(run: RunLog) -> str:
         k, when = n, f"first and last {f'{n} steps' if n > 1 else 'step'}"
         if len(points) < len(run.metrics) / 2:
             k, when = 1, f"probes at steps {points[0][0]} and {points[-1][0]}"
-        a, b = average(y for _, y in points[:k]), average(y for _, y in points[-k:])
-        moved = f"<b>{digits(a)} → {digits(b)}</b> {'rose' if b > a else 'fell'}"
-        moved = f"<b>{digits(b)}</b> stayed" if digits(a) == digits(b) else moved
+        ends = average(y for _, y in points[:k]), average(y for _, y in points[-k:])
+        before, after = [f"{v:.2f}" if abs(v) < 100 else f"{v:,.0f}" for v in ends]
+        moved = f"<b>{before} → {after}</b> {'rose' if ends[1] > ends[0] else 'fell'}"
+        moved = f"<b>{after}</b> stayed" if before == after else moved
         out += f"<li><div>{moved}<span>{text(words)}</span><small>{when}</small></div>{spark(points)}</li>"
     why = "Too short for a before and after." if run.metrics else "No step is finished yet."
     return f'<ul class="words">{out}</ul>' if out else f'<p class="absent">{why}</p>'
@@ -64,18 +60,16 @@ def absolute(run: RunLog) -> str:
     return section("absolute", "The absolute picture",
                    "Ratings only compare members with each other. These measures "
                    "have a fixed end: a base that never learns, and tasks that never change.", [
-        curves("The teachers' current tasks",
-               "Share solved by the frozen base, which never learns, by the student that was best at the "
-               "first probe after the start, kept as it was then, and by the students of the day. If the "
-               "frozen ones fall, the tasks got harder; the distance to them is the students' lead.",
-               current, share=True),
-        on_anchors(run, "anchors_sampled", "Held-out anchor tasks, sampled",
-                   "Accuracy of every student, bold their mean, on tasks that never change and are never "
-                   "trained on, at the run's temperature (greedily: at the head of this page); dotted: the "
-                   "frozen base.", share=False),
-        on_anchors(run, "anchors_think", "Thinking on the anchors, greedy",
-                   "Share of every student's greedy answers "
-                   "to these tasks that think, bold their mean; dotted: the frozen base.", share=True)])
+        curves("The teachers' current tasks", "Share solved by the frozen base, which never learns, by the "
+               "student that was best at the first probe after the start, kept as it was then, and by the "
+               "students of the day. If the frozen ones fall, the tasks got harder; the distance to them is "
+               "the students' lead.", current, share=True),
+        on_anchors(run, "anchors_sampled", "Held-out anchor tasks, sampled", "Accuracy of every student, "
+                   "bold their mean, on tasks that never change and are never trained on, at the run's "
+                   "temperature (greedily: at the head of this page); dotted: the frozen base.", share=False),
+        on_anchors(run, "anchors_think", "Thinking on the anchors, greedy", "Share of every student's greedy "
+                   "answers to these tasks that think, bold their mean; dotted: the frozen base.",
+                   share=True)])
 
 
 def difficulty(run: RunLog) -> str:
@@ -93,12 +87,11 @@ def difficulty(run: RunLog) -> str:
                    "Size and variety of the tasks. An archive that forbids repeats makes size rise by "
                    "itself: look at a run with <code>--teacher-reward novelty</code> before believing a "
                    "curve.", [
-        curves("Complexity of valid tasks",
-               "Means per task: depth of the syntax tree, McCabe's cyclomatic number, "
-               "lines, variables, statements.", complexity),
-        curves("Statements per task, by teacher",
-               "One line a teacher, bold their mean. A race shows as all of them rising, one runaway as one "
-               "line.", by_member(run, "teacher", "complexity", "statements"), cap=50),
+        curves("Complexity of valid tasks", "Means per task: depth of the syntax tree, McCabe's cyclomatic "
+               "number, lines, variables, statements.", complexity),
+        curves("Statements per task, by teacher", "One line a teacher, bold their mean. A race shows as all "
+               "of them rising, one runaway as one line.",
+               by_member(run, "teacher", "complexity", "statements"), cap=50),
         curves("Size of outputs", "Characters of a task's output and digits of its longest number: "
                "lengthening these makes tasks long rather than hard.", sizes),
         curves("Coverage", "Distinct program structures so far (names and constants do not count); dashed: "
@@ -134,16 +127,13 @@ def validity(run: RunLog) -> str:
               Line("duplicates", run.points("duplicates"), "m2"), Line("guessing", run.guessing(), "m3"),
               Line("beats guess", run.points("beats_guessing"), "m5")]
     figures = [
-        figure("Refused proposals, by reason",
-               "Share of each step's proposals that the judge refused; what is missing "
-               "to 1 was valid.", stack_chart("reasons for refusal", reasons(run), share=True)),
-        curves("Tasks that teach nothing",
-               "Of the valid tasks, those that nobody or everybody solves, and those solved more often than "
-               "guessing would; of all proposals, the duplicates; how often guessing the commonest output is "
-               "right.", shares, share=True, cap=60),
+        figure("Refused proposals, by reason", "Share of each step's proposals that the judge refused; what "
+               "is missing to 1 was valid.", stack_chart("reasons for refusal", reasons(run), share=True)),
+        curves("Tasks that teach nothing", "Of the valid tasks, those that nobody or everybody solves, and "
+               "those solved more often than guessing would; of all proposals, the duplicates; how often "
+               "guessing the commonest output is right.", shares, share=True, cap=60),
         curves("Reward", "Mean reward of proposals (teachers) and of attempts (students).",
-               roles(run, "reward"),
-               cap=50)]
+               roles(run, "reward"), cap=50)]
     kinds = run.names("kinds")
     for title, words, key in (
             ("Solve rate by kind", "The students' solve rate on each kind of task.", "solve_rate"),
@@ -179,8 +169,7 @@ def machine(run: RunLog) -> str:
     told.append(f"{minutes:,.1f} minutes, {many(len(run.metrics), 'step')}.")
     return section("machine", "What it cost", ", ".join(told), [
         figure("Seconds per phase", "Wall-clock seconds of a step, by phase; tall bars are steps with a "
-               "probe.",
-               stack_chart("seconds per phase", seconds)),
+               "probe.", stack_chart("seconds per phase", seconds)),
         figure("Tokens per phase", "Tokens generated while proposing, solving and probing, and tokens "
                "trained on in the update.", stack_chart("tokens per phase", tokens_by_phase(run))),
         curves("Length of a response", "Mean tokens of a proposal (teachers) and of an answer (students).",
@@ -218,8 +207,8 @@ def compared(runs: list[RunLog]) -> str:
         title, axis, _ = same[0]
         lines = [Line(name, points, f"m{i % 8}", f"d{i // 8 % 3}")
                  for i, ((name, _), (_, _, points)) in enumerate(zip(named, same))]
-        figures.append(curves(title[0].upper() + title[1:], "One line a run.", lines,
-                              share=axis == "share", zero=axis != "free", cap=50))
+        figures.append(curves(title[0].upper() + title[1:], "One line a run.", lines, share=axis == "share",
+                              zero=axis != "free", cap=50))
     words = "The budgets agree within 5%."
     if uneven:
         words = ("<b>The budgets are not the same</b>: they differ by more than 5%, or are not known. A "

@@ -66,27 +66,23 @@ def population(run: RunLog) -> str:
              *member_lines(run, "student", "cosine", label=False), *roles(run, "cosine")]
     figures = [
         ratings(run, "teacher"), ratings(run, "student"),
-        curves("Do the ratings predict?",
-               "Brier score of the solve rates that the ratings predict: 0 is perfect; always saying 1/2 "
-               "would cost 0.25 at worst.", [Line("Brier", run.points("brier"), "m0")], cap=50),
-        curves("Solve rate of each teacher's tasks",
-               "Share of attempts at a teacher's valid tasks that were right, whoever tried; bold: mean. Low "
-               "is hard.", by_member(run, "teacher", "solve_rate"), share=True, cap=40),
-        curves("Solve rate of each student",
-               "Share of a student's attempts that were right, whoever set the task; "
-               "bold: mean.", by_member(run, "student", "solve_rate"), share=True, cap=40),
-        curves("Length of each student's attempts",
-               "Mean tokens of an attempt; bold: mean. Thinking shows here as "
-               "length.", by_member(run, "student", "response_tokens"), cap=40)]
+        curves("Do the ratings predict?", "Brier score of the solve rates that the ratings predict: 0 is "
+               "perfect; always saying 1/2 would cost 0.25 at worst.",
+               [Line("Brier", run.points("brier"), "m0")], cap=50),
+        curves("Solve rate of each teacher's tasks", "Share of attempts at a teacher's valid tasks that were "
+               "right, whoever tried; bold: mean. Low is hard.", by_member(run, "teacher", "solve_rate"),
+               share=True, cap=40),
+        curves("Solve rate of each student", "Share of a student's attempts that were right, whoever set the "
+               "task; bold: mean.", by_member(run, "student", "solve_rate"), share=True, cap=40),
+        curves("Length of each student's attempts", "Mean tokens of an attempt; bold: mean. Thinking shows "
+               "here as length.", by_member(run, "student", "response_tokens"), cap=40)]
     reasoning = by_member(run, "student", "reasoning_chars")
     if any(y for line in reasoning for _, y in line.points):
-        figures.append(curves("Length of each student's reasoning",
-                              "Mean characters of what comes before the answer; "
-                              "bold: mean.", reasoning, cap=40))
+        figures.append(curves("Length of each student's reasoning", "Mean characters of what comes before "
+                              "the answer; bold: mean.", reasoning, cap=40))
     figures += [
-        curves("Likeness of adapters",
-               "Mean cosine of a member's update with the others of its role; bold: means. "
-               "1 = all pull the same way, 0 = unrelated.", alike),
+        curves("Likeness of adapters", "Mean cosine of a member's update with the others of its role; bold: "
+               "means. 1 = all pull the same way, 0 = unrelated.", alike),
         figure("Who met whom", "Mean solve rate of a teacher's tasks by a student over all their matches, "
                "and how many these were.", matrix(run), wide=True),
         genealogy(run)]
@@ -171,8 +167,7 @@ def genealogy(run: RunLog, most: int = 240) -> str:
     return figure("Genealogy", "Each lane is a place in the population: a child goes on where its victim "
                   "ended, and curves come from its parents. The word is the operator, the number at the end "
                   "the rating; hover or tap a bar for the norm ratio and for what a student kept of its "
-                  "parents' accuracy on the anchors.",
-                  body, wide=True)
+                  "parents' accuracy on the anchors.", body, wide=True)
 
 
 def born_table(run: RunLog, births: dict[str, dict]) -> str:
