@@ -73,7 +73,7 @@ def absolute(run: RunLog) -> str:
 
 
 def difficulty(run: RunLog) -> str:
-    """Complexity, coverage and variety of what teachers write."""
+    """Complexity and variety of what teachers write."""
     complexity = []
     for i, name in enumerate(("AST depth", "McCabe", "lines", "variables", "statements")):
         complexity.append(Line(name, run.points("complexity", name.split()[-1].lower()), f"m{i}"))
@@ -81,8 +81,8 @@ def difficulty(run: RunLog) -> str:
              Line("digits", run.points("output_digits"), "m1")]
     valid = itertools.accumulate((num(row, "n") or 0) * (num(row, "valid") or 0) for row in run.metrics)
     tasks = [(row["step"], n) for row, n in zip(run.metrics, valid)]
-    structures = run.points("coverage")
-    coverage = [Line("valid tasks", tasks, "base", "d1"), Line("structures", structures, "t0", "bold")]
+    structures = run.points("unique_structures")
+    unique = [Line("valid tasks", tasks, "base", "d1"), Line("structures", structures, "t0", "bold")]
     return section("difficulty", "What the teachers write",
                    "Size and variety of the tasks. An archive that forbids repeats makes size rise by "
                    "itself: look at a run with <code>--teacher-reward novelty</code> before believing a "
@@ -94,11 +94,11 @@ def difficulty(run: RunLog) -> str:
                by_member(run, "teacher", "complexity", "statements"), cap=50),
         curves("Size of outputs", "Characters of a task's output and digits of its longest number: "
                "lengthening these makes tasks long rather than hard.", sizes),
-        curves("Coverage", "Distinct program structures so far (names and constants do not count); dashed: "
-               "valid tasks. The distance is repetition.", coverage if known(structures) else []),
-        curves("Variety, rarefied", "Expected distinct structures among 64 of the latest tasks: comparable "
+        curves("Unique structures", "Distinct program structures so far (names and constants do not count); dashed: "
+               "valid tasks. The distance is repetition.", unique if known(structures) else []),
+        curves("Unique among 64", "Expected distinct structures among 64 of the latest tasks: comparable "
                "between populations of any size. 64 = no two alike.",
-               [Line("of 64", run.points("rarefied"), "t0", "bold")]),
+               [Line("of 64", run.points("unique_at_64"), "t0", "bold")]),
         curves("Entropy", "Mean surprise a token, in nats: near 0 a member always says the same.",
                roles(run, "entropy"), cap=50)])
 
@@ -134,11 +134,11 @@ def validity(run: RunLog) -> str:
                "guessing the commonest output is right.", shares, share=True, cap=60),
         curves("Reward", "Mean reward of proposals (teachers) and of attempts (students).",
                roles(run, "reward"), cap=50)]
-    kinds = run.names("kinds")
+    kinds = run.names("task_types")
     for title, words, key in (
             ("Solve rate by kind", "The students' solve rate on each kind of task.", "solve_rate"),
             ("Valid by kind", "Share of the proposals of each kind that are valid.", "valid")):
-        lines = [Line(kind, run.points("kinds", kind, key), f"m{i % 8}") for i, kind in enumerate(kinds)]
+        lines = [Line(kind, run.points("task_types", kind, key), f"m{i % 8}") for i, kind in enumerate(kinds)]
         figures += [curves(title, words, lines, share=True, cap=50)] if len(kinds) > 1 else []
     return section("validity", "What the judge says",
                    "Valid, refused, trivial, repeated: the ways in which teachers fail, or game the reward.",

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+FORMER = {"coverage", "zero_advantage", "whiten", "max_new"}        # names that measures and flags had
+
 
 def get(row, *keys):
     """row[key][key]..., or None where something is missing or no dict."""
@@ -75,6 +77,9 @@ class RunLog:
         self.env = self.whole("env.json")
         rows = {row["step"]: row for row in self.lines("metrics.jsonl")}
         self.metrics = [rows[step] for step in sorted(rows)]
+        if any(FORMER & set(said) for said in [self.config, *self.metrics]):
+            raise ValueError(f"{path} was written before the flags and measures got their present names: "
+                             "draw it with the commit in its env.json")
         self.matches = list(self.lines("matches.jsonl"))
         births = self.lines("genealogy.jsonl", expected=False)
         self.births = {str(birth.get("child")): birth for birth in births}
@@ -175,8 +180,8 @@ class RunLog:
         """[(step, how often the archive's most frequent output would be right)]: the worst of the kinds."""
         worst = []
         for row in self.metrics:
-            rates = known([(kind, num(row, "guess_rate", kind)) for kind in items(row, "guess_rate")])
-            worst.append((row["step"], max([rate for _, rate in rates], default=None)))
+            rates = [num(rate) for rate in items(row, "majority_baseline").values()]
+            worst.append((row["step"], max([rate for rate in rates if rate is not None], default=None)))
         return worst
 
     def names(self, key: str, most: int = 12) -> list[str]:
@@ -210,5 +215,5 @@ def measures(run: RunLog, kinds: list[str]) -> list[tuple]:
         ("the students' solve rate on current tasks, every step", "share", run.points("solve_rate")),
         ("share of proposals that are valid", "share", run.points("valid")),
         ("share of proposals that are duplicates", "share", run.points("duplicates")),
-        ("distinct structures among 64 of the latest tasks", "zero", run.points("rarefied")),
-        ("distinct structures so far", "zero", run.points("coverage"))]
+        ("distinct structures among 64 of the latest tasks", "zero", run.points("unique_at_64")),
+        ("distinct structures so far", "zero", run.points("unique_structures"))]

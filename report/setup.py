@@ -18,7 +18,8 @@ def written(value) -> str:
 def defaults(config: dict) -> dict[str, tuple[str, str]]:
     """{flag: (its value had nobody given it, meaning)} as docs/flags.md writes these; {} without that."""
     half = 1 if config.get("single") else int(num(config, "pop") or 0) // 2
-    settled = dict(style=config.get("style"), teachers=half, students=half, grace=config.get("evolve_every"),
+    prompt_format = config.get("prompt_format")
+    settled = dict(prompt_format=prompt_format, teachers=half, students=half, grace=config.get("evolve_every"),
                    duplicate_penalty=config.get("invalid_penalty"))
     flags = {}
     for line in FLAGS.read_text(encoding="utf-8").splitlines() if FLAGS.is_file() else ():
@@ -26,8 +27,8 @@ def defaults(config: dict) -> dict[str, tuple[str, str]]:
             name, _, default, meaning = line.strip("| ").split(" | ", 3)
             name = name.strip("`-").replace("-", "_")
             for part in default.split("; "):                    # micro: 80; chat, base, direct: 200
-                styles, colon, value = part.partition(": ")
-                default = value if colon and config.get("style") in styles.split(", ") else default
+                formats, colon, value = part.partition(": ")
+                default = value if colon and prompt_format in formats.split(", ") else default
             flags[name] = (written(settled.get(name, default)), meaning)
     return flags
 

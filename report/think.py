@@ -19,9 +19,9 @@ FATES = dict(discovered=("m0", "discovered it"), inherited=("m2", "inherited it"
 
 
 def habit(run: RunLog) -> str:
-    """HABIT where it is true, which is on the bundled micro base as its style talks to it; else ""."""
+    """HABIT where it is true, which is on the bundled micro base in its own prompt format; else ""."""
     bundled = Path(str(run.config.get("base"))).parts[-2:] == ("micro", "base")
-    return HABIT if bundled and known(run.points("think")) and run.config.get("style") == "micro" else ""
+    return HABIT if bundled and known(run.points("think")) and run.config.get("prompt_format") == "micro" else ""
 
 
 @dataclass
