@@ -57,9 +57,8 @@ def absolute(run: RunLog) -> str:
                Line("frozen base", run.points("base_solve"), "base", "bold"),
                Line("frozen student", run.points("frozen_solve"), "s1", "d1"),
                Line("students", run.points("student_solve"), "s0", "bold")]
-    return section("absolute", "The absolute picture",
-                   "Ratings only compare members with each other. These measures "
-                   "have a fixed end: a base that never learns, and tasks that never change.", [
+    return section("absolute", "The absolute picture", "Ratings only compare members with each other. These "
+                   "measures have a fixed end: a base that never learns, and tasks that never change.", [
         curves("The teachers' current tasks", "Share solved by the frozen base, which never learns, by the "
                "student that was best at the first probe after the start, kept as it was then, and by the "
                "students of the day. If the frozen ones fall, the tasks got harder; the distance to them is "
@@ -83,10 +82,9 @@ def difficulty(run: RunLog) -> str:
     tasks = [(row["step"], n) for row, n in zip(run.metrics, valid)]
     structures = run.points("unique_structures")
     unique = [Line("valid tasks", tasks, "base", "d1"), Line("structures", structures, "t0", "bold")]
-    return section("difficulty", "What the teachers write",
-                   "Size and variety of the tasks. An archive that forbids repeats makes size rise by "
-                   "itself: look at a run with <code>--teacher-reward novelty</code> before believing a "
-                   "curve.", [
+    return section("difficulty", "What the teachers write", "Size and variety of the tasks. An archive that "
+                   "forbids repeats makes size rise by itself: look at a run with <code>--teacher-reward "
+                   "novelty</code> before believing a curve.", [
         curves("Complexity of valid tasks", "Means per task: depth of the syntax tree, McCabe's cyclomatic "
                "number, lines, variables, statements.", complexity),
         curves("Statements per task, by teacher", "One line a teacher, bold their mean. A race shows as all "
@@ -105,18 +103,16 @@ def difficulty(run: RunLog) -> str:
 
 def reasons(run: RunLog, most: int = 7) -> dict[str, dict[int, float]]:
     """{reason: {step: share of proposals refused for it}}, the commonest first, then all others together."""
-    totals, layers = Counter(), {}
-    for row in run.metrics:
+    logged, totals = [row for row in run.metrics if "reasons" in row], Counter()
+    for row in logged:
         totals.update({reason: num(row, "reasons", reason) or 0 for reason in items(row, "reasons")})
     common = [reason for reason, _ in totals.most_common(most)]
     names = common + (["other"] if len(totals) > most else []) or ["none refused"]
-    for row in run.metrics:
-        if "reasons" in row:
-            counts = {reason: num(row, "reasons", reason) or 0 for reason in totals}
-            other = sum(count for reason, count in counts.items() if reason not in common)
-            for name in names:
-                share = counts.get(name, other) / (num(row, "n") or math.inf)
-                layers.setdefault(name, {})[row["step"]] = share
+    layers = {name: {row["step"]: 0.0 for row in logged} for name in names}
+    for row in logged:
+        for reason in items(row, "reasons"):
+            share = (num(row, "reasons", reason) or 0) / (num(row, "n") or math.inf)
+            layers[reason if reason in common else "other"][row["step"]] += share
     return layers
 
 
