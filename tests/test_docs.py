@@ -305,6 +305,12 @@ def test_prompt_formats_are_the_presets():
         assert float(lr) == preset["lr"] and float((teachers or [lr])[0]) == preset["lr_teacher"], name
 
 
+@pages
+def test_python_is_python(page):
+    for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S):
+        compile(block, relative(page), "exec")
+
+
 def test_papers_are_linked_under_their_own_number():
     links = []
     for page in PAGES:
