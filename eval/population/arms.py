@@ -7,15 +7,19 @@ from config import Config, parse_args, settle
 from operators import OPERATORS
 
 FULL = "full"
-PAPER = ("single", "single-long", "singles", "pair", "no-evolution", "copy", "mutation", "crossover", "uniform",
-         "frozen-teachers", "novelty", "full-nodedupe", "single-long-nodedupe")
-PRESETS = {"paper": PAPER, "operators": ("no-evolution", *OPERATORS), "quick": ("single-long", "no-evolution")}
+PAPER = ("single", "single-long", "singles", "pair", "no-evolution", "copy", "mutation", "crossover",
+         "uniform", "frozen-teachers", "novelty", "full-nodedupe", "single-long-nodedupe")
+PRIMARY = ("single", "single-long", "pair", "no-evolution", "uniform", "frozen-teachers")
+PRESETS = {"paper": PAPER,
+           "primary": PRIMARY,
+           "operators": ("no-evolution", *OPERATORS),
+           "quick": ("single-long", "no-evolution")}
 SEED_STRIDE = 1000                  # between the seeds of independent singles
 
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One way to spend the budget. flags: of train.py; part: of full's budget that one run spends; runs: of one seed."""
+    """One way to spend the budget: flags, one run's part of full's budget, runs of one seed."""
     what: str
     flags: tuple[str, ...]
     part: float = 1.0
@@ -24,7 +28,7 @@ class Arm:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training run. name: its directory; part: of full's budget; stretch: its steps that cost about one step of full."""
+    """One training run: its directory's name, its part of full's budget, its steps for one step of full."""
     name: str
     flags: tuple[str, ...]
     seed: int
@@ -37,21 +41,23 @@ def arms_of(pop: int, n_prompts: int) -> dict[str, Arm]:
     pairs = pop // 2
     population = ("--pop", str(pop))
     wide = ("--n-prompts", str(n_prompts * pairs))
-    exact = ("--dedupe", "off")
+    off = ("--dedupe", "off")
+    one = "one adapter in both roles"
+    two = "one teacher and one student"
     arms = {
         FULL: Arm("the population as it is", population),
-        "single": Arm("one adapter in both roles, at the budget of one teacher and its student", ("--single",), 1 / pairs),
-        "single-long": Arm("one adapter in both roles, at the total budget: more steps", ("--single",)),
-        "single-wide": Arm("one adapter in both roles, at the total budget: larger steps", ("--single", *wide)),
-        "singles": Arm(f"{pairs} independent singles, the first of them that of `single`", ("--single",), 1 / pairs, pairs),
-        "pair": Arm("one teacher and one student at the total budget: more steps", ("--pop", "2")),
-        "pair-wide": Arm("one teacher and one student at the total budget: larger steps", ("--pop", "2", *wide)),
+        "single": Arm(f"{one}, at the budget of one teacher and its student", ("--single",), 1 / pairs),
+        "single-long": Arm(f"{one}, at the total budget: more steps", ("--single",)),
+        "single-wide": Arm(f"{one}, at the total budget: larger steps", ("--single", *wide)),
+        "singles": Arm(f"{pairs} singles, the first that of `single`", ("--single",), 1 / pairs, pairs),
+        "pair": Arm(f"{two}, at the total budget: more steps", ("--pop", "2")),
+        "pair-wide": Arm(f"{two}, at the total budget: larger steps", ("--pop", "2", *wide)),
         "no-evolution": Arm("nobody is replaced", (*population, "--evolve", "none")),
         "uniform": Arm("students are drawn uniformly", (*population, "--matching", "uniform")),
         "frozen-teachers": Arm("teachers do not learn", (*population, "--lr-teacher", "0")),
-        "novelty": Arm("teachers are paid for new tasks, not for hard ones", (*population, "--teacher-reward", "novelty")),
-        "full-nodedupe": Arm("the archive does not look for duplicates", (*population, *exact)),
-        "single-long-nodedupe": Arm("single-long, and the archive does not look for duplicates", ("--single", *exact))}
+        "novelty": Arm("teachers are paid for novelty", (*population, "--teacher-reward", "novelty")),
+        "full-nodedupe": Arm("the archive does not look for duplicates", (*population, *off)),
+        "single-long-nodedupe": Arm("single-long without a look for duplicates", ("--single", *off))}
     for name in ("mutation", "crossover", *OPERATORS):
         arms[name] = Arm(f"children by {name} alone", (*population, "--evolve", name))
     arms["copy"] = dataclasses.replace(arms["copy"], what="children are copies: selection without variation")
@@ -59,14 +65,14 @@ def arms_of(pop: int, n_prompts: int) -> dict[str, Arm]:
 
 
 def given_arm(text: str, pop: int) -> tuple[str, Arm]:
-    """An arm from the command line, "name: --flag value ...": a population of `pop`, unless its flags say otherwise.
+    """An arm from the command line, "name: --flag value ...": a population of `pop` unless its flags differ.
 
     Raises ValueError where the text is not of this form.
     """
     name, colon, words = text.partition(":")
     if not colon or not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name.strip()):
-        raise ValueError(f"--arm {text!r}: give a name of small letters, digits, '-' and '.', a colon, and flags of train.py, "
-                         'as in --arm "slow: --lr 3e-4"')
+        raise ValueError(f"--arm {text!r}: give a name of small letters, digits, '-' and '.', a colon, and "
+                         'flags of train.py, as in --arm "slow: --lr 3e-4"')
     flags = tuple(shlex.split(words))
     own_size = {"--single", "--pop"} & {flag.split("=")[0] for flag in flags}
     return name.strip(), Arm(f"given: {words.strip()}", flags if own_size else ("--pop", str(pop), *flags))
@@ -78,13 +84,13 @@ def rows_of_step(cfg: Config) -> int:
 
 
 def stretch_of(arm: Arm, full: Config, common_flags: list[str]) -> int:
-    """How many steps of an arm cost about one step of full. Raises ValueError for flags that train.py refuses."""
+    """How many steps of an arm go on one step of full. Raises ValueError for flags that train.py refuses."""
     cfg = settle(parse_args(None, [*common_flags, *arm.flags]), full.style)
     return max(1, round(arm.part * rows_of_step(full) / rows_of_step(cfg)))
 
 
 def runs_of(name: str, arms: dict[str, Arm], seed: int, stretch: int = 1) -> list[Run]:
-    """The runs of one arm and seed. Those of `singles` have seeds of their own, 1000 apart; the first is `single`'s."""
+    """The runs of one arm and seed. Those of `singles` are 1000 apart; the first is that of `single`."""
     arm = arms[name]
     stem = "single" if name == "singles" else name
     seeds = [seed + SEED_STRIDE * i for i in range(arm.runs)]

@@ -1,8 +1,8 @@
 """What a training run says of itself: what it has spent, and how its students learned while they spent it.
 
-The primary measure of an ablation is an area: the students' mean greedy accuracy on the anchors, averaged over the budget. It
-is high where learning comes early, and tells arms apart that end at the same ceiling. Probes cost tokens that train nobody:
-these are in the logs' totals, and are taken out here.
+The primary measure of an ablation is an area: the students' mean greedy accuracy on the anchors, averaged
+over the budget. It is high where learning comes early, and tells arms apart that end at the same ceiling. Probes
+cost tokens that train nobody: these are in the logs' totals, and are taken out here.
 """
 import json
 import statistics
@@ -12,14 +12,15 @@ import numpy as np
 
 from eval.population import heldout
 from eval.population.heldout import LONG, Item
+from eval.summary import BASE
 from infra.checkpoint import RunDir
 
 BUDGETS = ("tokens", "rows", "proposals")
 PER_SIZE = 8                        # anchors of each size, from 2 statements to 10
-VALIDATION_LIMIT = 72              # tasks of a family in an evaluation of the validation split; the anchors are among them
+VALIDATION_LIMIT = 72               # tasks of a family asked of the validation split, anchors included
 
 
-# ---- anchors -------------------------------------------------------------------------------------------------------------
+# ---- anchors -----------------------------------------------------------------------------------------------
 
 def anchor_items(split: str = "validation") -> list[Item]:
     """The anchors: output tasks of 2 to 10 statements on reserved programs, the sizes in turn."""
@@ -33,11 +34,12 @@ def anchor_items(split: str = "validation") -> list[Item]:
 
 def write_anchors(path: Path) -> None:
     """The anchors as a file for train.py --anchors."""
-    rows = [dict(kind=item.task.kind, program=item.task.program, input=item.task.inputs[0]) for item in anchor_items()]
+    tasks = [item.task for item in anchor_items()]
+    rows = [dict(kind=task.kind, program=task.program, input=task.inputs[0]) for task in tasks]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-# ---- the budget ----------------------------------------------------------------------------------------------------------
+# ---- the budget --------------------------------------------------------------------------------------------
 
 def logged(directory: Path) -> list[dict]:
     """The rows of metrics.jsonl up to the run's last checkpoint."""
@@ -60,7 +62,7 @@ def logged_so_far(directory: Path) -> list[dict]:
 
 
 def spent(rows: list[dict]) -> list[dict[str, float]]:
-    """What a run had spent after each step: BUDGETS, probe and trained tokens, seconds in all and in probes, all cumulative."""
+    """What a run had spent by the end of each step: BUDGETS, probe and trained tokens, seconds."""
     out = []
     total = dict.fromkeys(("rows", "proposals", "probe_tokens", "seconds", "probe_seconds"), 0)
     for row in rows:
@@ -83,18 +85,18 @@ def met(done: list[float], target: float) -> bool:
     return done[-1] + last_step / 2 >= target
 
 
-# ---- learning ------------------------------------------------------------------------------------------------------------
+# ---- learning ----------------------------------------------------------------------------------------------
 
 def final_accuracy(results: Path) -> float:
-    """The students' mean greedy accuracy on the anchors at the end of a run, from an evaluation of the validation split."""
+    """The students' mean greedy accuracy on the anchors at the end, by the evaluation of validation tasks."""
     wanted = {(item.bench, item.id) for item in anchor_items()}
     answers = [json.loads(line) for line in (results / "answers.jsonl").read_bytes().splitlines()]
-    right = [row["correct"] for row in answers if (row["bench"], row["id"]) in wanted and row["member"] != "base"]
-    return statistics.fmean(right)
+    asked = [row for row in answers if (row["bench"], row["id"]) in wanted]
+    return statistics.fmean(row["correct"] for row in asked if row["member"] != BASE)
 
 
 def curve(rows: list[dict], budget: str, due: float, final: float) -> list[tuple[float, float]]:
-    """(share of the budget, students' mean accuracy on the anchors) at every probe, and at the end of the run.
+    """(share of the budget, students' mean accuracy on the anchors) at every probe and at the end.
 
     A probe comes before its step's update, so that it stands at what the steps before it had spent. due: the
     run's budget; final: the accuracy after the last step.
@@ -108,7 +110,7 @@ def curve(rows: list[dict], budget: str, due: float, final: float) -> list[tuple
 
 
 def area(points: list[tuple[float, float]]) -> float:
-    """The mean height over [0, 1] of the line through the points: straight between them, level after the last."""
+    """The mean height over [0, 1] of the line through the points, which is level after the last."""
     x, y = np.array(points, float).T
     within = x < 1
     grid = np.append(x[within], 1.0)

@@ -10,6 +10,7 @@ import pytest
 import train
 from eval import stats
 from eval.population import ablation, arms, compare, crossplay, heldout, measures, retention
+from eval.population.crew import Crew
 from eval.summary import against, summarise, with_means
 from micro import data
 from operators import OPERATORS
@@ -345,7 +346,7 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
                          ("--pop 3", "an even number from 4"), ("-- --steps 4", "the arms set it themselves"),
                          ("-- --lr -1", "--lr -1.0: must be positive"), ("--seeds 1000", "from 0 to 999"),
                          ("--steps 15", "nobody would be replaced before the end"),
-                         ("--effect 0", "--effect and --probe-every must be positive")):
+                         ("--effect 0", "--effect and --probe-every be positive")):
         with pytest.raises(ValueError, match=match):
             ablation.main([*flags, "--plan", *words.split()])
     with pytest.raises(SystemExit) as end:
@@ -361,7 +362,7 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
 
 
 def test_a_child_that_fails_stops_the_others_and_is_named(tmp_path):
-    crew = ablation.Crew(2)
+    crew = Crew(2)
     work = lambda words: crew.call(words, tmp_path / f"{len(words[1])}.log")
     with pytest.raises(ValueError, match="ended with code 2: mend this"):
         crew.each(work, [["-c", "import time; time.sleep(60)"], ["-c", "print('mend this'); exit(2)"], ["-c", "pass"]])
