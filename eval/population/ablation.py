@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from config import Config, parse_args, settle
+from config import Config, parse_args, resolve_config
 from eval import common
 from eval.population import compare, heldout, measures
 from eval.population.arms import (FULL, PRESETS, Arm, Run, arms_of, given_arm, rows_of_step, runs_of,
@@ -207,7 +207,7 @@ def settled(args: argparse.Namespace) -> Config:
     path = resolve(args.base)
     args.base = str(path.resolve()) if Path(args.base).is_dir() else args.base
     cfg = dataclasses.replace(parse_args(None, args.train), base=args.base, pop=args.pop, steps=args.steps)
-    cfg = settle(cfg, load_tokenizer(path)[1] if cfg.style == "auto" else cfg.style)
+    cfg = resolve_config(cfg, load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format)
     if cfg.steps <= cfg.evolve_every:
         raise ValueError(f"--steps {cfg.steps}: nobody would be replaced before the end, so that full and "
                          f"no-evolution are one; give more than {cfg.evolve_every}, or -- --evolve-every N")
@@ -217,10 +217,10 @@ def settled(args: argparse.Namespace) -> Config:
         raise ValueError(f"--seeds {args.seeds}: whole numbers, separated by commas") from None
     if min(args.seeds) < 0 or max(args.seeds) >= 1000:
         raise ValueError("--seeds: from 0 to 999 (those of independent singles are counted on from 1000)")
-    families = (*heldout.families_for(cfg.style), heldout.LONG)
+    families = (*heldout.families_for(cfg.prompt_format), heldout.LONG)
     args.evaluations = {"validation": (("code_o", heldout.LONG), measures.VALIDATION_LIMIT),
                         "test": (families, args.limit)}
-    args.steps, args.max_new, args.out = cfg.steps, cfg.max_new, Path(args.out).expanduser().resolve()
+    args.steps, args.max_new, args.out = cfg.steps, cfg.max_new_tokens, Path(args.out).expanduser().resolve()
     return cfg
 
 

@@ -3,7 +3,7 @@ import dataclasses
 import re
 import shlex
 
-from config import Config, parse_args, settle
+from config import Config, parse_args, resolve_config
 from operators import OPERATORS
 
 FULL = "full"
@@ -80,12 +80,12 @@ def given_arm(text: str, pop: int) -> tuple[str, Arm]:
 
 def rows_of_step(cfg: Config) -> int:
     """Proposals of one step and, at most, attempts at them."""
-    return cfg.teachers * cfg.n_prompts * cfg.group * (1 + cfg.attempts)
+    return cfg.teachers * cfg.n_prompts * cfg.proposals_per_prompt * (1 + cfg.samples_per_task)
 
 
 def stretch_of(arm: Arm, full: Config, common_flags: list[str]) -> int:
     """How many steps of an arm go on one step of full. Raises ValueError for flags that train.py refuses."""
-    cfg = settle(parse_args(None, [*common_flags, *arm.flags]), full.style)
+    cfg = resolve_config(parse_args(None, [*common_flags, *arm.flags]), full.prompt_format)
     return max(1, round(arm.part * rows_of_step(full) / rows_of_step(cfg)))
 
 

@@ -23,8 +23,8 @@ CPU = ["--device", "cpu", "--workers", "1"]
 def grown(micro_base, tmp_path_factory):
     """A finished run that keeps every checkpoint: four members, three steps, a birth in each role a step."""
     out = str(tmp_path_factory.mktemp("out"))
-    return train.main(train.Config(base=str(micro_base), out=out, name="grown", steps=3, pop=4, n_prompts=1, group=4,
-                                   attempts=2, max_new=48, n_anchors=4, n_heldout=2, evolve_every=1, grace=0, probe_every=1, workers=1,
+    return train.main(train.Config(base=str(micro_base), out=out, name="grown", steps=3, pop=4, n_prompts=1, proposals_per_prompt=4,
+                                   samples_per_task=2, max_new_tokens=48, n_anchors=4, n_heldout=2, evolve_every=1, grace=0, probe_every=1, workers=1,
                                    save_every=1, keep=9)).path
 
 
@@ -173,7 +173,7 @@ def test_what_a_user_gets_wrong_in_heldout_is_said(grown, tmp_path, tiny):
         heldout.main(["--run", str(grown), "--bench", "logic", "--limit", "1", "--out", str(tmp_path / "o"),
                       "--against", str(tmp_path), *CPU])
     assert not (tmp_path / "o/answers.jsonl").exists(), "said before the work, not after it"
-    with pytest.raises(ValueError, match="--bench math: its wording is that of the micro style"):
+    with pytest.raises(ValueError, match="--bench math: its template is that of the micro prompt format"):
         heldout.main(["--base", str(tiny.path), "--bench", "math", "--out", str(tmp_path / "t"), *CPU])
 
 
@@ -236,14 +236,12 @@ def test_retention_on_a_run(grown, tmp_path, capsys):
 # ---- arms ------------------------------------------------------------------------------------------------------------------
 
 def test_every_arm_is_train_py_s_own_flags():
-    from config import parse_args, settle
+    from config import parse_args, resolve_config
     every = arms.arms_of(8, 3)
-    full = settle(parse_args(None, list(every["full"].flags)), "micro")
+    full = resolve_config(parse_args(None, list(every["full"].flags)), "micro")
     for name, arm in every.items():
-        if name == "frozen-teachers":
-            continue                       # needs a configuration that allows a rate of 0
         stretch = arms.stretch_of(arm, full, [])
-        rows = arms.rows_of_step(settle(parse_args(None, list(arm.flags)), "micro"))
+        rows = arms.rows_of_step(resolve_config(parse_args(None, list(arm.flags)), "micro"))
         assert rows * stretch == arm.part * arms.rows_of_step(full), name
         assert arm.part == (0.25 if name in ("single", "singles") else 1)
     assert arms.stretch_of(every["single-long"], full, []) == 4 and arms.stretch_of(every["pair-wide"], full, []) == 1
@@ -373,7 +371,7 @@ def test_a_child_that_fails_stops_the_others_and_is_named(tmp_path):
 def test_arms_end_to_end(micro_base, tmp_path, capsys):
     flags = ["--base", str(micro_base), "--out", str(tmp_path / "arms"), "--device", "cpu", "--seeds", "0", "--pop", "4",
              "--steps", "5", "--limit", "6", "--arms", "single-long", "--jobs", "1"]
-    words = ["--", "--max-new", "48", "--evolve-every", "3"]
+    words = ["--", "--max-new-tokens", "48", "--evolve-every", "3"]
     assert ablation.main([*flags, *words]) == 0
     first = json.loads((tmp_path / "arms/summary.json").read_text())
     assert set(first["arms"]) == {"full", "single-long"} and first["arms"]["single-long"]["mean"]["seeds_needed"] is None
