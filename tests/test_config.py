@@ -104,6 +104,19 @@ def test_a_flag_misspelt(capsys, flag):
     assert f"unknown argument {flag}: did you mean --help-md?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("old, new", [("--max-new 80", "--max-new-tokens"), ("--group=4", "--proposals-per-prompt"),
+                                      ("--replay out/x", "python -m infra.replay RUN STEP [T2:S1]")])
+def test_an_old_flag_exits_with_its_new_name(capsys, old, new):
+    with pytest.raises(SystemExit) as end:
+        config.parse_args(None, old.split())
+    assert end.value.code == 2
+    assert f": it is now {new}\n" in capsys.readouterr().err
+
+
+def test_no_flag_has_an_old_name():
+    assert not set(config.RENAMED) & {f.name for f in dataclasses.fields(config.Config)}
+
+
 @pytest.mark.parametrize("prompt_format", config.PRESETS)
 def test_presets_pass_the_checks_and_leave_nothing_open(prompt_format):
     cfg = config.resolve_config(config.Config(), prompt_format)

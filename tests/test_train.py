@@ -271,8 +271,6 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
         ("--lr 0", "--lr"),
         ("--kl-coef -1", "--kl-coef"),
         ("--clip 0", "--clip"),
-        ("--gate-leak 2", "unknown argument --gate-leak: it is now --invalid-penalty 0"),
-        ("--max-new 80", "unknown argument --max-new: it is now --max-new-tokens"),
         ("--seed -1", "--seed"),
         ("--proposals-per-prompt 0", "--proposals-per-prompt"),
         ("--n-few-shot -1", "--n-few-shot"),
