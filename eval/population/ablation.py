@@ -153,11 +153,11 @@ def run_all(args: argparse.Namespace, arms: dict[str, Arm]) -> None:
 
     def work(job: tuple[int, Run]) -> None:
         seed, run = job
-        started = time.monotonic()
         due = None
         if run.name != f"{FULL}-s{seed}":
             crew.wait(lambda: seed in budget)
             due = run.part * budget[seed]
+        started = time.monotonic()
         train(args, crew, run, due)
         history = spent_by(args, run)
         if due is None:
