@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run's directory, out/NAME")
-    parser.add_argument("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="runs laid over it")
+    parser.add_argument("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="runs to overlay")
     parser.add_argument("--out", type=Path, help="the file to write; default: report.html beside the logs")
     parser.add_argument("--watch", type=float, default=0, metavar="SECONDS",
                         help="write it again and again until the run is complete")

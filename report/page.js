@@ -38,7 +38,8 @@ const filter = () => {
 if (form) {
   for (const name of ['teacher', 'student', 'kind', 'reason']) {
     const held = t => name === 'student' ? t.dataset.students.split(' ') : t.dataset[name];
-    for (const value of [...new Set(tasks.flatMap(held))].sort()) if (value) form.elements[name].add(new Option(value));
+    const values = [...new Set(tasks.flatMap(held))].filter(value => value);
+    for (const value of values.sort()) form.elements[name].add(new Option(value));
   }
   form.addEventListener('input', filter);
   form.addEventListener('submit', e => e.preventDefault());

@@ -92,8 +92,8 @@ def difficulty(run: RunLog) -> str:
                by_member(run, "teacher", "complexity", "statements"), cap=50),
         curves("Size of outputs", "Characters of a task's output and digits of its longest number: "
                "lengthening these makes tasks long rather than hard.", sizes),
-        curves("Unique structures", "Distinct program structures so far (names and constants do not count); dashed: "
-               "valid tasks. The distance is repetition.", unique if known(structures) else []),
+        curves("Unique structures", "Distinct program structures so far (names and constants do not count); "
+               "dashed: valid tasks. The distance is repetition.", unique if known(structures) else []),
         curves("Unique among 64", "Expected distinct structures among 64 of the latest tasks: comparable "
                "between populations of any size. 64 = no two alike.",
                [Line("of 64", run.points("unique_at_64"), "t0", "bold")]),

@@ -168,7 +168,7 @@ class RunLog:
         return [(row["step"], num(row, *keys)) for row in self.metrics]
 
     def mean(self, role: str, where: tuple, *keys) -> list:
-        """[(step, mean over a role's members)] of numbers at keys, in what a dict at `where` holds by name."""
+        """[(step, mean over a role's members)] of the numbers at keys in what the dict at `where` holds."""
         points = []
         for row in self.metrics:
             found = items(row, *where)

@@ -19,8 +19,8 @@ def defaults(config: dict) -> dict[str, tuple[str, str]]:
     """{flag: (its value had nobody given it, meaning)} as docs/flags.md writes these; {} without that."""
     half = 1 if config.get("single") else int(num(config, "pop") or 0) // 2
     prompt_format = config.get("prompt_format")
-    settled = dict(prompt_format=prompt_format, teachers=half, students=half, grace=config.get("evolve_every"),
-                   duplicate_penalty=config.get("invalid_penalty"))
+    settled = dict(prompt_format=prompt_format, teachers=half, students=half,
+                   grace=config.get("evolve_every"), duplicate_penalty=config.get("invalid_penalty"))
     flags = {}
     for line in FLAGS.read_text(encoding="utf-8").splitlines() if FLAGS.is_file() else ():
         if line.startswith("| `--"):
@@ -39,7 +39,7 @@ def setup(run: RunLog) -> str:
     for key, value in run.config.items():
         said = text(value if isinstance(value, str) and value else json.dumps(value), 300)
         default, meaning = flags.get(key, ("", "not a flag of this train.py" if flags else ""))
-        usual = said if default == written(value) else text(default or "none")
+        usual = said if default == written(value) else text(default or ("false" if value is True else "none"))
         if key not in flags or key in APART:
             usual = "–"
         cells = [f"<code>{text(brief(key, 40))}</code>", said, usual]

@@ -21,7 +21,8 @@ FATES = dict(discovered=("m0", "discovered it"), inherited=("m2", "inherited it"
 def habit(run: RunLog) -> str:
     """HABIT where it is true, which is on the bundled micro base in its own prompt format; else ""."""
     bundled = Path(str(run.config.get("base"))).parts[-2:] == ("micro", "base")
-    return HABIT if bundled and known(run.points("think")) and run.config.get("prompt_format") == "micro" else ""
+    asked = known(run.points("think")) and run.config.get("prompt_format") == "micro"
+    return HABIT if bundled and asked else ""
 
 
 @dataclass
