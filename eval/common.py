@@ -209,7 +209,7 @@ def put(question: str | Prompt | list[int], style: str, base: Base) -> list[int]
     if isinstance(question, list):
         return question
     if isinstance(question, Prompt):
-        return render(question, base.style, base.tokenizer)
+        return render(question, base.prompt_format, base.tokenizer)
     if style == "chat":
         said = [{"role": "user", "content": question}]
         text = base.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
