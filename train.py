@@ -91,14 +91,13 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
     """The loop: five phases a step, up to cfg.steps or before step `until`. Interrupted leaves the state as
     it was before the step."""
     cfg, base, adapters = setup.cfg, setup.base, setup.adapters
-    loss = dict(temperature=cfg.temperature, kl=cfg.kl_coef, entropy=cfg.entropy_coef, clip=cfg.clip,
-                tokens_per_microbatch=cfg.tokens_per_microbatch, rank=setup.ranks.rank,
-                world=setup.ranks.world)
+    learning = rl.UpdateConfig.of(cfg)
 
     def bar(phase: str) -> str:
         """What a progress bar is called; "" = none."""
         return phase if run.writes and sys.stderr.isatty() else ""
 
+    where = dict(rank=setup.ranks.rank, world=setup.ranks.world, desc=bar("update"))
     while state.step < (cfg.steps if until is None else until):
         step, clock = state.step, Stopwatch()
 
@@ -120,16 +119,15 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
             probes = probe(setup, state.members, state.anchors, state.heldout, proposed, step, state.frozen)
         clock.lap("probe")
 
-        # 4. reward and update: one optimiser step for all members, each from its own rows; then the ratings
+        # 4. reward and update: one batch for all members, each learns from its own rows; then the ratings
         selfplay.pay_teachers(setup, state.archive, proposed)
         written = [selfplay.teacher_rows(rollout, proposed), selfplay.student_rows(setup, solved, attempts)]
         batch = selfplay.training_batch(setup, written)
-        adv = rl.advantages(batch, cfg.algo, cfg.normalize_advantages)
-        weight = rl.token_weight(batch.rollout, cfg.algo, cfg.max_new_tokens).float()
-        gradient = rl.accumulate(base, adapters, batch, adv, weight, desc=bar("update"), **loss)
-        # rl.update in two pieces: a signal may end the gradient; from here to the checkpoint it waits
+        adv = rl.advantages(batch, learning)
+        first = rl.accumulate(base, adapters, batch, adv, learning, **where)
+        # a signal may end the first epoch's gradient; from here to the checkpoint it waits
         with signals:
-            update = rl.finish(adam, batch, *gradient)
+            update = rl.update(base, adapters, adam, batch, adv, learning, first, **where)
             matches = rate(cfg, pairs, proposed, step)
             for p in proposed:
                 if p.task:
