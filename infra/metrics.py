@@ -13,6 +13,10 @@ from tasks.prompts import reasoning
 
 # --- metrics.jsonl ------------------------------------------------------------------------------------------
 
+# What is told of rl.update; clip_frac and approx_kl exist from two epochs on.
+OF_UPDATE = ("kl", "entropy", "train_rollout_logprob_diff", "clip_frac", "approx_kl", "skipped")
+
+
 def describe(proposed: list[ProposalRecord]) -> dict:
     """What one group of proposals looks like: validity by reason, solve rate, reward, complexity."""
     valid = [p for p in proposed if p.task]
@@ -73,10 +77,7 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
         think=share_that_think(of_students),
         brier=mean(match["brier"] for match in matches),
         frac_zero_advantage=(adv == 0).float().mean().item(),
-        kl=update["kl"],
-        entropy=update["entropy"],
-        train_rollout_logprob_diff=update["train_rollout_logprob_diff"],
-        skipped=update["skipped"],
+        **{name: update[name] for name in OF_UPDATE if name in update},
         tokens_generated=state.totals["generated"],
         tokens_trained=state.totals["trained"])
 

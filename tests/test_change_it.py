@@ -81,42 +81,49 @@ def rows(path: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (path / f"{name}.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("reward", ["third", "long-and-open"])
-def test_a_reward_a_rule_and_an_operator(source, micro_base, reward):
-    for title in ("A teacher's reward", "A matching rule", "An operator"):
+def apply(source: Path, *titles: str) -> None:
+    """Make the changes of these sections."""
+    for title in titles:
         for part in parts(title):
             put(source, *part)
-    path = train(source, micro_base, teacher_reward=reward, matching="soft", evolve="sign_flip")
-    births, valid = rows(path, "genealogy"), [row for row in rows(path, "tasks") if not row["reason"]]
+
+
+def valid(path: Path) -> list[dict]:
+    """A run's tasks: at least one."""
+    tasks = [row for row in rows(path, "tasks") if not row["reason"]]
+    assert tasks
+    return tasks
+
+
+def test_small_changes(source, micro_base):
+    """A reward, a matching rule, an operator and an algorithm in one run."""
+    apply(source, "A teacher's reward", "A matching rule", "An operator", "An algorithm")
+    path = train(source, micro_base, teacher_reward="third", matching="soft", evolve="sign_flip", algo="sqrt")
+    births, metrics = rows(path, "genealogy"), rows(path, "metrics")
     assert births and all(birth["operator"] == "sign_flip" for birth in births)
-    assert valid
-    for row in valid:
-        p = row["solve_rate"]
-        if reward == "third":
-            assert row["reward"] == pytest.approx(1 - abs(p - 1 / 3) if p else 0.0)
-        else:
-            longer = (1 - p if p else 0.0) * (1 + row["complexity"]["statements"] / 10)
-            assert row["reward"] in (0.0, pytest.approx(longer))
-
-
-@pytest.mark.parametrize("algo", ["dr_dapo", "sqrt"])
-def test_an_algorithm(source, micro_base, algo):
-    for part in parts("An algorithm"):
-        put(source, *part)
-    metrics = rows(train(source, micro_base, algo=algo, evolve="none"), "metrics")
     assert metrics[-1]["tokens_trained"] > 0 and all(row["skipped"] == [] for row in metrics)
+    for row in valid(path):
+        p = row["solve_rate"]
+        assert row["reward"] == pytest.approx(1 - abs(p - 1 / 3) if p else 0.0)
 
 
 def test_a_role(source, micro_base):
     """Critics are there, are paid, learn, are saved and have children; what the others do stays the same."""
-    before = train(source, micro_base, evolve="mixed", steps=1)
+    apply(source, "A teacher's reward", "An algorithm")
+    flags = dict(evolve="mixed", teacher_reward="long-and-open", algo="dr_dapo")
+    before = train(source, micro_base, steps=1, **flags)
     before = before.rename(before.with_name("before"))
-    for part in parts("A role"):
-        put(source, *part)
-    path = train(source, micro_base, evolve="mixed")
-    said, metrics, births = (path / "said").read_text(), rows(path, "metrics"), rows(path, "genealogy")
+    for row in valid(before):
+        p = row["solve_rate"]
+        longer = (1 - p if p else 0.0) * (1 + row["complexity"]["statements"] / 10)
+        assert row["reward"] in (0.0, pytest.approx(longer))
+    apply(source, "A role")
+    path = train(source, micro_base, **flags)
+    said, births = (path / "said").read_text(), rows(path, "genealogy")
     assert "2 teachers, 2 students, 2 critics on " in said and "best C" in said
-    critics = [m for row in metrics for name, m in row["members"].items() if name.startswith("C")]
+    critics = []
+    for row in rows(path, "metrics"):
+        critics += [m for name, m in row["members"].items() if name.startswith("C")]
     assert len(critics) == 4 and {m["role"] for m in critics} == {"critic"}
     assert all(-0.5 <= m["reward"] <= 1 for m in critics) and any(m["grad_norm"] > 0 for m in critics)
     assert any(birth["child"] == "C2" for birth in births)

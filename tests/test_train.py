@@ -99,6 +99,7 @@ def test_two_steps(run, i, mode):
     assert all(row["skipped"] == [] for row in metrics)
     gap = 0.1 if switches["dtype"] == "bfloat16" else 1e-3
     assert all(row["train_rollout_logprob_diff"] < gap for row in metrics), "rollout and training disagree"
+    assert all(("clip_frac" in row) == ("approx_kl" in row) == (switches["epochs"] > 1) for row in metrics)
     assert (metrics[-1]["kl"] > 0) == (switches["kl_coef"] > 0) and bool(metrics[-1]["entropy"]) == (switches["entropy_coef"] > 0)
     assert len(list(path.glob("step_*"))) == min(switches["keep"], 2 if switches["save_every"] == 1 else 1)
     valid = [row for row in tasks if not row["reason"]]
