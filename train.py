@@ -166,7 +166,7 @@ def tell(run: RunDir, row: dict, tasks: list[dict], matches: list[dict], births:
 
 
 def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
-    """Write down what runs where, and print the head of the table. cfg: with sizes as asked, not as fitted."""
+    """Write down what runs where, and print the table's head. cfg: with sizes as asked, not as fitted."""
     ranks = setup.ranks
     run.write_json("config.json", dataclasses.asdict(cfg))
     run.write_json("env.json", environment(ranks, setup.sandbox))
