@@ -1,6 +1,6 @@
 """Code: HumanEval+ (v0.1.10), MBPP+ (v0.2.0), LiveCodeBench (release_v5, or its fifth file alone).
 
-    python -m eval.code --self-test --data DIR    # do canonical solutions pass, empty answers not? JSON at the end
+    python -m eval.code --self-test --data DIR    # do canonical solutions pass, empty answers not?
     python -m eval.code --run out/NAME            # base and members of the last checkpoint, all sets fetched
     python -m eval.code --base Qwen/Qwen2.5-Coder-7B --adapters out/NAME/step_200/S0 --bench humaneval+,mbpp+
 
@@ -26,9 +26,9 @@ ASK = ("Please provide a self-contained Python script that solves the following 
        "code block:\n```\n{}\n```\n")
 BEGIN = ("Below is a Python script with a self-contained function that solves the problem and passes "
          "corresponding tests:\n```python\n")
-LIVE_SYSTEM = ("You are an expert Python programmer. You will be given a question (problem specification) and "
-               "will generate a correct Python program that matches the specification and passes all tests. You "
-               "will NOT return anything except for the program.")
+LIVE_SYSTEM = ("You are an expert Python programmer. You will be given a question (problem specification) "
+               "and will generate a correct Python program that matches the specification and passes all tests. "
+               "You will NOT return anything except for the program.")
 LIVE_STARTER = ("You will use the following starter code to write the solution to the problem and enclose "
                 "your code within delimiters.")
 LIVE_STDIN = ("Read the inputs from stdin solve the problem and write the answer to stdout (do not directly "

@@ -1,9 +1,9 @@
 """HumanEval+, MBPP+ and LiveCodeBench in their published formats, as one list of problems each.
 
-Inputs become what the sandbox wants: argument texts of a call, or a whole program's standard input. JSON has no
-tuples, sets and complex numbers; EvalPlus lists the MBPP tasks whose inputs have them (evalplus/data/mbpp.py);
-`restore` states that as rules. LiveCodeBench packs its private tests as base64, zlib and a pickle of one string:
-`unpack` refuses every class in it.
+Inputs become what the sandbox wants: argument texts of a call, or a program's standard input. JSON has no
+tuples, sets and complex numbers; EvalPlus lists the MBPP tasks whose inputs have them (evalplus/data/mbpp.py),
+`restore` states that as rules. LiveCodeBench packs its private tests as base64, zlib and a pickle of one
+string: `unpack` refuses every class in it.
 """
 import base64
 import io
@@ -32,8 +32,8 @@ class Problem:
     """One problem. entry: the function to be called, None for a program that reads standard input.
 
     base, plus: inputs, as argument texts or standard inputs; arguments: the values behind them, base first.
-    LiveCodeBench's tests stay packed until `opened`, for all of them take more memory than most machines have;
-    expected: their outputs.
+    LiveCodeBench's tests stay packed until `opened`, for all of them take more memory than most machines
+    have; expected: their outputs.
     """
     bench: str
     id: str
@@ -146,14 +146,15 @@ def unpack(packed: str) -> list[dict]:
 def live(bench: str, row: dict) -> Problem:
     """A problem of LiveCodeBench, its tests still packed. Raises ValueError where these are not in order."""
     entry = json.loads(row["metadata"] or "{}").get("func_name")
+    packed = (row["public_test_cases"], row["private_test_cases"])
     problem = Problem(bench, str(row["question_id"]), row["question_content"], entry,
-                      starter=row["starter_code"] or "", packed=(row["public_test_cases"], row["private_test_cases"]))
+                      starter=row["starter_code"] or "", packed=packed)
     opened(problem)
     return problem
 
 
 def opened(problem: Problem) -> Problem:
-    """The problem with its packed tests as base and expected: public ones first, as LiveCodeBench's runner."""
+    """The problem with its packed tests as base and expected: public ones first, as in LiveCodeBench."""
     tests = [test for part in problem.packed for test in unpack(part)]
     given, wanted = [str(test["input"]) for test in tests], [str(test["output"]) for test in tests]
     if problem.entry:
@@ -191,15 +192,16 @@ def load(bench: str, data: str | Path | None = None, cache: Path = CACHE,
             if limit and len(problems) == limit:
                 break
             if missing := [name for name in FIELDS[kind] if name not in row]:
-                raise ValueError(f"{path}, row {number}: no field {', '.join(missing)}: not a published edition of "
-                                 f"{part}; it is at {FILES[part].url}")
+                raise ValueError(f"{path}, row {number}: no field {', '.join(missing)}: not a published "
+                                 f"edition of {part}; it is at {FILES[part].url}")
             try:
                 problems.append(make(bench, row))
             except (ValueError, TypeError, KeyError, AttributeError, IndexError) as e:
-                raise ValueError(f"{path}, row {number} ({row[FIELDS[kind][0]]}): {e}: the file is damaged or not "
-                                 f"the published one; fetch it again (python -m eval.fetch {part})") from None
+                raise ValueError(f"{path}, row {number} ({row[FIELDS[kind][0]]}): {e}: the file is damaged or "
+                                 f"not the published one; fetch it again (python -m eval.fetch {part})") from None
         if not limit and (n_here := len(problems) - n_before) != n_rows:
             print(f"note: {path} holds {n_here} problems, {part} as published has {n_rows}", file=sys.stderr)
     if not problems:
-        raise ValueError(f"{path} is empty: expected {n_rows} problems; fetch it again (python -m eval.fetch {part})")
+        raise ValueError(f"{path} is empty: expected {n_rows} problems; fetch it again "
+                         f"(python -m eval.fetch {part})")
     return problems, "+".join(hashes)
