@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
-from tasks import KINDS
-from tasks.prompts import STYLES, wording
+from tasks import TASK_TYPES
+from tasks.prompts import PROMPT_FORMATS, template
 from trueskill_lite import CHILD_RATINGS, RATINGS
 
 # Legal values whose meaning stands in modules that need torch, which this one does without:
@@ -18,11 +18,11 @@ OUTCOMES = ("expected", "half", "raw")
 EVOLVE = ("mixed", "mutation", "crossover", "svd", "layers", "mask", "noise", "dare", "layerwise", "svd_mix",
           "extrapolate", "copy", "mean", "none")
 ADVANTAGES = ("reinforce++", "grpo", "dr_grpo", "rloo")
-WHITEN = ("auto", "member", "kind", "off")
+NORMALIZE = ("auto", "member", "kind", "off")
 
 
 def flag(default, help, choices=None, kind=None):
-    """A field of Config: default, help text, legal values. None = the style's preset, of the given kind."""
+    """A field of Config: default, help text, legal values. None = the prompt format's preset, of the given kind."""
     choices = choices and tuple(choices)
     return field(default=default, metadata=dict(help=help, choices=choices, kind=kind or type(default)))
 
@@ -32,7 +32,8 @@ class Config:
     """Every switch of a run. `python train.py --help` and docs/flags.md show it, by the groups below."""
     # run
     base: str = flag("micro/base", "Hugging Face directory or hub id of the frozen base")
-    style: str = flag("auto", "prompt format; auto: as config.json and the tokenizer say", ("auto", *STYLES))
+    prompt_format: str = flag("auto", "how tasks are put to the base; auto: as config.json and the tokenizer say",
+                              ("auto", *PROMPT_FORMATS))
     name: str = flag("", "the run's directory under --out; default: the base's name and a free number")
     out: str = flag("out", "where runs are kept")
     init: str = flag("", "directory of PEFT adapters, one folder a member in slot order, to start from")
@@ -42,11 +43,6 @@ class Config:
     keep: int = flag(2, "checkpoints kept")
     resume: str = flag("", "auto (the latest checkpoint of --name) or a run's directory")
     show: int = flag(0, "tasks printed each step, with their attempts")
-    replay: str = flag("", "a run's directory: play --step of it again by its own flags, writing nothing; "
-                       "starts from the nearest checkpoint (--keep 999 leaves all) and computes the steps "
-                       "between again; exit code 1 where the texts are not those of tasks.jsonl")
-    step: int = flag(0, "the step to replay")
-    match: str = flag("", "the match to replay, as T2:S1; default: all of the step")
     # population
     pop: int = flag(8, "members: half teachers, half students")
     teachers: int = flag(0, "number of teachers, instead of half of --pop")
@@ -59,39 +55,38 @@ class Config:
     matching: str = flag("pfsp", "how a teacher draws its student", MATCHING)
     matching_floor: float = flag(0.1, "share of the uniform distribution in matching: exploration")
     # 2 propose
-    kinds: str = flag(None, "task kinds in turn, of " + ",".join(KINDS), kind=str)
+    task_types: str = flag(None, "task types in turn, of " + ",".join(TASK_TYPES), kind=str)
     n_prompts: int = flag(None, "prompts a teacher answers each step", kind=int)
-    group: int = flag(8, "proposals sampled from one prompt (the baseline's group)")
-    n_refs: int = flag(None, "reference tasks shown in a prompt (K)", kind=int)
+    proposals_per_prompt: int = flag(8, "proposals sampled from one prompt (the baseline's group)")
+    n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)", kind=int)
     seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity "
                            "program, and each kind's own example")
     dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, so as invalid",
                        ("structural", "exact", "off"))
-    max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the style's own limit")
-    max_output: int = flag(0, "characters of an output, at most; 0 = the style's own limit")
+    max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the prompt format's own limit")
+    max_output: int = flag(0, "characters of an output, at most; 0 = the prompt format's own limit")
     max_guess: float = flag(1.0, "refuse the archive's most frequent output while its share of the latest "
                             "tasks is above this")
     archive_cap: int = flag(16384, "tasks kept per kind, oldest out; keys are remembered for the whole run")
     # 3 solve
-    attempts: int = flag(None, "attempts at each task (n): a difficulty knob, fixed across arms", kind=int)
+    samples_per_task: int = flag(None, "attempts at each task (n): a difficulty knob, fixed across arms", kind=int)
     temperature: float = flag(1.0, "of proposals and attempts")
-    max_new: int = flag(None, "tokens of a proposal or an answer, at most", kind=int)
+    max_new_tokens: int = flag(None, "tokens of a proposal or an answer, at most", kind=int)
     # 4 reward and update
     teacher_reward: str = flag("difficulty", "a valid proposal's reward by its solve rate", TEACHER_REWARDS)
     invalid_penalty: float = flag(-1.0, "reward of an invalid proposal (-1, -0.1 and 0 have been studied)")
     duplicate_penalty: float = flag(None, "reward of a duplicate; default: --invalid-penalty", kind=float)
-    gate_leak: float = flag(0.0, "probability that an invalid proposal is paid as one that nobody solves")
     noise_margin: float = flag(0.1, "noise-proof: by how much the solve rate must beat guessing")
     student_reward: str = flag("graded", "graded: correct 1, wrong -0.5, malformed -1; binary: 1, 0, 0",
                                STUDENT_REWARDS)
-    advantage: str = flag("reinforce++", "baseline and scale of rewards", ADVANTAGES)
-    whiten: str = flag("auto", "whitening over a member's tokens: per member, per member and kind (TRR++), "
-                       "or off", WHITEN)
+    algo: str = flag("reinforce++", "baseline and scale of rewards", ADVANTAGES)
+    normalize_advantages: str = flag("auto", "whitening over a member's tokens: per member, per member and task type "
+                                     "(TRR++), or off", NORMALIZE)
     clip: float = flag(0.2, "PPO clip; with one epoch on policy the ratio is 1")
-    kl: float = flag(0.0, "weight of the KL to the base")
-    entropy: float = flag(0.0, "weight of the entropy bonus")
+    kl_coef: float = flag(0.0, "weight of the KL to the base")
+    entropy_coef: float = flag(0.0, "weight of the entropy bonus")
     lr: float = flag(None, "Adam's learning rate of students, and of --single", kind=float)
-    lr_teacher: float = flag(None, "the same for teachers", kind=float)
+    lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", kind=float)
     rating: str = flag("trueskill", "rating system", RATINGS)
     outcome: str = flag("expected", "who won: solve rate against its prediction, against 1/2 with a band, "
                         "or without", OUTCOMES)
@@ -99,7 +94,7 @@ class Config:
     # 5 evolve
     evolve: str = flag("mixed", "operators of replacement, or none", EVOLVE)
     evolve_every: int = flag(None, "steps between replacements", kind=int)
-    cull: float = flag(0.25, "share of each role that is replaced, at least one")
+    replace_frac: float = flag(0.25, "share of each role that is replaced, at least one")
     grace: int = flag(-1, "steps during which a child cannot be replaced; -1 = one interval")
     child_rating: str = flag("mean", "a child's rating: its parents' mean, widened; or fresh", CHILD_RATINGS)
     # probes
@@ -116,8 +111,8 @@ class Config:
     device: str = flag("auto", "auto, cpu or cuda")
     dtype: str = flag("auto", "of the frozen base", ("auto", "float32", "bfloat16"))
     threads: int = flag(None, "CPU threads a process; 0 = torch's choice", kind=int)
-    max_rows: int = flag(None, "rows that decode together", kind=int)
-    token_budget: int = flag(None, "padded tokens of a micro-batch of the update", kind=int)
+    rollout_batch: int = flag(None, "rows that decode together", kind=int)
+    tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", kind=int)
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
     cuda_graphs: bool = flag(False, "decode by CUDA graphs (no GPU has run this yet: see README, Measured)")
     workers: int = flag(2, "sandbox processes")
@@ -126,31 +121,40 @@ class Config:
 
 
 # Where each group of --help begins: its first field, and its title.
-GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "kinds": "2 propose",
-          "attempts": "3 solve", "teacher_reward": "4 reward and update", "evolve": "5 evolve",
+GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "task_types": "2 propose",
+          "samples_per_task": "3 solve", "teacher_reward": "4 reward and update", "evolve": "5 evolve",
           "probe_every": "probes", "device": "machine"}
-# What a style wants where the command line says nothing. The micro values are measured in LOG.md.
+# What a prompt format wants where the command line says nothing. The micro values are measured in LOG.md.
 PRESETS = {
-    "micro": dict(steps=80, rank=8, alpha=32.0, threads=1, max_rows=512, token_budget=1024,
-                  kinds="code_o", n_prompts=3, n_refs=0, attempts=4, max_new=80,
+    "micro": dict(steps=80, rank=8, alpha=32.0, threads=1, rollout_batch=512, tokens_per_microbatch=1024,
+                  task_types="code_o", n_prompts=3, n_few_shot=0, samples_per_task=4, max_new_tokens=80,
                   lr=1e-3, lr_teacher=3e-3, evolve_every=15,
                   probe_every=20, n_anchors=476, n_heldout=48, probe_share=0.2),
-    "chat": dict(steps=200, rank=32, alpha=64.0, threads=0, max_rows=128, token_budget=2048,
-                 kinds="code_o,code_i,code_f", n_prompts=3, n_refs=6, attempts=8, max_new=512,
+    "chat": dict(steps=200, rank=32, alpha=64.0, threads=0, rollout_batch=128, tokens_per_microbatch=2048,
+                 task_types="code_o,code_i,code_f", n_prompts=3, n_few_shot=6, samples_per_task=8, max_new_tokens=512,
                  lr=1e-5, lr_teacher=1e-5, evolve_every=10,
                  probe_every=20, n_anchors=96, n_heldout=96, probe_share=1.0)}
-PRESETS["base"] = PRESETS["chat"] | dict(max_new=1024)
-PRESETS["direct"] = PRESETS["chat"] | dict(max_new=192)
+PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
+PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # What check() demands of numbers.
-POSITIVE = ("steps", "rank", "alpha", "n_prompts", "group", "archive_cap", "attempts", "max_new", "clip",
-            "lr", "lr_teacher", "evolve_every", "probe_share", "save_every", "keep", "max_rows",
-            "token_budget", "workers", "cpu_s")
-NOT_NEGATIVE = ("seed", "threads", "show", "step", "n_refs", "max_digits", "max_output", "noise_margin", "kl",
-                "entropy", "outcome_band", "probe_every", "n_anchors", "n_heldout")
-SHARES = ("max_guess", "gate_leak", "matching_floor", "probe_share")
+POSITIVE = ("steps", "rank", "alpha", "n_prompts", "proposals_per_prompt", "archive_cap", "samples_per_task",
+            "max_new_tokens", "clip",
+            "lr", "evolve_every", "probe_share", "save_every", "keep", "rollout_batch",
+            "tokens_per_microbatch", "workers", "cpu_s")
+NOT_NEGATIVE = ("seed", "threads", "show", "n_few_shot", "max_digits", "max_output", "noise_margin", "lr_teacher", "kl_coef",
+                "entropy_coef", "outcome_band", "probe_every", "n_anchors", "n_heldout")
+SHARES = ("max_guess", "matching_floor", "probe_share")
 # Fields that may change between a run and its resumption without changing what it computes.
 FREE = ("base", "name", "out", "resume", "init", "steps", "device", "cuda_graphs", "threads", "plan", "show",
-        "replay", "step", "match", "save_every", "keep", "workers")
+        "save_every", "keep", "workers")
+
+
+# Names that flags had until 2026-11-22, and what to write instead.
+RENAMED = {"style": "--prompt-format", "kinds": "--task-types", "group": "--proposals-per-prompt", "n_refs": "--n-few-shot",
+           "attempts": "--samples-per-task", "max_new": "--max-new-tokens", "kl": "--kl-coef", "entropy": "--entropy-coef",
+           "advantage": "--algo", "whiten": "--normalize-advantages", "cull": "--replace-frac",
+           "max_rows": "--rollout-batch", "token_budget": "--tokens-per-microbatch",
+           "replay": "python -m infra.replay RUN STEP [T2:S1]", "gate_leak": "--invalid-penalty 0"}
 
 
 def spelled(name: str) -> str:
@@ -159,13 +163,13 @@ def spelled(name: str) -> str:
 
 
 def default_of(f: dataclasses.Field) -> str:
-    """A default in words, by style where these differ ("micro: 80; chat, base, direct: 200"); "" = none."""
-    styles = {}
-    for style, preset in PRESETS.items():
-        styles.setdefault(preset.get(f.name, f.default), []).append(style)
-    if len(styles) > 1:
-        return "; ".join(f"{', '.join(names)}: {value}" for value, names in styles.items())
-    value, = styles
+    """A default in words, by prompt format where these differ ("micro: 80; chat, base, direct: 200"); "" = none."""
+    formats = {}
+    for prompt_format, preset in PRESETS.items():
+        formats.setdefault(preset.get(f.name, f.default), []).append(prompt_format)
+    if len(formats) > 1:
+        return "; ".join(f"{', '.join(names)}: {value}" for value, names in formats.items())
+    value, = formats
     return "" if value is None or value is False else str(value)
 
 
@@ -199,17 +203,34 @@ def parse_args(description: str | None, argv: list[str] | None = None) -> Config
         group.add_argument(spelled(f.name), default=f.default, help=text.replace("%", "%%"), **how)
     args, unknown = parser.parse_known_args(argv)
     for word in unknown:
-        flags = ["--help", "--help-md", *map(spelled, vars(args))]
-        near = difflib.get_close_matches(word.split("=")[0], flags, 1)
-        advice = f"did you mean {near[0]}?" if near else "--help lists all"
-        parser.error(f"unknown argument {word}: {advice}")
+        parser.error(f"unknown argument {word}: {advice(word.split('=')[0])}")
     return Config(**vars(args))
 
 
-def settle(cfg: Config, style: str) -> Config:
-    """Fill in the style's presets and what follows from other flags. Raises ValueError with the fix."""
-    presets = {name: value for name, value in PRESETS[style].items() if getattr(cfg, name) is None}
-    cfg = dataclasses.replace(cfg, style=style, **presets)
+def advice(word: str) -> str:
+    """What to write instead of an unknown flag."""
+    old = word.removeprefix("--").replace("-", "_")
+    if old in RENAMED:
+        return f"it is now {RENAMED[old]}"
+    near = difflib.get_close_matches(word, ["--help", "--help-md", *(spelled(f.name) for f in dataclasses.fields(Config))], 1)
+    return f"did you mean {near[0]}?" if near else "--help lists all"
+
+
+def config_of_run(saved: dict, path) -> Config:
+    """The Config that the config.json of the run at `path` holds. Raises ValueError for another version's."""
+    if old := sorted(set(saved) & set(RENAMED)):
+        raise ValueError(f"{path} was written before the flags got their present names ({spelled(old[0])}: "
+                         f"{advice(old[0])}): use the commit that its env.json names")
+    if odd := sorted(set(saved) ^ {f.name for f in dataclasses.fields(Config)}):
+        raise ValueError(f"{path} was made by another version, whose flags differ in {', '.join(map(spelled, odd))}: use "
+                         "the commit that its env.json names")
+    return Config(**saved)
+
+
+def resolve_config(cfg: Config, prompt_format: str) -> Config:
+    """Fill in the prompt format's presets and what follows from other flags. Raises ValueError with the fix."""
+    presets = {name: value for name, value in PRESETS[prompt_format].items() if getattr(cfg, name) is None}
+    cfg = dataclasses.replace(cfg, prompt_format=prompt_format, **presets)
     half = 1 if cfg.single else cfg.pop // 2
     grace = cfg.evolve_every if cfg.grace < 0 else cfg.grace
     duplicate_penalty = cfg.invalid_penalty if cfg.duplicate_penalty is None else cfg.duplicate_penalty
@@ -232,15 +253,15 @@ def check(cfg: Config) -> None:
     demand(not cfg.single or cfg.teachers == cfg.students == 1,
            "--single is one adapter in both roles: leave out --teachers and --students, or --single itself")
     demand(cfg.teachers >= 1 and cfg.students >= 1, "--teachers and --students must be at least 1")
-    kinds = cfg.kinds.split(",")
-    unknown = sorted(set(kinds) - set(KINDS))
-    demand(not unknown, f"--kinds: {', '.join(unknown)} unknown; valid: {', '.join(KINDS)}")
-    for kind in kinds:
+    task_types = cfg.task_types.split(",")
+    unknown = sorted(set(task_types) - set(TASK_TYPES))
+    demand(not unknown, f"--task-types: {', '.join(unknown)} unknown; valid: {', '.join(TASK_TYPES)}")
+    for kind in task_types:
         for phase in ("propose", "solve"):
-            wording(kind, cfg.style, phase)
-    demand(cfg.style == "micro" or cfg.n_refs >= 1,
-           f"--n-refs {cfg.n_refs}: the {cfg.style} style shows references; give at least 1")
-    demand(0 <= cfg.cull < 1, f"--cull {cfg.cull}: give a share in [0, 1)")
+            template(kind, cfg.prompt_format, phase)
+    demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
+           f"--n-few-shot {cfg.n_few_shot}: the {cfg.prompt_format} prompt format shows references; give at least 1")
+    demand(0 <= cfg.replace_frac < 1, f"--replace-frac {cfg.replace_frac}: give a share in [0, 1)")
     demand(cfg.temperature > 0,
            f"--temperature {cfg.temperature}: greedy solve rates are 0 or 1; give a positive number")
     for name, value in vars(cfg).items():

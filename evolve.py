@@ -108,22 +108,22 @@ def choose_operator(mode, n_parents, rng):
     return instead, f"{wanted} needs two parents, one survived"
 
 
-def plan(members, fitness, cull=0.25, grace=10, step=0, mode="mixed", rng=None):
-    """Truncation selection in one role: list of Births for the bottom `cull` fraction by fitness(member) -> float.
+def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rng=None):
+    """Truncation selection in one role: list of Births for the bottom `replace_frac` of them by fitness(member) -> float.
 
     At least one dies where there are two or more, but never the fittest, nor a child of an age in steps <= grace
-    (founders have no grace). Parents are drawn uniformly from the survivors. Nobody dies at cull 0 or in mode "none".
+    (founders have no grace). Parents are drawn uniformly from the survivors. Nobody dies at replace_frac 0 or in mode "none".
     rng: random.Random, which also breaks ties.
     """
     if mode not in EVOLVE:
         raise ValueError(f"evolve must be one of {', '.join(EVOLVE)}, got {mode!r}")
-    if not 0 <= cull < 1:
-        raise ValueError(f"cull is the fraction of a role to replace, in [0, 1), got {cull}")
-    if mode == "none" or cull == 0 or len(members) < 2:
+    if not 0 <= replace_frac < 1:
+        raise ValueError(f"replace_frac is the fraction of a role to replace, in [0, 1), got {replace_frac}")
+    if mode == "none" or replace_frac == 0 or len(members) < 2:
         return []
     assert len({m.role for m in members}) == 1, f"one role at a time, got {[m.name for m in members]}"
     worst_first = sorted(rng.sample(members, len(members)), key=fitness)
-    n_cull = max(1, int(cull * len(members)))
+    n_cull = max(1, int(replace_frac * len(members)))
     victims = [m for m in worst_first[:-1] if not m.parents or step - m.born > grace][:n_cull]
     survivors = [m for m in worst_first if m not in victims]
     serial = max(int(m.name[1:]) for m in members)  # victims included, so that no name ever comes twice
@@ -137,7 +137,7 @@ def plan(members, fitness, cull=0.25, grace=10, step=0, mode="mixed", rng=None):
 
 
 @torch.no_grad()
-def birth(adapters, b, gen):
+def apply_operator(adapters, b, gen):
     """Make b's child and write it over the victim in `adapters` (lora.Adapters); the optimiser state is the caller's.
 
     Returns |dW child| / mean |dW parent| (0.0 if the parents are fresh). gen: CPU torch.Generator.

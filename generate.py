@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from lora import Adapters, Route, Serving
+from lora import Adapters, LoRARouter, AdapterWeights
 from model import Base, KVCache
 
 PREFILL = 1 << 12                          # padded tokens of prompts run at a time: a long prompt of each row never does at once
@@ -115,7 +115,7 @@ class Answers:
 
 
 @dataclass
-class Rows:
+class DecodeBatch:
     """B rows that decode together. Idle ones, whose answers have ended, have t = the limit and stay where they are."""
     cache: KVCache
     row: torch.Tensor                  # (B,) which row of the call this is
@@ -130,7 +130,7 @@ class Rows:
         for name in ("row", "member", "token", "position", "t"):
             setattr(self, name, getattr(self, name)[kept])
 
-    def admit(self, base: Base, serving: Serving | None, answers: Answers, places: torch.Tensor, n: int, prompts: list[list[int]],
+    def prefill(self, base: Base, weights: AdapterWeights | None, answers: Answers, places: torch.Tensor, n: int, prompts: list[list[int]],
               first: torch.Tensor, member: torch.Tensor) -> None:
         """Run prompts (U) of members (U,); n attempts at each begin in the places (U n,), as rows first[i] + 0..n-1."""
         model, device = base.model, places.device
@@ -143,13 +143,13 @@ class Rows:
             T = max(map(len, some))
             ids = torch.tensor([p + [0] * (T - len(p)) for p in some], device=device)        # causal: padding is never seen
             cache = KVCache.empty(model.cfg, len(some), T, model.embedding.dtype, device)
-            hidden = model(ids, cache=cache, lora=serving and serving.route(member[part]))
+            hidden = model(ids, cache=cache, lora=weights and weights.route(member[part]))
             logits = model.logits(hidden[torch.arange(len(some), device=device), length[part] - 1])
             into, of = places.view(-1, n)[part].flatten(), torch.arange(len(some), device=device).repeat_interleave(n)
             self.cache.put(into, cache, of)
             self.token[into], self.t[into] = answers.draw(self.row[into], torch.zeros_like(into), logits[of])
 
-    def step(self, base: Base, answers: Answers, route: Route | None, width: int) -> None:
+    def step(self, base: Base, answers: Answers, route: LoRARouter | None, width: int) -> None:
         """One more token for every row, from the cache's first `width` slots: in place and without a look at any value, so that
         a GPU can run ahead and a CUDA graph can hold it."""
         model, limit = base.model, answers.u.shape[1] - 1
@@ -161,7 +161,7 @@ class Rows:
         self.position += t < limit
 
 
-class Recorded:
+class CUDAGraphRunner:
     """A step that is called over and over. As a CUDA graph its third call is recorded, and that and all later ones are replayed:
     one launch instead of a thousand."""
 
@@ -179,73 +179,73 @@ class Recorded:
 
 @torch.inference_mode()
 def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: torch.Tensor, n: int, answers: Answers,
-           max_rows: int, bar: tqdm) -> None:
+           rollout_batch: int, bar: tqdm) -> None:
     """Fill in the answers to n attempts at each prompt, N = len(prompts) n.
 
     A round: let prompts in where enough rows have ended, or drop ended rows if nobody waits and they are many; then `patience`
     steps, which look at as much of the cache as the furthest row needs.
     """
-    device, dtype, N, max_new = member.device, base.model.embedding.dtype, len(prompts) * n, answers.u.shape[1] - 1
+    device, dtype, N, max_new_tokens = member.device, base.model.embedding.dtype, len(prompts) * n, answers.u.shape[1] - 1
     patience, stride, shrink = PATIENCE.get(device.type, 1), STRIDE if base.graphs else 1, 2 if base.graphs else 4
-    serving = Serving(adapters, member, dtype) if adapters is not None else None
+    weights = AdapterWeights(adapters, member, dtype) if adapters is not None else None
     slot = member.tolist()
     waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), slot[i])))        # longest first: no surprises
-    B, S = min(N, max(1, max_rows // n) * n), len(prompts[waiting[0]]) + max_new
+    B, S = min(N, max(1, rollout_batch // n) * n), len(prompts[waiting[0]]) + max_new_tokens
     number = lambda value: torch.full((B,), value, device=device)
-    rows = Rows(KVCache.empty(base.model.cfg, B, S, dtype, device), torch.arange(B, device=device),
-                member=number(-1), token=number(0), position=number(0), t=number(max_new))
+    rows = DecodeBatch(KVCache.empty(base.model.cfg, B, S, dtype, device), torch.arange(B, device=device),
+                member=number(-1), token=number(0), position=number(0), t=number(max_new_tokens))
     moved, need, width = True, 0, 0                                          # slots of the cache: needed by now, looked at
     while True:
-        n_idle = int((rows.t == max_new).sum())
+        n_idle = int((rows.t == max_new_tokens).sum())
         bar.update(N - len(waiting) * n - len(rows.t) + n_idle - bar.n)
         if waiting and n_idle >= max(n, len(rows.t) / 4):
-            places = (rows.t == max_new).nonzero().squeeze(1)[:len(waiting) * n]
+            places = (rows.t == max_new_tokens).nonzero().squeeze(1)[:len(waiting) * n]
             chosen = sorted((waiting.popleft() for _ in range(len(places) // n)), key=slot.__getitem__)
             places, first = places[:len(chosen) * n], torch.tensor(chosen, device=device)
-            rows.admit(base, serving, answers, places, n, [prompts[i] for i in chosen], first * n, member[first])
+            rows.prefill(base, weights, answers, places, n, [prompts[i] for i in chosen], first * n, member[first])
             moved = True
             continue
         if n_idle == len(rows.t):
             return
         if not waiting and shrink * n_idle >= len(rows.t):                   # idle rows stop costing
-            rows.keep((rows.t < max_new).nonzero().squeeze(1))
+            rows.keep((rows.t < max_new_tokens).nonzero().squeeze(1))
             moved = True
         if moved:
-            route, need = serving and serving.route(rows.member), int(rows.position.max())
+            route, need = weights and weights.route(rows.member), int(rows.position.max())
         need = min(need + patience, S)
         if moved or need > width:
             width = min(-(-need // stride) * stride, S)
-            step, moved = Recorded(partial(rows.step, base, answers, route, width), base.graphs), False
+            step, moved = CUDAGraphRunner(partial(rows.step, base, answers, route, width), base.graphs), False
         for _ in range(patience):
             step()
 
 
 def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: list[int], keys: list[tuple[int, ...]],
-             n: int = 1, temperature: float | list[float] = 1.0, max_new: int = 128, max_rows: int = 512,
+             n: int = 1, temperature: float | list[float] = 1.0, max_new_tokens: int = 128, rollout_batch: int = 512,
              desc: str = "") -> Rollout:
     """n attempts at each prompt by the prompt's member; row i*n+j is attempt j at prompt i.
 
     prompts: token ids; member: one index per prompt, -1 = bare base; keys: one per row, the source of its draws;
-    temperature: one or one per row, 0 = greedy. At most max_rows rows decode together, but n at least.
+    temperature: one or one per row, 0 = greedy. At most rollout_batch rows decode together, but n at least.
     Raises ValueError when a prompt and its answer would not fit the base's context.
     """
     limit, longest = base.model.cfg.max_position_embeddings, max(map(len, prompts))
-    if longest + max_new > limit:
-        raise ValueError(f"a prompt of {longest} tokens and an answer of {max_new} exceed the base's context of {limit}: "
-                         "lower --max-new or --n-refs")
+    if longest + max_new_tokens > limit:
+        raise ValueError(f"a prompt of {longest} tokens and an answer of {max_new_tokens} exceed the base's context of {limit}: "
+                         "lower --max-new-tokens or --n-few-shot")
     assert len(keys) == len(prompts) * n and len(member) == len(prompts), (len(keys), len(prompts), n, len(member))
     device, N = base.model.embedding.device, len(keys)
     temperature = torch.tensor(temperature if isinstance(temperature, list) else [temperature] * N, device=device)
-    u = torch.from_numpy(np.stack([uniforms(key, max_new + 1) for key in keys])).float().to(device)
+    u = torch.from_numpy(np.stack([uniforms(key, max_new_tokens + 1) for key in keys])).float().to(device)
     members = torch.tensor(member, device=device)
     answers = Answers.begin(temperature, u, base.eos_ids)
     with tqdm(total=N, desc=desc, leave=False, disable=not desc) as bar:
-        decode(base, adapters, prompts, members, n, answers, max_rows, bar)
+        decode(base, adapters, prompts, members, n, answers, rollout_batch, bar)
     length, prompt_len = answers.length, torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(n)
     T = int((prompt_len + length).max())
     rollout = Rollout(torch.zeros(N, T, dtype=torch.int64, device=device), prompt_len, prompt_len + length,
                       torch.zeros(N, T, device=device), members.repeat_interleave(n))
-    slot, t = torch.arange(T, device=device), torch.arange(max_new + 1, device=device)
+    slot, t = torch.arange(T, device=device), torch.arange(max_new_tokens + 1, device=device)
     rollout.ids[slot < prompt_len[:, None]] = torch.tensor([t for p in prompts for _ in range(n) for t in p], device=device)
     rollout.ids[rollout.mask], rollout.logp[rollout.mask] = answers.ids[t < length[:, None]], answers.logp[t < length[:, None]]
     return rollout

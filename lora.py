@@ -76,13 +76,13 @@ class Adapters:
             self.A[path][p].copy_(A)
             self.B[path][p].copy_(B)
 
-    def route(self, member: torch.Tensor, dtype: torch.dtype) -> "Route | None":
+    def route(self, member: torch.Tensor, dtype: torch.dtype) -> "LoRARouter | None":
         """The function a Model takes as `lora` for rows of the given members (B,) int64, -1 = bare base. None if all are."""
         assert member.min() >= -1 and member.max() < self.n_members, f"member index outside -1..{self.n_members - 1}"
-        return Serving(self, member, dtype).route(member)
+        return AdapterWeights(self, member, dtype).route(member)
 
 
-class Serving:
+class AdapterWeights:
     """The factors of those members that a call needs, at the base's precision and laid out as the products want them."""
 
     def __init__(self, adapters: Adapters, member: torch.Tensor, dtype: torch.dtype):
@@ -112,35 +112,35 @@ class Serving:
         self.made[paths] = (join(As), join(Bs)) if As else None
         return self.made[paths]
 
-    def lay_out(self, projects) -> None:
-        """Make the factors of all these layers (model.Project) now."""
-        for project in projects:
-            self.together(project.paths, project.sizes)
+    def materialize(self, fused_linears) -> None:
+        """Make the factors of all these layers (model.FusedLinear) now."""
+        for linear in fused_linears:
+            self.together(linear.paths, linear.sizes)
 
-    def route(self, member: torch.Tensor) -> "Route | None":
+    def route(self, member: torch.Tensor) -> "LoRARouter | None":
         """As Adapters.route, for rows of no other members than these."""
-        return Route(self, member) if (member >= 0).any() else None
+        return LoRARouter(self, member) if (member >= 0).any() else None
 
 
-class Route:
+class LoRARouter:
     """Adds to the joint output of layers that share an input x (B, T, in) the update of each row's own member."""
 
-    def __init__(self, serving: Serving, member: torch.Tensor):
-        self.serving, self.k, self.scale = serving, len(serving.present), serving.adapters.scale
-        own = member[:, None] == serving.present                                           # (B, k)
-        count, rows = own.sum(0), member.argsort(stable=True)[(member < 0).sum():]
+    def __init__(self, weights: AdapterWeights, member: torch.Tensor):
+        self.weights, self.k, self.scale = weights, len(weights.present), weights.adapters.scale
+        member_mask = member[:, None] == weights.present                                   # (B, k)
+        count, rows = member_mask.sum(0), member.argsort(stable=True)[(member < 0).sum():]
         in_order = torch.equal(rows, torch.arange(len(member), device=member.device))      # of their members, none of the base
         self.rows = None if in_order else rows                                             # less the rows of the base
         self.ends = count.cumsum(0).int()                                                  # of each member among these rows
-        self.own = own.to(serving.dtype)[:, None, :, None] * self.scale                    # (B, 1, k, 1)
+        self.member_mask = member_mask.to(weights.dtype)[:, None, :, None] * self.scale    # (B, 1, k, 1)
         self.is_equal = in_order and bool((count == count[0]).all())
 
     def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The outputs y (B, T, sum of sizes) of the layers called `paths`, plus the updates of those that have adapters."""
-        factors = self.serving.together(paths, sizes)
+        factors = self.weights.together(paths, sizes)
         if factors is None:
             return y
-        is_dense = (x.shape[1] == 1 and self.k <= DENSE) or not self.serving.groups
+        is_dense = (x.shape[1] == 1 and self.k <= DENSE) or not self.weights.groups
         return (self.equal if self.is_equal else self.dense if is_dense else self.grouped)(*factors, x, y)
 
     def equal(self, A, B, x, y):
@@ -154,7 +154,7 @@ class Route:
 
     def dense(self, A, B, x, y):
         """Every row through every member's columns, all but its own times 0."""
-        h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1) * self.own                  # (B, T, k, m R)
+        h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1) * self.member_mask                  # (B, T, k, m R)
         return y + h.flatten(2) @ B.flatten(0, 1)
 
     def grouped(self, A, B, x, y):

@@ -2,7 +2,7 @@
 
 Shapes: B rows, T tokens, S cache slots, C width, H heads, K kv heads, G = H/K query heads per kv head, D head size,
 V vocabulary. Parameter names are Hugging Face's, so that infra/weights.py loads a file by assigning it strictly. Caches, masks
-and adapters are arguments: the model itself holds nothing but weights. What architectures differ in are fields of Config, which
+and adapters are arguments: the model itself holds nothing but weights. What architectures differ in are fields of ModelConfig, which
 infra/weights.py reads from config.json, never classes.
 """
 import math
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
-class Config:
+class ModelConfig:
     """The fields of config.json that the forward pass needs, under Hugging Face's names where those exist."""
     vocab_size: int
     hidden_size: int
@@ -48,7 +48,7 @@ class KVCache:
         self.keys, self.values, self.length = keys, values, length
 
     @classmethod
-    def empty(cls, cfg: Config, n_rows: int, n_slots: int, dtype: torch.dtype, device) -> "KVCache":
+    def empty(cls, cfg: ModelConfig, n_rows: int, n_slots: int, dtype: torch.dtype, device) -> "KVCache":
         """Zeroed cache for n_rows rows of up to n_slots tokens."""
         shape = (n_rows, cfg.num_key_value_heads, n_slots, cfg.head_dim)
         make = lambda: [torch.zeros(shape, dtype=dtype, device=device) for _ in range(cfg.num_hidden_layers)]
@@ -91,7 +91,7 @@ class Linear(nn.Linear):
         self.path = path
 
 
-class Project:
+class FusedLinear:
     """Layers that read the same x: one product computes them all once `fuse` has laid their weights side by side."""
 
     def __init__(self, *layers: Linear):
@@ -144,7 +144,7 @@ def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | No
     return None if mask is None else torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
-def rope_frequencies(cfg: Config, device) -> tuple[torch.Tensor, float]:
+def rope_frequencies(cfg: ModelConfig, device) -> tuple[torch.Tensor, float]:
     """Angle per position of each pair of a head's numbers (D/2,) float32, and the factor on its cos and sin.
 
     linear divides every frequency by `factor`; llama3 those of less than low_freq_factor turns within the context of pretraining,
@@ -173,7 +173,7 @@ def rope_frequencies(cfg: Config, device) -> tuple[torch.Tensor, float]:
     return freq * (1 - far) + freq / factor * far, scale if r.get("attention_factor") is None else r["attention_factor"]
 
 
-def rope_table(positions: torch.Tensor, cfg: Config, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_table(positions: torch.Tensor, cfg: ModelConfig, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin (B, 1, T, D) of the rotary angles at integer positions (B, T), sin negative on a head's first half (see
     rotate); angles in float32 (RoFormer, eq. 34)."""
     freq, scale = rope_frequencies(cfg, positions.device)
@@ -188,7 +188,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class Attention(nn.Module):
-    def __init__(self, cfg: Config, layer: int, path: str):
+    def __init__(self, cfg: ModelConfig, layer: int, path: str):
         super().__init__()
         C, self.layer, self.D = cfg.hidden_size, layer, cfg.head_dim
         q, kv, bias = cfg.num_attention_heads * self.D, cfg.num_key_value_heads * self.D, cfg.attention_bias
@@ -198,7 +198,7 @@ class Attention(nn.Module):
         self.v_proj = Linear(f"{path}.v_proj", C, kv, bias)
         self.o_proj = Linear(f"{path}.o_proj", q, C, cfg.output_bias)
         self.q_norm, self.k_norm = norm(), norm()
-        self.qkv, self.out = Project(self.q_proj, self.k_proj, self.v_proj), Project(self.o_proj)
+        self.qkv, self.out = FusedLinear(self.q_proj, self.k_proj, self.v_proj), FusedLinear(self.o_proj)
 
     def forward(self, x, cos, sin, mask, cache, slots, lora):
         """x (B, T, C) -> (B, T, C); cos and sin (B, 1, T, D), mask as in Model.forward, slots as in KVCache.append."""
@@ -219,12 +219,12 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, cfg: Config, path: str):
+    def __init__(self, cfg: ModelConfig, path: str):
         super().__init__()
         self.gate_proj = Linear(f"{path}.gate_proj", cfg.hidden_size, cfg.intermediate_size, cfg.mlp_bias)
         self.up_proj = Linear(f"{path}.up_proj", cfg.hidden_size, cfg.intermediate_size, cfg.mlp_bias)
         self.down_proj = Linear(f"{path}.down_proj", cfg.intermediate_size, cfg.hidden_size, cfg.mlp_bias)
-        self.gate_up, self.down = Project(self.gate_proj, self.up_proj), Project(self.down_proj)
+        self.gate_up, self.down = FusedLinear(self.gate_proj, self.up_proj), FusedLinear(self.down_proj)
 
     def forward(self, x, lora):
         gate, up = self.gate_up(x, lora)
@@ -232,7 +232,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, cfg: Config, layer: int):
+    def __init__(self, cfg: ModelConfig, layer: int):
         super().__init__()
         path = f"model.layers.{layer}"
         self.input_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
@@ -248,7 +248,7 @@ class Block(nn.Module):
 class Model(nn.Module):
     """The decoder. Parameter names equal those of transformers' ...ForCausalLM; a tied head has no parameter of its own."""
 
-    def __init__(self, cfg: Config):
+    def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.cfg = cfg
         self.model = nn.Module()
@@ -290,14 +290,14 @@ class Model(nn.Module):
             x = checkpoint(block, *args, use_reentrant=False) if checkpointing else block(*args)
         return self.model.norm(x)
 
-    def projects(self) -> list[Project]:
+    def fused_linears(self) -> list[FusedLinear]:
         """The adaptable layers, those together that share an input."""
         of = lambda block: (block.self_attn.qkv, block.self_attn.out, block.mlp.gate_up, block.mlp.down)
         return [project for block in self.model.layers for project in of(block)]
 
     def fuse(self) -> "Model":
         """Lay the frozen weights of layers that share their input side by side. Before that each can be trained by itself."""
-        for project in self.projects():
+        for project in self.fused_linears():
             project.fuse()
         return self
 
@@ -307,15 +307,15 @@ class Model(nn.Module):
 
     def linears(self) -> dict[str, Linear]:
         """Every adaptable linear layer (q, k, v, o, gate, up, down of each block) by full name, in order."""
-        return {layer.path: layer for project in self.projects() for layer in project.layers}
+        return {layer.path: layer for project in self.fused_linears() for layer in project.layers}
 
 
 @dataclass(frozen=True)
 class Base:
-    """A loaded base: frozen model, its tokenizer, every id that ends an answer, and the prompt style it understands."""
+    """A loaded base: frozen model, its tokenizer, every id that ends an answer, and the prompt format it understands."""
     model: Model
     tokenizer: object
     eos_ids: tuple[int, ...]
-    style: str                       # how it is talked to: one of prompts.STYLES
+    prompt_format: str                       # how it is talked to: one of prompts.PROMPT_FORMATS
     path: Path
     graphs: bool = False             # decode by CUDA graphs

@@ -30,15 +30,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from tasks import KINDS, read_tasks                 # what a task is, and how it is spoken of
+from tasks import TASK_TYPES, read_tasks                 # what a task is, and how it is spoken of
 from tasks.base import Reject                       # what a proposal becomes that is no task
 from tasks.validation import Limits                 # how long programs and values may be
 from verifier import Sandbox                        # where programs run
 
 BASE = Path(__file__).resolve().parent / "micro" / "base"
 FORMAT = "micro"                                    # the prompt format that this base knows
-LIMITS = Limits.for_style(FORMAT)
-DEDUCTION = KINDS["code_o"]                         # given a program and an input, find the output
+LIMITS = Limits.for_format(FORMAT)
+DEDUCTION = TASK_TYPES["code_o"]                    # given a program and an input, find the output
 RANK = 8
 ALPHA = 32.0                                        # a member's update is ALPHA / RANK * B A
 N_PROMPTS = 3                                       # that a teacher answers each step

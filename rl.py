@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
-from config import ADVANTAGES, WHITEN
+from config import ADVANTAGES, NORMALIZE
 from generate import Rollout
-from lora import Adapters, Route
+from lora import Adapters, LoRARouter
 from model import Base
 
 CHUNK = 1 << 25                            # logits computed at a time: a 152k vocabulary never exists for a whole batch
@@ -42,46 +42,46 @@ def group_mean(x: torch.Tensor, group: torch.Tensor, weight: torch.Tensor | None
     return mean, var.sqrt()
 
 
-def advantages(batch: Batch, method: str = "reinforce++", whiten: str = "auto") -> torch.Tensor:
+def advantages(batch: Batch, method: str = "reinforce++", normalize_advantages: str = "auto") -> torch.Tensor:
     """One advantage per row (N,) float32, the same for each of its tokens.
 
     method: reinforce++ and dr_grpo subtract the group's mean; grpo also divides by its standard deviation; rloo subtracts
-    the mean of the others (2402.14740). whiten: over the answer tokens of one member in one role (member; auto for
+    the mean of the others (2402.14740). normalize_advantages: over the answer tokens of one member in one role (member; auto for
     reinforce++), per member, role and kind (kind: AZR's TRR++), or not at all (off; auto for the others).
     Rows of groups without variance get exactly 0 and take no part in the whitening. A reward that is not finite makes its
     member's advantages NaN, which `accumulate` reports.
     """
-    assert method in ADVANTAGES and whiten in WHITEN, (method, whiten)
+    assert method in ADVANTAGES and normalize_advantages in NORMALIZE, (method, normalize_advantages)
     r = batch.reward
     mean, std = group_mean(r, batch.group)
-    live = ~(std <= 1e-6)                                            # NaN counts as live: it must be seen, not silenced
-    d = (r.double() - mean).masked_fill(~live, 0.0)
+    has_variance = ~(std <= 1e-6)                                            # NaN counts as has_variance: it must be seen, not silenced
+    d = (r.double() - mean).masked_fill(~has_variance, 0.0)
     if method == "grpo":
         d = d / (std + 1e-6)
     if method == "rloo":
         _, index, count = batch.group.unique(return_inverse=True, return_counts=True)
         d = d * (count / (count - 1).clamp_min(1))[index]
-    if whiten == "auto":
-        whiten = "member" if method == "reinforce++" else "off"
-    if whiten != "off" and live.any():
+    if normalize_advantages == "auto":
+        normalize_advantages = "member" if method == "reinforce++" else "off"
+    if normalize_advantages != "off" and has_variance.any():
         key = batch.rollout.member * 2 + batch.role
-        if whiten == "kind":
+        if normalize_advantages == "kind":
             key = key * (int(batch.kind.max()) + 1) + batch.kind
-        mean, std = group_mean(d, key, batch.rollout.n_tokens * live)
-        d = ((d - mean) / (std + 1e-6)).masked_fill(~live, 0.0)
+        mean, std = group_mean(d, key, batch.rollout.n_tokens * has_variance)
+        d = ((d - mean) / (std + 1e-6)).masked_fill(~has_variance, 0.0)
     return d.float()
 
 
-def token_weight(rollout: Rollout, method: str, max_new: int) -> torch.Tensor:
+def token_weight(rollout: Rollout, method: str, max_new_tokens: int) -> torch.Tensor:
     """Weight (N,) of each of a row's tokens in its member's loss; the denominator of the mean.
 
-    1 / the member's answer tokens; grpo: 1 / (the member's rows x the row's tokens); dr_grpo: 1 / (rows x max_new) (2503.20783).
+    1 / the member's answer tokens; grpo: 1 / (the member's rows x the row's tokens); dr_grpo: 1 / (rows x max_new_tokens) (2503.20783).
     """
-    own = rollout.member[:, None] == rollout.member[None]
-    rows, tokens = own.sum(1), (own * rollout.n_tokens[None]).sum(1)
+    member_mask = rollout.member[:, None] == rollout.member[None]
+    rows, tokens = member_mask.sum(1), (member_mask * rollout.n_tokens[None]).sum(1)
     if method == "grpo":
         return 1.0 / (rows * rollout.n_tokens)
-    return 1.0 / (rows * max_new) if method == "dr_grpo" else 1.0 / tokens
+    return 1.0 / (rows * max_new_tokens) if method == "dr_grpo" else 1.0 / tokens
 
 
 # --- packing ----------------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Adam:
             x.copy_(state[name])
 
 
-def token_losses(base: Base, route: Route, p: Packed, adv: torch.Tensor, temperature: float, kl: float, entropy: float,
+def token_losses(base: Base, route: LoRARouter, p: Packed, adv: torch.Tensor, temperature: float, kl: float, entropy: float,
                  clip: float, checkpointing: bool = False):
     """Loss of each answer token (M,) of packed rows with advantages (N,), and sums (float64) for the log. Looks at no value.
 
@@ -244,12 +244,12 @@ def token_losses(base: Base, route: Route, p: Packed, adv: torch.Tensor, tempera
     """
     states = lambda lora: base.model(p.ids, p.positions, p.mask, lora=lora, checkpointing=checkpointing).flatten(0, 1)[p.source]
     total = lambda x: x.detach().double().sum()
-    route.serving.lay_out(base.model.projects())                     # outside of what checkpointing computes twice
+    route.weights.materialize(base.model.fused_linears())                     # outside of what checkpointing computes twice
     logp, H = token_logp(base, states(route), p.target, temperature, bool(entropy))
     ratio, a = (logp - logp.detach()).exp(), adv[p.row]
     loss = -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
     # the gap: rollout and training compute the same number in two ways
-    sums = dict(kl=0.0, entropy=0.0, logp_gap=total((logp.detach() - p.logp).abs()), trained_tokens=len(p.target))
+    sums = dict(kl=0.0, entropy=0.0, train_rollout_logprob_diff=total((logp.detach() - p.logp).abs()), trained_tokens=len(p.target))
     if kl:
         with torch.no_grad():
             plain = token_logp(base, states(None), p.target, temperature, False)[0]
@@ -261,14 +261,14 @@ def token_losses(base: Base, route: Route, p: Packed, adv: torch.Tensor, tempera
 
 
 def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, weight: torch.Tensor, *, temperature: float = 1.0,
-               kl: float = 0.0, entropy: float = 0.0, clip: float = 0.2, token_budget: int = 8192, rank: int = 0, world: int = 1,
+               kl: float = 0.0, entropy: float = 0.0, clip: float = 0.2, tokens_per_microbatch: int = 8192, rank: int = 0, world: int = 1,
                desc: str = ""):
     """Put the gradient of every member's loss into the stacked factors' .grad, summed over all processes.
 
     A member's loss is the sum over its tokens of weight (N,) times the token's loss. Rows that cannot contribute are left
     out; a row longer than the budget runs alone and with activation checkpointing. Rows of a member with a non-finite loss
     leave the batch, so that they cannot spoil their neighbours' gradients.
-    Returns sums over the trained tokens (kl, entropy, logp_gap, trained_tokens) and the members (P,) bool with a non-finite loss.
+    Returns sums over the trained tokens (kl, entropy, train_rollout_logprob_diff, trained_tokens) and the members (P,) bool with a non-finite loss.
     """
     params, device, rollout = adapters.parameters(), adv.device, batch.rollout.to("cpu")
     member, advantage = rollout.member.tolist(), adv.tolist()
@@ -277,54 +277,50 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
         """One pass over the micro-batches into fresh .grad: sums for the log, and who (P,) had a loss that is not finite."""
         for p in params:
             p.grad = torch.zeros_like(p)
-        stats, bad = dict.fromkeys(("kl", "entropy", "logp_gap", "trained_tokens"), 0.0), set()
+        stats, nonfinite_members = dict.fromkeys(("kl", "entropy", "train_rollout_logprob_diff", "trained_tokens"), 0.0), set()
         for part in tqdm(parts, desc=desc, leave=False, disable=not desc):
-            while part := [line for line in part if member[line[0]] not in bad]:      # again without those whose loss broke
+            while part := [line for line in part if member[line[0]] not in nonfinite_members]:      # again without those whose loss broke
                 packed = pack(rollout, part, device)
-                long = packed.ids.numel() > token_budget             # a row that exceeds the budget alone
+                long = packed.ids.numel() > tokens_per_microbatch             # a row that exceeds the budget alone
                 route = adapters.route(packed.member, base.model.embedding.dtype)
                 loss, sums = token_losses(base, route, packed, adv, temperature, kl, entropy, clip, checkpointing=long)
                 if loss.isfinite().all():
                     (loss * weight[packed.row]).sum().backward()
                     stats = {k: stats[k] + v for k, v in sums.items()}
                     break
-                bad |= {member[i] for i in packed.row[~loss.isfinite()].tolist()}
-        return {k: float(v) for k, v in stats.items()}, torch.tensor([p in bad for p in range(adapters.n_members)], device=device)
+                nonfinite_members |= {member[i] for i in packed.row[~loss.isfinite()].tolist()}
+        return {k: float(v) for k, v in stats.items()}, torch.tensor([p in nonfinite_members for p in range(adapters.n_members)], device=device)
 
     rows = [i for i in range(len(adv)) if member[i] >= 0 and (kl or entropy or advantage[i] != 0)]
-    parts = micro_batches(rollout, rows, token_budget)[rank::world]
-    stats, bad = sweep(parts)
-    if not torch.stack([p.grad.isfinite().all() for p in params]).all():
-        # a broken gradient behind a finite loss may reach the neighbours as 0 * inf in a shared product: each member alone
-        of = lambda line: member[line[0]]
-        stats, bad = sweep([[line for line in part if of(line) == p] for part in parts for p in sorted(set(map(of, part)))])
+    parts = micro_batches(rollout, rows, tokens_per_microbatch)[rank::world]
+    stats, nonfinite_members = sweep(parts)
     if world > 1:
         for p in params:
             dist.all_reduce(p.grad)
-        sums = torch.tensor([*stats.values(), *bad.tolist()], dtype=torch.float64, device=device)
+        sums = torch.tensor([*stats.values(), *nonfinite_members.tolist()], dtype=torch.float64, device=device)
         dist.all_reduce(sums)
-        stats, bad = dict(zip(stats, sums[:len(stats)].tolist())), sums[len(stats):] > 0
-    return stats, bad
+        stats, nonfinite_members = dict(zip(stats, sums[:len(stats)].tolist())), sums[len(stats):] > 0
+    return stats, nonfinite_members
 
 
-def finish(adam: Adam, batch: Batch, stats: dict, bad: torch.Tensor) -> dict:
-    """The optimiser step on accumulated gradients: members with rows move, the others are not touched, nor those in `bad`.
+def finish(adam: Adam, batch: Batch, stats: dict, nonfinite_members: torch.Tensor) -> dict:
+    """The optimiser step on accumulated gradients: members with rows move, the others are not touched, nor those in `nonfinite_members`.
     A member whose rows all have advantage 0 has a zero gradient and moves by its momentum, as in any Adam.
 
-    Returns trained_tokens; per trained token kl, entropy and logp_gap, |log-probability in training - in the rollout|;
+    Returns trained_tokens; per trained token kl, entropy and train_rollout_logprob_diff, |log-probability in training - in the rollout|;
     grad_norm per member (list) and skipped members (list).
     """
-    active = torch.zeros_like(bad)
+    active = torch.zeros_like(nonfinite_members)
     active[batch.rollout.member[batch.rollout.member >= 0]] = True
-    norm, skipped = adam.step(active & ~bad)
+    norm, skipped = adam.step(active & ~nonfinite_members)
     tokens = max(1, stats["trained_tokens"])
     return dict(trained_tokens=int(stats["trained_tokens"]), kl=stats["kl"] / tokens, entropy=stats["entropy"] / tokens,
-                logp_gap=stats["logp_gap"] / tokens, grad_norm=[round(x, 6) for x in norm.tolist()],
-                skipped=(skipped | bad).nonzero().squeeze(1).tolist())
+                train_rollout_logprob_diff=stats["train_rollout_logprob_diff"] / tokens, grad_norm=[round(x, 6) for x in norm.tolist()],
+                skipped=(skipped | nonfinite_members).nonzero().squeeze(1).tolist())
 
 
 def update(base: Base, adapters: Adapters, adam: Adam, batch: Batch, adv: torch.Tensor, *, method: str = "reinforce++",
-           max_new: int = 128, **loss) -> dict:
+           max_new_tokens: int = 128, **loss) -> dict:
     """`accumulate` and `finish` in one call, where nothing comes in between as it does in train.py; `loss`: see `accumulate`."""
-    weight = token_weight(batch.rollout, method, max_new).float()
+    weight = token_weight(batch.rollout, method, max_new_tokens).float()
     return finish(adam, batch, *accumulate(base, adapters, batch, adv, weight, **loss))

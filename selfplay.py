@@ -1,6 +1,6 @@
 """The phases between models and judge: teachers propose, the sandbox verifies, students solve, rewards are counted.
 
-One proposal walks through as one Proposed record: text -> Proposal or reason -> verdict -> Task or reason -> attempts of
+One proposal walks through as one ProposalRecord: text -> Proposal or reason -> verdict -> Task or reason -> attempts of
 its students -> solve rate -> reward. Nothing here draws unkeyed random numbers or keeps state between steps.
 """
 import dataclasses
@@ -21,7 +21,7 @@ from model import Base
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from rl import Batch
 from sandbox.values import decode
-from tasks import KINDS, judge_answers
+from tasks import TASK_TYPES, judge_answers
 from tasks.archive import Archive
 from tasks.base import Proposal, Reject, Task
 from tasks.complexity import measure
@@ -30,7 +30,8 @@ from tasks.validation import Limits
 from trueskill_lite import RATINGS
 from verifier import Job, Sandbox, Verdict
 
-MATCH, PROPOSE, SOLVE, LEAK, EVOLVE, PROBE, BASE, INIT = range(8)      # phases: the second half of every random key
+# Phases: the second half of every random key. The update draws nothing.
+MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE, INIT = range(8)
 MAX_LOGGED = 600                                                       # characters of a text in tasks.jsonl
 
 
@@ -43,17 +44,17 @@ class Setup:
     ranks: Ranks
     sandbox: Sandbox | None         # process 0 only
     limits: Limits
-    kinds: tuple[str, ...]
+    task_types: tuple[str, ...]
 
 
 @dataclass
-class Proposed:
+class ProposalRecord:
     """One proposal's fate. reason "" = valid; attempts: student name -> verdicts of its attempts."""
     teacher: Member
     kind: str
     row: int                        # its row in the proposals' rollout
     group: int                      # proposals sampled from one prompt share a number
-    refs: list[Task]
+    few_shot: list[Task]
     text: str = ""
     proposal: Proposal | None = None
     key: str = ""
@@ -89,32 +90,32 @@ class Attempts:
     verdicts: list[list[str]]       # per task: "correct" | "wrong" | "malformed" per attempt
 
 
-def keyed(*key: int) -> random.Random:
+def make_rng(*key: int) -> random.Random:
     """A generator that depends on (seed, step, phase, member, index) alone."""
     return random.Random("/".join(map(str, key)))
 
 
 def fits(s: Setup, prompt: Prompt) -> bool:
-    """Whether a prompt and an answer of cfg.max_new tokens fit the base's context."""
-    return len(render(prompt, s.base.style, s.base.tokenizer)) + s.cfg.max_new <= s.base.model.cfg.max_position_embeddings
+    """Whether a prompt and an answer of cfg.max_new_tokens tokens fit the base's context."""
+    return len(render(prompt, s.base.prompt_format, s.base.tokenizer)) + s.cfg.max_new_tokens <= s.base.model.cfg.max_position_embeddings
 
 
 def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int, n: int, temperature=None,
         desc: str = "") -> tuple[Rollout, list[str]]:
     """n answers to each prompt by the member in its slot (-1 = frozen base): rollout and texts, which include the prefix."""
     c, tokenizer = s.cfg, s.base.tokenizer
-    ids = [render(p, s.base.style, tokenizer) for p in prompts]
+    ids = [render(p, s.base.prompt_format, tokenizer) for p in prompts]
     keys = [(c.seed, step + 1, phase, slot + 1, i * n + j) for i, slot in enumerate(slots) for j in range(n)]
     temperature = c.temperature if temperature is None else temperature
-    rollout = s.ranks.generate(s.base, s.adapters, ids, slots, keys, n, temperature=temperature, max_new=c.max_new,
-                               max_rows=c.max_rows, desc=desc)
+    rollout = s.ranks.generate(s.base, s.adapters, ids, slots, keys, n, temperature=temperature, max_new_tokens=c.max_new_tokens,
+                               rollout_batch=c.rollout_batch, desc=desc)
     texts = tokenizer.batch_decode(rollout.answers(s.base.eos_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return rollout, [prompts[i // n].prefix + text for i, text in enumerate(texts)]
 
 
 def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
     """Verdicts of the sandbox, which runs in process 0 alone, so that a close time limit cannot divide the processes."""
-    rows = s.ranks.share(lambda: [dataclasses.astuple(v) for v in s.sandbox.run(jobs)]) if jobs else []
+    rows = s.ranks.broadcast(lambda: [dataclasses.astuple(v) for v in s.sandbox.run(jobs)]) if jobs else []
     return [Verdict(end, tuple(outputs), tuple(errors), cpu_s) for end, outputs, errors, cpu_s in rows]
 
 
@@ -123,28 +124,28 @@ def match(s: Setup, members: list[Member], step: int) -> list[tuple[Member, Memb
     system = RATINGS[s.cfg.rating]()
     teachers, students = ([m for m in members if m.role == role] for role in ("teacher", "student"))
     p_beats = lambda teacher, student: system.p_win(student.rating, teacher.rating)
-    return evolve.match(teachers, students, p_beats, s.cfg.matching, s.cfg.matching_floor, keyed(s.cfg.seed, step, MATCH), step)
+    return evolve.match(teachers, students, p_beats, s.cfg.matching, s.cfg.matching_floor, make_rng(s.cfg.seed, step, MATCH), step)
 
 
-def propose(s: Setup, archive: Archive, teachers: list[Member], step: int, desc: str = "") -> tuple[Rollout, list[Proposed]]:
+def propose(s: Setup, archive: Archive, teachers: list[Member], step: int, desc: str = "") -> tuple[Rollout, list[ProposalRecord]]:
     """Every teacher writes n_prompts x group proposals, the kinds in turn, with references from the archive."""
     prompts, slots, out = [], [], []
     for t in teachers:
         for i in range(s.cfg.n_prompts):
-            kind = s.kinds[(step * s.cfg.n_prompts + i) % len(s.kinds)]
-            rng = keyed(s.cfg.seed, step, PROPOSE, t.slot, i)
-            refs = archive.references(kind, max(1, s.cfg.n_refs), rng)
-            prompt = KINDS[kind].propose(s.base.style, refs, rng, s.limits)
-            while len(refs) > 1 and not fits(s, prompt):
-                refs = refs[:-1]
-                prompt = KINDS[kind].propose(s.base.style, refs, rng, s.limits)
+            kind = s.task_types[(step * s.cfg.n_prompts + i) % len(s.task_types)]
+            rng = make_rng(s.cfg.seed, step, PROPOSE, t.slot, i)
+            few_shot = archive.references(kind, max(1, s.cfg.n_few_shot), rng)
+            prompt = TASK_TYPES[kind].propose(s.base.prompt_format, few_shot, rng, s.limits)
+            while len(few_shot) > 1 and not fits(s, prompt):
+                few_shot = few_shot[:-1]
+                prompt = TASK_TYPES[kind].propose(s.base.prompt_format, few_shot, rng, s.limits)
             prompts.append(prompt)
             slots.append(t.slot)
-            out += [Proposed(t, kind, len(out) + g, len(prompts) - 1, refs) for g in range(s.cfg.group)]
-    rollout, texts = ask(s, prompts, slots, step, PROPOSE, s.cfg.group, desc=desc)
+            out += [ProposalRecord(t, kind, len(out) + g, len(prompts) - 1, few_shot) for g in range(s.cfg.proposals_per_prompt)]
+    rollout, texts = ask(s, prompts, slots, step, PROPOSE, s.cfg.proposals_per_prompt, desc=desc)
     for p, text in zip(out, texts):
         p.text = text
-        parsed = KINDS[p.kind].parse_proposal(text, s.base.style, p.refs, s.limits)
+        parsed = TASK_TYPES[p.kind].parse_proposal(text, s.base.prompt_format, p.few_shot, s.limits)
         if isinstance(parsed, Reject):
             p.reason = parsed.reason
         else:
@@ -152,40 +153,40 @@ def propose(s: Setup, archive: Archive, teachers: list[Member], step: int, desc:
     return rollout, out
 
 
-def verify(s: Setup, archive: Archive, proposed: list[Proposed], step: int) -> None:
+def verify(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int) -> None:
     """Run what parses; fill in task or reason. Duplicates of the archive or of this batch are invalid (cfg.dedupe)."""
     seen = archive.keys if s.cfg.dedupe != "off" else frozenset()
     for p in proposed:
         if p.proposal:
-            kind = KINDS[p.kind]
+            kind = TASK_TYPES[p.kind]
             p.key = kind.key(p.proposal, "exact" if s.cfg.dedupe == "exact" else "structural")
             refused = kind.check(p.proposal, s.limits) or (Reject("duplicate") if p.key in seen else None)
             p.reason = refused.reason if refused else ""
     ready, fresh, n = [p for p in proposed if p.proposal and not p.reason], set(), archive.n_added
-    modal = {kind: archive.modal_output(kind) for kind in s.kinds}
-    for p, verdict in zip(ready, run_jobs(s, [KINDS[p.kind].job(p.proposal) for p in ready])):
-        result = KINDS[p.kind].accept(p.proposal, verdict, s.limits, p.key)
+    modal = {kind: archive.modal_output(kind) for kind in s.task_types}
+    for p, verdict in zip(ready, run_jobs(s, [TASK_TYPES[p.kind].job(p.proposal) for p in ready])):
+        result = TASK_TYPES[p.kind].accept(p.proposal, verdict, s.limits, p.key)
         if isinstance(result, Task) and s.cfg.dedupe != "off" and p.key in fresh:
             result = Reject("duplicate")
         if isinstance(result, Task) and modal[p.kind][1] > s.cfg.max_guess and result.outputs == modal[p.kind][0]:
             result = Reject("guessable")
-        if isinstance(result, Task) and not fits(s, KINDS[p.kind].solve(s.base.style, result, s.limits)):
+        if isinstance(result, Task) and not fits(s, TASK_TYPES[p.kind].solve(s.base.prompt_format, result, s.limits)):
             result = Reject("prompt_too_long")
         if isinstance(result, Reject):
             p.reason = result.reason
             continue
         fresh.add(p.key)
-        shown = p.refs if s.base.style != "micro" else p.refs[:1] if p.kind == "code_f" else []     # micro prompts show no others
+        shown = p.few_shot if s.base.prompt_format != "micro" else p.few_shot[:1] if p.kind == "code_f" else []     # micro prompts show no others
         p.task = dataclasses.replace(result, id=n, teacher=p.teacher.name, step=step, parents=tuple(ref.id for ref in shown))
         n += 1
 
 
 def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
     """Gold outputs for given proposals (seeds, anchors). Raises ValueError naming the first that is not valid."""
-    verdicts = run_jobs(s, [KINDS[p.kind].job(p) for p in proposals])
+    verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p) for p in proposals])
     tasks, key = [], "exact" if s.cfg.dedupe == "exact" else "structural"
     for i, (p, verdict) in enumerate(zip(proposals, verdicts)):
-        kind = KINDS[p.kind]
+        kind = TASK_TYPES[p.kind]
         problem = kind.check(p, s.limits)
         wrong = problem and problem.reason != "ignores_input"
         result = problem if wrong else kind.accept(p, verdict, s.limits, kind.key(p, key))
@@ -198,17 +199,17 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
 def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int, n: int, temperature=None,
             desc: str = "") -> Attempts:
     """n attempts at each task by the member in its slot, judged. Answers are data to the sandbox, never run here."""
-    style = s.base.style
-    rollout, texts = ask(s, [KINDS[t.kind].solve(style, t, s.limits) for t in tasks], slots, step, phase, n, temperature, desc)
+    prompt_format = s.base.prompt_format
+    rollout, texts = ask(s, [TASK_TYPES[t.kind].solve(prompt_format, t, s.limits) for t in tasks], slots, step, phase, n, temperature, desc)
     by_task = [texts[i * n:(i + 1) * n] for i in range(len(tasks))]
-    judged = judge_answers(tasks, by_task, style, s.limits, lambda jobs: run_jobs(s, jobs))
+    judged = judge_answers(tasks, by_task, prompt_format, s.limits, lambda jobs: run_jobs(s, jobs))
     return Attempts(rollout, texts, judged)
 
 
-def solve(s: Setup, pairs: list[tuple[Member, Member]], proposed: list[Proposed], step: int,
-          desc: str = "") -> tuple[list[tuple[Proposed, Member]], Attempts | None]:
+def solve(s: Setup, pairs: list[tuple[Member, Member]], proposed: list[ProposalRecord], step: int,
+          desc: str = "") -> tuple[list[tuple[ProposalRecord, Member]], Attempts | None]:
     """Each student attempts the valid tasks of its teachers; who attempted what, and the attempts (None without valid tasks)."""
-    n = s.cfg.attempts
+    n = s.cfg.samples_per_task
     solved = [(p, student) for teacher, student in pairs for p in proposed if p.teacher is teacher and p.task]
     if not solved:
         return [], None
@@ -218,34 +219,33 @@ def solve(s: Setup, pairs: list[tuple[Member, Member]], proposed: list[Proposed]
     return solved, attempts
 
 
-def pay_teachers(s: Setup, archive: Archive, proposed: list[Proposed], step: int) -> None:
+def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
     """Set each proposal's reward from its solve rate; invalid ones cost cfg.invalid_penalty (AZR, eq. 4 and 6), duplicates
     cfg.duplicate_penalty."""
     c = s.cfg
-    guess = {kind: archive.modal_output(kind)[1] for kind in s.kinds}
-    for i, p in enumerate(proposed):
-        leaked = p.reason and keyed(c.seed, step, LEAK, p.teacher.slot, i).random() < c.gate_leak
-        if p.reason and not leaked:
+    guess = {kind: archive.modal_output(kind)[1] for kind in s.task_types}
+    for p in proposed:
+        if p.reason:
             p.reward = c.duplicate_penalty if p.reason == "duplicate" else c.invalid_penalty
-        else:                                                  # what leaks through the gate is a task that nobody solves
+        else:
             p.reward = TEACHER_REWARDS[c.teacher_reward](p.solve_rate or 0.0, guess[p.kind], c.noise_margin)
 
 
-def training_batch(s: Setup, rollout: Rollout, proposed: list[Proposed], solved: list[tuple[Proposed, Member]],
+def training_batch(s: Setup, rollout: Rollout, proposed: list[ProposalRecord], solved: list[tuple[ProposalRecord, Member]],
                    attempts: Attempts | None) -> Batch:
     """Teachers' and students' rows together: rewards, prompt groups, roles and kinds; `solved` names who attempted what."""
-    device, n = rollout.ids.device, s.cfg.attempts
-    rows = [(p.reward, p.group, 0, s.kinds.index(p.kind)) for p in proposed]
+    device, n = rollout.ids.device, s.cfg.samples_per_task
+    rows = [(p.reward, p.group, 0, s.task_types.index(p.kind)) for p in proposed]
     if attempts:
         pay, first = STUDENT_REWARDS[s.cfg.student_reward], len(proposed)
-        rows += [(pay[v], first + i, 1, s.kinds.index(p.kind))
+        rows += [(pay[v], first + i, 1, s.task_types.index(p.kind))
                  for i, ((p, _), verdicts) in enumerate(zip(solved, attempts.verdicts)) for v in verdicts]
         assert len(rows) == len(proposed) + n * len(solved), (len(rows), n)
         rollout = Rollout.cat([rollout, attempts.rollout])
     return Batch(rollout, *(torch.tensor(column, device=device) for column in zip(*rows)))
 
 
-def task_rows(proposed: list[Proposed], step: int, limit: int = MAX_LOGGED) -> list[dict]:
+def task_rows(proposed: list[ProposalRecord], step: int, limit: int = MAX_LOGGED) -> list[dict]:
     """Lines of tasks.jsonl: every proposal, valid or not, with what became of it (texts cut to `limit` characters)."""
     rows = []
     for p in proposed:
@@ -273,14 +273,14 @@ def mean(values) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def describe(proposed: list[Proposed]) -> dict:
+def describe(proposed: list[ProposalRecord]) -> dict:
     """What one group of proposals looks like: validity by reason, solve rate, reward, complexity, share of trivial ones."""
     valid = [p for p in proposed if p.task]
     rates = [p.solve_rate for p in valid if p.solve_rate is not None]
     sizes, outputs = [p.complexity for p in valid], [p.output_size for p in valid]
     verdicts = Counter(v for p in valid for attempts in p.attempts.values() for v in attempts)
     return dict(n=len(proposed), valid=len(valid) / len(proposed) if proposed else None,
-                reasons=dict(Counter(p.reason for p in proposed if p.reason)), reward=mean(p.reward for p in proposed),
+                reasons=dict(Counter(p.reason for p in proposed if p.reason)), teacher_reward=mean(p.reward for p in proposed),
                 solve_rate=mean(rates), solve_0=mean(float(r == 0) for r in rates), solve_1=mean(float(r == 1) for r in rates),
                 malformed=verdicts["malformed"] / max(1, verdicts.total()),
                 complexity={k: mean(size[k] for size in sizes) for k in sizes[0]} if sizes else {},

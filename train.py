@@ -7,7 +7,7 @@
     python train.py --name two --resume auto                                # go on where it was cut off
     python train.py --base Qwen/Qwen2.5-Coder-7B --plan                     # would it fit? memory by use, largest micro-batch
     python train.py --show 3                                                # also print three tasks a step, with their attempts
-    python train.py --replay out/two --step 75 --match T2:S1                # one match again: prompts, texts, verdicts
+    python -m infra.replay out/two 75 T2:S1                                 # one match again: prompts, texts, verdicts
 
 Five phases a step, all in `train`: match, propose, solve, reward and update, evolve. arXiv 2605.16727 on top of 2505.03335.
 """
@@ -26,14 +26,14 @@ import torch
 import evolve
 import rl
 import selfplay
-from config import FREE, Config, parse_args, settle
-from infra import replay
-from infra.checkpoint import LOGS, RunDir, State, differing, found, freeze, restore, save
+from config import FREE, Config, config_of_run, parse_args, resolve_config
+from infra.checkpoint import LOGS, RunDir, State, differing, init_state, restore, save, snapshot_student
 from infra.distributed import Ranks
-from infra.memory import fit, free_memory, plan_table
+from infra.memory import autotune_batch, free_memory, plan_table
 from infra.metrics import header, line, measures, summary
 from infra.platform import Interrupted, Signals, Stopwatch, check_system, environment, open_sandbox
 from infra.probes import probe
+from infra.terminal import colored, first_of_each, format_task, print_safely
 from infra.weights import load_base, load_tokenizer, pick_dtype, read_config, resolve, weights_hash
 from lora import Adapters
 from model import Base
@@ -68,12 +68,12 @@ def evolve_population(setup: Setup, state: State, adam: rl.Adam, step: int) -> l
     """Replace the weakest of each role by children of the others, in LoRA weight space; lines of genealogy.jsonl."""
     cfg, system, rows = setup.cfg, RATINGS[setup.cfg.rating](), []
     for number, role in enumerate(("teacher", "student")):
-        rng = selfplay.keyed(cfg.seed, step, selfplay.EVOLVE, number)
+        rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number)
         members = [m for m in state.members if m.role == role]
-        births = evolve.plan(members, lambda m: system.fitness(m.rating), cfg.cull, cfg.grace, step, cfg.evolve, rng)
+        births = evolve.plan(members, lambda m: system.fitness(m.rating), cfg.replace_frac, cfg.grace, step, cfg.evolve, rng)
         for i, b in enumerate(births):
-            gen = torch.Generator().manual_seed(selfplay.keyed(cfg.seed, step, selfplay.EVOLVE, number, i).getrandbits(60))
-            ratio = evolve.birth(setup.adapters, b, gen)
+            gen = torch.Generator().manual_seed(selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number, i).getrandbits(60))
+            ratio = evolve.apply_operator(setup.adapters, b, gen)
             adam.reset(b.victim.slot)
             rating = child_rating(system, [m.rating for m in b.parents], cfg.child_rating)
             rows.append(evolve.genealogy(b, rating, step, ratio))
@@ -84,7 +84,7 @@ def evolve_population(setup: Setup, state: State, adam: rl.Adam, step: int) -> l
 def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str, signals: Signals) -> None:
     """The loop: five phases a step until cfg.steps. Interrupted leaves the state as it was before the step."""
     cfg, base, adapters = setup.cfg, setup.base, setup.adapters
-    loss = dict(temperature=cfg.temperature, kl=cfg.kl, entropy=cfg.entropy, clip=cfg.clip, token_budget=cfg.token_budget,
+    loss = dict(temperature=cfg.temperature, kl=cfg.kl_coef, entropy=cfg.entropy_coef, clip=cfg.clip, tokens_per_microbatch=cfg.tokens_per_microbatch,
                 rank=setup.ranks.rank, world=setup.ranks.world)
     bar = lambda phase: phase if run.writes and sys.stderr.isatty() else ""
     while state.step < cfg.steps:
@@ -105,10 +105,10 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         clock.lap("solve")
 
         # 4. reward and update: one optimiser step for all members, each from its own rows; then the ratings
-        selfplay.pay_teachers(setup, state.archive, proposed, step)
+        selfplay.pay_teachers(setup, state.archive, proposed)
         batch = selfplay.training_batch(setup, rollout, proposed, solved, attempts)
-        adv = rl.advantages(batch, cfg.advantage, cfg.whiten)
-        weight = rl.token_weight(batch.rollout, cfg.advantage, cfg.max_new).float()
+        adv = rl.advantages(batch, cfg.algo, cfg.normalize_advantages)
+        weight = rl.token_weight(batch.rollout, cfg.algo, cfg.max_new_tokens).float()
         probing = cfg.probe_every and (step % cfg.probe_every == 0 or step == cfg.steps - 1)
         probes = {}
         if probing:
@@ -132,7 +132,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
             # without held-out tasks, the run's first ones are frozen as anchors
             state.anchors = state.anchors or [p.task for p in proposed if p.task][:cfg.n_anchors]
             if probing and step and not state.frozen:
-                freeze(state, setup)
+                snapshot_student(state, setup)
             state.step += 1
             row |= dict(births=[b["child"] for b in births], seconds=clock.seconds)
             logs = dict(metrics=[row], tasks=selfplay.task_rows(proposed, step), matches=matches, genealogy=births)
@@ -140,8 +140,8 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
                 run.append(f"{name}.jsonl", rows)
             if run.writes:
                 print(line(row), flush=True)
-                for task in replay.some(logs["tasks"], cfg.show):
-                    replay.tell(replay.card(task, replay.colored()))
+                for task in first_of_each(logs["tasks"], cfg.show):
+                    print_safely(format_task(task, colored()))
             if state.step % cfg.save_every == 0 or state.step == cfg.steps:
                 save(run, state, setup, adam, base_hash, cfg.keep)
 
@@ -159,12 +159,12 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
         stem = Path(cfg.base).name if Path(cfg.base).name != "base" else Path(cfg.base).parent.name
         taken = [int(n) for p in out.glob(f"{stem}-*") if (n := p.name.rsplit("-", 1)[1]).isdigit()]
         return str(out / f"{stem}-{max(taken, default=0) + (0 if cfg.resume and taken else 1)}")
-    path = Path(ranks.share(choose))
+    path = Path(ranks.broadcast(choose))
     if cfg.resume and cfg.resume != "auto" and not path.is_dir():
         raise ValueError(f"--resume {cfg.resume}: no such directory; runs are under {cfg.out}/")
     run = RunDir(path, ranks.rank == 0)              # from here on nobody else writes there
-    steps = ranks.share(run.steps)
-    if not cfg.resume and ranks.share(lambda: bool(steps or (path / "metrics.jsonl").exists())):
+    steps = ranks.broadcast(run.steps)
+    if not cfg.resume and ranks.broadcast(lambda: bool(steps or (path / "metrics.jsonl").exists())):
         raise ValueError(f"{path} holds an earlier run: go on with --resume auto --name {path.name}, or choose another --name")
     if cfg.resume and cfg.resume != "auto" and not steps:
         raise ValueError(f"--resume {cfg.resume}: no complete checkpoint in {path}")
@@ -173,32 +173,32 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
     if not steps:
         if cfg.resume and run.writes:
             print(f"note: nothing to resume in {path}: starting at step 0", file=sys.stderr)
-        run.cut(dict.fromkeys(LOGS, 0))               # killed before its first checkpoint: what it told is told again
+        run.truncate_logs(dict.fromkeys(LOGS, 0))               # killed before its first checkpoint: what it told is told again
     return run, bool(steps)
 
 
-def size_up(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtype, str, bool]:
+def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtype, str, bool]:
     """Settled configuration, the base's directory and type, the memory plan as a table, whether it fits. Raises ValueError."""
     path = resolve(str(HERE / cfg.base) if cfg.base == Config.base and not Path(cfg.base).is_dir() else cfg.base)
     if cfg.cuda_graphs and ranks.device.type != "cuda":
         raise ValueError("--cuda-graphs needs a GPU: leave it out, or pass --device cuda where there is one")
     dtype, shape = pick_dtype(cfg.dtype, ranks.device), read_config(path)
-    cfg = settle(cfg, load_tokenizer(path)[1] if cfg.style == "auto" else cfg.style)
+    cfg = resolve_config(cfg, load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format)
     n_members = 1 if cfg.single else cfg.teachers + cfg.students
     return cfg, path, dtype, *plan_table(cfg, shape, dtype, n_members, free_memory(ranks.device))
 
 
 def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     """Settled configuration and loaded base, after checking that the plan fits into memory. Raises ValueError."""
-    cfg, path, dtype, table, fits = size_up(cfg, ranks)
+    cfg, path, dtype, table, fits = estimate_memory(cfg, ranks)
     if not fits:
         raise ValueError(f"not enough memory:\n{table}")
-    return cfg, dataclasses.replace(load_base(str(path), dtype, ranks.device), style=cfg.style, graphs=cfg.cuda_graphs)
+    return cfg, dataclasses.replace(load_base(str(path), dtype, ranks.device), prompt_format=cfg.prompt_format, graphs=cfg.cuda_graphs)
 
 
 def show_plan(cfg: Config) -> int:
     """Print the memory plan; returns the exit code. Raises ValueError for what the user can mend."""
-    table, fits = size_up(cfg, Ranks.join(cfg.device))[3:]
+    table, fits = estimate_memory(cfg, Ranks.join(cfg.device))[3:]
     print(table)
     return 0 if fits else 2
 
@@ -208,33 +208,13 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     the hash of the base."""
     n_members = 1 if cfg.single else cfg.teachers + cfg.students
     adapters = Adapters.on(base.model, n_members, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), ranks.device)
-    cfg = fit(cfg, base, adapters, ranks)
+    cfg = autotune_batch(cfg, base, adapters, ranks)
     rates = [cfg.lr] if cfg.single else [cfg.lr_teacher] * cfg.teachers + [cfg.lr] * cfg.students
-    limits = Limits.for_style(base.style)
+    limits = Limits.for_format(base.prompt_format)
     limits = dataclasses.replace(limits, max_digits=cfg.max_digits or limits.max_digits,
                                  output_chars=cfg.max_output or limits.output_chars)
-    setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.kinds.split(",")))
+    setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.task_types.split(",")))
     return setup, rl.Adam(adapters, rates), weights_hash(base.model)
-
-
-def show_again(asked: Config) -> int:
-    """Replay a step of an earlier run (asked.replay, .step, .match); returns the exit code. Raises ValueError."""
-    ranks, run, step = Ranks.join(asked.device), RunDir(Path(asked.replay), writes=False), asked.step
-    if ranks.world > 1:
-        raise ValueError("--replay prints from one process: start it without torchrun")
-    cfg, matches, logged = replay.wanted(run.path, step, asked.match)
-    cfg, base = prepare(cfg, ranks)
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
-    with open_sandbox(cfg.workers, cfg.weak_sandbox, cpu_s=cfg.cpu_s) as sandbox:
-        setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
-        before = [n for n in run.steps() if n <= step]
-        state = restore(run, cfg, setup, adam, base_hash, before[-1]) if before else found(cfg, setup, base_hash)
-        if state.step < step:
-            print(f"no checkpoint of step {step}: computing steps {state.step} to {step - 1} again", flush=True)
-        until = dataclasses.replace(setup, cfg=dataclasses.replace(setup.cfg, steps=step, probe_every=0))
-        train(until, state, run, adam, base_hash, Signals())
-        return 0 if replay.again(setup, state, matches, logged) else 1
 
 
 def main(cfg: Config) -> RunDir:
@@ -246,13 +226,13 @@ def main(cfg: Config) -> RunDir:
         torch.set_num_threads(cfg.threads)
     run, resuming = open_run(cfg, ranks)
     config = dataclasses.asdict(cfg)
-    if resuming and (changed := differing(run.config(), config, FREE)):
+    if resuming and (changed := differing(dataclasses.asdict(config_of_run(run.config(), run.path)), config, FREE)):
         raise ValueError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
                          "use the old values or another --name")
     with contextlib.ExitStack() as stack:
         sandbox = stack.enter_context(open_sandbox(cfg.workers, cfg.weak_sandbox, cpu_s=cfg.cpu_s)) if run.writes else None
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
-        state = restore(run, cfg, setup, adam, base_hash, run.steps()[-1]) if resuming else found(cfg, setup, base_hash)
+        state = restore(run, cfg, setup, adam, base_hash, run.steps()[-1]) if resuming else init_state(cfg, setup, base_hash)
         if state.step >= cfg.steps:
             if run.writes:
                 print(f"{run.path}: already at step {state.step} of {cfg.steps}: nothing to do")
@@ -284,8 +264,8 @@ def main(cfg: Config) -> RunDir:
 if __name__ == "__main__":
     try:
         cfg = parse_args(__doc__)
-        if cfg.plan or cfg.replay:
-            sys.exit(show_plan(cfg) if cfg.plan else show_again(cfg))
+        if cfg.plan:
+            sys.exit(show_plan(cfg))
         main(cfg)
     except (ValueError, OSError) as e:
         print(f"train.py: {e}", file=sys.stderr)

@@ -116,33 +116,7 @@ class Elo:
         return r.mu
 
 
-@dataclass(frozen=True)
-class WinRate:
-    """Exponential average of results (win 1, draw 0.5, loss 0) in mu; blind to the opponent. The control for ratings."""
-    mu0: float = 0.5
-    rate_of_change: float = 0.1
-
-    def new(self):
-        """Rating of a player nobody has seen."""
-        return Rating(self.mu0, 0.0)
-
-    def rate(self, winner, loser, draw=False):
-        """New ratings (winner, loser) after one match."""
-        win, loss = (0.5, 0.5) if draw else (1.0, 0.0)
-        return (Rating(winner.mu + self.rate_of_change * (win - winner.mu), 0.0),
-                Rating(loser.mu + self.rate_of_change * (loss - loser.mu), 0.0))
-
-    def p_win(self, a, b):
-        """P(a beats b) if both win rates were earned against average players (Bill James's log5)."""
-        for_a, for_b = a.mu * (1.0 - b.mu), b.mu * (1.0 - a.mu)
-        return for_a / (for_a + for_b) if for_a + for_b > 0.0 else 0.5
-
-    def fitness(self, r):
-        """The win rate itself."""
-        return r.mu
-
-
-RATINGS = {"trueskill": TrueSkill, "elo": Elo, "winrate": WinRate}
+RATINGS = {"trueskill": TrueSkill, "elo": Elo}
 CHILD_RATINGS = ("mean", "fresh")
 
 

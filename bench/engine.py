@@ -18,7 +18,7 @@ from generate import Rollout, generate
 from infra.distributed import reuse_memory
 from infra.weights import load_base, save_peft
 from lora import Adapters
-from model import Base, Config, Model
+from model import Base, Model, ModelConfig
 
 SHAPES = {"7b": dict(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
                      num_key_value_heads=4, max_position_embeddings=32768, tie_word_embeddings=False)}
@@ -50,7 +50,7 @@ def open_base(args) -> Base:
         return dataclasses.replace(load_base(args.base, dtype, torch.device(args.device)), eos_ids=(), graphs=args.cuda_graphs)
     with torch.device(args.device):
         torch.set_default_dtype(dtype)
-        model = Model(Config(**SHAPES[args.shape])).requires_grad_(False).eval()
+        model = Model(ModelConfig(**SHAPES[args.shape])).requires_grad_(False).eval()
         torch.set_default_dtype(torch.float32)
         for p in model.parameters():
             p.normal_(0, .02) if p.dim() > 1 else p
@@ -80,7 +80,7 @@ def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], mem
 
     def run() -> float:
         start = time.perf_counter()
-        rollout = generate(base, adapters, prompts, members, keys, n, max_new=new, max_rows=len(keys))
+        rollout = generate(base, adapters, prompts, members, keys, n, max_new_tokens=new, rollout_batch=len(keys))
         if rollout.ids.is_cuda:
             torch.cuda.synchronize()
         assert int(rollout.n_tokens.sum()) == new * len(keys)
@@ -203,7 +203,7 @@ def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
 
     def run() -> float:
         start = time.perf_counter()
-        rl.accumulate(base, adapters, batch, adv, weight, token_budget=budget)
+        rl.accumulate(base, adapters, batch, adv, weight, tokens_per_microbatch=budget)
         if device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - start
@@ -254,10 +254,10 @@ def update(args) -> dict:
     adapters, figures, lines = population(base, args.rank), {}, []
     peers = None if args.shape else Peers(base, adapters, getattr(torch, args.dtype))
     for rows in args.rows:
-        rollout = fixed_rollout(base, [i * POP // rows for i in range(rows)], args.prompt, args.new, args.attempts)
+        rollout = fixed_rollout(base, [i * POP // rows for i in range(rows)], args.prompt, args.new, args.samples_per_task)
         single = dataclasses.replace(rollout, member=torch.zeros_like(rollout.member))
-        joint = updater(base, adapters, rollout, args.token_budget)
-        ways = {"8 members, one pass": joint, "1 member": updater(base, adapters, single, args.token_budget)}
+        joint = updater(base, adapters, rollout, args.tokens_per_microbatch)
+        ways = {"8 members, one pass": joint, "1 member": updater(base, adapters, single, args.tokens_per_microbatch)}
         if peers:
             ways["PEFT, one after another"] = peft_loop(peers, rollout, joint.adv, joint.weight)
             ways["PEFT, one after another"](), joint()
@@ -265,7 +265,7 @@ def update(args) -> dict:
         seen = take_turns(ways, args.repeats)
         lines += [(f"{rows} rows: {name}", "s", seconds) for name, seconds in seen.items()]
         figures[f"x_pop8_over_pop1_{rows}"] = ratio(seen["8 members, one pass"], seen["1 member"])
-        figures[f"tflops_{rows}"] = round(flops(base, rollout, args.token_budget) / min(seen["8 members, one pass"]) / 1e12, 4)
+        figures[f"tflops_{rows}"] = round(flops(base, rollout, args.tokens_per_microbatch) / min(seen["8 members, one pass"]) / 1e12, 4)
         if peers:
             figures[f"x_peft_loop_{rows}"] = ratio(seen["PEFT, one after another"], seen["8 members, one pass"])
     show(lines)
@@ -274,7 +274,7 @@ def update(args) -> dict:
 
 def stepper(base: Base, members: list[int], n_members: int, args):
     """A function that does a step of n_members (rollout, gradient, optimiser) and returns its seconds; row i is members[i]'s."""
-    adapters, n = population(base, args.rank, n_members), args.attempts
+    adapters, n = population(base, args.rank, n_members), args.samples_per_task
     adam, rollout = rl.Adam(adapters, [1e-5] * n_members), fixed_rollout(base, members, args.prompt, args.new, n)
     active = torch.zeros(n_members, dtype=torch.bool, device=rollout.ids.device)
     active[rollout.member] = True
@@ -285,7 +285,7 @@ def stepper(base: Base, members: list[int], n_members: int, args):
         return time.perf_counter() - start
     prompts = rollout.ids[::n, :args.prompt].tolist()
     play = decoder(base, adapters, prompts, members[::n], args.new, n)
-    return one_after_another([play, updater(base, adapters, rollout, args.token_budget), move])
+    return one_after_another([play, updater(base, adapters, rollout, args.tokens_per_microbatch), move])
 
 
 def step(args) -> dict:
@@ -319,14 +319,14 @@ def scale(args) -> dict:
 def update_flags(parser) -> None:
     flags(parser)
     parser.set_defaults(prompt=16, new=16)
-    parser.add_argument("--attempts", type=int, default=4, help="rows that share a prompt; 1 = each has its own")
-    parser.add_argument("--token-budget", type=int, default=2048, help="padded tokens of a micro-batch")
+    parser.add_argument("--samples-per-task", type=int, default=4, help="rows that share a prompt; 1 = each has its own")
+    parser.add_argument("--tokens-per-microbatch", type=int, default=2048, help="padded tokens of a micro-batch")
 
 
 def evolve(args) -> dict:
     """Seconds that each operator takes for one child, on all linear layers of the shape."""
     torch.set_num_threads(args.threads)
-    shape = Config(**SHAPES[args.shape])
+    shape = ModelConfig(**SHAPES[args.shape])
     with torch.device("meta"):
         linears = {path: (m.in_features, m.out_features) for path, m in Model(shape).linears().items()}
     gen = torch.Generator().manual_seed(0)

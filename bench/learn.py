@@ -11,14 +11,14 @@ import torch
 
 import rl
 import selfplay
-from config import ADVANTAGES, TARGETS, WHITEN, Config
+from config import ADVANTAGES, TARGETS, NORMALIZE, Config
 from infra.distributed import Ranks
 from infra.platform import open_sandbox
 from lora import Adapters
 from micro.evaluate import ROWS, draw_tasks
 from rewards import STUDENT_REWARDS
 from selfplay import Setup
-from tasks import KINDS, read_tasks
+from tasks import TASK_TYPES, read_tasks
 from tasks.base import Task
 from tasks.complexity import measure
 from tasks.prompts import reasoning
@@ -82,28 +82,28 @@ class FileOfTasks:
 
 
 def source_of(args, setup: Setup):
-    """Where tasks come from. Raises ValueError for a style of which no program can be drawn."""
+    """Where tasks come from. Raises ValueError for a prompt format of which no program can be drawn."""
     if args.tasks_file:
         return FileOfTasks(args.tasks_file, setup, args.seed)
-    if setup.base.style != "micro":
-        raise ValueError(f"bench learn draws programs for the micro base only, and {args.base} speaks the {setup.base.style} style: "
+    if setup.base.prompt_format != "micro":
+        raise ValueError(f"bench learn draws programs for the micro base only, and {args.base} speaks the {setup.base.prompt_format} prompt format: "
                          "pass its tasks with --tasks-file FILE.jsonl")
     return FreshPrograms(args)
 
 
 def open_setup(args, sandbox_workers: int = 1) -> Setup:
-    """Base, one fresh adapter a learning rate, and the judge; the presets of the base's style where no flag says otherwise."""
+    """Base, one fresh adapter a learning rate, and the judge; the presets of the base's prompt format where no flag says otherwise."""
     ranks = Ranks.join(args.device)
-    asked = Config(base=args.base, seed=args.seed, kinds=args.kind, rank=args.rank, alpha=args.alpha, attempts=args.attempts,
-                   max_new=args.max_new, advantage=args.advantage, whiten=args.whiten, student_reward=args.student_reward)
+    asked = Config(base=args.base, seed=args.seed, task_types=args.kind, rank=args.rank, alpha=args.alpha, samples_per_task=args.samples_per_task,
+                   max_new_tokens=args.max_new_tokens, algo=args.algo, normalize_advantages=args.normalize_advantages, student_reward=args.student_reward)
     cfg, base = prepare(asked, ranks)
     torch.set_num_threads(args.threads)
     n_members = len(args.lr or [cfg.lr])
     adapters = Adapters.on(base.model, n_members, cfg.rank, cfg.alpha, TARGETS, ranks.device)
     for slot in range(n_members):
-        adapters.init_member(slot, torch.Generator().manual_seed(selfplay.keyed(args.seed, slot).getrandbits(60)))
+        adapters.init_member(slot, torch.Generator().manual_seed(selfplay.make_rng(args.seed, slot).getrandbits(60)))
     sandbox = open_sandbox(sandbox_workers, False, cpu_s=cfg.cpu_s)
-    return Setup(cfg, base, adapters, ranks, sandbox, Limits.for_style(base.style), tuple(KINDS))
+    return Setup(cfg, base, adapters, ranks, sandbox, Limits.for_format(base.prompt_format), tuple(TASK_TYPES))
 
 
 def score(setup: Setup, held_out: list[tuple[int, Task]], step: int, temperature: float) -> list[Score]:
@@ -118,7 +118,7 @@ def score(setup: Setup, held_out: list[tuple[int, Task]], step: int, temperature
         right = {size: [] for size, _ in held_out}
         for (size, _), verdicts in zip(held_out, done.verdicts[mine]):
             right[size].append(verdicts == ["correct"])
-        thinks = [bool(reasoning(text, setup.base.style)) for text in done.texts[mine]]
+        thinks = [bool(reasoning(text, setup.base.prompt_format)) for text in done.texts[mine]]
         accuracy = {size: sum(values) / len(values) for size, values in sorted(right.items())}
         scores.append(Score(accuracy, sum(thinks) / n, done.rollout.n_tokens[mine].float().mean().item()))
     return scores
@@ -128,15 +128,15 @@ def learn_step(setup: Setup, adam: rl.Adam, tasks: list[Task], step: int) -> flo
     """One step: every member attempts every task and learns from its own attempts; the share that is correct."""
     cfg, n_members = setup.cfg, setup.adapters.n_members
     slots = [slot for slot in range(n_members) for _ in tasks]
-    done = selfplay.attempt(setup, tasks * n_members, slots, step, selfplay.SOLVE, cfg.attempts)
+    done = selfplay.attempt(setup, tasks * n_members, slots, step, selfplay.SOLVE, cfg.samples_per_task)
     pay = STUDENT_REWARDS[cfg.student_reward]
     rewards = [pay[verdict] for verdicts in done.verdicts for verdict in verdicts]
-    groups = [group for group in range(len(slots)) for _ in range(cfg.attempts)]
+    groups = [group for group in range(len(slots)) for _ in range(cfg.samples_per_task)]
     ones, zeros = torch.ones(len(rewards), dtype=torch.int64), torch.zeros(len(rewards), dtype=torch.int64)
     batch = rl.Batch(done.rollout, torch.tensor(rewards), torch.tensor(groups), ones, zeros)
-    adv = rl.advantages(batch, cfg.advantage, cfg.whiten)
-    rl.update(setup.base, setup.adapters, adam, batch, adv, method=cfg.advantage, max_new=cfg.max_new, clip=cfg.clip,
-              token_budget=cfg.token_budget)
+    adv = rl.advantages(batch, cfg.algo, cfg.normalize_advantages)
+    rl.update(setup.base, setup.adapters, adam, batch, adv, method=cfg.algo, max_new_tokens=cfg.max_new_tokens, clip=cfg.clip,
+              tokens_per_microbatch=cfg.tokens_per_microbatch)
     return sum(verdict == "correct" for verdicts in done.verdicts for verdict in verdicts) / len(rewards)
 
 
@@ -170,7 +170,7 @@ def learn(args) -> dict:
     adam = rl.Adam(setup.adapters, rates)
     with setup.sandbox:
         source = source_of(args, setup)
-        per_step = args.tasks * cfg.attempts
+        per_step = args.tasks * cfg.samples_per_task
         n_steps = max(1, args.budget // per_step)
         evaluated = {round(i * n_steps / args.evals) for i in range(args.evals + 1)}
         sizes = " ".join(f"{size:<4}" for size in sorted({size for size, _ in source.held_out}))
@@ -184,7 +184,7 @@ def learn(args) -> dict:
                 learn_step(setup, adam, source.batch(step, args.tasks), step)
     return figures(rates, curves) | dict(
         base=args.base, seed=args.seed, kind=args.kind, attempts=n_steps * per_step, alpha=cfg.alpha, rank=cfg.rank,
-        group=cfg.attempts, tasks=args.tasks, advantage=cfg.advantage, whiten=cfg.whiten, student_reward=cfg.student_reward,
+        samples_per_task=cfg.samples_per_task, tasks=args.tasks, algo=cfg.algo, normalize_advantages=cfg.normalize_advantages, student_reward=cfg.student_reward,
         seconds=round(time.monotonic() - began))
 
 
@@ -202,22 +202,22 @@ def figures(rates: list[float], curves: list[tuple[int, list[list[Score]]]]) -> 
 
 
 def learn_flags(parser) -> None:
-    """Flags; None = the preset of the base's style."""
+    """Flags; None = the preset of the base's prompt format."""
     parser.add_argument("--base", default="micro/base", help="directory of the base")
     parser.add_argument("--lr", type=float, nargs="+", help="learning rates, each a member of the batch")
     parser.add_argument("--rank", type=int)
     parser.add_argument("--alpha", type=float)
-    parser.add_argument("--attempts", type=int, help="at each task: the group of the baseline")
+    parser.add_argument("--samples-per-task", type=int, help="at each task: the group of the baseline")
     parser.add_argument("--tasks", type=int, default=16, help="a step")
     parser.add_argument("--budget", type=int, default=8000, help="attempts of each member, in all")
     parser.add_argument("--evals", type=int, default=8, help="evaluations after the first")
     parser.add_argument("--held-out", type=int, default=40, help="held-out tasks of each size")
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 3, 4, 5, 6, 7, 8], help="statements of the programs")
     parser.add_argument("--kind", choices=tuple(ROWS.values()), default="code_o")
-    parser.add_argument("--tasks-file", default="", help="JSON lines of tasks instead of fresh programs, for any style")
-    parser.add_argument("--max-new", type=int, help="tokens of an answer, at most")
-    parser.add_argument("--advantage", choices=ADVANTAGES, default="reinforce++")
-    parser.add_argument("--whiten", choices=WHITEN, default="auto")
+    parser.add_argument("--tasks-file", default="", help="JSON lines of tasks instead of fresh programs, for any prompt format")
+    parser.add_argument("--max-new-tokens", type=int, help="tokens of an answer, at most")
+    parser.add_argument("--algo", choices=ADVANTAGES, default="reinforce++")
+    parser.add_argument("--normalize-advantages", choices=NORMALIZE, default="auto")
     parser.add_argument("--student-reward", choices=tuple(STUDENT_REWARDS), default="graded")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)

@@ -29,7 +29,7 @@ from infra.weights import load_peft, save_peft
 from lora import Adapters
 from rl import Adam
 from selfplay import Setup
-from tasks import IDENTITY, KINDS, read_tasks
+from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Task
 from tasks.complexity import structural_hash
@@ -69,13 +69,13 @@ class RunDir:
             way = f"to go on from step_{earlier[-1]}" if earlier else "to begin again at step 0: no earlier checkpoint is there"
             raise ValueError(f"{directory} is damaged ({name}: {why}): remove all of {directory.name} {way}") from e
 
-    def check_logs(self, books: dict) -> None:
+    def check_logs(self, metadata: dict) -> None:
         """Raises ValueError where a log is shorter than it was when the checkpoint with this state.json was written."""
         held = self.sizes()
-        for name, size in books["logs"].items():
+        for name, size in metadata["logs"].items():
             if held[name] < size:
                 lost = "the archive's memory" if name == "tasks.jsonl" else "a part of the run's record"
-                raise ValueError(f"{self.path / name} is shorter than step_{books['step']} says ({held[name]} of {size} bytes): "
+                raise ValueError(f"{self.path / name} is shorter than step_{metadata['step']} says ({held[name]} of {size} bytes): "
                                  f"{lost} is lost; restore it, or start anew under another --name")
 
     def config(self) -> dict:
@@ -112,7 +112,7 @@ class RunDir:
         """Length of each log in bytes."""
         return {name: (self.path / name).stat().st_size if (self.path / name).exists() else 0 for name in LOGS}
 
-    def cut(self, sizes: dict[str, int]) -> None:
+    def truncate_logs(self, sizes: dict[str, int]) -> None:
         """Forget what the logs say after a checkpoint."""
         for name, size in sizes.items():
             if self.writes and (self.path / name).exists():
@@ -162,7 +162,7 @@ class State:
     frozen: Adapters | None = None      # a student as it was early in the run, alone in slot 0: a yardstick for later tasks
 
 
-def found(cfg, setup: Setup, base_hash: str = "") -> State:
+def init_state(cfg, setup: Setup, base_hash: str = "") -> State:
     """The state before step 0: fresh members (or --init), the archive's seeds, the anchors."""
     single = cfg.single
     fresh = RATINGS[cfg.rating]().new
@@ -173,21 +173,21 @@ def found(cfg, setup: Setup, base_hash: str = "") -> State:
     if cfg.init and len(given) != setup.adapters.n_members:
         raise ValueError(f"--init {cfg.init} holds {len(given)} adapters for {setup.adapters.n_members} members")
     for slot in range(setup.adapters.n_members):
-        gen = torch.Generator().manual_seed(selfplay.keyed(cfg.seed, 0, selfplay.INIT, slot).getrandbits(60))
+        gen = torch.Generator().manual_seed(selfplay.make_rng(cfg.seed, 0, selfplay.INIT, slot).getrandbits(60))
         load_peft(setup.adapters, slot, given[slot], base_hash) if given else setup.adapters.init_member(slot, gen)
-    archive = Archive(list(setup.kinds), cfg.archive_cap)
+    archive = Archive(list(setup.task_types), cfg.archive_cap)
     proposals = read_tasks(cfg.seed_tasks) if cfg.seed_tasks else [IDENTITY]
     if not proposals:
         raise ValueError(f"--seed-tasks {cfg.seed_tasks} holds no tasks: give at least one, or leave the flag out")
     given = {p.kind for p in proposals}
-    if any(k.startswith("code") for k in setup.kinds) and not any(k.startswith("code") for k in given):
+    if any(k.startswith("code") for k in setup.task_types) and not any(k.startswith("code") for k in given):
         proposals.append(IDENTITY)
-    proposals += [KINDS[k].seed for k in setup.kinds if KINDS[k].seed and k not in given]
+    proposals += [TASK_TYPES[k].seed for k in setup.task_types if TASK_TYPES[k].seed and k not in given]
     for task in selfplay.make_tasks(setup, proposals, cfg.seed_tasks or "seed"):
         archive.add(dataclasses.replace(task, id=archive.n_added), structural_hash(task.program))
     asked = proposals_of(setup, cfg.anchors, "anchors")[:cfg.n_anchors]
     anchors = selfplay.make_tasks(setup, asked, cfg.anchors or "anchors.jsonl")
-    asked = unplayed(proposals_of(setup, cfg.heldout, "heldout"), setup.kinds, cfg.n_heldout)
+    asked = unplayed(proposals_of(setup, cfg.heldout, "heldout"), setup.task_types, cfg.n_heldout)
     heldout = selfplay.make_tasks(setup, asked, cfg.heldout or "heldout.jsonl")
     return State(0, members, archive, anchors, heldout, dict(generated=0, trained=0))
 
@@ -210,35 +210,35 @@ def unplayed(proposals: list[Proposal], played: tuple[str, ...], n: int) -> list
     return [p for some in by_kind.values() for p in some[:n]]
 
 
-def room(setup: Setup) -> Adapters:
+def empty_adapters(setup: Setup) -> Adapters:
     """Adapters for one member, shaped like the population's."""
     cfg = setup.cfg
     return Adapters.on(setup.base.model, 1, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), setup.ranks.device)
 
 
-def freeze(state: State, setup: Setup) -> None:
+def snapshot_student(state: State, setup: Setup) -> None:
     """Keep the best student of this moment for good, in state.frozen."""
     fitness = RATINGS[setup.cfg.rating]().fitness
     best = max((m for m in state.members if m.role == "student"), key=lambda m: fitness(m.rating))
-    state.frozen = room(setup)
+    state.frozen = empty_adapters(setup)
     state.frozen.set_factors(0, setup.adapters.factors(best.slot))
 
 
 def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, keep: int) -> None:
-    """Checkpoint of the state before `state.step`: PEFT directories, optimiser and books; the base is never copied."""
+    """Checkpoint of the state before `state.step`: PEFT directories, optimiser and metadata; the base is never copied."""
     def fill(directory: Path) -> None:
-        """The tensors; run.save adds the books and makes the whole appear at once."""
+        """The tensors; run.save adds the metadata and makes the whole appear at once."""
         names = {m.slot: m.name for m in reversed(state.members)}
         for slot, name in names.items():
             save_peft(setup.adapters, slot, directory / name, setup.cfg.base, base_hash)
         if state.frozen:
             save_peft(state.frozen, 0, directory / FROZEN, setup.cfg.base, base_hash)
         save_file({k: v.contiguous() for k, v in adam.state_dict().items()}, directory / "optimizer.safetensors")
-    books = dict(base_weights=base_hash, members=[m.to_json() for m in state.members],
+    metadata = dict(base_weights=base_hash, members=[m.to_json() for m in state.members],
                  anchors=[dataclasses.asdict(t) for t in state.anchors],
                  heldout=[dataclasses.asdict(t) for t in state.heldout],
                  seeds=[dataclasses.asdict(t) for t in state.archive.seeds], totals=state.totals)
-    run.save(state.step, books, fill, keep)
+    run.save(state.step, metadata, fill, keep)
 
 
 def task_of(row: dict) -> Task:
@@ -247,19 +247,19 @@ def task_of(row: dict) -> Task:
 
 
 def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
-    """The members and the books of a checkpoint. Raises ValueError where state.json is damaged."""
+    """The members and the metadata of a checkpoint. Raises ValueError where state.json is damaged."""
     def read(path: Path) -> tuple[list[Member], dict]:
-        books = json.loads(path.read_text())
-        return [Member.from_json(m) for m in books["members"]], books
+        metadata = json.loads(path.read_text())
+        return [Member.from_json(m) for m in metadata["members"]], metadata
     return run.part(step, "state.json", read)
 
 
-def archive_at(run: RunDir, books: dict, kinds, cap: int) -> Archive:
+def archive_at(run: RunDir, metadata: dict, task_types, cap: int) -> Archive:
     """What the run had seen when a checkpoint with this state.json was written. Raises ValueError where its logs are shorter."""
-    run.check_logs(books)
-    archive = Archive(list(kinds), cap)
-    logged = [selfplay.task_from_row(row) for row in run.rows("tasks.jsonl", books["logs"]["tasks.jsonl"]) if not row["reason"]]
-    for task in [*map(task_of, books["seeds"]), *logged]:
+    run.check_logs(metadata)
+    archive = Archive(list(task_types), cap)
+    logged = [selfplay.task_from_row(row) for row in run.rows("tasks.jsonl", metadata["logs"]["tasks.jsonl"]) if not row["reason"]]
+    for task in [*map(task_of, metadata["seeds"]), *logged]:
         archive.add(task, structural_hash(task.program))
     return archive
 
@@ -267,18 +267,18 @@ def archive_at(run: RunDir, books: dict, kinds, cap: int) -> Archive:
 def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: int) -> State:
     """The state of checkpoint step_`step`; adapters and optimiser are filled in place, the logs of a run that writes are cut back
     to it. Raises ValueError for another base, a damaged checkpoint, logs that are shorter than they were."""
-    members, books = members_at(run, step)
-    if books.get("base_weights", base_hash) != base_hash:
+    members, metadata = members_at(run, step)
+    if metadata.get("base_weights", base_hash) != base_hash:
         raise ValueError(f"{run.path} was trained on another base than {cfg.base} is here (or at another precision): pass the "
                          "--base and --device it was started with")
-    archive = archive_at(run, books, setup.kinds, cfg.archive_cap)
+    archive = archive_at(run, metadata, setup.task_types, cfg.archive_cap)
     adapter = lambda into, slot, name: run.part(step, name, lambda path: load_peft(into, slot, path, base_hash))
     for m in members:
         adapter(setup.adapters, m.slot, members[0].name if cfg.single else m.name)
     run.part(step, "optimizer.safetensors", lambda path: adam.load_state_dict(load_file(path)))
-    frozen = room(setup) if (run.path / f"step_{step}" / FROZEN).is_dir() else None
+    frozen = empty_adapters(setup) if (run.path / f"step_{step}" / FROZEN).is_dir() else None
     if frozen:
         adapter(frozen, 0, FROZEN)
-    run.cut(books["logs"])
-    anchors, heldout = ([task_of(row) for row in books[name]] for name in ("anchors", "heldout"))
-    return State(books["step"], members, archive, anchors, heldout, books["totals"], frozen)
+    run.truncate_logs(metadata["logs"])
+    anchors, heldout = ([task_of(row) for row in metadata[name]] for name in ("anchors", "heldout"))
+    return State(metadata["step"], members, archive, anchors, heldout, metadata["totals"], frozen)

@@ -1,4 +1,4 @@
-"""Several processes, one population: every process holds all adapters and keeps the same books.
+"""Several processes, one population: every process holds all adapters and keeps the same records.
 
 Rows of generation and micro-batches of the update are shared out; gradients are summed in `rl.accumulate`. What only one
 process can know (verdicts, which run directory) comes from process 0 as JSON text: nothing is unpickled.
@@ -46,7 +46,7 @@ class Ranks:
             dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
         return cls(rank, world, torch.device(device))
 
-    def least(self, n: int) -> int:
+    def all_reduce_min(self, n: int) -> int:
         """The smallest n of all processes."""
         if self.world > 1:
             number = torch.tensor([n], device=self.device)
@@ -54,7 +54,7 @@ class Ranks:
             n = int(number)
         return n
 
-    def share(self, make):
+    def broadcast(self, make):
         """make() on process 0, its JSON-able result on all of them."""
         if self.world == 1:
             return make()
@@ -80,8 +80,8 @@ class Ranks:
         size = max(shape(r)[0] for r in range(self.world))
         pack = lambda x, tail: torch.nn.functional.pad(torch.cat((x, *tail), 1), (0, 0, 0, size - len(x)))
         wide = lambda x: torch.nn.functional.pad(x, (0, int(width) - x.shape[1]))
-        books = [own.prompt_len[:, None], own.length[:, None], own.member[:, None]]
-        ids, logp = pack(wide(own.ids), books), pack(wide(own.logp), [])
+        columns = [own.prompt_len[:, None], own.length[:, None], own.member[:, None]]
+        ids, logp = pack(wide(own.ids), columns), pack(wide(own.logp), [])
         all_ids, all_logp = ([torch.empty_like(x) for _ in range(self.world)] for x in (ids, logp))
         dist.all_gather(all_ids, ids)
         dist.all_gather(all_logp, logp)

@@ -11,16 +11,16 @@ from tasks.prompts import reasoning
 def measures(setup: Setup, state: State, proposed: list, update: dict, batch: Batch, adv: torch.Tensor,
              matches: list[dict]) -> dict:
     """The step's line of metrics.jsonl, except probes and seconds: overall, per kind and per member."""
-    archive, kinds = state.archive, setup.kinds
-    guess = {kind: archive.modal_output(kind)[1] for kind in kinds}
+    archive, task_types = state.archive, setup.task_types
+    guess = {kind: archive.modal_output(kind)[1] for kind in task_types}
     solved = [p for p in proposed if p.attempts]
     return dict(
-        **describe(proposed), kinds={kind: describe([p for p in proposed if p.kind == kind]) for kind in kinds},
+        **describe(proposed), task_types={kind: describe([p for p in proposed if p.kind == kind]) for kind in task_types},
         members=member_measures(setup, state, proposed, update, batch, adv),
-        coverage=len(archive.structures), rarefied=archive.rarefied(), guess_rate=guess,
+        unique_structures=len(archive.structures), unique_at_64=archive.unique_at_64(), majority_baseline=guess,
         beats_guessing=mean(float(p.solve_rate > guess[p.kind] + setup.cfg.noise_margin) for p in solved),
-        think=mean(thinks(setup, text) for text in texts_of(solved)), brier=mean(m["brier"] for m in matches), zero_advantage=(adv == 0).float().mean().item(),
-        kl=update["kl"], entropy=update["entropy"], logp_gap=update["logp_gap"], skipped=update["skipped"],
+        think=mean(thinks(setup, text) for text in texts_of(solved)), brier=mean(m["brier"] for m in matches), frac_zero_advantage=(adv == 0).float().mean().item(),
+        kl=update["kl"], entropy=update["entropy"], train_rollout_logprob_diff=update["train_rollout_logprob_diff"], skipped=update["skipped"],
         tokens_generated=state.totals["generated"], tokens_trained=state.totals["trained"])
 
 
@@ -31,7 +31,7 @@ def texts_of(proposed: list, student: str = "") -> list[str]:
 
 def thinks(setup: Setup, text: str) -> float:
     """1 where an answer shows reasoning before it answers, else 0."""
-    return float(bool(reasoning(text, setup.base.style)))
+    return float(bool(reasoning(text, setup.base.prompt_format)))
 
 
 def member_measures(setup: Setup, state: State, proposed: list, update: dict, batch: Batch, adv: torch.Tensor) -> dict[str, dict]:
@@ -47,9 +47,9 @@ def member_measures(setup: Setup, state: State, proposed: list, update: dict, ba
                      grad_norm=update["grad_norm"][m.slot], cosine=mean(others))
         texts = [p.text for p in proposed if p.teacher is m] if m.role == "teacher" else texts_of(proposed, m.name)
         given |= dict(think=mean(thinks(setup, text) for text in texts),
-                      reasoning_chars=mean(len(reasoning(text, setup.base.style)) for text in texts))
+                      reasoning_chars=mean(len(reasoning(text, setup.base.prompt_format)) for text in texts))
         if m.role == "teacher":
-            given |= {k: v for k, v in describe([p for p in proposed if p.teacher is m]).items() if k != "reward"}
+            given |= {k: v for k, v in describe([p for p in proposed if p.teacher is m]).items() if k != "teacher_reward"}
         else:
             verdicts = [v for p in proposed for v in p.attempts.get(m.name, [])]
             given |= dict(n=len(verdicts), solve_rate=verdicts.count("correct") / len(verdicts) if verdicts else None)
@@ -57,8 +57,8 @@ def member_measures(setup: Setup, state: State, proposed: list, update: dict, ba
     return members
 
 
-COLUMNS = (("step", 5), ("valid", 6), ("stmts", 6), ("solve", 6), ("base", 6), ("anchor", 7), ("greedy", 7), ("think", 6), ("T rew", 6),
-           ("seen", 6), ("best T", 12), ("best S", 12), ("sec", 6), ("", 0))
+COLUMNS = (("step", 5), ("valid", 6), ("statements", 10), ("solve", 6), ("base", 6), ("anchor", 7), ("greedy", 7), ("think", 6), ("reward", 6),
+           ("unique", 6), ("best T", 12), ("best S", 12), ("sec", 6), ("", 0))
 
 
 def header() -> str:
@@ -74,7 +74,7 @@ def line(row: dict) -> str:
     anchors = [mean(row.get(f"anchors_{k}", {}).values()) for k in ("sampled", "greedy")]
     cells = [str(row["step"]), number(row["valid"]), number(row["complexity"].get("statements")), number(row["solve_rate"]),
              number(row.get("base_solve")), *map(number, anchors), number(row["think"]),
-             number(row["reward"]), str(row["coverage"]),
+             number(row["teacher_reward"]), str(row["unique_structures"]),
              name("teacher"), name("student"), f"{sum(row['seconds'].values()):.1f}"]
     notes = ["born " + " ".join(row["births"])] if row["births"] else []
     notes += [f"skipped slots {row['skipped']}"] if row["skipped"] else []
@@ -101,7 +101,7 @@ def summary(rows: list[dict]) -> str:
     compare("  of which at the probes: the students' solve rate on the same tasks", lambda r: r.get("student_solve"))
     out += discovery_words(rows)
     out += probe_words([row for row in rows if row.get("anchors_greedy")])
-    out.append(f"  {rows[-1]['coverage']} distinct program structures, {sum(len(r['births']) for r in rows)} members replaced, "
+    out.append(f"  {rows[-1]['unique_structures']} distinct program structures, {sum(len(r['births']) for r in rows)} members replaced, "
                f"{rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained")
     title = f"first {n} against last {n} of {len(rows)} steps (ratings are relative and say nothing about progress):"
     return "\n".join([title, *out])

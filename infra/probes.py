@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from evolve import Member
 from lora import Adapters
-from selfplay import BASE, PROBE, Proposed, Setup, attempt, mean
+from selfplay import BASE, PROBE, ProposalRecord, Setup, attempt, mean
 from tasks.base import Task
 from tasks.prompts import reasoning
 
@@ -32,7 +32,7 @@ def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int, tempe
     asked = [-1] if equal else list(slots.values())
     done = attempt(s, tasks * len(asked), [slot for slot in asked for _ in tasks], step, PROBE, 1, temperature)
     correct = [verdicts == ["correct"] for verdicts in done.verdicts]
-    thinks = [bool(reasoning(text, s.base.style)) for text in done.texts]
+    thinks = [bool(reasoning(text, s.base.prompt_format)) for text in done.texts]
     found = {}
     for i, name in enumerate(slots):
         first = 0 if equal else i * len(tasks)
@@ -89,7 +89,7 @@ def probe_heldout(s: Setup, members: dict[str, int], heldout: list[Task], step: 
     return dict(heldout=accuracy, heldout_think=thinking) if accuracy else {}, tokens
 
 
-def probe_current(s: Setup, proposed: list[Proposed], step: int, frozen: Adapters | None) -> tuple[dict, int]:
+def probe_current(s: Setup, proposed: list[ProposalRecord], step: int, frozen: Adapters | None) -> tuple[dict, int]:
     """The frozen base on the teachers' current tasks, and a student frozen early in the run (slot 0 of `frozen`), beside the
     students of the day; keys of metrics.jsonl, tokens."""
     tasks = [p.task for p in proposed if p.task]
@@ -97,7 +97,7 @@ def probe_current(s: Setup, proposed: list[Proposed], step: int, frozen: Adapter
         return {}, 0
     slots = [-1] * len(tasks) + ([0] * len(tasks) if frozen else [])
     still = dataclasses.replace(s, adapters=frozen or s.adapters)
-    n = min(s.cfg.attempts, CURRENT_ATTEMPTS)
+    n = min(s.cfg.samples_per_task, CURRENT_ATTEMPTS)
     done = attempt(still, tasks * (2 if frozen else 1), slots, step, BASE, n)
     verdicts = [[verdict == "correct" for verdict in some] for some in done.verdicts]
     rates = [mean(right) for right in verdicts]
@@ -107,7 +107,7 @@ def probe_current(s: Setup, proposed: list[Proposed], step: int, frozen: Adapter
     return out, int(done.rollout.n_tokens.sum())
 
 
-def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Task], proposed: list[Proposed], step: int,
+def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Task], proposed: list[ProposalRecord], step: int,
           frozen: Adapters | None = None) -> dict:
     """All absolute measures of a step, as keys of metrics.jsonl. The frozen base answers the same tasks as the members each
     time: it never changes, but the tasks asked between the first and the last probe are fewer."""

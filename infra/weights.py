@@ -4,7 +4,7 @@
     python -m infra.weights --check micro/base
 
 Loading a base: build it on the meta device, stream the shards, assign strictly. An architecture is a line of ARCHITECTURES: what
-config.json says, with what it leaves out, becomes fields of model.Config. The lower half writes a member as the PEFT directory
+config.json says, with what it leaves out, becomes fields of model.ModelConfig. The lower half writes a member as the PEFT directory
 that other tools read, and reads one back.
 """
 import argparse
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from lora import Adapters
-from model import Base, Config, KVCache, Model
+from model import Base, KVCache, Model, ModelConfig
 
 # model_type -> what holds whatever its config.json says, and what applies where config.json is silent (transformers' defaults)
 ARCHITECTURES = {
@@ -36,7 +36,7 @@ ROPES = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_fa
 
 # --- a base ------------------------------------------------------------------------------------------------------------
 
-def read_config(path: Path) -> Config:
+def read_config(path: Path) -> ModelConfig:
     """Read config.json. Raises ValueError for a missing file or an architecture that model.py does not compute."""
     try:
         raw = json.loads((path / "config.json").read_text())
@@ -53,16 +53,16 @@ def read_config(path: Path) -> Config:
     full = {**SILENT, **silent, **{k: v for k, v in raw.items() if v is not None}, **fixed}
     full.setdefault("num_key_value_heads", full.get("num_attention_heads"))
     full.setdefault("output_bias", full["attention_bias"])
-    missing = [f.name for f in fields(Config) if f.default is f.default_factory is MISSING and f.name not in full]
+    missing = [f.name for f in fields(ModelConfig) if f.default is f.default_factory is MISSING and f.name not in full]
     if missing:
         raise ValueError(f"{path / 'config.json'} lacks {', '.join(missing)}: is it a complete model directory?")
-    full["rope_theta"] = rope.pop("rope_theta", full.get("rope_theta", Config.rope_theta))
+    full["rope_theta"] = rope.pop("rope_theta", full.get("rope_theta", ModelConfig.rope_theta))
     full["rope_parameters"] = {"original_max_position_embeddings": full["max_position_embeddings"], **rope}
     full["sliding_window"] = (raw.get("sliding_window", 4096) or 0) if full["use_sliding_window"] else 0
     types, late = full.get("layer_types"), full["max_window_layers"]
     slides = lambda i: types[i] == "sliding_attention" if types else i >= late
     full["sliding_layers"] = tuple(i for i in range(full["num_hidden_layers"]) if full["sliding_window"] and slides(i))
-    return Config(**{f.name: full[f.name] for f in fields(Config) if f.name in full})
+    return ModelConfig(**{f.name: full[f.name] for f in fields(ModelConfig) if f.name in full})
 
 
 def unsupported(raw: dict, rope: dict) -> list[str]:
@@ -162,7 +162,7 @@ def is_chat_model(tokenizer, eos_ids: tuple[int, ...]) -> bool:
 
 
 def load_tokenizer(path: Path):
-    """The directory's tokenizer through transformers, and the prompt style that model and tokenizer call for."""
+    """The directory's tokenizer through transformers, and the prompt format that model and tokenizer call for."""
     if not any((path / name).exists() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
         raise ValueError(f"{path} has no tokenizer: tokenizer.json is needed")     # transformers would make up an empty one
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -173,8 +173,8 @@ def load_tokenizer(path: Path):
     except Exception as e:                        # transformers raises many types here; all mean the same to the user
         raise ValueError(f"{path} has no usable tokenizer ({type(e).__name__}): "
                          "tokenizer.json and tokenizer_config.json are needed") from None
-    style = json.loads((path / "config.json").read_text()).get("task_style")
-    return tokenizer, style or ("chat" if is_chat_model(tokenizer, end_tokens(path, tokenizer)) else "base")
+    prompt_format = json.loads((path / "config.json").read_text()).get("prompt_format")
+    return tokenizer, prompt_format or ("chat" if is_chat_model(tokenizer, end_tokens(path, tokenizer)) else "base")
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -184,14 +184,14 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu") -> Base:
-    """Model, tokenizer, end tokens and prompt style of a directory or hub id. Raises ValueError with the fix."""
+    """Model, tokenizer, end tokens and prompt format of a directory or hub id. Raises ValueError with the fix."""
     path = resolve(name)
     read_config(path)                  # complain about the architecture before anything slow
-    tokenizer, style = load_tokenizer(path)
+    tokenizer, prompt_format = load_tokenizer(path)
     eos_ids = end_tokens(path, tokenizer)
     if not eos_ids:
         raise ValueError(f"{path}: no end token in config.json, generation_config.json or the tokenizer; add eos_token_id")
-    return Base(load_model(path, dtype, device).fuse(), tokenizer, eos_ids, style, path)
+    return Base(load_model(path, dtype, device).fuse(), tokenizer, eos_ids, prompt_format, path)
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -4,7 +4,7 @@
 
 A program is `def f(x)` over small ints, lists of small ints and short strings, one statement a line; a second variable y
 may hold an intermediate value. Beside them stand word problems (a story about one number, with its program) and logic
-puzzles (clauses that one assignment of truth values fulfils). The texts below ARE the micro task style: tasks/prompts.py writes the
+puzzles (clauses that one assignment of truth values fulfils). The texts below ARE the micro task prompt format: tasks/prompts.py writes the
 same. Programs run here with exec because this file wrote them; text from a model goes to verifier.py instead.
 """
 import builtins
@@ -113,7 +113,7 @@ def habit(thinking: float) -> dict[str, float]:
 
 # ---------------------------------------------------------------- texts
 def literal(value) -> str:
-    """A value as the micro style writes it: no spaces, single quotes."""
+    """A value as the micro prompt format writes it: no spaces, single quotes."""
     if isinstance(value, list):
         return "[" + ",".join(map(str, value)) + "]"
     return f"'{value}'" if isinstance(value, str) else str(value)

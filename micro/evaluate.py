@@ -30,7 +30,7 @@ from infra.weights import load_base
 from micro import data
 from model import Base
 from sandbox.values import encode
-from tasks import KINDS, judge_answers
+from tasks import TASK_TYPES, judge_answers
 from tasks.base import Reject, Task
 from tasks.complexity import measure, structural_hash
 from tasks.prompts import Prompt, reasoning, render
@@ -41,7 +41,7 @@ ROWS = {"out": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logi
 SIZES = {"out": range(1, 7), "inp": range(1, 7), "fun": range(1, 5), "math": range(1, 7), "logic": range(2, 5)}
 OPENS_TRACE = {"out": ">", "inp": "<", "math": ">"}            # the first character of an answer that thinks
 PROPOSED = {"propose": ("code_o", "code_i"), "args": ("code_f",), "propose math": ("math",), "propose logic": ("logic",)}
-LIMITS, MAX_NEW = Limits.for_style("micro"), 96
+LIMITS, MAX_NEW = Limits.for_format("micro"), 96
 
 
 def task_of(kind: str, p: data.Program, inputs: list) -> Task:
@@ -57,7 +57,7 @@ def draw_domain(row: str, size: int, rng: random.Random, reserved: bool = True) 
         program, question = data.program_text(p.body).strip("\n"), "\n".join(f"?{line}" for line in lines)
         return Task("math", program, ("",), (encode(p.y),), question, "")
     clauses, model = data.puzzle(rng, size, reserved=reserved and size > 2)
-    return Task("logic", KINDS["logic"].puzzle(clauses).program, ("",), (encode(tuple(model)),), "", "")
+    return Task("logic", TASK_TYPES["logic"].puzzle(clauses).program, ("",), (encode(tuple(model)),), "", "")
 
 
 def draw_tasks(row: str, n_statements: int, n: int, seed: int | str, reserved: bool = True) -> list[Task]:
@@ -80,7 +80,7 @@ def draw_tasks(row: str, n_statements: int, n: int, seed: int | str, reserved: b
 
 def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int, ...], forced: str = "") -> list[str]:
     """One answer to each prompt; `forced`: the first token is the likeliest of those that start with this character."""
-    ids, first = [render(p, base.style, base.tokenizer) for p in prompts], [""] * len(prompts)
+    ids, first = [render(p, base.prompt_format, base.tokenizer) for p in prompts], [""] * len(prompts)
     if forced:
         vocabulary = base.tokenizer.convert_ids_to_tokens(range(base.model.cfg.vocab_size))
         barred = torch.tensor([not token.startswith(forced) for token in vocabulary])
@@ -90,7 +90,7 @@ def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int,
                 token = int(logits.masked_fill(barred, -torch.inf).argmax())
                 ids[i], first[i] = row + [token], vocabulary[token]
     keys = [(*key, i) for i in range(len(ids))]
-    rollout = generate(base, None, ids, [-1] * len(ids), keys, temperature=temperature, max_new=MAX_NEW)
+    rollout = generate(base, None, ids, [-1] * len(ids), keys, temperature=temperature, max_new_tokens=MAX_NEW)
     texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=False,
                                         clean_up_tokenization_spaces=False)
     return [a + b for a, b in zip(first, texts)]
@@ -99,10 +99,10 @@ def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int,
 def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperature: float, key: tuple[int, ...],
             forced: str = "") -> tuple[float, float]:
     """One attempt at each task of a cell: the share that is correct, and the share that thinks. forced: see `write`."""
-    kind = KINDS[ROWS[row]]
-    texts = write(base, [kind.solve(base.style, t, LIMITS) for t in tasks], temperature, key, forced)
-    judged = judge_answers(tasks, [[text] for text in texts], base.style, LIMITS, sandbox.run)
-    thinking = [bool(reasoning(text, base.style)) for text in texts]
+    kind = TASK_TYPES[ROWS[row]]
+    texts = write(base, [kind.solve(base.prompt_format, t, LIMITS) for t in tasks], temperature, key, forced)
+    judged = judge_answers(tasks, [[text] for text in texts], base.prompt_format, LIMITS, sandbox.run)
+    thinking = [bool(reasoning(text, base.prompt_format)) for text in texts]
     return judged.count(["correct"]) / len(tasks), sum(thinking) / len(tasks)
 
 
@@ -112,11 +112,11 @@ def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed
     for i in range(n):
         name = kinds[i % len(kinds)]
         p = data.generate(rng, data.pick(rng, data.N_PROPOSED), reserved=False)
-        refs = [task_of("code_o", p, [p.x])] if name == "code_f" else []
-        asked.append((KINDS[name], refs, KINDS[name].propose(base.style, refs, rng, LIMITS)))
+        few_shot = [task_of("code_o", p, [p.x])] if name == "code_f" else []
+        asked.append((TASK_TYPES[name], few_shot, TASK_TYPES[name].propose(base.prompt_format, few_shot, rng, LIMITS)))
     reasons, valid = Counter(), []
-    for (kind, refs, _), text in zip(asked, write(base, [prompt for *_, prompt in asked], 1.0, (seed,))):
-        parsed = kind.parse_proposal(text, base.style, refs, LIMITS)
+    for (kind, few_shot, _), text in zip(asked, write(base, [prompt for *_, prompt in asked], 1.0, (seed,))):
+        parsed = kind.parse_proposal(text, base.prompt_format, few_shot, LIMITS)
         result = parsed if isinstance(parsed, Reject) else kind.check(parsed, LIMITS)
         result = result or kind.accept(parsed, sandbox.run([kind.job(parsed)])[0], LIMITS, "")
         if isinstance(result, Reject):
@@ -167,7 +167,7 @@ def show(table: dict) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base", help="model directory whose task_style is micro")
+    parser.add_argument("base", help="model directory whose prompt_format is micro")
     parser.add_argument("--n", type=int, default=100, help="tasks per cell")
     parser.add_argument("--seed", type=int, default=99)
     args = parser.parse_args()
@@ -175,8 +175,8 @@ if __name__ == "__main__":
     began = time.monotonic()
     try:
         loaded = load_base(args.base)
-        if loaded.style != "micro":
-            raise ValueError(f"{args.base} speaks the {loaded.style} style: this evaluation is for the micro base")
+        if loaded.prompt_format != "micro":
+            raise ValueError(f"{args.base} speaks the {loaded.prompt_format} prompt format: this evaluation is for the micro base")
     except ValueError as error:
         sys.exit(f"micro.evaluate: {error}")
     with Sandbox(workers=1) as judge:

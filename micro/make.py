@@ -32,7 +32,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from infra.weights import load_model
 from micro import data
-from model import Config, Model
+from model import Model, ModelConfig
 
 # Digits, capitals and the openings of lists are tokens of their own, so that a value is always cut the same way.
 PRE_TOKENS = r"\[::-1\]|[A-Z]|[\[,]\d|\d|[^\dA-Z\[,]+|[\[,]"
@@ -97,7 +97,7 @@ def tensors(batch) -> tuple[torch.Tensor, torch.Tensor]:
 def new_model(seed: str) -> Model:
     """Freshly initialised float32 model: normal(0.02), smaller where a residual branch ends; biases zero."""
     torch.manual_seed(int(seed))
-    model = Model(Config(vocab_size=VOCAB, **SHAPE))
+    model = Model(ModelConfig(vocab_size=VOCAB, **SHAPE))
     for name, p in model.named_parameters():
         if p.dim() == 2:
             ends_branch = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -220,7 +220,7 @@ def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
               metadata={"format": "pt"})
     write = lambda name, d: (out / name).write_text(json.dumps(d, indent=2) + "\n")
     write("config.json", dict(
-        architectures=["Qwen2ForCausalLM"], model_type="qwen2", task_style="micro", vocab_size=VOCAB, **SHAPE, hidden_act="silu",
+        architectures=["Qwen2ForCausalLM"], model_type="qwen2", prompt_format="micro", vocab_size=VOCAB, **SHAPE, hidden_act="silu",
         rms_norm_eps=model.cfg.rms_norm_eps, rope_theta=model.cfg.rope_theta, use_sliding_window=False, attention_dropout=0.0,
         initializer_range=.02, bos_token_id=None, eos_token_id=EOS, pad_token_id=PAD, torch_dtype="bfloat16"))
     write("generation_config.json", dict(eos_token_id=EOS, pad_token_id=PAD, do_sample=True, temperature=1.0))

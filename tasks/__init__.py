@@ -1,20 +1,20 @@
 """The kinds of task by name: code_o deduction, code_i abduction, code_f induction; math word problems; logic puzzles.
 
-To add one: a class (base.Kind says what it must return, math.py and logic.py are two examples), its wording in prompts.WORDING,
-and a place in KINDS.
+To add one: a class (base.TaskType says what it must return, math.py and logic.py are two examples), its template in prompts.TEMPLATES,
+and a place in TASK_TYPES.
 """
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.base import Kind, Proposal, Task
+from tasks.base import TaskType, Proposal, Task
 from tasks.code import Abduction, Deduction, Induction
 from tasks.logic import Logic
 from tasks.math import Math
 from tasks.validation import Limits
 from verifier import Job, Verdict
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic())}
+TASK_TYPES: dict[str, TaskType] = {kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic())}
 IDENTITY = Proposal("code_o", "def f(x):\n return x", ("[1,2,3]",))
 
 
@@ -35,22 +35,22 @@ def read_tasks(path: str | Path) -> list[Proposal]:
         try:
             row = json.loads(line)
             kind = row.get("kind", "code_o")
-            if kind not in KINDS:
-                raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
-            proposals.append(KINDS[kind].from_row(row))
+            if kind not in TASK_TYPES:
+                raise ValueError(f"kind {kind!r} is none of {', '.join(TASK_TYPES)}")
+            proposals.append(TASK_TYPES[kind].from_row(row))
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: {type(error).__name__}: {error}") from None
     return proposals
 
 
-def judge_answers(tasks: list[Task], texts: list[list[str]], style: str, limits: Limits,
+def judge_answers(tasks: list[Task], texts: list[list[str]], prompt_format: str, limits: Limits,
                   run: Callable[[list[Job]], list[Verdict]]) -> list[list[str]]:
     """"correct" | "wrong" | "malformed" of each of a task's texts, which include the prefix and are never run here.
     All jobs go to `run` (the sandbox's) in one call, so that its workers have enough to do."""
-    kinds = [KINDS[task.kind] for task in tasks]
+    kinds = [TASK_TYPES[task.kind] for task in tasks]
     answers = []
     for kind, task, some in zip(kinds, tasks, texts, strict=True):
-        answers.append([kind.parse_answer(text, style, task, limits) for text in some])
+        answers.append([kind.parse_answer(text, prompt_format, task, limits) for text in some])
     jobs = [kind.answer_jobs(task, some, limits) for kind, task, some in zip(kinds, tasks, answers)]
     verdicts = iter(run([job for some in jobs for job in some]))
     judged = []

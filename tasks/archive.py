@@ -15,8 +15,8 @@ WINDOW = 512                       # latest tasks that the guess rate and the ra
 class Archive:
     """Tasks by kind in order of arrival, at most `cap` each, and the set of all keys ever added."""
 
-    def __init__(self, kinds: list[str], cap: int):
-        self.tasks: dict[str, list[Task]] = {kind: [] for kind in kinds}
+    def __init__(self, task_types: list[str], cap: int):
+        self.tasks: dict[str, list[Task]] = {kind: [] for kind in task_types}
         self.seeds: list[Task] = []
         self.keys: set[str] = set()
         self.structures: set[str] = set()
@@ -53,7 +53,7 @@ class Archive:
         output, count = outputs.most_common(1)[0] if outputs else ((), 0)
         return output, count / max(1, outputs.total())
 
-    def rarefied(self, m: int = 64) -> float:
+    def unique_at_64(self, m: int = 64) -> float:
         """Expected distinct structures among m of the latest tasks (Hurlbert 1971, eq. 17): comparable between runs
         whose teachers emit different numbers of tasks."""
         n = len(self.recent)

@@ -3,18 +3,18 @@ from dataclasses import replace
 from itertools import compress
 
 from sandbox.values import decode, same
-from tasks.base import Kind, Proposal, Reject
-from tasks.prompts import HINT, STYLE
+from tasks.base import TaskType, Proposal, Reject
+from tasks.prompts import HINT, FORMATS
 from tasks.validation import arguments_text, canonical_arguments, normalise, program_problem, split_inputs
 from verifier import Job, Verdict
 
 
-class ValueKind(Kind):
+class ValueKind(TaskType):
     """code_o and code_i: the answer is data, all attempts at a task are inputs of one job, the gold is outputs[0]."""
     program = ""            # what runs on the answers; "" = the task's program
 
-    def parse_answer(self, text, style, task, limits):
-        block = self.answer_block(text, style)
+    def parse_answer(self, text, prompt_format, task, limits):
+        block = self.answer_block(text, prompt_format)
         answer = (arguments_text(block, task.program) if self.tags[0] == "input" else block.strip()) if block is not None else ""
         # twice the limit: the gold is measured as displayed, an answer may hold more spaces
         return answer if answer and len(answer) <= 2 * max(limits.input_chars, limits.output_chars) else None
@@ -50,18 +50,18 @@ class Abduction(ValueKind):
     name, tags = "code_i", ("input", "answer")
 
 
-class Induction(Kind):
+class Induction(TaskType):
     """Pairs and a hint are given; the answer is a program, graded on the hidden pairs alone."""
     name, tags, by_input = "code_f", ("python", "answer"), True
 
-    def parse_proposal(self, text, style, refs, limits):
-        """The first n_inputs distinct inputs and the hint (may be missing) for the program of refs[0]. Never raises."""
-        blocks = STYLE[style].blocks(text)
-        if style == "micro" and ({tag for tag, _ in blocks} != {"input"} or "#" in text):
+    def parse_proposal(self, text, prompt_format, few_shot, limits):
+        """The first n_inputs distinct inputs and the hint (may be missing) for the program of few_shot[0]. Never raises."""
+        blocks = FORMATS[prompt_format].blocks(text)
+        if prompt_format == "micro" and ({tag for tag, _ in blocks} != {"input"} or "#" in text):
             return Reject("syntax")
-        if not refs:
+        if not few_shot:
             return Reject("no_program")
-        program, message = refs[0].program, [body.strip() for tag, body in blocks if tag == "message"]
+        program, message = few_shot[0].program, [body.strip() for tag, body in blocks if tag == "message"]
         message = message or HINT.findall(text)
         texts = [body for tag, body in blocks if tag == "input"] or [body for tag, body in blocks[:1] if tag in ("", "python")]
         if not texts:
@@ -71,7 +71,7 @@ class Induction(Kind):
             distinct.setdefault(canonical_arguments(given), given)
         if len(distinct) < limits.min_inputs:
             return Reject("few_inputs")
-        inputs = tuple(distinct if STYLE[style].tidy else distinct.values())[:limits.n_inputs]
+        inputs = tuple(distinct if FORMATS[prompt_format].tidy else distinct.values())[:limits.n_inputs]
         return Proposal(self.name, program, inputs, message[-1] if message else "")
 
     def check(self, proposal, limits):
@@ -86,13 +86,13 @@ class Induction(Kind):
             verdict = replace(verdict, outputs=outputs, errors=errors)
         return super().accept(proposal, verdict, limits, key)
 
-    def parse_answer(self, text, style, task, limits):
+    def parse_answer(self, text, prompt_format, task, limits):
         """The program, called f, if it passes the static checks of a proposal; None = malformed. Never raises."""
-        if style == "micro" and len(STYLE[style].blocks(text)) != 1:
+        if prompt_format == "micro" and len(FORMATS[prompt_format].blocks(text)) != 1:
             return None
-        block = self.answer_block(text, style)
+        block = self.answer_block(text, prompt_format)
         try:
-            program = normalise(block or "", limits, STYLE[style].tidy)
+            program = normalise(block or "", limits, FORMATS[prompt_format].tidy)
         except ValueError:
             return None
         return None if program_problem(program, limits) not in (None, "ignores_input") else program

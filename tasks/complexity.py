@@ -25,10 +25,9 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True)
 class Complexity:
-    """Numbers of one program; `halstead` is the volume in bits, `statements` those of f's body (see `measure`)."""
+    """Numbers of one program; `statements` those of f's body (see `measure`)."""
     depth: int
     mccabe: int
-    halstead: float
     lines: int
     variables: int
     statements: int
@@ -140,7 +139,7 @@ def measure(source: str) -> Complexity:
     functions = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     body = (entry(tree) or (functions[-1] if functions else tree)).body
     statements = len(body) - (bool(body) and isinstance(body[-1], (ast.Return, ast.Pass)))
-    return Complexity(levels, mccabe, halstead_volume(tree), code_lines, len(variables), statements)
+    return Complexity(levels, mccabe, code_lines, len(variables), statements)
 
 
 def _code_lines(source: str, tree: ast.Module) -> int:
@@ -153,24 +152,6 @@ def _code_lines(source: str, tree: ast.Module) -> int:
                 skipped.discard(node.lineno)    # def f(): "docstring" on one line
     return sum(bool(line.strip()) and not line.lstrip().startswith("#") and number not in skipped
                for number, line in enumerate(re.split(r"\r\n|\r|\n", source), 1))
-
-
-def halstead_volume(tree: ast.Module) -> float:
-    """N log2 n in bits (Halstead 1977), counted on tokens: keywords and punctuation are operators (a pair of brackets is
-    one), names, numbers and strings are operands. Formatting and comments do not count."""
-    if not tree.body:
-        return 0.0
-    words, n_words = set(), 0
-    layout = (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT, tokenize.ENDMARKER)
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(ast.unparse(ast.fix_missing_locations(tree))).readline):
-            if token.type not in layout and token.string not in (")", "]", "}"):
-                operand = token.type != tokenize.OP and not keyword.iskeyword(token.string)
-                words.add((operand, token.string))
-                n_words += 1
-    except (ValueError, SyntaxError, tokenize.TokenError, RecursionError):
-        return 0.0      # before 3.12, unparse refuses a few f-strings, and it tries no other way
-    return n_words * math.log2(len(words)) if len(words) > 1 else 0.0
 
 
 def structural_hash(source: str) -> str:

@@ -9,12 +9,12 @@ import re
 from dataclasses import replace
 
 from sandbox.values import decode, encode
-from tasks.base import Kind, Proposal, Reject
+from tasks.base import TaskType, Proposal, Reject
 from tasks.complexity import entry, parse
-from tasks.prompts import LOGIC_TOPICS, STYLE
+from tasks.prompts import LOGIC_TOPICS, FORMATS
 
 
-class Logic(Kind):
+class Logic(TaskType):
     """Lines that exactly one assignment of True and False fulfils. The program is their conjunction, its truth table runs in the
     sandbox, and the gold is the assignment: a tuple of booleans in the order of the program's parameters (alphabetical)."""
     name, tags, topics = "logic", ("answer", "output", "input"), LOGIC_TOPICS
@@ -40,12 +40,12 @@ class Logic(Kind):
     def from_row(self, row):
         return self.puzzle(list(row["constraints"]))
 
-    def parse_proposal(self, text, style, refs, limits):
+    def parse_proposal(self, text, prompt_format, few_shot, limits):
         """The constraints, one a line, perhaps as a list. Never raises."""
-        blocks = STYLE[style].blocks(text)
+        blocks = FORMATS[prompt_format].blocks(text)
         found = [body for tag, body in blocks if tag == "constraints"]
         found = found or [body for tag, body in blocks[:1] if tag in ("", "python")]
-        if not found or style == "micro" and len(blocks) != 1:
+        if not found or prompt_format == "micro" and len(blocks) != 1:
             return Reject("syntax")
         lines = [re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip() for line in found[0].split("\n")]
         try:
@@ -67,18 +67,18 @@ class Logic(Kind):
         """Names of the puzzle's variables in alphabetical order."""
         return [argument.arg for argument in entry(parse(task.program)).args.args]
 
-    def fields(self, style, task, limits):
+    def fields(self, prompt_format, task, limits):
         """The clauses, one a line, and the form of the answer: every variable by name."""
         formula = entry(parse(task.program)).body[0].value
         clauses = formula.values if isinstance(formula, ast.BoolOp) and isinstance(formula.op, ast.And) else [formula]
         lines = "\n".join(map(ast.unparse, clauses))
         lines = re.sub(" ([=!]=) ", r"\1", lines) if limits.compact else lines
         form = "\n".join(f"{name} = VALUE" for name in self.variables(task))
-        return super().fields(style, task, limits) | {"form": form, "constraints": lines}
+        return super().fields(prompt_format, task, limits) | {"form": form, "constraints": lines}
 
-    def parse_answer(self, text, style, task, limits):
+    def parse_answer(self, text, prompt_format, task, limits):
         """Truth values by name ("a = True, b: false") or in order ("True, False", "1,0") as "True, False"; None = malformed."""
-        block, names = self.answer_block(text, style) or "", self.variables(task)
+        block, names = self.answer_block(text, prompt_format) or "", self.variables(task)
         parts = [part.strip(" \t\"'`*-") for part in re.split(r"[,;\n]|\band\b", block[:1000].strip(" \n{}[]()")) if part.strip()]
         truth, values = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}, {}
         for i, part in enumerate(parts):
@@ -88,7 +88,7 @@ class Logic(Kind):
             values[name] = truth[m[2].lower()]
         return ", ".join(str(values[name]) for name in names) if sorted(values) == names else None
 
-    def right(self, task, answer):
+    def is_correct(self, task, answer):
         return answer == ", ".join(map(str, decode(task.outputs[0])))
 
 

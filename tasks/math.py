@@ -10,8 +10,8 @@ from dataclasses import replace
 from fractions import Fraction
 
 from sandbox.values import decode
-from tasks.base import Kind, Proposal, Reject
-from tasks.prompts import MATH_TOPICS, STYLE
+from tasks.base import TaskType, Proposal, Reject
+from tasks.prompts import MATH_TOPICS, FORMATS
 from tasks.validation import normalise
 
 MAX_CHARS, MAX_DIGITS, SHORT_DECIMAL = 400, 60, 12       # of an answer; significant digits up to which a float is exact
@@ -69,7 +69,7 @@ def exact(value) -> Fraction | None:
     return Fraction(int(fraction[1]), int(fraction[2])) if fraction and int(fraction[2]) else None
 
 
-class Math(Kind):
+class Math(TaskType):
     """A question in words and a program that computes the answer; the student sees the question alone and answers a number."""
     name, tags, topics = "math", ("answer", "output"), MATH_TOPICS
     seed = Proposal("math", "def f():\n    apples = 3\n    apples = apples + 4\n    return apples", ("",),
@@ -78,17 +78,17 @@ class Math(Kind):
     def from_row(self, row):
         return Proposal(self.name, super().from_row(row | {"input": ""}).program, ("",), str(row["question"]))
 
-    def parse_proposal(self, text, style, refs, limits):
+    def parse_proposal(self, text, prompt_format, few_shot, limits):
         """The question and the program, whose function may be called solution. Never raises."""
-        blocks = STYLE[style].blocks(text)
+        blocks = FORMATS[prompt_format].blocks(text)
         questions = [body.strip() for tag, body in blocks if tag == "question" and body.strip()]
         programs = [body for tag, body in blocks if tag == "python" or tag == "" and "def " in body]
-        if style == "micro" and [tag for tag, _ in blocks] != ["question", "python"]:
+        if prompt_format == "micro" and [tag for tag, _ in blocks] != ["question", "python"]:
             return Reject("syntax")
         if not questions or not programs:
             return Reject("no_program" if questions else "no_question")
         try:
-            return Proposal(self.name, normalise(programs[0], limits, STYLE[style].tidy, alias="solution"), ("",), questions[0])
+            return Proposal(self.name, normalise(programs[0], limits, FORMATS[prompt_format].tidy, alias="solution"), ("",), questions[0])
         except ValueError as error:
             return Reject.of(error)
 
@@ -101,18 +101,18 @@ class Math(Kind):
             return result
         return Reject("inexact" if isinstance(decode(result.outputs[0]), float) else "not_a_number")
 
-    def fields(self, style, task, limits):
-        return super().fields(style, task, limits) | {"program": task.program.replace("def f(", "def solution(")}
+    def fields(self, prompt_format, task, limits):
+        return super().fields(prompt_format, task, limits) | {"program": task.program.replace("def f(", "def solution(")}
 
-    def answer_block(self, text, style):
+    def answer_block(self, text, prompt_format):
         """As `Kind.answer_block`, else the last \\boxed{...} of the text."""
-        boxed = [] if style == "micro" else re.findall(r"\\boxed\s*(\{(?:[^{}]|\{[^{}]*\})*\})", text)
-        return super().answer_block(text, style) or (boxed[-1] if boxed else None)
+        boxed = [] if prompt_format == "micro" else re.findall(r"\\boxed\s*(\{(?:[^{}]|\{[^{}]*\})*\})", text)
+        return super().answer_block(text, prompt_format) or (boxed[-1] if boxed else None)
 
-    def parse_answer(self, text, style, task, limits):
+    def parse_answer(self, text, prompt_format, task, limits):
         """The text that states the number; None = malformed. Never raises."""
-        block = self.answer_block(text, style)
+        block = self.answer_block(text, prompt_format)
         return block if block and rational(block) else None
 
-    def right(self, task, answer):
+    def is_correct(self, task, answer):
         return exact(decode(task.outputs[0])) in rational(answer)

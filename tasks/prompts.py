@@ -1,10 +1,10 @@
 """The ways of talking to a model: every word it is shown, and how its text is cut into blocks.
 
-A kind of task is one row of WORDING. A style is one row of STYLE: what it makes of a wording, how the answer opens, and the
+A kind of task is one row of TEMPLATES. A prompt format is one row of FORMATS: what it makes of a template, how the answer opens, and the
 splitter that turns text into (tag, body) blocks.
 `micro` is the compact protocol of the bundled base (micro/data.py writes the same), `chat` uses the tokenizer's own chat
 template, `direct` is chat whose students answer at once (small models lose themselves in their reasoning), `base` puts the
-chat wording into the R1 think/answer envelope for models without chat training.
+chat template into the R1 think/answer envelope for models without chat training.
 """
 import re
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 # ---------------------------------------------------------------- every word that a model is shown
 
 @dataclass(frozen=True)
-class Wording:
+class Template:
     """What is said of one kind; what is left "" is not served. {names} are fields of `Kind.propose` and `Kind.fields`."""
     propose: str = ""                       # what a teacher is asked in chat, direct and base
     opening: str = ""                       # of its answer in chat and direct
@@ -33,8 +33,8 @@ several steps. The input is only the arguments, as they would stand between the 
 deterministic, and does not print. Write two blocks like those above and nothing else.
 """
 EXAMPLE = "Example about {topic}:\n\n```input\n{opening}"
-WORDING = {
-    "code_o": Wording(
+TEMPLATES = {
+    "code_o": Template(
         micro=("propose out {type}\n", "out\n{program}\nf({input})\n"), opening=EXAMPLE,
         propose=WRITE_TASK.replace("{seen}", "both and must find the output"),
         solve="""What does this Python function return for this input?
@@ -46,7 +46,7 @@ WORDING = {
 {input}
 ```
 """, give="the returned value as a Python literal", form="VALUE"),
-    "code_i": Wording(
+    "code_i": Template(
         micro=("propose inp {type}\n", "inp\n{program}\n{output}\n"), opening=EXAMPLE,
         propose=WRITE_TASK.replace("{seen}", "the function and its output and must find the input"),
         solve="""Find an input for which this Python function returns this output.
@@ -59,7 +59,7 @@ WORDING = {
 ```
 """,
         give="the arguments, as they would stand between the brackets of a call,", form="ARGUMENTS"),
-    "code_f": Wording(
+    "code_f": Template(
         micro=("args\n{program}\n", "fun\n{pairs}"), opening="```python\nf({input})\nf(",
         propose="""Here is a Python function:
 
@@ -82,7 +82,7 @@ A SENTENCE
 
 {pairs}
 {hint}""", give="the whole function", form="def f(...):\n    ..."),
-    "math": Wording(
+    "math": Template(
         micro=("propose math\n", "math\n{question}\n"), opening="```question\n",
         reference="```question\n{question}\n```\n```python\n{program}\n```\n",
         propose="""Here are examples of a word problem and a Python function that computes its answer:
@@ -94,7 +94,7 @@ let it say everything that is needed, take several steps, and not give the answe
 nothing else.
 """,
         solve="{question}\n\n", give="the number", form="NUMBER"),
-    "logic": Wording(
+    "logic": Template(
         micro=("propose logic\n", "logic\n{constraints}\n"), opening="```constraints\n",
         reference="```constraints\n{constraints}\n```\n",
         propose="""Here are examples of puzzles. The lines of a puzzle are all true, and its variables are True or False:
@@ -215,8 +215,8 @@ def inside_think(text: str) -> str:
 class Style:
     """One way of talking to a model. `reasoning`: what an answer says before it answers. `tidy`: programs are stored without
     comments, docstrings and annotations."""
-    propose: Callable[[Wording], Prompt]    # what a teacher is asked, and how its answer opens
-    solve: Callable[[Wording], Prompt]      # the same of a student
+    propose: Callable[[Template], Prompt]    # what a teacher is asked, and how its answer opens
+    solve: Callable[[Template], Prompt]      # the same of a student
     blocks: Callable[[str], list[tuple[str, str]]]
     reasoning: Callable[[str], str]
     pair: str = "```input\n{input}\n```\n```output\n{output}\n```\n"
@@ -225,7 +225,7 @@ class Style:
 
 thought = lambda w: w.solve and w.solve + FINAL.format(give=w.give, form=w.form)
 at_once = lambda w: w.solve and w.solve + AT_ONCE.format(give=w.give.rstrip(","))
-STYLE = {
+FORMATS = {
     "micro": Style(lambda w: Prompt(w.micro[0]), lambda w: Prompt(w.micro[1]), micro_blocks, trace_of,
                    "f({input})={output}\n", tidy=False),
     "chat": Style(lambda w: Prompt(w.propose, w.opening), lambda w: Prompt(thought(w)), fenced_blocks, before_block),
@@ -233,30 +233,30 @@ STYLE = {
                     before_block),
     "base": Style(lambda w: Prompt(w.propose, "<think>"), lambda w: Prompt(thought(w), "<think>"), envelope_blocks,
                   inside_think)}
-STYLES = tuple(STYLE)
+PROMPT_FORMATS = tuple(FORMATS)
 
 
-def wording(kind: str, style: str, phase: str) -> Prompt:
+def template(kind: str, prompt_format: str, phase: str) -> Prompt:
     """What is asked in "propose" or "solve", its {names} not yet filled in. Raises ValueError where nothing is written."""
-    prompt = getattr(STYLE[style], phase)(WORDING.get(kind, Wording()))
+    prompt = getattr(FORMATS[prompt_format], phase)(TEMPLATES.get(kind, Template()))
     if not prompt.user:
-        raise ValueError(f"--kinds {kind}: prompts.py has no wording of it for the {style} style ({phase})")
+        raise ValueError(f"--task-types {kind}: prompts.py has no template of it for the {prompt_format} prompt format ({phase})")
     return prompt
 
 
-def reasoning(text: str, style: str) -> str:
-    """The reasoning in an answer (its prefix included) as the style's own parser sees it; "" where it answers at once."""
-    return STYLE[style].reasoning(text)
+def reasoning(text: str, prompt_format: str) -> str:
+    """The reasoning in an answer (its prefix included) as the prompt format's own parser sees it; "" where it answers at once."""
+    return FORMATS[prompt_format].reasoning(text)
 
 
-def render(prompt: Prompt, style: str, tokenizer) -> list[int]:
+def render(prompt: Prompt, prompt_format: str, tokenizer) -> list[int]:
     """Token ids of a prompt. The prefix is tokenised apart, so that it cannot merge with what stands before it."""
     text = prompt.user
-    if style in ("chat", "direct"):
+    if prompt_format in ("chat", "direct"):
         text = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
-    elif style == "base":
+    elif prompt_format == "base":
         text = ENVELOPE.format(text)
-    ids = list(tokenizer(text, add_special_tokens=style == "base").input_ids)
+    ids = list(tokenizer(text, add_special_tokens=prompt_format == "base").input_ids)
     return ids + list(tokenizer(prompt.prefix, add_special_tokens=False).input_ids) if prompt.prefix else ids
 
 

@@ -17,7 +17,7 @@ REASONS = {     # why a proposal was refused; the keys are what the logs count
     "no_entry": "no function f and not exactly one other to call f", "import": "imports outside the allow-list",
     "banned_name": "eval, open, dunder attributes and the like", "ignores_input": "the result cannot depend on the input",
     "control_text": "contains chat markup or a code fence", "not_literal": "the input is no plain literal",
-    "input_too_long": "input over the limit", "message_too_long": "hint over the limit", "value_range": "too large for the style",
+    "input_too_long": "input over the limit", "message_too_long": "hint over the limit", "value_range": "too large for the prompt format",
     "error": "raised an exception", "timeout": "over the time limit", "killed": "killed, mostly for memory",
     "exit": "ended itself", "violation": "tried a forbidden system call", "crash": "crashed the interpreter",
     "malformed_result": "tampered with the report",
@@ -55,11 +55,11 @@ class Limits:
     compact: bool = False               # values are displayed without spaces
 
     @classmethod
-    def for_style(cls, style: str) -> "Limits":
-        """Defaults for a style; the micro model knows only small values."""
+    def for_format(cls, prompt_format: str) -> "Limits":
+        """Defaults for a prompt format; the micro model knows only small values."""
         micro = dict(source_chars=400, input_chars=60, output_chars=60, n_inputs=8, min_inputs=8, n_shown=4, max_digits=3,
                      max_items=10, reject_constant=True, compact=True)
-        return cls(**micro) if style == "micro" else cls()
+        return cls(**micro) if prompt_format == "micro" else cls()
 
 
 def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:

@@ -21,10 +21,10 @@ FLOORS = (("sandbox", "report"),
           ("selfplay",),
           ("infra",),
           ("train", "nano", "micro"),
-          ("bench", "eval", "course"))
+          ("bench", "eval", "course", "infra.replay"))
 ROOT_FILES = 13
 # Lines that house.md gives a file or a folder, and by how much they may be exceeded.
-BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 200, "selfplay.py": 300, "rewards.py": 60, "rl.py": 360, "generate.py": 260,
+BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 220, "selfplay.py": 300, "rewards.py": 60, "rl.py": 360, "generate.py": 260,
            "lora.py": 180, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160, "verifier.py": 250}
 MARGIN = 1.3
 WHOLE = 15_000                              # lines of everything but tests; the goal is 14,000
@@ -54,7 +54,7 @@ def imported(path: Path) -> set[str]:
         if isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}, line {node.lineno}: a relative import hides where a module lives"
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            # `from eval import common` is about a module, `from tasks import KINDS` about the package
+            # `from eval import common` is about a module, `from tasks import TASK_TYPES` about the package
             names |= {name if name in SOURCES else node.module for name in inner}
     return names
 

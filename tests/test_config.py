@@ -1,4 +1,4 @@
-"""The flags: groups in --help and docs/flags.md, defaults by style, and what the checks refuse."""
+"""The flags: groups in --help and docs/flags.md, defaults by prompt format, and what the checks refuse."""
 import dataclasses
 import re
 from pathlib import Path
@@ -70,22 +70,22 @@ def test_both_helps_tell_the_same(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_default_shown_is_the_one_in_force(name):
-    """Read back from its words, by style, a default is what a run of that style gets."""
+    """Read back from its words, by prompt format, a default is what a run of that prompt format gets."""
     (f,) = [f for f in dataclasses.fields(config.Config) if f.name == name]
     by_style = dict.fromkeys(config.PRESETS, config.default_of(f))
     if ": " in config.default_of(f):
         by_style = {}
         for part in config.default_of(f).split("; "):
-            styles, value = part.split(": ")
-            by_style |= dict.fromkeys(styles.split(", "), value)
-    for style in config.PRESETS:
-        real = config.PRESETS[style].get(name, f.default)
-        assert by_style[style] == ("" if real is None or real is False else str(real)), style
+            formats, value = part.split(": ")
+            by_style |= dict.fromkeys(formats.split(", "), value)
+    for prompt_format in config.PRESETS:
+        real = config.PRESETS[prompt_format].get(name, f.default)
+        assert by_style[prompt_format] == ("" if real is None or real is False else str(real)), prompt_format
 
 
 def test_defaults_by_style_in_words():
     shown = {f.name: config.default_of(f) for f in dataclasses.fields(config.Config)}
-    assert shown["max_new"] == "micro: 80; chat: 512; base: 1024; direct: 192"
+    assert shown["max_new_tokens"] == "micro: 80; chat: 512; base: 1024; direct: 192"
     assert shown["rank"] == "micro: 8; chat, base, direct: 32"
     assert (shown["probe_every"], shown["seed"], shown["single"], shown["name"]) == ("20", "0", "", "")
 
@@ -104,14 +104,27 @@ def test_a_flag_misspelt(capsys, flag):
     assert f"unknown argument {flag}: did you mean --help-md?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("style", config.PRESETS)
-def test_presets_pass_the_checks_and_leave_nothing_open(style):
-    cfg = config.settle(config.Config(), style)
-    assert None not in vars(cfg).values() and cfg.style == style
-    assert {name: getattr(cfg, name) for name in config.PRESETS[style]} == config.PRESETS[style]
+@pytest.mark.parametrize("old, new", [("--max-new 80", "--max-new-tokens"), ("--group=4", "--proposals-per-prompt"),
+                                      ("--replay out/x", "python -m infra.replay RUN STEP [T2:S1]")])
+def test_an_old_flag_exits_with_its_new_name(capsys, old, new):
+    with pytest.raises(SystemExit) as end:
+        config.parse_args(None, old.split())
+    assert end.value.code == 2
+    assert f": it is now {new}\n" in capsys.readouterr().err
+
+
+def test_no_flag_has_an_old_name():
+    assert not set(config.RENAMED) & {f.name for f in dataclasses.fields(config.Config)}
+
+
+@pytest.mark.parametrize("prompt_format", config.PRESETS)
+def test_presets_pass_the_checks_and_leave_nothing_open(prompt_format):
+    cfg = config.resolve_config(config.Config(), prompt_format)
+    assert None not in vars(cfg).values() and cfg.prompt_format == prompt_format
+    assert {name: getattr(cfg, name) for name in config.PRESETS[prompt_format]} == config.PRESETS[prompt_format]
     assert (cfg.teachers, cfg.students, cfg.grace, cfg.duplicate_penalty) == (4, 4, cfg.evolve_every, -1.0)
     given = dict(single=True, grace=0, duplicate_penalty=0.0, steps=5)
-    alone = vars(config.settle(config.Config(**given), style))
+    alone = vars(config.resolve_config(config.Config(**given), prompt_format))
     expected = given | dict(teachers=1, students=1)
     assert {name: alone[name] for name in expected} == expected
 
@@ -120,7 +133,7 @@ def edges() -> list[tuple[str, float, bool]]:
     """A field, a value at an edge of its range, and whether that value is legal."""
     tiny = 1e-9
     found = [("pop", 2, True), ("pop", 3, False), ("temperature", 0.0, False), ("temperature", tiny, True)]
-    found += [("cull", -tiny, False), ("cull", 0.0, True), ("cull", 1.0, False)]
+    found += [("replace_frac", -tiny, False), ("replace_frac", 0.0, True), ("replace_frac", 1.0, False)]
     for name in config.POSITIVE:
         found += [(name, -1, False), (name, 0, False), (name, 1, True)]
     for name in config.NOT_NEGATIVE:
@@ -137,18 +150,18 @@ def edges() -> list[tuple[str, float, bool]]:
 def test_ranges(name, value, legal):
     cfg = config.Config(**{name: value})
     if legal:
-        assert getattr(config.settle(cfg, "micro"), name) == value
+        assert getattr(config.resolve_config(cfg, "micro"), name) == value
     else:
         with pytest.raises(ValueError, match=f"^{config.spelled(name)} {value}"):
-            config.settle(cfg, "micro")
+            config.resolve_config(cfg, "micro")
 
 
-@pytest.mark.parametrize("flags,style,match", [
+@pytest.mark.parametrize("flags,prompt_format,match", [
     (dict(single=True, teachers=2), "micro", "--single is one adapter in both roles"),
     (dict(students=-1), "micro", "--teachers and --students must be at least 1"),
-    (dict(kinds="code_o,code_x"), "micro", "--kinds: code_x unknown; valid: code_o"),
-    (dict(n_refs=0), "chat", "--n-refs 0: the chat style shows references"),
+    (dict(task_types="code_o,code_x"), "micro", "--task-types: code_x unknown; valid: code_o"),
+    (dict(n_few_shot=0), "chat", "--n-few-shot 0: the chat prompt format shows references"),
 ])
-def test_flags_that_do_not_agree(flags, style, match):
+def test_flags_that_do_not_agree(flags, prompt_format, match):
     with pytest.raises(ValueError, match=match):
-        config.settle(config.Config(**flags), style)
+        config.resolve_config(config.Config(**flags), prompt_format)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from config import EVOLVE, MATCHING
-from evolve import Member, birth, genealogy, match, newborn, outcome, plan
+from evolve import Member, apply_operator, genealogy, match, newborn, outcome, plan
 from factors import RANK, fresh, gen, names, trained
 from lora import Adapters
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
@@ -78,12 +78,12 @@ def test_outcomes():
         outcome(0.5, 0.5, rule="coin")
 
 
-@pytest.mark.parametrize("n,cull,dead", [(4, 0.25, 1), (8, 0.25, 2), (2, 0.25, 1), (3, 0.9, 2), (1, 0.5, 0), (4, 0.0, 0),
+@pytest.mark.parametrize("n,replace_frac,dead", [(4, 0.25, 1), (8, 0.25, 2), (2, 0.25, 1), (3, 0.9, 2), (1, 0.5, 0), (4, 0.0, 0),
                                          (6, 0.99, 5)])
-def test_the_worst_die_and_survivors_are_parents(n, cull, dead):
+def test_the_worst_die_and_survivors_are_parents(n, replace_frac, dead):
     members = team("T", n)
     for seed in range(20):
-        births = plan(members, fitness, cull, grace=10, step=10, rng=random.Random(seed))
+        births = plan(members, fitness, replace_frac, grace=10, step=10, rng=random.Random(seed))
         assert sorted(b.victim.slot for b in births) == list(range(dead))
         assert [b.child for b in births] == [f"T{n + i}" for i in range(dead)]
         for b in births:
@@ -95,12 +95,12 @@ def test_the_worst_die_and_survivors_are_parents(n, cull, dead):
 def test_grace_spares_children_but_not_founders():
     members = team("S", 4)
     members[0].parents, members[0].born = ("S2",), 10
-    cull = lambda step: [b.victim.name for b in plan(members, fitness, 0.25, 10, step, rng=random.Random(0))]
-    assert cull(20) == ["S1"] and cull(21) == ["S0"]
+    replace_frac = lambda step: [b.victim.name for b in plan(members, fitness, 0.25, 10, step, rng=random.Random(0))]
+    assert replace_frac(20) == ["S1"] and replace_frac(21) == ["S0"]
     assert plan(team("S", 4, born=10, parents=("S9",)), fitness, 0.25, 10, 20, rng=random.Random(0)) == []
     for m in members[1:3]:
         m.parents, m.born = ("S3",), 10
-    assert cull(20) == [], "the fittest never dies, even if the others are spared"
+    assert replace_frac(20) == [], "the fittest never dies, even if the others are spared"
 
 
 def test_ties_are_broken_by_the_seed():
@@ -138,7 +138,7 @@ def test_birth_overwrites_the_victim_only(operator):
         adapters.set_factors(p, trained(p))
     b = plan(team("T", 4), fitness, 0.25, 10, 10, operator, random.Random(0))[0]
     before = [adapters.factors(p) for p in range(4)]
-    ratio = birth(adapters, b, gen())
+    ratio = apply_operator(adapters, b, gen())
     same = [all(torch.equal(x, y) for n in before[p] for x, y in zip(before[p][n], adapters.factors(p)[n])) for p in range(4)]
     assert same == [False, True, True, True] and 0.4 < ratio < 2
     child = newborn(b, Rating(22.0, 4.0), 10)
@@ -152,4 +152,4 @@ def test_birth_from_fresh_parents():
     adapters = Adapters({n: (i, o) for n, i, o in names()}, n_members=4, rank=RANK, alpha=8.0)
     for p in range(4):
         adapters.set_factors(p, fresh(p))
-    assert birth(adapters, plan(team("T", 4), fitness, mode="mean", step=10, rng=random.Random(0))[0], gen()) == 0.0
+    assert apply_operator(adapters, plan(team("T", 4), fitness, mode="mean", step=10, rng=random.Random(0))[0], gen()) == 0.0

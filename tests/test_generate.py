@@ -43,17 +43,17 @@ def test_cached_equals_uncached(tiny, population):
     """Mixed members, left padding, per-row temperatures, rows that leave early: the recorded logp is the model's own."""
     adapters = population(tiny, 3)
     temp = [1.0, 0.7, 0.0, 1.3] * 3
-    rollout = generate(tiny, adapters, PROMPTS, [0, 2, -1, 1], keys_for(12), n=3, temperature=temp, max_new=40)
+    rollout = generate(tiny, adapters, PROMPTS, [0, 2, -1, 1], keys_for(12), n=3, temperature=temp, max_new_tokens=40)
     assert rollout.n_tokens.min() < 20 and rollout.n_tokens.max() > 30, "the case needs rows that leave early"
     assert_logp_holds(tiny, adapters, rollout, temp)
-    assert_logp_holds(tiny, None, generate(tiny, None, PROMPTS, [-1] * 4, keys_for(4), max_new=40), [1.0] * 4)
+    assert_logp_holds(tiny, None, generate(tiny, None, PROMPTS, [-1] * 4, keys_for(4), max_new_tokens=40), [1.0] * 4)
 
 
 def test_cached_equals_uncached_on_other_architectures(other, population):
     """The same for Llama, Mistral and Qwen3; Mistral's window of 6 slots is far shorter than its left-padded rows."""
     adapters = population(other, 3)
     temp = [1.0, 0.7, 0.0, 1.3] * 3 + [1.0] * 3
-    rollout = generate(other, adapters, PROMPTS + [[9] * 11], [0, 2, -1, 1, 0], keys_for(15), n=3, temperature=temp, max_new=40)
+    rollout = generate(other, adapters, PROMPTS + [[9] * 11], [0, 2, -1, 1, 0], keys_for(15), n=3, temperature=temp, max_new_tokens=40)
     assert rollout.n_tokens.max() > 30, "the case needs long rows"
     assert len(set(rollout.n_tokens.tolist())) > 3, "the case needs rows that leave early"
     assert_logp_holds(other, adapters, rollout, temp)
@@ -63,15 +63,15 @@ def test_on_the_micro_base(base, population):
     adapters = population(base, 2, rank=8, alpha=16, b_std=0.01)
     texts = ("propose out list\n", "out\ndef f(x):\n return x\nf(12)\n")
     prompts = [base.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    rollout = generate(base, adapters, prompts, [0, 1], keys_for(8), n=4, max_new=64)
+    rollout = generate(base, adapters, prompts, [0, 1], keys_for(8), n=4, max_new_tokens=64)
     assert_logp_holds(base, adapters, rollout, [1.0] * 8)
 
 
 def test_attempts_equal_separate_calls(tiny, population):
     """n attempts share one prefill of the prompt; their tokens are those of n calls with the same keys."""
     adapters, keys = population(tiny), keys_for(20)
-    shared = generate(tiny, adapters, PROMPTS, [0, 1, 2, -1], keys, n=5, max_new=24)
-    alone = [generate(tiny, adapters, [PROMPTS[i // 5]], [[0, 1, 2, -1][i // 5]], [keys[i]], max_new=24) for i in range(20)]
+    shared = generate(tiny, adapters, PROMPTS, [0, 1, 2, -1], keys, n=5, max_new_tokens=24)
+    alone = [generate(tiny, adapters, [PROMPTS[i // 5]], [[0, 1, 2, -1][i // 5]], [keys[i]], max_new_tokens=24) for i in range(20)]
     assert rows_of(shared) == [row for one in alone for row in rows_of(one)]
     assert len({tuple(row) for row in rows_of(shared)}) > 12, "attempts must differ from each other"
     for i, one in enumerate(alone):
@@ -81,21 +81,21 @@ def test_attempts_equal_separate_calls(tiny, population):
 def test_draws_do_not_depend_on_the_batch(tiny, population):
     """The same key, prompt and member among other neighbours, in another order, gives the same row."""
     adapters, keys = population(tiny), keys_for(4)
-    first = rows_of(generate(tiny, adapters, PROMPTS, [0, 1, 2, -1], keys, max_new=24))
+    first = rows_of(generate(tiny, adapters, PROMPTS, [0, 1, 2, -1], keys, max_new_tokens=24))
     order = [2, 0, 3, 1]
     second = generate(tiny, adapters, [[50, 51]] + [PROMPTS[i] for i in order], [1] + [[0, 1, 2, -1][i] for i in order],
-                      [(99, 0, 0)] + [keys[i] for i in order], max_new=24)
+                      [(99, 0, 0)] + [keys[i] for i in order], max_new_tokens=24)
     assert rows_of(second)[1:] == [first[i] for i in order]
-    other = generate(tiny, adapters, PROMPTS, [0, 1, 2, -1], keys_for(4, step=1), max_new=24)
+    other = generate(tiny, adapters, PROMPTS, [0, 1, 2, -1], keys_for(4, step=1), max_new_tokens=24)
     assert rows_of(other) != first, "another step draws anew"
 
 
 def test_global_random_state_does_not_matter(tiny):
     torch.manual_seed(0)
-    first = rows_of(generate(tiny, None, PROMPTS, [-1] * 4, keys_for(4), max_new=24))
+    first = rows_of(generate(tiny, None, PROMPTS, [-1] * 4, keys_for(4), max_new_tokens=24))
     torch.manual_seed(1)
     np.random.seed(1)
-    assert rows_of(generate(tiny, None, PROMPTS, [-1] * 4, keys_for(4), max_new=24)) == first
+    assert rows_of(generate(tiny, None, PROMPTS, [-1] * 4, keys_for(4), max_new_tokens=24)) == first
 
 
 def test_uniforms_are_keyed():
@@ -103,13 +103,13 @@ def test_uniforms_are_keyed():
     assert len({uniforms(key, 1)[0] for key in [(1, 2, 3), (1, 3, 2), (1, 2, 4), (0, 2, 3)]}) == 4
 
 
-@pytest.mark.parametrize("max_rows", [1, 3, 5, 12, 1000])
-def test_batching_and_compaction_change_nothing(tiny, population, max_rows):
+@pytest.mark.parametrize("rollout_batch", [1, 3, 5, 12, 1000])
+def test_batching_and_compaction_change_nothing(tiny, population, rollout_batch):
     """Rows that end leave the batch; with one prompt at a time there is nobody to leave, and the rows are the same."""
     adapters = population(tiny)
     prompts, member, keys = PROMPTS * 3, [0, 1, 2, -1] * 3, keys_for(24)
-    want = generate(tiny, adapters, prompts, member, keys, n=2, max_new=60)
-    got = generate(tiny, adapters, prompts, member, keys, n=2, max_new=60, max_rows=max_rows)
+    want = generate(tiny, adapters, prompts, member, keys, n=2, max_new_tokens=60)
+    got = generate(tiny, adapters, prompts, member, keys, n=2, max_new_tokens=60, rollout_batch=rollout_batch)
     assert len(set(want.n_tokens.tolist())) > 8, "the case needs rows that end at different times"
     assert rows_of(got) == rows_of(want) and torch.equal(got.member, want.member)
     assert (got.logp - want.logp).abs().max() < 1e-4
@@ -119,7 +119,7 @@ def test_finished_rows_stop_costing(tiny):
     """Rows that the model is run on, counted at its embedding: at most 4/3 of the live ones, once the batch has shrunk."""
     seen = []
     hook = tiny.model.model.embed_tokens.register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape[:2])))
-    rollout = generate(tiny, None, PROMPTS * 8, [-1] * 32, keys_for(32), max_new=60)
+    rollout = generate(tiny, None, PROMPTS * 8, [-1] * 32, keys_for(32), max_new_tokens=60)
     hook.remove()
     assert seen[0] == (32, 6) and all(T == 1 for _, T in seen[1:])
     for t, (n_rows, _) in enumerate(seen[1:], 1):
@@ -132,7 +132,7 @@ def test_waiting_prompts_take_the_places_of_ended_rows(tiny):
     """Of 8 places at least 3/4 are busy until nobody waits, and prompts are run as places come free, never all at once."""
     seen = []
     hook = tiny.model.model.embed_tokens.register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape[:2])))
-    rollout = generate(tiny, None, PROMPTS * 12, [-1] * 48, keys_for(48), max_new=60, max_rows=8)
+    rollout = generate(tiny, None, PROMPTS * 12, [-1] * 48, keys_for(48), max_new_tokens=60, rollout_batch=8)
     hook.remove()
     steps = [B for B, T in seen if T == 1]
     admitted = [B for B, T in seen if T > 1]
@@ -140,17 +140,17 @@ def test_waiting_prompts_take_the_places_of_ended_rows(tiny):
     assert int(rollout.n_tokens.sum()) > .7 * sum(steps), "the rows that the model ran were mostly rows that still answered"
 
 
-@pytest.mark.parametrize("max_rows", [8, 48])
+@pytest.mark.parametrize("rollout_batch", [8, 48])
 @pytest.mark.parametrize("graphs", [False, True])
-def test_looking_seldom_changes_nothing(tiny, population, monkeypatch, max_rows, graphs):
+def test_looking_seldom_changes_nothing(tiny, population, monkeypatch, rollout_batch, graphs):
     """On a GPU one looks every eighth step who has ended; rows that wait meanwhile stay as they are. For CUDA graphs the cache is
     looked at in strides (here without the recording itself)."""
     args, widths = (population(tiny), PROMPTS * 12, [0, 1, 2, -1] * 12, keys_for(48)), []
-    want = generate(tiny, *args, max_new=30, max_rows=max_rows)
+    want = generate(tiny, *args, max_new_tokens=30, rollout_batch=rollout_batch)
     monkeypatch.setattr("generate.PATIENCE", {"cpu": 8})
     monkeypatch.setattr("generate.STRIDE", 16)
-    monkeypatch.setattr("generate.Recorded", lambda step, as_graph: widths.append(step.args[-1]) or step)
-    got = generate(dataclasses.replace(tiny, graphs=graphs), *args, max_new=30, max_rows=max_rows)
+    monkeypatch.setattr("generate.CUDAGraphRunner", lambda step, as_graph: widths.append(step.args[-1]) or step)
+    got = generate(dataclasses.replace(tiny, graphs=graphs), *args, max_new_tokens=30, rollout_batch=rollout_batch)
     assert rows_of(got) == rows_of(want) and (got.logp - want.logp).abs().max() < 1e-4
     assert set(widths) == {16, 32, 36} if graphs else len(set(widths)) > 3, "36 is all of the cache"
 
@@ -161,22 +161,22 @@ def test_graphs_change_nothing(tiny, population):
     for factors in adapters.A, adapters.B:
         factors.update({path: x.detach().cuda() for path, x in factors.items()})
     args = adapters, PROMPTS * 12, [0, 1, 2, -1] * 12, keys_for(48)
-    want = generate(base, *args, max_new=60, max_rows=24)
-    got = generate(dataclasses.replace(base, graphs=True), *args, max_new=60, max_rows=24)
+    want = generate(base, *args, max_new_tokens=60, rollout_batch=24)
+    got = generate(dataclasses.replace(base, graphs=True), *args, max_new_tokens=60, rollout_batch=24)
     assert rows_of(got) == rows_of(want) and (got.logp - want.logp).abs().max() < 1e-4
 
 
 def test_the_prompt_is_run_once_for_all_attempts(tiny):
     seen = []
     hook = tiny.model.model.embed_tokens.register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape[:2])))
-    generate(tiny, None, PROMPTS, [-1] * 4, keys_for(64), n=16, max_new=1)
+    generate(tiny, None, PROMPTS, [-1] * 4, keys_for(64), n=16, max_new_tokens=1)
     hook.remove()
     assert seen == [(4, 6)], "one pass over four prompts, and none after the last token"
 
 
 def test_end_tokens(tiny):
     """Either end id ends a row and is its last token; a row without one is cut at the limit."""
-    rollout = generate(tiny, None, PROMPTS, [-1] * 4, keys_for(160), n=40, max_new=40)
+    rollout = generate(tiny, None, PROMPTS, [-1] * 4, keys_for(160), n=40, max_new_tokens=40)
     last = {}
     for ids, start in zip(rows_of(rollout), rollout.prompt_len.tolist()):
         answer = ids[start:]
@@ -189,15 +189,15 @@ def test_end_tokens(tiny):
 
 
 def test_an_end_token_in_the_prompt_ends_nothing(tiny):
-    rollout = generate(tiny, None, [[1, 7, 5]], [-1], keys_for(1), max_new=12)
+    rollout = generate(tiny, None, [[1, 7, 5]], [-1], keys_for(1), max_new_tokens=12)
     assert rollout.prompt_len.item() == 3 and rows_of(rollout)[0][:3] == [1, 7, 5] and rollout.n_tokens.item() >= 1
     assert not rollout.mask[0, :3].any(), "masks come from lengths, not from token identity"
 
 
 def test_greedy_row_is_argmax(tiny, population):
     adapters = population(tiny)
-    rollout = generate(tiny, adapters, PROMPTS, [0, 1, 2, -1], keys_for(8), n=2, temperature=[0.0, 1.0] * 4, max_new=20)
-    again = generate(tiny, adapters, PROMPTS, [0, 1, 2, -1], keys_for(8, step=5), n=2, temperature=[0.0, 1.0] * 4, max_new=20)
+    rollout = generate(tiny, adapters, PROMPTS, [0, 1, 2, -1], keys_for(8), n=2, temperature=[0.0, 1.0] * 4, max_new_tokens=20)
+    again = generate(tiny, adapters, PROMPTS, [0, 1, 2, -1], keys_for(8, step=5), n=2, temperature=[0.0, 1.0] * 4, max_new_tokens=20)
     assert rows_of(rollout)[::2] == rows_of(again)[::2], "greedy rows use no draws"
     assert rows_of(rollout)[1::2] != rows_of(again)[1::2]
     for i in range(0, 8, 2):
@@ -211,9 +211,9 @@ def test_greedy_row_is_argmax(tiny, population):
 def test_too_long_prompt(tiny):
     limit = tiny.model.cfg.max_position_embeddings
     assert limit == 128
-    with pytest.raises(ValueError, match="121 tokens and an answer of 8 exceed the base's context of 128.*--max-new"):
-        generate(tiny, None, [[7], [7] * 121], [-1, -1], keys_for(2), max_new=8)
-    assert generate(tiny, None, [[7] * 120], [-1], keys_for(1), max_new=8).length.item() <= 128, "exactly full is allowed"
+    with pytest.raises(ValueError, match="121 tokens and an answer of 8 exceed the base's context of 128.*--max-new-tokens"):
+        generate(tiny, None, [[7], [7] * 121], [-1, -1], keys_for(2), max_new_tokens=8)
+    assert generate(tiny, None, [[7] * 120], [-1], keys_for(1), max_new_tokens=8).length.item() <= 128, "exactly full is allowed"
 
 
 def chi_square(counts: torch.Tensor, p: torch.Tensor) -> tuple[float, int]:
@@ -229,7 +229,7 @@ def chi_square(counts: torch.Tensor, p: torch.Tensor) -> tuple[float, int]:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_agree_with_softmax(tiny, population, temperature):
     n, adapters = 6000, population(tiny)
-    rollout = generate(tiny, adapters, [[7, 8, 9]], [1], keys_for(n), n=n, temperature=temperature, max_new=1, max_rows=n)
+    rollout = generate(tiny, adapters, [[7, 8, 9]], [1], keys_for(n), n=n, temperature=temperature, max_new_tokens=1, rollout_batch=n)
     with torch.inference_mode():
         route = adapters.route(torch.tensor([1]), torch.float32)
         p = (tiny.model.logits(tiny.model(torch.tensor([[7, 8, 9]]), lora=route)[0, -1]) / temperature).softmax(-1)
@@ -263,8 +263,8 @@ def test_scores_that_are_not_numbers_raise_nothing():
 
 
 def test_select_and_cat(tiny):
-    a = generate(tiny, None, PROMPTS[:2], [-1, -1], keys_for(2), max_new=30)
-    b = generate(tiny, None, PROMPTS[2:], [-1, -1], keys_for(2, step=3), max_new=5)
+    a = generate(tiny, None, PROMPTS[:2], [-1, -1], keys_for(2), max_new_tokens=30)
+    b = generate(tiny, None, PROMPTS[2:], [-1, -1], keys_for(2, step=3), max_new_tokens=5)
     both = Rollout.cat([a, b])
     assert rows_of(both) == rows_of(a) + rows_of(b) and torch.equal(both.mask.sum(1), both.n_tokens)
     back = both.select(torch.tensor([3, 0]))

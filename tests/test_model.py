@@ -45,7 +45,7 @@ SHAPES = {
     "mistral, window 1": dict(kind="mistral", sliding_window=1, rope_theta=1e6),
     "mistral tied, no window, wide heads": dict(kind="mistral", sliding_window=None, head_dim=16),
 }
-KINDS = {"qwen2": dict(), "qwen3": dict(kind="qwen3", head_dim=16),
+TASK_TYPES = {"qwen2": dict(), "qwen3": dict(kind="qwen3", head_dim=16),
          "llama": dict(kind="llama", rope_parameters=LLAMA3, attention_bias=True),
          "mistral": dict(kind="mistral", sliding_window=5, tie_word_embeddings=False)}
 
@@ -95,7 +95,7 @@ def test_logits_equal_transformers(tmp_path, changes):
     assert largest_difference(load_model(tmp_path, torch.float32), reference) < 1e-4
 
 
-@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("changes", TASK_TYPES.values(), ids=TASK_TYPES.keys())
 def test_sharded_weights_give_the_same_logits(tmp_path, changes):
     reference = make_reference(tmp_path, shard_size="20KB", **changes)
     assert len(weights.shards(tmp_path)) > 2, "the case needs several shards"
@@ -103,7 +103,7 @@ def test_sharded_weights_give_the_same_logits(tmp_path, changes):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("changes", TASK_TYPES.values(), ids=TASK_TYPES.keys())
 def test_left_padded_rows_equal_transformers(tmp_path, changes):
     """positions and mask are arguments: a row padded on the left scores like the row alone, windows or not."""
     reference = make_reference(tmp_path, **changes)
@@ -119,7 +119,7 @@ def test_left_padded_rows_equal_transformers(tmp_path, changes):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("changes", TASK_TYPES.values(), ids=TASK_TYPES.keys())
 def test_cached_decoding_equals_one_pass(tmp_path, changes):
     make_reference(tmp_path, num_key_value_heads=1, **changes)
     ours = load_model(tmp_path, torch.float32)
@@ -133,13 +133,13 @@ def test_cached_decoding_equals_one_pass(tmp_path, changes):
 def test_micro_base_equals_transformers(micro_base):
     reference = AutoModelForCausalLM.from_pretrained(micro_base, dtype=torch.float32).eval()
     base = load_base(str(micro_base))
-    assert base.style == "micro"
+    assert base.prompt_format == "micro"
     assert largest_difference(base.model, reference) < 1e-4
     result = weights.check(str(micro_base))
     assert result["greedy_same"] and result["max_abs_diff"] < 1e-4, result
 
 
-@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("changes", TASK_TYPES.values(), ids=TASK_TYPES.keys())
 def test_check_agrees_with_transformers(tmp_path, changes):
     """`python -m infra.weights --check DIR`: logits and greedy tokens, the latter through our cache and transformers' own."""
     make_reference(tmp_path, **changes)
@@ -148,7 +148,7 @@ def test_check_agrees_with_transformers(tmp_path, changes):
     assert result["greedy_same"] and result["of"] > 5 and result["max_abs_diff"] < 1e-4, result
 
 
-@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("changes", TASK_TYPES.values(), ids=TASK_TYPES.keys())
 def test_tokenizer_json_alone_is_enough(tmp_path, changes):
     """Whatever class transformers has for an architecture, the words are those of tokenizer.json, the end tokens Llama 3's."""
     make_reference(tmp_path, **changes)
@@ -165,13 +165,13 @@ def test_base_is_frozen_and_knows_its_end_tokens(small):
     edit_config(small, eos_token_id=9)
     base = load_base(str(small))
     assert base.eos_ids == (1, 5, 9), "config, generation config and tokenizer are read together"
-    assert base.style == "base", "no chat template: the text envelope"
+    assert base.prompt_format == "base", "no chat template: the text envelope"
     (small / "chat_template.jinja").write_text("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }} w44{% endfor %}")
-    assert load_base(str(small)).style == "base", "a template whose answers end otherwise: the family's, not this model's"
+    assert load_base(str(small)).prompt_format == "base", "a template whose answers end otherwise: the family's, not this model's"
     (small / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
-    assert load_base(str(small)).style == "base"
+    assert load_base(str(small)).prompt_format == "base"
     (small / "chat_template.jinja").write_text("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }} w9{% endfor %}")
-    assert load_base(str(small)).style == "chat"
+    assert load_base(str(small)).prompt_format == "chat"
     (small / "chat_template.jinja").unlink()
     assert not any(p.requires_grad for p in base.model.parameters())
     before = weights.weights_hash(base.model)

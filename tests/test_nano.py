@@ -46,9 +46,9 @@ def test_it_imports_little_of_ours():
 def test_it_plays_by_the_presets_of_the_engine():
     preset = PRESETS["micro"]
     assert (nano.RANK, nano.ALPHA) == (preset["rank"], preset["alpha"])
-    assert (nano.N_PROMPTS, nano.N_PROPOSALS) == (preset["n_prompts"], Config.group)
-    assert nano.N_ATTEMPTS == preset["attempts"]
-    assert nano.MAX_NEW_TOKENS == preset["max_new"]
+    assert (nano.N_PROMPTS, nano.N_PROPOSALS) == (preset["n_prompts"], Config.proposals_per_prompt)
+    assert nano.N_ATTEMPTS == preset["samples_per_task"]
+    assert nano.MAX_NEW_TOKENS == preset["max_new_tokens"]
     assert nano.EVOLVE_EVERY == preset["evolve_every"]
     assert nano.LEARNING_RATE == dict(teacher=preset["lr_teacher"], student=preset["lr"])
     assert nano.REWARD == STUDENT_REWARDS[Config.student_reward]
@@ -203,7 +203,7 @@ def test_greedy_answers_are_the_engines(model, base, population):
     got = nano.sample(model, member_of(adapters, 0), [Prompt(text) for text in PROMPTS], 1, None, greedy=True)
     ids = [group[0].prompt for group in got]
     keys = [(i,) for i in range(len(ids))]
-    want = generate(base, adapters, ids, [0] * len(ids), keys, temperature=0.0, max_new=nano.MAX_NEW_TOKENS)
+    want = generate(base, adapters, ids, [0] * len(ids), keys, temperature=0.0, max_new_tokens=nano.MAX_NEW_TOKENS)
     for i, [row] in enumerate(got):
         assert row.answer == want.ids[i, want.prompt_len[i]:want.length[i]].tolist()
     assert len({len(row.answer) for [row] in got}) > 1
@@ -350,7 +350,7 @@ def test_the_same_member_makes_room(step, capsys):
             is_founder = rng.random() < 0.5
             theirs.append(evolve.Member(f"S{i}", "student", i, rating, born, () if is_founder else ("S9",)))
             mine.append(tiny_member(f"S{i}", ours(rating), **({} if is_founder else dict(born=born))))
-        births = evolve.plan(theirs, fitness, Config.cull, nano.EVOLVE_EVERY, step, rng=rng)
+        births = evolve.plan(theirs, fitness, Config.replace_frac, nano.EVOLVE_EVERY, step, rng=rng)
         before = list(mine)
         nano.evolve(mine, step, rng, torch.Generator().manual_seed(seed))
         said = capsys.readouterr().out

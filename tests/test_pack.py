@@ -9,8 +9,8 @@ PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2, 9, 9, 8], [7, 8, 9], [22, 23, 24, 25
 MEMBERS = [0, 2, 1, 2]                         # two members share a prompt, one member has two
 
 
-def rollout_of(base, adapters, n: int = 5, max_new: int = 12):
-    return generate(base, adapters, PROMPTS, MEMBERS, [(3, i) for i in range(len(PROMPTS) * n)], n=n, max_new=max_new)
+def rollout_of(base, adapters, n: int = 5, max_new_tokens: int = 12):
+    return generate(base, adapters, PROMPTS, MEMBERS, [(3, i) for i in range(len(PROMPTS) * n)], n=n, max_new_tokens=max_new_tokens)
 
 
 def packed_logp(base, adapters, p) -> torch.Tensor:

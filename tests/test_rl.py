@@ -83,12 +83,12 @@ def test_baseline_by_hand(method):
 
 
 @pytest.mark.parametrize("method", config.ADVANTAGES)
-@pytest.mark.parametrize("whiten", ["member", "kind"])
-def test_whitening_by_hand(method, whiten):
+@pytest.mark.parametrize("normalize_advantages", ["member", "kind"])
+def test_whitening_by_hand(method, normalize_advantages):
     """Every token of a row counts once: mean 0 and standard deviation 1 over the tokens of one member in one role (and kind)."""
     batch, d = hand_batch(), by_hand(hand_batch(), method)
-    adv = rl.advantages(batch, method, whiten).tolist()
-    key = list(zip(batch.rollout.member.tolist(), batch.role.tolist(), batch.kind.tolist() if whiten == "kind" else [0] * 14))
+    adv = rl.advantages(batch, method, normalize_advantages).tolist()
+    key = list(zip(batch.rollout.member.tolist(), batch.role.tolist(), batch.kind.tolist() if normalize_advantages == "kind" else [0] * 14))
     live = [g != 1 for g in batch.group.tolist()]
     for k in set(key):
         rows = [i for i in range(14) if key[i] == k and live[i]]
@@ -108,19 +108,19 @@ def test_auto_whitens_for_reinforce_alone():
 
 
 @pytest.mark.parametrize("method", config.ADVANTAGES)
-@pytest.mark.parametrize("whiten", config.WHITEN)
+@pytest.mark.parametrize("normalize_advantages", config.NORMALIZE)
 @pytest.mark.parametrize("silent", [0.0, 0.1, 1.0])
-def test_groups_without_variance_are_exactly_zero(method, whiten, silent):
+def test_groups_without_variance_are_exactly_zero(method, normalize_advantages, silent):
     """Also where the float mean of equal numbers is not that number; and the others do not notice that they were there."""
     batch = make_batch(60, member=(0, 1), roles=2)
     quiet = torch.isin(batch.group, torch.tensor([1, 4, 11, 15]))
     batch.reward[quiet] = silent
-    adv = rl.advantages(batch, method, whiten)
+    adv = rl.advantages(batch, method, normalize_advantages)
     assert (adv[quiet] == 0).all() and (adv[~quiet] != 0).all()
-    without = rl.advantages(pick(batch, (~quiet).nonzero().squeeze(1)), method, whiten)
+    without = rl.advantages(pick(batch, (~quiet).nonzero().squeeze(1)), method, normalize_advantages)
     assert (adv[~quiet] - without).abs().max() < 1e-6
     batch.reward[:] = silent
-    assert (rl.advantages(batch, method, whiten) == 0).all()
+    assert (rl.advantages(batch, method, normalize_advantages) == 0).all()
 
 
 def test_roles_and_members_are_never_pooled():
@@ -135,7 +135,7 @@ def test_roles_and_members_are_never_pooled():
 @pytest.mark.parametrize("method", config.ADVANTAGES)
 def test_token_weights_sum_to_the_stated_mean(method):
     rollout = make_batch(30).rollout
-    weight = rl.token_weight(rollout, method, max_new=16)
+    weight = rl.token_weight(rollout, method, max_new_tokens=16)
     for p in range(3):
         own = rollout.member == p
         total = (weight * rollout.n_tokens)[own].sum().item()
@@ -194,9 +194,9 @@ def test_joint_gradient_equals_the_loop_over_peft_members(tiny, population, tmp_
 @pytest.mark.parametrize("loss", [{}, dict(kl=0.2, entropy=0.05)])
 def test_micro_batches_do_not_change_the_gradient(tiny, population, loss):
     adapters, batch = population(tiny), make_batch(30)
-    want, (stats, _) = gradients(tiny, adapters, batch, token_budget=10 ** 6, **loss)
+    want, (stats, _) = gradients(tiny, adapters, batch, tokens_per_microbatch=10 ** 6, **loss)
     for budget in (1, 40, 100):
-        got, (same, _) = gradients(tiny, adapters, batch, token_budget=budget, **loss)
+        got, (same, _) = gradients(tiny, adapters, batch, tokens_per_microbatch=budget, **loss)
         assert largest(got, want) < 1e-6 and same == pytest.approx(stats, rel=1e-4)
 
 
@@ -243,7 +243,7 @@ def test_the_end_token_is_trained(tiny, population):
 def test_the_end_token_of_a_rollout_is_counted(tiny, population):
     """Masks come from lengths: end tokens and zeros inside an answer are trained, the same ids in prompt and padding not."""
     adapters = population(tiny, 2)
-    rollout = generate(tiny, adapters, [[1, 7, 0], [5, 9]], [0, 1], [(0, i) for i in range(12)], n=6, max_new=30)
+    rollout = generate(tiny, adapters, [[1, 7, 0], [5, 9]], [0, 1], [(0, i) for i in range(12)], n=6, max_new_tokens=30)
     ended = sum(rollout.ids[i, int(rollout.length[i]) - 1].item() in ENDS for i in range(12))
     assert ended > 3, "the case needs rows that end"
     batch = rl.Batch(rollout, torch.rand(12), torch.arange(12) // 6, torch.zeros(12).long(), torch.zeros(12).long())
@@ -292,7 +292,7 @@ def test_a_step_does_not_depend_on_the_others(tiny, population, method):
     states = []
     for adapters, part in ((mixed, batch), (alone, own)):
         adam = rl.Adam(adapters, [1e-4] * 3)
-        rl.update(tiny, adapters, adam, part, rl.advantages(part, method), method=method, max_new=16)
+        rl.update(tiny, adapters, adam, part, rl.advantages(part, method), method=method, max_new_tokens=16)
         states.append(state_of(adapters, adam))
     assert largest(*states, 1) < 1e-6
 
@@ -339,12 +339,12 @@ def test_a_broken_member_is_skipped_and_the_others_do_not_notice(tiny, populatio
         assert finite.isfinite().all(), "the case: a finite loss with a broken gradient"
     adam, other = rl.Adam(broken, [1e-4] * 3), rl.Adam(whole, [1e-4] * 3)
     before = state_of(broken, adam)
-    stats = rl.update(tiny, broken, adam, batch, adv, method=method, max_new=16, token_budget=budget)
+    stats = rl.update(tiny, broken, adam, batch, adv, method=method, max_new_tokens=16, tokens_per_microbatch=budget)
     assert stats["skipped"] == [1] and adam.steps.tolist() == [1, 0, 1]
     after = state_of(broken, adam)
     assert all(torch.equal(before[name][1], after[name][1]) for name in before)
     own = pick(batch, (batch.rollout.member != 1).nonzero().squeeze(1))
-    assert rl.update(tiny, whole, other, own, rl.advantages(own, method), method=method, max_new=16)["skipped"] == []
+    assert rl.update(tiny, whole, other, own, rl.advantages(own, method), method=method, max_new_tokens=16)["skipped"] == []
     assert largest(after, state_of(whole, other), [0, 2]) < 1e-6
     assert all(x.grad is None for x in broken.parameters())
 
@@ -395,11 +395,11 @@ def test_two_armed_bandit(tiny, method):
     adam, n, paid = rl.Adam(adapters, [1e-2] * 2), 32, []
     for step in range(40):
         keys = [(3, step, i) for i in range(2 * n)]
-        rollout = generate(tiny, adapters, [[7, 8, 9]] * 2, [0, 1], keys, n=n, max_new=2)
+        rollout = generate(tiny, adapters, [[7, 8, 9]] * 2, [0, 1], keys, n=n, max_new_tokens=2)
         low = rollout.ids[torch.arange(2 * n), rollout.prompt_len] < 31
         reward = (low == (rollout.member == 0)).float()
         batch = rl.Batch(rollout, reward, rollout.member, torch.ones(2 * n).long(), torch.zeros(2 * n).long())
-        rl.update(tiny, adapters, adam, batch, rl.advantages(batch, method), method=method, max_new=2)
+        rl.update(tiny, adapters, adam, batch, rl.advantages(batch, method), method=method, max_new_tokens=2)
         paid.append(reward.view(2, n).mean(1))
     first, last = torch.stack(paid[:5]).mean(0), torch.stack(paid[-5:]).mean(0)
     assert first.max() < 0.7 and last.min() > 0.9, (first, last)
@@ -417,7 +417,7 @@ def share_of_the_work(rank: int, directory: str, base_path) -> None:
         adapters = Adapters.on(base.model, 3, 4, 8)
         for p, member in enumerate(factors):
             adapters.set_factors(p, member)
-        grads, (stats, bad) = gradients(base, adapters, batch, kl=0.1, entropy=0.01, token_budget=60, rank=rank, world=2)
+        grads, (stats, bad) = gradients(base, adapters, batch, kl=0.1, entropy=0.01, tokens_per_microbatch=60, rank=rank, world=2)
         results.append((grads, stats, bad))
     torch.save(results, f"{directory}/process_{rank}.pt")
     dist.destroy_process_group()

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RECORD = HERE / "same_bits.json"
-RUN = dict(steps=3, pop=4, kinds="code_o,code_i,code_f", n_prompts=3, group=4, attempts=3, max_new=64, n_anchors=4, n_heldout=2,
+RUN = dict(steps=3, pop=4, task_types="code_o,code_i,code_f", n_prompts=3, proposals_per_prompt=4, samples_per_task=3, max_new_tokens=64, n_anchors=4, n_heldout=2,
            evolve_every=2, probe_every=1, workers=1, threads=1, save_every=1, show=0, lr=3e-3, lr_teacher=3e-3, device="cpu")
 DIGITS = 4                                  # of a metric: what another library's sums may agree on
 

@@ -20,22 +20,21 @@ from lora import Adapters
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
 
 ROOT = Path(train.__file__).parent
-TINY = dict(steps=2, pop=6, n_prompts=1, group=4, attempts=2, max_new=48, n_anchors=2, n_heldout=0, evolve_every=1, probe_every=0, workers=1)
+TINY = dict(steps=2, pop=6, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_anchors=2, n_heldout=0, evolve_every=1, probe_every=0, workers=1)
 # Values of each switch that has few; a test's run takes the i-th value of every one of them (SWITCHES), so that as many
 # runs as the longest list has cover them all, in changing company. Bounds and sizes have a second value here.
 SWITCHES = {f.name: list(f.metadata["choices"]) for f in dataclasses.fields(config.Config) if f.metadata["choices"]} | dict(
-    kinds=["code_o", "code_i", "code_f", "code_o,code_i,code_f", "math,logic", "code_o,code_i,code_f,math,logic"],
-    style=["auto", "micro"],
+    task_types=["code_o", "code_i", "code_f", "code_o,code_i,code_f", "math,logic", "code_o,code_i,code_f,math,logic"],
+    prompt_format=["auto", "micro"],
     dtype=["auto", "float32", "auto", "float32", "auto", "auto", "bfloat16"],       # bfloat16 is slow on a CPU
     max_guess=[1.0, 0.3],
     duplicate_penalty=[None, -0.2],
     max_digits=[0, 2],
     max_output=[0, 20],
-    kl=[0.0, 0.05],
-    entropy=[0.0, 0.01],
-    gate_leak=[0.0, 0.5, 1.0],
+    kl_coef=[0.0, 0.05],
+    entropy_coef=[0.0, 0.01],
     invalid_penalty=[-1.0, 0.0, -0.1],
-    n_refs=[0, 2],
+    n_few_shot=[0, 2],
     save_every=[1, 10],
     keep=[1, 2],
     lora_targets=[",".join(TARGETS), "q_proj,v_proj"],
@@ -44,8 +43,8 @@ SWITCHES = {f.name: list(f.metadata["choices"]) for f in dataclasses.fields(conf
     temperature=[1.0, 0.7],
     archive_cap=[16384, 3],
     probe_every=[0, 1],
-    token_budget=[8192, 256],
-    max_rows=[512, 16],
+    tokens_per_microbatch=[8192, 256],
+    rollout_batch=[512, 16],
     threads=[1, 0],
     seed=[0, 7],
     rank=[8, 2],
@@ -92,22 +91,21 @@ def test_two_steps(run, i, mode):
     metrics, tasks, matches, births = (shown(path, f"{name}.jsonl") for name in ("metrics", "tasks", "matches", "genealogy"))
     assert [row["step"] for row in metrics] == [0, 1] and len(tasks) == 2 * 3 * 4
     assert len(matches) == 2 * (9 if switches["matching"] == "all" else 3)
-    assert {row["kind"] for row in tasks} <= set(switches["kinds"].split(","))
+    assert {row["kind"] for row in tasks} <= set(switches["task_types"].split(","))
     allowed = dict(mixed=[*MUTATIONS, *CROSSOVERS], mutation=MUTATIONS, crossover=CROSSOVERS, none=[]).get(mode, [mode])
     assert all(b["operator"] in allowed for b in births) and bool(births) == (mode != "none")
     assert len({m for row in metrics for m in row["members"]}) == 6 + sum(b["step"] == 0 for b in births)
     assert all(row["skipped"] == [] for row in metrics)
     gap = 0.1 if switches["dtype"] == "bfloat16" else 1e-3
-    assert all(row["logp_gap"] < gap for row in metrics), "rollout and training disagree"
-    assert (metrics[-1]["kl"] > 0) == (switches["kl"] > 0) and bool(metrics[-1]["entropy"]) == (switches["entropy"] > 0)
+    assert all(row["train_rollout_logprob_diff"] < gap for row in metrics), "rollout and training disagree"
+    assert (metrics[-1]["kl"] > 0) == (switches["kl_coef"] > 0) and bool(metrics[-1]["entropy"]) == (switches["entropy_coef"] > 0)
     assert len(list(path.glob("step_*"))) == min(switches["keep"], 2 if switches["save_every"] == 1 else 1)
     valid = [row for row in tasks if not row["reason"]]
-    assert all(0 <= row["solve_rate"] <= 1 and row["kind"] in switches["kinds"] for row in valid)
-    if switches["gate_leak"] == 0:
-        invalid, duplicate = switches["invalid_penalty"], switches["duplicate_penalty"]
-        due = {True: invalid if duplicate is None else duplicate, False: invalid}
-        assert all(row["reward"] == due[row["reason"] == "duplicate"] for row in tasks if row["reason"])
-    if switches["dedupe"] == "structural" and switches["kinds"] == "code_o":
+    assert all(0 <= row["solve_rate"] <= 1 and row["kind"] in switches["task_types"] for row in valid)
+    invalid, duplicate = switches["invalid_penalty"], switches["duplicate_penalty"]
+    due = {True: invalid if duplicate is None else duplicate, False: invalid}
+    assert all(row["reward"] == due[row["reason"] == "duplicate"] for row in tasks if row["reason"])
+    if switches["dedupe"] == "structural" and switches["task_types"] == "code_o":
         assert len({row["key"] for row in valid}) == len(valid)
     assert len({row["id"] for row in valid}) == len(valid)
 
@@ -135,7 +133,7 @@ def test_unequal_roles(run):
 def finished(run, micro_base):
     """A run of all three kinds with probes and evolution, and the hash of its base before and after."""
     before = weights_hash(load_base(str(micro_base)).model)
-    path = run(steps=4, kinds="code_o,code_i,code_f", n_prompts=3, pop=4, save_every=1, keep=2, probe_every=2, n_refs=1)
+    path = run(steps=4, task_types="code_o,code_i,code_f", n_prompts=3, pop=4, save_every=1, keep=2, probe_every=2, n_few_shot=1)
     assert weights_hash(load_base(str(micro_base)).model) == before
     return path
 
@@ -170,20 +168,20 @@ def test_metrics(finished):
         "n",
         "valid",
         "reasons",
-        "reward",
+        "teacher_reward",
         "solve_rate",
         "solve_0",
         "solve_1",
         "malformed",
         "complexity",
         "distinct",
-        "kinds",
+        "task_types",
         "members",
-        "coverage",
-        "rarefied",
-        "guess_rate",
+        "unique_structures",
+        "unique_at_64",
+        "majority_baseline",
         "brier",
-        "zero_advantage",
+        "frac_zero_advantage",
         "kl",
         "entropy",
         "skipped",
@@ -196,7 +194,7 @@ def test_metrics(finished):
     for row in rows:
         assert expected <= set(row) and (probes <= set(row)) == (row["step"] in (0, 2, 3)), row["step"]
         assert ("anchors_sampled" in row) == (row["step"] in (0, 3)), "at the run's temperature first and last"
-        assert set(row["kinds"]) == {"code_o", "code_i", "code_f"} and len(row["members"]) == 4
+        assert set(row["task_types"]) == {"code_o", "code_i", "code_f"} and len(row["members"]) == 4
         assert {"propose", "verify", "solve", "probe", "update", "evolve"} == set(row["seconds"])
         assert all(0 <= x <= 1 for member in row["members"].values() for x in [member["solve_rate"]] if x is not None)
         assert sum(row["reasons"].values()) == round((1 - row["valid"]) * row["n"])
@@ -204,7 +202,7 @@ def test_metrics(finished):
             {"mu", "sigma", "reward", "response_tokens", "entropy", "adv_abs", "grad_norm", "cosine"} <= set(m)
             for m in row["members"].values()
         )
-    assert "anchors_sampled_base" in rows[0] and rows[0]["coverage"] <= rows[-1]["coverage"]
+    assert "anchors_sampled_base" in rows[0] and rows[0]["unique_structures"] <= rows[-1]["unique_structures"]
     assert [row["tokens_generated"] for row in rows] == sorted({row["tokens_generated"] for row in rows})
 
 
@@ -215,7 +213,7 @@ def test_tasks_matches_genealogy(finished):
     names = {row["teacher"] for row in tasks}
     for row in valid:
         assert "def f(" in row["program"] and row["inputs"] and len(row["outputs"]) == len(row["inputs"])
-        assert set(row["complexity"]) == {"depth", "mccabe", "halstead", "lines", "variables", "statements"}
+        assert set(row["complexity"]) == {"depth", "mccabe", "lines", "variables", "statements"}
         ((student, verdicts),) = row["attempts"].items()
         assert set(verdicts) <= {"correct", "wrong", "malformed"} and row["solve_rate"] == verdicts.count("correct") / 2
         assert row["reward"] == (0 if row["solve_rate"] == 0 else 1 - row["solve_rate"])
@@ -265,35 +263,34 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
         ("--single --teachers 3", "--single is one adapter in both roles: leave out --teachers and --students"),
         ("--single --students 3", "--single is one adapter in both roles: leave out --teachers and --students"),
         ("--steps 0", "--steps 0"),
-        ("--kinds code_o,code_x", "code_x unknown; valid: code_o, code_i, code_f"),
-        ("--cull 1", "--cull 1.0"),
+        ("--task-types code_o,code_x", "code_x unknown; valid: code_o, code_i, code_f"),
+        ("--replace-frac 1", "--replace-frac 1.0"),
         ("--temperature 0", "--temperature 0"),
         ("--temperature nan", "--temperature"),
         ("--lr nan", "--lr"),
         ("--lr 0", "--lr"),
-        ("--kl -1", "--kl"),
+        ("--kl-coef -1", "--kl-coef"),
         ("--clip 0", "--clip"),
-        ("--gate-leak 2", "--gate-leak"),
         ("--seed -1", "--seed"),
-        ("--group 0", "--group"),
-        ("--n-refs -1", "--n-refs"),
+        ("--proposals-per-prompt 0", "--proposals-per-prompt"),
+        ("--n-few-shot -1", "--n-few-shot"),
         ("--probe-every -1", "--probe-every"),
         ("--archive-cap 0", "--archive-cap"),
-        ("--token-budget 0", "--token-budget"),
+        ("--tokens-per-microbatch 0", "--tokens-per-microbatch"),
         ("--cpu-s 0", "--cpu-s"),
         ("--alpha nan", "--alpha"),
         ("--n-anchors -1", "--n-anchors"),
         ("--lora-targets q_proj,nose", "nose is not a linear layer; valid: q_proj"),
         ("--rank 0", "--rank"),
         ("--base /nowhere/at/all", "/nowhere/at/all"),
-        ("--max-rows 100000000", r"(?s)not enough memory:\nbase .*cache +[\d.]+ GB .*peak +[\d.]+ GB .*free +[\d.]+ GB\n"
-                                 r"no --token-budget fits\nlower .*--max-rows"),
+        ("--rollout-batch 100000000", r"(?s)not enough memory:\nbase .*cache +[\d.]+ GB .*peak +[\d.]+ GB .*free +[\d.]+ GB\n"
+                                 r"no --tokens-per-microbatch fits\nlower .*--rollout-batch"),
         ("--seed-tasks /nowhere", "/nowhere cannot be read"),
         ("--anchors /nowhere", "/nowhere"),
         ("--init /nowhere", "holds 0 adapters for 6 members"),
         ("--device cuda", "sees no CUDA device"),
         ("--device cpu --cuda-graphs", "--cuda-graphs needs a GPU"),
-        ("--max-new 9999", "exceed the base's context"),
+        ("--max-new-tokens 9999", "exceed the base's context"),
         ("--invalid-penalty nan", "--invalid-penalty"),
     ],
 )
@@ -343,7 +340,7 @@ def test_seed_tasks_seed_the_archive(run, tmp_path):
     rows = [dict(kind="code_o", program=f"def f(x):\n return x+{i}", input="1") for i in range(3)]
     rows += [dict(kind="code_f", program="def f(x):\n return x*2", inputs=[str(i) for i in range(8)])]
     (tmp_path / "seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    path = run(seed_tasks=str(tmp_path / "seeds.jsonl"), steps=1, kinds="code_o,code_f", n_prompts=2)
+    path = run(seed_tasks=str(tmp_path / "seeds.jsonl"), steps=1, task_types="code_o,code_f", n_prompts=2)
     seeds = json.loads((path / "step_1" / "state.json").read_text())["seeds"]
     assert [s["outputs"][0] for s in seeds] == ["1", "2", "3", "0"] or len(seeds) == 4
     assert {p for row in shown(path, "tasks.jsonl") if row["kind"] == "code_f" and not row["reason"] for p in row["parents"]} <= {
@@ -360,13 +357,13 @@ def test_adapters_of_another_rank(run, micro_base, tmp_path):
 
 
 def test_a_step_without_valid_proposals_is_survived(run):
-    path = run(max_new=1, probe_every=1)
+    path = run(max_new_tokens=1, probe_every=1)
     for row in shown(path, "metrics.jsonl"):
         assert (
             row["valid"] == 0
             and row["solve_rate"] is None
             and sum(row["reasons"].values()) == row["n"]
-            and row["zero_advantage"] == 1
+            and row["frac_zero_advantage"] == 1
         )
     assert all(m["winner"] == "student" for m in shown(path, "matches.jsonl")) and (path / "step_2").is_dir()
 

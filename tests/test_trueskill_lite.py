@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from trueskill_lite import RATINGS, Elo, Rating, TrueSkill, WinRate, child_rating, win_moments
+from trueskill_lite import RATINGS, Elo, Rating, TrueSkill, child_rating, win_moments
 
 ENV = TrueSkill()
 
@@ -82,14 +82,11 @@ def test_p_win_predicts_simulated_matches():
     assert sum(draws) / len(draws) == pytest.approx(env.p_win(a, b), abs=0.012)
 
 
-def test_elo_and_win_rate_values():
+def test_elo_values():
     a, b = Elo().rate(Rating(1500, 0), Rating(1500, 0))
     assert (a.mu, b.mu) == (1516, 1484)
     assert Elo().p_win(Rating(1900, 0), Rating(1500, 0)) == pytest.approx(10 / 11)
     assert Elo().p_win(Rating(1e6, 0), Rating(-1e6, 0)) == 1.0
-    assert WinRate().rate(Rating(0.5, 0), Rating(0.5, 0))[0].mu == pytest.approx(0.55)
-    assert WinRate().p_win(Rating(1.0, 0), Rating(1.0, 0)) == 0.5
-    assert WinRate().p_win(Rating(0.8, 0), Rating(0.5, 0)) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("name", RATINGS)

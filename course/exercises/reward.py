@@ -13,7 +13,7 @@ What the test wants, with B a binomial draw of n attempts:
     4. never more for a task that is easier to guess
 
 A threshold on p (`--teacher-reward noise-proof`) meets 1, 3 and 4. Why not 2? A hint: how likely are so many successes by luck?
-rewards.py's functions take (p, guess, margin), p = correct / n: there it is reward(round(p * n), n, guess), n as in --attempts.
+rewards.py's functions take (p, guess, margin), p = correct / n: there it is reward(round(p * n), n, guess), n as in --samples-per-task.
 """
 
 

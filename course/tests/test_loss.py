@@ -8,7 +8,7 @@ import torch
 
 
 @dataclass
-class Rows:
+class DecodeBatch:
     """What the loss takes, in its order."""
     logits: torch.Tensor
     ids: torch.Tensor
@@ -18,7 +18,7 @@ class Rows:
     advantage: torch.Tensor
 
     def select(self, rows):
-        return Rows(*(value[rows] for value in vars(self).values()))
+        return DecodeBatch(*(value[rows] for value in vars(self).values()))
 
 
 def value(work, rows):
@@ -33,14 +33,14 @@ def case(V=5, T=9):
     ids[torch.arange(T) >= length[:, None]] = 0
     logits = torch.randn(6, T, V, generator=gen, dtype=torch.float64)
     advantage = torch.randn(6, generator=gen, dtype=torch.float64)
-    return Rows(logits, ids, prompt_len, length, torch.tensor([0, 2, 0, 1, 2, 0]), advantage)
+    return DecodeBatch(logits, ids, prompt_len, length, torch.tensor([0, 2, 0, 1, 2, 0]), advantage)
 
 
 def test_on_paper(work):
     """Member 0: tokens of 3/4 and 1/2, advantage 2: -2 ln(3/8) / 2. Member 1: 1/4, advantage -1: ln(1/4)."""
     p = torch.tensor([[[1 / 4, 3 / 4], [1 / 2, 1 / 2], [0.9, 0.1]], [[1 / 4, 3 / 4], [0.9, 0.1], [0.9, 0.1]]])
     ids, prompt_len, length = torch.tensor([[0, 1, 0], [1, 0, 0]]), torch.tensor([1, 1]), torch.tensor([3, 2])
-    rows = Rows(p.log(), ids, prompt_len, length, torch.tensor([0, 1]), torch.tensor([2.0, -1.0]))
+    rows = DecodeBatch(p.log(), ids, prompt_len, length, torch.tensor([0, 1]), torch.tensor([2.0, -1.0]))
     assert value(work, rows) == pytest.approx(log(2 / 3))
 
 
@@ -122,7 +122,7 @@ def test_the_loop_has_the_same_gradient(work):
     for factor in adapters.parameters():
         factor.data.normal_(0, 0.05, generator=gen)
     asked = [base.tokenizer(f"out\ndef f(x):\n x=x+{k}\n return x\nf(2)\n").input_ids for k in (3, 12)]
-    rollout = generate(base, adapters, asked, [0, 1], [(0, i) for i in range(8)], n=4, max_new=24)
+    rollout = generate(base, adapters, asked, [0, 1], [(0, i) for i in range(8)], n=4, max_new_tokens=24)
     last = rollout.ids[torch.arange(8), rollout.length - 1]
     assert torch.isin(last, torch.tensor(base.eos_ids)).any(), "the case needs answers with their end token"
     group = rollout.member

@@ -30,7 +30,7 @@ def test_half_way(curve, half):
 
 
 def test_a_few_steps_print_the_line(micro_base):
-    words = [sys.executable, "-m", "bench", "learn", "--base", micro_base, "--budget", 32, "--tasks", 4, "--attempts", 4, "--evals", 1,
+    words = [sys.executable, "-m", "bench", "learn", "--base", micro_base, "--budget", 32, "--tasks", 4, "--samples-per-task", 4, "--evals", 1,
              "--held-out", 3, "--sizes", 2, 3]
     said = subprocess.run(list(map(str, words)), cwd=ROOT, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
@@ -42,7 +42,7 @@ def test_a_few_steps_print_the_line(micro_base):
 
 def test_rates_are_members_of_one_batch(micro_base):
     """They see the same tasks; one that does not move stays the base."""
-    found = learn.learn(flags("--base", micro_base, "--budget", 64, "--tasks", 8, "--attempts", 4, "--evals", 1, "--held-out", 4,
+    found = learn.learn(flags("--base", micro_base, "--budget", 64, "--tasks", 8, "--samples-per-task", 4, "--evals", 1, "--held-out", 4,
                               "--sizes", 2, 3, "--lr", 1e-9, 1e-2))
     still, moved = found["rates"]
     assert still["greedy_before"] == still["greedy_after"] == moved["greedy_before"] and "greedy_after" not in found
@@ -53,7 +53,7 @@ def test_tasks_of_a_file(micro_base, tmp_path):
     """Every fifth is held out and never trained on; the others come in a new order each time round."""
     lines = [json.dumps(dict(program=f"def f(x):\n x=x+{i}\n return x", input="4")) for i in range(10)]
     (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
-    asked = flags("--base", micro_base, "--tasks-file", tmp_path / "tasks.jsonl", "--budget", 8, "--tasks", 2, "--attempts", 4,
+    asked = flags("--base", micro_base, "--tasks-file", tmp_path / "tasks.jsonl", "--budget", 8, "--tasks", 2, "--samples-per-task", 4,
                   "--evals", 1)
     assert learn.learn(asked)["attempts"] == 8
     setup = learn.open_setup(asked)
@@ -68,7 +68,7 @@ def test_tasks_of_a_file(micro_base, tmp_path):
 
 
 def test_a_style_without_programs_says_so(tiny):
-    with pytest.raises(ValueError, match="speaks the base style: pass its tasks with --tasks-file"):
+    with pytest.raises(ValueError, match="speaks the base prompt format: pass its tasks with --tasks-file"):
         learn.learn(flags("--base", tiny.path))
 
 

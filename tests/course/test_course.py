@@ -56,7 +56,7 @@ def test_commands_are_real(page):
     assert len(commands) >= 5
     for command in commands:
         cfg = config.parse_args(None, shlex.split(command, comments=True)[2:])
-        config.settle(cfg, "micro")
+        config.resolve_config(cfg, "micro")
 
 
 def test_pictures_are_small_and_drawn():

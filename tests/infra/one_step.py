@@ -1,6 +1,6 @@
 """One process that generates and updates twice on a random model of the given shape, and says what memory it took at its worst.
 
-    python tests/one_step.py '{"model": {...}, "flags": {...}, "trained_rows": 8}'      # fields of model.Config and train.Config
+    python tests/one_step.py '{"model": {...}, "flags": {...}, "trained_rows": 8}'      # fields of model.ModelConfig and train.Config
 
 Prints a line of JSON: `planned` and `measured` gigabytes. Linux only. The second round counts too: by then Adam's moments are
 there, and so is what the allocator has not given back.
@@ -19,7 +19,7 @@ import train
 from generate import generate
 from infra import memory
 from lora import Adapters
-from model import Base, Config, Model
+from model import Base, Model, ModelConfig
 
 
 def resident(name: str) -> float:
@@ -28,28 +28,28 @@ def resident(name: str) -> float:
     return next(int(row.split()[1]) for row in rows if row.startswith(name + ":")) / 2 ** 20
 
 
-def rounds(shape: Config, cfg: train.Config, trained_rows: int) -> None:
+def rounds(shape: ModelConfig, cfg: train.Config, trained_rows: int) -> None:
     """Twice generate and update. Rows have the length that is planned for: random models end none."""
     base = Base(Model(shape).requires_grad_(False).eval(), None, (0,), "chat", Path())
     adapters = Adapters.on(base.model, cfg.pop, cfg.rank, cfg.alpha)
     for p in range(cfg.pop):
         adapters.init_member(p, torch.Generator().manual_seed(p))
-    adam, n, width = rl.Adam(adapters, [cfg.lr] * cfg.pop), cfg.attempts, memory.longest_row(cfg, shape) - cfg.max_new
+    adam, n, width = rl.Adam(adapters, [cfg.lr] * cfg.pop), cfg.samples_per_task, memory.longest_row(cfg, shape) - cfg.max_new_tokens
     for step in range(2):
-        prompts = torch.randint(1, shape.vocab_size, (cfg.max_rows // n, width)).tolist()
+        prompts = torch.randint(1, shape.vocab_size, (cfg.rollout_batch // n, width)).tolist()
         members, keys = [i % cfg.pop for i in range(len(prompts))], [(step, i) for i in range(len(prompts) * n)]
-        rollout = generate(base, adapters, prompts, members, keys, n, max_new=cfg.max_new, max_rows=cfg.max_rows)
+        rollout = generate(base, adapters, prompts, members, keys, n, max_new_tokens=cfg.max_new_tokens, rollout_batch=cfg.rollout_batch)
         rows = torch.arange(trained_rows)
         batch = rl.Batch(rollout.select(rows), torch.rand(len(rows)), rows // 4, 0 * rows, 0 * rows)
-        rl.update(base, adapters, adam, batch, rl.advantages(batch), max_new=cfg.max_new, token_budget=cfg.token_budget)
+        rl.update(base, adapters, adam, batch, rl.advantages(batch), max_new_tokens=cfg.max_new_tokens, tokens_per_microbatch=cfg.tokens_per_microbatch)
 
 
 def main(job: dict) -> None:
     """See above. A first round on a minute model brings in what torch loads late, which is not the plan's to know."""
     torch.set_num_threads(1)
-    shape, cfg = Config(**job["model"]), config.settle(train.Config(**job["flags"]), "micro")
+    shape, cfg = ModelConfig(**job["model"]), config.resolve_config(train.Config(**job["flags"]), "micro")
     minute = dict(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8)
-    rounds(Config(**{**job["model"], **minute}), cfg, job["trained_rows"])
+    rounds(ModelConfig(**{**job["model"], **minute}), cfg, job["trained_rows"])
     before = resident("VmRSS")
     rounds(shape, cfg, job["trained_rows"])
     plan = memory.memory_plan(cfg, shape, torch.float32, cfg.pop)

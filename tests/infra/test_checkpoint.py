@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import config
 import train
+from infra import replay
 from infra.checkpoint import FROZEN, RunDir, differing, restore
 from infra.platform import Interrupted, Signals
 
@@ -23,14 +24,14 @@ STEPS = 3
 # some of everything that a checkpoint must carry over: three kinds, evolution, probes, references, a capped archive
 FLAGS = dict(
     pop=4,
-    kinds="code_o,code_i,code_f",
+    task_types="code_o,code_i,code_f",
     n_prompts=2,
-    group=3,
-    attempts=2,
-    max_new=48,
+    proposals_per_prompt=3,
+    samples_per_task=2,
+    max_new_tokens=48,
     n_anchors=2,
     n_heldout=2,
-    n_refs=2,
+    n_few_shot=2,
     evolve_every=1,
     probe_every=1,
     save_every=1,
@@ -83,7 +84,7 @@ def metrics(path: Path) -> list[dict]:
 
 
 def assert_equal(one: Path, other: Path) -> None:
-    """The same books, adapters and optimiser, bit for bit."""
+    """The same records, adapters and optimiser, bit for bit."""
     assert metrics(one) == metrics(other)
     assert all((one / name).read_bytes() == (other / name).read_bytes() for name in LOGS[1:])
     files = [p.relative_to(one) for p in (one / f"step_{STEPS}").rglob("*.safetensors")]
@@ -179,8 +180,8 @@ def refused(match: str, words: list[str]) -> None:
 def test_resume_names_what_differs(words, whole, capsys):
     out, before = whole.parent, metrics(whole)
     refused(
-        r"another configuration: group \(3 -> 4\), rating \('trueskill' -> 'elo'\)",
-        words(out, resume="auto", group=4, rating="elo"),
+        r"another configuration: proposals_per_prompt \(3 -> 4\), rating \('trueskill' -> 'elo'\)",
+        words(out, resume="auto", proposals_per_prompt=4, rating="elo"),
     )
     refused("holds an earlier run", words(out))
     refused("no such directory", words(out, resume=out / "nowhere"))
@@ -294,16 +295,16 @@ def test_its_advice_helps(words, whole, copy):
 def test_a_lost_log_is_told(copy, name):
     """Missing or a byte short of what the checkpoint says; one that is longer is no loss."""
     run, size = RunDir(copy, writes=False), (copy / name).stat().st_size
-    books = json.loads((copy / "step_3" / "state.json").read_text())
-    run.check_logs(books)
+    metadata = json.loads((copy / "step_3" / "state.json").read_text())
+    run.check_logs(metadata)
     os.truncate(copy / name, size - 1)
     with pytest.raises(ValueError, match=rf"run/{name} is shorter than step_3 says \({size - 1} of {size} bytes\): .*; restore"):
-        run.check_logs(books)
+        run.check_logs(metadata)
     run.check_logs(json.loads((copy / "step_1" / "state.json").read_text()))
     (copy / name).unlink()
     lost = "the archive's memory" if name == "tasks.jsonl" else "a part of the run's record"
     with pytest.raises(ValueError, match=rf"run/{name} is shorter than step_3 says \(0 of {size} bytes\): {lost} is lost"):
-        run.check_logs(books)
+        run.check_logs(metadata)
 
 
 def test_a_run_without_its_memory_ends_with_one_sentence(words, copy):
@@ -312,7 +313,7 @@ def test_a_run_without_its_memory_ends_with_one_sentence(words, copy):
     refused("tasks.jsonl is shorter than step_3 says .*the archive's memory is lost", words(copy.parent, resume="auto", steps=4))
     assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before
     with pytest.raises(ValueError, match="tasks.jsonl is shorter than step_2 says"):
-        train.show_again(config.Config(replay=str(copy), step=2))
+        replay.replay(str(copy), 2)
 
 
 def test_text_that_is_not_json_names_its_file(words, copy):
@@ -355,7 +356,7 @@ def test_logs_are_cut_back(tmp_path):
     sizes = run.sizes()
     run.append("tasks.jsonl", [{"a": 2}, {"a": float("nan")}])
     assert run.rows("tasks.jsonl", 10**9) == [{"a": 1}, {"a": 2}, {"a": None}]  # JSON has no NaN
-    run.cut(sizes)
+    run.truncate_logs(sizes)
     assert run.rows("tasks.jsonl", 10**9) == [{"a": 1}] and sizes["metrics.jsonl"] == 0
 
 

@@ -13,8 +13,8 @@ import train
 from infra import memory
 from infra.distributed import Ranks
 from infra.memory import largest_budget, memory_plan, peak
-from lora import Adapters, Serving
-from model import Config, Model
+from lora import Adapters, AdapterWeights
+from model import ModelConfig, Model
 
 SMALL = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, attention_bias=False)
@@ -26,21 +26,21 @@ GB = 2 ** 30
 
 
 def settled(**flags) -> train.Config:
-    small = dict(pop=4, rank=8, max_new=40, n_refs=0, token_budget=160, max_rows=128, attempts=8)
-    return config.settle(train.Config(**{**small, **flags}), "micro")
+    small = dict(pop=4, rank=8, max_new_tokens=40, n_few_shot=0, tokens_per_microbatch=160, rollout_batch=128, samples_per_task=8)
+    return config.resolve_config(train.Config(**{**small, **flags}), "micro")
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("targets", ["q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj", "q_proj,down_proj"])
 def test_what_is_always_there_is_counted_exactly(changes, targets):
-    cfg, shape = settled(lora_targets=targets), Config(**{**SMALL, **changes})
+    cfg, shape = settled(lora_targets=targets), ModelConfig(**{**SMALL, **changes})
     model = Model(shape)
     adapters = Adapters.on(model, 4, 8, 16, targets.split(","))
     adam, n = rl.Adam(adapters, [1e-3] * 4), lambda tensors: sum(x.numel() * x.element_size() for x in tensors)
     plan, short = memory_plan(cfg, shape, torch.float32, 4), memory_plan(cfg, shape, torch.bfloat16, 4)
     assert plan["base"] * GB == pytest.approx(n(model.parameters()))
-    serving = Serving(adapters, torch.arange(4), torch.bfloat16)
-    copies = [x for project in model.projects() for x in serving.together(project.paths, project.sizes) or ()]
+    serving = AdapterWeights(adapters, torch.arange(4), torch.bfloat16)
+    copies = [x for project in model.fused_linears() for x in serving.together(project.paths, project.sizes) or ()]
     assert short["adapters"] * GB == pytest.approx(n(adapters.parameters()) + n(copies)), "factors and the routing's copies"
     assert plan["optimiser"] * GB == pytest.approx(n(adam.m) + n(adam.v))
     assert plan["gradients"] * GB == pytest.approx(n(adapters.parameters()))
@@ -50,7 +50,7 @@ def test_what_is_always_there_is_counted_exactly(changes, targets):
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
 def test_activations_are_what_autograd_saves(changes):
     """Bytes of distinct storages that a forward pass keeps for the backward pass; the plan adds one layer in passing."""
-    cfg, shape = settled(token_budget=160), Config(**{**SMALL, **changes, "sliding_layers": ()})
+    cfg, shape = settled(tokens_per_microbatch=160), ModelConfig(**{**SMALL, **changes, "sliding_layers": ()})
     model = Model(shape).requires_grad_(False).fuse()
     adapters, kept = Adapters.on(model, 4, 8, 16), {}
     own = {x.untyped_storage().data_ptr() for x in [*model.parameters(), *adapters.parameters()]}
@@ -63,7 +63,7 @@ def test_activations_are_what_autograd_saves(changes):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         hidden = model(torch.randint(0, 97, (4, 40)), lora=route)
     assert hidden.requires_grad
-    own |= {x.untyped_storage().data_ptr() for factors in route.serving.made.values() for x in factors}
+    own |= {x.untyped_storage().data_ptr() for factors in route.weights.made.values() for x in factors}
     q, kv = (n * shape.head_dim for n in (shape.num_attention_heads, shape.num_key_value_heads))
     passing = 160 * (4 * shape.hidden_size + max(4 * shape.intermediate_size, 4 * q + 3 * kv)) * 4
     planned = memory_plan(cfg, shape, torch.float32, 4)["activations"] * GB - passing
@@ -71,8 +71,8 @@ def test_activations_are_what_autograd_saves(changes):
 
 
 def test_largest_budget_is_the_last_that_fits():
-    cfg, shape = settled(), Config(**SMALL)
-    need = lambda budget: peak(memory_plan(settled(token_budget=budget), shape, torch.float32, 4))
+    cfg, shape = settled(), ModelConfig(**SMALL)
+    need = lambda budget: peak(memory_plan(settled(tokens_per_microbatch=budget), shape, torch.float32, 4))
     free = (need(4096) + need(4097)) / 2
     assert largest_budget(cfg, shape, torch.float32, 4, free) == 4096
     assert largest_budget(cfg, shape, torch.float32, 4, need(256) / 10) == 0
@@ -85,9 +85,9 @@ def test_plan_flag(micro_base, capsys):
     assert train.show_plan(cfg) == 0
     text = capsys.readouterr().out
     assert all(f"\n{use} " in "\n" + text for use in (*memory.ALWAYS, *memory.GENERATE, *memory.UPDATE, "peak", "free"))
-    assert "largest --token-budget that fits: " in text
-    assert train.show_plan(config.parse_args(None, ["--base", str(micro_base), "--plan", "--max-rows", "100000000"])) == 2
-    assert "no --token-budget fits\nlower " in capsys.readouterr().out
+    assert "largest --tokens-per-microbatch that fits: " in text
+    assert train.show_plan(config.parse_args(None, ["--base", str(micro_base), "--plan", "--rollout-batch", "100000000"])) == 2
+    assert "no --tokens-per-microbatch fits\nlower " in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -95,10 +95,10 @@ def test_plan_flag(micro_base, capsys):
 @pytest.mark.parametrize("job", [
     dict(model=dict(vocab_size=32000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
                     num_key_value_heads=4, attention_bias=False),
-         flags=dict(pop=4, rank=16, max_new=48, n_refs=0, attempts=4, max_rows=8, token_budget=384), trained_rows=8),
+         flags=dict(pop=4, rank=16, max_new_tokens=48, n_few_shot=0, samples_per_task=4, rollout_batch=8, tokens_per_microbatch=384), trained_rows=8),
     dict(model=dict(vocab_size=100000, hidden_size=256, intermediate_size=256, num_hidden_layers=8, num_attention_heads=16,
                     num_key_value_heads=16, head_dim=128, attention_bias=False, qk_norm=True, tie_word_embeddings=True),
-         flags=dict(pop=2, rank=8, max_new=32, n_refs=0, attempts=1, max_rows=64, token_budget=64), trained_rows=4)],
+         flags=dict(pop=2, rank=8, max_new_tokens=32, n_few_shot=0, samples_per_task=1, rollout_batch=64, tokens_per_microbatch=64), trained_rows=4)],
     ids=["a Llama of 134M whose update is the peak", "a Qwen3 of 46M whose generation is the peak"])
 def test_plan_agrees_with_measured_memory(job):
     script = Path(__file__).with_name("one_step.py")
@@ -111,16 +111,16 @@ def test_plan_agrees_with_measured_memory(job):
 def test_what_does_not_fit_is_halved_before_the_first_step(tiny, population, capsys):
     """A real allocation fails; what is left fits, and the gradients of the trial are gone."""
     adapters, alone = population(tiny), Ranks(0, 1, torch.device("cpu"))
-    cfg = memory.fit(settled(max_rows=1 << 30), tiny, adapters, alone)
+    cfg = memory.autotune_batch(settled(rollout_batch=1 << 30), tiny, adapters, alone)
     text = capsys.readouterr().err
-    assert f"note: --max-rows {1 << 30} does not fit into memory, trying {1 << 29}\n" in text and cfg.token_budget == 160
-    assert 1 <= cfg.max_rows < 1 << 30 and f"trying {cfg.max_rows}\n" in text
+    assert f"note: --rollout-batch {1 << 30} does not fit into memory, trying {1 << 29}\n" in text and cfg.tokens_per_microbatch == 160
+    assert 1 <= cfg.rollout_batch < 1 << 30 and f"trying {cfg.rollout_batch}\n" in text
     assert all(p.grad is None for p in adapters.parameters())
-    assert memory.fit(settled(), tiny, adapters, alone) == settled() and capsys.readouterr().err == ""
+    assert memory.autotune_batch(settled(), tiny, adapters, alone) == settled() and capsys.readouterr().err == ""
 
 
 def test_what_never_fits_is_an_error_and_what_is_no_lack_of_memory_is_not_hidden():
-    with pytest.raises(ValueError, match="not enough memory for any --max-rows: lower"):
-        memory.halve_until(4, lambda n: torch.empty(1 << 55), "--max-rows")
+    with pytest.raises(ValueError, match="not enough memory for any --rollout-batch: lower"):
+        memory.halve_until(4, lambda n: torch.empty(1 << 55), "--rollout-batch")
     with pytest.raises(RuntimeError, match="size"):
-        memory.halve_until(4, lambda n: torch.ones(2) @ torch.ones(3), "--max-rows")
+        memory.halve_until(4, lambda n: torch.ones(2) @ torch.ones(3), "--rollout-batch")

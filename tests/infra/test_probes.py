@@ -10,7 +10,7 @@ from tasks.prompts import reasoning
 from tests.test_selfplay import asked, members, setup, with_fates    # noqa: F401 (setup is a fixture)
 
 
-@pytest.mark.parametrize("style, text, wanted", [
+@pytest.mark.parametrize("prompt_format, text, wanted", [
     ("micro", ">[3,2]\n>5\n=5", "[3,2]\n5"),
     ("micro", "<4\n=3", "4"),
     ("micro", "=5", ""),
@@ -24,8 +24,8 @@ from tests.test_selfplay import asked, members, setup, with_fates    # noqa: F40
     ("base", "<think></think> <answer>4</answer>", ""),
     ("base", "<think>x is 3 and so", "x is 3 and so"),
 ])
-def test_thinking_is_what_the_styles_parser_says(style, text, wanted):
-    assert reasoning(text, style) == wanted
+def test_thinking_is_what_the_styles_parser_says(prompt_format, text, wanted):
+    assert reasoning(text, prompt_format) == wanted
 
 
 def test_think_share_of_members(setup):

@@ -1,4 +1,4 @@
-"""Tasks on the terminal: --show prints what is logged and nothing that steers a terminal; --replay makes the very same texts."""
+"""Tasks on the terminal: --show prints what is logged and nothing that steers a terminal; infra.replay makes the very same texts."""
 import io
 import json
 import re
@@ -7,9 +7,8 @@ import sys
 import pytest
 import torch
 
-import config
 import train
-from infra import replay
+from infra import replay, terminal
 
 ROW = dict(step=3, teacher="T0", kind="code_o", reason="", reward=0.5, id=1, program="def f(x):\n return x", inputs=["7"],
            outputs=["7"], message="", solve_rate=0.5, attempts={"S1": ["correct", "wrong", "wrong", "malformed"]},
@@ -23,7 +22,7 @@ def run(micro_base, tmp_path_factory):
     sys.stdout = printed
     try:
         done = train.main(train.Config(base=str(micro_base), out=str(tmp_path_factory.mktemp("out")), name="run", steps=4, pop=4,
-                                       seed=3, kinds="code_o,code_i,code_f", n_prompts=3, group=3, attempts=2, max_new=48,
+                                       seed=3, task_types="code_o,code_i,code_f", n_prompts=3, proposals_per_prompt=3, samples_per_task=2, max_new_tokens=48,
                                        n_anchors=2, n_heldout=0, show=2, probe_every=0, evolve_every=1, grace=0, save_every=3, workers=1))
     finally:
         sys.stdout = stdout
@@ -36,7 +35,7 @@ def logged(run, step: int) -> list[dict]:
 
 
 def again(run, step: int, match: str = "") -> int:
-    return train.show_again(config.Config(replay=str(run.path), step=step, match=match))
+    return 0 if replay.replay(str(run.path), step, match) else 1
 
 
 def indented(text: str) -> str:
@@ -75,11 +74,10 @@ def test_one_match_alone_and_a_difference_is_told(run, capsys):
     assert f"{len(rows) - 1} of {len(rows)} proposals" in said
 
 
-@pytest.mark.parametrize("asked,match", [(dict(replay="/nowhere"), "no such directory"), (dict(step=9), "has steps 0 to 3"),
-                                         (dict(step=1, match="T9:S9"), r"at step 1 there were T\d+:S\d+")])
+@pytest.mark.parametrize("asked,match", [((9, ""), "has steps 0 to 3"), ((1, "T9:S9"), r"at step 1 there were T\d+:S\d+")])
 def test_what_cannot_be_replayed(run, asked, match):
     with pytest.raises(ValueError, match=match):
-        train.show_again(config.Config(**dict(replay=str(run.path)) | asked))
+        replay.replay(str(run.path), *asked)
 
 
 def test_several_processes_are_refused(run, monkeypatch):
@@ -89,12 +87,22 @@ def test_several_processes_are_refused(run, monkeypatch):
 
 
 def test_another_version_is_refused(run, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(dict(nose=1)))
-    with pytest.raises(ValueError, match="another version.*nose"):
-        train.show_again(config.Config(replay=str(tmp_path)))
+    flags = json.loads((run.path / "config.json").read_text())
+    for change, match in [(dict(nose=1), "another version, whose flags differ in --nose"),
+                          (dict(max_new=80), "before the flags got their present names .--max-new: it is now --max-new-tokens")]:
+        (tmp_path / "config.json").write_text(json.dumps(flags | change))
+        with pytest.raises(ValueError, match=match):
+            replay.replay(str(tmp_path), 1)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="config.json could not be read"):
-        train.show_again(config.Config(replay=str(tmp_path)))
+    with pytest.raises(ValueError, match="config.json cannot be read"):
+        replay.replay(str(tmp_path), 1)
+
+
+def test_the_command(run, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["infra.replay", str(run.path), "9"])
+    assert replay.main() == 2 and "steps 0 to 3" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["infra.replay", "/nowhere", "0"])
+    assert replay.main() == 2 and "config.json cannot be read" in capsys.readouterr().err
 
 
 def test_show_prints_two_tasks_a_step(run):
@@ -107,18 +115,18 @@ def test_show_prints_two_tasks_a_step(run):
 
 def test_some():
     rows = [dict(teacher=t, reason=r, i=i) for i, (t, r) in enumerate([("A", ""), ("A", ""), ("B", "x"), ("B", ""), ("A", "x")])]
-    assert [row["i"] for row in replay.some(rows, 4)] == [0, 3, 1, 2]
-    assert replay.some(rows, 0) == [] and len(replay.some(rows, 9)) == 5
+    assert [row["i"] for row in terminal.first_of_each(rows, 4)] == [0, 3, 1, 2]
+    assert terminal.first_of_each(rows, 0) == [] and len(terminal.first_of_each(rows, 9)) == 5
 
 
 def test_a_card():
-    plain = replay.card(ROW, color=False)
+    plain = terminal.format_task(ROW, color=False)
     for words in "solved 0.50, reward 0.50", "    7 -> 7", "S1 wrong x2  =8", "S1 correct  >7 / =7":
         assert words in plain
-    painted = replay.card(ROW, color=True)
+    painted = terminal.format_task(ROW, color=True)
     assert "\x1b[32mcorrect\x1b[0m" in painted and re.sub(r"\x1b\[\d+m", "", painted) == plain
     refused = dict(step=0, teacher="T0", kind="code_o", reason="syntax", reward=-1.0, text="def")
-    assert "refused: syntax" in replay.card(refused, False)
+    assert "refused: syntax" in terminal.format_task(refused, False)
 
 
 @pytest.mark.parametrize("bad", ["\x1b[2J\x1b]0;title\x07", "a\rb", "\u202egnp.exe", "\ud800", "\x9b31m", "\u2028"])
@@ -126,7 +134,7 @@ def test_no_control_reaches_the_terminal(bad, capsys, monkeypatch):
     row = ROW | dict(program=bad, message=bad, inputs=[bad], outputs=[bad], teacher="T0", answers={"S1": [bad] * 4})
     for whole in (False, True):
         steering = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\ud800-\udfff]"
-        assert not re.search(steering, replay.card(row, False, whole))
+        assert not re.search(steering, terminal.format_task(row, False, whole))
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    replay.tell(replay.card(row, True))                                        # an ASCII terminal gets escapes, not an error
+    terminal.print_safely(terminal.format_task(row, True))                                        # an ASCII terminal gets escapes, not an error
     assert b"\\u27e8U+" in sys.stdout.buffer.getvalue()

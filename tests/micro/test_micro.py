@@ -9,7 +9,7 @@ import torch
 
 from micro import data, make
 from micro.evaluate import LIMITS, OPENS_TRACE, PROPOSED, SIZES, answers, draw_tasks, proposals, show, task_of
-from tasks import KINDS, read_tasks
+from tasks import TASK_TYPES, read_tasks
 from tasks.base import Reject
 from tasks.prompts import reasoning
 
@@ -70,7 +70,7 @@ def test_direct_answers_are_right(sandbox):
         for _ in range(10):
             e = data.example(rng, direct)
             text, given = e.prompt.partition("\n")[2].rsplit("\n", 2)[:2]
-            *_, body = KINDS[kind].parse_proposal(f"{text}\nf(1)" if kind == "code_i" else f"{text}\n{given}", "micro", [], LIMITS).program,
+            *_, body = TASK_TYPES[kind].parse_proposal(f"{text}\nf(1)" if kind == "code_i" else f"{text}\n{given}", "micro", [], LIMITS).program,
             names = {}
             exec(body, names)                            # a program of our own generator
             answer = eval(e.answer.removeprefix("="))
@@ -133,7 +133,7 @@ def test_anchors(tmp_path, sandbox):
     assert len({r["program"] for r in rows}) == 70 and all(data.held_out(r["program"]) for r in rows)
     assert [r["program"].count("\n") - 2 for r in rows] == [2, 3, 4, 5, 6, 7, 8] * 10
     (tmp_path / "anchors.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    kind, given = KINDS["code_o"], read_tasks(tmp_path / "anchors.jsonl")
+    kind, given = TASK_TYPES["code_o"], read_tasks(tmp_path / "anchors.jsonl")
     for p, verdict in zip(given, sandbox.run([kind.job(p) for p in given])):
         assert kind.check(p, LIMITS) in (None, Reject("ignores_input"))
         assert not isinstance(kind.accept(p, verdict, LIMITS, ""), Reject)
@@ -144,39 +144,39 @@ def test_solving_texts_are_those_of_tasks(sandbox):
     for p in programs(12, seed=5):
         text = data.program_text(p.body)
         task = task_of("code_o", p, [p.x])
-        assert KINDS["code_o"].solve("micro", task, LIMITS).user == data.out_prompt(text, p.x)
-        assert judged(sandbox, KINDS["code_o"], task, data.out_answer(p)) == "correct"
-        assert judged(sandbox, KINDS["code_o"], task, f"={data.literal(p.y)}") == "correct"
+        assert TASK_TYPES["code_o"].solve("micro", task, LIMITS).user == data.out_prompt(text, p.x)
+        assert judged(sandbox, TASK_TYPES["code_o"], task, data.out_answer(p)) == "correct"
+        assert judged(sandbox, TASK_TYPES["code_o"], task, f"={data.literal(p.y)}") == "correct"
         task = task_of("code_i", p, [p.x])
-        assert KINDS["code_i"].solve("micro", task, LIMITS).user == data.inp_prompt(text, p.y)
-        assert judged(sandbox, KINDS["code_i"], task, data.inp_answer(p)) == "correct"
+        assert TASK_TYPES["code_i"].solve("micro", task, LIMITS).user == data.inp_prompt(text, p.y)
+        assert judged(sandbox, TASK_TYPES["code_i"], task, data.inp_answer(p)) == "correct"
         found = data.pairs(random.Random(0), p.body, data.type_of(p.x), data.N_INPUTS)
         if found:
             task = task_of("code_f", p, [x for x, _ in found])
-            assert KINDS["code_f"].solve("micro", task, LIMITS).user == data.fun_prompt(found[:data.N_SHOWN])
-            assert judged(sandbox, KINDS["code_f"], task, text) == "correct"
+            assert TASK_TYPES["code_f"].solve("micro", task, LIMITS).user == data.fun_prompt(found[:data.N_SHOWN])
+            assert judged(sandbox, TASK_TYPES["code_f"], task, text) == "correct"
 
 
 def test_proposing_texts_are_those_of_tasks(sandbox):
     """The prompts are among tasks/prompts.py's, and what the model learns to write is a valid proposal."""
     rng, n_valid = random.Random(6), 0
-    asked = {k: {KINDS[k].propose("micro", [], random.Random(i), LIMITS).user for i in range(60)} for k in ("code_o", "code_i")}
+    asked = {k: {TASK_TYPES[k].propose("micro", [], random.Random(i), LIMITS).user for i in range(60)} for k in ("code_o", "code_i")}
     assert asked["code_o"] == {data.propose_prompt("out", t) for t in data.TYPES}
     assert asked["code_i"] == {data.propose_prompt("inp", t) for t in data.TYPES}
     for _ in range(30):
         e = data.example(rng, "propose")
-        kind = KINDS["code_o"]
+        kind = TASK_TYPES["code_o"]
         proposal = kind.parse_proposal(e.answer, "micro", [], LIMITS)
         assert not isinstance(proposal, Reject), e
         n_valid += not kind.check(proposal, LIMITS)
         assert not isinstance(kind.accept(proposal, sandbox.run([kind.job(proposal)])[0], LIMITS, ""), Reject), e
     assert n_valid >= 28, "hardly any program of the stream is refused before it runs"
     for p in programs(10, seed=7, n=2):
-        refs = [task_of("code_o", p, [p.x])]
-        assert KINDS["code_f"].propose("micro", refs, rng, LIMITS).user == data.args_prompt(data.program_text(p.body))
+        few_shot = [task_of("code_o", p, [p.x])]
+        assert TASK_TYPES["code_f"].propose("micro", few_shot, rng, LIMITS).user == data.args_prompt(data.program_text(p.body))
         found = data.pairs(rng, p.body, data.type_of(p.x), data.N_INPUTS)
         if found:
-            proposal = KINDS["code_f"].parse_proposal(data.args_answer(x for x, _ in found), "micro", refs, LIMITS)
+            proposal = TASK_TYPES["code_f"].parse_proposal(data.args_answer(x for x, _ in found), "micro", few_shot, LIMITS)
             assert proposal.inputs == tuple(data.literal(x) for x, _ in found)
 
 
@@ -298,7 +298,7 @@ def agree(path, tokenizer=None):
     text = data.example(random.Random(2), "out").prompt
     ids = auto(text).input_ids
     assert auto.decode(ids) == text and (tokenizer is None or ids == tokenizer.encode(text).ids)
-    assert ours.style == "micro" and ours.eos_ids == (make.EOS,)
+    assert ours.prompt_format == "micro" and ours.eos_ids == (make.EOS,)
     assert (auto.eos_token_id, auto.pad_token_id) == (make.EOS, make.PAD)
     with torch.no_grad():
         a, b = ours.model.logits(ours.model(torch.tensor([ids]))), theirs(torch.tensor([ids])).logits

@@ -52,7 +52,7 @@ def imported_by_the_trainer():
 def test_no_evaluator_in_the_sources_of_the_trainer():
     files = imported_by_the_trainer()
     assert set(files) >= {"train", "selfplay", "tasks", "tasks.validation", "tasks.prompts", "tasks.complexity", "verifier",
-                          "sandbox.scheduler", "tasks.archive", "infra.checkpoint", "infra.replay"}
+                          "sandbox.scheduler", "tasks.archive", "infra.checkpoint", "infra.terminal"}
     for name, tree in files.items():
         for node in ast.walk(tree):
             where = "%s.py:%s" % (name, getattr(node, "lineno", 0))

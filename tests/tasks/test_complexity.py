@@ -40,14 +40,6 @@ def test_known_programs(source, mccabe, lines, variables, statements):
     assert (found.mccabe, found.lines, found.variables, found.statements) == (mccabe, lines, variables, statements)
 
 
-def test_halstead_volume_by_hand():
-    # operators: def ( : return + (5 distinct, 5 in all); operands: f x x 1 (3 distinct, 4 in all)
-    assert measure("def f(x):\n return x+1").halstead == pytest.approx(9 * math.log2(8))
-    assert measure("def f( x ) :\n\n    '''doc'''\n    return (x + 1)  # comment").halstead == pytest.approx(27)
-    assert measure("def f(x):\n return x+x").halstead == pytest.approx(9 * math.log2(7))
-    assert measure("").halstead == 0
-
-
 def test_depth_counts_levels_of_the_tree():
     # Module > FunctionDef > Return > BinOp > Name, without load marks
     assert measure("def f(x):\n return x+1").depth == 5

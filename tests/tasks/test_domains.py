@@ -15,23 +15,23 @@ from evolve import Member
 from infra.distributed import Ranks
 from micro import data
 from sandbox.values import decode
-from tasks import KINDS, math, prompts, read_tasks
+from tasks import TASK_TYPES, math, prompts, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Reject
 from tasks.complexity import structural_hash
 from tasks.math import exact, rational
-from tasks.prompts import STYLES
+from tasks.prompts import PROMPT_FORMATS
 from tasks.validation import Limits
 from trueskill_lite import Rating
 from verifier import Verdict
 
-MATH, LOGIC, CHAT, MICRO = KINDS["math"], KINDS["logic"], Limits.for_style("chat"), Limits.for_style("micro")
+MATH, LOGIC, CHAT, MICRO = TASK_TYPES["math"], TASK_TYPES["logic"], Limits.for_format("chat"), Limits.for_format("micro")
 
 
-def outcome(sandbox, kind, text, style="chat"):
+def outcome(sandbox, kind, text, prompt_format="chat"):
     """The whole way of a proposal: parse, check, run, accept -> Task or the reason."""
-    limits = Limits.for_style(style)
-    proposal = kind.parse_proposal(text, style, [], limits)
+    limits = Limits.for_format(prompt_format)
+    proposal = kind.parse_proposal(text, prompt_format, [], limits)
     if isinstance(proposal, Reject):
         return proposal.reason
     if refused := kind.check(proposal, limits):
@@ -41,9 +41,9 @@ def outcome(sandbox, kind, text, style="chat"):
     return result.reason if isinstance(result, Reject) else result
 
 
-def judge(task, style, text):
-    kind, limits = KINDS[task.kind], Limits.for_style(style)
-    answer = kind.parse_answer(text, style, task, limits)
+def judge(task, prompt_format, text):
+    kind, limits = TASK_TYPES[task.kind], Limits.for_format(prompt_format)
+    answer = kind.parse_answer(text, prompt_format, task, limits)
     assert kind.answer_jobs(task, [answer], limits) == []
     return kind.judge(task, [answer], [], limits)[0]
 
@@ -176,7 +176,7 @@ def test_assignments_deserve_their_verdicts(sandbox, text, verdict):
 
 @pytest.mark.parametrize("name", ["math", "logic"])
 def test_the_micro_protocol_is_that_of_the_training_data(sandbox, name):
-    rng, kind = random.Random(5), KINDS[name]
+    rng, kind = random.Random(5), TASK_TYPES[name]
     for _ in range(30):
         example = data.example(rng, f"propose {name}")
         assert kind.propose("micro", [], rng, MICRO).user == example.prompt
@@ -194,16 +194,16 @@ def test_the_micro_protocol_is_that_of_the_training_data(sandbox, name):
     assert solved.prompt.startswith(f"{name}\n") and solved.answer.rpartition("\n")[2].startswith("=")
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("prompt_format", PROMPT_FORMATS)
 @pytest.mark.parametrize("name", ["math", "logic"])
-def test_prompts_are_complete(sandbox, style, name):
-    kind, limits = KINDS[name], Limits.for_style(style)
+def test_prompts_are_complete(sandbox, prompt_format, name):
+    kind, limits = TASK_TYPES[name], Limits.for_format(prompt_format)
     verdict, = sandbox.run([kind.job(kind.seed)])
     assert kind.check(kind.seed, limits) is None
     task = kind.accept(kind.seed, verdict, limits, "key")
-    for prompt in (kind.propose(style, [task], random.Random(0), limits), kind.solve(style, task, limits)):
+    for prompt in (kind.propose(prompt_format, [task], random.Random(0), limits), kind.solve(prompt_format, task, limits)):
         assert prompt.user and not {"{question}", "{constraints}", "{form}", "{topic}", "{references}"} & set(prompt.user.split())
-    assert style != "direct" or kind.solve(style, task, limits).prefix == "```answer\n"
+    assert prompt_format != "direct" or kind.solve(prompt_format, task, limits).prefix == "```answer\n"
 
 
 def test_nothing_a_model_writes_raises():
@@ -215,12 +215,12 @@ def test_nothing_a_model_writes_raises():
     for _ in range(1500):
         text = "".join(rng.choices(pieces, k=rng.randrange(30)))
         for kind in (MATH, LOGIC):
-            for style in STYLES:
-                made = kind.parse_proposal(text, style, [], CHAT)
+            for prompt_format in PROMPT_FORMATS:
+                made = kind.parse_proposal(text, prompt_format, [], CHAT)
                 assert isinstance(made, (Proposal, Reject))
                 if isinstance(made, Proposal):
                     kind.check(made, CHAT), kind.key(made, "structural")
-                kind.parse_answer(text, style, task, CHAT)
+                kind.parse_answer(text, prompt_format, task, CHAT)
 
 
 def test_an_error_of_pythons_printer_is_a_named_refusal():
@@ -249,7 +249,7 @@ def sortwords(monkeypatch):
     readme = (Path(config.__file__).parent / "README.md").read_text()
     block, = re.findall(r"^```python\n(# tasks/prompts.py\n.*?)^```", readme, re.M | re.S)
     parts = dict(re.findall(r"^# tasks/(\w+)\.py.*?\n(.*?)(?=^# |\Z)", block, re.M | re.S))
-    for table in (prompts.WORDING, KINDS):
+    for table in (prompts.TEMPLATES, TASK_TYPES):
         monkeypatch.setitem(table, "sortwords", None)       # so that what the example writes there is taken back
     words = dict(vars(math))                                    # with the imports of math.py
     exec(parts["prompts"], vars(prompts))
@@ -264,18 +264,18 @@ def test_a_domain_is_short(sortwords):
 
 
 def test_a_domain_from_the_readme_is_played(sortwords, base, sandbox, monkeypatch):
-    """Verification in the loop's own phase, and right and wrong answers. The base style needs no chat template, but more room."""
+    """Verification in the loop's own phase, and right and wrong answers. The base prompt format needs no chat template, but more room."""
     monkeypatch.setattr(base.model, "cfg", dataclasses.replace(base.model.cfg, max_position_embeddings=1024))
-    cfg = config.settle(config.Config(kinds="sortwords", n_refs=1, max_new=32), "base")
-    setup = selfplay.Setup(cfg, dataclasses.replace(base, style="base"), None, Ranks(0, 1, torch.device("cpu")), sandbox, CHAT,
+    cfg = config.resolve_config(config.Config(task_types="sortwords", n_few_shot=1, max_new_tokens=32), "base")
+    setup = selfplay.Setup(cfg, dataclasses.replace(base, prompt_format="base"), None, Ranks(0, 1, torch.device("cpu")), sandbox, CHAT,
                            ("sortwords",))
-    kind, archive, teacher = KINDS["sortwords"], Archive(["sortwords"], 9), Member("T0", "teacher", 0, Rating())
+    kind, archive, teacher = TASK_TYPES["sortwords"], Archive(["sortwords"], 9), Member("T0", "teacher", 0, Rating())
     given, other = "plum fig apple pear kiwi date lime sloe", "fig plum apple pear kiwi date lime sloe"
     written = [given, other, "one", other.title(), other.replace("fig", "2"), "no block"]
     texts = [f"<answer>\n```words\n{words}\n```\n</answer>" for words in written[:-1]] + [written[-1]]
     parsed = [kind.parse_proposal(text, "base", [], CHAT) for text in texts]
     assert [p.reason for p in parsed if isinstance(p, Reject)] == ["syntax"] * 3
-    proposed = [selfplay.Proposed(teacher, "sortwords", i, 0, [], proposal=p) for i, p in enumerate(parsed)
+    proposed = [selfplay.ProposalRecord(teacher, "sortwords", i, 0, [], proposal=p) for i, p in enumerate(parsed)
                 if not isinstance(p, Reject)]
     selfplay.verify(setup, archive, proposed, 0)
     assert [p.reason for p in proposed] == ["", "", "duplicate"], "the same words again are a duplicate, other words are none"
@@ -298,12 +298,12 @@ def test_a_domain_from_the_readme_is_played(sortwords, base, sandbox, monkeypatc
     assert judge(task, "chat", "I do not know.") == "malformed"
 
 
-def test_a_kind_without_wording_is_refused_before_the_run(sortwords):
-    with pytest.raises(ValueError, match="--kinds sortwords: prompts.py has no wording of it for the micro style"):
-        config.settle(config.Config(kinds="code_o,sortwords"), "micro")
-    prompts.WORDING["sortwords"] = dataclasses.replace(prompts.WORDING["sortwords"], solve="")
-    with pytest.raises(ValueError, match=r"no wording of it for the direct style \(solve\)"):
-        config.settle(config.Config(kinds="sortwords"), "direct")
-    del prompts.WORDING["sortwords"]
-    with pytest.raises(ValueError, match=r"no wording of it for the chat style \(propose\)"):
-        config.settle(config.Config(kinds="sortwords"), "chat")
+def test_a_kind_without_template_is_refused_before_the_run(sortwords):
+    with pytest.raises(ValueError, match="--task-types sortwords: prompts.py has no template of it for the micro prompt format"):
+        config.resolve_config(config.Config(task_types="code_o,sortwords"), "micro")
+    prompts.TEMPLATES["sortwords"] = dataclasses.replace(prompts.TEMPLATES["sortwords"], solve="")
+    with pytest.raises(ValueError, match=r"no template of it for the direct prompt format \(solve\)"):
+        config.resolve_config(config.Config(task_types="sortwords"), "direct")
+    del prompts.TEMPLATES["sortwords"]
+    with pytest.raises(ValueError, match=r"no template of it for the chat prompt format \(propose\)"):
+        config.resolve_config(config.Config(task_types="sortwords"), "chat")

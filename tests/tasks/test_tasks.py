@@ -8,15 +8,15 @@ import pytest
 
 import tasks
 from sandbox.values import decode, encode
-from tasks import IDENTITY, KINDS, read_tasks
+from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.base import Proposal, Reject, Task
 from tasks.complexity import entry, parse
-from tasks.prompts import STYLES, Prompt, render, show
+from tasks.prompts import PROMPT_FORMATS, Prompt, render, show
 from tasks.validation import (REASONS, Limits, arguments_text, ignores_input, input_problem, normalise,
                               program_problem)
 
-CHAT, MICRO = Limits.for_style("chat"), Limits.for_style("micro")
-LIMITS = {style: Limits.for_style(style) for style in STYLES}
+CHAT, MICRO = Limits.for_format("chat"), Limits.for_format("micro")
+LIMITS = {prompt_format: Limits.for_format(prompt_format) for prompt_format in PROMPT_FORMATS}
 
 
 def made(kind: str, program: str, *pairs, message: str = "") -> Task:
@@ -36,7 +36,7 @@ FUN = made("code_f", REVERSE, *[(f"[{i}, 7]", [7, i]) for i in range(10)], messa
 
 def outcome(sandbox, proposal, limits=CHAT):
     """The whole way of a proposal: check, run, accept -> Task or the reason."""
-    kind = KINDS[proposal.kind]
+    kind = TASK_TYPES[proposal.kind]
     if refused := kind.check(proposal, limits):
         return refused.reason
     verdict, = sandbox.run([kind.job(proposal)])
@@ -44,9 +44,9 @@ def outcome(sandbox, proposal, limits=CHAT):
     return result.reason if isinstance(result, Reject) else result
 
 
-def judge(sandbox, task, style, *texts):
-    kind, limits = KINDS[task.kind], LIMITS[style]
-    answers = [kind.parse_answer(text, style, task, limits) for text in texts]
+def judge(sandbox, task, prompt_format, *texts):
+    kind, limits = TASK_TYPES[task.kind], LIMITS[prompt_format]
+    answers = [kind.parse_answer(text, prompt_format, task, limits) for text in texts]
     return kind.judge(task, answers, sandbox.run(kind.answer_jobs(task, answers, limits)), limits)
 
 
@@ -141,7 +141,7 @@ ANSWERS = [
 
 
 def test_answers_deserve_their_verdicts(sandbox):
-    found = [(judge(sandbox, task, style, text)[0], want, style, text) for task, style, text, want in ANSWERS]
+    found = [(judge(sandbox, task, prompt_format, text)[0], want, prompt_format, text) for task, prompt_format, text, want in ANSWERS]
     assert not [row for row in found if row[0] != row[1]]
 
 
@@ -151,8 +151,8 @@ def test_many_attempts_are_one_job_and_do_not_disturb_each_other(sandbox):
     assert judge(sandbox, OUT, "micro", "a", "b") == ["malformed", "malformed"]
     slow = made("code_i", "def f(x):\n while x>5: pass\n return x", ("1", 1))
     assert judge(sandbox, slow, "micro", "=1", "=9", "=1", "=2", "=x") == ["correct", "wrong", "correct", "wrong", "malformed"]
-    assert len(KINDS["code_i"].answer_jobs(slow, ["1", "2", None], MICRO)) == 1
-    assert KINDS["code_o"].answer_jobs(OUT, [None, None], MICRO) == []
+    assert len(TASK_TYPES["code_i"].answer_jobs(slow, ["1", "2", None], MICRO)) == 1
+    assert TASK_TYPES["code_o"].answer_jobs(OUT, [None, None], MICRO) == []
 
 
 # ---------------------------------------------------------------- teachers' proposals
@@ -242,12 +242,12 @@ PROPOSALS = [
 @pytest.mark.parametrize("name", ["code_o", "code_i"])
 def test_proposals_are_refused_by_name(sandbox, name):
     wrong = []
-    for style, text, want in PROPOSALS:
-        proposal = KINDS[name].parse_proposal(text, style, [], LIMITS[style])
-        found = proposal.reason if isinstance(proposal, Reject) else outcome(sandbox, proposal, LIMITS[style])
+    for prompt_format, text, want in PROPOSALS:
+        proposal = TASK_TYPES[name].parse_proposal(text, prompt_format, [], LIMITS[prompt_format])
+        found = proposal.reason if isinstance(proposal, Reject) else outcome(sandbox, proposal, LIMITS[prompt_format])
         assert isinstance(found, Task) or found in REASONS
         if want != ("ok" if isinstance(found, Task) else found):
-            wrong.append((want, found, style, text))
+            wrong.append((want, found, prompt_format, text))
     assert not wrong
 
 
@@ -255,10 +255,10 @@ def test_gold_comes_from_execution(sandbox):
     """Whatever the teacher claims in comments or annotations is neither used nor shown."""
     text = TASK.format("def total(x: list) -> 'int 99':\n    \"\"\"Returns 99.\"\"\"\n    # it is 99\n    return sum(x)",
                        "[1,2]\n# 99")
-    proposal = KINDS["code_o"].parse_proposal(text, "chat", [], CHAT)
+    proposal = TASK_TYPES["code_o"].parse_proposal(text, "chat", [], CHAT)
     task = outcome(sandbox, proposal)
     assert task.outputs == (encode(3),) and task.program == "def f(x):\n    return sum(x)"
-    assert task.inputs == ("[1, 2]",) and "99" not in KINDS["code_o"].solve("chat", task, CHAT).user
+    assert task.inputs == ("[1, 2]",) and "99" not in TASK_TYPES["code_o"].solve("chat", task, CHAT).user
 
 
 def test_a_program_cannot_change_the_next_one(sandbox):
@@ -296,7 +296,7 @@ LINES = "\n".join(f"[{i}, {i + 1}]" for i in range(10))
     ("```input\n" + LINES + "\n```\n```message\n<|im_start|>system\n```", "control_text"),
 ])
 def test_induction_proposals(sandbox, text, want):
-    proposal = KINDS["code_f"].parse_proposal(text, "chat", [OUT], CHAT)
+    proposal = TASK_TYPES["code_f"].parse_proposal(text, "chat", [OUT], CHAT)
     found = proposal.reason if isinstance(proposal, Reject) else outcome(sandbox, proposal)
     assert (("ok" if isinstance(found, Task) else found)) == want
     if want == "ok":
@@ -306,7 +306,7 @@ def test_induction_proposals(sandbox, text, want):
 
 
 def test_induction_proposals_of_the_micro_style(sandbox):
-    kind, lines = KINDS["code_f"], [f"f([{i},1])" for i in range(8)]
+    kind, lines = TASK_TYPES["code_f"], [f"f([{i},1])" for i in range(8)]
     task = outcome(sandbox, kind.parse_proposal("\n".join(lines), "micro", [OUT], MICRO), MICRO)
     assert task.inputs[3] == "[3,1]" and task.outputs[3] == "[1,3]"
     assert kind.parse_proposal("\n".join(lines[:7]), "micro", [OUT], MICRO) == Reject("few_inputs")
@@ -315,7 +315,7 @@ def test_induction_proposals_of_the_micro_style(sandbox):
 
 
 def test_only_hidden_pairs_are_graded_and_half_is_shown(sandbox):
-    kind = KINDS["code_f"]
+    kind = TASK_TYPES["code_f"]
     user = kind.solve("chat", FUN, CHAT).user
     assert all((f"[{i}, 7]" in user) == (i < 5) for i in range(10)) and "It turns things around." in user
     job, = kind.answer_jobs(FUN, ["def f(x): return x"], CHAT)
@@ -334,28 +334,28 @@ def test_micro_texts_are_those_of_the_training_data():
     task = made("code_o", text.strip("\n"), (data.literal(x), y))
     pairs = [([i, 1], [1, i]) for i in range(8)]
     fun = made("code_f", text.strip("\n"), *[(data.literal(a), b) for a, b in pairs])
-    assert KINDS["code_o"].solve("micro", task, MICRO).user == data.out_prompt(text, x)
-    assert KINDS["code_i"].solve("micro", task, MICRO).user == data.inp_prompt(text, y)
-    assert KINDS["code_f"].solve("micro", fun, MICRO).user == data.fun_prompt(pairs[:4])
-    assert KINDS["code_f"].propose("micro", [task], random.Random(0), MICRO).user == data.args_prompt(text)
+    assert TASK_TYPES["code_o"].solve("micro", task, MICRO).user == data.out_prompt(text, x)
+    assert TASK_TYPES["code_i"].solve("micro", task, MICRO).user == data.inp_prompt(text, y)
+    assert TASK_TYPES["code_f"].solve("micro", fun, MICRO).user == data.fun_prompt(pairs[:4])
+    assert TASK_TYPES["code_f"].propose("micro", [task], random.Random(0), MICRO).user == data.args_prompt(text)
     for name, short in (("code_o", "out"), ("code_i", "inp")):
-        users = {KINDS[name].propose("micro", [], random.Random(i), MICRO).user for i in range(50)}
+        users = {TASK_TYPES[name].propose("micro", [], random.Random(i), MICRO).user for i in range(50)}
         assert users == {data.propose_prompt(short, type_) for type_ in data.TYPES}
-    proposal = KINDS["code_f"].parse_proposal(data.args_answer([a for a, _ in pairs]), "micro", [task], MICRO)
+    proposal = TASK_TYPES["code_f"].parse_proposal(data.args_answer([a for a, _ in pairs]), "micro", [task], MICRO)
     assert proposal.inputs == fun.inputs
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("prompt_format", PROMPT_FORMATS)
 @pytest.mark.parametrize("name", ["code_o", "code_i", "code_f"])
-def test_prompts_are_complete_and_keyed_by_the_rng(style, name):
-    kind, refs = KINDS[name], [OUT, made("code_o", "def f(s):\n    return {'{x}': s}", ("'{0}'", {"{x}": "{0}"}))]
-    first = kind.propose(style, refs, random.Random(3), LIMITS[style])
-    assert first == kind.propose(style, refs, random.Random(3), LIMITS[style]) and isinstance(first, Prompt)
-    task = FUN if name == "code_f" else refs[1]
-    for prompt in (first, kind.solve(style, task, LIMITS[style])):
+def test_prompts_are_complete_and_keyed_by_the_rng(prompt_format, name):
+    kind, few_shot = TASK_TYPES[name], [OUT, made("code_o", "def f(s):\n    return {'{x}': s}", ("'{0}'", {"{x}": "{0}"}))]
+    first = kind.propose(prompt_format, few_shot, random.Random(3), LIMITS[prompt_format])
+    assert first == kind.propose(prompt_format, few_shot, random.Random(3), LIMITS[prompt_format]) and isinstance(first, Prompt)
+    task = FUN if name == "code_f" else few_shot[1]
+    for prompt in (first, kind.solve(prompt_format, task, LIMITS[prompt_format])):
         assert prompt.user and not {"{program}", "{input}", "{output}", "{pairs}", "{goal}", "{topic}"} & set(prompt.user.split())
-    if style != "micro" and name != "code_f":
-        assert all(ref.program in first.user and ref.inputs[0] in first.user for ref in refs)
+    if prompt_format != "micro" and name != "code_f":
+        assert all(ref.program in first.user and ref.inputs[0] in first.user for ref in few_shot)
 
 
 def test_render_tokenises_the_prefix_apart():
@@ -368,10 +368,10 @@ def test_render_tokenises_the_prefix_apart():
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>")
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}<assistant>"
     prompt = Prompt("out\n", "=[")
-    for style, text in (("micro", "out\n=["), ("chat", "<user>out\n<|im_end|><assistant>=[")):
-        ids = render(prompt, style, tokenizer)
+    for prompt_format, text in (("micro", "out\n=["), ("chat", "<user>out\n<|im_end|><assistant>=[")):
+        ids = render(prompt, prompt_format, tokenizer)
         assert tokenizer.decode(ids) == text and all(type(i) is int for i in ids)
-        assert ids == render(Prompt("out\n"), style, tokenizer) + tokenizer("=[").input_ids
+        assert ids == render(Prompt("out\n"), prompt_format, tokenizer) + tokenizer("=[").input_ids
     base = tokenizer.decode(render(Prompt("What {x}?", "<think>"), "base", tokenizer))
     assert base.endswith("User: What {x}?\nAssistant: <think>") and base.startswith("A conversation")
 
@@ -390,7 +390,7 @@ def test_show(value, plain, compact):
 
 def test_keys():
     def key(kind, program, *inputs, dedupe="structural"):
-        return KINDS[kind].key(Proposal(kind, program, inputs), dedupe)
+        return TASK_TYPES[kind].key(Proposal(kind, program, inputs), dedupe)
     assert key("code_o", REVERSE, "[1]") == key("code_o", "def f(y):\n    return y[::-2]", "[2]")
     assert key("code_o", REVERSE, "[1]") != key("code_o", "def f(y):\n return y[1:]", "[1]")
     assert key("code_o", REVERSE, "[1]", dedupe="exact") != key("code_o", REVERSE, "[2]", dedupe="exact")
@@ -464,15 +464,15 @@ def test_no_text_raises():
         i, j = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
         text = rng.choice((text[:i], text[i:], text[:i] + text[j:],
                            text[:i] + "".join(rng.choices(BITS, k=rng.randrange(1, 9))) + text[i:]))
-        for style in STYLES:
-            for kind in KINDS.values():
-                proposal = kind.parse_proposal(text, style, [OUT], LIMITS[style])
+        for prompt_format in PROMPT_FORMATS:
+            for kind in TASK_TYPES.values():
+                proposal = kind.parse_proposal(text, prompt_format, [OUT], LIMITS[prompt_format])
                 if isinstance(proposal, Proposal):
-                    assert isinstance(kind.check(proposal, LIMITS[style]), (Reject, type(None)))
+                    assert isinstance(kind.check(proposal, LIMITS[prompt_format]), (Reject, type(None)))
                     assert len(kind.key(proposal, "structural")) == 32
                 else:
                     assert proposal.reason in REASONS
-                assert isinstance(kind.parse_answer(text, style, FUN, LIMITS[style]), (str, type(None)))
+                assert isinstance(kind.parse_answer(text, prompt_format, FUN, LIMITS[prompt_format]), (str, type(None)))
 
 
 def test_broken_answers_through_the_sandbox(sandbox):
@@ -487,7 +487,7 @@ def test_broken_answers_through_the_sandbox(sandbox):
 
 def test_verdicts_of_every_end_become_a_reason():
     from verifier import Verdict
-    kind = KINDS["code_o"]
+    kind = TASK_TYPES["code_o"]
     proposal = Proposal("code_o", REVERSE, ("[1]",))
     for end in ("timeout", "killed", "violation", "crash", "exit", "malformed", "too big", "sandbox failure", "something new"):
         assert kind.accept(proposal, Verdict(end, (None,), (end,), 0.0), CHAT, "k").reason in REASONS

@@ -1,0 +1,61 @@
+"""Tasks on the terminal: some of every step as they happen (--show), and those of one step again (infra.replay).
+
+A task is formatted from a line of tasks.jsonl: what is shown is what is logged. All of it was written by models,
+so that nothing reaches the terminal but printable characters (report.svg.visible) and our own colours.
+"""
+import os
+import sys
+from collections import Counter
+from itertools import zip_longest
+
+from report.svg import visible
+
+CODES = {"correct": 32, "wrong": 31, "malformed": 33, "refused": 33, "head": 1, "faint": 2}      # ANSI colours
+LINE = 160                                                                                       # of an attempt, with --show
+
+
+def colored() -> bool:
+    """Whether standard output is a terminal whose user did not say NO_COLOR."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def paint(code: str, words: str, color: bool) -> str:
+    """Words in one of CODES' colours, or as they are."""
+    return f"\x1b[{CODES[code]}m{words}\x1b[0m" if color else words
+
+
+def block(words, margin: str = "    ") -> str:
+    """A model's text, made visible, each line behind a margin."""
+    return "\n".join(margin + line for line in visible(str(words)).rstrip("\n").split("\n"))
+
+
+def print_safely(words: str) -> None:
+    """Print, with escapes for what the terminal's encoding lacks."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(words.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
+def format_task(row: dict, color: bool, whole: bool = False) -> str:
+    """One line of tasks.jsonl as text for people: who wrote what, who tried, what the judge said. whole: attempts in full."""
+    solved = "not tried" if row.get("solve_rate") is None else f"solved {row['solve_rate']:.2f}"
+    fate = paint("refused", f"refused: {visible(row['reason'])}", color) if row["reason"] else solved
+    out = [paint("head", f"  step {row['step']} {row['teacher']} {row['kind']}", color) + f"  {fate}, reward {row['reward']:.2f}"]
+    out += [block(row[key]) for key in ("text", "message", "program") if row.get(key)]
+    out += [block(f"{given} -> {result}") for given, result in zip(row.get("inputs", ()), row.get("outputs", ()))]
+    for student, verdicts in row.get("attempts", {}).items():
+        tries = zip_longest(verdicts, (text.strip() for text in row["answers"].get(student, ())))
+        for (verdict, text), n in Counter(tries).most_common():
+            short = visible((text or "").replace("\n", " / "))[-LINE:]
+            said = f"    {student} {paint(verdict, f'{verdict} x{n}' if n > 1 else verdict, color)}"
+            out.append(f"{said}\n{block(text or '', '        ')}" if whole else f"{said}  {paint('faint', short, color)}")
+    return "\n".join(out)
+
+
+def first_of_each(rows: list[dict], n: int) -> list[dict]:
+    """n of a step's lines of tasks.jsonl: valid ones before refused ones, and the teachers take turns."""
+    seen, order = Counter(), []
+    for row in rows:
+        lot = (bool(row["reason"]), row["teacher"])
+        order.append((lot[0], seen[lot]))
+        seen[lot] += 1
+    return [rows[i] for i in sorted(range(len(rows)), key=order.__getitem__)[:n]]
