@@ -13,13 +13,13 @@ import json
 import math
 import os
 import sys
-import zlib
+from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 import torch
-from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from eval.summary import BASE, against, against_table, summarise, table
@@ -32,20 +32,15 @@ from model import Base
 from tasks.prompts import ENVELOPE, Prompt, render
 
 ROOT = Path(__file__).resolve().parent.parent
-PROMPTS = ("auto", "chat", "envelope", "plain")
 
 
-def parser_of(name: str, doc: str, default_max_new: int | None,
-              without: tuple[str, ...] = ()) -> argparse.ArgumentParser:
-    """The command line of `python -m name`: its module's docstring and the flags that benchmarks share.
+def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple = ()) -> ArgumentParser:
+    """The command line of `python -m name`: the flags that benchmarks share, but those `without`.
 
-    without: flags that this one cannot use. default_max_new: None = as in training.
+    default_max_new: None = as in training.
     """
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=doc, formatter_class=form)
-    default = "as in training" if default_max_new is None else default_max_new
-    held = "" if "data" in without else " that --data (or the cache) holds"
-
+    form, default = argparse.RawDescriptionHelpFormatter, default_max_new or "as in training"
+    parser = ArgumentParser(prog=f"python -m {name}", description=doc, formatter_class=form)
     def add(flag: str, **how) -> None:
         if flag[2:] not in without:
             parser.add_argument(flag, **how)
@@ -53,18 +48,19 @@ def parser_of(name: str, doc: str, default_max_new: int | None,
     add("--base", default="", help="directory or hub id; default: what the run or adapters were trained on")
     add("--run", default="", help="a run's directory, out/NAME: every member of its last checkpoint")
     add("--adapters", nargs="+", default=[], metavar="DIR", help="PEFT directories, or directories of these")
-    add("--bench", default="", help=f"names, separated by commas; default: all{held}")
+    add("--bench", default="", help="names, separated by commas; default: all that are there")
     add("--limit", type=int, default=0, help="questions of each benchmark, the first ones; 0 = all")
     add("--samples", type=int, default=1, help="answers to each question")
     add("--temperature", type=float, default=0.0, help="0 = greedy")
-    add("--max-new", type=int, default=default_max_new, help=f"most tokens of an answer; default {default}")
+    add("--max-new-tokens", type=int, dest="max_new", default=default_max_new,
+        help=f"tokens of an answer, at most; default {default}")
     add("--data", default=None, metavar="DIR", help="published files; default: the cache of eval.fetch")
     add("--out", default="", help="for answers and summary; default: eval-... under the run, or under out/")
-    add("--against", default="", metavar="DIR",
-        help="a run, or a directory of results: paired differences to its students' mean")
-    add("--prompt", default="auto", choices=PROMPTS, help="auto: the tokenizer's chat template, else plain")
+    add("--against", default="", metavar="DIR", help="run or results: differences to its students' mean")
+    add("--prompt", default="auto", choices=("auto", "chat", "envelope", "plain"),
+        help="how a question is put; auto: the tokenizer's chat template, else plain")
     add("--seed", type=int, default=0)
-    add("--max-rows", type=int, default=64, help="rows that decode together")
+    add("--rollout-batch", type=int, dest="max_rows", default=64, help="rows that decode together")
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: bfloat16 on cuda")
     return parser
@@ -72,9 +68,10 @@ def parser_of(name: str, doc: str, default_max_new: int | None,
 
 def check(args: argparse.Namespace) -> None:
     """Raises ValueError for flags that contradict themselves."""
-    for name in ("samples", "max_new", "max_rows"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least 1")
+    numbers = {"--samples": args.samples, "--max-new-tokens": args.max_new, "--rollout-batch": args.max_rows}
+    for flag, value in numbers.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{flag} {value}: must be at least 1")
     if getattr(args, "limit", 0) < 0 or not (math.isfinite(args.temperature) and args.temperature >= 0):
         raise ValueError("--limit and --temperature must not be negative")
     if args.samples > 1 and args.temperature == 0:
@@ -105,8 +102,8 @@ class Population:
     base_hash: str
 
 
-def adapter_directories(args: argparse.Namespace) -> dict[str, Path]:
-    """Member name -> PEFT directory, of --run's last checkpoint and --adapters; ValueError for none."""
+def load(args: argparse.Namespace) -> Population:
+    """The base, --run's last checkpoint and --adapters. Raises ValueError for what `stack` cannot stack."""
     given = [Path(directory).expanduser() for directory in args.adapters]
     if args.run:
         run = Path(args.run).expanduser()
@@ -115,7 +112,11 @@ def adapter_directories(args: argparse.Namespace) -> dict[str, Path]:
             raise ValueError(f"--run {args.run}: no complete checkpoint there; give a run's directory "
                              "(out/NAME), or --adapters DIR...")
         given.insert(0, run / f"step_{steps[-1]}")
-    return peft_directories(given)
+    directories = peft_directories(given)
+    device = Ranks.join(args.device).device
+    name = base_name(args, [adapter_config(path) for path in directories.values()])
+    base = load_base(name, pick_dtype(args.dtype, device), device)
+    return stack(base, weights_hash(base.model), directories)
 
 
 def peft_directories(given: list[Path]) -> dict[str, Path]:
@@ -155,37 +156,12 @@ def base_name(args: argparse.Namespace, configs: list[dict]) -> str:
     for adapter in configs:
         name = name or adapter.get("base_model_name_or_path")
     if not name:
-        raise ValueError("give --base (a Hugging Face directory or hub id), or --run out/NAME, which "
-                         "knows its own")
+        raise ValueError("give --base (a directory or hub id), or --run out/NAME, which knows its own")
     return str(ROOT / name) if not Path(name).is_dir() and (ROOT / name).is_dir() else name
 
 
-def noted_base(directory: Path) -> str:
-    """Hash of the base that an adapter was trained on, "" where none is noted or nothing can be read."""
-    try:
-        with safe_open(directory / "adapter_model.safetensors", framework="pt") as f:
-            return (f.metadata() or {}).get("base_weights", "")
-    except (OSError, SafetensorError):
-        return ""                                   # load_peft says what is wrong with the file
-
-
-def hash_otherwise(base: Base) -> str:
-    """Hash of the same weights, read again at the other precision: an adapter may be trained at that one."""
-    other = torch.bfloat16 if base.model.embedding.dtype == torch.float32 else torch.float32
-    return weights_hash(load_model(base.path, other))
-
-
-def load(args: argparse.Namespace) -> Population:
-    """Base and adapters, stacked. Raises ValueError for damaged adapters, other bases, several ranks."""
-    directories = adapter_directories(args)
-    device = Ranks.join(args.device).device
-    name = base_name(args, [adapter_config(path) for path in directories.values()])
-    base = load_base(name, pick_dtype(args.dtype, device), device)
-    return stack(base, weights_hash(base.model), directories)
-
-
 def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Population:
-    """The adapters in these PEFT directories, stacked on the base. Raises ValueError as `load` does."""
+    """Base and PEFT adapters, stacked. Raises ValueError for damaged ones, other bases, several ranks."""
     shapes, hashes = [], {}
     for path in directories.values():
         config = adapter_config(path)
@@ -200,8 +176,11 @@ def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Populatio
     if directories:
         adapters = Adapters.on(base.model, len(directories), *shapes[0], base.model.embedding.device)
         for slot, (name, path) in enumerate(directories.items()):
-            known = noted_base(path) in ("", base_hash)
-            load_peft(adapters, slot, path, base_hash if known else hash_otherwise(base))
+            try:
+                load_peft(adapters, slot, path, base_hash)
+            except ValueError:                          # perhaps it was trained at the other precision
+                other = torch.bfloat16 if base.model.embedding.dtype == torch.float32 else torch.float32
+                load_peft(adapters, slot, path, weights_hash(load_model(base.path, other)))
             hashes[name] = hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
     slots = {name: slot for slot, name in enumerate(directories)}
     return Population(base, adapters, slots | {BASE: -1}, hashes, base_hash)
@@ -212,8 +191,7 @@ def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Populatio
 def pick_prompt_format(args: argparse.Namespace, base: Base) -> str:
     """--prompt with auto decided. Raises ValueError for a chat template that is not there."""
     if args.prompt == "chat" and not base.tokenizer.chat_template:
-        raise ValueError(f"--prompt chat: the tokenizer of {base.path} has no chat template; use envelope "
-                         "or plain")
+        raise ValueError(f"--prompt chat: {base.path} has no chat template; use envelope or plain")
     if args.prompt == "auto":
         return "chat" if is_chat_model(base.tokenizer, base.eos_ids) else "plain"
     return args.prompt
@@ -227,15 +205,14 @@ def put(question: str | Prompt | list[int], prompt_format: str, base: Base) -> l
     if isinstance(question, list):
         return question
     if isinstance(question, Prompt):
-        return render(question, base.style, base.tokenizer)
+        return render(question, base.prompt_format, base.tokenizer)
     if prompt_format == "chat":
         said = [{"role": "user", "content": question}]
         text = base.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
         return list(base.tokenizer(text, add_special_tokens=False).input_ids)
+    text = f"Question: {question}\nAnswer:"
     if prompt_format == "envelope":
         text = ENVELOPE.format(question) + "<think>"
-    else:
-        text = f"Question: {question}\nAnswer:"
     return list(base.tokenizer(text).input_ids)
 
 
@@ -251,36 +228,37 @@ def changes(old: dict, new: dict, free: tuple[str, ...], hashed: tuple[str, ...]
 
 
 def saved_answers(run: RunDir) -> list[dict]:
-    """The rows of answers.jsonl, without a half-written last line."""
+    """The rows of answers.jsonl; a half-written last line is left out, and cut off where `run` writes."""
     path = run.path / "answers.jsonl"
-    return run.rows(path.name, path.read_bytes().rfind(b"\n") + 1) if path.exists() else []
+    if not path.exists():
+        return []
+    whole = path.read_bytes().rfind(b"\n") + 1
+    if run.writes:
+        os.truncate(path, whole)
+    return run.rows(path.name, whole)
 
 
 def open_out(args: argparse.Namespace, population: Population, prompt_format: str, data: dict[str, str],
              default: str) -> tuple[RunDir, list[dict]]:
-    """The directory of results and the answers already there; a half-written last line is cut off.
+    """The directory of results and the answers already there.
 
     data: SHA-256 of each benchmark's file. default: the directory's name where --out does not give one.
     Raises ValueError where those answers, or --against's, were made otherwise.
     """
-    parent = Path(args.run) if args.run else Path("out")
-    run = RunDir(Path(args.out or parent / default).expanduser())
+    run = RunDir(Path(args.out or Path(args.run or "out", default)).expanduser())
     config = dict(base=str(population.base.path), base_hash=population.base_hash, prompt=prompt_format,
                   temperature=args.temperature, max_new=args.max_new, seed=args.seed,
                   adapters=population.hashes, data=data)
     if getattr(args, "against", ""):
         answers_of(args.against, default, config)       # what is not comparable is said before hours of work
-    path, answers = run.path / "config.json", run.path / "answers.jsonl"
-    if path.exists():
-        old = json.loads(path.read_text())
+    if (run.path / "config.json").exists():
+        old = json.loads((run.path / "config.json").read_text())
         if changed := changes(old, config, ("base",), ("adapters", "data")):
             raise ValueError(f"{run.path} holds answers made otherwise: {', '.join(changed)}; use the old "
                              "values or another --out")
         for field in ("adapters", "data"):
             config[field] = old[field] | config[field]
     run.write_json("config.json", config)
-    if answers.exists():
-        os.truncate(answers, answers.read_bytes().rfind(b"\n") + 1)
     return run, saved_answers(run)
 
 
@@ -324,9 +302,9 @@ def fits(ids: dict, max_new: int, context: int) -> None:
     longest = max(ids, key=lambda name: len(ids[name]))
     n = len(ids[longest])
     if n + max_new > context:
-        fix = f"lower --max-new to at most {context - n}" if n < context else "this base cannot be asked that"
-        raise ValueError(f"{'/'.join(longest)} has {n} tokens, which with --max-new {max_new} exceeds the "
-                         f"base's context of {context}: {fix}")
+        fix = f"lower --max-new-tokens to at most {context - n}" if n < context else "it is too long"
+        raise ValueError(f"{'/'.join(longest)} has {n} tokens, which with --max-new-tokens {max_new} exceeds "
+                         f"the base's context of {context}: {fix}")
 
 
 def answer_batch(population: Population, batch: list[tuple], ids: dict, judge: Callable,
@@ -336,7 +314,8 @@ def answer_batch(population: Population, batch: list[tuple], ids: dict, judge: C
     for item, member, samples in batch:
         items += [item] * len(samples)
         rows += [dict(bench=item.bench, id=item.id, member=member, sample=sample) for sample in samples]
-        keys += [(args.seed, crc(f"{item.bench}/{item.id}"), crc(member), sample) for sample in samples]
+        drawn = (args.seed, crc32(f"{item.bench}/{item.id}".encode()), crc32(member.encode()))
+        keys += [(*drawn, sample) for sample in samples]
     prompts = [ids[item.bench, item.id] for item, _, _ in batch]
     slots = [population.slots[member] for _, member, _ in batch]
     rollout = generate(base, population.adapters, prompts, slots, keys, len(batch[0][2]), args.temperature,
@@ -351,16 +330,11 @@ def answer_batch(population: Population, batch: list[tuple], ids: dict, judge: C
     return rows
 
 
-def crc(text: str) -> int:
-    """32 bits of a text, for the key of a random draw."""
-    return zlib.crc32(text.encode())
-
-
 def judged(judge: Callable, answers: list[tuple]) -> list[dict]:
     """judge([(item, text)]) -> [dict with "correct"]; an answer on which it raises counts as wrong.
 
-    Its verdict is that of an empty answer, with the exception's name as "grader_error". What is wrong with the
-    machine is raised: OSError (sympy does not start) and RuntimeError itself (the sandbox does not).
+    Its verdict is that of an empty answer, with the exception's name as "grader_error". What is wrong with
+    the machine is raised: OSError (sympy does not start) and RuntimeError itself (the sandbox does not).
     """
     try:
         return judge(answers)

@@ -10,7 +10,7 @@ import numpy as np
 
 from eval.stats import bootstrap_columns, paired_bootstrap, pass_at_k, wilson
 
-BASE, MEAN = "base", "mean"                       # the bare base's name among the members, and that of their mean
+BASE, MEAN = "base", "mean"                       # the bare base among the members, and the members' mean
 COLUMNS = 5                                       # of pass@k beside each other, in 110 characters
 
 
@@ -46,8 +46,8 @@ def roles(names: list[str]) -> dict[str, list[str]]:
 def with_means(share: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     """The base first, then the members, then their means on the items that all have (see `roles`).
 
-    Last are so those whom the run trained to solve: the students' mean, else that of all, else the only member,
-    else the base.
+    Last are so those whom the run trained to solve: the students' mean, else that of all, else the only
+    member, else the base.
     """
     out = {name: share[name] for name in sorted(share, key=BASE.__ne__)}
     for group, names in roles([name for name in share if name != BASE]).items():
@@ -59,9 +59,9 @@ def with_means(share: dict[str, dict[str, float]]) -> dict[str, dict[str, float]
 def summarise(rows: list[dict], max_new: int) -> list[dict]:
     """One dict per benchmark and member, and for the members' means: what `table` shows.
 
-    Share of right answers with Wilson interval, difference to the base with paired bootstrap interval, mean tokens
-    of an answer, share cut off at max_new tokens; where rows tell it, the share that thinks; where there are any,
-    how many answers the grader failed on.
+    Share of right answers with Wilson interval, difference to the base with paired bootstrap interval, mean
+    tokens of an answer, share cut off at max_new tokens; where rows tell it, the share that thinks; how many
+    answers the grader failed on, if any.
     """
     out, answers = [], {}
     for row in rows:
@@ -74,7 +74,8 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
                         interval=wilson(float(right.sum()), len(right)))
             if name != BASE and BASE in share:
                 difference = right - np.array([share[BASE][i] for i in items])
-                line |= dict(minus_base=float(difference.mean()), minus_base_interval=paired_bootstrap(difference))
+                line["minus_base"] = float(difference.mean())
+                line["minus_base_interval"] = paired_bootstrap(difference)
             each = [answers[bench, who] for who in groups.get(name, [name])]
             used = np.array([row["tokens"] for some in each for row in some])
             line |= dict(tokens=float(used.mean()), cut=float((used >= max_new).mean()))
@@ -89,12 +90,12 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
 def against(rows: list[dict], other: list[dict]) -> list[dict]:
     """One dict per benchmark and member of `rows`: paired difference to the other run on common questions.
 
-    To the mean of the other run's students, else of its members, else to its base; with bootstrap interval. Raises
-    ValueError where no question is common.
+    To the mean of the other run's students, else of its members, else to its base; with bootstrap interval.
+    Raises ValueError where no question is common.
     """
     out, theirs = [], {bench: with_means(share) for bench, share in shares(other).items()}
     for bench, share in shares(rows).items():
-        reference = list(theirs.get(bench, {0: {}}).values())[-1]
+        reference = list(theirs[bench].values())[-1] if bench in theirs else {}
         for name, items in with_means(share).items():
             common = [i for i in items if i in reference]
             if common:
@@ -142,8 +143,8 @@ def against_table(lines: list[dict]) -> str:
     out = [f"{'bench':14} {'n':>5}  {'member':{width}}  right  minus theirs  95% interval"]
     for line in lines:
         low, high = line["interval"]
-        out.append(f"{named(line, width)}  {line['accuracy']:.3f}  {line['difference']:+12.3f}  {low:+.3f} .. "
-                   f"{high:+.3f}")
+        out.append(f"{named(line, width)}  {line['accuracy']:.3f}  {line['difference']:+12.3f}  "
+                   f"{low:+.3f} .. {high:+.3f}")
     return "\n".join(out)
 
 

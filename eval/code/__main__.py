@@ -27,8 +27,8 @@ ASK = ("Please provide a self-contained Python script that solves the following 
 BEGIN = ("Below is a Python script with a self-contained function that solves the problem and passes "
          "corresponding tests:\n```python\n")
 LIVE_SYSTEM = ("You are an expert Python programmer. You will be given a question (problem specification) "
-               "and will generate a correct Python program that matches the specification and passes all tests. "
-               "You will NOT return anything except for the program.")
+               "and will generate a correct Python program that matches the specification and passes all "
+               "tests. You will NOT return anything except for the program.")
 LIVE_STARTER = ("You will use the following starter code to write the solution to the problem and enclose "
                 "your code within delimiters.")
 LIVE_STDIN = ("Read the inputs from stdin solve the problem and write the answer to stdout (do not directly "

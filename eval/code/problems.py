@@ -1,7 +1,7 @@
 """HumanEval+, MBPP+ and LiveCodeBench in their published formats, as one list of problems each.
 
 Inputs become what the sandbox wants: argument texts of a call, or a program's standard input. JSON has no
-tuples, sets and complex numbers; EvalPlus lists the MBPP tasks whose inputs have them (evalplus/data/mbpp.py),
+tuples, sets and complex numbers; EvalPlus lists the MBPP tasks whose inputs have them (in data/mbpp.py),
 `restore` states that as rules. LiveCodeBench packs its private tests as base64, zlib and a pickle of one
 string: `unpack` refuses every class in it.
 """
@@ -197,8 +197,9 @@ def load(bench: str, data: str | Path | None = None, cache: Path = CACHE,
             try:
                 problems.append(make(bench, row))
             except (ValueError, TypeError, KeyError, AttributeError, IndexError) as e:
-                raise ValueError(f"{path}, row {number} ({row[FIELDS[kind][0]]}): {e}: the file is damaged or "
-                                 f"not the published one; fetch it again (python -m eval.fetch {part})") from None
+                raise ValueError(f"{path}, row {number} ({row[FIELDS[kind][0]]}): {e}: the file is damaged "
+                                 "or not the published one; fetch it again (python -m eval.fetch "
+                                 f"{part})") from None
         if not limit and (n_here := len(problems) - n_before) != n_rows:
             print(f"note: {path} holds {n_here} problems, {part} as published has {n_rows}", file=sys.stderr)
     if not problems:

@@ -69,8 +69,8 @@ def load(bench: str, data: str | Path | None = None, cache: Path = CACHE) -> tup
         question, gold = field(row, QUESTION), gold_answer(bench, row)
         if not isinstance(question, str) or not gold:
             raise ValueError(f"{path}, row {number}: expected a question ({' or '.join(QUESTION)}) and an "
-                             f"answer ({', '.join(ANSWER + SOLUTION)}), found the fields {', '.join(row)}: not "
-                             f"a published edition of {bench}; it is at {FILES[bench].url}")
+                             f"answer ({', '.join(ANSWER + SOLUTION)}), found the fields {', '.join(row)}: "
+                             f"not a published edition of {bench}; it is at {FILES[bench].url}")
         id = field(row, ("unique_id", "id", "idx"))
         name = str(number - 1 if id is None else id)
         unique = name if name not in seen else f"{name}#{number}"

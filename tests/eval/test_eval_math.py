@@ -262,7 +262,7 @@ def questions(tmp_path):
 
 def test_a_run_with_two_adapters_resumes(members, questions, tmp_path, capsys):
     flags = ["--run", str(members), "--data", str(questions), "--max-new", "6", "--samples", "2", "--temperature", "1",
-             "--device", "cpu", "--max-rows", "10"]
+             "--device", "cpu", "--rollout-batch", "10"]
     assert math.main([*flags, "--out", str(tmp_path / "whole")]) == 0
     rows = [json.loads(line) for line in (tmp_path / "whole/answers.jsonl").read_text().splitlines()]
     assert len(rows) == 5 * 3 * 2 and {row["member"] for row in rows} == {"T0", "S0", "base"}
@@ -336,9 +336,9 @@ def test_adapters_are_recognised_at_either_precision(bytes_base, members, tmp_pa
                 "{% if add_generation_prompt %}<assistant>{% endif %}")
     full.base.tokenizer.chat_template = template
     assert decode("chat") == "<user>Why?END<assistant>"
-    assert common.prompt_style(parser.parse_args([]), full.base) == "plain", "a base that carries its family's template"
+    assert common.pick_prompt_format(parser.parse_args([]), full.base) == "plain", "a base that carries its family's template"
     full.base.tokenizer.chat_template = template.replace("END", "{{ eos_token }}")
-    assert common.prompt_style(parser.parse_args([]), full.base) == "chat"
+    assert common.pick_prompt_format(parser.parse_args([]), full.base) == "chat"
 
 
 def test_exit_codes(capsys):
