@@ -9,36 +9,31 @@ from pathlib import Path
 import numpy as np
 
 from eval.population import heldout
+from eval.population.arms import FULL
 from eval.stats import hierarchical_bootstrap, holm, seeds_needed, sign_flip
 from eval.summary import BASE, shares
 
-FULL = "full"
 TOLERANCE = 0.05                                  # of a budget
 MEASURES = {"mean": "the mean of its solvers", "chosen": "the solver chosen on validation",
             "weakest": "the solver that is last on validation"}
 
 
-def folder(split: str, temperature: float) -> str:
+def folder(split: str) -> str:
     """Where a run's answers to a split are kept."""
-    return f"arms-{split}-t{temperature:g}"
+    return f"heldout-{split}"
 
 
-def solvers(results: Path, split: str, samples: int, limit: int) -> dict[str, dict[str, float]]:
-    """Solver -> item -> share right, in one run's answers to a split: of its students, or its one adapter; and of the base."""
+def solvers(results: Path) -> dict[str, dict[str, float]]:
+    """Solver -> item -> share right, in one run's answers to a split, and the base's. Items the base may know are left out."""
     rows = [json.loads(line) for line in (results / "answers.jsonl").read_bytes().splitlines()]
-    within = {f"{item.bench}/{item.id}" for item in heldout.items_of(list(heldout.ROWS), split, limit)} if limit else None
-    rows = [row for row in heldout.counted(rows) if row["bench"] == "all" and row["sample"] < samples]
-    rows = [row for row in rows if not limit or row["id"] in within]
-    share = shares(rows)["all"]
-    members = {name: items for name, items in share.items() if name != BASE}
-    return ({name: items for name, items in members.items() if name[0] == "S"} or members) | {BASE: share[BASE]}
+    return shares([row for row in heldout.counted(rows) if row["bench"] == "all"])["all"]
 
 
-def measured(runs: list[Path], temperature: float, samples: int, limit: int) -> dict[str, np.ndarray]:
+def measured(runs: list[Path]) -> dict[str, np.ndarray]:
     """The test items' shares (n,) under each of MEASURES, and the base's, of the runs that make up one arm and seed."""
-    answers = lambda run, split: solvers(run / folder(split, temperature), split, samples, limit)
-    found = {split: {(run.name, who): items for run in runs for who, items in answers(run, split).items()}
-             for split in heldout.SPLITS}
+    found = {}
+    for split in heldout.SPLITS:
+        found[split] = {(run.name, who): items for run in runs for who, items in solvers(run / folder(split)).items()}
     ids = sorted(next(iter(found["test"].values())))
     test = {who: np.array([items[i] for i in ids]) for who, items in found["test"].items()}
     names = [who for who in test if who[1] != BASE]
@@ -77,14 +72,14 @@ def table(result: dict) -> str:
     out = [f"test split: {result['n_items']} items, base {result['base']:.3f}; {n} seed(s): p cannot fall under {fewest:.2g}" +
            (", so that no difference below can be called shown" if fewest > 0.05 else ""),
            f"matched: {result['budget']}, within {TOLERANCE:.0%} of what is due; spent, as a share of full's:",
-           f"{'arm':13} {'runs':>4} {'steps':>6} {'tokens':>7} {'rows':>6} {'proposals':>9} {'trained':>7} {'hours':>6}"]
+           f"{'arm':21} {'runs':>4} {'steps':>6} {'tokens':>7} {'rows':>6} {'proposals':>9} {'trained':>7} {'hours':>6}"]
     for arm, x in result["arms"].items():
-        out.append(f"{arm:13} {x['runs']:4} {x['steps']:6.0f} {x['tokens']:7.2f} {x['rows']:6.2f} {x['proposals']:9.2f} "
+        out.append(f"{arm:21} {x['runs']:4} {x['steps']:6.0f} {x['tokens']:7.2f} {x['rows']:6.2f} {x['proposals']:9.2f} "
                    f"{x['trained']:7.2f} {x['hours']:6.2f}")
     for m, words in MEASURES.items():
-        out.append(f"\n{m}: {words}\n{'arm':13}  right  minus full  95% interval           p  p (Holm)  {effect}")
+        out.append(f"\n{m}: {words}\n{'arm':21}  right  minus full  95% interval           p  p (Holm)  {effect}")
         for arm, line in result["arms"].items():
-            x, text = line[m], f"{arm:13}  {line[m]['accuracy']:.3f}"
+            x, text = line[m], f"{arm:21}  {line[m]['accuracy']:.3f}"
             if arm != FULL:
                 low, high = x["interval"]
                 text += (f"  {x['difference']:+10.3f}  {low:+.3f} .. {high:+.3f}  {x['p']:6.3f}  {x['p_holm']:8.3f}  "

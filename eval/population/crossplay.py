@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 import selfplay
-from config import Config, settle
+from config import Config, resolve_config
 from eval import common
-from eval.population.heldout import asking, judge_flags, judging, run_config, styled
+from eval.population.heldout import asking, judge_flags, judging, run_config, formatted
 from eval.stats import paired_bootstrap, wilson
 from eval.summary import BASE
 from evolve import Member
@@ -82,10 +82,10 @@ class Players:
     def __init__(self, args: argparse.Namespace, run: RunDir, sandbox: Sandbox):
         self.args, self.run, self.sandbox = args, run, sandbox
         alone = {**vars(args), "base": common.base_name(args, []), "run": "", "adapters": []}
-        self.bare = styled(args, common.load(argparse.Namespace(**alone)))
+        self.bare = formatted(args, common.load(argparse.Namespace(**alone)))
         config = json.loads((run.path / "config.json").read_text())
         known = {f.name: config[f.name] for f in dataclasses.fields(Config) if f.name in config}
-        self.cfg = settle(Config(**{**known, "max_rows": args.max_rows}), self.bare.base.style)
+        self.cfg = resolve_config(Config(**{**known, "rollout_batch": args.max_rows}), self.bare.base.prompt_format)
 
     def at(self, step: int) -> common.Population:
         """A checkpoint's members, by name."""
@@ -106,12 +106,12 @@ class Players:
         n."""
         path = out.path / f"tasks_{step}.json"
         if not path.exists():
-            population, limits = self.at(step), Limits.for_style(self.bare.base.style)
+            population, limits = self.at(step), Limits.for_format(self.bare.base.prompt_format)
             limits = dataclasses.replace(limits, max_digits=self.cfg.max_digits or limits.max_digits,
                                          output_chars=self.cfg.max_output or limits.output_chars)
             setup = Setup(self.cfg, self.bare.base, population.adapters, Ranks.join(self.args.device), self.sandbox, limits,
-                          tuple(self.cfg.kinds.split(",")))
-            archive, whole = (archive_at(self.run, members_at(self.run, s)[1], setup.kinds, self.cfg.archive_cap)
+                          tuple(self.cfg.task_types.split(",")))
+            archive, whole = (archive_at(self.run, members_at(self.run, s)[1], setup.task_types, self.cfg.archive_cap)
                               for s in (step, self.run.steps()[-1]))
             archive.keys |= whole.keys
             found = propose(setup, archive, self.seated(step, "teacher", population.slots), n)
@@ -187,14 +187,14 @@ def main(argv: list[str] | None = None) -> int:
     steps = generations(run, args.generations)
     with contextlib.ExitStack() as stack:
         players = Players(args, run, stack.enter_context(open_sandbox(args.workers, args.weak_sandbox)))
-        style = players.bare.base.style
+        prompt_format = players.bare.base.prompt_format
         everyone = dataclasses.replace(players.bare, hashes=players.hashes(steps))
-        out, done = common.open_out(args, everyone, f"task {style}", {}, "eval-crossplay")
+        out, done = common.open_out(args, everyone, f"task {prompt_format}", {}, "eval-crossplay")
         items = [item for step in steps for item in players.tasks(out, step, args.tasks)]
         if not items:
             raise ValueError(f"no teacher of {run.path} wrote a valid new task in {ROUNDS} rounds: there is nothing to solve")
-        judge = judging(players.sandbox, style)
-        answer = lambda population: common.answer_all(population, items, asking(style), judge, args, out, done, style)
+        judge = judging(players.sandbox, prompt_format)
+        answer = lambda population: common.answer_all(population, items, asking(prompt_format), judge, args, out, done, prompt_format)
         rows = answer(players.bare)
         for step in steps:
             population = players.at(step)

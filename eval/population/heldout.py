@@ -39,9 +39,9 @@ from eval.summary import BASE, gain_table, member_table, pass_table, passes, rol
 from infra.checkpoint import task_of
 from infra.platform import open_sandbox
 from micro.evaluate import SIZES, draw_tasks
-from tasks import KINDS, judge_answers
+from tasks import TASK_TYPES, judge_answers
 from tasks.base import Task
-from tasks.prompts import STYLES, Prompt, reasoning
+from tasks.prompts import PROMPT_FORMATS, Prompt, reasoning
 from tasks.validation import Limits
 from verifier import Sandbox
 
@@ -126,9 +126,9 @@ def kept_items(path: Path, families: list[str], split: str, limit: int) -> list[
     return items
 
 
-def families_for(style: str) -> tuple[str, ...]:
-    """Those of ROWS that a style can be asked: the word problems' wording is the micro protocol's own."""
-    return tuple(ROWS) if style == "micro" else tuple(name for name in ROWS if name != "math")
+def families_for(prompt_format: str) -> tuple[str, ...]:
+    """Those of ROWS that a prompt format can ask: the word problems' template is the micro protocol's own."""
+    return tuple(ROWS) if prompt_format == "micro" else tuple(name for name in ROWS if name != "math")
 
 
 def told(run: str, items: list[Item]) -> int:
@@ -141,27 +141,27 @@ def told(run: str, items: list[Item]) -> int:
 
 # ---- asking and judging --------------------------------------------------------------------------------------------------
 
-def asking(style: str) -> Callable[[Item], Prompt]:
+def asking(prompt_format: str) -> Callable[[Item], Prompt]:
     """The question of an item (anything with .task), as a student is asked in training."""
-    limits = Limits.for_style(style)
-    return lambda item: KINDS[item.task.kind].solve(style, item.task, limits)
+    limits = Limits.for_format(prompt_format)
+    return lambda item: TASK_TYPES[item.task.kind].solve(prompt_format, item.task, limits)
 
 
-def judging(sandbox: Sandbox, style: str, note: Callable[[Item], dict] = lambda item: {}) -> Callable[[list], list[dict]]:
+def judging(sandbox: Sandbox, prompt_format: str, note: Callable[[Item], dict] = lambda item: {}) -> Callable[[list], list[dict]]:
     """judge([(item, text)]) -> [dict(correct, verdict, **note(item))], as in training: the sandbox decides."""
-    limits, ask = Limits.for_style(style), asking(style)
+    limits, ask = Limits.for_format(prompt_format), asking(prompt_format)
 
     def judge(answers: list[tuple]) -> list[dict]:
         """All answers in one call."""
         texts = [[ask(item).prefix + text] for item, text in answers]
-        judged = judge_answers([item.task for item, _ in answers], texts, style, limits, sandbox.run)
+        judged = judge_answers([item.task for item, _ in answers], texts, prompt_format, limits, sandbox.run)
         return [dict(correct=verdict == "correct", verdict=verdict, **note(item)) for [verdict], (item, _) in zip(judged, answers)]
     return judge
 
 
 def judge_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of what asks and judges tasks."""
-    parser.add_argument("--style", default="", choices=("", *STYLES),
+    parser.add_argument("--prompt-format", default="", choices=("", *PROMPT_FORMATS),
                         help="how the model is talked to; default: as the run was, else as the base wants")
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes")
     parser.add_argument("--weak-sandbox", action="store_true", help="weaker walls where the system has no seccomp (dangerous)")
@@ -175,12 +175,12 @@ def run_config(run: str) -> dict:
     return json.loads(path.read_text()) if run else {}
 
 
-def styled(args: argparse.Namespace, population: common.Population) -> common.Population:
-    """The population, talked to as --style or the run say; sets --max-new and --max-rows where the command line does not."""
-    style = args.style or run_config(args.run).get("style", population.base.style)
-    args.max_new = args.max_new or (MICRO_MAX_NEW if style == "micro" else PRESETS[style]["max_new"])
-    args.max_rows = args.max_rows or PRESETS[style]["max_rows"]
-    return dataclasses.replace(population, base=dataclasses.replace(population.base, style=style))
+def formatted(args: argparse.Namespace, population: common.Population) -> common.Population:
+    """The population, talked to as --prompt-format or the run say; sets --max-new and --max-rows where the command line does not."""
+    prompt_format = args.prompt_format or run_config(args.run).get("prompt_format", population.base.prompt_format)
+    args.max_new = args.max_new or (MICRO_MAX_NEW if prompt_format == "micro" else PRESETS[prompt_format]["max_new_tokens"])
+    args.max_rows = args.max_rows or PRESETS[prompt_format]["rollout_batch"]
+    return dataclasses.replace(population, base=dataclasses.replace(population.base, prompt_format=prompt_format))
 
 
 # ---- the table by size ---------------------------------------------------------------------------------------------------
@@ -250,17 +250,17 @@ def passes_by_size(rows: list[dict]) -> list[dict]:
     return out
 
 
-def note_thinking(rows: list[dict], items: list[Item], style: str) -> None:
+def note_thinking(rows: list[dict], items: list[Item], prompt_format: str) -> None:
     """Writes into every row whether its answer thinks, read from its text: answers on disk need not say it.
 
-    Not in the direct style, in which nobody can: the block of the answer is opened for the student.
+    Not in the direct format, in which nobody can: the block of the answer is opened for the student.
     """
-    if style == "direct":
+    if prompt_format == "direct":
         return
-    ask = asking(style)
+    ask = asking(prompt_format)
     opening = {(item.bench, item.id): ask(item).prefix for item in items}
     for row in rows:
-        row["think"] = bool(reasoning(opening[row["bench"], row["id"]] + row["text"], style))
+        row["think"] = bool(reasoning(opening[row["bench"], row["id"]] + row["text"], prompt_format))
 
 
 def pass_tables(whole: list[dict], sizes: list[dict], samples: int) -> str:
@@ -318,22 +318,22 @@ def main(argv: list[str] | None = None) -> int:
     wanted = common.choose(args.bench, tuple(FAMILIES))
     with contextlib.ExitStack() as stack:
         sandbox = stack.enter_context(open_sandbox(args.workers, args.weak_sandbox))
-        population = styled(args, common.load(args))
-        style = population.base.style
-        if beyond := set(wanted) - {*families_for(style), LONG}:
-            raise ValueError(f"--bench {','.join(beyond)}: its wording is that of the micro style, and this base speaks the "
-                             f"{style} style")
-        families = wanted or [*families_for(style), *([LONG] if args.samples > 1 else [])]
+        population = formatted(args, common.load(args))
+        prompt_format = population.base.prompt_format
+        if beyond := set(wanted) - {*families_for(prompt_format), LONG}:
+            raise ValueError(f"--bench {','.join(beyond)}: its template is that of the micro prompt format, and this "
+                             f"base speaks the {prompt_format} format")
+        families = wanted or [*families_for(prompt_format), *([LONG] if args.samples > 1 else [])]
         default = "eval-heldout" if args.split == "test" else "eval-heldout-validation"
         default += f"-t{args.temperature:g}" if args.temperature else ""       # greedy answers are other ones
-        out, done = common.open_out(args, population, f"task {style}", hashes_of(families, args.split), default)
+        out, done = common.open_out(args, population, f"task {prompt_format}", hashes_of(families, args.split), default)
         items = kept_items(out.path / "items.jsonl", families, args.split, args.limit)
         if all(item.seen for item in items):
             raise ValueError(f"--limit {args.limit}: the base may know the only task of each family, and no "
                              "sum counts such tasks; give 2 or more")
-        judge = judging(sandbox, style, lambda item: dict(size=item.size, seen=item.seen))
-        rows = common.answer_all(population, items, asking(style), judge, args, out, done, style)
-    note_thinking(rows, items, style)
+        judge = judging(sandbox, prompt_format, lambda item: dict(size=item.size, seen=item.seen))
+        rows = common.answer_all(population, items, asking(prompt_format), judge, args, out, done, prompt_format)
+    note_thinking(rows, items, prompt_format)
     sizes, n_told = by_size(rows), told(args.run, items)
     several = {}
     if args.samples > 1:

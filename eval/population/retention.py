@@ -31,7 +31,7 @@ from lora import Adapters
 from model import Base
 from operators import OPERATORS, dw_norm
 from rl import token_logp
-from selfplay import keyed, mean
+from selfplay import make_rng, mean
 from tasks.prompts import render
 from trueskill_lite import RATINGS
 
@@ -52,7 +52,7 @@ def families(students: list[Member], fitness, n_draws: int, seed: int) -> list[F
     for name, operator in OPERATORS.items():
         for d in range(n_draws):
             if operator.n_parents <= len(students):
-                parents = keyed(seed, name, d).sample(students, operator.n_parents)
+                parents = make_rng(seed, name, d).sample(students, operator.n_parents)
                 parents.sort(key=lambda m: fitness(m.rating), reverse=True)
                 out.append(Family(f"{name}/{d}", name, tuple(m.name for m in parents)))
     return out
@@ -69,7 +69,7 @@ def born(population: common.Population, some: list[Family], seed: int) -> tuple[
     for i, f in enumerate(some):
         parents = [old.factors(population.slots[name]) for name in f.parents]
         with torch.no_grad():
-            child = OPERATORS[f.operator].fn(parents, torch.Generator().manual_seed(keyed(seed, f.child).getrandbits(60)))
+            child = OPERATORS[f.operator].fn(parents, torch.Generator().manual_seed(make_rng(seed, f.child).getrandbits(60)))
         adapters.set_factors(i, child)
         before = mean(map(dw_norm, parents))
         ratios.append(dw_norm(child) / before if before else math.nan)
@@ -92,8 +92,8 @@ def token_kl(base: Base, adapters: Adapters, r: Rollout, other: int) -> float:
 
 def divergences(children: common.Population, some: list[Family], items: list, args: argparse.Namespace) -> list[float]:
     """Per child the divergence from its fitter parent, on that parent's answers to some of the tasks."""
-    base, ask, out = children.base, heldout.asking(children.base.style), []
-    prompts = [render(ask(item), base.style, base.tokenizer) for item in items[:KL_TASKS]]
+    base, ask, out = children.base, heldout.asking(children.base.prompt_format), []
+    prompts = [render(ask(item), base.prompt_format, base.tokenizer) for item in items[:KL_TASKS]]
     for f in some:
         keys, writer = [(args.seed, i) for i in range(len(prompts))], [children.slots[f.parents[0]]] * len(prompts)
         r = generate(base, children.adapters, prompts, writer, keys, 1, 1.0, args.max_new, args.max_rows)
@@ -118,10 +118,10 @@ def judged(operator: str, some: list[Family], share: dict[str, dict[str, float]]
 def at_birth(args: argparse.Namespace, population: common.Population, students: list[Member], fitness, judge, out: RunDir,
              done: list[dict]) -> list[dict]:
     """Every operator's line; one operator's children are in memory at a time."""
-    style = population.base.style
+    prompt_format = population.base.prompt_format
     items = heldout.kept_items(out.path / "items.jsonl", args.families, args.split, args.limit)
     items = [item for item in items if not item.seen]
-    answer = lambda some: common.answer_all(some, items, heldout.asking(style), judge, args, out, done, style)
+    answer = lambda some: common.answer_all(some, items, heldout.asking(prompt_format), judge, args, out, done, prompt_format)
     wanted = families(students, fitness, args.draws, args.seed)
     slots = {m.name: population.slots.get(m.name, 0) for m in students} | {BASE: -1}
     elders = dataclasses.replace(population, slots=slots)
@@ -207,15 +207,15 @@ def main(argv: list[str] | None = None) -> int:
     args.families = common.choose(args.bench, tuple(heldout.ROWS))
     with contextlib.ExitStack() as stack:
         sandbox = stack.enter_context(open_sandbox(args.workers, args.weak_sandbox))
-        population = heldout.styled(args, common.load(args))
-        style = population.base.style
-        args.families = args.families or list(heldout.families_for(style))
+        population = heldout.formatted(args, common.load(args))
+        prompt_format = population.base.prompt_format
+        args.families = args.families or list(heldout.families_for(prompt_format))
         members, _ = members_at(run, run.steps()[-1])
         hashes = heldout.hashes_of(args.families, args.split)
-        out, done = common.open_out(args, population, f"task {style}", hashes, "eval-retention")
+        out, done = common.open_out(args, population, f"task {prompt_format}", hashes, "eval-retention")
         students = [m for m in members if m.role == "student"]
         fitness = RATINGS[config["rating"]]().fitness
-        lines = at_birth(args, population, students, fitness, heldout.judging(sandbox, style), out, done)
+        lines = at_birth(args, population, students, fitness, heldout.judging(sandbox, prompt_format), out, done)
     records = later(run, args.k)
     out.write_json("summary.json", dict(run=str(run.path), temperature=args.temperature, samples=args.samples, birth=lines,
                                         k=args.k, later=records))

@@ -1,4 +1,5 @@
 """Evaluation of populations: held-out tasks, generations against each other, children against parents, arms against ablation."""
+import argparse
 import itertools
 import json
 import math
@@ -8,10 +9,12 @@ import pytest
 
 import train
 from eval import stats
-from eval.population import ablation, compare, crossplay, heldout, retention
+from eval.population import ablation, arms, compare, crossplay, heldout, measures, retention
+from eval.population.crew import Crew
 from eval.summary import against, summarise, with_means
 from micro import data
 from operators import OPERATORS
+from tasks import read_tasks
 
 CPU = ["--device", "cpu", "--workers", "1"]
 
@@ -20,8 +23,8 @@ CPU = ["--device", "cpu", "--workers", "1"]
 def grown(micro_base, tmp_path_factory):
     """A finished run that keeps every checkpoint: four members, three steps, a birth in each role a step."""
     out = str(tmp_path_factory.mktemp("out"))
-    return train.main(train.Config(base=str(micro_base), out=out, name="grown", steps=3, pop=4, n_prompts=1, group=4,
-                                   attempts=2, max_new=48, n_anchors=4, n_heldout=2, evolve_every=1, grace=0, probe_every=1, workers=1,
+    return train.main(train.Config(base=str(micro_base), out=out, name="grown", steps=3, pop=4, n_prompts=1, proposals_per_prompt=4,
+                                   samples_per_task=2, max_new_tokens=48, n_anchors=4, n_heldout=2, evolve_every=1, grace=0, probe_every=1, workers=1,
                                    save_every=1, keep=9)).path
 
 
@@ -170,7 +173,7 @@ def test_what_a_user_gets_wrong_in_heldout_is_said(grown, tmp_path, tiny):
         heldout.main(["--run", str(grown), "--bench", "logic", "--limit", "1", "--out", str(tmp_path / "o"),
                       "--against", str(tmp_path), *CPU])
     assert not (tmp_path / "o/answers.jsonl").exists(), "said before the work, not after it"
-    with pytest.raises(ValueError, match="--bench math: its wording is that of the micro style"):
+    with pytest.raises(ValueError, match="--bench math: its template is that of the micro prompt format"):
         heldout.main(["--base", str(tiny.path), "--bench", "math", "--out", str(tmp_path / "t"), *CPU])
 
 
@@ -232,28 +235,78 @@ def test_retention_on_a_run(grown, tmp_path, capsys):
 
 # ---- arms ------------------------------------------------------------------------------------------------------------------
 
-def test_every_arm_is_train_py_s_own_flags(micro_base):
-    from config import parse_args, settle
-    for name, arm in (every := ablation.arms_of(8, 3)).items():
-        cfg = settle(parse_args(None, list(arm.flags)), "micro")
-        rows = arm.runs * cfg.teachers * cfg.n_prompts * cfg.group * arm.longer
-        # per step of full: all but `single` spend the total budget
-        assert rows == (24 if name == "single" else 96), name
+def test_every_arm_is_train_py_s_own_flags():
+    from config import parse_args, resolve_config
+    every = arms.arms_of(8, 3)
+    full = resolve_config(parse_args(None, list(every["full"].flags)), "micro")
+    for name, arm in every.items():
+        stretch = arms.stretch_of(arm, full, [])
+        rows = arms.rows_of_step(resolve_config(parse_args(None, list(arm.flags)), "micro"))
+        assert rows * stretch == arm.part * arms.rows_of_step(full), name
         assert arm.part == (0.25 if name in ("single", "singles") else 1)
-    assert set(OPERATORS) <= set(every) and all(set(some) <= set(every) for some in ablation.PRESETS.values())
-    names = [run.name for run in ablation.runs_of("singles", every, 2, 80)]
+    assert arms.stretch_of(every["single-long"], full, []) == 4 and arms.stretch_of(every["pair-wide"], full, []) == 1
+    assert set(OPERATORS) <= set(every)
+    assert all(set(preset) <= set(every) for preset in arms.PRESETS.values())
+    names = [run.name for run in arms.runs_of("singles", every, 2)]
     assert names == ["single-s2", "single-s1002", "single-s2002", "single-s3002"]
 
 
-@pytest.mark.parametrize("cost", [lambda i: 100, lambda i: 100 + i, lambda i: 200 - i, lambda i: 100 + 40 * (i % 7)])
-def test_a_run_is_continued_to_its_budget_and_not_past_it(cost):
-    target, done, restarts = sum(map(cost, range(57))), [], 0
-    while (steps := ablation.next_steps(done, target, 60, False)) is not None:
-        assert steps > len(done)
-        done, restarts = list(np.cumsum([cost(i) for i in range(steps)])), restarts + 1
-    assert abs(len(done) - 57) <= 1 and restarts <= 7
-    assert ablation.next_steps([], 1000, 60, True) == 60, "proposals are known before: at once"
-    assert ablation.next_steps([1.0] * 240, 1000, 60, False) is None, "a run that spends nothing is given up"
+def test_an_arm_of_ones_own():
+    assert arms.given_arm("slow: --lr 3e-4", 8) == ("slow", arms.Arm("given: --lr 3e-4", ("--pop", "8", "--lr", "3e-4")))
+    assert arms.given_arm("one:--single", 8)[1].flags == ("--single",)
+    assert arms.given_arm("two: --pop=2 --evolve copy", 8)[1].flags == ("--pop=2", "--evolve", "copy")
+    for text in ("--lr 3e-4", "a b: --lr 1", ": --lr 1"):
+        with pytest.raises(ValueError, match="give a name of small letters"):
+            arms.given_arm(text, 8)
+
+
+def metric_row(step: int, tokens: int, probe_tokens: int = 0, accuracy: dict | None = None) -> dict:
+    """A row of metrics.jsonl with 2 proposals and 3 attempts; tokens: in all so far, those of probes included."""
+    members = dict(T0=dict(role="teacher", n=2), S0=dict(role="student", n=3))
+    row = dict(step=step, n=2, members=members, seconds=dict(solve=1.0, probe=0.5), tokens_generated=tokens, tokens_trained=1)
+    return row | (dict(probe_tokens=probe_tokens, anchors_greedy=accuracy) if accuracy else {})
+
+
+def test_a_probe_s_tokens_are_no_part_of_the_budget():
+    rows = [metric_row(0, 150, 50, dict(S0=0.2, S1=0.4)), metric_row(1, 250), metric_row(2, 400, 50, dict(S0=0.7, S1=0.9))]
+    done = measures.spent(rows)
+    assert [state["tokens"] for state in done] == [100, 200, 300] and done[-1]["probe_tokens"] == 100
+    assert done[-1]["rows"] == 15 and done[-1]["proposals"] == 6 and done[-1]["seconds"] == 4.5
+    points = measures.curve(rows, "tokens", 400, 0.5)
+    assert points == [(0, pytest.approx(0.3)), (0.5, pytest.approx(0.8)), (0.75, 0.5)]
+    by_hand = 0.5 * (0.3 + 0.8) / 2 + 0.25 * (0.8 + 0.5) / 2 + 0.25 * 0.5
+    assert measures.area(points) == pytest.approx(by_hand), "level after the last probe"
+    over = [(0, 0.0), (0.8, 0.8), (1.2, 0.4)]
+    assert measures.area(over) == pytest.approx(0.8 * 0.4 + 0.2 * (0.8 + 0.6) / 2), "cut off at the budget, between two probes"
+
+
+def test_a_run_stops_as_near_to_its_budget_as_whole_steps_can_be():
+    assert not measures.met([], 100) and not measures.met([40, 80], 101) and measures.met([40, 80], 100)
+    assert measures.met([60], 90) and not measures.met([60], 91)
+    for costs in ([7] * 60, list(range(1, 60)), [30, 1] * 30):
+        done = list(itertools.accumulate(costs))
+        for target in (50, 111, 333):
+            stop = next(i for i in range(len(done)) if measures.met(done[:i + 1], target))
+            assert abs(done[stop] - target) <= costs[stop] / 2 or stop == 0 or target - done[stop - 1] > costs[stop - 1] / 2
+
+
+def test_anchors_are_reserved_programs_of_two_to_ten_statements(tmp_path):
+    items = measures.anchor_items()
+    assert [item.size for item in items[:9]] == list(range(2, 11)) and len(items) == 9 * measures.PER_SIZE
+    assert all(data.held_out(item.task.program + "\n") for item in items)
+    measures.write_anchors(tmp_path / "anchors.jsonl")
+    read = read_tasks(tmp_path / "anchors.jsonl")
+    assert [(p.program, p.inputs) for p in read] == [(item.task.program, item.task.inputs) for item in items]
+    asked = {(item.bench, item.id) for item in heldout.items_of(["code_o", heldout.LONG], "validation", measures.VALIDATION_LIMIT)}
+    assert {(item.bench, item.id) for item in items} <= asked, "the evaluation after a run asks them too"
+
+
+def test_seeds_are_run_one_after_the_other_and_full_is_ahead():
+    every = arms.arms_of(4, 3)
+    args = argparse.Namespace(seeds=[0, 1, 2], wanted=["full", "single", "singles"], stretch=dict(full=1, single=1, singles=1))
+    names = [run.name for _, run in ablation.in_order(args, every)]
+    assert names == ["full-s0", "full-s1", "single-s0", "single-s1000", "full-s2", "single-s1", "single-s1001",
+                     "single-s2", "single-s1002"]
 
 
 def test_unmatched_budgets():
@@ -263,15 +316,15 @@ def test_unmatched_budgets():
 
 
 def test_members_are_chosen_on_validation_and_told_on_test(tmp_path):
-    """Hand-written answers: S0 is better on validation and worse on test; T0 is no solver; seen items do not count."""
-    right = {"validation": dict(base=0, T0=1, S0=1, S1=0), "test": dict(base=0, T0=1, S0=0.25, S1=1)}
+    """Hand-written answers: S0 is better on validation and worse on test; seen items do not count."""
+    right = {"validation": dict(base=0, S0=1, S1=0), "test": dict(base=0, S0=0.25, S1=1)}
     for split, members in right.items():
-        out = tmp_path / "run" / compare.folder(split, 0.0)
+        out = tmp_path / "run" / compare.folder(split)
         out.mkdir(parents=True)
         rows = [row("code_o", f"2/{i}", who, i < 4 * share, seen=False) for who, share in members.items() for i in range(4)]
         rows += [row("code_o", "1/0", who, who == "S1", seen=True) for who in members]
         (out / "answers.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    x = compare.measured([tmp_path / "run"], 0.0, 1, 0)
+    x = compare.measured([tmp_path / "run"])
     assert {m: v.mean() for m, v in x.items()} == dict(chosen=0.25, weakest=1, mean=0.625, base=0) and len(x["mean"]) == 4
 
     better = {m: v + 0.5 for m, v in x.items()}
@@ -291,19 +344,23 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
                          ("--pop 3", "an even number from 4"), ("-- --steps 4", "the arms set it themselves"),
                          ("-- --lr -1", "--lr -1.0: must be positive"), ("--seeds 1000", "from 0 to 999"),
                          ("--steps 15", "nobody would be replaced before the end"),
-                         ("--effect 0", "--effect must be positive")):
+                         ("--effect 0", "--effect and --probe-every be positive")):
         with pytest.raises(ValueError, match=match):
             ablation.main([*flags, "--plan", *words.split()])
     with pytest.raises(SystemExit) as end:
         ablation.main([*flags, "--plan", "--", "--learning-rate", "1"])
     assert end.value.code == 2 and "unknown argument" in capsys.readouterr().err
-    assert ablation.main([*flags, "--plan", "--seeds", "0,1", "--steps", "20", "--arms", "singles,copy", "--", "--lr", "1e-3"]) == 0
+    words = ["--plan", "--seeds", "0,1", "--steps", "20", "--arms", "singles,copy", "--arm", "slow: --lr 1e-4"]
+    assert ablation.main([*flags, *words, "--", "--lr", "1e-3"]) == 0
     plan = capsys.readouterr().out
-    assert plan.count("train.py --lr 1e-3 --base") == 2 + 2 * 4 + 2 and "12 runs" in plan and not (tmp_path / "arms").exists()
+    assert plan.count("train.py --lr 1e-3 --pop 8") == 6 and plan.count("--single") == 2 * 4
+    assert "14 runs" in plan and not (tmp_path / "arms").exists()
+    with pytest.raises(ValueError, match="there is an arm of this name"):
+        ablation.main([*flags, *words, "--arm", "copy: --lr 1"])
 
 
 def test_a_child_that_fails_stops_the_others_and_is_named(tmp_path):
-    crew = ablation.Crew(2)
+    crew = Crew(2)
     work = lambda words: crew.call(words, tmp_path / f"{len(words[1])}.log")
     with pytest.raises(ValueError, match="ended with code 2: mend this"):
         crew.each(work, [["-c", "import time; time.sleep(60)"], ["-c", "print('mend this'); exit(2)"], ["-c", "pass"]])
@@ -314,23 +371,24 @@ def test_a_child_that_fails_stops_the_others_and_is_named(tmp_path):
 def test_arms_end_to_end(micro_base, tmp_path, capsys):
     flags = ["--base", str(micro_base), "--out", str(tmp_path / "arms"), "--device", "cpu", "--seeds", "0", "--pop", "4",
              "--steps", "5", "--limit", "6", "--arms", "single-long", "--jobs", "1"]
-    assert ablation.main([*flags, "--", "--max-new", "48", "--evolve-every", "3"]) == 0
+    words = ["--", "--max-new-tokens", "48", "--evolve-every", "3"]
+    assert ablation.main([*flags, *words]) == 0
     first = json.loads((tmp_path / "arms/summary.json").read_text())
     assert set(first["arms"]) == {"full", "single-long"} and first["arms"]["single-long"]["mean"]["seeds_needed"] is None
     assert abs(first["arms"]["single-long"]["tokens"] - 1) <= ablation.TOLERANCE
     assert first["arms"]["full"]["steps"] == 5 and first["n_items"] > 0
     logs = {path: path.read_bytes() for path in (tmp_path / "arms").glob("*.log")}
-    assert ablation.main([*flags, "--", "--max-new", "48", "--evolve-every", "3"]) == 0
+    assert ablation.main([*flags, *words]) == 0
     assert logs == {path: path.read_bytes() for path in logs}, "nothing is run twice"
     assert json.loads((tmp_path / "arms/summary.json").read_text()) == first
     with pytest.raises(ValueError, match="arms of another comparison: budget"):
-        ablation.main([*flags, "--budget", "rows", "--", "--max-new", "48", "--evolve-every", "3"])
+        ablation.main([*flags, "--budget", "rows", *words])
     metrics = tmp_path / "arms/single-long-s0/metrics.jsonl"
     text = metrics.read_text()
-    size = len(text)
     rows = [dict(r, tokens_generated=int(r["tokens_generated"] * 9)) for r in map(json.loads, text.splitlines())]
     metrics.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    state = max((tmp_path / "arms/single-long-s0").glob("step_*/state.json"), key=lambda p: int(p.parent.name[5:]))
-    state.write_text(state.read_text().replace(str(size), str(metrics.stat().st_size)))
+    checkpoints = (tmp_path / "arms/single-long-s0").glob("step_*/state.json")
+    state = max(checkpoints, key=lambda path: int(path.parent.name[5:]))
+    state.write_text(state.read_text().replace(str(len(text)), str(metrics.stat().st_size)))
     with pytest.raises(ValueError, match="single-long-s0 spent .* of what is due"):
-        ablation.main([*flags, "--", "--max-new", "48", "--evolve-every", "3"])
+        ablation.main([*flags, *words])
