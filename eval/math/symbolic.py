@@ -137,7 +137,7 @@ class Worker:
 
     def line(self, time_s: float) -> str | None:
         """The next line of the worker, "" when it is gone, None when it is late."""
-        ready, _, _ = select.select([self.process.stdout], [], [], max(time_s, 0.0))
+        ready = time_s > 0 and select.select([self.process.stdout], [], [], time_s)[0]
         return self.process.stdout.readline().strip() if ready else None
 
     def close(self) -> None:
