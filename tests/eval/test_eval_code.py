@@ -122,13 +122,11 @@ def test_hostile_text_neither_raises_nor_takes_long(text):
 HUMAN = dict(task_id="HumanEval/0", prompt="def add(x, y):\n    \"\"\"Adds.\"\"\"\n", entry_point="add",
              canonical_solution="    return x + y\n", test="", contract="", base_input=[[1, 2], [3, 4]],
              plus_input=[[0.1, 0.2], [-1, float("inf")]], atol=0)
-MBPP = [dict(task_id="Mbpp/2", prompt='"""\nShared elements.\nassert ...\n"""\n',
-             entry_point="similar_elements", atol=0, base_input=[[[3, 4], [4, 3]]],
-             plus_input=[[[1, 2, 3], [3, 2]]],
-             canonical_solution="def similar_elements(a, b):\n    return tuple(set(a) & set(b))\n",
-             contract="", assertion=""),
+MBPP = [dict(task_id="Mbpp/2", prompt='"""\nShared elements.\nassert ...\n"""\n', atol=0,
+             entry_point="similar_elements", base_input=[[[3, 4], [4, 3]]], plus_input=[[[1, 2, 3], [3, 2]]],
+             canonical_solution="def similar_elements(a, b):\n    return tuple(set(a) & set(b))\n"),
         dict(task_id="Mbpp/737", prompt='"""\nVowel?\n"""\n', entry_point="check_str", atol=0,
-             base_input=[["annie"], ["dawood"]], plus_input={}, contract="", assertion="",
+             base_input=[["annie"], ["dawood"]], plus_input={},
              canonical_solution="import re\ndef check_str(s):\n    return re.match('[aeiou]', s)\n")]
 
 
@@ -140,10 +138,8 @@ def packed(tests: list[dict]) -> str:
 def live_row(id: str, tests: list[tuple[str, str]], name: str = "", kind: str = "stdin") -> dict:
     cases = [dict(input=given, output=wanted, testtype=kind) for given, wanted in tests]
     return dict(question_title="t", question_content="Add.", platform="atcoder", question_id=id,
-                contest_id="c", contest_date="2024-01-01T00:00:00",
                 starter_code="class Solution:\n    def add(self, a, b):\n        " if name else "",
-                difficulty="easy", public_test_cases=json.dumps(cases[:1]),
-                private_test_cases=packed(cases[1:]),
+                public_test_cases=json.dumps(cases[:1]), private_test_cases=packed(cases[1:]),
                 metadata=json.dumps(dict(func_name=name) if name else {}))
 
 
@@ -256,8 +252,7 @@ def test_special_oracles(wide, data):
         assert verdict(wide, vowel, program) == (True, True, ""), program
     assert verdict(wide, vowel, "def check_str(s): return True")[0] is False
     zero = Problem("humaneval+", "HumanEval/32", "", "find_zero", "def find_zero(xs): return -xs[0] / xs[1]",
-                   ("[1, 2]",),
-                   atol=1e-4, arguments=(([1, 2],),))
+                   ("[1, 2]",), atol=1e-4, arguments=(([1, 2],),))
     assert verdict(wide, zero, "def find_zero(xs): return -0.50001")[0]
     assert not verdict(wide, zero, "def find_zero(xs): return -0.51")[0]
     assert suites.surface(3, 4) == 35
@@ -283,12 +278,10 @@ def test_values_of_one_hash_do_not_stall_the_comparison(wide, data):
     ([1.0, 2.0], [1.0, 2.0000001], 1e-6, True), ((1.0,), [1.0], 1e-6, False),
     ([1.0], [1.0, 2.0], 1e-6, False),
     ("a", "b", 1e-6, False), (None, 1.0, 1e-6, False), (float("inf"), float("inf"), 1e-6, True),
-    (float("inf"), 1.0, 1e-6, False),
-    (1.0, float("inf"), 1e-6, False), ([[1.0]], [[1.0000001]], 1e-6, True),
+    (float("inf"), 1.0, 1e-6, False), (1.0, float("inf"), 1e-6, False), ([[1.0]], [[1.0000001]], 1e-6, True),
     (10**400, 10**400 + 1, 1e-6, False),
     (2**2000, 1.0, 1e-6, False), ([1.0, "a"], [1.0000001, "a"], 1e-6, False),
-    ({1: 1.0}, {1: 1.0000001}, 1e-6, False),
-    (1j, 1j + 1e-9, 1e-6, True)])
+    ({1: 1.0}, {1: 1.0000001}, 1e-6, False), (1j, 1j + 1e-9, 1e-6, True)])
 def test_closeness(out, expected, atol, right):
     assert suites.agrees(Problem("humaneval+", "x", "", "f"), (), out, expected, atol) is right
 
@@ -306,8 +299,7 @@ def test_livecodebench(wide, data):
                     "print(sum(map(int, input().split())))\nexit()"):
         assert verdict(wide, script, program) == (True, True, ""), program
     for program in ("print(3)", "print(3)\nprint(4)", "input(", "while True: pass",
-                    "print(open('/etc/passwd').read())",
-                    "print('3 x')"):
+                    "print(open('/etc/passwd').read())", "print('3 x')"):
         assert verdict(wide, script, program)[0] is False, program
     for program in ("class Solution:\n    def add(self, a: List[int], b: int) -> List[int]: return a + [b]",
                     "def add(a, b): return (*a, b)"):
