@@ -98,10 +98,12 @@ def valid(path: Path) -> list[dict]:
 def test_small_changes(source, micro_base):
     """A reward, a matching rule, an operator and an algorithm in one run."""
     apply(source, "A teacher's reward", "A matching rule", "An operator", "An algorithm")
-    path = train(source, micro_base, teacher_reward="third", matching="soft", evolve="sign_flip", algo="sqrt")
+    flags = dict(teacher_reward="third", matching="soft", evolve="sign_flip", algo="positive")
+    path = train(source, micro_base, **flags)
     births, metrics = rows(path, "genealogy"), rows(path, "metrics")
     assert births and all(birth["operator"] == "sign_flip" for birth in births)
     assert metrics[-1]["tokens_trained"] > 0 and all(row["skipped"] == [] for row in metrics)
+    assert all(row["frac_zero_advantage"] >= 0.25 for row in metrics), "one of a group is not above its mean"
     for row in valid(path):
         p = row["solve_rate"]
         assert row["reward"] == pytest.approx(1 - abs(p - 1 / 3) if p else 0.0)
