@@ -1,6 +1,6 @@
-"""learn: does a student learn at all? Fresh random tasks, no teachers, nothing evolves: the sanity check of rl.py.
+"""learn: does a student learn at all? Fresh tasks, no teachers, nothing evolves: the sanity check of rl.py.
 
-Several learning rates are several members of one batch, which see the same tasks and the same held-out programs.
+Several learning rates are several members of one batch, which see the same tasks and held-out programs.
 Greedy accuracy is the measure that counts: what only rises at temperature 1 is sharpening.
 """
 import random
@@ -27,7 +27,7 @@ from train import prepare
 
 HELD_OUT_SHARE = 5                  # of a file of tasks, every fifth is never trained on
 LEARNT = .1                         # a smaller rise in greedy accuracy has no half way
-ALGORITHM = ("algo", *ALGORITHMS[Config.algo], "epochs", "student_reward")         # flags shared with train.py
+ALGORITHM = ("algo", *ALGORITHMS[Config.algo], "epochs", "student_reward")         # flags as of train.py
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,13 @@ class FreshPrograms:
 
 
 class FileOfTasks:
-    """Tasks of a JSON-lines file: every fifth is held out, the others are trained on in a new order each time round."""
+    """Tasks of a JSON-lines file: every fifth is held out, the others come in a new order each time round."""
 
     def __init__(self, path: str, setup: Setup, seed: int):
         tasks = selfplay.make_tasks(setup, read_tasks(path), path)
         if len(tasks) < 2 * HELD_OUT_SHARE:
-            raise ValueError(f"--tasks-file {path} holds {len(tasks)} tasks: give at least {2 * HELD_OUT_SHARE}")
+            least = 2 * HELD_OUT_SHARE
+            raise ValueError(f"--tasks-file {path} holds {len(tasks)} tasks: give at least {least}")
         self.held_out = [(measure(task.program).statements, task) for task in tasks[::HELD_OUT_SHARE]]
         self.pool = [task for i, task in enumerate(tasks) if i % HELD_OUT_SHARE]
         self.seed = seed
@@ -87,13 +88,14 @@ def source_of(args, setup: Setup):
     if args.tasks_file:
         return FileOfTasks(args.tasks_file, setup, args.seed)
     if setup.base.prompt_format != "micro":
+        spoken = setup.base.prompt_format
         raise ValueError(f"bench learn draws programs for the micro base only, and {args.base} speaks the "
-                         f"{setup.base.prompt_format} prompt format: pass its tasks with --tasks-file FILE.jsonl")
+                         f"{spoken} prompt format: pass its tasks with --tasks-file FILE.jsonl")
     return FreshPrograms(args)
 
 
 def open_setup(args, sandbox_workers: int = 1) -> Setup:
-    """Base, one fresh adapter a learning rate, and the judge; presets of the base's format where no flag is given."""
+    """Base, one fresh adapter a learning rate, and the judge; presets where no flag is given."""
     ranks = Ranks.join(args.device)
     shared = ("base", "seed", "rank", "alpha", "samples_per_task", "max_new_tokens", *ALGORITHM)
     asked = Config(task_types=args.kind, **{name: getattr(args, name) for name in shared})
@@ -105,7 +107,8 @@ def open_setup(args, sandbox_workers: int = 1) -> Setup:
         seed = selfplay.make_rng(args.seed, slot).getrandbits(60)
         adapters.init_member(slot, torch.Generator().manual_seed(seed))
     sandbox = open_sandbox(sandbox_workers, False, cpu_s=cfg.cpu_s)
-    return Setup(cfg, base, adapters, ranks, sandbox, Limits.for_format(base.prompt_format), tuple(TASK_TYPES))
+    limits = Limits.for_format(base.prompt_format)
+    return Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(TASK_TYPES))
 
 
 def score(setup: Setup, held_out: list[tuple[int, Task]], step: int, temperature: float) -> list[Score]:
@@ -113,7 +116,8 @@ def score(setup: Setup, held_out: list[tuple[int, Task]], step: int, temperature
     slots = range(setup.adapters.n_members)
     asked = [(slot, size, task) for slot in slots for size, task in held_out]
     tasks = [task for _, _, task in asked]
-    done = selfplay.attempt(setup, tasks, [slot for slot, _, _ in asked], step, selfplay.PROBE, 1, temperature)
+    owners = [slot for slot, _, _ in asked]
+    done = selfplay.attempt(setup, tasks, owners, step, selfplay.PROBE, 1, temperature)
     n, scores = len(held_out), []
     for slot in slots:
         mine = slice(slot * n, slot * n + n)
@@ -127,7 +131,7 @@ def score(setup: Setup, held_out: list[tuple[int, Task]], step: int, temperature
 
 
 def learn_step(setup: Setup, adam: rl.Adam, tasks: list[Task], step: int) -> float:
-    """One step: every member attempts every task and learns from its own attempts; the share that is correct."""
+    """One step: every member attempts every task and learns from its own; the share that is correct."""
     cfg, n_members = setup.cfg, setup.adapters.n_members
     slots = [slot for slot in range(n_members) for _ in tasks]
     done = selfplay.attempt(setup, tasks * n_members, slots, step, selfplay.SOLVE, cfg.samples_per_task)
@@ -142,7 +146,7 @@ def learn_step(setup: Setup, adam: rl.Adam, tasks: list[Task], step: int) -> flo
 
 
 def attempts_to_half(curve: list[tuple[int, float]]) -> int | None:
-    """Attempts until greedy accuracy was half way between its first and its last value, read off the straight lines
+    """Attempts until greedy accuracy was half way between its first and last value, read off straight lines
     between the evaluations (attempts, accuracy); None where it rose by less than LEARNT."""
     first, last = curve[0][1], curve[-1][1]
     half = (first + last) / 2
@@ -154,7 +158,7 @@ def attempts_to_half(curve: list[tuple[int, float]]) -> int | None:
     raise AssertionError(f"a curve from {first} to {last} passes {half}")
 
 
-def tell(rates: list[float], attempts: int, seconds: float, greedy: list[Score], sampled: list[Score]) -> None:
+def tell(rates: list[float], attempts: int, seconds: float, greedy: list[Score], sampled: list[Score]):
     """A line a member, both ways of decoding side by side."""
     for rate, g, s in zip(rates, greedy, sampled):
         sizes = " ".join(f"{a:.2f}" for a in g.accuracy.values())
@@ -163,8 +167,8 @@ def tell(rates: list[float], attempts: int, seconds: float, greedy: list[Score],
 
 
 def learn(args) -> dict:
-    """One student, or several learning rates side by side, on fresh random programs without teachers. Greedy and
-    sampled accuracy on held-out ones, share of answers that think, tokens an answer, by attempts; JSON last."""
+    """One student, or several learning rates side by side, on fresh random programs without teachers. Greedy
+    and sampled accuracy on held-out ones, share of answers that think, their tokens; a JSON line last."""
     began, setup = time.monotonic(), open_setup(args)
     cfg, curves = setup.cfg, []
     rates = args.lr or [cfg.lr]
@@ -175,7 +179,7 @@ def learn(args) -> dict:
         n_steps = max(1, args.budget // per_step)
         evaluated = {round(i * n_steps / args.evals) for i in range(args.evals + 1)}
         sizes = " ".join(f"{size:<4}" for size in sorted({size for size, _ in source.held_out}))
-        print(f"attempts      s     rate   greedy think tokens  sampled think tokens   greedy by size: {sizes}")
+        print("attempts      s     rate   greedy think tokens  sampled think tokens   greedy by size:", sizes)
         for step in range(n_steps + 1):
             if step in evaluated:
                 greedy = score(setup, source.held_out, step, 0.0)
@@ -185,9 +189,9 @@ def learn(args) -> dict:
             if step < n_steps:
                 learn_step(setup, adam, source.batch(step, args.tasks), step)
     return figures(rates, curves) | dict(
-        base=args.base, seed=args.seed, kind=args.kind, attempts=n_steps * per_step, alpha=cfg.alpha, rank=cfg.rank,
-        samples_per_task=cfg.samples_per_task, tasks=args.tasks, seconds=round(time.monotonic() - began),
-        **{name: getattr(cfg, name) for name in ALGORITHM})
+        base=args.base, seed=args.seed, kind=args.kind, attempts=n_steps * per_step, alpha=cfg.alpha,
+        rank=cfg.rank, samples_per_task=cfg.samples_per_task, tasks=args.tasks,
+        seconds=round(time.monotonic() - began), **{name: getattr(cfg, name) for name in ALGORITHM})
 
 
 def figures(rates: list[float], curves: list[tuple[int, list[list[Score]]]]) -> dict:
@@ -216,13 +220,14 @@ def learn_flags(parser) -> None:
     parser.add_argument("--budget", type=int, default=8000, help="attempts of each member, in all")
     parser.add_argument("--evals", type=int, default=8, help="evaluations after the first")
     parser.add_argument("--held-out", type=int, default=40, help="held-out tasks of each size")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[*range(2, 9)], help="statements of the programs")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[*range(2, 9)], help="statements of programs")
     parser.add_argument("--kind", choices=tuple(ROWS.values()), default="code_o")
-    parser.add_argument("--tasks-file", default="", help="JSON lines of tasks in place of fresh programs, for any base")
+    parser.add_argument("--tasks-file", default="", help="JSON lines of tasks in place of fresh programs")
     parser.add_argument("--max-new-tokens", type=int, help="tokens of an answer, at most")
     for f in fields(Config):
         if f.name in ALGORITHM:
-            parser.add_argument(spelled(f.name), type=f.metadata["kind"], choices=f.metadata["choices"], default=f.default)
+            kind, choices = f.metadata["kind"], f.metadata["choices"]
+            parser.add_argument(spelled(f.name), type=kind, choices=choices, default=f.default)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")

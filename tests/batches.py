@@ -19,7 +19,8 @@ def make_batch(n_rows: int = 12, member=(0, 1, 2), seed: int = 0, answer=(1, 9),
     T = int(length.max())
     ids, t = torch.randint(0, 61, (n_rows, T), generator=gen), torch.arange(T)
     ids = torch.where(t < prompt_len[:, None], ids[group * 3], ids).masked_fill(t >= length[:, None], 0)
-    rollout = Rollout(ids, prompt_len, length, torch.zeros(ids.shape), torch.tensor(member)[group % len(member)])
+    owner = torch.tensor(member)[group % len(member)]
+    rollout = Rollout(ids, prompt_len, length, torch.zeros(ids.shape), owner)
     reward = torch.rand(n_rows, generator=gen)
     return rl.Batch(rollout, reward, group, group % roles, torch.randint(0, 3, (n_rows,), generator=gen))
 
@@ -32,4 +33,5 @@ def pick(batch: rl.Batch, rows: torch.Tensor) -> rl.Batch:
 
 def settings(algo: str = "reinforce++", **flags) -> rl.UpdateConfig:
     """What the update reads of a run with these flags."""
-    return rl.UpdateConfig.of(resolve_config(Config(algo=algo, **{"max_new_tokens": LENGTH, **flags}), "micro"))
+    cfg = Config(algo=algo, **{"max_new_tokens": LENGTH, **flags})
+    return rl.UpdateConfig.of(resolve_config(cfg, "micro"))

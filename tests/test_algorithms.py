@@ -1,4 +1,4 @@
-"""Each algorithm's advantages, weights and gradients equal the formulas of its paper, written out in plain loops."""
+"""Each algorithm's advantages, weights and gradients equal the formulas of its paper, in plain loops."""
 from dataclasses import replace
 
 import pytest
@@ -10,13 +10,13 @@ from batches import LENGTH, make_batch, pick, settings
 from config import ALGORITHMS
 from generate import Rollout
 
-# Where the ratio is clipped: as in the papers, but that here CISPO's ratios never come to 5, and all of GSPO's leave
-# the 0.001 around 1.
+# Where the ratio is clipped: as in the papers, except that no ratio of CISPO comes to 5 here, and all of GSPO
+# leave so narrow an interval.
 INTERVALS = {"gspo": (0.9, 1.2), "dapo": (0.8, 1.28), "cispo": (0.0, 1.2)}
 OTHER_CLIPS = {"gspo": dict(clip_low=0.1, clip_high=0.2), "cispo": dict(clip_high=0.2)}
 
 
-# -- advantages ------------------------------------------------------------------------------------------------
+# -- advantages ----------------------------------------------------------------------------------------------
 
 def hand_batch() -> rl.Batch:
     """Member 0 plays both roles, member 1 is a student; group 1 is silent."""
@@ -47,13 +47,13 @@ def unwhitened(batch: rl.Batch, algo: str) -> list[float]:
 
 
 def whitened(batch: rl.Batch, d: list[float], by_kind: bool = False) -> list[float]:
-    """d less its mean, over its deviation, both over the answer tokens of one member in one role (and kind)."""
+    """d less its mean, over its deviation, both of the answer tokens of one member in one role (and kind)."""
     kinds = batch.kind.tolist() if by_kind else [0] * len(d)
     keys = list(zip(batch.rollout.member.tolist(), batch.role.tolist(), kinds))
-    spoken = [g != 1 or len(d) != 14 for g in batch.group.tolist()]            # hand_batch's group 1 is silent
+    silent = [len(batch.reward[batch.group == g].unique()) == 1 for g in batch.group]
     out = [0.0] * len(d)
     for key in set(keys):
-        rows = [i for i in range(len(d)) if keys[i] == key and spoken[i]]
+        rows = [i for i in range(len(d)) if keys[i] == key and not silent[i]]
         tokens = []
         for i in rows:
             tokens += [d[i]] * int(batch.rollout.n_tokens[i])
@@ -84,7 +84,7 @@ def test_whitening_by_hand(algo, normalize):
 
 
 def test_without_baseline_and_scale_the_advantage_is_the_reward():
-    """Silent groups too: their reward says something where nothing is taken from it. With a scale it does not."""
+    """In silent groups too, whose reward says something where nothing is taken from it; not with a scale."""
     batch = hand_batch()
     plain = settings(baseline="none", normalize_advantages="off")
     assert torch.equal(rl.advantages(batch, plain), batch.reward)
@@ -93,14 +93,15 @@ def test_without_baseline_and_scale_the_advantage_is_the_reward():
     whole = rl.advantages(batch, replace(plain, normalize_advantages="member"))
     rows = (batch.rollout.member == 0) & (batch.role == 1)
     tokens = batch.reward[rows].repeat_interleave(batch.rollout.n_tokens[rows])
-    assert whole[rows].tolist() == pytest.approx(((batch.reward[rows] - tokens.mean()) / tokens.std(correction=0)).tolist(), abs=1e-5)
+    want = (batch.reward[rows] - tokens.mean()) / tokens.std(correction=0)
+    assert whole[rows].tolist() == pytest.approx(want.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 @pytest.mark.parametrize("normalize", config.NORMALIZE)
 @pytest.mark.parametrize("silent", [0.0, 0.1, 1.0])
 def test_groups_without_variance_are_exactly_zero(algo, normalize, silent):
-    """Also where the float mean of equal numbers is not that number; the others do not notice that they were there."""
+    """Also where the float mean of equal numbers is not that number; the others do not notice them."""
     batch, cfg = make_batch(60, member=(0, 1), roles=2), settings(algo, normalize_advantages=normalize)
     quiet = torch.isin(batch.group, torch.tensor([1, 4, 11, 15]))
     batch.reward[quiet] = silent
@@ -136,7 +137,7 @@ def test_token_weights_sum_to_the_stated_mean(kind):
             assert len(weight[own].unique()) == 1, "every token counts the same"
 
 
-# -- the loss, and several epochs --------------------------------------------------------------------------------
+# -- the loss, and several epochs ----------------------------------------------------------------------------
 
 def answer_logp(base, adapters, rollout: Rollout, i: int) -> torch.Tensor:
     """Log-probabilities of the answer tokens of row i, which runs alone."""
@@ -148,7 +149,7 @@ def answer_logp(base, adapters, rollout: Rollout, i: int) -> torch.Tensor:
 
 
 def loss_by_hand(algo: str, base, adapters, rollout: Rollout, adv: list[float], old: list[torch.Tensor]):
-    """Sum of the members' losses as the papers have them; old: log-probabilities of each row's tokens when sampled."""
+    """Sum of the members' losses as in the papers; old: log-probabilities of each row's tokens before."""
     low, high = INTERVALS.get(algo, (0.8, 1.2))
     total = torch.zeros(())
     for p in range(3):
@@ -200,7 +201,7 @@ def test_two_epochs_by_hand(tiny, population, algo):
 
 
 def test_an_update_of_two_epochs_is_two_steps(tiny, population):
-    """The same factors as by `accumulate` and `step`; what is told of the policy's move, recomputed row by row."""
+    """The same factors as by `accumulate` and `step`; clip_frac and approx_kl, recomputed row by row."""
     batch, cfg = make_batch(24), settings(epochs=2)
     adapters, other = population(tiny), population(tiny)
     adam, adv = rl.Adam(adapters, [2e-2] * 3), rl.advantages(batch, cfg)
@@ -226,7 +227,8 @@ def test_one_epoch_is_a_plain_policy_gradient(tiny, population):
     for clip in (1e-3, 0.2):
         adapters = population(tiny)
         cfg = settings(clip_low=clip, clip_high=clip)
-        stats = rl.update(tiny, adapters, rl.Adam(adapters, [1e-3] * 3), batch, rl.advantages(batch, cfg), cfg)
+        adam, adv = rl.Adam(adapters, [1e-3] * 3), rl.advantages(batch, cfg)
+        stats = rl.update(tiny, adapters, adam, batch, adv, cfg)
         assert not {"clip_frac", "approx_kl"} & set(stats)
         factors.append(adapters.parameters())
     assert all(torch.equal(x, y) for x, y in zip(*factors))
