@@ -114,7 +114,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
             probes = probe(setup, state.members, state.anchors, state.heldout, proposed, step, state.frozen)
         clock.lap("probe")                                  # members as they were when they proposed and solved
         first = rl.accumulate(base, adapters, batch, adv, learning, **where)
-        with signals:               # a signal may end the first epoch's gradient; from here to the checkpoint it waits
+        with signals:               # a signal may end the first gradient; from here to the checkpoint it waits
             update = rl.update(base, adapters, adam, batch, adv, learning, first, **where)
             matches = rate(cfg, pairs, proposed, step)
             for p in proposed:
