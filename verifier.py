@@ -4,11 +4,9 @@
     python verifier.py --siege DIR           run a folder of hostile programs, one line each, a JSON line last
                                              (both take --weak and --without namespaces,seccomp)
 
-    trainer (torch, secrets, expected answers)  this process: it only reads bytes and checks them
-    (sandbox/scheduler.py)
-      |  starts sandbox/fork_server.py; control socket with fixed-size structs, a file for the job, one for
-      the result +-- fork server (library preloaded)       two per worker, hash seeds 0 and 1; reads no job
-      and no result
+    trainer (torch, secrets, expected answers)  this process: it reads bytes and checks them (scheduler.py)
+      |  starts sandbox/fork_server.py: a control socket, a file for the job and one for the result
+      +-- fork server (library preloaded)       two per worker, of two hash seeds; reads no job, no result
             |  forks once per program
             +-- child: reads its job, walls itself in, runs it, writes canonical values, dies
 

@@ -12,9 +12,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sandbox.values import encode
-from tasks import KINDS
+from tasks import TASK_TYPES
 from tasks.base import Reject, Task
-from tasks.prompts import STYLES
+from tasks.prompts import PROMPT_FORMATS
 from tasks.validation import Limits
 from verifier import Sandbox
 
@@ -53,23 +53,23 @@ def hostile_texts():
     return texts
 
 
-def meet(judge, text, style):
+def meet(judge, text, prompt_format):
     """One text as proposal and as answer of every kind of task -> programs run."""
-    limits, ran = replace(Limits.for_style(style), imports=frozenset(["os"])), 0
+    limits, ran = replace(Limits.for_format(prompt_format), imports=frozenset(["os"])), 0
     ten = tuple(map(str, range(10)))
-    for name, kind in KINDS.items():
+    for name, kind in TASK_TYPES.items():
         gold = Task(name, "def f(x):\n return x", ten, ten, "", "key")
         if name == "logic":
             gold = Task(name, "def f(a, b):\n return a", ("",), (encode((True, False)),), "", "key")
-        proposal = kind.parse_proposal(text, style, [gold], limits)
+        proposal = kind.parse_proposal(text, prompt_format, [gold], limits)
         if not isinstance(proposal, Reject):
             kind.check(proposal, limits)
             verdict, = judge.run([kind.job(proposal)])              # also what the static checks would refuse
             ran += 1
             task = kind.accept(proposal, verdict, limits, kind.key(proposal, "structural"))
             if isinstance(task, Task):
-                kind.solve(style, task, limits)
-        answers = [kind.parse_answer(text, style, gold, limits)]
+                kind.solve(prompt_format, task, limits)
+        answers = [kind.parse_answer(text, prompt_format, gold, limits)]
         jobs = kind.answer_jobs(gold, answers, limits)
         ran += len(jobs)
         kind.judge(gold, answers, judge.run(jobs), limits)
@@ -81,9 +81,9 @@ with Sandbox(workers=2) as judge:
     ran = meet(judge, texts[0],
                "chat")                             # whatever is imported late is imported now
     sys.addaudithook(hook)
-    for style in STYLES:
-        for text in texts[::1 if style == "micro" else 3]:
-            ran += meet(judge, text, style)
+    for prompt_format in PROMPT_FORMATS:
+        for text in texts[::1 if prompt_format == "micro" else 3]:
+            ran += meet(judge, text, prompt_format)
 found, proof = list(events), "1 + 1"
 events.clear()
 eval(proof)
