@@ -139,10 +139,10 @@ def test_limits_of_values():
 
 def test_colliding_members_do_not_cost_quadratic_time():
     members = sorted(encode((2**61 - 1) * i) for i in range(1, 2400))      # all of one hash
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ValueError, match="colliding"):
         decode('{"s":[' + ",".join(members) + "]}")
-    assert time.monotonic() - start < 0.2                       # it would be seconds
+    assert time.process_time() - start < 0.2                    # it would be seconds
 
 
 @pytest.mark.parametrize("text", ["[]", "0", '{"t":[]}', '{"d":[]}', '""', "NaN"])
