@@ -108,7 +108,7 @@ def advantages(batch: Batch, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor
 
 
 def token_weight(rollout: Rollout, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor:
-    """Weight (N,) of each of a row's tokens in its member's loss: 1 / the denominator of its mean. That is the
+    """Weight (N,) of each of a row's tokens in its member's loss: 1 / the mean's denominator. That is the
     member's answer tokens (member), rows x the row's tokens (row), or rows x max_new_tokens (constant)."""
     member_mask = rollout.member[:, None] == rollout.member[None]
     rows = member_mask.sum(1)

@@ -1,4 +1,4 @@
-"""bench learn: its line, half way, its tasks; and, slowly, that a student of the micro base learns to think."""
+"""bench learn: its line, half way, its tasks; and, slowly, that a student on the base learns to think."""
 import argparse
 import json
 import subprocess
