@@ -91,13 +91,9 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
     """The loop: five phases a step, up to cfg.steps or before step `until`. Interrupted leaves the state as
     it was before the step."""
     cfg, base, adapters = setup.cfg, setup.base, setup.adapters
-    learning = rl.UpdateConfig.of(cfg)
-
-    def bar(phase: str) -> str:
-        """What a progress bar is called; "" = none."""
-        return phase if run.writes and sys.stderr.isatty() else ""
-
-    where = dict(rank=setup.ranks.rank, world=setup.ranks.world, desc=bar("update"))
+    learning, shows = rl.UpdateConfig.of(cfg), run.writes and sys.stderr.isatty()
+    bars = {phase: phase if shows else "" for phase in ("propose", "solve", "update")}     # "" = no progress bar
+    where = dict(rank=setup.ranks.rank, world=setup.ranks.world, desc=bars["update"])
     while state.step < (cfg.steps if until is None else until):
         step, clock = state.step, Stopwatch()
 
@@ -106,13 +102,13 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
 
         # 2. propose: teachers write tasks, the sandbox says which are valid
         teachers = members_of(state.members, "teacher")
-        rollout, proposed = selfplay.propose(setup, state.archive, teachers, step, bar("propose"))
+        rollout, proposed = selfplay.propose(setup, state.archive, teachers, step, bars["propose"])
         clock.lap("propose")
         selfplay.verify(setup, state.archive, proposed, step)
         clock.lap("verify")
 
         # 3. solve: each student attempts the valid tasks of its teachers
-        solved, attempts = selfplay.solve(setup, pairs, proposed, step, bar("solve"))
+        solved, attempts = selfplay.solve(setup, pairs, proposed, step, bars["solve"])
         clock.lap("solve")
         probes = {}
         if is_probed(cfg, step):                # members as they were when they proposed and solved
@@ -125,8 +121,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         batch = selfplay.training_batch(setup, written)
         adv = rl.advantages(batch, learning)
         first = rl.accumulate(base, adapters, batch, adv, learning, **where)
-        # a signal may end the first epoch's gradient; from here to the checkpoint it waits
-        with signals:
+        with signals:               # a signal may end the first gradient; from here to the checkpoint it waits
             update = rl.update(base, adapters, adam, batch, adv, learning, first, **where)
             matches = rate(cfg, pairs, proposed, step)
             for p in proposed:
