@@ -92,7 +92,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
     it was before the step."""
     cfg, base, adapters = setup.cfg, setup.base, setup.adapters
     learning, shows = rl.UpdateConfig.of(cfg), run.writes and sys.stderr.isatty()
-    bars = {phase: phase if shows else "" for phase in ("propose", "solve", "update")}     # "" = no progress bar
+    bars = {phase: phase if shows else "" for phase in ("propose", "solve", "update")}      # "" = none
     where = dict(rank=setup.ranks.rank, world=setup.ranks.world, desc=bars["update"])
     while state.step < (cfg.steps if until is None else until):
         step, clock = state.step, Stopwatch()
@@ -121,7 +121,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         batch = selfplay.training_batch(setup, written)
         adv = rl.advantages(batch, learning)
         first = rl.accumulate(base, adapters, batch, adv, learning, **where)
-        with signals:               # a signal may end the first gradient; from here to the checkpoint it waits
+        with signals:       # a signal may end the first gradient; from here to the checkpoint it waits
             update = rl.update(base, adapters, adam, batch, adv, learning, first, **where)
             matches = rate(cfg, pairs, proposed, step)
             for p in proposed:
