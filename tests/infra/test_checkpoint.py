@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import config
 import train
-from infra import replay
+from infra import replay, startup
 from infra.checkpoint import FROZEN, RunDir, differing, restore
 from infra.platform import Interrupted, Signals
 
@@ -251,8 +251,8 @@ def place(micro_base):
 
     def make(words: list[str]):
         ranks = train.Ranks.join("cpu")
-        cfg, base = train.prepare(config.parse_args(None, words), ranks)
-        return (cfg, *train.populate(cfg, base, ranks, None))
+        cfg, base = startup.prepare(config.parse_args(None, words), ranks)
+        return (cfg, *startup.populate(cfg, base, ranks, None))
 
     return make
 
