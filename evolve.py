@@ -60,8 +60,7 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0)
     if mode == "round-robin":
         pairs = [(t, students[(i + step) % len(students)]) for i, t in enumerate(teachers)]
         return rng.sample(pairs, len(pairs))
-    pairs = []
-    pool = []
+    pairs, pool = [], []
     for teacher in rng.sample(teachers, len(teachers)):
         pool = pool or list(students)
         p = [p_beats(teacher, s) for s in pool]

@@ -127,8 +127,7 @@ class Answers:
         """
         limit = self.u.shape[1] - 1
         token, logp = sample(logits, self.temperature[row], self.u[row, t])
-        self.ids[row, t] = token
-        self.logp[row, t] = logp
+        self.ids[row, t], self.logp[row, t] = token, logp
         live = t < limit
         self.length[row] = torch.where(live, t + 1, self.length[row])
         return token, torch.where(live & ~torch.isin(token, self.ends), t + 1, limit)
@@ -162,8 +161,7 @@ class DecodeBatch:
                 n: int, prompts: list[list[int]], first: torch.Tensor, member: torch.Tensor) -> None:
         """Run prompts (U) of members (U,); n attempts at each begin in places (U n,), as rows first[i] +
         0..n-1."""
-        model = base.model
-        device = places.device
+        model, device = base.model, places.device
         length = torch.tensor([len(p) for p in prompts], device=device)
         self.row[places] = (first[:, None] + torch.arange(n, device=device)).flatten()
         self.member[places] = member.repeat_interleave(n)
@@ -191,8 +189,7 @@ class DecodeBatch:
 
         In place and without a look at any value, so that a GPU can run ahead and a CUDA graph can hold it.
         """
-        model = base.model
-        limit = answers.u.shape[1] - 1
+        model, limit = base.model, answers.u.shape[1] - 1
         seen = torch.arange(width, device=self.t.device) <= self.position[:, None]
         mask = seen[:, None, None]
         hidden = model(self.token[:, None], self.position[:, None], mask, self.cache, route)    # (B, 1, C)

@@ -130,8 +130,7 @@ class FusedLinear:
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
@@ -174,10 +173,8 @@ def yarn(cfg: ModelConfig, freq: torch.Tensor) -> tuple[torch.Tensor, float]:
     low = index(r.get("beta_fast") or 32)
     high = index(r.get("beta_slow") or 1)
     if r.get("truncate", True):
-        low = math.floor(low)
-        high = math.ceil(high)
-    low = max(low, 0)
-    high = min(high, D - 1)
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, D - 1)
     far = ((torch.arange(D // 2, device=freq.device) - low) / (high - low or 0.001)).clamp(0, 1)
     scale = r.get("attention_factor")
     if scale is None and r.get("mscale") and r.get("mscale_all_dim"):
@@ -219,8 +216,7 @@ def rope_table(positions: torch.Tensor, cfg: ModelConfig,
     """
     freq, scale = rope_frequencies(cfg, positions.device)
     angle = positions[:, None, :, None].float() * freq
-    cos = angle.cos() * scale
-    sin = angle.sin() * scale
+    cos, sin = angle.cos() * scale, angle.sin() * scale
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 

@@ -258,8 +258,7 @@ def dw_inner(members):
 
     <B A, B' A'> = sum((B^T B') * (A A'^T)): only R x R products; 0 with a fresh member.
     """
-    P = len(members)
-    total = 0.0
+    P, total = len(members), 0.0
     for name in members[0]:
         A = torch.cat([m[name][0] for m in members])                # (P R, in)
         B = torch.cat([m[name][1] for m in members], dim=1)         # (out, P R)

@@ -10,8 +10,7 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-SQRT2 = math.sqrt(2.0)
-SQRT2PI = math.sqrt(2.0 * math.pi)
+SQRT2, SQRT2PI = math.sqrt(2.0), math.sqrt(2.0 * math.pi)
 UNDERFLOW = 1e-290  # below this a probability has lost its digits: the limits of v and w are better
 
 

@@ -208,9 +208,8 @@ def decode(args) -> dict:
 
 
 def fixed_rollout(base: Base, members: list[int], prompt: int, new: int, attempts: int) -> Rollout:
-    """Rows of arbitrary tokens, equally long, so many attempts at each prompt, with log-probabilities of 0."""
-    device = base.model.embedding.device
-    rows = len(members)
+    """Rows of arbitrary tokens, equally long, so many attempts at each prompt, log-probabilities 0."""
+    device, rows = base.model.embedding.device, len(members)
     ids = torch.tensor(prompts_of(base, rows, prompt + new), device=device)
     ids[:, :prompt] = ids[torch.arange(rows, device=device) // attempts * attempts, :prompt]
     return Rollout(ids, torch.full((rows,), prompt, device=device),
@@ -220,13 +219,11 @@ def fixed_rollout(base: Base, members: list[int], prompt: int, new: int, attempt
 
 def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
     """A function that accumulates the joint gradient and returns its seconds."""
-    device = rollout.ids.device
-    n = len(rollout.ids)
+    device, n = rollout.ids.device, len(rollout.ids)
     adv = torch.linspace(-1, 1, n, device=device) + .01
     column = torch.zeros(n, dtype=torch.int64, device=device)
     batch = rl.Batch(rollout, adv, column, column, column)
     cfg = rl.UpdateConfig(tokens_per_microbatch=budget)
-
     run = timed(lambda: rl.accumulate(base, adapters, batch, adv, cfg))
     run.adv, run.weight = adv, rl.token_weight(rollout)
     return run
@@ -261,8 +258,7 @@ def peft_loop(peers: Peers, rollout: Rollout, adv: torch.Tensor, weight: torch.T
 def check_gradients(adapters: Adapters, peers: Peers) -> float:
     """Largest difference of a gradient to PEFT's after one run of each, relative to the largest gradient of
     its tensor."""
-    theirs = dict(peers.lora.named_parameters())
-    worst = 0.0
+    theirs, worst = dict(peers.lora.named_parameters()), 0.0
     for path in adapters.A:
         for side, factor in (("A", adapters.A[path]), ("B", adapters.B[path])):
             for p in range(POP):

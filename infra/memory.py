@@ -85,8 +85,7 @@ def largest_budget(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free
 
 def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float) -> tuple[str, bool]:
     """The plan as text, a line a use, with the largest micro-batch; and whether it fits into `free` GB."""
-    plan = memory_plan(cfg, m, dtype, n_members)
-    T = longest_row(cfg, m)
+    plan, T = memory_plan(cfg, m, dtype, n_members), longest_row(cfg, m)
     meaning = dict(base=f"the frozen model in {str(dtype).removeprefix('torch.')}",
                    adapters=f"{n_members} of rank {cfg.rank}",
                    optimiser="Adam's two moments",

@@ -153,8 +153,7 @@ def load_model(path: Path, dtype: torch.dtype, device="cpu") -> Model:
     cfg = read_config(path)
     with torch.device("meta"):
         model = Model(cfg)
-    want = dict(model.named_parameters())
-    state = {}
+    want, state = dict(model.named_parameters()), {}
     for file in shards(path):
         try:
             state |= read_shard(file, want, cfg.tie_word_embeddings, dtype, device)
@@ -271,8 +270,7 @@ def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_has
         raise ValueError(f"{directory} is not a readable PEFT adapter ({e})") from None
     if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("use_rslora"):
         raise ValueError(f"{directory}: only plain LoRA adapters can be members (no DoRA, no rsLoRA)")
-    rank = config.get("r")
-    alpha = config.get("lora_alpha")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
     if (rank, alpha) != (adapters.rank, adapters.alpha):
         raise ValueError(f"{directory} has rank {rank} and alpha {alpha}, this population {adapters.rank} "
                          f"and {adapters.alpha}: pass --rank {rank} --alpha {alpha}")
@@ -301,8 +299,7 @@ def check(name: str, n_new: int = 64, text: str = "def fibonacci(n):\n") -> dict
     ours = base.model.logits(base.model(prompt))
     theirs = reference(prompt).logits
     cache = KVCache.empty(base.model.cfg, 1, prompt.shape[1] + n_new, torch.float32, "cpu")
-    ids = prompt
-    mine = []
+    ids, mine = prompt, []
     for _ in range(n_new):
         ids = base.model.logits(base.model(ids, cache=cache)[:, -1:]).argmax(-1)
         mine.append(ids.item())

@@ -69,8 +69,7 @@ def draw_domain(row: str, size: int, rng: random.Random, reserved: bool = True) 
 
 def draw_tasks(row: str, n_statements: int, n: int, seed: int | str, reserved: bool = True) -> list[Task]:
     """n tasks for one cell of the table. reserved: where there are enough, of programs never trained on."""
-    rng = random.Random(f"{seed}/{row}/{n_statements}")
-    tasks = []
+    rng, tasks = random.Random(f"{seed}/{row}/{n_statements}"), []
     while len(tasks) < n:
         if row in ("math", "logic"):
             tasks.append(draw_domain(row, n_statements, rng, reserved))
@@ -98,8 +97,7 @@ def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int,
             for i, row in enumerate(ids):
                 logits = base.model.logits(base.model(torch.tensor([row]))[0, -1])
                 token = int(logits.masked_fill(barred, -torch.inf).argmax())
-                ids[i] = row + [token]
-                first[i] = vocabulary[token]
+                ids[i], first[i] = row + [token], vocabulary[token]
     keys = [(*key, i) for i in range(len(ids))]
     rollout = generate(base, None, ids, [-1] * len(ids), keys, temperature=temperature,
                        max_new_tokens=MAX_NEW_TOKENS)
@@ -120,8 +118,7 @@ def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperatu
 
 def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed: int) -> dict:
     """n proposals at temperature 1: share valid, reasons; statements and distinct structures of the valid."""
-    rng = random.Random(f"{seed}/propose")
-    asked = []
+    rng, asked = random.Random(f"{seed}/propose"), []
     prompts = []
     for i in range(n):
         kind = TASK_TYPES[kinds[i % len(kinds)]]
@@ -129,8 +126,7 @@ def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed
         few_shot = [task_of("code_o", p, [p.x])] if kind.name == "code_f" else []
         asked.append((kind, few_shot))
         prompts.append(kind.propose(base.prompt_format, few_shot, rng, LIMITS))
-    reasons = Counter()
-    valid = []
+    reasons, valid = Counter(), []
     for (kind, few_shot), text in zip(asked, write(base, prompts, 1.0, (seed,))):
         parsed = kind.parse_proposal(text, base.prompt_format, few_shot, LIMITS)
         result = parsed if isinstance(parsed, Reject) else kind.check(parsed, LIMITS)
@@ -149,8 +145,7 @@ def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[s
     cells = {}
     for size in SIZES[row]:
         tasks = draw_tasks(row, size, n, seed)
-        cell = {}
-        key = (seed, list(SIZES).index(row), size)
+        cell, key = {}, (seed, list(SIZES).index(row), size)
         cell["greedy"], thinks = answers(base, sandbox, row, tasks, 0.0, key)
         if row in OPENS_TRACE:
             cell["thinks"] = thinks

@@ -38,8 +38,7 @@ from model import Model, ModelConfig
 
 # Digits, capitals and the openings of lists are tokens of their own: a value is always cut the same way.
 PRE_TOKENS = r"\[::-1\]|[A-Z]|[\[,]\d|\d|[^\dA-Z\[,]+|[\[,]"
-PAD = 0
-EOS = 1
+PAD, EOS = 0, 1
 VOCAB = 384
 SHAPE = dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True)
@@ -216,8 +215,7 @@ def train(tokenizer: Tokenizer, phase: Phase, checkpoint: Path, resume: bool = F
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     began = time.monotonic()
     saved = began
-    first = n_tokens
-    losses = []
+    first, losses = n_tokens, []
     while n_tokens < phase.tokens:
         for batch in pool_batches(phase, pool, tokenizer):
             rate = learning_rate(step, n_tokens, phase.tokens, phase.lr)
@@ -270,8 +268,7 @@ def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
 
 def anchors(seed: int = 1234, n: int = 476) -> list[dict]:
     """Held-out output tasks of 2 to 8 statements, the sizes in turn, all with different programs."""
-    rng = random.Random(f"{seed}/anchors")
-    found = {}
+    rng, found = random.Random(f"{seed}/anchors"), {}
     while len(found) < n:
         p = programs.generate(rng, 2 + len(found) % 7, reserved=True)
         text = programs.program_text(p.body)
@@ -297,8 +294,7 @@ def heldout(seed: int = 1234, n: int = 96) -> list[dict]:
     """n held-out input tasks and word problems (of 2 to 6 statements) and puzzles (of 3 and 4 variables)."""
     rows = []
     for kind in ("code_i", "math", "logic"):
-        rng = random.Random(f"{seed}/heldout/{kind}")
-        found = {}
+        rng, found = random.Random(f"{seed}/heldout/{kind}"), {}
         while len(found) < n:
             row = heldout_task(rng, kind, len(found))
             found[row.get("question") or str(row.get("constraints", row.get("program")))] = row
@@ -308,8 +304,7 @@ def heldout(seed: int = 1234, n: int = 96) -> list[dict]:
 
 def main(cfg: argparse.Namespace) -> None:
     """Run the phases asked for, each into its directory under cfg.out; their checkpoints are in cfg.work."""
-    out = Path(cfg.out)
-    work = Path(cfg.work)
+    out, work = Path(cfg.out), Path(cfg.work)
     init = Path(cfg.init) if cfg.init else None
     start = init or out / "phase1"
     phases = {"1": Phase("phase1", f"{cfg.seed}", cfg.tokens, cfg.lr, data.MIXTURE, init),

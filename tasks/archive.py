@@ -22,8 +22,7 @@ class Archive:
         self.keys: set[str] = set()
         self.structures: set[str] = set()
         self.recent: list[str] = []
-        self.cap = cap
-        self.n_added = 0
+        self.cap, self.n_added = cap, 0
 
     def add(self, task: Task, structure: str) -> None:
         """Append a task; `structure` is the structural hash of its program, whatever the key is."""

@@ -43,15 +43,13 @@ class ValueTask(TaskType):
 
 class Deduction(ValueTask):
     """Program and input are given; the answer is the output, read by a program that returns its argument."""
-    name = "code_o"
-    tags = ("output", "answer")
+    name, tags = "code_o", ("output", "answer")
     program = "def f(*values):\n    return values[0] if len(values) == 1 else values"    # "1, 2" is a tuple
 
 
 class Abduction(ValueTask):
     """Program and output are given; the answer is any input that gives this output."""
-    name = "code_i"
-    tags = ("input", "answer")
+    name, tags = "code_i", ("input", "answer")
 
 
 class Induction(TaskType):

@@ -62,8 +62,7 @@ def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
 
 def depth(tree: ast.AST) -> int:
     """Levels of the tree without load/store marks. Raises ValueError where recursion would be unsafe."""
-    level = [tree]
-    n_levels = 0
+    level, n_levels = [tree], 0
     while level:
         n_levels += 1
         if n_levels > MAX_DEPTH:
@@ -197,8 +196,7 @@ class _Canonical(ast.NodeTransformer):
         if isinstance(node, ast.Name):
             node.id = self.rename(node.id)
         elif isinstance(node, ast.arg):
-            node.arg = self.rename(node.arg)
-            node.type_comment = None
+            node.arg, node.type_comment = self.rename(node.arg), None
         elif isinstance(node, NAMED):
             node.name = self.rename(node.name)
         elif isinstance(node, ast.MatchMapping):
