@@ -202,7 +202,7 @@ def test_prompts_are_complete(sandbox, prompt_format, name):
     assert kind.check(kind.seed, limits) is None
     task = kind.accept(kind.seed, verdict, limits, "key")
     for prompt in (kind.propose(prompt_format, [task], random.Random(0), limits), kind.solve(prompt_format, task, limits)):
-        assert prompt.user and not {"{question}", "{constraints}", "{form}", "{topic}", "{references}"} & set(prompt.user.split())
+        assert prompt.user and not {"{question}", "{constraints}", "{form}", "{topic}", "{examples}"} & set(prompt.user.split())
     assert prompt_format != "direct" or kind.solve(prompt_format, task, limits).prefix == "```answer\n"
 
 
