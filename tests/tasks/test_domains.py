@@ -231,7 +231,7 @@ def test_prompts_are_complete(sandbox, prompt_format, name):
     asked = kind.propose(prompt_format, [task], random.Random(0), limits)
     for prompt in (asked, kind.solve(prompt_format, task, limits)):
         assert prompt.user
-        unfilled = {"{question}", "{constraints}", "{form}", "{topic}", "{references}"}
+        unfilled = {"{question}", "{constraints}", "{form}", "{topic}", "{examples}"}
         assert not unfilled & set(prompt.user.split())
     assert prompt_format != "direct" or kind.solve(prompt_format, task, limits).prefix == "```answer\n"
 
