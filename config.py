@@ -160,7 +160,8 @@ POSITIVE = ("steps", "rank", "alpha", "n_prompts", "proposals_per_prompt", "arch
             "max_new_tokens", "clip_low", "clip_high", "epochs", "lr", "evolve_every", "probe_share",
             "save_every", "keep", "rollout_batch", "tokens_per_microbatch", "workers", "cpu_s")
 NOT_NEGATIVE = ("seed", "threads", "show", "n_few_shot", "max_digits", "max_output", "noise_margin",
-                "lr_teacher", "kl_coef", "entropy_coef", "outcome_band", "probe_every", "n_anchors", "n_heldout")
+                "lr_teacher", "kl_coef", "entropy_coef", "outcome_band", "probe_every", "n_anchors",
+                "n_heldout")
 SHARES = ("max_guess", "matching_floor", "probe_share")
 # Fields that may change between a run and its resumption without changing what it computes.
 FREE = ("base", "name", "out", "resume", "init", "steps", "device", "cuda_graphs", "threads", "plan", "show",
@@ -283,7 +284,7 @@ def check(cfg: Config) -> None:
         for phase in ("propose", "solve"):
             template(kind, cfg.prompt_format, phase)
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
-           f"--n-few-shot {cfg.n_few_shot}: prompts of the {cfg.prompt_format} format show tasks; give at least 1")
+           f"--n-few-shot {cfg.n_few_shot}: prompts of the {cfg.prompt_format} format show tasks; give 1 or more")
     demand(0 <= cfg.replace_frac < 1, f"--replace-frac {cfg.replace_frac}: give a share in [0, 1)")
     demand(cfg.temperature > 0,
            f"--temperature {cfg.temperature}: greedy solve rates are 0 or 1; give a positive number")

@@ -22,5 +22,5 @@ reward(outcome.n_correct, outcome.n_attempts, outcome.majority_baseline).
 
 
 def reward(correct, n, guess):
-    """A float in [0, 1]. correct of n attempts (ints) succeeded; guess in [0, 1): chance of guessing right."""
+    """In [0, 1]. correct of n attempts (ints) succeeded; guess in [0, 1): chance of guessing right."""
     raise NotImplementedError("exercise 5")
