@@ -132,7 +132,7 @@ class Config:
     rollout_batch: int = flag(None, "rows that decode together", kind=int)
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", kind=int)
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
-    cuda_graphs: bool = flag(False, "decode by CUDA graphs (no GPU has run this yet: see README, Measured)")
+    cuda_graphs: bool = flag(False, "decode by CUDA graphs (no GPU has run this yet: see docs/engine.md)")
     workers: int = flag(2, "sandbox processes")
     cpu_s: float = flag(0.5, "CPU seconds a program may use")
     weak_sandbox: bool = flag(False, "run model code behind weaker walls where seccomp is missing: dangerous")
@@ -284,7 +284,7 @@ def check(cfg: Config) -> None:
         for phase in ("propose", "solve"):
             template(kind, cfg.prompt_format, phase)
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
-           f"--n-few-shot {cfg.n_few_shot}: prompts of the {cfg.prompt_format} format show tasks; give 1 or more")
+           f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks: give at least 1")
     demand(0 <= cfg.replace_frac < 1, f"--replace-frac {cfg.replace_frac}: give a share in [0, 1)")
     demand(cfg.temperature > 0,
            f"--temperature {cfg.temperature}: greedy solve rates are 0 or 1; give a positive number")

@@ -1,4 +1,4 @@
-"""The measured claims of the README.
+"""The measured claims of docs/engine.md and docs/judge.md.
 
     python -m bench verify                  the judge beside other ways to run a program: two minutes
     python -m bench verify --soak 20000     and so many programs of all kinds; no verdict may be wrong
