@@ -1,4 +1,4 @@
-"""The kinds of task by name: code_o deduction, code_i abduction, code_f induction; math word problems; logic puzzles.
+"""The kinds of task by name: code_o deduction, code_i abduction, code_f induction; math word problems; logic puzzles; proof theorems.
 
 To add one: a class (base.TaskType says what it must return, math.py and logic.py are two examples), its template in prompts.TEMPLATES,
 and a place in TASK_TYPES.
@@ -11,16 +11,17 @@ from tasks.base import TaskType, Proposal, Task
 from tasks.code import Abduction, Deduction, Induction
 from tasks.logic import Logic
 from tasks.math import Math
+from tasks.proof import Proof
 from tasks.validation import Limits
 from verifier import Job, Verdict
 
-TASK_TYPES: dict[str, TaskType] = {kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic())}
+TASK_TYPES: dict[str, TaskType] = {kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic(), Proof())}
 IDENTITY = Proposal("code_o", "def f(x):\n return x", ("[1,2,3]",))
 
 
 def read_tasks(path: str | Path) -> list[Proposal]:
     """Proposals from JSON lines {"kind", "program", "input" or "inputs", "message"}, for math {"kind", "question", "program"},
-    for logic {"kind", "constraints"}. They are run like any teacher's.
+    for logic {"kind", "constraints"}, for proof {"kind", "theorem"}. They are run like any teacher's.
 
     Raises ValueError naming the file or line and what is wrong with it.
     """

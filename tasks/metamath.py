@@ -2,8 +2,8 @@
 
     python -m tasks.metamath FILE.mm        exit code 0, or 1 with the line and the token where it goes wrong
 
-A proof is a list of labels for a machine with one stack: a hypothesis is pushed; an axiom ($a) or theorem ($p)
-takes as many expressions as it has hypotheses, finds what its variables stand for, and leaves its own expression
+A proof is a list of labels for a machine with one stack: a hypothesis is pushed; an axiom ($a) or theorem
+($p) takes as many expressions as it has hypotheses, finds what its variables stand for, and leaves its own
 with that in their place. An expression is a tuple of symbols, of which the first is a type ("wff", "|-").
 Standard library alone: this text is also the program that checks models' proofs in the sandbox (proof.py).
 """
@@ -16,8 +16,7 @@ TOO_LONG = "the proof writes too many symbols"
 SAVE = -1                   # a step that saves what lies on top of the stack
 ILLEGAL = re.compile(r"[^\t\n\f\r -~]")
 LABEL = re.compile(r"[A-Za-z0-9._-]+")
-TAKES_LABEL = {"$c": False, "$v": False, "$d": False, "${": False, "$}": False,
-               "$f": True, "$e": True, "$a": True, "$p": True}
+KEYWORDS, AFTER_LABEL = ("$c", "$v", "$d", "${", "$}", "$f", "$e", "$a", "$p"), ("$f", "$e", "$a", "$p")
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Database:
         self.hypotheses: list[Hypothesis] = []          # in scope, in order
         self.distinct: set[frozenset[str]] = set()      # pairs in scope
         self.assertions: dict[str, Assertion] = {}
-        self.scopes, self.incomplete, self.at = [], [], (0, "")         # at: line and token that are being read
+        self.scopes, self.incomplete, self.at = [], [], (0, "")     # at: line and token being read
 
     def demand(self, met, otherwise: str) -> None:
         if not met:
@@ -80,13 +79,13 @@ class Database:
         for self.at in self.source:
             word = self.at[1]
             if not word.startswith("$"):
-                self.demand(LABEL.fullmatch(word) and not label, "a keyword, or one label before it, was expected")
+                self.demand(LABEL.fullmatch(word) and not label, "a keyword, or one label before it, is expected")
                 for names in (self.labels, self.constants, self.former):
                     self.demand(word not in names, "this label is in use already")
                 label = word
                 continue
-            self.demand(word in TAKES_LABEL, "no such keyword, or not here; $[ is refused")
-            self.demand(TAKES_LABEL[word] == bool(label), f"not after {label}" if label else "needs a label")
+            self.demand(word in KEYWORDS, "no such keyword, or not here; $[ is refused")
+            self.demand((word in AFTER_LABEL) == bool(label), f"not after {label}" if label else "needs a label")
             if word == "${":
                 self.demand(len(self.scopes) < 1000, "too many blocks inside each other")
                 self.scopes.append((dict(self.variables), len(self.hypotheses), set(self.distinct)))
@@ -102,7 +101,7 @@ class Database:
                 self.hypotheses.append(Hypothesis(label, False, self.expression("$.")))
             else:
                 self.declare(word, label, self.until("$."))
-            self.labels.add(label)
+            self.labels |= {label} - {""}
             label = ""
         self.demand(not label and not self.scopes, "the file ends inside a block or a statement")
         return self
@@ -136,6 +135,7 @@ class Database:
             self.demand(word == "$v" or not self.scopes, "constants are declared outside of blocks")
             (self.former if word == "$v" else self.constants).add(name)
             self.variables |= {name: ""} if word == "$v" else {}
+        self.at = found[-1]
         if word == "$d":
             different = len(names) == len(set(names)) > 1 and self.variables.keys() >= set(names)
             self.demand(different, "a $d names two or more different variables in scope")
@@ -153,7 +153,6 @@ class Database:
         distinct = frozenset(pair for pair in self.distinct if pair <= used)
         made = Assertion(label, needed, expression, distinct, tuple(word for _, word in proof or ()))
         if proof is not None:
-            self.demand(proof, "the proof is empty")
             if any("?" in word for word in made.proof):
                 self.incomplete.append(label)
             else:
@@ -163,11 +162,11 @@ class Database:
     def steps(self, theorem: Assertion, proof: list[tuple[int, str]]):
         """The steps of a proof, normal or compressed: labels (not looked up), SAVE, numbers of saved ones."""
         words = [word for _, word in proof]
-        if words[0] != "(":
+        if words[:1] != ["("]:
             for self.at in proof:
                 yield self.at[1]
             return
-        end = words.index(")") if ")" in words else 0
+        self.at, end = proof[0], words.index(")") if ")" in words else 0
         labels = [h.label for h in theorem.hypotheses] + words[1:end]
         self.demand(end and len(set(labels)) == len(labels), "labels end with ), each once, none mandatory")
         n_saved, number, after_step = 0, 0, False
@@ -208,7 +207,7 @@ class Database:
     def apply(self, cited: Assertion, stack: list[tuple]) -> None:
         """Puts what an assertion says in the place of its hypotheses on the stack."""
         base, substitution = len(stack) - len(cited.hypotheses), {}
-        self.demand(base >= 0, f"{cited.label} needs {len(cited.hypotheses)} expressions, there are {len(stack)}")
+        self.demand(base >= 0, f"{cited.label} needs {len(cited.hypotheses)} expressions, not {len(stack)}")
         for hypothesis, given in zip(cited.hypotheses, stack[base:]):
             if hypothesis.floating:
                 substitution[hypothesis.expression[1]] = given[1:]
