@@ -79,13 +79,13 @@ class Database:
         for self.at in self.source:
             word = self.at[1]
             if not word.startswith("$"):
-                self.demand(LABEL.fullmatch(word) and not label, "a keyword, or one label before it, is expected")
+                self.demand(LABEL.fullmatch(word) and not label, "a keyword or one label before it is due")
                 for names in (self.labels, self.constants, self.former):
                     self.demand(word not in names, "this label is in use already")
                 label = word
                 continue
             self.demand(word in KEYWORDS, "no such keyword, or not here; $[ is refused")
-            self.demand((word in AFTER_LABEL) == bool(label), f"not after {label}" if label else "needs a label")
+            self.demand(bool(label) == (word in AFTER_LABEL), f"not after {label}" if label else "no label")
             if word == "${":
                 self.demand(len(self.scopes) < 1000, "too many blocks inside each other")
                 self.scopes.append((dict(self.variables), len(self.hypotheses), set(self.distinct)))

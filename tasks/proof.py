@@ -1,9 +1,9 @@
-"""Theorems: a teacher states a theorem over a Metamath database and proves it, a student sees the statement and must prove it.
+"""Theorems: a teacher states and proves one over a Metamath database; a student proves it again.
 
-A task's message is the statement, its input the teacher's proof; its program is that proof written as one Python
-expression, in which every step calls the assertion that it cites: so its lines are the proof's length and its levels
-the proof's depth, and it goes through all records as other programs do. It is never run. What runs in the sandbox is
-the verifier's own text (metamath.py) with `review` and its helpers from below; models' proofs are data to it.
+A task's message is the statement, its input the teacher's proof. Its program is that proof written as Python, in
+which every step calls the assertion it cites: its lines are the proof's length, its levels the depth, and it goes
+through all records as other programs do. It is never run. What runs in the sandbox is the verifier's own text
+(metamath.py) with `review` and its helpers from below; models' proofs are data to it.
 """
 import functools
 import inspect
@@ -25,9 +25,8 @@ THEORIES = Path(__file__).parent / "theories"
 MAX_SYMBOLS = 60            # of an assertion or a hypothesis
 MAX_HYPOTHESES = 4          # of a theorem
 MAX_PROOF = 4000            # characters of a proof
-MAX_WORK = 50_000           # symbols that it may write
+MAX_WRITTEN = 50_000        # symbols that it may write
 MAX_STEPS, MAX_LEVELS = 100, 20         # of a teacher's proof, steps that build formulas not counted
-NEW_LINE = "\n        "     # before a call inside of another
 N_SHOWN = 40                # statements of the database in a prompt
 NAME = "theorem"            # of what is to be proved; its own name says nothing
 # one statement of a text whose tokens stand one space apart: label, keyword, symbols, proof
@@ -41,7 +40,7 @@ def review(theory: str, statement: str, proof: str, fresh: bool) -> str:
     try:
         database = Database().read(theory)
         known = list(database.assertions.values())
-        database.read(f"${{ {statement} $= {proof} $. $}}", MAX_WORK)
+        database.read(f"${{ {statement} $= {proof} $. $}}", MAX_WRITTEN)
     except ValueError as error:
         return f"!{error}"
     theorem = database.assertions[NAME]
@@ -51,13 +50,14 @@ def review(theory: str, statement: str, proof: str, fresh: bool) -> str:
         return ""
     types = {variable: kind for kind, variable in (h.expression for h in database.hypotheses)}
     said = [theorem.expression, *(h.expression for h in theorem.hypotheses if not h.floating)]
-    if any(one[0] in types.values() for one in said) or len(set(said)) < len(said) or one_step(known, said, types):
+    is_type = any(one[0] in types.values() for one in said)
+    if is_type or len(set(said)) < len(said) or one_step(known, said, types):
         return "!trivial"
     return as_program(database, theorem, set(types.values()))
 
 
 def as_program(database: Database, theorem: Assertion, types: set) -> str:
-    """A proof as nested calls of what it cites, one call a line; steps that only build formulas are left out."""
+    """A proof as nested calls of what it cites, one call a line; steps that build formulas are left out."""
     premises = [h.label for h in theorem.hypotheses if not h.floating]
     stack, saved = [], []                           # None, or (text, its steps, its depth)
     for step in database.steps(theorem, [(0, word) for word in theorem.proof]):
@@ -75,9 +75,9 @@ def as_program(database: Database, theorem: Assertion, types: set) -> str:
             depth = 1 + max((part[2] for part in parts), default=0)
             if n_steps > MAX_STEPS or depth > MAX_LEVELS:
                 return "!too_long"
-            arguments = ", ".join(NEW_LINE + part[0] if part[1] else part[0] for part in parts).replace(", \n", ",\n")
-            called = f"{identifier(step)}({arguments})"
-            stack[base:] = [None if cited.expression[0] in types else (called, n_steps, depth)]
+            arguments = ",".join("\n        " + part[0] if part[1] else f" {part[0]}" for part in parts)
+            call = f"{identifier(step)}({arguments.strip(' ')})", n_steps, depth
+            stack[base:] = [None if cited.expression[0] in types else call]
     names = list(map(identifier, premises))
     if not set(names) <= set(re.findall(r"\w+", stack[0][0])):
         return "!unused_hypothesis"
@@ -91,21 +91,22 @@ def identifier(label: str) -> str:
 
 
 def one_step(known: list, said: list[tuple], types: dict) -> bool:
-    """Whether one assertion gives a theorem (said[0]) from its hypotheses (the rest) at once; $d is not looked at."""
+    """Whether one assertion gives a theorem (said[0]) from its hypotheses at once; $d is ignored."""
     syntax = [a.expression for a in known if a.expression[0] in types.values()]
     facts = [(fact, spans(fact, syntax, types)) for fact in said]
     for cited in known:
         found = [{}] if cited.expression[0] not in types.values() else []
         for pattern in [cited.expression, *(h.expression for h in cited.hypotheses if not h.floating)]:
             among = facts[:1] if pattern is cited.expression else facts[1:]
-            found = [more for one in found for fact in among for more in matches(pattern, fact, 0, one, types)]
+            pairs = itertools.product(found, among)
+            found = [more for one, fact in pairs for more in matches(pattern, fact, 0, one, types)]
         if found:
             return True
     return False
 
 
 def spans(fact: tuple, syntax: list, types: dict) -> dict:
-    """Which stretches of an expression are of a type: {(type, start): ends}. Starts from the right, each until nothing is new."""
+    """Which stretches of an expression are of a type: {(type, start): ends}, found from right to left."""
     found = {(kind, start): set() for kind in types.values() for start in range(len(fact) + 1)}
     for start in range(len(fact), -1, -1):
         if start < len(fact) and fact[start] in types:
@@ -126,7 +127,7 @@ def spans(fact: tuple, syntax: list, types: dict) -> dict:
 
 
 def matches(pattern: tuple, fact: tuple, at: int, substitution: dict, types: dict):
-    """The substitutions, beyond one that is given, that make the pattern the rest of the fact (symbols, spans)."""
+    """The substitutions beyond the given one that make the pattern the rest of the fact (symbols, spans)."""
     symbols, ends = fact
     if not pattern:
         if at == len(symbols):
@@ -143,54 +144,58 @@ def matches(pattern: tuple, fact: tuple, at: int, substitution: dict, types: dic
 
 # ---------------------------------------------------------------- the database
 
-NUMBERS = ("MAX_WORK", "MAX_STEPS", "MAX_LEVELS", "NAME", "NEW_LINE")
-PARTS = (review, as_program, identifier, one_step, spans, matches)
-CODE = "\n".join([inspect.getsource(metamath), "import keyword", *(f"{name} = {globals()[name]!r}" for name in NUMBERS),
+NUMBERS = {"MAX_WRITTEN": MAX_WRITTEN, "MAX_STEPS": MAX_STEPS, "MAX_LEVELS": MAX_LEVELS, "NAME": NAME}
+PARTS = (metamath, review, as_program, identifier, one_step, spans, matches)
+CODE = "\n".join(["import itertools, keyword", *(f"{name} = {value!r}" for name, value in NUMBERS.items()),
                   *map(inspect.getsource, PARTS)])
 
 
 class Theory:
-    """A database as tasks need it: `text` has its symbols and statements, all assertions as axioms."""
+    """A database as tasks need it. `text`: its symbols and statements, all assertions as axioms."""
 
     def __init__(self, database: Database):
-        self.database, self.floating = database, [h for h in database.hypotheses if h.floating]
-        self.variables = {h.expression[1]: h.expression[0] for h in self.floating}
-        symbols = [f"$c {' '.join(sorted(database.constants))} $.", f"$v {' '.join(self.variables)} $."]
-        types = [f"{h.label} $f {' '.join(h.expression)} $." for h in self.floating]
-        self.types = "\n".join(types)
-        self.text = "\n".join([*symbols, *types, *map(self.line, database.assertions.values())])
+        self.assertions = list(database.assertions.values())
+        floating = [h for h in database.hypotheses if h.floating]
+        self.variables = {h.expression[1]: h.expression[0] for h in floating}
+        self.types = "\n".join(f"{h.label} $f {' '.join(h.expression)} $." for h in floating)
+        symbols = f"$c {' '.join(sorted(database.constants))} $.\n$v {' '.join(self.variables)} $."
+        axioms = []
+        for assertion in self.assertions:       # hypotheses get names that no model will give to its own
+            names = [f"-{assertion.label}-{i}" for i in range(len(assertion.hypotheses))]
+            axioms.append(self.line(assertion, names))
+        self.text = "\n".join([symbols, self.types, *axioms])
 
-    def statements(self, assertion: Assertion, names: list[str]) -> list[str]:
-        """Distinct variables, hypotheses under these names, and the assertion itself without its end."""
+    def statements(self, assertion: Assertion, names: list[str] | None = None) -> list[str]:
+        """Distinct variables, hypotheses under their own or other names, the assertion without its end."""
         said = [f"$d {' '.join(pair)} $." for pair in sorted(map(sorted, assertion.distinct))]
-        premises = [h.expression for h in assertion.hypotheses if not h.floating]
-        said += [f"{name} $e {' '.join(premise)} $." for name, premise in zip(names, premises)]
-        return [*said, ' '.join(assertion.expression)]
+        premises = [h for h in assertion.hypotheses if not h.floating]
+        for name, premise in zip(names or [h.label for h in premises], premises):
+            said.append(f"{name} $e {' '.join(premise.expression)} $.")
+        return [*said, " ".join(assertion.expression)]
 
-    def line(self, assertion: Assertion) -> str:
-        """An assertion on one line, as an axiom; its hypotheses are named after it."""
-        names = [f"{assertion.label}.{i}" for i in range(1, 1 + len(assertion.hypotheses))]
+    def line(self, assertion: Assertion, names: list[str] | None = None) -> str:
+        """An assertion as an axiom on one line."""
         *before, last = self.statements(assertion, names)
         said = " ".join([*before, f"{assertion.label} $a {last} $."])
         return f"${{ {said} $}}" if before else said
 
     def example(self, assertion: Assertion) -> str:
-        """A theorem of the database as a task shows it."""
-        *before, last = self.statements(assertion, [h.label for h in assertion.hypotheses if not h.floating])
+        """A theorem of the database with its proof, as a task would show it."""
+        *before, last = self.statements(assertion)
         return "\n".join([*before, f"{NAME} $p {last} $= {' '.join(assertion.proof)} $."])
 
     def is_type(self, assertion: Assertion) -> bool:
         """Whether an assertion only says what is of a type."""
         return assertion.expression[0] in self.variables.values()
 
-    def listing(self, rng: random.Random, cited: str = "") -> str:
-        """What a prompt shows: variables, and assertions; of many, types, what a proof cites and some others."""
-        shown = list(self.database.assertions.values())
+    def listing(self, rng: random.Random, cited: str) -> str:
+        """What a prompt shows: variables, and assertions; of many, types, what is cited and some others."""
+        shown = self.assertions
         if len(shown) > N_SHOWN:
-            wanted = [a.label for a in shown if self.is_type(a) and not a.proof or a.label in cited.split()]
-            others = [a.label for a in shown if a.label not in wanted]
+            wanted = [a for a in shown if self.is_type(a) and not a.proof or a.label in cited.split()]
+            others = [a for a in shown if a not in wanted]
             wanted += rng.sample(others, min(len(others), max(0, N_SHOWN - len(wanted))))
-            shown = [a for a in shown if a.label in wanted]
+            shown = [a for a in shown if a in wanted]
         return "\n".join([self.types, *map(self.line, shown)])
 
 
@@ -199,21 +204,16 @@ def load(name: str) -> Theory:
     """The theory in a file, a path or one that is bundled. Raises ValueError with what is wrong with it."""
     path = Path(name) if Path(name).is_file() else THEORIES / name
     try:
-        theory = Theory(Database().read(path.read_text(encoding="latin-1")))
-        again = Database().read(theory.text)
+        database = Database().read(path.read_text(encoding="latin-1"))
+        for label, assertion in database.assertions.items():
+            ordered = [h for h in database.hypotheses if h in assertion.hypotheses]
+            ordered += [h for h in assertion.hypotheses if not h.floating]
+            if ordered != list(assertion.hypotheses) or label in (NAME, *database.incomplete):
+                raise ValueError(f"{label} needs a $f in a block, a $e outside, a proof with ?, or the name {NAME}")
     except (OSError, ValueError) as error:
         bundled = ", ".join(sorted(file.name for file in THEORIES.glob("*.mm")))
-        raise ValueError(f"--theory {name}: {error} (give a Metamath file with $f statements outside of blocks; "
-                         f"bundled: {bundled})") from None
-    if theory.database.incomplete:
-        raise ValueError(f"--theory {name}: the proof of {theory.database.incomplete[0]} is incomplete")
-    if NAME in theory.database.labels:
-        raise ValueError(f"--theory {name}: give {NAME} another label")
-    for label, assertion in theory.database.assertions.items():
-        said, same = ([h.expression for h in one.hypotheses] for one in (assertion, again.assertions[label]))
-        if said != same:
-            raise ValueError(f"--theory {name}: the hypotheses of {label} do not keep their order outside of blocks")
-    return theory
+        raise ValueError(f"--theory {name}: {error}; give a Metamath file; bundled are {bundled}") from None
+    return Theory(database)
 
 
 # ---------------------------------------------------------------- the task type
@@ -224,7 +224,7 @@ def words_of(text: str) -> list[str]:
 
 
 def read_theorem(text: str, theory: str) -> Proposal:
-    """The first theorem of a text, with the hypotheses and distinct variables before it; declarations are passed over.
+    """The first theorem of a text, with the $e and $d before it; declarations are passed over.
     Raises ValueError with a reason of validation.REASONS."""
     before, n_premises = [], 0
     for label, kind, symbols, proof in STATEMENT.findall(" ".join(words_of(text)) + " "):
@@ -235,12 +235,13 @@ def read_theorem(text: str, theory: str) -> Proposal:
             longest = max(part.count(" ") for part in (*before, symbols))
             if len(proof) > MAX_PROOF or n_premises > MAX_HYPOTHESES or longest > MAX_SYMBOLS:
                 raise ValueError("too_long")
-            return Proposal("proof", theory, (proof.strip(),), "\n".join([*before, f"{NAME} $p {symbols.strip()}"]))
+            statement = "\n".join([*before, f"{NAME} $p {symbols.strip()}"])
+            return Proposal("proof", theory, (proof.strip(),), statement)
     raise ValueError("no_proof")
 
 
 class Proof(TaskType):
-    """A statement and its proof; the student sees the statement and the database and answers any proof of it."""
+    """A statement and its proof; the student sees statement and database, and answers any proof of it."""
     name, tags = "proof", ("proof", "metamath", "answer")
     topics = ("without hypotheses", "with one hypothesis", "with two hypotheses")
 
@@ -252,11 +253,10 @@ class Proof(TaskType):
     def propose(self, prompt_format, few_shot, rng, limits):
         theory, asked = load(limits.theory), template(self.name, prompt_format, "propose")
         shown = [f"{task.message} $= {task.inputs[0]} $." for task in few_shot if task.kind == self.name]
-        assertions = list(theory.database.assertions.values())
-        proved = [a for a in assertions if a.proof]
-        if not shown:
+        if not shown:       # then theorems of the database
+            proved = [a for a in theory.assertions if a.proof]
             shown = list(map(theory.example, rng.sample(proved, min(len(proved), max(1, len(few_shot))))))
-        cited = rng.choice([a.label for a in assertions if not theory.is_type(a)])
+        cited = rng.choice([a.label for a in theory.assertions if not theory.is_type(a)])
         fields = dict(theory=theory.listing(rng, cited), cited=cited, topic=rng.choice(self.topics),
                       references="\n".join(f"```metamath\n{text}\n```" for text in shown))
         return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
@@ -280,20 +280,23 @@ class Proof(TaskType):
         """Of the statement, up to the names of its variables and labels and the order of its hypotheses."""
         if dedupe != "structural":
             return digest(proposal.message)
-        variables = load(proposal.program).variables
-        *premises, last = [found[2].split() for found in STATEMENT.findall(proposal.message.replace("\n", " ") + " $. ")
-                           if found[1] != "d"]
-        renamed = []
+        variables, premises = load(proposal.program).variables, []
+        for _, kind, symbols, _ in STATEMENT.findall(proposal.message.replace("\n", " ") + " $. "):
+            if kind != "d":
+                premises.append([*symbols.split(), "$."])
+        last, renamed = premises.pop(), []
         for order in itertools.permutations(premises):
             names, text = {}, []
-            for word in [word for part in (last, *order) for word in (*part, "$.")]:
-                text.append(names.setdefault(word, f"{variables[word]}{len(names)}") if word in variables else word)
+            for word in itertools.chain(last, *order):
+                kind = variables.get(word)
+                text.append(names.setdefault(word, f"{kind}{len(names)}") if kind else word)
             renamed.append(" ".join(text))
         return digest(min(renamed))
 
     def program(self, theory: str, statement: str) -> str:
         """What runs in the sandbox: f(proof, whether it is to be new)."""
-        return f"{CODE}\ndef f(proof, fresh):\n    return review({load(theory).text!r}, {statement!r}, proof, fresh)\n"
+        given = f"{load(theory).text!r}, {statement!r}"
+        return f"{CODE}\ndef f(proof, fresh):\n    return review({given}, proof, fresh)\n"
 
     def job(self, proposal):
         return Job(self.program(proposal.program, proposal.message), (f"{proposal.inputs[0]!r}, True",))
@@ -321,7 +324,7 @@ class Proof(TaskType):
             return None
         if "$=" in words:
             words = words[words.index("$=") + 1:]
-        proof = " ".join(words[:words.index("$.")] if "$." in words else words)
+        proof = " ".join(itertools.takewhile(lambda word: word != "$.", words))
         return proof if proof and "$" not in proof and len(proof) <= MAX_PROOF else None
 
     def answer_jobs(self, task, answers, limits):
@@ -330,4 +333,5 @@ class Proof(TaskType):
 
     def judge(self, task, answers, verdicts, limits):
         outputs = iter(verdicts[0].outputs if verdicts else ())
-        return ["malformed" if answer is None else "correct" if next(outputs) == encode("") else "wrong" for answer in answers]
+        said = ["malformed" if answer is None else next(outputs) for answer in answers]
+        return [one if one == "malformed" else "correct" if one == encode("") else "wrong" for one in said]

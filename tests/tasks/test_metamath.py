@@ -56,7 +56,7 @@ def test_the_command_line(path, tmp_path):
     broken.write_text(path.read_text() + "\n$a")
     done = run(broken)
     last_line = len(path.read_text().split("\n")) + 1
-    assert done.returncode == 1 and f"line {last_line}, token '$a': needs a label" in done.stdout
+    assert done.returncode == 1 and f"line {last_line}, token '$a': no label" in done.stdout
     assert run(tmp_path / "none.mm").returncode == 1
     usage = subprocess.run([sys.executable, "-m", "tasks.metamath"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert usage.returncode == 1 and usage.stdout.startswith("usage:")
@@ -90,7 +90,7 @@ a b $c | b | one label before it
 a | a | ends inside
 a*b $c c $. | a*b | label
 l $c a $. | $c | not after l
-$e a $. | $e | needs a label
+$e a $. | $e | no label
 $c a $. a $a a $. | a | in use
 $c a $. l $a a $. l $a a $. | l | in use
 l $a $. | $. | missing
