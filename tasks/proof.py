@@ -227,7 +227,7 @@ def read_theorem(text: str, theory: str) -> Proposal:
     """The first theorem of a text, with the $e and $d before it; declarations are passed over.
     Raises ValueError with a reason of validation.REASONS."""
     before, n_premises = [], 0
-    for label, kind, symbols, proof in STATEMENT.findall(" ".join(words_of(text)) + " "):
+    for label, kind, symbols, proof in STATEMENT.findall(" ".join([*words_of(text), "$. "])):
         if kind in ("d", "e"):
             before.append(f"{label} ${kind} {symbols}$.".strip())
             n_premises += kind == "e"

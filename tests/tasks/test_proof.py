@@ -252,15 +252,17 @@ def test_lines_and_levels_are_length_and_depth():
 
 def test_nothing_a_model_writes_raises(sandbox):
     """Random texts through parsing; what parses goes through the sandbox and ends as a task or a reason."""
-    rng, pieces = random.Random(1), ["```", "metamath", "proof", "\n", "$p", "$e", "$d", "$=", "$.", "${", "$}", "|-", "p", "q", "wp",
-                                     "( p -> p )", "id", "h", "x", "$(", "$)", "?", "\x00", "\ud800", "é", "<answer>", "theorem", "Z"]
+    rng, plain = random.Random(1), "|- p q wp ( ( p -> p ) ) id h x ? theorem Z AB \n".split(" ")
+    pieces = [*plain, *plain, "$p", "$e", "$d", "$=", "$.", "${", "$}"]
+    odd = ["```", "metamath", "proof", "$(", "$)", "\x00", "\ud800", "é", "<answer>", "</answer>", "x" * 300]
     task, proposals = outcome(sandbox, SYL3), []
-    for _ in range(3000):
-        text = " ".join(rng.choices(pieces, k=rng.randrange(40)))
-        text = f"<answer>\n```metamath\nx $p |- p $= {text}\n```" if rng.random() < 0.5 else text
+    for _ in range(1500):
+        words = rng.choices(pieces, k=rng.randrange(30)) + rng.choices(odd, k=rng.choice((0, 0, 3)))
+        rng.shuffle(words)
+        text = f"<answer>\n```metamath\nh $e |- q $. x $p |- p $= {' '.join(words)}\n```"
         for prompt_format in ("chat", "base"):
             PROOF.parse_answer(text, prompt_format, task, LIMITS)
-            made = PROOF.parse_proposal(text, prompt_format, [], LIMITS)
+            made = PROOF.parse_proposal(text[rng.randrange(60):], prompt_format, [], LIMITS)
             proposals += [made] if isinstance(made, Proposal) else []
     assert len(proposals) > 50
     for made, verdict in zip(proposals, sandbox.run([PROOF.job(made) for made in proposals])):
