@@ -73,7 +73,8 @@ class Config:
     n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)", kind=int)
     seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity "
                            "program, and each kind's own example")
-    theory: str = flag("prop.mm", "Metamath database of the task type proof: a file, or a bundled one (prop.mm, miu.mm)")
+    theory: str = flag("prop.mm", "Metamath database of the task type proof: a file, or prop.mm or miu.mm, "
+                       "which are bundled")
     dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, so as invalid",
                        ("structural", "exact", "off"))
     max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the prompt format's own limit")

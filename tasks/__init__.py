@@ -1,4 +1,5 @@
-"""The kinds of task by name: code_o deduction, code_i abduction, code_f induction; math word problems; logic puzzles; proof theorems.
+"""The kinds of task by name: code_o deduction, code_i abduction, code_f induction; math word problems; logic puzzles;
+proof theorems.
 
 To add one: a class (base.TaskType says what it must return, math.py and logic.py are two examples), its template in prompts.TEMPLATES,
 and a place in TASK_TYPES.
@@ -15,7 +16,8 @@ from tasks.proof import Proof
 from tasks.validation import Limits
 from verifier import Job, Verdict
 
-TASK_TYPES: dict[str, TaskType] = {kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic(), Proof())}
+ALL = (Deduction(), Abduction(), Induction(), Math(), Logic(), Proof())
+TASK_TYPES: dict[str, TaskType] = {kind.name: kind for kind in ALL}
 IDENTITY = Proposal("code_o", "def f(x):\n return x", ("[1,2,3]",))
 
 

@@ -74,8 +74,7 @@ class Database:
 
     def read(self, text: str, max_work: int = MAX_WORK) -> "Database":
         """Reads and verifies a text. Raises ValueError at the first mistake."""
-        self.source, self.max_work = self.tokens(text), max_work
-        label = ""
+        self.source, self.max_work, label = self.tokens(text), max_work, ""
         for self.at in self.source:
             word = self.at[1]
             if not word.startswith("$"):
@@ -152,11 +151,10 @@ class Database:
         needed = tuple(h for h in self.hypotheses if not h.floating or h.expression[1] in used)
         distinct = frozenset(pair for pair in self.distinct if pair <= used)
         made = Assertion(label, needed, expression, distinct, tuple(word for _, word in proof or ()))
-        if proof is not None:
-            if any("?" in word for word in made.proof):
-                self.incomplete.append(label)
-            else:
-                self.check(made, proof)
+        if any("?" in word for word in made.proof):
+            self.incomplete.append(label)
+        elif proof is not None:
+            self.check(made, proof)
         self.assertions[label] = made
 
     def steps(self, theorem: Assertion, proof: list[tuple[int, str]]):
@@ -232,18 +230,21 @@ class Database:
         return tuple(out)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str] | None = None) -> int:
     """The command line; see the top of the file."""
+    import argparse                         # not above: it is not there in the sandbox
+    parser = argparse.ArgumentParser(description="Verify a Metamath database.")
+    parser.add_argument("file", metavar="FILE.mm")
+    path = parser.parse_args(argv).file
     try:
-        path, = argv
         with open(path, encoding="latin-1", newline="\n") as file:
             database = Database().read(file.read())
     except (OSError, ValueError) as error:
-        print(f"{' '.join(argv)}: {error}" if argv else "usage: python -m tasks.metamath FILE.mm")
+        print(f"{path}: {error}")
         return 1
     print(f"{path}: {len(database.assertions)} assertions, {len(database.incomplete)} with incomplete proofs")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

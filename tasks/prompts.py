@@ -33,9 +33,10 @@ several steps. The input is only the arguments, as they would stand between the 
 deterministic, and does not print. Write two blocks like those above and nothing else.
 """
 EXAMPLE = "Example about {topic}:\n\n```input\n{opening}"
-METAMATH = """A proof is a list of labels, read from left to right with a stack. The label of a variable or of a \
-hypothesis is put on the stack. The label of an assertion takes from the stack what its variables stand for, in the order of the \
-database, and then its hypotheses ($e), and puts there what it says of them. At the end the theorem alone is left.
+METAMATH = """This is a Metamath database. A proof is a list of labels, read from left to right with a stack. The \
+label of a variable or of a hypothesis is put on the stack. The label of an assertion takes from the stack what its \
+variables stand for, in the order of the database, and then its hypotheses ($e), and puts there what it says of \
+them. At the end the theorem alone is left.
 
 ```metamath
 {theory}
@@ -121,15 +122,16 @@ programmer must find it by thinking. Write one block like those above and nothin
         give="each variable as `name = True` or `name = False`, one a line,", form="{form}"),
     "proof": Template(
         opening="```metamath\n",
-        propose="""This is a Metamath database. """ + METAMATH + """Here are examples of theorems with their proofs:
+        propose=METAMATH + """Here are examples of theorems with their proofs:
 
 {references}
 
-Write one new theorem {topic}, whose proof cites {cited}: hypotheses ($e) if it has any, the statement ($p) and the proof. The \
-proof cites labels of the database and of its own hypotheses alone. The theorem is not in the database, and no single label \
-proves it. Another programmer will see the theorem alone and must find a proof. Write one block like those above and nothing else.
+Write one new theorem {topic}, whose proof cites {cited}: hypotheses ($e) if it has any, the statement ($p) and the \
+proof. The proof cites labels of the database and of its own hypotheses alone. The theorem is not in the database, \
+and no single label proves it. Another programmer will see the theorem alone and must find a proof. Write one block \
+like those above and nothing else.
 """,
-        solve="""This is a Metamath database. """ + METAMATH + """Prove this theorem:
+        solve=METAMATH + """Prove this theorem:
 
 ```metamath
 {statement}

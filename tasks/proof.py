@@ -1,7 +1,7 @@
 """Theorems: a teacher states and proves one over a Metamath database; a student proves it again.
 
-A task's message is the statement, its input the teacher's proof. Its program is that proof written as Python, in
-which every step calls the assertion it cites: its lines are the proof's length, its levels the depth, and it goes
+A task's message is the statement, its input the teacher's proof. Its program is that proof written as Python:
+every step calls the assertion it cites. Its lines are the proof's length, its levels the depth, and it goes
 through all records as other programs do. It is never run. What runs in the sandbox is the verifier's own text
 (metamath.py) with `review` and its helpers from below; models' proofs are data to it.
 """
@@ -11,6 +11,7 @@ import itertools
 import keyword
 import random
 import re
+import warnings
 from pathlib import Path
 
 from sandbox.values import decode, encode
@@ -21,6 +22,8 @@ from tasks.prompts import FORMATS, Prompt, template
 from tasks.validation import CONTROL, REASONS, program_problem
 from verifier import Job
 
+# `python -m tasks.metamath` finds itself imported here already, which does no harm
+warnings.filterwarnings("ignore", "'tasks.metamath' found in sys.modules", RuntimeWarning)
 THEORIES = Path(__file__).parent / "theories"
 MAX_SYMBOLS = 60            # of an assertion or a hypothesis
 MAX_HYPOTHESES = 4          # of a theorem
@@ -209,7 +212,7 @@ def load(name: str) -> Theory:
             ordered = [h for h in database.hypotheses if h in assertion.hypotheses]
             ordered += [h for h in assertion.hypotheses if not h.floating]
             if ordered != list(assertion.hypotheses) or label in (NAME, *database.incomplete):
-                raise ValueError(f"{label} needs a $f in a block, a $e outside, a proof with ?, or the name {NAME}")
+                raise ValueError(f"{label} uses a $f in a block, a $e outside, ? in a proof, or this name")
     except (OSError, ValueError) as error:
         bundled = ", ".join(sorted(file.name for file in THEORIES.glob("*.mm")))
         raise ValueError(f"--theory {name}: {error}; give a Metamath file; bundled are {bundled}") from None

@@ -27,7 +27,8 @@ REASONS = {     # why a proposal was refused; the keys are what the logs count
     "prompt_too_long": "asking it would leave no room for an answer in the base's context",
     "guessable": "the archive's most frequent output, over --max-guess",
     "not_logic": "more than variables, and, or, not, == and !=", "variables": "too few or too many variables",
-    "no_proof": "no theorem with a proof", "unproved": "the verifier refuses the proof", "unused_hypothesis": "needless hypothesis",
+    "no_proof": "no theorem with a proof", "unproved": "the verifier refuses the proof",
+    "unused_hypothesis": "the proof does without one of the hypotheses",
     "trivial": "in the database, or one step away from it", "other_theory": "over another database than --theory",
     "no_model": "no assignment fits", "several_models": "several assignments fit",
     "duplicate": "in the archive already (found by the loop)"}

@@ -43,8 +43,8 @@ def outcome(sandbox, text: str, limits: Limits = LIMITS):
 
 def test_a_theorem_becomes_a_task(sandbox):
     task = outcome(sandbox, SYL3)
-    assert task.message.split("\n") == ["h1 $e |- ( p -> q ) $.", "h2 $e |- ( q -> r ) $.", "h3 $e |- ( r -> s ) $.",
-                                        "theorem $p |- ( p -> s )"]
+    assert task.message == ("h1 $e |- ( p -> q ) $.\nh2 $e |- ( q -> r ) $.\nh3 $e |- ( r -> s ) $.\n"
+                            "theorem $p |- ( p -> s )")
     assert task.program == "def f(h1, h2, h3):\n    return syl(h1,\n        syl(h2, h3))"
     prompt = PROOF.solve("chat", task, LIMITS).user
     assert task.message in prompt and task.inputs[0] not in prompt, "the student does not see the proof"
@@ -62,38 +62,40 @@ def test_a_block_may_hold_more(sandbox):
 
 
 @pytest.mark.parametrize("text, reason", [
-    ("", "no_proof"), ("x $a |- p $.", "no_proof"), ("x $p |- ( p -> p ) $.", "no_proof"), ("x $p |- é $= wp $.", "syntax"),
-    ("x $p |- ( p -> p ) $= $.", "no_proof"), ("x $p |- p $= wp $.", "unproved"), ("x $p |- p $= ? $.", "unproved"),
+    ("", "no_proof"), ("x $a |- p $.", "no_proof"), ("x $p |- ( p -> p ) $.", "no_proof"),
+    ("x $p |- ( p -> p ) $= $.", "no_proof"), ("x $p |- é $= wp $.", "syntax"),
+    ("x $p |- p $= wp $.", "unproved"), ("x $p |- p $= ? $.", "unproved"),
     ("x $p |- p $= x $.", "unproved"), ("a $a |- p $. x $p |- p $= a $.", "unproved"),
-    ("x $p |- p $= wp " + "wp " * 2000 + "$.", "too_long"), ("x $p |- " + "~ " * 61 + "p $= wp $.", "too_long"),
+    (f"x $p |- p $= {'wp ' * 2000} $.", "too_long"), (f"x $p |- {'~ ' * 61} p $= wp $.", "too_long"),
     ("x $p |- ( p -> ( q -> p ) ) $= wp wq ax1 $.", "trivial"), ("x $p |- ( s -> s ) $= ws id $.", "trivial"),
     ("x $p |- ( ~ q -> ( ( p -> p ) -> ~ q ) ) $= wq wn wp wp wi ax1 $.", "trivial"),
-    ("h $e |- ~ p $. x $p |- ( q -> ~ p ) $= wp wn wq h a1i $.", "trivial"), ("h $e |- p $. x $p |- p $= h $.", "trivial"),
+    ("h $e |- ~ p $. x $p |- ( q -> ~ p ) $= wp wn wq h a1i $.", "trivial"),
+    ("h $e |- p $. x $p |- p $= h $.", "trivial"),
     ("x $p |- ( p -> p ) $= wp wp wp wi wp wp wp ax1 wp wp wp wi ax1 mpd $.", "trivial"),
     ("x $p wff ( p -> p ) $= wp wp wi $.", "trivial"), ("h $e wff ~ $. x $p |- p $= h $.", "unproved"),
     ("h $e |- p $. k $e |- p $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq h a1i a1i $.", "trivial"),
-    ("h $e |- p $. k $e |- r $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq h a1i a1i $.", "unused_hypothesis"),
+    ("h $e |- p $. k $e |- r $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq h a1i a1i $.",
+     "unused_hypothesis"),
     ("".join(f"h{i} $e |- p $. " for i in range(5)) + "x $p |- q $= wq $.", "too_long")])
 def test_theorems_are_refused_by_name(sandbox, text, reason):
     assert outcome(sandbox, text) == reason
 
 
 def test_one_step_is_trivial_whatever_the_proof():
-    """An instance of an assertion, its hypotheses among the theorem's own, by formulas and not by letters alone."""
-    theory = proof.load("prop.mm")
-
-    def is_trivial(*said):
-        return proof.one_step(theory.assertions, [tuple(f"|- {one}".split()) for one in said], theory.variables)
+    """An instance of an assertion, its hypotheses among the theorem's own; by formulas, not letters alone."""
+    def is_trivial(*said, name="prop.mm"):
+        theory, said = proof.load(name), [tuple(f"|- {one}".split()) for one in said]
+        return proof.one_step(theory.assertions, said, theory.variables)
     assert is_trivial("( ( p -> q ) -> r )", "r") and is_trivial("r", "( ~ p -> r )", "q", "~ p")
-    assert is_trivial("( q -> ~ q )", "( q -> ( q -> ~ q ) )") and not is_trivial("( q -> ~ q )", "( p -> ( p -> ~ p ) )")
+    assert is_trivial("( q -> ~ q )", "( q -> ( q -> ~ q ) )")
+    assert not is_trivial("( q -> ~ q )", "( p -> ( p -> ~ p ) )")
     assert not is_trivial("( p -> ( q -> q ) )") and not is_trivial("r", "( p -> r )", "q")
     assert not is_trivial("( p -> ) -> ( p -> )"), "id with something in place of p that is no formula"
-    miu = proof.load("miu.mm")
-    assert proof.one_step(miu.assertions, [tuple("|- M I U I U".split()), tuple("|- M I U".split())], miu.variables)
+    assert is_trivial("M I U I U", "M I U", name="miu.mm") and not is_trivial("M U", "M I U", name="miu.mm")
 
 
 def test_a_long_or_deep_proof_is_refused_and_costs_little(sandbox):
-    """Two assumptions that change places again and again; formulas that double end at the limit of symbols."""
+    """Two assumptions that change places again and again; formulas that double, up to their limit."""
     def swapped(n):
         labels = "h"
         for i in range(n):
@@ -125,26 +127,30 @@ def test_duplicates_are_statements_up_to_renaming():
 @pytest.mark.parametrize("text, verdict", [
     ("```proof\nwp wq ws h1 wq wr ws h2 h3 syl syl\n```", "correct"),
     ("```proof\nwp wr ws wp wq wr h1 h2 syl h3 syl\n```", "correct"),
-    ("First h1 and h2.\n```metamath\nx $p |- ( p -> s ) $= wp wr ws wp wq wr h1 h2 syl h3 syl $.\n```", "correct"),
-    ("```proof\n( syl ) ABDEBCDFGHH\n```", "correct"), ("<answer>wp wq ws h1 wq wr ws h2 h3 syl syl $.</answer>", "correct"),
-    ("```proof\nwp wq ws h1 wq wr ws h3 h2 syl syl\n```", "wrong"), ("```proof\nwp wq wr h1 h2 syl\n```", "wrong"),
+    ("First h1.\n```metamath\nx $p |- ( p -> s ) $= wp wr ws wp wq wr h1 h2 syl h3 syl $.\n```", "correct"),
+    ("```proof\n( syl ) ABDEBCDFGHH\n```", "correct"),
+    ("<answer>wp wq ws h1 wq wr ws h2 h3 syl syl $.</answer>", "correct"),
+    ("```proof\nwp wq ws h1 wq wr ws h3 h2 syl syl\n```", "wrong"),
+    ("```proof\nwp wq wr h1 h2 syl\n```", "wrong"),
     ("```proof\n?\n```", "wrong"), ("```proof\ntheorem\n```", "wrong"), ("```proof\nLABELS\n```", "wrong"),
-    ("```proof\nwp $. k $a |- p\n```", "wrong"), ("```proof\nwp $} ${\n```", "malformed"), ("```proof\n$[ x $]\n```", "malformed"),
-    ("```proof\n" + "wp " * 3000 + "\n```", "malformed"), ("```proof\né\n```", "malformed"), ("I do not know.", "malformed"),
-    ("", "malformed")])
+    ("```proof\nwp $. k $a |- p\n```", "wrong"), ("```proof\nwp $} ${\n```", "malformed"),
+    ("```proof\n$[ x $]\n```", "malformed"), (f"```proof\n{'wp ' * 3000}\n```", "malformed"),
+    ("```proof\né\n```", "malformed"), ("I do not know.", "malformed"), ("", "malformed")])
 def test_proofs_deserve_their_verdicts(sandbox, text, verdict):
     assert judge_answers([outcome(sandbox, SYL3)], [[text]], "chat", LIMITS, sandbox.run) == [[verdict]]
 
 
 def test_all_attempts_are_one_job_and_the_database_is_what_the_flag_says(sandbox):
-    tasks = [outcome(sandbox, SYL3), outcome(sandbox, "x $p |- M I I I I $= se sI sI se sI mi double double $.", MIU)]
+    miiii = "x $p |- M I I I I $= se sI sI se sI mi double double $."
+    tasks = [outcome(sandbox, SYL3), outcome(sandbox, miiii, MIU)]
     answers = ["wp wq ws h1 wq wr ws h2 h3 syl syl", None, "wp", "se sI sI se sI mi double double"]
     for task, limits, wanted in zip(tasks, (LIMITS, MIU), (0, 3)):
         jobs = PROOF.answer_jobs(task, answers, limits)
         assert len(jobs) == 1 and len(jobs[0].inputs) == 3
         judged = PROOF.judge(task, answers, sandbox.run(jobs), limits)
         assert judged == ["malformed" if i == 1 else "correct" if i == wanted else "wrong" for i in range(4)]
-    assert PROOF.answer_jobs(tasks[0], [None], LIMITS) == [] and PROOF.judge(tasks[0], [None], [], LIMITS) == ["malformed"]
+    assert PROOF.answer_jobs(tasks[0], [None], LIMITS) == []
+    assert PROOF.judge(tasks[0], [None], [], LIMITS) == ["malformed"]
     other = Proposal("proof", "miu.mm", tasks[1].inputs, tasks[1].message)
     assert PROOF.check(other, LIMITS).reason == "other_theory"
 
@@ -161,23 +167,25 @@ def test_the_verifier_costs_little_in_the_sandbox(sandbox):
 def test_theories_are_refused_by_name(tmp_path):
     head = "$c w |- $. $v x y $. wx $f w x $. wy $f w y $.\n"
     texts = {"one.mm": "$c a", "two.mm": f"{head}t $p |- x $= ? $.", "three.mm": f"{head}theorem $a |- x $.",
-             "four.mm": f"{head}${{ $v z $. wz $f w z $. t $a |- z $. $}}", "five.mm": f"{head}h $e |- x $. t $a |- y $."}
+             "four.mm": f"{head}${{ $v z $. wz $f w z $. t $a |- z $. $}}",
+             "five.mm": f"{head}h $e |- x $. t $a |- y $."}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-        why = "line 1, token 'a'" if name == "one.mm" else f"{'theorem' if name == 'three.mm' else 't'} needs a $f in"
+        why = {"one.mm": "line 1, token 'a'", "three.mm": "theorem uses a $f in"}.get(name, "t uses a $f in")
         with pytest.raises(ValueError, match="--theory") as caught:
             proof.load(str(tmp_path / name))
         assert why in str(caught.value), name
     with pytest.raises(ValueError, match="--theory none.mm: .*bundled are miu.mm, prop.mm"):
         config.resolve_config(config.Config(task_types="proof", theory="none.mm"), "chat")
-    assert config.resolve_config(config.Config(theory="none.mm"), "chat"), "only who plays proofs needs a theory"
+    assert config.resolve_config(config.Config(theory="none.mm"), "chat"), "without proofs, no theory is read"
 
 
 def test_a_large_theory_shows_a_part(tmp_path):
     """Types, what the proof cites, and others up to a number, the same for one task each time."""
     many = "".join(f"a{i} $a |- ( x -> {'~ ' * i}x ) $.\n" for i in range(99))
     file = tmp_path / "many.mm"
-    file.write_text("$c ( ) -> ~ wff |- $. $v x $. wx $f wff x $. wn $a wff ~ x $. wi $a wff ( x -> x ) $.\n" + many)
+    grammar = "$v x $. wx $f wff x $. wn $a wff ~ x $. wi $a wff ( x -> x ) $."
+    file.write_text(f"$c ( ) -> ~ wff |- $. {grammar}\n{many}")
     limits = dataclasses.replace(LIMITS, theory=str(file))
     task = Task("proof", "", ("wx a77",), ("",), "theorem $p |- x", "key")
     shown = PROOF.solve("chat", task, limits).user
@@ -190,12 +198,13 @@ def test_a_large_theory_shows_a_part(tmp_path):
 @pytest.mark.parametrize("prompt_format", PROMPT_FORMATS)
 def test_prompts_are_complete_or_refused(sandbox, prompt_format):
     if prompt_format == "micro":
-        with pytest.raises(ValueError, match="--task-types proof: prompts.py has no template of it for the micro prompt format"):
+        with pytest.raises(ValueError, match="--task-types proof: prompts.py has no template of it for"):
             config.resolve_config(config.Config(task_types="proof"), "micro")
         return
     assert config.resolve_config(config.Config(task_types="proof"), prompt_format).theory == "prop.mm"
     task = outcome(sandbox, SYL3)
-    for prompt in (PROOF.propose(prompt_format, [], random.Random(0), LIMITS), PROOF.solve(prompt_format, task, LIMITS)):
+    asked = PROOF.propose(prompt_format, [], random.Random(0), LIMITS)
+    for prompt in (asked, PROOF.solve(prompt_format, task, LIMITS)):
         assert "{" not in prompt.user.replace("${", "") and "wp $f wff p $." in prompt.user
     assert prompt_format != "direct" or PROOF.solve(prompt_format, task, LIMITS).prefix == "```proof\n"
 
@@ -214,17 +223,20 @@ def test_files_may_hold_theorems(tmp_path):
 # ---------------------------------------------------------------- the loop
 
 def test_a_theorem_goes_through_the_phases_and_the_records(base, sandbox, monkeypatch):
-    """Verified, archived, attempted, paid and logged as any task; length and depth of the proof are its complexity."""
-    monkeypatch.setattr(base.model, "cfg", dataclasses.replace(base.model.cfg, max_position_embeddings=1 << 15))
-    cfg = config.resolve_config(config.Config(task_types="proof", samples_per_task=2, max_new_tokens=8), "base")
-    setup = selfplay.Setup(cfg, dataclasses.replace(base, prompt_format="base"), None, Ranks(0, 1, torch.device("cpu")),
-                           sandbox, LIMITS, ("proof",))
+    """Verified, archived and logged as any task; length and depth of the proof are its complexity."""
+    room = dataclasses.replace(base.model.cfg, max_position_embeddings=1 << 15)
+    monkeypatch.setattr(base.model, "cfg", room)
+    cfg = config.resolve_config(config.Config(task_types="proof", max_new_tokens=8), "base")
+    asked, ranks = dataclasses.replace(base, prompt_format="base"), Ranks(0, 1, torch.device("cpu"))
+    setup = selfplay.Setup(cfg, asked, None, ranks, sandbox, LIMITS, ("proof",))
     archive, teacher = Archive(["proof"], 9), Member("T0", "teacher", 0, Rating())
     texts = [SYL3, SYL3.replace("syl3", "same"), "x $p |- p $= wp $.", "nothing",
              "h $e |- p $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq h a1i a1i $."]
-    parsed = [PROOF.parse_proposal(f"<answer>\n```metamath\n{text}\n```\n</answer>", "base", [], LIMITS) for text in texts]
-    records = [selfplay.ProposalRecord(teacher, "proof", i, i, [], text, one if isinstance(one, Proposal) else None,
-                                       reason=getattr(one, "reason", "")) for i, (text, one) in enumerate(zip(texts, parsed))]
+    records = []
+    for i, text in enumerate(texts):
+        made = PROOF.parse_proposal(f"<answer>\n```metamath\n{text}\n```\n</answer>", "base", [], LIMITS)
+        parsed = dict(reason=made.reason) if isinstance(made, Reject) else dict(proposal=made)
+        records.append(selfplay.ProposalRecord(teacher, "proof", i, i, [], text, **parsed))
     selfplay.verify(setup, archive, records, 0)
     assert [record.reason for record in records] == ["", "duplicate", "unproved", "no_proof", ""]
     records[0].attempts["S0"], records[0].answers["S0"] = ["correct", "wrong"], ["a", "b"]
@@ -233,7 +245,7 @@ def test_a_theorem_goes_through_the_phases_and_the_records(base, sandbox, monkey
             archive.add(record.task, structural_hash(record.task.program))
     assert len(archive.structures) == 2
     rows = selfplay.task_rows(records, 0)
-    assert rows[0]["complexity"]["lines"] == 3 and rows[0]["complexity"]["depth"] > rows[4]["complexity"]["depth"] - 1
+    assert rows[0]["complexity"]["lines"] == rows[4]["complexity"]["lines"] == 3
     assert selfplay.task_from_row(rows[0]) == records[0].task
     assert selfplay.describe(records)["valid"] == 2 / 5
     shown = archive.references("proof", 3, random.Random(0))
@@ -279,5 +291,5 @@ def test_degenerate_repetition_is_read_in_linear_time(line):
 
 
 def test_programs_are_python_whatever_the_labels():
-    assert [proof.identifier(label) for label in ("mp.1", "2th", "if", "a1i")] == ["mp_1", "_2th", "_if", "a1i"]
+    assert list(map(proof.identifier, ("mp.1", "2th", "if", "a1i"))) == ["mp_1", "_2th", "_if", "a1i"]
     assert all(ast.parse(proof.identifier(label)) for label in ("None", "-x-", "..", "def"))
