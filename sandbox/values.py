@@ -4,6 +4,7 @@ Two values of one type and content have one text, and decode() takes nothing tha
 written.
 """
 import json
+from collections import Counter
 from json.encoder import encode_basestring_ascii as quote
 
 MAX_TEXT = 1 << 16      # characters of one canonical value, where nothing else is said
@@ -137,7 +138,7 @@ def plain(j, max_digits):
     else:
         keys = items = [plain(x, max_digits) for x in v]
     # a forged set of values with one common hash would cost quadratic time here
-    if len(items) > 64 * len(set(map(hash, keys))):
+    if max(Counter(map(hash, keys)).values(), default=0) > 64:
         raise ValueError("colliding keys")
     return {"d": dict, "s": set, "z": frozenset}[tag](items)
 

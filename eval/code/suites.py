@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from eval.code.problems import Problem, opened
-from sandbox.fork_server import PROFILES
+from sandbox.profiles import PROFILES
 from sandbox.values import decode
 from verifier import Job, Sandbox, Verdict
 
