@@ -210,7 +210,7 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     cfg = autotune_batch(cfg, base, adapters, ranks)
     rates = [cfg.lr] if cfg.single else [cfg.lr_teacher] * cfg.teachers + [cfg.lr] * cfg.students
     limits = Limits.for_format(base.prompt_format)
-    limits = dataclasses.replace(limits, max_digits=cfg.max_digits or limits.max_digits,
+    limits = dataclasses.replace(limits, max_digits=cfg.max_digits or limits.max_digits, theory=cfg.theory,
                                  output_chars=cfg.max_output or limits.output_chars)
     setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.task_types.split(",")))
     return setup, rl.Adam(adapters, rates), weights_hash(base.model)
