@@ -25,6 +25,7 @@ from verifier import Job
 # `python -m tasks.metamath` finds itself imported here already, which does no harm
 warnings.filterwarnings("ignore", "'tasks.metamath' found in sys.modules", RuntimeWarning)
 THEORIES = Path(__file__).parent / "theories"
+MAX_THEORY = 500_000        # characters of a database's statements, which every job carries
 MAX_SYMBOLS = 60            # of an assertion or a hypothesis
 MAX_HYPOTHESES = 4          # of a theorem
 MAX_PROOF = 4000            # characters of a proof
@@ -168,24 +169,15 @@ class Theory:
             axioms.append(self.line(assertion, names))
         self.text = "\n".join([symbols, self.types, *axioms])
 
-    def statements(self, assertion: Assertion, names: list[str] | None = None) -> list[str]:
-        """Distinct variables, hypotheses under their own or other names, the assertion without its end."""
-        said = [f"$d {' '.join(pair)} $." for pair in sorted(map(sorted, assertion.distinct))]
+    def line(self, assertion: Assertion, names: list[str] | None = None, proof: str = "") -> str:
+        """An assertion on one line, as an axiom or with its proof; `names` rename its hypotheses."""
         premises = [h for h in assertion.hypotheses if not h.floating]
+        said = [f"$d {' '.join(pair)} $." for pair in sorted(map(sorted, assertion.distinct))]
         for name, premise in zip(names or [h.label for h in premises], premises):
             said.append(f"{name} $e {' '.join(premise.expression)} $.")
-        return [*said, " ".join(assertion.expression)]
-
-    def line(self, assertion: Assertion, names: list[str] | None = None) -> str:
-        """An assertion as an axiom on one line."""
-        *before, last = self.statements(assertion, names)
-        said = " ".join([*before, f"{assertion.label} $a {last} $."])
-        return f"${{ {said} $}}" if before else said
-
-    def example(self, assertion: Assertion) -> str:
-        """A theorem of the database with its proof, as a task would show it."""
-        *before, last = self.statements(assertion)
-        return "\n".join([*before, f"{NAME} $p {last} $= {' '.join(assertion.proof)} $."])
+        kind = "$p" if proof else "$a"
+        said.append(f"{assertion.label} {kind} {' '.join(assertion.expression)} {proof}$.")
+        return f"${{ {' '.join(said)} $}}" if len(said) > 1 else said[0]
 
     def is_type(self, assertion: Assertion) -> bool:
         """Whether an assertion only says what is of a type."""
@@ -213,10 +205,13 @@ def load(name: str) -> Theory:
             ordered += [h for h in assertion.hypotheses if not h.floating]
             if ordered != list(assertion.hypotheses) or label in (NAME, *database.incomplete):
                 raise ValueError(f"{label} uses a $f in a block, a $e outside, ? in a proof, or this name")
+        theory = Theory(database)
+        if len(theory.text) > MAX_THEORY:
+            raise ValueError(f"its statements have {len(theory.text)} characters, more than {MAX_THEORY}")
     except (OSError, ValueError) as error:
         bundled = ", ".join(sorted(file.name for file in THEORIES.glob("*.mm")))
         raise ValueError(f"--theory {name}: {error}; give a Metamath file; bundled are {bundled}") from None
-    return Theory(database)
+    return theory
 
 
 # ---------------------------------------------------------------- the task type
@@ -258,7 +253,8 @@ class Proof(TaskType):
         shown = [f"{task.message} $= {task.inputs[0]} $." for task in few_shot if task.kind == self.name]
         if not shown:       # then theorems of the database
             proved = [a for a in theory.assertions if a.proof]
-            shown = list(map(theory.example, rng.sample(proved, min(len(proved), max(1, len(few_shot))))))
+            for one in rng.sample(proved, min(len(proved), max(1, len(few_shot)))):
+                shown.append(theory.line(one, proof=f"$= {' '.join(one.proof)} "))
         cited = rng.choice([a.label for a in theory.assertions if not theory.is_type(a)])
         fields = dict(theory=theory.listing(rng, cited), cited=cited, topic=rng.choice(self.topics),
                       references="\n".join(f"```metamath\n{text}\n```" for text in shown))

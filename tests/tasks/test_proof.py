@@ -168,10 +168,12 @@ def test_theories_are_refused_by_name(tmp_path):
     head = "$c w |- $. $v x y $. wx $f w x $. wy $f w y $.\n"
     texts = {"one.mm": "$c a", "two.mm": f"{head}t $p |- x $= ? $.", "three.mm": f"{head}theorem $a |- x $.",
              "four.mm": f"{head}${{ $v z $. wz $f w z $. t $a |- z $. $}}",
-             "five.mm": f"{head}h $e |- x $. t $a |- y $."}
+             "five.mm": f"{head}h $e |- x $. t $a |- y $.",
+             "six.mm": head + "".join(f"t{i} $a |- {'x ' * 1000}$.\n" for i in range(251))}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-        why = {"one.mm": "line 1, token 'a'", "three.mm": "theorem uses a $f in"}.get(name, "t uses a $f in")
+        why = {"one.mm": "line 1, token 'a'", "three.mm": "theorem uses a $f in",
+               "six.mm": "more than 500000"}.get(name, "t uses a $f in")
         with pytest.raises(ValueError, match="--theory") as caught:
             proof.load(str(tmp_path / name))
         assert why in str(caught.value), name
