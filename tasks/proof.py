@@ -31,7 +31,7 @@ MAX_HYPOTHESES = 4          # of a theorem
 MAX_PROOF = 4000            # characters of a proof
 MAX_WRITTEN = 50_000        # symbols that it may write
 MAX_STEPS, MAX_LEVELS = 100, 20         # of a teacher's proof, steps that build formulas not counted
-N_SHOWN = 40                # statements of the database in a prompt
+N_SHOWN, N_EXAMPLES = 40, 3     # of the database in a prompt: statements, and proofs while a run has few
 NAME = "theorem"            # of what is to be proved; its own name says nothing
 # one statement of a text whose tokens stand one space apart: label, keyword, symbols, proof
 STATEMENT = re.compile(r"(?:(?<!\S)([^$ ]+) )?\$([a-z]) ([^$]*)(?:\$= ([^$]*))?\$\. ")
@@ -199,7 +199,7 @@ def load(name: str) -> Theory:
     """The theory in a file, a path or one that is bundled. Raises ValueError with what is wrong with it."""
     path = Path(name) if Path(name).is_file() else THEORIES / name
     try:
-        database = Database().read(path.read_text(encoding="latin-1"))
+        database = Database().read(path.read_text(encoding="utf-8", errors="replace"))
         for label, assertion in database.assertions.items():
             ordered = [h for h in database.hypotheses if h in assertion.hypotheses]
             ordered += [h for h in assertion.hypotheses if not h.floating]
@@ -251,10 +251,9 @@ class Proof(TaskType):
     def propose(self, prompt_format, few_shot, rng, limits):
         theory, asked = load(limits.theory), template(self.name, prompt_format, "propose")
         shown = [f"{task.message} $= {task.inputs[0]} $." for task in few_shot if task.kind == self.name]
-        if not shown:       # then theorems of the database
-            proved = [a for a in theory.assertions if a.proof]
-            for one in rng.sample(proved, min(len(proved), max(1, len(few_shot)))):
-                shown.append(theory.line(one, proof=f"$= {' '.join(one.proof)} "))
+        proved = [a for a in theory.assertions if a.proof]
+        for one in rng.sample(proved, min(len(proved), max(0, N_EXAMPLES - len(shown)))):
+            shown.append(theory.line(one, proof=f"$= {' '.join(one.proof)} "))
         cited = rng.choice([a.label for a in theory.assertions if not theory.is_type(a)])
         fields = dict(theory=theory.listing(rng, cited), cited=cited, topic=rng.choice(self.topics),
                       references="\n".join(f"```metamath\n{text}\n```" for text in shown))
