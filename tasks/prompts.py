@@ -131,7 +131,12 @@ proof. The proof cites labels of the database and of its own hypotheses alone. T
 and no single label proves it. Another programmer will see the theorem alone and must find a proof. Write one block \
 like those above and nothing else.
 """,
-        solve=METAMATH + """Prove this theorem:
+        solve=METAMATH + """Here is a theorem with its proof, which stands between `$=` and `$.`:
+
+```metamath
+{example}
+```
+Prove this theorem:
 
 ```metamath
 {statement}

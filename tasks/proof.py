@@ -183,6 +183,12 @@ class Theory:
         """Whether an assertion only says what is of a type."""
         return assertion.expression[0] in self.variables.values()
 
+    def examples(self, rng: random.Random, n: int) -> list[str]:
+        """Up to n theorems of the database with their proofs."""
+        proved = [a for a in self.assertions if a.proof]
+        drawn = rng.sample(proved, max(0, min(len(proved), n)))
+        return [self.line(one, proof=f"$= {' '.join(one.proof)} ") for one in drawn]
+
     def listing(self, rng: random.Random, cited: str) -> str:
         """What a prompt shows: variables, and assertions; of many, types, what is cited and some others."""
         shown = self.assertions
@@ -251,9 +257,7 @@ class Proof(TaskType):
     def propose(self, prompt_format, few_shot, rng, limits):
         theory, asked = load(limits.theory), template(self.name, prompt_format, "propose")
         shown = [f"{task.message} $= {task.inputs[0]} $." for task in few_shot if task.kind == self.name]
-        proved = [a for a in theory.assertions if a.proof]
-        for one in rng.sample(proved, min(len(proved), max(0, N_EXAMPLES - len(shown)))):
-            shown.append(theory.line(one, proof=f"$= {' '.join(one.proof)} "))
+        shown += theory.examples(rng, N_EXAMPLES - len(shown))
         cited = rng.choice([a.label for a in theory.assertions if not theory.is_type(a)])
         fields = dict(theory=theory.listing(rng, cited), cited=cited, topic=rng.choice(self.topics),
                       references="\n".join(f"```metamath\n{text}\n```" for text in shown))
@@ -311,8 +315,9 @@ class Proof(TaskType):
         return Task(self.name, said, proposal.inputs, (encode(proposal.message),), proposal.message, key)
 
     def fields(self, prompt_format, task, limits):
-        theory = load(limits.theory).listing(random.Random(task.key), task.inputs[0])
-        return dict(theory=theory, statement=f"{task.message} $.", tag=self.tags[0])
+        theory, rng = load(limits.theory), random.Random(task.key)
+        return dict(theory=theory.listing(rng, task.inputs[0]), example="\n".join(theory.examples(rng, 1)),
+                    statement=f"{task.message} $.", tag=self.tags[0])
 
     def parse_answer(self, text, prompt_format, task, limits):
         """The labels of a proof, perhaps between $= and $.; None = malformed. Never raises."""
