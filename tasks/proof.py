@@ -260,7 +260,7 @@ class Proof(TaskType):
         shown += theory.examples(rng, N_EXAMPLES - len(shown))
         cited = rng.choice([a.label for a in theory.assertions if not theory.is_type(a)])
         fields = dict(theory=theory.listing(rng, cited), cited=cited, topic=rng.choice(self.topics),
-                      references="\n".join(f"```metamath\n{text}\n```" for text in shown))
+                      examples="\n".join(f"```metamath\n{text}\n```" for text in shown))
         return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
 
     def parse_proposal(self, text, prompt_format, few_shot, limits):

@@ -13,7 +13,8 @@ What the test wants, with B a binomial draw of n attempts:
     4. never more for a task that is easier to guess
 
 A threshold on p (`--teacher-reward noise-proof`) meets 1, 3 and 4. Why not 2? A hint: how likely are so many successes by luck?
-rewards.py's functions take (p, guess, margin), p = correct / n: there it is reward(round(p * n), n, guess), n as in --samples-per-task.
+In rewards.py a reward is a function of one Outcome: there yours is asked as
+reward(outcome.n_correct, outcome.n_attempts, outcome.majority_baseline).
 """
 
 
