@@ -1,4 +1,4 @@
-"""The task types by name: code_o deduction, code_i abduction, code_f induction; word problems; puzzles; theorems.
+"""The task types: code_o deduction, code_i abduction, code_f induction; word problems; puzzles; theorems.
 
 To add one: a class (base.TaskType says what it must return, math.py and logic.py are two examples), its
 template in prompts.TEMPLATES, and a place in TASK_TYPES.
@@ -24,8 +24,8 @@ def read_tasks(path: str | Path) -> list[Proposal]:
     """Proposals from JSON lines, which are run like any teacher's.
 
     {"kind", "program", "input" or "inputs", "message"}, for math {"kind", "question", "program"}, for logic
-    {"kind", "constraints"}, for proof {"kind", "theorem"}. Raises ValueError naming the file or line and what is
-    wrong with it.
+    {"kind", "constraints"}, for proof {"kind", "theorem"}. Raises ValueError naming the file or line and what
+    is wrong with it.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")

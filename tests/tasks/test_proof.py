@@ -12,6 +12,8 @@ import config
 import selfplay
 from evolve import Member
 from infra.distributed import Ranks
+from infra.metrics import describe
+from infra.task_log import task_from_row, task_rows
 from tasks import TASK_TYPES, judge_answers, proof, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Reject, Task
@@ -246,10 +248,10 @@ def test_a_theorem_goes_through_the_phases_and_the_records(base, sandbox, monkey
         if record.task:
             archive.add(record.task, structural_hash(record.task.program))
     assert len(archive.structures) == 2
-    rows = selfplay.task_rows(records, 0)
+    rows = task_rows(records, 0)
     assert rows[0]["complexity"]["lines"] == rows[4]["complexity"]["lines"] == 3
-    assert selfplay.task_from_row(rows[0]) == records[0].task
-    assert selfplay.describe(records)["valid"] == 2 / 5
+    assert task_from_row(rows[0]) == records[0].task
+    assert describe(records)["valid"] == 2 / 5
     shown = archive.references("proof", 3, random.Random(0))
     assert records[4].task.message in PROOF.propose("base", shown, random.Random(0), LIMITS).user
 
