@@ -44,7 +44,7 @@ class Config:
     """Every switch of a run. `python train.py --help` and docs/flags.md show it, by the groups below."""
     # run
     base: str = flag("micro/base", "Hugging Face directory or hub id of the frozen base")
-    prompt_format: str = flag("auto", "how tasks are put to the base; auto: as config.json and the tokenizer say",
+    prompt_format: str = flag("auto", "how tasks are put; auto: as the base's config.json and tokenizer say",
                               ("auto", *PROMPT_FORMATS))
     name: str = flag("", "the run's directory under --out; default: the base's name and a free number")
     out: str = flag("out", "where runs are kept")
@@ -77,13 +77,14 @@ class Config:
                        "which are bundled")
     dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, so as invalid",
                        ("structural", "exact", "off"))
-    max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the prompt format's own limit")
-    max_output: int = flag(0, "characters of an output, at most; 0 = the prompt format's own limit")
+    max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the format's limit")
+    max_output: int = flag(0, "characters of an output, at most; 0 = the format's limit")
     max_guess: float = flag(1.0, "refuse the archive's most frequent output while its share of the latest "
                             "tasks is above this")
     archive_cap: int = flag(16384, "tasks kept per kind, oldest out; keys are remembered for the whole run")
     # 3 solve
-    samples_per_task: int = flag(None, "attempts at each task (n): a difficulty knob, fixed across arms", kind=int)
+    samples_per_task: int = flag(None, "attempts at each task (n): a difficulty knob, fixed across arms",
+                                 kind=int)
     temperature: float = flag(1.0, "of proposals and attempts")
     max_new_tokens: int = flag(None, "tokens of a proposal or an answer, at most", kind=int)
     # 4 reward and update
@@ -151,7 +152,8 @@ PRESETS = {
                   lr=1e-3, lr_teacher=3e-3, evolve_every=15,
                   probe_every=20, n_anchors=476, n_heldout=48, probe_share=0.2),
     "chat": dict(steps=200, rank=32, alpha=64.0, threads=0, rollout_batch=128, tokens_per_microbatch=2048,
-                 task_types="code_o,code_i,code_f", n_prompts=3, n_few_shot=6, samples_per_task=8, max_new_tokens=512,
+                 task_types="code_o,code_i,code_f", n_prompts=3, n_few_shot=6, samples_per_task=8,
+                 max_new_tokens=512,
                  lr=1e-5, lr_teacher=1e-5, evolve_every=10,
                  probe_every=20, n_anchors=96, n_heldout=96, probe_share=1.0)}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
@@ -160,8 +162,9 @@ PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 POSITIVE = ("steps", "rank", "alpha", "n_prompts", "proposals_per_prompt", "archive_cap", "samples_per_task",
             "max_new_tokens", "clip_low", "clip_high", "epochs", "lr", "evolve_every", "probe_share",
             "save_every", "keep", "rollout_batch", "tokens_per_microbatch", "workers", "cpu_s")
-NOT_NEGATIVE = ("seed", "threads", "show", "n_few_shot", "max_digits", "max_output", "noise_margin", "lr_teacher", "kl_coef",
-                "entropy_coef", "outcome_band", "probe_every", "n_anchors", "n_heldout")
+NOT_NEGATIVE = ("seed", "threads", "show", "n_few_shot", "max_digits", "max_output", "noise_margin",
+                "lr_teacher", "kl_coef", "entropy_coef", "outcome_band", "probe_every", "n_anchors",
+                "n_heldout")
 SHARES = ("max_guess", "matching_floor", "probe_share")
 # Fields that may change between a run and its resumption without changing what it computes.
 FREE = ("base", "name", "out", "resume", "init", "steps", "device", "cuda_graphs", "threads", "plan", "show",
@@ -169,8 +172,9 @@ FREE = ("base", "name", "out", "resume", "init", "steps", "device", "cuda_graphs
 
 
 # Names that flags had until 2026-11-22, and what to write instead.
-RENAMED = {"style": "--prompt-format", "kinds": "--task-types", "group": "--proposals-per-prompt", "n_refs": "--n-few-shot",
-           "attempts": "--samples-per-task", "max_new": "--max-new-tokens", "kl": "--kl-coef", "entropy": "--entropy-coef",
+RENAMED = {"style": "--prompt-format", "kinds": "--task-types", "group": "--proposals-per-prompt",
+           "n_refs": "--n-few-shot", "attempts": "--samples-per-task", "max_new": "--max-new-tokens",
+           "kl": "--kl-coef", "entropy": "--entropy-coef",
            "advantage": "--algo", "whiten": "--normalize-advantages", "cull": "--replace-frac",
            "max_rows": "--rollout-batch", "token_budget": "--tokens-per-microbatch",
            "clip": "--clip-low and --clip-high",
@@ -232,7 +236,8 @@ def advice(word: str) -> str:
     old = word.removeprefix("--").replace("-", "_")
     if old in RENAMED:
         return f"it is now {RENAMED[old]}"
-    near = difflib.get_close_matches(word, ["--help", "--help-md", *(spelled(f.name) for f in dataclasses.fields(Config))], 1)
+    flags = ["--help", "--help-md", *(spelled(f.name) for f in dataclasses.fields(Config))]
+    near = difflib.get_close_matches(word, flags, 1)
     return f"did you mean {near[0]}?" if near else "--help lists all"
 
 
@@ -242,8 +247,9 @@ def config_of_run(saved: dict, path) -> Config:
         raise ValueError(f"{path} was written before the flags got their present names ({spelled(old[0])}: "
                          f"{advice(old[0])}): use the commit that its env.json names")
     if odd := sorted(set(saved) ^ {f.name for f in dataclasses.fields(Config)}):
-        raise ValueError(f"{path} was made by another version, whose flags differ in {', '.join(map(spelled, odd))}: use "
-                         "the commit that its env.json names")
+        names = ", ".join(map(spelled, odd))
+        raise ValueError(f"{path} was made by another version, whose flags differ in {names}: use the "
+                         "commit that its env.json names")
     return Config(**saved)
 
 
@@ -283,7 +289,7 @@ def check(cfg: Config) -> None:
     if "proof" in task_types:
         load(cfg.theory)
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
-           f"--n-few-shot {cfg.n_few_shot}: the {cfg.prompt_format} prompt format shows references; give at least 1")
+           f"--n-few-shot {cfg.n_few_shot}: prompts of the {cfg.prompt_format} format show tasks; give 1 or more")
     demand(0 <= cfg.replace_frac < 1, f"--replace-frac {cfg.replace_frac}: give a share in [0, 1)")
     demand(cfg.temperature > 0,
            f"--temperature {cfg.temperature}: greedy solve rates are 0 or 1; give a positive number")

@@ -29,16 +29,12 @@ ROOT_FILES = 13
 BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 230, "selfplay.py": 300, "rewards.py": 60, "rl.py": 360, "generate.py": 260,
            "lora.py": 180, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160, "verifier.py": 250}
 MARGIN = 1.3
-WHOLE = 15_000                              # lines of everything but tests; the goal is 14,000
+WHOLE = 15_000                              # lines of everything but tests, the empty ones not counted
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test
 COLUMNS = 110
 FUNCTION_LINES = 75                         # a screen of 60, with a margin
 # Modules that the rules of layout do not hold yet: a name here stands for itself and all below it.
-NOT_LAID_OUT = ("config", "course.exercises.reward", "course.solutions.reward", "eval.population.compare",
-                "eval.population.crossplay", "eval.population.heldout", "eval.population.measures",
-                "eval.population.retention", "eval.stats", "infra.checkpoint", "infra.distributed",
-                "infra.metrics", "infra.platform", "infra.probes", "infra.replay", "infra.terminal", "rewards",
-                "selfplay", "train")
+NOT_LAID_OUT = ("eval.population", "eval.stats")
 
 
 def sources() -> dict[str, Path]:
@@ -155,7 +151,8 @@ def test_the_root_is_read_in_an_evening():
 
 
 def test_the_whole_is_short():
-    assert sum(map(lines, SOURCES.values())) <= WHOLE
+    full = sum(bool(row.strip()) for path in SOURCES.values() for row in path.read_text(encoding="utf-8").splitlines())
+    assert full <= WHOLE
 
 
 def not_laid_out(name: str) -> bool:

@@ -1,4 +1,6 @@
-"""Exercise 3: the advantage of REINFORCE++. Check it with: python -m pytest course/tests/test_advantage.py
+"""Exercise 3: the advantage of REINFORCE++.
+
+Check it with: python -m pytest course/tests/test_advantage.py
 
 arXiv 2501.03262, with a baseline. N rows (answers) with rewards r; rows of one prompt share a group; rows of
 one member in one role share a learner; row i has T_i answer tokens, each of which gets the row's advantage.

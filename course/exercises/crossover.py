@@ -1,5 +1,6 @@
-"""Exercise 8: a crossover of two LoRA adapters. Check it with: python -m pytest
-course/tests/test_crossover.py
+"""Exercise 8: a crossover of two LoRA adapters.
+
+Check it with: python -m pytest course/tests/test_crossover.py
 
 An adapter changes a weight by dW = B A, with A (R, n) and B (m, R) of rank R (Hu et al. 2021, section 4.1).
 The child wanted here is the midpoint of its parents: the best approximation of rank R, in the Frobenius norm,

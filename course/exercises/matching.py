@@ -1,4 +1,6 @@
-"""Exercise 7: whom should a teacher meet? Check it with: python -m pytest course/tests/test_matching.py
+"""Exercise 7: whom should a teacher meet?
+
+Check it with: python -m pytest course/tests/test_matching.py
 
 Prioritised fictitious self-play (Vinyals et al. 2019, AlphaStar, Methods: "Prioritized fictitious
 self-play"). p_i is the predicted probability that student i beats the teacher. The weight of student i is

@@ -1,5 +1,6 @@
-"""Exercise 6: the TrueSkill update of two players. Check it with: python -m pytest
-course/tests/test_ratings.py
+"""Exercise 6: the TrueSkill update of two players.
+
+Check it with: python -m pytest course/tests/test_ratings.py
 
 Herbrich, Minka & Graepel 2006 (TrueSkill: A Bayesian skill rating system), the case of one winner and one
 loser. A player's skill is believed to be normal with mean mu and standard deviation sigma; a performance adds
