@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES
 from tasks.prompts import PROMPT_FORMATS, template
+from tasks.proof import load
 from trueskill_lite import CHILD_RATINGS, RATINGS
 
 # Legal values whose meaning stands in modules that need torch, which this one does without:
@@ -72,6 +73,7 @@ class Config:
     n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)", kind=int)
     seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity "
                            "program, and each kind's own example")
+    theory: str = flag("prop.mm", "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
     dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, so as invalid",
                        ("structural", "exact", "off"))
     max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the format's limit")
@@ -283,6 +285,7 @@ def check(cfg: Config) -> None:
     for kind in task_types:
         for phase in ("propose", "solve"):
             template(kind, cfg.prompt_format, phase)
+    demand("proof" not in task_types or load(cfg.theory), "load raises what is wrong with a theory")
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
            f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks: give at least 1")
     demand(0 <= cfg.replace_frac < 1, f"--replace-frac {cfg.replace_frac}: give a share in [0, 1)")

@@ -111,7 +111,7 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, targets, ranks.device)
     cfg = autotune_batch(cfg, base, adapters, ranks)
     limits = Limits.for_format(base.prompt_format)
-    limits = dataclasses.replace(limits, max_digits=cfg.max_digits or limits.max_digits,
+    limits = dataclasses.replace(limits, theory=cfg.theory, max_digits=cfg.max_digits or limits.max_digits,
                                  output_chars=cfg.max_output or limits.output_chars)
     setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.task_types.split(",")))
     return setup, Adam(adapters, learning_rates(cfg)), weights_hash(base.model)

@@ -1,4 +1,4 @@
-"""The task types by name: code_o deduction, code_i abduction, code_f induction; word problems; puzzles.
+"""The task types: code_o deduction, code_i abduction, code_f induction; word problems; puzzles; theorems.
 
 To add one: a class (base.TaskType says what it must return, math.py and logic.py are two examples), its
 template in prompts.TEMPLATES, and a place in TASK_TYPES.
@@ -11,11 +11,12 @@ from tasks.base import Proposal, Task, TaskType
 from tasks.code import Abduction, Deduction, Induction
 from tasks.logic import Logic
 from tasks.math import Math
+from tasks.proof import Proof
 from tasks.validation import Limits
 from verifier import Job, Verdict
 
 TASK_TYPES: dict[str, TaskType] = {
-    kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic())}
+    kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic(), Proof())}
 IDENTITY = Proposal("code_o", "def f(x):\n return x", ("[1,2,3]",))
 
 
@@ -23,7 +24,8 @@ def read_tasks(path: str | Path) -> list[Proposal]:
     """Proposals from JSON lines, which are run like any teacher's.
 
     {"kind", "program", "input" or "inputs", "message"}, for math {"kind", "question", "program"}, for logic
-    {"kind", "constraints"}. Raises ValueError naming the file or line and what is wrong with it.
+    {"kind", "constraints"}, for proof {"kind", "theorem"}. Raises ValueError naming the file or line and what
+    is wrong with it.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")

@@ -37,6 +37,15 @@ between the brackets of a call. The function is short and deterministic, and doe
 blocks like those above and nothing else.
 """
 EXAMPLE = "Example about {topic}:\n\n```input\n{opening}"
+METAMATH = """This is a Metamath database. A proof is a list of labels, read from left to right with a \
+stack. The label of a variable or of a hypothesis is put on the stack. The label of an assertion takes \
+from the stack what its variables stand for, in the order of the database, and then its hypotheses ($e), \
+and puts there what it says of them. At the end the theorem alone is left.
+
+```metamath
+{theory}
+```
+"""
 TEMPLATES = {
     "code_o": Template(
         micro=("propose out {type}\n", "out\n{program}\nf({input})\n"), opening=EXAMPLE,
@@ -117,7 +126,29 @@ and nothing else.
 {constraints}
 ```
 """,
-        give="each variable as `name = True` or `name = False`, one a line,", form="{form}")}
+        give="each variable as `name = True` or `name = False`, one a line,", form="{form}"),
+    "proof": Template(
+        opening="```metamath\n",
+        propose=METAMATH + """Here are examples of theorems with their proofs:
+
+{examples}
+
+Write one new theorem {topic}, whose proof cites {cited}: hypotheses ($e) if it has any, the statement \
+($p) and the proof. The proof cites labels of the database and of its own hypotheses alone. The theorem \
+is not in the database, and no single label proves it. Another programmer will see the theorem alone and \
+must find a proof. Write one block like those above and nothing else.
+""",
+        solve=METAMATH + """Here is a theorem with its proof, which stands between `$=` and `$.`:
+
+```metamath
+{example}
+```
+Prove this theorem:
+
+```metamath
+{statement}
+```
+""", give="the proof, its labels alone,", form="LABELS")}
 FINAL = "Think step by step, then give {give} in a final block:\n\n```{{tag}}\n{form}\n```\n"
 AT_ONCE = "Give {give}.\n"      # no form, the block is opened for the student: it would copy the placeholder
 ENVELOPE = """A conversation between User and Assistant. The user asks a question, and the Assistant solves \

@@ -32,6 +32,10 @@ REASONS = {
     "prompt_too_long": "asking it would leave no room for an answer in the base's context",
     "guessable": "the archive's most frequent output, over --max-guess",
     "not_logic": "more than variables, and, or, not, == and !=", "variables": "too few or too many variables",
+    "no_proof": "no theorem with a proof", "unproved": "the verifier refuses the proof",
+    "unused_hypothesis": "the proof does without one of the hypotheses",
+    "trivial": "in the database, or one step away from it",
+    "other_theory": "over another database than --theory",
     "no_model": "no assignment fits", "several_models": "several assignments fit",
     "duplicate": "in the archive already (found by the loop)"}
 IMPORTS = frozenset("math itertools functools collections string re heapq bisect operator copy fractions "
@@ -59,6 +63,7 @@ class Limits:
     max_items: int | None = None        # longest string or container in inputs and outputs
     reject_constant: bool = False       # refuse programs that overwrite every parameter before reading it
     compact: bool = False               # values are displayed without spaces
+    theory: str = "prop.mm"             # proof: the database, bundled or a path
 
     @classmethod
     def for_format(cls, prompt_format: str) -> "Limits":
