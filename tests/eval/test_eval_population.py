@@ -9,7 +9,7 @@ import pytest
 
 import train
 from eval import stats
-from eval.population import ablation, arms, compare, crossplay, heldout, measures, retention
+from eval.population import ablation, arms, crossplay, heldout, measures, records, retention
 from eval.population.crew import Crew
 from eval.summary import against, summarise, with_means
 from micro import data
@@ -30,52 +30,6 @@ def grown(micro_base, tmp_path_factory):
 
 def lines(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-# ---- statistics ------------------------------------------------------------------------------------------------------------
-
-def test_sign_flip_counts_every_pattern():
-    for differences in ([1.0, 2.0, 3.0], [0.3, -0.1, 0.2, 0.05], [-1.0], [0.0, 0.0]):
-        patterns = itertools.product((1, -1), repeat=len(differences))
-        sums = [abs(sum(s * d for s, d in zip(signs, differences))) for signs in patterns]
-        assert stats.sign_flip(differences) == pytest.approx(np.mean([x >= abs(sum(differences)) - 1e-12 for x in sums]))
-    assert stats.sign_flip([1, 2, 3]) == 0.25 and stats.sign_flip([0.1] * 6) == 2 / 64 and stats.sign_flip([]) == 1
-    many = np.random.default_rng(0).normal(0.5, 1, 20)
-    drawn = stats.sign_flip(many)
-    z = abs(many.sum()) / np.sqrt((many ** 2).sum())    # nearly normal over sign patterns
-    assert drawn == pytest.approx(math.erfc(z / math.sqrt(2)), abs=0.02)
-
-
-def test_holm():
-    assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert stats.holm([0.9, 0.8]) == [1.0, 1.0] and stats.holm([]) == []
-
-
-def test_hierarchical_bootstrap_has_the_variance_of_crossed_runs_and_items():
-    rng, S, n = np.random.default_rng(1), 12, 300
-    runs, items = rng.normal(0, 0.03, (S, 1)), rng.normal(0, 0.4, (1, n))
-    x = 0.1 + runs + items + rng.normal(0, 0.2, (S, n))
-    low, high = stats.hierarchical_bootstrap(x)
-    by_hand = []                                                       # the same by drawing rows and columns one by one
-    for _ in range(2000):
-        by_hand.append(x[rng.integers(S, size=S)][:, rng.integers(n, size=n)].mean())
-    assert (low, high) == pytest.approx(tuple(np.percentile(by_hand, [2.5, 97.5])), abs=0.006)
-    assert high - low > np.subtract(*stats.paired_bootstrap(x.mean(0))[::-1]), "more than items alone would say"
-    assert stats.hierarchical_bootstrap(np.full((3, 5), 0.25)) == (0.25, 0.25) and stats.hierarchical_bootstrap(x) == (low, high)
-
-
-def test_ratio_bootstrap():
-    bottom = np.random.default_rng(0).random((4, 200)) + 0.5
-    assert stats.ratio_bootstrap(0.9 * bottom, bottom) == pytest.approx((0.9, 0.9)), "paired: what is common cancels"
-    low, high = stats.ratio_bootstrap(np.random.default_rng(1).random((4, 200)) + 0.5, bottom)
-    assert low < 1 < high
-    assert all(map(math.isnan, stats.ratio_bootstrap(bottom, np.zeros((4, 200)))))
-
-
-def test_seeds_needed_agrees_with_power_tables():
-    """Paired t-test, two-sided 5%, power 0.8: n = 34, 15, 10 for standardised effects 0.5, 0.8, 1.0 (Cohen; G*Power)."""
-    assert [stats.seeds_needed(effect, 1.0) for effect in (0.5, 0.8, 1.0)] == [34, 15, 10]
-    assert stats.seeds_needed(0.02, 0.0) == 6, "five seeds cannot reach p < 0.05 with signs"
 
 
 def row(bench, i, member, correct, sample=0, **more):
@@ -309,42 +263,13 @@ def test_seeds_are_run_one_after_the_other_and_full_is_ahead():
                      "single-s2", "single-s1002"]
 
 
-def test_unmatched_budgets():
-    assert ablation.unmatched({"a": 1.0, "b": 0.96, "c": 1.049}) == []
-    wrong = ablation.unmatched({"a": 0.94, "b": 1.2, "c": math.nan})
-    assert wrong == ["a spent 0.94 of what is due", "b spent 1.20 of what is due", "c spent nan of what is due"]
-
-
-def test_members_are_chosen_on_validation_and_told_on_test(tmp_path):
-    """Hand-written answers: S0 is better on validation and worse on test; seen items do not count."""
-    right = {"validation": dict(base=0, S0=1, S1=0), "test": dict(base=0, S0=0.25, S1=1)}
-    for split, members in right.items():
-        out = tmp_path / "run" / compare.folder(split)
-        out.mkdir(parents=True)
-        rows = [row("code_o", f"2/{i}", who, i < 4 * share, seen=False) for who, share in members.items() for i in range(4)]
-        rows += [row("code_o", "1/0", who, who == "S1", seen=True) for who in members]
-        (out / "answers.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    x = compare.measured([tmp_path / "run"])
-    assert {m: v.mean() for m, v in x.items()} == dict(chosen=0.25, weakest=1, mean=0.625, base=0) and len(x["mean"]) == 4
-
-    better = {m: v + 0.5 for m, v in x.items()}
-    spent = dict(tokens=1.0, rows=1.0, proposals=1.0, trained=1.0, runs=1, steps=5.0, hours=0.1)
-    results = {"full": [x] * 3, "pair": [better, x, better], "copy": [x] * 3}
-    result = dict(seeds=[0, 1, 2], budget="tokens", **compare.conclude(results, dict.fromkeys(results, spent), 0.02))
-    pair = result["arms"]["pair"]["mean"]
-    assert pair["by_seed"] == [0.5, 0, 0.5] and pair["p"] == 0.5 and pair["p_holm"] == 1
-    assert pair["interval"] == pytest.approx((0, 0.5)) and result["arms"]["copy"]["mean"]["difference"] == 0
-    assert pair["seeds_needed"] == stats.seeds_needed(0.02, np.std([0.5, 0, 0.5], ddof=1))
-    assert "no difference below can be called shown" in compare.table(result)
-
-
 def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
     flags = ["--base", str(micro_base), "--out", str(tmp_path / "arms"), "--device", "cpu"]
     for words, match in (("--arms no_evolution", "did you mean no-evolution"), ("--seeds 0,x", "whole numbers"),
                          ("--pop 3", "an even number from 4"), ("-- --steps 4", "the arms set it themselves"),
                          ("-- --lr -1", "--lr -1.0: must be positive"), ("--seeds 1000", "from 0 to 999"),
                          ("--steps 15", "nobody would be replaced before the end"),
-                         ("--effect 0", "--effect and --probe-every be positive")):
+                         ("--effect 0", "--effect, --probe-every and --samples be positive")):
         with pytest.raises(ValueError, match=match):
             ablation.main([*flags, "--plan", *words.split()])
     with pytest.raises(SystemExit) as end:
@@ -373,14 +298,25 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
              "--steps", "5", "--limit", "6", "--arms", "single-long", "--jobs", "1"]
     words = ["--", "--max-new-tokens", "48", "--evolve-every", "3"]
     assert ablation.main([*flags, *words]) == 0
+    table = capsys.readouterr().out.partition("1 of 1 seeds")[2].rpartition("\n/")[0]
     first = json.loads((tmp_path / "arms/summary.json").read_text())
-    assert set(first["arms"]) == {"full", "single-long"} and first["arms"]["single-long"]["mean"]["seeds_needed"] is None
-    assert abs(first["arms"]["single-long"]["tokens"] - 1) <= ablation.TOLERANCE
-    assert first["arms"]["full"]["steps"] == 5 and first["n_items"] > 0
+    assert set(first["spent"]) == {"full", "single-long"} and first["primary"][0]["needed"] is None
+    assert abs(first["spent"]["single-long"]["tokens"] - 1) <= 0.05
+    assert first["spent"]["full"]["steps"] == 5 and first["measures"]["pass16"]["full"]["mean"] is None
     logs = {path: path.read_bytes() for path in (tmp_path / "arms").glob("*.log")}
     assert ablation.main([*flags, *words]) == 0
     assert logs == {path: path.read_bytes() for path in logs}, "nothing is run twice"
     assert json.loads((tmp_path / "arms/summary.json").read_text()) == first
+
+    capsys.readouterr()
+    assert ablation.main([*flags, "--pack", str(tmp_path / "pack"), *words]) == 0
+    assert "2 finished runs" in capsys.readouterr().out
+    for source in ("pack", "arms"):
+        assert ablation.main(["--from", str(tmp_path / source)]) == 0
+        assert capsys.readouterr().out.partition("1 of 1 seeds")[2] == f"{table}\n", "without training"
+    packed = "".join(path.read_text(errors="replace") for path in (tmp_path / "pack").glob("*.json"))
+    assert str(tmp_path) not in packed and not list((tmp_path / "pack").rglob("*.safetensors"))
+    assert all(str(tmp_path) not in json.dumps(run.config) for run in records.opened(tmp_path / "pack").runs.values())
     with pytest.raises(ValueError, match="arms of another comparison: budget"):
         ablation.main([*flags, "--budget", "rows", *words])
     metrics = tmp_path / "arms/single-long-s0/metrics.jsonl"
