@@ -12,7 +12,7 @@ from pathlib import Path
 
 from eval.population import heldout
 from eval.population.arms import Arm
-from infra.checkpoint import RunDir, differing, task_of
+from infra.checkpoint import RunDir, differing
 
 SUFFIX = ".json.xz"
 HERE = ("base", "out", "anchors", "init", "heldout", "seed_tasks")     # paths on a run's machine
@@ -80,8 +80,7 @@ def read_answers(directory: Path, prompt_format: str) -> dict:
     think: member -> counts)).
     """
     rows = [json.loads(line) for line in (directory / "answers.jsonl").read_bytes().splitlines()]
-    lines = (directory / "items.jsonl").read_bytes().splitlines()[1:]
-    items = [heldout.Item(**row | dict(task=task_of(row["task"]))) for row in map(json.loads, lines)]
+    items = heldout.read_items(directory / "items.jsonl")
     heldout.note_thinking(rows, items, prompt_format)
     told = {}
     for row in rows:
