@@ -17,14 +17,25 @@ MATCHING = ("pfsp", "uniform", "hard", "round-robin", "all")
 OUTCOMES = ("expected", "half", "raw")
 EVOLVE = ("mixed", "mutation", "crossover", "svd", "layers", "mask", "noise", "dare", "layerwise", "svd_mix",
           "extrapolate", "copy", "mean", "none")
-ADVANTAGES = ("reinforce++", "grpo", "dr_grpo", "rloo")
-NORMALIZE = ("auto", "member", "kind", "off")
+BASELINES = ("group", "leave-one-out", "none")
+NORMALIZE = ("member", "kind", "off")
+WEIGHTS = ("member", "row", "constant")
+# What --algo sets where the command line says nothing. Sources: rl.py.
+ALGORITHMS = {"reinforce++": dict(
+    baseline="group", scale_rewards="none", normalize_advantages="member", token_weight="member",
+    ratio="token", loss="clip", clip_low=0.2, clip_high=0.2)}
+ALGORITHMS["rloo"] = ALGORITHMS["reinforce++"] | dict(baseline="leave-one-out", normalize_advantages="off")
+ALGORITHMS["dr_grpo"] = ALGORITHMS["reinforce++"] | dict(normalize_advantages="off", token_weight="constant")
+ALGORITHMS["grpo"] = ALGORITHMS["dr_grpo"] | dict(scale_rewards="group", token_weight="row")
+ALGORITHMS["gspo"] = ALGORITHMS["grpo"] | dict(ratio="sequence", clip_low=3e-4, clip_high=4e-4)
+ALGORITHMS["dapo"] = ALGORITHMS["grpo"] | dict(token_weight="member", clip_high=0.28)
+ALGORITHMS["cispo"] = ALGORITHMS["dapo"] | dict(loss="cispo", clip_low=1.0, clip_high=4.0)
 
 
 def flag(default, help, choices=None, kind=None):
-    """A field of Config: default, help text, legal values. None = the prompt format's preset, of the given kind."""
-    choices = choices and tuple(choices)
-    return field(default=default, metadata=dict(help=help, choices=choices, kind=kind or type(default)))
+    """A field of Config: default, help text, legal values. None = a preset's, of the given kind."""
+    kind = kind or (str if choices else type(default))
+    return field(default=default, metadata=dict(help=help, choices=choices and tuple(choices), kind=kind))
 
 
 @dataclass(frozen=True)
@@ -79,10 +90,16 @@ class Config:
     noise_margin: float = flag(0.1, "noise-proof: by how much the solve rate must beat guessing")
     student_reward: str = flag("graded", "graded: correct 1, wrong -0.5, malformed -1; binary: 1, 0, 0",
                                STUDENT_REWARDS)
-    algo: str = flag("reinforce++", "baseline and scale of rewards", ADVANTAGES)
-    normalize_advantages: str = flag("auto", "whitening over a member's tokens: per member, per member and task type "
-                                     "(TRR++), or off", NORMALIZE)
-    clip: float = flag(0.2, "PPO clip; with one epoch on policy the ratio is 1")
+    algo: str = flag("reinforce++", "sets those of the next eight flags that are not given", ALGORITHMS)
+    baseline: str = flag(None, "taken from a reward: the mean of its group, or of the others", BASELINES)
+    scale_rewards: str = flag(None, "divide by the group's standard deviation", ("none", "group"))
+    normalize_advantages: str = flag(None, "whiten by member and role (kind: + task type)", NORMALIZE)
+    token_weight: str = flag(None, "mean over all tokens, mean over rows' means, or Dr. GRPO's", WEIGHTS)
+    ratio: str = flag(None, "new to old probability of a token, or of the answer", ("token", "sequence"))
+    loss: str = flag(None, "PPO's, or CISPO's: clipped ratio x log-probability", ("clip", "cispo"))
+    clip_low: float = flag(None, "the ratio is at least 1 - this; in the first epoch it is 1", kind=float)
+    clip_high: float = flag(None, "the ratio is at most 1 + this", kind=float)
+    epochs: int = flag(1, "optimiser steps on the same rollouts")
     kl_coef: float = flag(0.0, "weight of the KL to the base")
     entropy_coef: float = flag(0.0, "weight of the entropy bonus")
     lr: float = flag(None, "Adam's learning rate of students, and of --single", kind=float)
@@ -138,9 +155,8 @@ PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # What check() demands of numbers.
 POSITIVE = ("steps", "rank", "alpha", "n_prompts", "proposals_per_prompt", "archive_cap", "samples_per_task",
-            "max_new_tokens", "clip",
-            "lr", "evolve_every", "probe_share", "save_every", "keep", "rollout_batch",
-            "tokens_per_microbatch", "workers", "cpu_s")
+            "max_new_tokens", "clip_low", "clip_high", "epochs", "lr", "evolve_every", "probe_share",
+            "save_every", "keep", "rollout_batch", "tokens_per_microbatch", "workers", "cpu_s")
 NOT_NEGATIVE = ("seed", "threads", "show", "n_few_shot", "max_digits", "max_output", "noise_margin", "lr_teacher", "kl_coef",
                 "entropy_coef", "outcome_band", "probe_every", "n_anchors", "n_heldout")
 SHARES = ("max_guess", "matching_floor", "probe_share")
@@ -154,6 +170,7 @@ RENAMED = {"style": "--prompt-format", "kinds": "--task-types", "group": "--prop
            "attempts": "--samples-per-task", "max_new": "--max-new-tokens", "kl": "--kl-coef", "entropy": "--entropy-coef",
            "advantage": "--algo", "whiten": "--normalize-advantages", "cull": "--replace-frac",
            "max_rows": "--rollout-batch", "token_budget": "--tokens-per-microbatch",
+           "clip": "--clip-low and --clip-high",
            "replay": "python -m infra.replay RUN STEP [T2:S1]", "gate_leak": "--invalid-penalty 0"}
 
 
@@ -163,13 +180,13 @@ def spelled(name: str) -> str:
 
 
 def default_of(f: dataclasses.Field) -> str:
-    """A default in words, by prompt format where these differ ("micro: 80; chat, base, direct: 200"); "" = none."""
-    formats = {}
-    for prompt_format, preset in PRESETS.items():
-        formats.setdefault(preset.get(f.name, f.default), []).append(prompt_format)
-    if len(formats) > 1:
-        return "; ".join(f"{', '.join(names)}: {value}" for value, names in formats.items())
-    value, = formats
+    """A default in words, by prompt format or --algo where these differ ("micro: 8; chat: 32"); "" = none."""
+    names_of = {}
+    for name, preset in (ALGORITHMS if f.name in ALGORITHMS[Config.algo] else PRESETS).items():
+        names_of.setdefault(preset.get(f.name, f.default), []).append(name)
+    if len(names_of) > 1:
+        return "; ".join(f"{', '.join(names)}: {value}" for value, names in names_of.items())
+    value, = names_of
     return "" if value is None or value is False else str(value)
 
 
@@ -228,9 +245,10 @@ def config_of_run(saved: dict, path) -> Config:
 
 
 def resolve_config(cfg: Config, prompt_format: str) -> Config:
-    """Fill in the prompt format's presets and what follows from other flags. Raises ValueError with the fix."""
-    presets = {name: value for name, value in PRESETS[prompt_format].items() if getattr(cfg, name) is None}
-    cfg = dataclasses.replace(cfg, prompt_format=prompt_format, **presets)
+    """Fill in what prompt format, --algo and other flags imply. Raises ValueError with the fix."""
+    presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo]
+    missing = {name: value for name, value in presets.items() if getattr(cfg, name) is None}
+    cfg = dataclasses.replace(cfg, prompt_format=prompt_format, **missing)
     half = 1 if cfg.single else cfg.pop // 2
     grace = cfg.evolve_every if cfg.grace < 0 else cfg.grace
     duplicate_penalty = cfg.invalid_penalty if cfg.duplicate_penalty is None else cfg.duplicate_penalty

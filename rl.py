@@ -1,115 +1,149 @@
 """Advantages, loss and the joint update: every member learns from its own rows, all in one pass.
 
-REINFORCE++ with baseline (arXiv 2501.03262): subtract the prompt group's mean, copy to the row's tokens, whiten over the
-valid tokens of one member in one role. The loss of a member is the mean over its own valid tokens, so that its step does
-not depend on who else is in the batch; gradients of the stacked factors are sums over members, clipped per member.
+The loss is PPO's (1707.06347) with a baseline from the prompt's group in place of a critic. Where algorithms
+differ is a choice of its own in UpdateConfig; config.ALGORITHMS says what each chooses:
+
+    reinforce++  2501.03262   reward less the group's mean, whitened over a member's tokens of one role
+    rloo         2402.14740   reward less the mean of the group's others
+    grpo         2402.03300   divided by the group's deviation; rows count the same, however long
+    dr_grpo      2503.20783   grpo without both: no deviation, a constant for the row's length
+    gspo         2507.18071   grpo with one ratio for a whole answer
+    dapo         2503.14476   grpo with a mean over tokens, and clipped later upwards
+    cispo        2506.13585   a clipped ratio as the weight of every token: PPO's clip drops tokens
+
+A member's loss is a sum over its own tokens: its step does not depend on who else is in the batch.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
-from config import ADVANTAGES, NORMALIZE
 from generate import Rollout
 from lora import Adapters, LoRARouter
 from model import Base
 
-CHUNK = 1 << 25                            # logits computed at a time: a 152k vocabulary never exists for a whole batch
+CHUNK = 1 << 25                            # logits that exist at once: a whole batch's would fill a GPU
+SUMS = ("trained_tokens", "kl", "entropy", "train_rollout_logprob_diff", "clip_frac", "approx_kl")
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """What the update reads of a run's Config, by the same names. The defaults are REINFORCE++, one epoch."""
+    baseline: str = "group"                # group: its mean; leave-one-out: the mean of the others; none
+    scale_rewards: str = "none"            # group: divide by the group's standard deviation; none
+    normalize_advantages: str = "member"   # whiten by member and role; kind: by task type too; off
+    token_weight: str = "member"           # member, row or constant: see the function of this name
+    ratio: str = "token"                   # new / old probability of a token, or of the answer: sequence
+    loss: str = "clip"                     # PPO's, or cispo
+    clip_low: float = 0.2                  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.2
+    epochs: int = 1                        # optimiser steps on one batch; in the first the ratio is 1
+    kl_coef: float = 0.0                   # of the KL to the bare base
+    entropy_coef: float = 0.0
+    temperature: float = 1.0               # that the rows were sampled at
+    max_new_tokens: int = 128              # the constant in token_weight
+    tokens_per_microbatch: int = 8192
+
+    @classmethod
+    def of(cls, cfg) -> "UpdateConfig":
+        """Of a config.Config that resolve_config has filled in."""
+        return cls(**{f.name: getattr(cfg, f.name) for f in fields(cls)})
 
 
 @dataclass
 class Batch:
-    """What one step learns from: N rows with their rewards and the groups that baselines and whitening are taken over."""
+    """What one step learns from: N rows, their rewards, and the groups of baselines and whitening."""
     rollout: Rollout
     reward: torch.Tensor                   # (N,) float32
     group: torch.Tensor                    # (N,) rows of one prompt share a number
-    role: torch.Tensor                     # (N,) 0 teacher, 1 student: a single agent plays both, and they are whitened apart
-    kind: torch.Tensor                     # (N,) index of the task kind
+    role: torch.Tensor                     # (N,) number of the role: a single agent plays all, whitened apart
+    kind: torch.Tensor                     # (N,) index of the task type
 
 
-# --- advantages ---------------------------------------------------------------------------------------------------------
+# --- advantages ---------------------------------------------------------------------------------------------
 
-def group_mean(x: torch.Tensor, group: torch.Tensor, weight: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted mean and standard deviation of x (N,) within each row's group (N,), copied to the rows; float64 inside."""
-    x, weight = x.double(), (torch.ones_like(x) if weight is None else weight).double()
+def group_mean(x: torch.Tensor, group: torch.Tensor, weight: torch.Tensor | None = None):
+    """Weighted mean and standard deviation of x (N,) in each row's group (N,), for each row; in float64."""
+    x = x.double()
+    weight = torch.ones_like(x) if weight is None else weight.double()
     _, index = group.unique(return_inverse=True)
-    total = lambda y: torch.zeros(int(index.max()) + 1, dtype=torch.float64, device=x.device).index_add_(0, index, y)
+    n_groups = int(index.max()) + 1
+
+    def total(y):
+        return torch.zeros(n_groups, dtype=torch.float64, device=x.device).index_add_(0, index, y)
+
     mass = total(weight).clamp_min(1e-12)
     mean = (total(weight * x) / mass)[index]
     var = (total(weight * (x - mean) ** 2) / mass)[index]
     return mean, var.sqrt()
 
 
-def advantages(batch: Batch, method: str = "reinforce++", normalize_advantages: str = "auto") -> torch.Tensor:
+def advantages(batch: Batch, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor:
     """One advantage per row (N,) float32, the same for each of its tokens.
 
-    method: reinforce++ and dr_grpo subtract the group's mean; grpo also divides by its standard deviation; rloo subtracts
-    the mean of the others (2402.14740). normalize_advantages: over the answer tokens of one member in one role (member; auto for
-    reinforce++), per member, role and kind (kind: AZR's TRR++), or not at all (off; auto for the others).
-    Rows of groups without variance get exactly 0 and take no part in the whitening. A reward that is not finite makes its
-    member's advantages NaN, which `accumulate` reports.
+    Rows of groups without variance get exactly 0 and take no part in the whitening, unless there is neither
+    baseline nor scale. A reward that is not finite makes NaN, which `accumulate` reports.
     """
-    assert method in ADVANTAGES and normalize_advantages in NORMALIZE, (method, normalize_advantages)
-    r = batch.reward
-    mean, std = group_mean(r, batch.group)
-    has_variance = ~(std <= 1e-6)                                            # NaN counts as has_variance: it must be seen, not silenced
-    d = (r.double() - mean).masked_fill(~has_variance, 0.0)
-    if method == "grpo":
-        d = d / (std + 1e-6)
-    if method == "rloo":
-        _, index, count = batch.group.unique(return_inverse=True, return_counts=True)
-        d = d * (count / (count - 1).clamp_min(1))[index]
-    if normalize_advantages == "auto":
-        normalize_advantages = "member" if method == "reinforce++" else "off"
-    if normalize_advantages != "off" and has_variance.any():
-        key = batch.rollout.member * 2 + batch.role
-        if normalize_advantages == "kind":
-            key = key * (int(batch.kind.max()) + 1) + batch.kind
-        mean, std = group_mean(d, key, batch.rollout.n_tokens * has_variance)
-        d = ((d - mean) / (std + 1e-6)).masked_fill(~has_variance, 0.0)
-    return d.float()
+    mean, std = group_mean(batch.reward, batch.group)
+    adv = batch.reward.double()
+    has_variance = ~(std <= 1e-6) | (cfg.baseline == cfg.scale_rewards == "none")      # true for NaN
+    if cfg.baseline != "none":
+        adv = adv - mean
+    if cfg.baseline == "leave-one-out":                    # r - mean of n - 1 others = (r - mean) n / (n - 1)
+        _, index, n = batch.group.unique(return_inverse=True, return_counts=True)
+        adv = adv * (n / (n - 1).clamp_min(1))[index]
+    if cfg.scale_rewards == "group":
+        adv = adv / (std + 1e-6)
+    adv = adv.masked_fill(~has_variance, 0.0)
+    if cfg.normalize_advantages != "off" and has_variance.any():
+        columns = [batch.rollout.member, batch.role]
+        if cfg.normalize_advantages == "kind":
+            columns.append(batch.kind)
+        _, group = torch.stack(columns, 1).unique(dim=0, return_inverse=True)
+        mean, std = group_mean(adv, group, batch.rollout.n_tokens * has_variance)
+        adv = ((adv - mean) / (std + 1e-6)).masked_fill(~has_variance, 0.0)
+    return adv.float()
 
 
-def token_weight(rollout: Rollout, method: str, max_new_tokens: int) -> torch.Tensor:
-    """Weight (N,) of each of a row's tokens in its member's loss; the denominator of the mean.
-
-    1 / the member's answer tokens; grpo: 1 / (the member's rows x the row's tokens); dr_grpo: 1 / (rows x max_new_tokens) (2503.20783).
-    """
+def token_weight(rollout: Rollout, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor:
+    """Weight (N,) of each of a row's tokens in its member's loss: 1 / the mean's denominator. That is the
+    member's answer tokens (member), rows x the row's tokens (row), or rows x max_new_tokens (constant)."""
     member_mask = rollout.member[:, None] == rollout.member[None]
-    rows, tokens = member_mask.sum(1), (member_mask * rollout.n_tokens[None]).sum(1)
-    if method == "grpo":
+    rows = member_mask.sum(1)
+    if cfg.token_weight == "row":
         return 1.0 / (rows * rollout.n_tokens)
-    return 1.0 / (rows * max_new_tokens) if method == "dr_grpo" else 1.0 / tokens
+    if cfg.token_weight == "constant":
+        return 1.0 / (rows * cfg.max_new_tokens)
+    return 1.0 / (member_mask * rollout.n_tokens[None]).sum(1)
 
 
-# --- packing ----------------------------------------------------------------------------------------------------------
+# --- packing ------------------------------------------------------------------------------------------------
 #
 # One copy of each prompt, its answers behind it: what the update runs instead of one row an answer.
 #
-#     p p p p a a a b b         a line: prompt p, then answers a and b of one member to it, each without its last token
-#     0 1 2 3 4 5 6 4 5         positions: every answer goes on from the prompt
+#     p p p p a a a b b       a line: prompt p, then answers a and b of one member, each less its last token
+#     0 1 2 3 4 5 6 4 5       positions: every answer goes on from the prompt
 #
-# A token sees the prompt and its own answer up to itself, so that the states and gradients are those of separate rows. The
-# prompt's are computed once: eight proposals of 40 tokens to a prompt of 500 cost 812 tokens instead of 4,312.
-#
-# All functions read single numbers of a rollout: it should lie in the processor's memory, where that makes nobody wait.
+# A token sees the prompt and its own answer up to itself, so that states and gradients are those of separate
+# rows. Eight proposals of 40 tokens to a prompt of 500 cost 812 tokens instead of 4,312.
 
-Line = list[int]                       # rows of a rollout that share a member and a prompt
+Line = list[int]                           # rows of a rollout that share a member and a prompt
 
 
 @dataclass
 class Packed:
-    """G lines of T tokens, padded on the right and ordered by member, and where their M answer tokens are predicted."""
-    ids: torch.Tensor                  # (G, T) int64
-    positions: torch.Tensor            # (G, T)
-    mask: torch.Tensor | None          # (G, 1, T, T) true where a token is seen; None = causal, no line holds two answers
-    member: torch.Tensor               # (G,)
-    source: torch.Tensor               # (M,) index into the flattened (G T) states
-    target: torch.Tensor               # (M,) the answer token
-    row: torch.Tensor                  # (M,) its row in the rollout
-    logp: torch.Tensor                 # (M,) its log-probability in the rollout
+    """G lines of T tokens, padded on the right, by member, and where their M answer tokens are predicted."""
+    ids: torch.Tensor                      # (G, T) int64
+    positions: torch.Tensor                # (G, T)
+    mask: torch.Tensor | None              # (G, 1, T, T) true where seen; None = causal: one answer a line
+    member: torch.Tensor                   # (G,)
+    source: torch.Tensor                   # (M,) index into the flattened (G T) states
+    target: torch.Tensor                   # (M,) the answer token
+    row: torch.Tensor                      # (M,) its row in the rollout
+    column: torch.Tensor                   # (M,) its place in that row
+    logp: torch.Tensor                     # (M,) its log-probability in the rollout
 
 
 def size(rollout: Rollout, line: Line) -> int:
@@ -118,23 +152,25 @@ def size(rollout: Rollout, line: Line) -> int:
 
 
 def lines(rollout: Rollout, rows: list[int], budget: int) -> list[Line]:
-    """Put rows of one member and prompt into lines of at most `budget` tokens; a longer row has a line of its own."""
-    same: dict[tuple, list[Line]] = {}
+    """Put rows of one member and prompt into lines of at most `budget` tokens, a longer row into its own."""
+    groups: dict[tuple, list[Line]] = {}                   # lines by member and prompt
     cost = (rollout.n_tokens - 1).tolist()
     for i in rows:
         prompt = rollout.ids[i, :rollout.prompt_len[i]].tolist()
-        group = same.setdefault((int(rollout.member[i]), *prompt), [[]])
-        if group[-1] and len(prompt) + sum(cost[j] for j in group[-1]) + cost[i] > budget:
+        group = groups.setdefault((int(rollout.member[i]), *prompt), [[]])
+        used = len(prompt) + sum(cost[j] for j in group[-1])
+        if group[-1] and used + cost[i] > budget:
             group.append([])
         group[-1].append(i)
-    return [line for group in same.values() for line in group]
+    return sum(groups.values(), [])
 
 
 def micro_batches(rollout: Rollout, rows: list[int], budget: int) -> list[list[Line]]:
-    """Split rows into batches of lines of at most `budget` padded tokens, similar lengths together; at least one line each."""
-    todo, out = sorted((size(rollout, line), line) for line in lines(rollout, rows, budget)), []
+    """Split rows into batches of lines of at most `budget` padded tokens, similar lengths together."""
+    todo = sorted((size(rollout, line), line) for line in lines(rollout, rows, budget))
+    out = []
     while todo:
-        n = 1
+        n = 1                                              # a line beyond the budget runs alone
         while n < len(todo) and (n + 1) * todo[n][0] <= budget:
             n += 1
         out.append([line for _, line in todo[:n]])
@@ -146,70 +182,77 @@ def pack(rollout: Rollout, batch: list[Line], device="cpu") -> Packed:
     """Lay out a batch of lines, on the given device."""
     batch = sorted(batch, key=lambda line: int(rollout.member[line[0]]))
     G, T = len(batch), max(size(rollout, line) for line in batch)
-    row, position, answer = (torch.full((G, T), fill) for fill in (0, 0, -1))          # answer: 0 = the prompt, -1 = padding
+    row, position = torch.zeros(2, G, T, dtype=torch.int64)
+    answer = torch.full((G, T), -1)                        # 0 = prompt; 1, 2, ... = answers; -1 = padding
     source, targets = [], []
-    start, end = rollout.prompt_len.tolist(), rollout.length.tolist()
     for g, line in enumerate(batch):
-        P = at = start[line[0]]
-        row[g, :P], position[g, :P], answer[g, :P] = line[0], torch.arange(P), 0
+        P = at = int(rollout.prompt_len[line[0]])
+        row[g, :P] = line[0]
+        position[g, :P] = torch.arange(P)
+        answer[g, :P] = 0
         for a, i in enumerate(line, 1):
-            n = end[i] - P
-            here = slice(at, at + n - 1)
-            row[g, here], position[g, here], answer[g, here] = i, torch.arange(P, end[i] - 1), a
-            source += [g * T + P - 1, *range(g * T + at, g * T + at + n - 1)]      # the prompt's last token predicts the first
-            targets += [(i, t) for t in range(P, end[i])]
-            at += n - 1
+            n = int(rollout.n_tokens[i]) - 1               # the last token is predicted, and not read
+            here = slice(at, at + n)
+            row[g, here] = i
+            position[g, here] = torch.arange(P, P + n)
+            answer[g, here] = a
+            source += [g * T + P - 1, *range(g * T + at, g * T + at + n)]      # the prompt predicts the first
+            targets += [(i, t) for t in range(P, P + n + 1)]
+            at += n
     of, t = torch.tensor(targets).unbind(1)
     ids, answer = rollout.ids[row, position] * (answer >= 0), answer.to(device)
     seen = (answer[:, None] == answer[..., None]) | (answer[:, None] == 0)             # (G, T, T): query, key
     mask = None if max(map(len, batch)) == 1 else (seen & torch.ones_like(seen).tril())[:, None]
-    here = ids, position, rollout.member[row[:, 0]], torch.tensor(source), rollout.ids[of, t], of, rollout.logp[of, t]
-    ids, position, *rest = (x.to(device) for x in here)
+    here = ids, position, rollout.member[row[:, 0]], torch.tensor(source), rollout.ids[of, t], of, t
+    ids, position, *rest = (x.to(device) for x in (*here, rollout.logp[of, t]))
     return Packed(ids, position, mask, *rest)
 
 
-# --- loss and update -----------------------------------------------------------------------------------------------------
+# --- loss and update ----------------------------------------------------------------------------------------
 
 def token_logp(base: Base, hidden: torch.Tensor, target: torch.Tensor, temperature: float, entropy: bool):
-    """Log-probability (M,) of target tokens (M,) given hidden states (M, C), and the entropy (M,) or None; float32.
-
-    Works in checkpointed chunks, so that at most CHUNK logits exist at once.
-    """
+    """Log-probability (M,) of target tokens (M,) given states (M, C), and entropy (M,) or None; float32.
+    Works in checkpointed chunks, so that at most CHUNK logits exist at once."""
     def piece(h, y):
         logp = (base.model.logits(h).float() / temperature).log_softmax(-1)
-        return logp.gather(1, y[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1) if entropy else None
+        H = -(logp.exp() * logp).sum(-1) if entropy else None
+        return logp.gather(1, y[:, None]).squeeze(1), H
 
-    size = max(1, CHUNK // base.model.cfg.vocab_size)
-    if len(target) <= size:
+    n = max(1, CHUNK // base.model.cfg.vocab_size)
+    if len(target) <= n:
         return piece(hidden, target)
-    parts = [checkpoint(piece, h, y, use_reentrant=False) for h, y in zip(hidden.split(size), target.split(size))]
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]) if entropy else None
+    parts = [checkpoint(piece, h, y, use_reentrant=False) for h, y in zip(hidden.split(n), target.split(n))]
+    logp = torch.cat([part[0] for part in parts])
+    return logp, torch.cat([part[1] for part in parts]) if entropy else None
 
 
 class Adam:
-    """AdamW without decay over stacked factors, with moments, step counter, gradient norm and rate per member."""
+    """AdamW without decay over stacked factors; moments, steps, gradient norm and rate per member."""
 
-    def __init__(self, adapters: Adapters, lr: list[float], betas=(0.9, 0.95), eps: float = 1e-8, clip: float = 1.0):
+    def __init__(self, adapters: Adapters, lr: list[float], betas=(0.9, 0.95), eps=1e-8, clip=1.0):
         self.params = adapters.parameters()
         device = self.params[0].device
-        self.lr, self.betas, self.eps, self.clip = torch.tensor(lr, device=device), betas, eps, clip
+        self.lr = torch.tensor(lr, device=device)
+        self.betas, self.eps, self.clip = betas, eps, clip
         self.m, self.v = [[torch.zeros_like(p, requires_grad=False) for p in self.params] for _ in range(2)]
         self.steps = torch.zeros(adapters.n_members, dtype=torch.int64, device=device)
 
     @torch.no_grad()
     def step(self, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Update the active members (P,) bool from .grad and clear it; the others are not touched in any bit.
+        """Update the active members (P,) bool from .grad and clear it; no bit of the others is touched.
 
-        Returns gradient norms before clipping (P,) and which members were skipped for a non-finite gradient (P,).
+        Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,).
         """
         norm = torch.stack([p.grad.double().pow(2).sum((1, 2)) for p in self.params]).sum(0).sqrt()
         skipped = active & ~norm.isfinite()
         a = (active & norm.isfinite()).nonzero().squeeze(1)
         if len(a):
             self.steps[a] += 1
-            wide, (b1, b2), t = lambda x: x.float()[:, None, None], self.betas, self.steps[a].double()
-            scale = wide((self.clip / (norm[a] + 1e-6)).clamp_max(1.0))
-            lr_hat, root_hat = wide(self.lr[a] / (1 - b1 ** t)), wide((1 - b2 ** t).rsqrt())     # Adam's bias corrections
+            b1, b2 = self.betas
+            t = self.steps[a].double()
+            scale = (self.clip / (norm[a] + 1e-6)).clamp_max(1.0).float()[:, None, None]
+            lr_hat = (self.lr[a] / (1 - b1 ** t)).float()[:, None, None]       # with Adam's bias corrections
+            root_hat = (1 - b2 ** t).rsqrt().float()[:, None, None]
             for p, m, v in zip(self.params, self.m, self.v):
                 g = p.grad[a] * scale
                 m[a] = m[a].lerp(g, 1 - b1)
@@ -227,7 +270,8 @@ class Adam:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Flat named tensors for safetensors."""
-        return {"steps": self.steps, **{f"m.{i}": x for i, x in enumerate(self.m)}, **{f"v.{i}": x for i, x in enumerate(self.v)}}
+        first = {f"m.{i}": x for i, x in enumerate(self.m)}
+        return {"steps": self.steps} | first | {f"v.{i}": x for i, x in enumerate(self.v)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Inverse of state_dict, in place."""
@@ -235,92 +279,121 @@ class Adam:
             x.copy_(state[name])
 
 
-def token_losses(base: Base, route: LoRARouter, p: Packed, adv: torch.Tensor, temperature: float, kl: float, entropy: float,
-                 clip: float, checkpointing: bool = False):
-    """Loss of each answer token (M,) of packed rows with advantages (N,), and sums (float64) for the log. Looks at no value.
+def policy_loss(logp: torch.Tensor, old: torch.Tensor, p: Packed, adv: torch.Tensor, cfg: UpdateConfig):
+    """Loss of each token (M,) from its log-probability now and when sampled; whether its ratio is clipped.
 
-    -min(ratio adv, clip(ratio) adv) + kl k3 - entropy H; on policy the ratio is 1 in value, so that the gradient is the
-    plain policy gradient (PPO, eq. 7).
+    clip: -min(ratio A, clip(ratio) A) (PPO, eq. 7). cispo: -clip(ratio) A logp, the ratio without gradient
+    (MiniMax-M1, eq. 4). A sequence's ratio is the geometric mean of its tokens' (GSPO, eq. 7).
     """
-    states = lambda lora: base.model(p.ids, p.positions, p.mask, lora=lora, checkpointing=checkpointing).flatten(0, 1)[p.source]
-    total = lambda x: x.detach().double().sum()
-    route.weights.materialize(base.model.fused_linears())                     # outside of what checkpointing computes twice
-    logp, H = token_logp(base, states(route), p.target, temperature, bool(entropy))
-    ratio, a = (logp - logp.detach()).exp(), adv[p.row]
-    loss = -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
-    # the gap: rollout and training compute the same number in two ways
-    sums = dict(kl=0.0, entropy=0.0, train_rollout_logprob_diff=total((logp.detach() - p.logp).abs()), trained_tokens=len(p.target))
-    if kl:
+    log_ratio = logp - old
+    if cfg.ratio == "sequence":
+        zeros = torch.zeros_like(adv)                      # index_add has no fixed order on a GPU
+        total = zeros.index_put((p.row,), log_ratio, accumulate=True)
+        n_tokens = zeros.index_put((p.row,), torch.ones_like(log_ratio), accumulate=True)
+        log_ratio = (total / n_tokens)[p.row]
+    ratio, A = log_ratio.exp(), adv[p.row]
+    clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high)
+    if cfg.loss == "cispo":
+        return -clipped.detach() * A * logp, ratio != clipped
+    return -torch.minimum(ratio * A, clipped * A), ratio != clipped
+
+
+def token_losses(base: Base, route: LoRARouter, p: Packed, adv: torch.Tensor, cfg: UpdateConfig,
+                 on_policy: bool = True, checkpointing: bool = False):
+    """Loss and log-probability (M,) of the answer tokens of packed rows with advantages (N,), and SUMS.
+
+    policy_loss + kl_coef k3 - entropy_coef H. on_policy: nothing moved since the rows were sampled, the ratio
+    is 1, the gradient the plain policy gradient; else p.logp is from then. Looks at no value.
+    """
+    def states(lora):
+        hidden = base.model(p.ids, p.positions, p.mask, lora=lora, checkpointing=checkpointing)
+        return hidden.flatten(0, 1)[p.source]
+
+    def k3(log_ratio):                                     # http://joschu.net/blog/kl-approx.html
+        return log_ratio.exp() - log_ratio - 1
+
+    route.weights.materialize(base.model.fused_linears())  # outside of what checkpointing computes twice
+    logp, H = token_logp(base, states(route), p.target, cfg.temperature, bool(cfg.entropy_coef))
+    now = logp.detach()
+    loss, clipped = policy_loss(logp, now if on_policy else p.logp, p, adv, cfg)
+    if on_policy:                                          # rollout and training compute the same in two ways
+        terms = dict(train_rollout_logprob_diff=(now - p.logp).abs())
+    else:
+        terms = dict(clip_frac=clipped, approx_kl=k3(now - p.logp))
+    if cfg.kl_coef:
         with torch.no_grad():
-            plain = token_logp(base, states(None), p.target, temperature, False)[0]
-        k3 = (plain - logp).exp() - (plain - logp) - 1               # http://joschu.net/blog/kl-approx.html
-        loss, sums["kl"] = loss + kl * k3, total(k3)
-    if entropy:
-        loss, sums["entropy"] = loss - entropy * H, total(H)
-    return loss, sums
+            plain = token_logp(base, states(None), p.target, cfg.temperature, False)[0]
+        terms["kl"] = k3(plain - logp)
+        loss = loss + cfg.kl_coef * terms["kl"]
+    if cfg.entropy_coef:
+        terms["entropy"] = H
+        loss = loss - cfg.entropy_coef * H
+    sums = {name: x.detach().double().sum() for name, x in terms.items()}
+    return loss, now, dict.fromkeys(SUMS, 0.0) | sums | dict(trained_tokens=len(now))
 
 
-def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, weight: torch.Tensor, *, temperature: float = 1.0,
-               kl: float = 0.0, entropy: float = 0.0, clip: float = 0.2, tokens_per_microbatch: int = 8192, rank: int = 0, world: int = 1,
-               desc: str = ""):
+def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, cfg=UpdateConfig(), *,
+               old: torch.Tensor | None = None, rank: int = 0, world: int = 1, desc: str = ""):
     """Put the gradient of every member's loss into the stacked factors' .grad, summed over all processes.
 
-    A member's loss is the sum over its tokens of weight (N,) times the token's loss. Rows that cannot contribute are left
-    out; a row longer than the budget runs alone and with activation checkpointing. Rows of a member with a non-finite loss
-    leave the batch, so that they cannot spoil their neighbours' gradients.
-    Returns sums over the trained tokens (kl, entropy, train_rollout_logprob_diff, trained_tokens) and the members (P,) bool with a non-finite loss.
+    A member's loss is the sum over its tokens of token_weight times the token's loss. Rows that cannot
+    contribute are left out; one beyond the budget runs alone and checkpointed. A member with a non-finite
+    loss leaves the batch, lest it spoil its neighbours'. old (N, T): log-probabilities when sampled, if the
+    policy has moved since. Returns SUMS of all trained tokens, the members (P,) bool with a non-finite loss,
+    and the log-probabilities (N, T) of those tokens that this process trained.
     """
-    params, device, rollout = adapters.parameters(), adv.device, batch.rollout.to("cpu")
+    rollout = (batch.rollout if old is None else replace(batch.rollout, logp=old)).to("cpu")
+    weight, logp = token_weight(batch.rollout, cfg), torch.zeros_like(batch.rollout.logp)
     member, advantage = rollout.member.tolist(), adv.tolist()
-
-    def sweep(parts: list[list[Line]]):
-        """One pass over the micro-batches into fresh .grad: sums for the log, and who (P,) had a loss that is not finite."""
-        for p in params:
-            p.grad = torch.zeros_like(p)
-        stats, nonfinite_members = dict.fromkeys(("kl", "entropy", "train_rollout_logprob_diff", "trained_tokens"), 0.0), set()
-        for part in tqdm(parts, desc=desc, leave=False, disable=not desc):
-            while part := [line for line in part if member[line[0]] not in nonfinite_members]:      # again without those whose loss broke
-                packed = pack(rollout, part, device)
-                long = packed.ids.numel() > tokens_per_microbatch             # a row that exceeds the budget alone
-                route = adapters.route(packed.member, base.model.embedding.dtype)
-                loss, sums = token_losses(base, route, packed, adv, temperature, kl, entropy, clip, checkpointing=long)
-                if loss.isfinite().all():
-                    (loss * weight[packed.row]).sum().backward()
-                    stats = {k: stats[k] + v for k, v in sums.items()}
-                    break
-                nonfinite_members |= {member[i] for i in packed.row[~loss.isfinite()].tolist()}
-        return {k: float(v) for k, v in stats.items()}, torch.tensor([p in nonfinite_members for p in range(adapters.n_members)], device=device)
-
-    rows = [i for i in range(len(adv)) if member[i] >= 0 and (kl or entropy or advantage[i] != 0)]
-    parts = micro_batches(rollout, rows, tokens_per_microbatch)[rank::world]
-    stats, nonfinite_members = sweep(parts)
+    every_row = cfg.kl_coef or cfg.entropy_coef
+    rows = [i for i in range(len(adv)) if member[i] >= 0 and (every_row or advantage[i] != 0)]
+    for p in adapters.parameters():
+        p.grad = torch.zeros_like(p)
+    sums, nonfinite = dict.fromkeys(SUMS, 0.0), set()
+    parts = micro_batches(rollout, rows, cfg.tokens_per_microbatch)[rank::world]
+    for part in tqdm(parts, desc=desc, leave=False, disable=not desc):
+        while part := [line for line in part if member[line[0]] not in nonfinite]:
+            packed = pack(rollout, part, adv.device)
+            is_long = packed.ids.numel() > cfg.tokens_per_microbatch
+            route = adapters.route(packed.member, base.model.embedding.dtype)
+            loss, now, found = token_losses(base, route, packed, adv, cfg, old is None, is_long)
+            if loss.isfinite().all():
+                (loss * weight[packed.row]).sum().backward()
+                logp[packed.row, packed.column] = now
+                sums = {name: sums[name] + found[name] for name in SUMS}
+                break
+            nonfinite |= {member[i] for i in packed.row[~loss.isfinite()].tolist()}
+    sums = torch.tensor([*map(float, sums.values())], dtype=torch.float64, device=adv.device)
+    broken = torch.tensor([float(p in nonfinite) for p in range(adapters.n_members)], device=adv.device)
     if world > 1:
-        for p in params:
-            dist.all_reduce(p.grad)
-        sums = torch.tensor([*stats.values(), *nonfinite_members.tolist()], dtype=torch.float64, device=device)
-        dist.all_reduce(sums)
-        stats, nonfinite_members = dict(zip(stats, sums[:len(stats)].tolist())), sums[len(stats):] > 0
-    return stats, nonfinite_members
+        for x in (sums, broken, *(p.grad for p in adapters.parameters())):
+            dist.all_reduce(x)
+    return dict(zip(SUMS, sums.tolist())), broken > 0, logp
 
 
-def finish(adam: Adam, batch: Batch, stats: dict, nonfinite_members: torch.Tensor) -> dict:
-    """The optimiser step on accumulated gradients: members with rows move, the others are not touched, nor those in `nonfinite_members`.
-    A member whose rows all have advantage 0 has a zero gradient and moves by its momentum, as in any Adam.
+def update(base: Base, adapters: Adapters, adam: Adam, batch: Batch, adv: torch.Tensor, cfg=UpdateConfig(),
+           first=None, **where) -> dict:
+    """cfg.epochs optimiser steps: members with rows move, by momentum alone where all advantages are 0;
+    others are not touched, nor from then on is one whose loss or gradient is not finite.
 
-    Returns trained_tokens; per trained token kl, entropy and train_rollout_logprob_diff, |log-probability in training - in the rollout|;
-    grad_norm per member (list) and skipped members (list).
+    first: what `accumulate` returned for the first epoch, if it was called; where: its rank, world and desc.
+    Returns trained_tokens and skipped members of all epochs; of the first, grad_norm per member and means per
+    token of kl, entropy and train_rollout_logprob_diff, |log-probability in training - in rollout|; of the
+    last, if there are several, clip_frac and approx_kl, both against the policy before the first.
     """
-    active = torch.zeros_like(nonfinite_members)
-    active[batch.rollout.member[batch.rollout.member >= 0]] = True
-    norm, skipped = adam.step(active & ~nonfinite_members)
-    tokens = max(1, stats["trained_tokens"])
-    return dict(trained_tokens=int(stats["trained_tokens"]), kl=stats["kl"] / tokens, entropy=stats["entropy"] / tokens,
-                train_rollout_logprob_diff=stats["train_rollout_logprob_diff"] / tokens, grad_norm=[round(x, 6) for x in norm.tolist()],
-                skipped=(skipped | nonfinite_members).nonzero().squeeze(1).tolist())
-
-
-def update(base: Base, adapters: Adapters, adam: Adam, batch: Batch, adv: torch.Tensor, *, method: str = "reinforce++",
-           max_new_tokens: int = 128, **loss) -> dict:
-    """`accumulate` and `finish` in one call, where nothing comes in between as it does in train.py; `loss`: see `accumulate`."""
-    weight = token_weight(batch.rollout, method, max_new_tokens).float()
-    return finish(adam, batch, *accumulate(base, adapters, batch, adv, weight, **loss))
+    sums, broken, logp = first or accumulate(base, adapters, batch, adv, cfg, **where)
+    has_rows = torch.zeros_like(broken)
+    has_rows[batch.rollout.member[batch.rollout.member >= 0]] = True
+    norm, skipped = adam.step(has_rows & ~broken)
+    skipped = skipped | broken
+    last, trained = sums, sums["trained_tokens"]
+    for _ in range(1, cfg.epochs):
+        last, broken, _ = accumulate(base, adapters, batch, adv, cfg, old=logp, **where)
+        skipped |= broken
+        skipped |= adam.step(has_rows & ~skipped)[1]
+        trained += last["trained_tokens"]
+    means = {name: sums[name] / max(1, sums["trained_tokens"]) for name in SUMS[1:4]}
+    if cfg.epochs > 1:
+        means |= {name: last[name] / max(1, last["trained_tokens"]) for name in SUMS[4:]}
+    return dict(trained_tokens=int(trained), **means, grad_norm=[round(x, 6) for x in norm.tolist()],
+                skipped=skipped.nonzero().squeeze(1).tolist())

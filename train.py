@@ -84,9 +84,9 @@ def evolve_population(setup: Setup, state: State, adam: rl.Adam, step: int) -> l
 def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str, signals: Signals) -> None:
     """The loop: five phases a step until cfg.steps. Interrupted leaves the state as it was before the step."""
     cfg, base, adapters = setup.cfg, setup.base, setup.adapters
-    loss = dict(temperature=cfg.temperature, kl=cfg.kl_coef, entropy=cfg.entropy_coef, clip=cfg.clip, tokens_per_microbatch=cfg.tokens_per_microbatch,
-                rank=setup.ranks.rank, world=setup.ranks.world)
+    learning = rl.UpdateConfig.of(cfg)
     bar = lambda phase: phase if run.writes and sys.stderr.isatty() else ""
+    where = dict(rank=setup.ranks.rank, world=setup.ranks.world, desc=bar("update"))
     while state.step < cfg.steps:
         step, clock = state.step, Stopwatch()
         teachers, students = ([m for m in state.members if m.role == role] for role in ("teacher", "student"))
@@ -104,19 +104,18 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         solved, attempts = selfplay.solve(setup, pairs, proposed, step, bar("solve"))
         clock.lap("solve")
 
-        # 4. reward and update: one optimiser step for all members, each from its own rows; then the ratings
+        # 4. reward and update: one batch for all members, each learns from its own rows; then the ratings
         selfplay.pay_teachers(setup, state.archive, proposed)
         batch = selfplay.training_batch(setup, rollout, proposed, solved, attempts)
-        adv = rl.advantages(batch, cfg.algo, cfg.normalize_advantages)
-        weight = rl.token_weight(batch.rollout, cfg.algo, cfg.max_new_tokens).float()
+        adv = rl.advantages(batch, learning)
         probing = cfg.probe_every and (step % cfg.probe_every == 0 or step == cfg.steps - 1)
         probes = {}
         if probing:
             probes = probe(setup, state.members, state.anchors, state.heldout, proposed, step, state.frozen)
         clock.lap("probe")                                  # members as they were when they proposed and solved
-        gradient = rl.accumulate(base, adapters, batch, adv, weight, desc=bar("update"), **loss)
-        with signals:               # rl.update in two pieces: a signal may end the gradient; from here to the checkpoint it waits
-            update = rl.finish(adam, batch, *gradient)
+        first = rl.accumulate(base, adapters, batch, adv, learning, **where)
+        with signals:               # a signal may end the first gradient; from here to the checkpoint it waits
+            update = rl.update(base, adapters, adam, batch, adv, learning, first, **where)
             matches = rate(cfg, pairs, proposed, step)
             for p in proposed:
                 if p.task:

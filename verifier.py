@@ -1,46 +1,55 @@
-"""
-verifier.py -- the judge: runs programs that a model wrote and reports the values they return.
+"""The judge: runs programs that a model wrote and reports the values they return.
 
     python verifier.py --self-check          print the tier, the layers and what each canary program met
     python verifier.py --siege DIR           run a folder of hostile programs, one line each, a JSON line last
                                              (both take --weak and --without namespaces,seccomp)
 
-    trainer (torch, secrets, expected answers)      this process: it only reads bytes and checks them (sandbox/scheduler.py)
-      |  execs sandbox/fork_server.py; control socket with fixed-size structs, a file for the job, a file for the result
-      +-- zygote (one thread, library preloaded)    two per worker, hash seeds 0 and 1; reads no job and no result
+    trainer (torch, secrets, expected answers)  this process: it reads bytes and checks them (scheduler.py)
+      |  starts sandbox/fork_server.py: a control socket, a file for the job and one for the result
+      +-- fork server (library preloaded)       two per worker, of two hash seeds; reads no job, no result
             |  forks once per program
             +-- child: reads its job, walls itself in, runs it, writes canonical values, dies
 
-Promises. A program cannot open, create or list files, reach a network, start or signal processes, see another task or
-the trainer's memory, environment and expected answers, outlive its verdict, use more than its CPU time, memory and
-result size, or end as anything but a named Verdict. What it reports is only a claim about its own return values, taken
-where it is canonical text byte for byte; how it ended is what the kernel says. `Sandbox.run` never raises for it.
+Promises. A program cannot open, create or list files, reach a network, start or signal processes, see another
+task or the trainer's memory, environment and expected answers, outlive its verdict, use more than its CPU
+time, memory and result size, or end as anything but a named Verdict. What it reports is only a claim about
+its own return values, taken where it is canonical text byte for byte; how it ended is what the kernel says.
+`Sandbox.run` never raises for it.
 
-Layers. Fresh exec: no memory, environment or descriptor of the trainer gets in. Seccomp allow-list, the wall: 17 system
-calls are left, the rest is refused or kills. Namespaces, empty root, dropped user and capabilities: a second wall,
-should the first have a hole; best effort. Limits: CPU timer, address space, file size, and the zygote's wall clock.
-Canonical text: nothing that a program made is unpickled, evaluated, or compared by its own methods. Two hash seeds and
-address layouts: deterministic jobs run in two interpreters, the second time in reverse and twice over.
+Layers. Fresh exec: no memory, environment or descriptor of the trainer gets in. Seccomp allow-list, the wall:
+17 system calls are left, the rest is refused or kills. Namespaces, empty root, dropped user and capabilities:
+a second wall, should the first have a hole; best effort. Limits: CPU timer, address space, file size, and the
+fork server's wall clock. Canonical text: nothing that a program made is unpickled, evaluated, or compared by
+its own methods. Two hash seeds and address layouts: deterministic jobs run in two interpreters, the second
+time in reverse and twice over.
 
-Tiers. "full"; "no namespaces" (the wall without the second one); "weak" (no seccomp: not Linux, other processors; for
-development with programs you trust, only with weak=True). Canary programs through the normal path decide, not return
-codes; where they get past, the sandbox refuses to start. Not promised: anything in "weak", bugs of the kernel behind
-those calls, side channels such as timing, and that two runs show every dependence on hash order or a clock of seconds.
+Tiers. "full"; "no namespaces" (the wall without the second one); "weak" (no seccomp: not Linux, other
+processors; for development with programs you trust, only with weak=True). Canary programs through the normal
+path decide, not return codes; where they get past, the sandbox refuses to start. Not promised: anything in
+"weak", bugs of the kernel behind those calls, side channels such as timing, and that two runs show every
+dependence on hash order or a clock of seconds.
 """
-import json, os, sys, threading
+import argparse
+import json
+import os
+import sys
+import threading
 from dataclasses import dataclass
 
-from sandbox.fork_server import PROFILES
+from sandbox.profiles import PROFILES
 from sandbox.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
 class Job:
-    """A program and argument texts as between the parentheses of a call ("[1, 2], 3"; "" = none), literals only.
-    entry: the function that is called; None: each input is the standard input of the whole program, in a child of its own, and
-    what it prints is the value. deterministic: also demand that every input gives one value in two interpreters, in any order,
-    once or twice (both calls within one CPU limit, so that a task which is accepted does not meet the limit by chance later).
-    give_up: after an input that ended its child, do not run the others. cpu_s: its own CPU limit, 0 for the sandbox's."""
+    """A program, and its inputs: literals as between the parentheses of a call ("[1, 2], 3"; "" = none).
+
+    entry: the function that is called; None: each input is the standard input of the whole program, in a
+    child of its own, and what it prints is the value. deterministic: also demand that every input gives one
+    value in two interpreters, in any order, once or twice (both calls within one CPU limit, so that a task
+    which is accepted does not meet the limit by chance later). give_up: after an input that ended its child,
+    do not run the others. cpu_s: its own CPU limit, 0 for the sandbox's.
+    """
     code: str
     inputs: tuple[str, ...]
     entry: str | None = "f"
@@ -51,8 +60,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Verdict:
-    """end: "ok" | "timeout" | "killed" | "violation" | "crash" | "exit" | "malformed" | "too big" | "sandbox failure";
-    per input either the canonical text of the value in outputs or a short printable reason in errors; CPU seconds."""
+    """How a job went: per input either a canonical text in outputs or a short printable reason in errors.
+
+    end: "ok" | "timeout" | "killed" | "violation" | "crash" | "exit" | "malformed" | "too big" | "sandbox
+    failure".
+    """
     end: str
     outputs: tuple
     errors: tuple
@@ -62,9 +74,10 @@ class Verdict:
 def refusal(weak):
     """One sentence on what this operating system lacks and what to do; "" where the sandbox may be started.
 
-    On Linux always "": there the canaries decide. Windows has no fork, so weak=True cannot help. macOS has fork but
-    no seccomp: by the code, "weak" runs there (fork, setrlimit, setitimer, poll and wait4 exist, prctl is called
-    on Linux only), and a test runs it with what macOS lacks taken away; on a Mac it could not be tried.
+    On Linux always "": there the canaries decide. Windows has no fork, so weak=True cannot help. macOS has
+    fork but no seccomp: by the code, "weak" runs there (fork, setrlimit, setitimer, poll and wait4 exist,
+    prctl is called on Linux only), and a test runs it with what macOS lacks taken away; on a Mac it could not
+    be tried.
     """
     if sys.platform == "linux":
         return ""
@@ -81,21 +94,33 @@ def refusal(weak):
 
 
 class Sandbox(Scheduler):
-    """Runs jobs on `workers` processor cores at once. profile: what programs may import and use, "train" or "eval" (see
-    fork_server.Profile); cpu_s, wall_s, mem_mb: other limits than its own. tier and report say what protects; replaced counts
-    zygotes that had to be started again. Raises RuntimeError where it cannot protect, unless weak=True.
-    without: layers to leave out, for tests of the tiers ("seccomp", "namespaces")."""
+    """Runs jobs on `workers` processor cores at once.
 
-    def __init__(self, workers=2, cpu_s=None, wall_s=None, mem_mb=None, weak=False, without=(), profile="train"):
-        if profile not in PROFILES: raise ValueError("profile %r: give one of %s" % (profile, ", ".join(PROFILES)))
-        cpu_s, wall_s, mem_mb = (getattr(PROFILES[profile], name) if given is None else given
-                                 for name, given in (("cpu_s", cpu_s), ("wall_s", wall_s), ("mem_mb", mem_mb)))
+    profile: what programs may import and use, "train" or "eval" (see profiles.Profile); cpu_s, wall_s,
+    mem_mb: other limits than its own. without: layers to leave out, for tests of the tiers ("seccomp",
+    "namespaces"). tier and report say what protects; replaced counts fork servers that had to be started
+    again. Raises RuntimeError where it cannot protect, unless weak=True.
+    """
+
+    def __init__(self, workers=2, cpu_s=None, wall_s=None, mem_mb=None, weak=False, without=(),
+                 profile="train"):
+        if profile not in PROFILES:
+            raise ValueError(f"profile {profile!r}: give one of {', '.join(PROFILES)}")
+        limits = PROFILES[profile]
+        cpu_s = limits.cpu_s if cpu_s is None else cpu_s
+        wall_s = limits.wall_s if wall_s is None else wall_s
+        mem_mb = limits.mem_mb if mem_mb is None else mem_mb
         if workers < 1 or cpu_s < 0.01 or wall_s < cpu_s or mem_mb < 16:
-            raise ValueError("the sandbox needs workers >= 1, cpu_s >= 0.01, wall_s >= cpu_s and mem_mb >= 16")
-        if refused := refusal(weak): raise RuntimeError(refused)
-        super().__init__(workers, wall_s, dict(profile=profile, mem_mb=mem_mb, without={name: "left out" for name in without}))
+            raise ValueError("the sandbox needs workers >= 1, cpu_s >= 0.01, wall_s >= cpu_s and "
+                             "mem_mb >= 16")
+        if refused := refusal(weak):
+            raise RuntimeError(refused)
+        left_out = {name: "left out" for name in without}
+        super().__init__(workers, wall_s, dict(profile=profile, mem_mb=mem_mb, without=left_out))
         self.cpu_s, self.lock = cpu_s, threading.Lock()
-        while (fd := os.open(os.devnull, os.O_RDWR)) < 3: pass           # a trainer without standard streams hands out no 0, 1, 2
+        fd = 0
+        while fd < 3:                               # a trainer without standard streams hands out no 0, 1, 2
+            fd = os.open(os.devnull, os.O_RDWR)
         os.close(fd)
         try:
             self.report = self.open()
@@ -106,94 +131,128 @@ class Sandbox(Scheduler):
             raise
 
     def send_canaries(self):
-        "harmless attacks through the normal path -> name: what happened"
+        """Harmless attacks through the normal path -> name: what happened."""
         verdict, = self.run([Job(CANARY, tuple(map(repr, CANARIES)))])
-        met = {name: json.loads(o) if o else e for name, o, e in zip(CANARIES, verdict.outputs, verdict.errors)}
+        met = {}
+        for name, output, error in zip(CANARIES, verdict.outputs, verdict.errors):
+            met[name] = json.loads(output) if output else error
         met["endless loop"] = self.run([Job("def f():\n while True: pass", ("",))], cpu_s=0.05)[0].end
-        met["honest program"] = str(self.run([Job("def f(x): return {x: (x,)}", ("2",), deterministic=True)])[0].outputs[0])
+        verdict, = self.run([Job("def f(x): return {x: (x,)}", ("2",), deterministic=True)])
+        met["honest program"] = str(verdict.outputs[0])
         return met
 
     def find_tier(self, weak):
-        "-> tier; refuses or warns where something was allowed"
+        """The tier, by what the canaries met; refuses or warns where something was allowed."""
         met, layers = self.report["canaries"], self.report
-        if met["honest program"] != '{"d":[[2,{"t":[2]}]]}': raise RuntimeError("no program runs in this sandbox: %s" % layers)
-        holes = ["%s (%s)" % (name, met[name]) for name in CANARIES if not met[name].startswith(("refused", "violation"))]
-        holes += ["endless loop (%s)" % met["endless loop"]] if met["endless loop"] != "timeout" else []
-        holes += ["%s (%s)" % (name, layers.get(name)) for name in REQUIRED if layers.get(name) != "ok"]
-        if not holes: return "full" if layers["empty_root"] == "ok" else "no namespaces"
+        if met["honest program"] != '{"d":[[2,{"t":[2]}]]}':
+            raise RuntimeError(f"no program runs in this sandbox: {layers}")
+        got_past = [name for name in CANARIES if not met[name].startswith(("refused", "violation"))]
+        holes = [f"{name} ({met[name]})" for name in got_past]
+        if met["endless loop"] != "timeout":
+            holes.append(f"endless loop ({met['endless loop']})")
+        holes += [f"{name} ({layers.get(name)})" for name in REQUIRED if layers.get(name) != "ok"]
+        if not holes:
+            return "full" if layers["empty_root"] == "ok" else "no namespaces"
+        holes = "; ".join(holes)
         if not weak:
-            raise RuntimeError("The sandbox refuses to run model code here, because a program could get past: %s. It needs Linux "
-                               "on x86-64 or aarch64 with seccomp. Use such a machine or container, or, for development with "
-                               "programs that you trust, weak=True (--weak)." % "; ".join(holes))
-        sys.stderr.write("\nWARNING: WEAK SANDBOX, only for programs that you trust: one could get past %s\n\n"
-                         % "; ".join(holes))
+            raise RuntimeError("The sandbox refuses to run model code here, because a program could get "
+                               f"past: {holes}. It needs Linux on x86-64 or aarch64 with seccomp. Use such a "
+                               "machine or container, or, for development with programs that you trust, "
+                               "weak=True (--weak).")
+        sys.stderr.write("\nWARNING: WEAK SANDBOX, only for programs that you trust: one could get past "
+                         f"{holes}\n\n")
         return "weak"
 
     def run(self, jobs, cpu_s=None):
-        """list[Job] -> list[Verdict], in order. Never raises for anything that a program does. Where a child ends before
-        it has answered all of its inputs, the others run again, each in a child of its own. cpu_s: another CPU limit."""
-        with self.lock: return [conclude(case) for case in self.judge(jobs, cpu_s or self.cpu_s)]
+        """list[Job] -> list[Verdict], in order. Never raises for anything that a program does.
 
-    def __enter__(self): return self
+        Where a child ends before it has answered all of its inputs, the others run again, each in a child of
+        its own. cpu_s: another CPU limit.
+        """
+        with self.lock:
+            return [conclude(case) for case in self.judge(jobs, cpu_s or self.cpu_s)]
 
-    def __exit__(self, *exc): self.close()
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
 
 
 def conclude(case):
-    "what the passes saw of every input -> the Verdict"
+    """What the passes saw of every input -> the Verdict."""
     outputs, errors, ends = [], [], [case.end]
     for i in range(len(case.job.inputs)):
         end, said = case.seen[0][i]
         mark, text = said[0] if said else (b"!", end)
-        ends.append(end)
-        end, again = case.seen[1].get(i, ("ok", []))
-        if end in ("timeout", "killed", "sandbox failure") and mark == b"=": mark, text = b"!", end
-        elif end != "ok" or any(m != mark or (m == b"=" and t != text) for m, t in again): mark, text = b"!", "nondeterministic"
-        ends.append(end)
+        end_again, again = case.seen[1].get(i, ("ok", []))
+        ends += [end, end_again]
+        if end_again in ("timeout", "killed", "sandbox failure") and mark == b"=":
+            mark, text = b"!", end_again
+        elif end_again != "ok" or any(m != mark or m == b"=" and t != text for m, t in again):
+            mark, text = b"!", "nondeterministic"
         outputs.append(text if mark == b"=" else None)
         errors.append(None if mark == b"=" else text)
-    return Verdict(next((end for end in ends if end != "ok"), "ok"), tuple(outputs), tuple(errors), case.cpu_s)
+    end = next((end for end in ends if end != "ok"), "ok")
+    return Verdict(end, tuple(outputs), tuple(errors), case.cpu_s)
 
 
 # name: what a program must not get done; each is refused with an exception or kills the program
-CANARIES = {"open a file": "open('/etc/passwd')", "write a file": "open('/tmp/canary', 'w')", "list a folder": "os.listdir('/')",
-            "open a socket": "check(libc.socket(1, 1, 0))", "fork": "os.fork() or os._exit(0)", "make a pipe": "os.pipe()",
-            "become root": "os.setuid(0)", "take 8 GB": "bytearray(1 << 33)", "see the environment": "os.environ['LC_ALL']",
-            "start a program": "os.execv('/bin/true', ['true'])", "signal the parent": "os.kill(os.getppid(), 0)",
+CANARIES = {"open a file": "open('/etc/passwd')",
+            "write a file": "open('/tmp/canary', 'w')",
+            "list a folder": "os.listdir('/')",
+            "open a socket": "check(libc.socket(1, 1, 0))",
+            "fork": "os.fork() or os._exit(0)",
+            "make a pipe": "os.pipe()",
+            "become root": "os.setuid(0)",
+            "take 8 GB": "bytearray(1 << 33)",
+            "see the environment": "os.environ['LC_ALL']",
+            "start a program": "os.execv('/bin/true', ['true'])",
+            "signal the parent": "os.kill(os.getppid(), 0)",
             "call the kernel": "check(libc.unshare(0))"}
-CANARY = """import ctypes, os
+PROBES = ", ".join(f"{name!r}: lambda: {attack}" for name, attack in CANARIES.items())
+CANARY = f"""import ctypes, os
 libc = ctypes.CDLL(None)
 def check(result):
-    if result < 0: raise PermissionError
+    if result < 0:
+        raise PermissionError
 def f(name):
-    try: PROBES[name]()
-    except BaseException as e: return "refused: " + type(e).__name__
+    try:
+        PROBES[name]()
+    except BaseException as e:
+        return "refused: " + type(e).__name__
     return "ALLOWED"
-PROBES = {%s}
-""" % ", ".join("%r: lambda: %s" % item for item in CANARIES.items())
+PROBES = {{{PROBES}}}
+"""
 REQUIRED = "seccomp", "no_new_privs", "limit_as", "limit_core", "limit_fsize"
 
 
 def main():
-    """The command line; see the top of the file. Exit code 0 only when the sandbox protects and the siege is survived."""
-    import argparse
+    """The command line: exit code 0 only when the sandbox protects and the siege is survived."""
     parser = argparse.ArgumentParser(description="The judge: checks itself, or stands a siege.")
-    parser.add_argument("--self-check", action="store_true", help="print the tier, the layers and the canaries")
+    parser.add_argument("--self-check", action="store_true",
+                        help="print the tier, the layers and the canaries")
     parser.add_argument("--siege", metavar="DIR", help="run a folder of hostile programs")
-    parser.add_argument("--weak", action="store_true", help="go on without walls; only for programs that you trust")
+    parser.add_argument("--weak", action="store_true",
+                        help="go on without walls; only for programs that you trust")
     parser.add_argument("--without", default="", help="layers to leave out, by commas: namespaces, seccomp")
     args = parser.parse_args()
-    if not (args.self_check or args.siege): parser.error("say --self-check or --siege DIR")
-    try: sandbox = Sandbox(weak=args.weak, without=tuple(filter(None, args.without.split(","))))
-    except RuntimeError as e: sys.exit(str(e))
+    if not (args.self_check or args.siege):
+        parser.error("say --self-check or --siege DIR")
+    try:
+        sandbox = Sandbox(weak=args.weak, without=tuple(filter(None, args.without.split(","))))
+    except RuntimeError as e:
+        sys.exit(str(e))
     with sandbox:
         if args.siege:
             sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "tests", "sandbox"))
             from siege import siege
             sys.exit(0 if siege(sandbox, args.siege) else 1)
-        print("tier: %s" % sandbox.tier)
+        print(f"tier: {sandbox.tier}")
         for name, met in {**sandbox.report["canaries"], **sandbox.report}.items():
-            if type(met) is str and name != "tier": print("%-22s %s" % (name, met))
+            if type(met) is str and name != "tier":
+                print(f"{name:22} {met}")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -199,15 +199,15 @@ def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
     adv = torch.linspace(-1, 1, n, device=device) + .01
     column = torch.zeros(n, dtype=torch.int64, device=device)
     batch = rl.Batch(rollout, adv, column, column, column)
-    weight = rl.token_weight(rollout, "reinforce++", int(rollout.n_tokens.max())).float()
+    cfg = rl.UpdateConfig(tokens_per_microbatch=budget)
 
     def run() -> float:
         start = time.perf_counter()
-        rl.accumulate(base, adapters, batch, adv, weight, tokens_per_microbatch=budget)
+        rl.accumulate(base, adapters, batch, adv, cfg)
         if device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - start
-    run.adv, run.weight = adv, weight
+    run.adv, run.weight = adv, rl.token_weight(rollout)
     return run
 
 

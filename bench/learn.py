@@ -1,17 +1,17 @@
-"""learn: does a student learn at all? Fresh random tasks, no teachers, nothing evolves: the sanity check of rl.py.
+"""learn: does a student learn at all? Fresh tasks, no teachers, nothing evolves: the sanity check of rl.py.
 
-Several learning rates are several members of one batch, which see the same tasks and the same held-out programs. Greedy
-accuracy is the measure that counts: what only rises at temperature 1 is sharpening.
+Several learning rates are several members of one batch, which see the same tasks and held-out programs.
+Greedy accuracy is the measure that counts: what only rises at temperature 1 is sharpening.
 """
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
 import rl
 import selfplay
-from config import ADVANTAGES, TARGETS, NORMALIZE, Config
+from config import ALGORITHMS, TARGETS, Config, spelled
 from infra.distributed import Ranks
 from infra.platform import open_sandbox
 from lora import Adapters
@@ -27,6 +27,7 @@ from train import prepare
 
 HELD_OUT_SHARE = 5                  # of a file of tasks, every fifth is never trained on
 LEARNT = .1                         # a smaller rise in greedy accuracy has no half way
+ALGORITHM = ("algo", *ALGORITHMS[Config.algo], "epochs", "student_reward")         # flags as of train.py
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,13 @@ class FreshPrograms:
 
 
 class FileOfTasks:
-    """Tasks of a JSON-lines file: every fifth is held out, the others are trained on in a new order each time round."""
+    """Tasks of a JSON-lines file: every fifth is held out, the others come in a new order each time round."""
 
     def __init__(self, path: str, setup: Setup, seed: int):
         tasks = selfplay.make_tasks(setup, read_tasks(path), path)
         if len(tasks) < 2 * HELD_OUT_SHARE:
-            raise ValueError(f"--tasks-file {path} holds {len(tasks)} tasks: give at least {2 * HELD_OUT_SHARE}")
+            least = 2 * HELD_OUT_SHARE
+            raise ValueError(f"--tasks-file {path} holds {len(tasks)} tasks: give at least {least}")
         self.held_out = [(measure(task.program).statements, task) for task in tasks[::HELD_OUT_SHARE]]
         self.pool = [task for i, task in enumerate(tasks) if i % HELD_OUT_SHARE]
         self.seed = seed
@@ -86,24 +88,27 @@ def source_of(args, setup: Setup):
     if args.tasks_file:
         return FileOfTasks(args.tasks_file, setup, args.seed)
     if setup.base.prompt_format != "micro":
-        raise ValueError(f"bench learn draws programs for the micro base only, and {args.base} speaks the {setup.base.prompt_format} prompt format: "
-                         "pass its tasks with --tasks-file FILE.jsonl")
+        spoken = setup.base.prompt_format
+        raise ValueError(f"bench learn draws programs for the micro base only, and {args.base} speaks the "
+                         f"{spoken} prompt format: pass its tasks with --tasks-file FILE.jsonl")
     return FreshPrograms(args)
 
 
 def open_setup(args, sandbox_workers: int = 1) -> Setup:
-    """Base, one fresh adapter a learning rate, and the judge; the presets of the base's prompt format where no flag says otherwise."""
+    """Base, one fresh adapter a learning rate, and the judge; presets where no flag is given."""
     ranks = Ranks.join(args.device)
-    asked = Config(base=args.base, seed=args.seed, task_types=args.kind, rank=args.rank, alpha=args.alpha, samples_per_task=args.samples_per_task,
-                   max_new_tokens=args.max_new_tokens, algo=args.algo, normalize_advantages=args.normalize_advantages, student_reward=args.student_reward)
+    shared = ("base", "seed", "rank", "alpha", "samples_per_task", "max_new_tokens", *ALGORITHM)
+    asked = Config(task_types=args.kind, **{name: getattr(args, name) for name in shared})
     cfg, base = prepare(asked, ranks)
     torch.set_num_threads(args.threads)
     n_members = len(args.lr or [cfg.lr])
     adapters = Adapters.on(base.model, n_members, cfg.rank, cfg.alpha, TARGETS, ranks.device)
     for slot in range(n_members):
-        adapters.init_member(slot, torch.Generator().manual_seed(selfplay.make_rng(args.seed, slot).getrandbits(60)))
+        seed = selfplay.make_rng(args.seed, slot).getrandbits(60)
+        adapters.init_member(slot, torch.Generator().manual_seed(seed))
     sandbox = open_sandbox(sandbox_workers, False, cpu_s=cfg.cpu_s)
-    return Setup(cfg, base, adapters, ranks, sandbox, Limits.for_format(base.prompt_format), tuple(TASK_TYPES))
+    limits = Limits.for_format(base.prompt_format)
+    return Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(TASK_TYPES))
 
 
 def score(setup: Setup, held_out: list[tuple[int, Task]], step: int, temperature: float) -> list[Score]:
@@ -111,7 +116,8 @@ def score(setup: Setup, held_out: list[tuple[int, Task]], step: int, temperature
     slots = range(setup.adapters.n_members)
     asked = [(slot, size, task) for slot in slots for size, task in held_out]
     tasks = [task for _, _, task in asked]
-    done = selfplay.attempt(setup, tasks, [slot for slot, _, _ in asked], step, selfplay.PROBE, 1, temperature)
+    owners = [slot for slot, _, _ in asked]
+    done = selfplay.attempt(setup, tasks, owners, step, selfplay.PROBE, 1, temperature)
     n, scores = len(held_out), []
     for slot in slots:
         mine = slice(slot * n, slot * n + n)
@@ -125,7 +131,7 @@ def score(setup: Setup, held_out: list[tuple[int, Task]], step: int, temperature
 
 
 def learn_step(setup: Setup, adam: rl.Adam, tasks: list[Task], step: int) -> float:
-    """One step: every member attempts every task and learns from its own attempts; the share that is correct."""
+    """One step: every member attempts every task and learns from its own; the share that is correct."""
     cfg, n_members = setup.cfg, setup.adapters.n_members
     slots = [slot for slot in range(n_members) for _ in tasks]
     done = selfplay.attempt(setup, tasks * n_members, slots, step, selfplay.SOLVE, cfg.samples_per_task)
@@ -134,15 +140,14 @@ def learn_step(setup: Setup, adam: rl.Adam, tasks: list[Task], step: int) -> flo
     groups = [group for group in range(len(slots)) for _ in range(cfg.samples_per_task)]
     ones, zeros = torch.ones(len(rewards), dtype=torch.int64), torch.zeros(len(rewards), dtype=torch.int64)
     batch = rl.Batch(done.rollout, torch.tensor(rewards), torch.tensor(groups), ones, zeros)
-    adv = rl.advantages(batch, cfg.algo, cfg.normalize_advantages)
-    rl.update(setup.base, setup.adapters, adam, batch, adv, method=cfg.algo, max_new_tokens=cfg.max_new_tokens, clip=cfg.clip,
-              tokens_per_microbatch=cfg.tokens_per_microbatch)
+    learning = rl.UpdateConfig.of(cfg)
+    rl.update(setup.base, setup.adapters, adam, batch, rl.advantages(batch, learning), learning)
     return sum(verdict == "correct" for verdicts in done.verdicts for verdict in verdicts) / len(rewards)
 
 
 def attempts_to_half(curve: list[tuple[int, float]]) -> int | None:
-    """Attempts until greedy accuracy was half way between its first and its last value, read off the straight lines between
-    the evaluations (attempts, accuracy); None where it rose by less than LEARNT."""
+    """Attempts until greedy accuracy was half way between its first and last value, read off straight lines
+    between the evaluations (attempts, accuracy); None where it rose by less than LEARNT."""
     first, last = curve[0][1], curve[-1][1]
     half = (first + last) / 2
     if last - first < LEARNT:
@@ -153,7 +158,7 @@ def attempts_to_half(curve: list[tuple[int, float]]) -> int | None:
     raise AssertionError(f"a curve from {first} to {last} passes {half}")
 
 
-def tell(rates: list[float], attempts: int, seconds: float, greedy: list[Score], sampled: list[Score]) -> None:
+def tell(rates: list[float], attempts: int, seconds: float, greedy: list[Score], sampled: list[Score]):
     """A line a member, both ways of decoding side by side."""
     for rate, g, s in zip(rates, greedy, sampled):
         sizes = " ".join(f"{a:.2f}" for a in g.accuracy.values())
@@ -162,8 +167,8 @@ def tell(rates: list[float], attempts: int, seconds: float, greedy: list[Score],
 
 
 def learn(args) -> dict:
-    """One student, or several learning rates side by side, on fresh random programs without teachers. Greedy and sampled
-    accuracy on held-out ones, share of answers that think and tokens an answer, by attempts; a JSON line last."""
+    """One student, or several learning rates side by side, on fresh random programs without teachers. Greedy
+    and sampled accuracy on held-out ones, share of answers that think, their tokens; a JSON line last."""
     began, setup = time.monotonic(), open_setup(args)
     cfg, curves = setup.cfg, []
     rates = args.lr or [cfg.lr]
@@ -174,18 +179,19 @@ def learn(args) -> dict:
         n_steps = max(1, args.budget // per_step)
         evaluated = {round(i * n_steps / args.evals) for i in range(args.evals + 1)}
         sizes = " ".join(f"{size:<4}" for size in sorted({size for size, _ in source.held_out}))
-        print(f"attempts      s     rate   greedy think tokens  sampled think tokens   greedy by size: {sizes}")
+        print("attempts      s     rate   greedy think tokens  sampled think tokens   greedy by size:", sizes)
         for step in range(n_steps + 1):
             if step in evaluated:
-                scores = [score(setup, source.held_out, step, temperature) for temperature in (0.0, cfg.temperature)]
-                tell(rates, step * per_step, time.monotonic() - began, *scores)
-                curves.append((step * per_step, scores))
+                greedy = score(setup, source.held_out, step, 0.0)
+                sampled = score(setup, source.held_out, step, cfg.temperature)
+                tell(rates, step * per_step, time.monotonic() - began, greedy, sampled)
+                curves.append((step * per_step, [greedy, sampled]))
             if step < n_steps:
                 learn_step(setup, adam, source.batch(step, args.tasks), step)
     return figures(rates, curves) | dict(
-        base=args.base, seed=args.seed, kind=args.kind, attempts=n_steps * per_step, alpha=cfg.alpha, rank=cfg.rank,
-        samples_per_task=cfg.samples_per_task, tasks=args.tasks, algo=cfg.algo, normalize_advantages=cfg.normalize_advantages, student_reward=cfg.student_reward,
-        seconds=round(time.monotonic() - began))
+        base=args.base, seed=args.seed, kind=args.kind, attempts=n_steps * per_step, alpha=cfg.alpha,
+        rank=cfg.rank, samples_per_task=cfg.samples_per_task, tasks=args.tasks,
+        seconds=round(time.monotonic() - began), **{name: getattr(cfg, name) for name in ALGORITHM})
 
 
 def figures(rates: list[float], curves: list[tuple[int, list[list[Score]]]]) -> dict:
@@ -194,9 +200,11 @@ def figures(rates: list[float], curves: list[tuple[int, list[list[Score]]]]) -> 
     for i, rate in enumerate(rates):
         (_, (first, first_sampled)), (_, (last, last_sampled)) = curves[0], curves[-1]
         curve = [(attempts, round(greedy[i].mean, 4)) for attempts, (greedy, _) in curves]
-        rows.append(dict(lr=rate, greedy_before=curve[0][1], greedy_after=curve[-1][1], attempts_to_half=attempts_to_half(curve),
+        rows.append(dict(lr=rate, greedy_before=curve[0][1], greedy_after=curve[-1][1],
+                         attempts_to_half=attempts_to_half(curve),
                          think_before=round(first[i].think, 4), think_after=round(last[i].think, 4),
-                         sampled_before=round(first_sampled[i].mean, 4), sampled_after=round(last_sampled[i].mean, 4),
+                         sampled_before=round(first_sampled[i].mean, 4),
+                         sampled_after=round(last_sampled[i].mean, 4),
                          sampled_think_before=round(first_sampled[i].think, 4), curve=curve))
     return (rows[0] if len(rows) == 1 else {}) | dict(rates=rows)
 
@@ -212,13 +220,14 @@ def learn_flags(parser) -> None:
     parser.add_argument("--budget", type=int, default=8000, help="attempts of each member, in all")
     parser.add_argument("--evals", type=int, default=8, help="evaluations after the first")
     parser.add_argument("--held-out", type=int, default=40, help="held-out tasks of each size")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 3, 4, 5, 6, 7, 8], help="statements of the programs")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[*range(2, 9)], help="statements of programs")
     parser.add_argument("--kind", choices=tuple(ROWS.values()), default="code_o")
-    parser.add_argument("--tasks-file", default="", help="JSON lines of tasks instead of fresh programs, for any prompt format")
+    parser.add_argument("--tasks-file", default="", help="JSON lines of tasks in place of fresh programs")
     parser.add_argument("--max-new-tokens", type=int, help="tokens of an answer, at most")
-    parser.add_argument("--algo", choices=ADVANTAGES, default="reinforce++")
-    parser.add_argument("--normalize-advantages", choices=NORMALIZE, default="auto")
-    parser.add_argument("--student-reward", choices=tuple(STUDENT_REWARDS), default="graded")
+    for f in fields(Config):
+        if f.name in ALGORITHM:
+            kind, choices = f.metadata["kind"], f.metadata["choices"]
+            parser.add_argument(spelled(f.name), type=kind, choices=choices, default=f.default)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")

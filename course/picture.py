@@ -12,43 +12,58 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from report.layout import sheet
-from report.run import Run, duplicates, guessing, heldout, num, of_role, probed
+from report.run import RunLog, known
 from report.svg import Line, line_chart, text
 
-
-# name: (title of the panel, value of a line of metrics.jsonl, whether the axis is 0 to 1)
-CURVES = {
-    "valid": ("valid proposals", lambda row: num(row, "valid"), True),
-    "silent": ("rows without advantage", lambda row: num(row, "zero_advantage"), True),
-    "statements": ("statements per task", lambda row: num(row, "complexity", "statements"), False),
-    "rarefied": ("distinct of 64 latest tasks", lambda row: num(row, "rarefied"), False),
-    "duplicates": ("duplicate proposals", duplicates, True),
-    "guess": ("right by guessing", guessing, True),
-    "beats": ("solved more often than by guessing", lambda row: num(row, "beats_guessing"), True),
-    "open": ("tasks neither never nor always solved", lambda row: None if num(row, "solve_0") is None
-             else 1 - num(row, "solve_0") - num(row, "solve_1"), True),
-    "reward": ("teachers' reward", of_role("teacher", "reward"), False),
-    "solve": ("students on current tasks", lambda row: num(row, "solve_rate"), True),
-    "base": ("frozen base on current tasks", lambda row: num(row, "base_solve"), True),
-    "anchors": ("students on anchors, greedy", probed("anchors_greedy"), True),
-    "think": ("students' attempts that think", lambda row: num(row, "think"), True),
-    "tokens": ("tokens in a student's attempt", of_role("student", "response_tokens"), False),
-    "transfer": ("students on word problems, not played", heldout("math", "student"), True),
-    "inputs": ("students on input tasks, not played", heldout("code_i", "student"), True),
-    "control": ("students on logic puzzles, not played", heldout("logic", "student"), True),
-    "students": ("students' mean rating", of_role("student", "mu"), False),
-    "teachers": ("teachers' mean rating", of_role("teacher", "mu"), False),
-    "cosine": ("likeness of adapters, teachers", of_role("teacher", "cosine"), True),
+# name: (title of the panel, whether the axis is 0 to 1, keys in a line of metrics.jsonl)
+LOGGED = {
+    "valid": ("valid proposals", True, "valid"),
+    "silent": ("rows without advantage", True, "frac_zero_advantage"),
+    "statements": ("statements per task", False, "complexity", "statements"),
+    "unique": ("distinct of 64 latest tasks", False, "unique_at_64"),
+    "duplicates": ("duplicate proposals", True, "duplicates"),
+    "beats": ("solved more often than by guessing", True, "beats_guessing"),
+    "solve": ("students on current tasks", True, "solve_rate"),
+    "base": ("frozen base on current tasks", True, "base_solve"),
+    "think": ("students' attempts that think", True, "think"),
 }
+# The same of means over a role: the role, the dict by member's name, and keys of what it holds.
+MEANS = {
+    "reward": ("teachers' reward", False, "teacher", ("members",), "reward"),
+    "anchors": ("students on anchors, greedy", True, "student", ("anchors_greedy",)),
+    "tokens": ("tokens in a student's attempt", False, "student", ("members",), "response_tokens"),
+    "transfer": ("students on word problems, not played", True, "student", ("heldout", "math")),
+    "inputs": ("students on input tasks, not played", True, "student", ("heldout", "code_i")),
+    "control": ("students on logic puzzles, not played", True, "student", ("heldout", "logic")),
+    "students": ("students' mean rating", False, "student", ("members",), "mu"),
+    "teachers": ("teachers' mean rating", False, "teacher", ("members",), "mu"),
+    "cosine": ("likeness of adapters, teachers", True, "teacher", ("members",), "cosine"),
+}
+OTHERS = {
+    "guess": ("right by guessing", True),
+    "open": ("tasks neither never nor always solved", True),
+}
+CURVES = LOGGED | MEANS | OTHERS
 
 
-def picture(runs: list[Run], curves: list[str]) -> str:
+def points(run: RunLog, curve: str) -> list:
+    """A run's points (step, value) of one of CURVES."""
+    if curve == "guess":
+        return run.guessing()
+    if curve == "open":
+        never, always = known(run.points("solve_0")), dict(known(run.points("solve_1")))
+        return [(step, 1 - share - always[step]) for step, share in never if step in always]
+    _, _, *keys = CURVES[curve]
+    return run.points(*keys) if curve in LOGGED else run.mean(*keys)
+
+
+def picture(runs: list[RunLog], curves: list[str]) -> str:
     """One SVG with a panel a curve and a line a run; light or dark as the reader's system is. Raises
     ValueError for a curve that none of the runs logged."""
     panels = []
     for curve in curves:
-        title, value, share = CURVES[curve]
-        lines = [Line(run.name, run.series(value), f"m{i % 8}") for i, run in enumerate(runs)]
+        title, share, *_ = CURVES[curve]
+        lines = [Line(run.name, points(run, curve), f"m{i % 8}") for i, run in enumerate(runs)]
         chart = line_chart(title, lines, share=share, cap=60)
         if not chart:
             raise ValueError(f"{curve}: none of these runs logged it; leave it out, or run them anew")
@@ -58,7 +73,8 @@ def picture(runs: list[Run], curves: list[str]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line. Raises ValueError for what the user can mend."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("curves", help="names with commas: " + ", ".join(CURVES))
     parser.add_argument("runs", type=Path, nargs="+", help="runs' directories, each a line")
     parser.add_argument("--out", type=Path, required=True, help="the SVG file to write")
@@ -66,7 +82,8 @@ def main(argv: list[str] | None = None) -> None:
     curves = args.curves.split(",")
     if unknown := set(curves) - set(CURVES):
         raise ValueError(f"no curve is called {', '.join(sorted(unknown))}; there are {', '.join(CURVES)}")
-    args.out.write_text(picture([Run(path, want_tasks=False) for path in args.runs], curves), encoding="utf-8")
+    runs = [RunLog(path, want_tasks=False) for path in args.runs]
+    args.out.write_text(picture(runs, curves), encoding="utf-8")
 
 
 if __name__ == "__main__":

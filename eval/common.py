@@ -1,24 +1,25 @@
-"""What every benchmark shares: flags, the base and its adapters, answers in mixed batches with resume, statistics, the table.
+"""What every benchmark shares: flags, base and adapters, answers in mixed batches with resume, the table.
 
-A benchmark gives its items (anything with .bench and .id), a question per item, and judge(list of (item, text)) -> list of dicts
-with "correct" and whatever else its line in answers.jsonl should hold. All members and the bare base answer side by side, one
-member index a row; every answer is drawn from (seed, item, member, sample) alone, so that an interrupted run goes on as if it
-had not been.
+A benchmark gives its items (anything with .bench and .id), a question per item, and judge([(item, text)]) ->
+list of dicts with "correct" and whatever else its line in answers.jsonl should hold. All members and the bare
+base answer side by side, one member index a row; every answer is drawn from (seed, item, member, sample)
+alone, so that an interrupted run goes on as if it had not been.
 """
 import argparse
 import difflib
 import hashlib
+import itertools
 import json
 import math
 import os
 import sys
-import zlib
+from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 import torch
-from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from eval.summary import BASE, against, against_table, summarise, table
@@ -31,56 +32,55 @@ from model import Base
 from tasks.prompts import ENVELOPE, Prompt, render
 
 ROOT = Path(__file__).resolve().parent.parent
-PROMPTS = ("auto", "chat", "envelope", "plain")
 
 
-def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple[str, ...] = ()) -> argparse.ArgumentParser:
-    """The command line of `python -m name`: its module's docstring, and the flags that every benchmark has, less those it cannot
-    use; default_max_new None = as in training."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=doc, formatter_class=form)
-    default = "as in training" if default_max_new is None else default_max_new
+def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple = ()) -> ArgumentParser:
+    """The command line of `python -m name`: the flags that benchmarks share, but those `without`.
 
-    def add(name: str, **how) -> None:
-        if name[2:] not in without:
-            parser.add_argument(name, **how)
-    add("--base", default="", help="Hugging Face directory or hub id; default: what the run or the adapters were trained on")
+    default_max_new: None = as in training.
+    """
+    form, default = argparse.RawDescriptionHelpFormatter, default_max_new or "as in training"
+    parser = ArgumentParser(prog=f"python -m {name}", description=doc, formatter_class=form)
+    def add(flag: str, **how) -> None:
+        if flag[2:] not in without:
+            parser.add_argument(flag, **how)
+
+    add("--base", default="", help="directory or hub id; default: what the run or adapters were trained on")
     add("--run", default="", help="a run's directory, out/NAME: every member of its last checkpoint")
     add("--adapters", nargs="+", default=[], metavar="DIR", help="PEFT directories, or directories of these")
-    held = "" if "data" in without else " that --data (or the cache) holds"
-    add("--bench", default="", help=f"names, separated by commas; default: all{held}")
+    add("--bench", default="", help="names, separated by commas; default: all that are there")
     add("--limit", type=int, default=0, help="questions of each benchmark, the first ones; 0 = all")
     add("--samples", type=int, default=1, help="answers to each question")
     add("--temperature", type=float, default=0.0, help="0 = greedy")
-    add("--max-new", type=int, default=default_max_new, help=f"tokens of an answer, at most; default {default}")
-    add("--data", default=None, metavar="DIR",
-        help="published files already on this machine; default: the cache of python -m eval.fetch")
-    add("--out", default="", help="where answers and summary go; default: a folder eval-... under the run, or under out/")
-    add("--against", default="", metavar="DIR",
-        help="a run, or a directory of results: paired differences to its students' mean")
-    add("--prompt", default="auto", choices=PROMPTS,
+    add("--max-new-tokens", type=int, dest="max_new", default=default_max_new,
+        help=f"tokens of an answer, at most; default {default}")
+    add("--data", default=None, metavar="DIR", help="published files; default: the cache of eval.fetch")
+    add("--out", default="", help="for answers and summary; default: eval-... under the run, or under out/")
+    add("--against", default="", metavar="DIR", help="run or results: differences to its students' mean")
+    add("--prompt", default="auto", choices=("auto", "chat", "envelope", "plain"),
         help="how a question is put; auto: the tokenizer's chat template, else plain")
     add("--seed", type=int, default=0)
-    add("--max-rows", type=int, default=64, help="rows that decode together")
+    add("--rollout-batch", type=int, dest="max_rows", default=64, help="rows that decode together")
     add("--device", default="auto", help="auto, cpu or cuda")
-    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of the base; auto: bfloat16 on cuda")
+    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: bfloat16 on cuda")
     return parser
 
 
 def check(args: argparse.Namespace) -> None:
     """Raises ValueError for flags that contradict themselves."""
-    for name in ("samples", "max_new", "max_rows"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least 1")
+    numbers = {"--samples": args.samples, "--max-new-tokens": args.max_new, "--rollout-batch": args.max_rows}
+    for flag, value in numbers.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{flag} {value}: must be at least 1")
     if getattr(args, "limit", 0) < 0 or not (math.isfinite(args.temperature) and args.temperature >= 0):
         raise ValueError("--limit and --temperature must not be negative")
     if args.samples > 1 and args.temperature == 0:
-        raise ValueError(f"--samples {args.samples} at temperature 0 are the same answer {args.samples} times: give "
-                         "--temperature 0.6 or one sample")
+        raise ValueError(f"--samples {args.samples} at temperature 0 are the same answer {args.samples} "
+                         "times: give --temperature 0.6 or one sample")
 
 
 def choose(names: str, valid: tuple[str, ...], flag: str = "--bench", thing: str = "benchmark") -> list[str]:
-    """The names that a flag gives, in order. Raises ValueError with the near name for one that is not valid."""
+    """The names that a flag gives, in order. Raises ValueError with the near name for one not valid."""
     wanted = [name.strip().lower() for name in names.split(",") if name.strip()]
     for name in wanted:
         if name not in valid:
@@ -90,11 +90,11 @@ def choose(names: str, valid: tuple[str, ...], flag: str = "--bench", thing: str
     return list(dict.fromkeys(wanted))
 
 
-# ---- the base and its adapters -------------------------------------------------------------------------------------------
+# ---- the base and its adapters ----------------------------------------------------------------------------
 
 @dataclass
 class Population:
-    """The base and who answers on it: member names in slot order, "base" (slot -1) last; hashes tell one adapter from another."""
+    """The base and who answers on it: slots by member name, "base" (-1) last; SHA-256 of their weights."""
     base: Base
     adapters: Adapters | None
     slots: dict[str, int]
@@ -102,33 +102,41 @@ class Population:
     base_hash: str
 
 
-def adapter_directories(args: argparse.Namespace) -> dict[str, Path]:
-    """Member name -> PEFT directory, of --run's last checkpoint and --adapters. Raises ValueError where there is none."""
+def load(args: argparse.Namespace) -> Population:
+    """The base, --run's last checkpoint and --adapters. Raises ValueError for what `stack` cannot stack."""
     given = [Path(directory).expanduser() for directory in args.adapters]
     if args.run:
         run = Path(args.run).expanduser()
         steps = RunDir(run, writes=False).steps() if run.is_dir() else []
         if not steps:
-            raise ValueError(f"--run {args.run}: no complete checkpoint there; give a run's directory (out/NAME), or --adapters "
-                             "DIR...")
+            raise ValueError(f"--run {args.run}: no complete checkpoint there; give a run's directory "
+                             "(out/NAME), or --adapters DIR...")
         given.insert(0, run / f"step_{steps[-1]}")
-    return peft_directories(given)
+    directories = peft_directories(given)
+    device = Ranks.join(args.device).device
+    name = base_name(args, [adapter_config(path) for path in directories.values()])
+    base = load_base(name, pick_dtype(args.dtype, device), device)
+    return stack(base, weights_hash(base.model), directories)
 
 
 def peft_directories(given: list[Path]) -> dict[str, Path]:
-    """Member name -> PEFT directory, of directories that are one or hold some. Raises ValueError for one that is neither."""
+    """Member name -> PEFT directory, of directories that are one or hold some; else raises ValueError."""
     found = []
     for directory in given:
-        inside = [p.parent for p in directory.glob("*/adapter_config.json")] if directory.is_dir() else []
-        inside.sort(key=lambda p: (p.name[0] == "S", len(p.name), p.name))         # T2 before T10 before S0
-        single = (directory / "adapter_config.json").exists()
-        if not single and not inside:
-            raise ValueError(f"{directory} is no PEFT directory (no adapter_config.json) and holds none: give for example "
-                             "out/NAME/step_80/S0")
-        found += [directory] if single else inside
-    names = [p.resolve().name for p in found]
-    unique = lambda name: names.count(name) == 1 and name != BASE
-    return {name if unique(name) else "/".join(p.resolve().parts[-3:]): p for name, p in zip(names, found)}
+        if (directory / "adapter_config.json").exists():
+            found.append(directory)
+            continue
+        inside = [path.parent for path in directory.glob("*/adapter_config.json")]
+        if not inside:
+            raise ValueError(f"{directory} is no PEFT directory (no adapter_config.json) and holds none: "
+                             "give for example out/NAME/step_80/S0")
+        found += sorted(inside, key=lambda p: (p.name[0] == "S", len(p.name), p.name))     # T2, T10, S0
+    names = [path.resolve().name for path in found]
+    members = {}
+    for name, path in zip(names, found):
+        unique = names.count(name) == 1 and name != BASE
+        members[name if unique else "/".join(path.resolve().parts[-3:])] = path
+    return members
 
 
 def adapter_config(directory: Path) -> dict:
@@ -140,205 +148,248 @@ def adapter_config(directory: Path) -> dict:
 
 
 def base_name(args: argparse.Namespace, configs: list[dict]) -> str:
-    """--base, or what the run or the adapters say they were trained on. Raises ValueError where nobody does."""
+    """--base, or what the run or the adapters were trained on. Raises ValueError where nobody says it."""
     config = Path(args.run).expanduser() / "config.json"
-    name = args.base or (json.loads(config.read_text())["base"] if args.run and config.exists() else "") or \
-        next((c["base_model_name_or_path"] for c in configs if c.get("base_model_name_or_path")), "")
+    name = args.base
+    if not name and args.run and config.exists():
+        name = json.loads(config.read_text())["base"]
+    for adapter in configs:
+        name = name or adapter.get("base_model_name_or_path")
     if not name:
-        raise ValueError("give --base (a Hugging Face directory or hub id), or --run out/NAME, which knows its own")
+        raise ValueError("give --base (a directory or hub id), or --run out/NAME, which knows its own")
     return str(ROOT / name) if not Path(name).is_dir() and (ROOT / name).is_dir() else name
 
 
-def noted_base(directory: Path) -> str:
-    """The hash of the base that an adapter was trained on, "" where none is noted (or nothing can be read: load_peft says so)."""
-    try:
-        with safe_open(directory / "adapter_model.safetensors", framework="pt") as f:
-            return (f.metadata() or {}).get("base_weights", "")
-    except (OSError, SafetensorError):
-        return ""
-
-
-def hash_otherwise(base: Base) -> str:
-    """Hash of the same weights at the other precision, at which the adapter may have been trained: they are read again."""
-    other = torch.bfloat16 if base.model.embedding.dtype == torch.float32 else torch.float32
-    return weights_hash(load_model(base.path, other))
-
-
-def load(args: argparse.Namespace) -> Population:
-    """Base and adapters, stacked. Raises ValueError for adapters of another base, of several ranks, or damaged."""
-    directories = adapter_directories(args)
-    device, configs = Ranks.join(args.device).device, list(map(adapter_config, directories.values()))
-    base = load_base(base_name(args, configs), pick_dtype(args.dtype, device), device)
-    return stack(base, weights_hash(base.model), directories)
-
-
 def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Population:
-    """The adapters in these PEFT directories, stacked on the base, which joins as slot -1. Raises ValueError as load does."""
-    configs = {name: adapter_config(path) for name, path in directories.items()}
-    targets = lambda config: tuple(sorted(config.get("target_modules") or ()))
-    shapes = {name: (c.get("r"), c.get("lora_alpha"), targets(c)) for name, c in configs.items()}
-    first = next(iter(shapes), None)
-    for name, shape in shapes.items():
-        if shape != shapes[first]:
-            says = ["rank {}, alpha {} and layers {}".format(*shapes[who][:2], ",".join(shapes[who][2])) for who in (name, first)]
-            raise ValueError(f"{directories[name]} has {says[0]}, but {directories[first]} {says[1]}: adapters of one shape "
-                             "share batches; evaluate the others in a run of their own")
+    """Base and PEFT adapters, stacked. Raises ValueError for damaged ones, other bases, several ranks."""
+    shapes, hashes = [], {}
+    for path in directories.values():
+        config = adapter_config(path)
+        targets = tuple(sorted(config.get("target_modules") or ()))
+        shapes.append((config.get("r"), config.get("lora_alpha"), targets))
+        if shapes[-1] != shapes[0]:
+            here, first = [f"rank {r}, alpha {alpha} and layers {','.join(targets)}"
+                           for r, alpha, targets in (shapes[-1], shapes[0])]
+            raise ValueError(f"{path} has {here}, but {next(iter(directories.values()))} {first}: adapters "
+                             "of one shape share batches; evaluate the others in a run of their own")
     adapters = None
     if directories:
-        rank, alpha, targets = shapes[first]
-        adapters = Adapters.on(base.model, len(directories), rank, alpha, targets, base.model.embedding.device)
-        for slot, path in enumerate(directories.values()):
-            load_peft(adapters, slot, path, base_hash if noted_base(path) in ("", base_hash) else hash_otherwise(base))
-    sha = lambda path: hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
-    hashes = {name: sha(path) for name, path in directories.items()}
-    return Population(base, adapters, {**{name: i for i, name in enumerate(directories)}, BASE: -1}, hashes, base_hash)
+        adapters = Adapters.on(base.model, len(directories), *shapes[0], base.model.embedding.device)
+        for slot, (name, path) in enumerate(directories.items()):
+            try:
+                load_peft(adapters, slot, path, base_hash)
+            except ValueError:                          # perhaps it was trained at the other precision
+                other = torch.bfloat16 if base.model.embedding.dtype == torch.float32 else torch.float32
+                load_peft(adapters, slot, path, weights_hash(load_model(base.path, other)))
+            hashes[name] = hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
+    slots = {name: slot for slot, name in enumerate(directories)}
+    return Population(base, adapters, slots | {BASE: -1}, hashes, base_hash)
 
 
-# ---- answers -------------------------------------------------------------------------------------------------------------
+# ---- answers ----------------------------------------------------------------------------------------------
 
-def prompt_style(args: argparse.Namespace, base: Base) -> str:
+def pick_prompt_format(args: argparse.Namespace, base: Base) -> str:
     """--prompt with auto decided. Raises ValueError for a chat template that is not there."""
     if args.prompt == "chat" and not base.tokenizer.chat_template:
-        raise ValueError(f"--prompt chat: the tokenizer of {base.path} has no chat template; use envelope or plain")
-    return ("chat" if is_chat_model(base.tokenizer, base.eos_ids) else "plain") if args.prompt == "auto" else args.prompt
+        raise ValueError(f"--prompt chat: {base.path} has no chat template; use envelope or plain")
+    if args.prompt == "auto":
+        return "chat" if is_chat_model(base.tokenizer, base.eos_ids) else "plain"
+    return args.prompt
 
 
-def put(question: str | Prompt | list[int], style: str, base: Base) -> list[int]:
-    """Token ids of a question: by the chat template, in the R1 envelope (with <think> begun), or as "Question: ... Answer:".
-    A task's Prompt is put as in training; token ids, of a benchmark with words of its own, are taken as they are."""
+def put(question: str | Prompt | list[int], prompt_format: str, base: Base) -> list[int]:
+    """Token ids of a question: by the chat template, in the R1 envelope, or as "Question: ... Answer:".
+
+    A task's Prompt is put as in training; token ids, of a benchmark with its own words, stay as they are.
+    """
     if isinstance(question, list):
         return question
     if isinstance(question, Prompt):
         return render(question, base.prompt_format, base.tokenizer)
-    if style == "chat":
+    if prompt_format == "chat":
         said = [{"role": "user", "content": question}]
         text = base.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
         return list(base.tokenizer(text, add_special_tokens=False).input_ids)
-    text = ENVELOPE.format(question) + "<think>" if style == "envelope" else f"Question: {question}\nAnswer:"
+    text = f"Question: {question}\nAnswer:"
+    if prompt_format == "envelope":
+        text = ENVELOPE.format(question) + "<think>"
     return list(base.tokenizer(text).input_ids)
 
 
-def open_out(args: argparse.Namespace, population: Population, style: str, data: dict[str, str],
+def changes(old: dict, new: dict, free: tuple[str, ...], hashed: tuple[str, ...]) -> list[str]:
+    """What differs between two configurations, other than the free fields.
+
+    hashed: fields that hold hashes by name; a name that only one of both has is no difference.
+    """
+    found = differing(old, new, free + hashed)
+    for field in hashed:
+        found += [f"{field} {name}" for name, sha in new[field].items() if old[field].get(name, sha) != sha]
+    return found
+
+
+def saved_answers(run: RunDir) -> list[dict]:
+    """The rows of answers.jsonl; a half-written last line is left out, and cut off where `run` writes."""
+    path = run.path / "answers.jsonl"
+    if not path.exists():
+        return []
+    whole = path.read_bytes().rfind(b"\n") + 1
+    if run.writes:
+        os.truncate(path, whole)
+    return run.rows(path.name, whole)
+
+
+def open_out(args: argparse.Namespace, population: Population, prompt_format: str, data: dict[str, str],
              default: str) -> tuple[RunDir, list[dict]]:
-    """The directory of results and the answers already there. Raises ValueError where those, or --against's, were made otherwise.
+    """The directory of results and the answers already there.
 
-    data: SHA-256 of each benchmark's file. A half-written last line is cut off.
+    data: SHA-256 of each benchmark's file. default: the directory's name where --out does not give one.
+    Raises ValueError where those answers, or --against's, were made otherwise.
     """
-    run = RunDir(Path(args.out or (Path(args.run).expanduser() / default if args.run else f"out/{default}")).expanduser())
-    config = dict(base=str(population.base.path), base_hash=population.base_hash, prompt=style, temperature=args.temperature,
-                  max_new=args.max_new, seed=args.seed, adapters=population.hashes, data=data)
+    run = RunDir(Path(args.out or Path(args.run or "out", default)).expanduser())
+    config = dict(base=str(population.base.path), base_hash=population.base_hash, prompt=prompt_format,
+                  temperature=args.temperature, max_new=args.max_new, seed=args.seed,
+                  adapters=population.hashes, data=data)
     if getattr(args, "against", ""):
-        answers_of(args.against, default, config)                   # what is not comparable is said before hours of work
-    path, answers = run.path / "config.json", run.path / "answers.jsonl"
-    if path.exists():
-        old = json.loads(path.read_text())
-        changed = differing(old, config, ("adapters", "data", "base"))
-        for part in ("adapters", "data"):
-            changed += [f"{part} {name}" for name, sha in config[part].items() if old[part].get(name, sha) != sha]
-        if changed:
-            raise ValueError(f"{run.path} holds answers made otherwise: {', '.join(changed)}; use the old values or another "
-                             "--out")
-        config |= {part: old[part] | config[part] for part in ("adapters", "data")}
+        answers_of(args.against, default, config)       # what is not comparable is said before hours of work
+    if (run.path / "config.json").exists():
+        old = json.loads((run.path / "config.json").read_text())
+        if changed := changes(old, config, ("base",), ("adapters", "data")):
+            raise ValueError(f"{run.path} holds answers made otherwise: {', '.join(changed)}; use the old "
+                             "values or another --out")
+        for field in ("adapters", "data"):
+            config[field] = old[field] | config[field]
     run.write_json("config.json", config)
-    if answers.exists():
-        whole = answers.read_bytes().rfind(b"\n") + 1
-        os.truncate(answers, whole)
-        return run, run.rows("answers.jsonl", whole)
-    return run, []
+    return run, saved_answers(run)
 
 
-def answer_all(population: Population, items: list, question: Callable, judge: Callable, args: argparse.Namespace, run: RunDir,
-               done: list[dict], style: str) -> list[dict]:
-    """Every member's answers to every item, those on disk first: dicts as in answers.jsonl, written batch by batch.
+def answer_all(population: Population, items: list, question: Callable, judge: Callable,
+               args: argparse.Namespace, run: RunDir, done: list[dict], prompt_format: str) -> list[dict]:
+    """Every member's answers to every item, those on disk first: dicts as in answers.jsonl, written by batch.
 
-    question(item) -> text, token ids, or Prompt (whose prefix the judge puts before the text); judge([(item, text)]) -> [dict
-    with "correct"]. Raises ValueError where a question does not fit the context.
+    question(item) -> text, token ids, or Prompt (whose prefix the judge puts before the text); judge as in
+    `judged`. Raises ValueError where a question does not fit the context.
     """
-    key = lambda row: (row["bench"], row["id"], row["member"], row["sample"])
-    have = {key(row): row for row in done}
-    ids = {(item.bench, item.id): put(question(item), style, population.base) for item in items}
+    have = {(row["bench"], row["id"], row["member"], row["sample"]): row for row in done}
+    ids = {(item.bench, item.id): put(question(item), prompt_format, population.base) for item in items}
     fits(ids, args.max_new, population.base.model.cfg.max_position_embeddings)
-    missing = lambda item, name: [s for s in range(args.samples) if (item.bench, item.id, name, s) not in have]
-    wanted = [(item, name, missing(item, name)) for item in items for name in population.slots]
-    wanted = sorted((unit for unit in wanted if unit[2]), key=lambda unit: (len(unit[2]), len(ids[unit[0].bench, unit[0].id])))
-    with tqdm(total=len(items) * len(population.slots) * args.samples, desc="answers", disable=not sys.stderr.isatty()) as bar:
-        bar.update(bar.total - sum(len(unit[2]) for unit in wanted))
+    wanted, places = [], []
+    for item, member in itertools.product(items, population.slots):
+        each = [(item.bench, item.id, member, sample) for sample in range(args.samples)]
+        places += each
+        if missing := [sample for sample, place in enumerate(each) if place not in have]:
+            wanted.append((item, member, missing))
+    wanted.sort(key=lambda unit: (len(unit[2]), len(ids[unit[0].bench, unit[0].id])))
+    with tqdm(total=len(places), desc="answers", disable=not sys.stderr.isatty()) as bar:
+        bar.update(bar.total - sum(len(missing) for _, _, missing in wanted))
         while wanted:
             n = len(wanted[0][2])
             batch = [unit for unit in wanted[:max(1, args.max_rows // n)] if len(unit[2]) == n]
             wanted = wanted[len(batch):]
-            rows = answer_batch(population, batch, ids, judge, args, style)
+            rows = answer_batch(population, batch, ids, judge, args, prompt_format)
             run.append("answers.jsonl", rows)
-            have.update((key(row), row) for row in rows)
+            for row in rows:
+                have[row["bench"], row["id"], row["member"], row["sample"]] = row
             bar.update(len(rows))
-    return [have[item.bench, item.id, name, s] for item in items for name in population.slots for s in range(args.samples)]
+    rows = [have[place] for place in places]
+    if errors := [row["grader_error"] for row in rows if "grader_error" in row]:
+        print(f"note: the grader failed on {len(errors)} answers ({', '.join(sorted(set(errors)))}), which "
+              f"count as wrong: see grader_error in {run.path / 'answers.jsonl'}", file=sys.stderr)
+    return rows
 
 
 def fits(ids: dict, max_new: int, context: int) -> None:
-    """Raises ValueError where the longest question and an answer of max_new tokens exceed the base's context."""
+    """Raises ValueError where the longest question and max_new tokens exceed the base's context."""
     longest = max(ids, key=lambda name: len(ids[name]))
     n = len(ids[longest])
     if n + max_new > context:
-        fix = f"lower --max-new to at most {context - n}" if n < context else "this base cannot be asked that"
-        raise ValueError(f"{'/'.join(longest)} has {n} tokens, which with --max-new {max_new} exceeds the base's context of "
-                         f"{context}: {fix}")
+        fix = f"lower --max-new-tokens to at most {context - n}" if n < context else "it is too long"
+        raise ValueError(f"{'/'.join(longest)} has {n} tokens, which with --max-new-tokens {max_new} exceeds "
+                         f"the base's context of {context}: {fix}")
 
 
-def answer_batch(population: Population, batch: list[tuple], ids: dict, judge: Callable, args: argparse.Namespace,
-                 style: str) -> list[dict]:
-    """Answers to a batch of (item, member, samples), each with equally many samples, judged."""
-    n, crc = len(batch[0][2]), lambda text: zlib.crc32(text.encode())
-    keys = [(args.seed, crc(f"{item.bench}/{item.id}"), crc(name), s) for item, name, samples in batch for s in samples]
-    rollout = generate(population.base, population.adapters, [ids[item.bench, item.id] for item, _, _ in batch],
-                       [population.slots[name] for _, name, _ in batch], keys, n, args.temperature, args.max_new, args.max_rows)
-    texts = population.base.tokenizer.batch_decode(rollout.answers(population.base.eos_ids), skip_special_tokens=True,
-                                                   clean_up_tokenization_spaces=False)
-    if style == "plain":
+def answer_batch(population: Population, batch: list[tuple], ids: dict, judge: Callable,
+                 args: argparse.Namespace, prompt_format: str) -> list[dict]:
+    """Rows of answers.jsonl for a batch of (item, member, numbers of samples), all of one length."""
+    base, rows, items, keys = population.base, [], [], []
+    for item, member, samples in batch:
+        items += [item] * len(samples)
+        rows += [dict(bench=item.bench, id=item.id, member=member, sample=sample) for sample in samples]
+        drawn = (args.seed, crc32(f"{item.bench}/{item.id}".encode()), crc32(member.encode()))
+        keys += [(*drawn, sample) for sample in samples]
+    prompts = [ids[item.bench, item.id] for item, _, _ in batch]
+    slots = [population.slots[member] for _, member, _ in batch]
+    rollout = generate(base, population.adapters, prompts, slots, keys, len(batch[0][2]), args.temperature,
+                       args.max_new, args.max_rows)
+    texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=True,
+                                        clean_up_tokenization_spaces=False)
+    if prompt_format == "plain":
         texts = [text.partition("\nQuestion:")[0] for text in texts]     # a base that goes on to ask itself
-    each = [(item, name, s) for item, name, samples in batch for s in samples]
-    verdicts = judge([(item, text) for (item, _, _), text in zip(each, texts)])
-    return [dict(bench=item.bench, id=item.id, member=name, sample=s, **verdict, tokens=tokens, text=text)
-            for (item, name, s), text, verdict, tokens in zip(each, texts, verdicts, rollout.n_tokens.tolist())]
+    verdicts = judged(judge, list(zip(items, texts)))
+    for row, verdict, tokens, text in zip(rows, verdicts, rollout.n_tokens.tolist(), texts):
+        row |= verdict | dict(tokens=tokens, text=text)
+    return rows
 
 
-# ---- the end of an evaluation ---------------------------------------------------------------------------------------------
+def judged(judge: Callable, answers: list[tuple]) -> list[dict]:
+    """judge([(item, text)]) -> [dict with "correct"]; an answer on which it raises counts as wrong.
+
+    Its verdict is that of an empty answer, with the exception's name as "grader_error". What is wrong with
+    the machine is raised: OSError (sympy does not start) and RuntimeError itself (the sandbox does not).
+    """
+    try:
+        return judge(answers)
+    except Exception as e:
+        if isinstance(e, OSError) or type(e) is RuntimeError:
+            raise
+        if len(answers) == 1:
+            empty, = judge([(answers[0][0], "")])
+            return [empty | dict(correct=False, grader_error=type(e).__name__)]
+    return [verdict for answer in answers for verdict in judged(judge, [answer])]
+
+
+# ---- the end of an evaluation -----------------------------------------------------------------------------
 
 def answers_of(directory: str, default: str, config: dict) -> list[dict]:
-    """Answers in a directory of results, or in the folder `default` of a run. Raises ValueError where there are none, or where
-    they were made in another way than `config` says (prompt, temperature, limits, questions; base and adapters may differ)."""
-    given = Path(directory).expanduser()
-    place = given if (given / "answers.jsonl").exists() else given / default
-    if not (place / "answers.jsonl").exists():
-        raise ValueError(f"--against {directory}: no answers.jsonl there nor in its {default}/: run this evaluation on that run "
-                         "first")
-    old = json.loads((place / "config.json").read_text())
-    changed = differing(old, config, ("base", "base_hash", "adapters", "seed", "data"))
-    changed += [f"data {name}" for name, sha in config["data"].items() if old["data"].get(name, sha) != sha]
-    if changed:
-        raise ValueError(f"--against {directory}: those answers were made otherwise: {', '.join(changed)}; repeat one of both in "
-                         "the other's way")
-    return RunDir(place, writes=False).rows("answers.jsonl", (place / "answers.jsonl").read_bytes().rfind(b"\n") + 1)
+    """Answers in a directory of results, or in the folder `default` of a run.
 
-
-def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], default: str, counted: Callable = list, **more) -> None:
-    """Write summary.json (`more` goes along) and print the table of all answers, with --against the differences to that run too.
-
-    default: the folder of this evaluation in a run, as given to open_out; counted(rows) -> rows: which answers the table counts,
-    and under which names.
+    Raises ValueError where there are none, or where they were made in another way than `config` says (prompt,
+    temperature, limits, questions; base and adapters may differ).
     """
-    lines, config = summarise(counted(rows), args.max_new), json.loads((run.path / "config.json").read_text())
-    compared = against(counted(rows), counted(answers_of(args.against, default, config))) if args.against else []
-    found = dict(results=lines, **(dict(against=args.against, differences=compared) if compared else {}), **more)
-    run.write_json("summary.json", dict(base=config["base"], samples=args.samples, temperature=args.temperature,
-                                        prompt=config["prompt"], **found))
-    print(table(lines))
-    if compared:
-        print(f"\nagainst the students (or whoever there is) of {args.against}, their mean\n{against_table(compared)}")
+    place = Path(directory).expanduser()
+    if not (place / "answers.jsonl").exists():
+        place /= default
+    if not (place / "answers.jsonl").exists():
+        raise ValueError(f"--against {directory}: no answers.jsonl there nor in its {default}/: run this "
+                         "evaluation on that run first")
+    old = json.loads((place / "config.json").read_text())
+    if changed := changes(old, config, ("base", "base_hash", "adapters", "seed"), ("data",)):
+        raise ValueError(f"--against {directory}: those answers were made otherwise: {', '.join(changed)}; "
+                         "repeat one of both in the other's way")
+    return saved_answers(RunDir(place, writes=False))
+
+
+def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], default: str, counted: Callable = list,
+             **more) -> None:
+    """Writes summary.json (`more` goes along) and prints the table of all answers, with --against both runs'.
+
+    default: the folder of this evaluation in a run, as in open_out. counted(rows) -> rows: which answers the
+    table counts, and under which names.
+    """
+    config = json.loads((run.path / "config.json").read_text())
+    result = dict(base=config["base"], samples=args.samples, temperature=args.temperature,
+                  prompt=config["prompt"], results=summarise(counted(rows), args.max_new))
+    print(table(result["results"]))
+    if args.against:
+        theirs = counted(answers_of(args.against, default, config))
+        result |= dict(against=args.against, differences=against(counted(rows), theirs))
+        print(f"\nagainst the students (or whoever there is) of {args.against}, their mean\n"
+              f"{against_table(result['differences'])}")
+    run.write_json("summary.json", result | more)
     print(f"every answer with its verdict: {run.path / 'answers.jsonl'}")
 
 
 def command(name: str, main: Callable[[], int]) -> None:
-    """Runs main and leaves with its exit code: 2 for what the user can mend, 1 for the machine's trouble, 130 for Ctrl-C."""
+    """Leaves with main's exit code; 2: the user can mend it, 1: the machine's trouble, 130: Ctrl-C."""
     try:
         sys.exit(main())
     except (ValueError, OSError) as e:

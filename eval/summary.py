@@ -10,7 +10,7 @@ import numpy as np
 
 from eval.stats import bootstrap_columns, paired_bootstrap, pass_at_k, wilson
 
-BASE, MEAN = "base", "mean"                       # the bare base's name among the members, and that of their mean
+BASE, MEAN = "base", "mean"                       # the bare base among the members, and the members' mean
 COLUMNS = 5                                       # of pass@k beside each other, in 110 characters
 
 
@@ -35,32 +35,37 @@ def shares(rows: list[dict]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def roles(names: list[str]) -> dict[str, list[str]]:
-    """Whose mean is told under which name: that of all members, and of teachers and of students where the names say so."""
-    role = {name: name.split("/")[-1][0] for name in names}
+    """Whose mean is told under which name: all members', and teachers' and students' where names say so."""
     groups = {MEAN: names} if len(names) > 1 else {}
-    told = "TS" if set(role.values()) == {"T", "S"} else ""
-    return groups | {f"{MEAN} {r}": [name for name in names if role[name] == r] for r in told}
+    by_role = {role: [name for name in names if name.split("/")[-1][0] == role] for role in "TS"}
+    if all(by_role.values()) and len(by_role["T"] + by_role["S"]) == len(names):
+        groups |= {f"{MEAN} {role}": some for role, some in by_role.items()}
+    return groups
 
 
 def with_means(share: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """The base first, then the members, then their means on the items that all have (see `roles`). Last are so those whom the run
-    trained to solve: the students' mean, else that of all, else the only member, else the base."""
+    """The base first, then the members, then their means on the items that all have (see `roles`).
+
+    Last are so those whom the run trained to solve: the students' mean, else that of all, else the only
+    member, else the base.
+    """
     out = {name: share[name] for name in sorted(share, key=BASE.__ne__)}
     for group, names in roles([name for name in share if name != BASE]).items():
-        whole = set.intersection(*(set(share[name]) for name in names))
-        out[group] = {i: float(np.mean([share[name][i] for name in names])) for i in share[names[0]] if i in whole}
+        common = [i for i in share[names[0]] if all(i in share[name] for name in names)]
+        out[group] = {i: float(np.mean([share[name][i] for name in names])) for i in common}
     return out
 
 
 def summarise(rows: list[dict], max_new: int) -> list[dict]:
-    """One dict per benchmark and member, and for the members' means: share of right answers with Wilson
-    interval, difference to the base with paired bootstrap interval, mean tokens of an answer, share cut off
-    at max_new tokens, and, where rows tell it, share that thinks."""
-    out, tokens, thinks = [], {}, {}
+    """One dict per benchmark and member, and for the members' means: what `table` shows.
+
+    Share of right answers with Wilson interval, difference to the base with paired bootstrap interval, mean
+    tokens of an answer, share cut off at max_new tokens; where rows tell it, the share that thinks; how many
+    answers the grader failed on, if any.
+    """
+    out, answers = [], {}
     for row in rows:
-        tokens.setdefault((row["bench"], row["member"]), []).append(row["tokens"])
-        if "think" in row:
-            thinks.setdefault((row["bench"], row["member"]), []).append(row["think"])
+        answers.setdefault((row["bench"], row["member"]), []).append(row)
     for bench, share in shares(rows).items():
         groups = roles([name for name in share if name != BASE])
         for name, items in with_means(share).items():
@@ -69,49 +74,67 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
                         interval=wilson(float(right.sum()), len(right)))
             if name != BASE and BASE in share:
                 difference = right - np.array([share[BASE][i] for i in items])
-                line |= dict(minus_base=float(difference.mean()), minus_base_interval=paired_bootstrap(difference))
-            used = np.array([t for who in groups.get(name, [name]) for t in tokens[bench, who]])
+                line["minus_base"] = float(difference.mean())
+                line["minus_base_interval"] = paired_bootstrap(difference)
+            each = [answers[bench, who] for who in groups.get(name, [name])]
+            used = np.array([row["tokens"] for some in each for row in some])
             line |= dict(tokens=float(used.mean()), cut=float((used >= max_new).mean()))
-            if thinks:
-                each = [np.mean(thinks[bench, who]) for who in groups.get(name, [name])]
-                line["think"] = float(np.mean(each))
+            if any("think" in row for row in rows):
+                line["think"] = float(np.mean([np.mean([row["think"] for row in some]) for some in each]))
+            if errors := sum("grader_error" in row for some in each for row in some):
+                line["grader_errors"] = errors
             out.append(line)
     return out
 
 
 def against(rows: list[dict], other: list[dict]) -> list[dict]:
-    """One dict per benchmark and member of `rows`: difference to the mean of the other run's students (else of its members, else
-    to its base) on the questions that both answered, with paired bootstrap interval. Raises ValueError where none is common."""
+    """One dict per benchmark and member of `rows`: paired difference to the other run on common questions.
+
+    To the mean of the other run's students, else of its members, else to its base; with bootstrap interval.
+    Raises ValueError where no question is common.
+    """
     out, theirs = [], {bench: with_means(share) for bench, share in shares(other).items()}
     for bench, share in shares(rows).items():
-        reference = list(theirs.get(bench, {}).values())[-1:]
+        reference = list(theirs[bench].values())[-1] if bench in theirs else {}
         for name, items in with_means(share).items():
-            common = [i for i in items if reference and i in reference[0]]
+            common = [i for i in items if i in reference]
             if common:
-                difference = np.array([items[i] - reference[0][i] for i in common])
-                out.append(dict(bench=bench, member=name, n=len(common), accuracy=float(np.mean([items[i] for i in common])),
+                ours = np.array([items[i] for i in common])
+                difference = ours - np.array([reference[i] for i in common])
+                out.append(dict(bench=bench, member=name, n=len(common), accuracy=float(ours.mean()),
                                 difference=float(difference.mean()), interval=paired_bootstrap(difference)))
     if not out:
-        raise ValueError(f"--against: that run answered none of these questions ({', '.join(theirs) or 'nothing'} lies there)")
+        raise ValueError("--against: that run answered none of these questions "
+                         f"({', '.join(theirs) or 'nothing'} lies there)")
     return out
 
 
 def table(lines: list[dict]) -> str:
-    """The summary for the terminal."""
+    """The summary for the terminal; its last column are the answers that the grader failed on, if any."""
     width = max(len(line["member"]) for line in lines)
-    out = [f"{'bench':14} {'n':>5}  {'member':{width}}  right  95% interval   minus base  95% interval    tokens   cut"]
+    failed = any("grader_errors" in line for line in lines)
+    out = [f"{'bench':14} {'n':>5}  {'member':{width}}  right  95% interval   minus base  95% interval    "
+           "tokens   cut"]
     out[0] += "  think" if "think" in lines[0] else ""
+    out[0] += "  grader errors" if failed else ""
     for line in lines:
         low, high = line["interval"]
-        text = f"{line['bench']:14} {line['n']:5}  {line['member']:{width}}  {line['accuracy']:.3f}  {low:.3f} .. {high:.3f}"
+        text = f"{named(line, width)}  {line['accuracy']:.3f}  {low:.3f} .. {high:.3f}"
         if "minus_base" in line:
             low, high = line["minus_base_interval"]
             text += f"  {line['minus_base']:+10.3f}  {low:+.3f} .. {high:+.3f}"
         else:
             text += " " * 30
-        thinks = f"   {line['think']:.2f}" if "think" in line else ""
-        out.append(f"{text}  {line['tokens']:6.0f}  {line['cut']:.2f}{thinks}")
+        text += f"  {line['tokens']:6.0f}  {line['cut']:.2f}"
+        text += f"   {line['think']:.2f}" if "think" in line else ""
+        text += f"  {line.get('grader_errors', 0):13}" if failed else ""
+        out.append(text)
     return "\n".join(out)
+
+
+def named(line: dict, width: int) -> str:
+    """Benchmark, questions and member of a line of a table."""
+    return f"{line['bench']:14} {line['n']:5}  {line['member']:{width}}"
 
 
 def against_table(lines: list[dict]) -> str:
@@ -120,8 +143,8 @@ def against_table(lines: list[dict]) -> str:
     out = [f"{'bench':14} {'n':>5}  {'member':{width}}  right  minus theirs  95% interval"]
     for line in lines:
         low, high = line["interval"]
-        out.append(f"{line['bench']:14} {line['n']:5}  {line['member']:{width}}  {line['accuracy']:.3f}  "
-                   f"{line['difference']:+12.3f}  {low:+.3f} .. {high:+.3f}")
+        out.append(f"{named(line, width)}  {line['accuracy']:.3f}  {line['difference']:+12.3f}  "
+                   f"{low:+.3f} .. {high:+.3f}")
     return "\n".join(out)
 
 
@@ -134,9 +157,11 @@ def solved_at(members: dict[str, dict[str, list[bool]]], k: int) -> dict[str, di
 
 def passes(rows: list[dict]) -> list[dict]:
     """One dict per benchmark and member, and for the members' means: pass@k for k = 1, 2, 4 ... up to the
-    samples and its paired difference to the base, by k; 95% intervals by bootstrap over tasks. A mean is that
-    of the members' pass@k: their answers are not thrown together, for that would be more tries than the base
-    has."""
+    samples and its paired difference to the base, by k; 95% intervals by bootstrap over tasks.
+
+    A mean is that of the members' pass@k: their answers are not thrown together, for that would be more tries
+    than the base has.
+    """
     out = []
     for bench, members in samples(rows).items():
         n_samples = min(len(right) for items in members.values() for right in items.values())
@@ -149,13 +174,12 @@ def passes(rows: list[dict]) -> list[dict]:
             for at, share in enumerate(solved):
                 value[:, 0, place, at] = [share[name][i] for i in ids]
         value[:, 1] = value[:, 0] - value[:, 0, :1]
-        means, intervals = value.mean(0), bootstrap_columns(value)
+        means, intervals = value.mean(0).tolist(), bootstrap_columns(value).tolist()
         for place, name in enumerate(names):
-            line = dict(bench=bench, member=name, n=len(ids), k=ks, pass_at=means[0, place].tolist(),
-                        intervals=intervals[0, place].tolist())
+            line = dict(bench=bench, member=name, n=len(ids), k=ks, pass_at=means[0][place],
+                        intervals=intervals[0][place])
             if name != BASE:
-                line["minus_base"] = means[1, place].tolist()
-                line["minus_base_intervals"] = intervals[1, place].tolist()
+                line |= dict(minus_base=means[1][place], minus_base_intervals=intervals[1][place])
             out.append(line)
     return out
 
@@ -215,7 +239,9 @@ def member_table(lines: list[dict]) -> str:
 def standing(interval: list[float]) -> str:
     """What an interval of a difference to the base says."""
     low, high = interval
-    return "ahead" if low > 0 else "behind" if high < 0 else "level"
+    if low > 0:
+        return "ahead"
+    return "behind" if high < 0 else "level"
 
 
 def gain_table(lines: list[dict]) -> str:

@@ -126,7 +126,7 @@ def autotune_batch(cfg, base: Base, adapters: Adapters, ranks: Ranks):
         rollout, one = Rollout(ids, full(max(1, T - cfg.max_new_tokens)), full(T), zeros, member), zeros[:, 0] + 1
         batch = rl.Batch(rollout, one, full(0), full(0), full(0))
         try:
-            rl.accumulate(base, adapters, batch, one, one, kl=cfg.kl_coef, entropy=cfg.entropy_coef, tokens_per_microbatch=budget)
+            rl.accumulate(base, adapters, batch, one, rl.UpdateConfig.of(replace(cfg, tokens_per_microbatch=budget)))
         finally:
             for p in adapters.parameters():
                 p.grad = None

@@ -1,11 +1,11 @@
 """One HTML file that tells a run, from what its directory holds.
 
     python -m report out/demo                                   # writes out/demo/report.html
-    python -m report out/demo --watch 30                        # again every 30 seconds, until the run is complete
-    python -m report out/full --compare out/single --out a.html # the same curves of several runs overlaid, with their budgets
+    python -m report out/demo --watch 30                        # every 30 seconds, until the run is complete
+    python -m report out/full --compare out/single --out a.html # curves of several runs, with their budgets
     python -m report out/demo --picture docs/demo.svg           # only its first picture, as one SVG file
 
-Needs Python alone. What a log lacks is shown as absent; lines that cannot be read are skipped, counted and told (run.py).
+Needs Python alone. What a log lacks is shown as absent; lines that cannot be read are skipped and counted.
 """
 import argparse
 import os
@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 
 from report.page import page
-from report.run import Run, num
+from report.run import RunLog, num
 from report.think import picture
 
 
 def write(path: Path, others: list[Path], out: Path, watch: float = 0) -> bool:
-    """Write the report of the run at `path` whole, under a temporary name first; True if the run has done all its steps."""
-    runs = [Run(path), *(Run(other, want_tasks=False) for other in others)]
+    """Write the report of the run at `path`, under a temporary name first; True if all its steps are done."""
+    runs = [RunLog(path), *(RunLog(other, want_tasks=False) for other in others)]
     steps = num(runs[0].config, "steps")
     finished = bool(runs[0].metrics) and steps is not None and runs[0].metrics[-1]["step"] + 1 >= steps
     part = out.with_name(f".{out.name}.{os.getpid()}")
@@ -34,10 +34,11 @@ def write(path: Path, others: list[Path], out: Path, watch: float = 0) -> bool:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line. Raises ValueError for what the user can mend."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run's directory, out/NAME")
-    parser.add_argument("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="runs to lay over it")
-    parser.add_argument("--out", type=Path, help="the file to write; default: report.html in the run's directory")
+    parser.add_argument("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="runs to overlay")
+    parser.add_argument("--out", type=Path, help="the file to write; default: report.html beside the logs")
     parser.add_argument("--watch", type=float, default=0, metavar="SECONDS",
                         help="write it again and again until the run is complete")
     parser.add_argument("--picture", type=Path, metavar="FILE",
@@ -52,13 +53,14 @@ def main(argv: list[str] | None = None) -> None:
         flag = "--picture" if args.picture else "--out"
         raise ValueError(f"{flag} {out}: give the name of a file in a directory that exists")
     if args.picture:
-        out.write_text(picture(Run(args.run, want_tasks=False)), encoding="utf-8")
+        out.write_text(picture(RunLog(args.run, want_tasks=False)), encoding="utf-8")
         print(f"{out}: {out.stat().st_size / 1e3:.0f} KB")
         return
     while not (finished := write(args.run, args.compare, out, args.watch)) and args.watch:
-        print(f"{out}: written at {time.strftime('%H:%M:%S')}, again in {args.watch:g} s (Ctrl-C ends it)", flush=True)
+        print(f"{out}: written {time.ctime()}, again in {args.watch:g} s (Ctrl-C ends it)", flush=True)
         time.sleep(args.watch)
-    print(f"{out}: {out.stat().st_size / 1e6:.2f} MB{', the run is complete' if finished and args.watch else ''}")
+    complete = ", the run is complete" if finished and args.watch else ""
+    print(f"{out}: {out.stat().st_size / 1e6:.2f} MB{complete}")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
-"""What a run's directory says, read leniently: lines that cannot be read are skipped and counted, what is missing is None.
-
-No imports but Python's, so that a report can be made where torch is not installed.
-"""
-import itertools
+"""What a run's directory says, read leniently: lines that cannot be read are skipped and counted, what is
+missing is None."""
 import json
-import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+
+FORMER = {"coverage", "zero_advantage", "whiten", "max_new"}        # names that measures and flags had
 
 
 def get(row, *keys):
@@ -19,64 +17,86 @@ def get(row, *keys):
 
 
 def num(row, *keys) -> float | None:
-    """The number at row[key]...; None if it is missing, no number or not one that can be drawn (NaN, infinite)."""
+    """The number at row[key]...; None if it is missing, no number or none that can be drawn (NaN)."""
     value = get(row, *keys)
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15 else None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if number and abs(value) < 1e15 else None
 
 
-def items(row, *keys) -> dict:
-    """The dict at row[key]..., or an empty one."""
+def items(row, *keys, kind=dict):
+    """The dict (or list) at row[key]..., or an empty one."""
     value = get(row, *keys)
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, kind) else kind()
 
 
-def listed(row, *keys) -> list:
-    """The list at row[key]..., or an empty one."""
-    value = get(row, *keys)
-    return value if isinstance(value, list) else []
-
-
-def mean(values) -> float | None:
+def average(values) -> float | None:
     """Mean of what is not None, or None."""
     values = [v for v in values if v is not None]
     return sum(values) / len(values) if values else None
 
 
+def known(points: list) -> list:
+    """Those of some points (step, value) that have a value."""
+    return [(step, value) for step, value in points if value is not None]
+
+
+def parents(birth: dict | None) -> list[str]:
+    """The names of a child's parents; [] of a founder."""
+    return [str(get(parent, "name")) for parent in items(birth, "parents", kind=list)]
+
+
 @dataclass
-class Member:
-    """One member's life: its role, its colour, and (step, measures) of every step it took part in."""
+class MemberLog:
+    """One member's life."""
+    name: str
     role: str
     color: str
     style: str
-    rows: list[tuple[int, dict]] = field(default_factory=list)
+    birth: dict | None = None       # its line of genealogy.jsonl; None: a founder
+    rows: list[tuple[int, dict]] = field(default_factory=list)      # (step, measures)
+    born: bool = False              # after the run's first step
+    died: bool = False              # before its last
+
+    def points(self, *keys) -> list:
+        """[(step, the number at keys)] over its life."""
+        return [(step, num(row, *keys)) for step, row in self.rows]
 
 
-class Run:
+class RunLog:
     """A run's directory, read; `notes` says what was wrong with it. Raises ValueError if it is no run."""
 
     def __init__(self, path: Path, want_tasks: bool = True):
         if not path.is_dir():
             raise ValueError(f"{path}: no such directory; give a run's directory, out/NAME")
         if not (path / "metrics.jsonl").exists() and not (path / "config.json").exists():
-            raise ValueError(f"{path} is no run: neither metrics.jsonl nor config.json is in it; give a run's directory, "
-                             "out/NAME")
-        self.path, self.name, self.notes = path, path.resolve().name, []
-        self.config, self.env = self.whole("config.json"), self.whole("env.json")
-        self.metrics = list({row["step"]: row for row in self.lines("metrics.jsonl")}.values())
-        self.metrics.sort(key=lambda row: row["step"])
-        self.matches, self.births = list(self.lines("matches.jsonl")), list(self.lines("genealogy.jsonl", expected=False))
+            raise ValueError(f"{path} is no run: neither metrics.jsonl nor config.json is in it; "
+                             "give a run's directory, out/NAME")
+        self.path, self.name = path, path.resolve().name
+        self.notes = []
+        self.config = self.whole("config.json")
+        self.env = self.whole("env.json")
+        rows = {row["step"]: row for row in self.lines("metrics.jsonl")}
+        self.metrics = [rows[step] for step in sorted(rows)]
+        if any(FORMER & set(said) for said in [self.config, *self.metrics]):
+            raise ValueError(f"{path} was written before the flags and measures got their present names: "
+                             "draw it with the commit in its env.json")
+        self.matches = list(self.lines("matches.jsonl"))
+        births = self.lines("genealogy.jsonl", expected=False)
+        self.births = {str(birth.get("child")): birth for birth in births}
         self.members = self.lives()
-        self.n_tasks, self.n_valid, self.tasks = self.sample() if want_tasks else (0, 0, [])
+        self.n_tasks = self.n_valid = 0
+        self.tasks = self.sample() if want_tasks else []
 
     def whole(self, name: str) -> dict:
         """A file that is one JSON object; {} and a note where it is not."""
+        why = ""
         try:
             data = json.loads((self.path / name).read_bytes())
         except (OSError, ValueError, RecursionError) as e:
-            data = type(e).__name__
+            data, why = None, f" ({type(e).__name__})"
         if isinstance(data, dict):
             return data
-        self.notes.append(f"{name} could not be read" + (f" ({data})" if isinstance(data, str) else ""))
+        self.notes.append(f"{name} could not be read{why}")
         return {}
 
     def lines(self, name: str, expected: bool = True):
@@ -97,84 +117,76 @@ class Run:
                 else:
                     bad += bool(line.strip())
         if bad:
-            self.notes.append(f"{bad} line{'s' if bad > 1 else ''} of {name} skipped: cut off, or not an object with a step")
+            many = f"{bad} line{'s' * (bad > 1)} of {name}"
+            self.notes.append(f"{many} skipped: cut off, or not an object with a step")
 
-    def lives(self) -> dict[str, Member]:
+    def lives(self) -> dict[str, MemberLog]:
         """Members by name, in the order of their appearance; each role has its family of colours."""
         members, seen = {}, Counter()
         for row in self.metrics:
-            for name, m in items(row, "members").items():
+            for name, measured in items(row, "members").items():
                 if name not in members:
-                    role = "teacher" if get(m, "role") == "teacher" else "student"
-                    members[name] = Member(role, f"{role[0]}{seen[role] % 6}", f"d{seen[role] // 6 % 3}")
+                    role = "teacher" if get(measured, "role") == "teacher" else "student"
+                    color, style = f"{role[0]}{seen[role] % 6}", f"d{seen[role] // 6 % 3}"
+                    members[name] = MemberLog(name, role, color, style, self.births.get(name))
                     seen[role] += 1
-                members[name].rows.append((row["step"], m))
+                members[name].rows.append((row["step"], measured))
+        for m in members.values():
+            m.born = m.rows[0][0] > self.metrics[0]["step"]
+            m.died = m.rows[-1][0] < self.metrics[-1]["step"]
         return members
 
-    def sample(self) -> tuple[int, int, list[tuple[int, dict]]]:
-        """(proposals, valid ones, [(line, proposal)]): the last in the order in which they should be shown while there is room.
+    def sample(self) -> list[tuple[int, dict]]:
+        """[(line, proposal)] in the order in which they are shown while there is room; counts all proposals.
 
-        Within a step the order is drawn; first come the first of every step, then the second; a refused one for three valid.
+        Within a step the order is drawn; first come the first of every step, then the second; a refused one
+        for three valid.
         """
-        rng, lots, n, n_valid = random.Random(0), {}, 0, 0
+        rng, lots = random.Random(0), {}
         keep = max(6, 4000 // max(1, len(self.metrics)))        # of a step, so that memory stays small
         for row in self.lines("tasks.jsonl"):
             valid = not row.get("reason")
             lot = lots.setdefault((row["step"], valid), [])
-            lot.append((rng.random(), n, row))
+            lot.append((rng.random(), self.n_tasks, row))
             if len(lot) > 2 * keep:
-                lot[:] = sorted(lot, key=lambda entry: entry[:2])[:keep]
-            n, n_valid = n + 1, n_valid + valid
+                lot.sort()                                      # no two lines have one number
+                del lot[keep:]
+            self.n_tasks += 1
+            self.n_valid += valid
         ranked = []
         for (_, valid), lot in lots.items():
-            for i, (draw, line, row) in enumerate(sorted(lot, key=lambda entry: entry[:2])[:keep]):
-                ranked.append((i if valid else 3 * i + 2, draw, line, row))
-        return n, n_valid, [(line, row) for _, _, line, row in sorted(ranked, key=lambda entry: entry[:3])]
+            for i, entry in enumerate(sorted(lot)[:keep]):
+                ranked.append((i if valid else 3 * i + 2, *entry))
+        return [(line, row) for _, _, line, row in sorted(ranked)]
 
-    def students(self) -> list[str]:
-        """Names of all students there ever were, in the order of their appearance."""
-        return [name for name, m in self.members.items() if m.role == "student"]
+    def those(self, role: str) -> list[MemberLog]:
+        """All members of a role that there ever were, in the order of their appearance."""
+        return [m for m in self.members.values() if m.role == role]
 
-    def series(self, value) -> list:
-        """[(step, value(row))] over the run."""
-        return [(row["step"], value(row)) for row in self.metrics]
+    def points(self, *keys) -> list:
+        """[(step, the number at keys)] over the run."""
+        return [(row["step"], num(row, *keys)) for row in self.metrics]
 
+    def mean(self, role: str, where: tuple, *keys) -> list:
+        """[(step, mean over a role's members)] of the numbers at keys in what the dict at `where` holds."""
+        points = []
+        for row in self.metrics:
+            found = items(row, *where)
+            some = [found[name] for name in found if get(row, "members", name, "role") == role]
+            points.append((row["step"], average(num(each, *keys) for each in some)))
+        return points
 
-def duplicates(row) -> float | None:
-    """Share of proposals that repeat an earlier one; older logs say it among the reasons alone."""
-    n, logged = num(row, "n"), num(row, "duplicates")
-    return logged if logged is not None or not n or "reasons" not in row else (num(row, "reasons", "duplicate") or 0) / n
+    def guessing(self) -> list:
+        """[(step, how often the archive's most frequent output would be right)]: the worst of the kinds."""
+        worst = []
+        for row in self.metrics:
+            rates = [num(rate) for rate in items(row, "majority_baseline").values()]
+            worst.append((row["step"], max([rate for rate in rates if rate is not None], default=None)))
+        return worst
 
-
-def probed(key: str):
-    """The students' mean of a measure that probes take of each of them, as a function of a line of
-    metrics.jsonl: anchors_sampled and anchors_greedy, accuracy; anchors_think, share of greedy answers that
-    think."""
-    def value(row) -> float | None:
-        return mean(num(row, key, name) for name in items(row, key))
-    return value
-
-
-def of_role(role: str, key: str):
-    """The mean of a measure over the members of a role, as a function of a line of metrics.jsonl."""
-    def value(row) -> float | None:
-        return mean(num(m, key) for m in items(row, "members").values() if get(m, "role") == role)
-    return value
-
-
-def heldout(kind: str, role: str, key: str = "heldout"):
-    """The mean accuracy of a role's members on tasks of a kind that the run does not play, as a function of a
-    line of metrics.jsonl; key heldout_think: the share of their answers that think."""
-    def value(row) -> float | None:
-        names = [name for name in items(row, key, kind) if get(row, "members", name, "role") == role]
-        return mean(num(row, key, kind, name) for name in names)
-    return value
-
-
-def unplayed(runs: list[Run]) -> list[str]:
-    """The kinds of tasks that the probes of these runs asked although nobody played them; at most a dozen."""
-    rows = itertools.chain(*(run.metrics for run in runs))
-    return list(dict.fromkeys(kind for row in rows for kind in items(row, "heldout")))[:12]
+    def names(self, key: str, most: int = 12) -> list[str]:
+        """The keys of the dicts that the run's lines have under `key`, each once."""
+        return list(dict.fromkeys(name for row in self.metrics for name in items(row, key)))[:most]
 
 
 # What readers call the kinds of tasks.
@@ -182,43 +194,26 @@ KINDS = dict(code_o="output tasks", code_i="input tasks", code_f="functions to f
              logic="logic puzzles")
 
 
-def guessing(row) -> float | None:
-    """How often the archive's most frequent output would be right: the worst of the kinds."""
-    rates = [num(row, "guess_rate", kind) for kind in items(row, "guess_rate")]
-    return max([r for r in rates if r is not None], default=None)
+def measures(run: RunLog, kinds: list[str]) -> list[tuple]:
+    """What is said in words and compared between runs; kinds: those that nobody played.
 
-
-def refused(row, reasons) -> float:
-    """Share of a step's proposals that were refused for one of these reasons."""
-    return sum(num(row, "reasons", reason) or 0 for reason in reasons) / (num(row, "n") or math.inf)
-
-
-def measures(runs: list[Run]) -> list[tuple]:
-    """What is said in words and compared between runs: words, what a line of metrics.jsonl says of it, and
-    what its axis holds: 0 to 1 (share), 0 (zero), or what fits (free)."""
-    transfer = []
-    for kind in unplayed(runs):
-        words = f"the students' accuracy on {KINDS.get(kind, kind)}, which nobody played"
-        transfer.append((words, heldout(kind, "student"), "share"))
-    return [*LEARNED, *transfer, *PLAYED]
-
-
-LEARNED = (
-    ("the students' accuracy on held-out anchor tasks, greedy", probed("anchors_greedy"), "free"),
-    ("the students' accuracy on held-out anchor tasks, sampled", probed("anchors_sampled"), "free"),
-    ("share of the students' attempts that think before they answer", lambda r: num(r, "think"), "share"),
-    ("tokens in a student's attempt", of_role("student", "response_tokens"), "zero"),
-)
-PLAYED = (
-    ("the frozen base's solve rate on the teachers' current tasks", lambda r: num(r, "base_solve"), "share"),
-    ("an early student's solve rate on the same tasks, frozen", lambda r: num(r, "frozen_solve"), "share"),
-    ("the students' solve rate on the same tasks", lambda r: num(r, "student_solve"), "share"),
-    ("statements per task", lambda r: num(r, "complexity", "statements"), "zero"),
-    ("depth of the tasks' syntax trees", lambda r: num(r, "complexity", "depth"), "zero"),
-    ("McCabe complexity per task", lambda r: num(r, "complexity", "mccabe"), "zero"),
-    ("the students' solve rate on current tasks, every step", lambda r: num(r, "solve_rate"), "share"),
-    ("share of proposals that are valid", lambda r: num(r, "valid"), "share"),
-    ("share of proposals that are duplicates", duplicates, "share"),
-    ("distinct structures among 64 of the latest tasks", lambda r: num(r, "rarefied"), "zero"),
-    ("distinct structures so far", lambda r: num(r, "coverage"), "zero"),
-)
+    [(words, axis, points)]; the axis is 0 to 1 (share), holds 0 (zero) or what fits (free).
+    """
+    return [
+        *((f"the students' accuracy on held-out anchor tasks, {how}", "free",
+           run.mean("student", (f"anchors_{how}",))) for how in ("greedy", "sampled")),
+        ("share of the students' attempts that think before they answer", "share", run.points("think")),
+        ("tokens in a student's attempt", "zero", run.mean("student", ("members",), "response_tokens")),
+        *((f"the students' accuracy on {KINDS.get(kind, kind)}, which nobody played", "share",
+           run.mean("student", ("heldout", kind))) for kind in kinds),
+        ("the frozen base's solve rate on the teachers' current tasks", "share", run.points("base_solve")),
+        ("an early student's solve rate on the same tasks, frozen", "share", run.points("frozen_solve")),
+        ("the students' solve rate on the same tasks", "share", run.points("student_solve")),
+        ("statements per task", "zero", run.points("complexity", "statements")),
+        ("depth of the tasks' syntax trees", "zero", run.points("complexity", "depth")),
+        ("McCabe complexity per task", "zero", run.points("complexity", "mccabe")),
+        ("the students' solve rate on current tasks, every step", "share", run.points("solve_rate")),
+        ("share of proposals that are valid", "share", run.points("valid")),
+        ("share of proposals that are duplicates", "share", run.points("duplicates")),
+        ("distinct structures among 64 of the latest tasks", "zero", run.points("unique_at_64")),
+        ("distinct structures so far", "zero", run.points("unique_structures"))]

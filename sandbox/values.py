@@ -1,17 +1,20 @@
-"""
-values.py -- canonical text of plain values: the only thing that crosses from a program to the trainer.
+"""Canonical text of plain values: the only thing that crosses from a program to the trainer.
 
-Two values of one type and content have one text, and decode() takes nothing that encode() would not have written.
+Two values of one type and content have one text, and decode() takes nothing that encode() would not have
+written.
 """
 import json
+from collections import Counter
 from json.encoder import encode_basestring_ascii as quote
 
 MAX_TEXT = 1 << 16      # characters of one canonical value, where nothing else is said
 MAX_BITS = 3900         # of an integer; twice the characters where longer texts are allowed
 MAX_DEPTH = 64          # nesting of one value
-NAN = float("nan")      # decode() gives every nan as this object, so that Python's == finds nan equal to nan in containers
+NAN = float("nan")      # decode() gives every nan as this object, which is equal to itself in containers
 # By identity, for a hostile metaclass may say that its class equals `list`.
-CONTAINERS = {id(list): "[", id(tuple): '{"t":[', id(dict): '{"d":[', id(set): '{"s":[', id(frozenset): '{"z":['}
+CONTAINERS = {id(list): "[", id(tuple): '{"t":[', id(dict): '{"d":[', id(set): '{"s":[',
+              id(frozenset): '{"z":['}
+NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 class Unsupported(ValueError):
@@ -20,41 +23,74 @@ class Unsupported(ValueError):
 
 def encode(value, depth=MAX_DEPTH, limit=MAX_TEXT):
     """Canonical JSON text (ASCII) of a plain value; two values of one type and content give one text.
+
     Exact builtin types only. Tagged: tuple t, dict d (in its order), set s and frozenset z (sorted), bytes b,
-    complex c, integers beyond 2^53 i (hex, at most 3900 bits).
-    limit: characters. Raises Unsupported, a ValueError."""
+    complex c, integers beyond 2^53 i (hex, at most 3900 bits). limit: characters. Raises Unsupported, a
+    ValueError.
+    """
     kind = type(value)
     if kind is str:
-        try: return fit(quote(fit(value, limit) if value.isascii() else fit(value, limit).encode().decode()), limit)
-        except UnicodeEncodeError: raise Unsupported("unsupported: string with lone surrogates") from None
+        return encode_str(value, limit)
     if kind is int:
-        if -2**53 <= value <= 2**53: return repr(value)
-        if value.bit_length() > max_bits(limit): raise Unsupported("unsupported: integer of too many bits")
-        return '{"i":"%x"}' % value
-    if value is None or kind is bool: return "null" if value is None else "true" if value else "false"
-    if kind is float and value - value == 0: return repr(value)
-    if kind is float: return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    if kind is bytes: return '{"b":"%s"}' % fit(fit(value, limit).hex(), limit)
-    if kind is complex: return '{"c":[%s,%s]}' % (encode(value.real), encode(value.imag))
-    opening = CONTAINERS.get(id(kind))
-    if opening is None: raise Unsupported("unsupported: value of type " + kind.__name__[:40])
-    if depth == 0: raise Unsupported("unsupported: nested too deeply or cyclic")
-    if len(value) > limit // 2: raise Unsupported("too big")
-    keys = texts = [encode(x, depth - 1, limit) for x in value] if len(value) < 1000 else bounded(value, depth - 1, limit)
-    if kind is dict: texts = ["[%s,%s]" % (k, encode(v, depth - 1, limit)) for k, v in zip(keys, value.values())]
-    elif kind is set or kind is frozenset: texts.sort()
+        if -2**53 <= value <= 2**53:
+            return repr(value)
+        if value.bit_length() > max_bits(limit):
+            raise Unsupported("unsupported: integer of too many bits")
+        return f'{{"i":"{value:x}"}}'
+    if value is None:
+        return "null"
+    if kind is bool:
+        return "true" if value else "false"
+    if kind is float:
+        text = repr(value)
+        return NOT_FINITE.get(text, text)
+    if kind is bytes:
+        return f'{{"b":"{fit(fit(value, limit).hex(), limit)}"}}'
+    if kind is complex:
+        return f'{{"c":[{encode(value.real)},{encode(value.imag)}]}}'
+    if id(kind) not in CONTAINERS:
+        raise Unsupported(f"unsupported: value of type {kind.__name__[:40]}")
+    if depth == 0:
+        raise Unsupported("unsupported: nested too deeply or cyclic")
+    if len(value) > limit // 2:
+        raise Unsupported("too big")
+    return encode_container(value, depth - 1, limit)
+
+
+def encode_str(value, limit):
+    """Canonical text of a string. Raises Unsupported where UTF-8 cannot hold it."""
+    try:
+        if not fit(value, limit).isascii():
+            value = value.encode().decode()
+        return fit(quote(value), limit)
+    except UnicodeEncodeError:
+        raise Unsupported("unsupported: string with lone surrogates") from None
+
+
+def encode_container(value, depth, limit):
+    """Canonical text of a container whose members may be nested `depth` levels deep."""
+    kind = type(value)
+    keys = texts = encode_all(value, depth, limit)
+    if kind is dict:
+        texts = [f"[{key},{encode(item, depth, limit)}]" for key, item in zip(keys, value.values())]
+    elif kind is set or kind is frozenset:
+        texts.sort()
     # two nan are two members, but one text: what comes out of decode() would be another value
-    if kind in (dict, set, frozenset) and len(set(keys)) < len(keys): raise Unsupported("unsupported: several nan as keys")
-    return fit(opening + ",".join(texts) + ("]" if kind is list else "]}"), limit)
+    if kind in (dict, set, frozenset) and len(set(keys)) < len(keys):
+        raise Unsupported("unsupported: several nan as keys")
+    return fit(CONTAINERS[id(kind)] + ",".join(texts) + ("]" if kind is list else "]}"), limit)
 
 
-def bounded(values, depth, limit):
-    "texts of many values; gives up as soon as these are too long, not when all are made"
+def encode_all(values, depth, limit):
+    """Texts of a container's members; of many, it gives up as soon as these are too long, not at the end."""
+    if len(values) < 1000:
+        return [encode(value, depth, limit) for value in values]
     texts, size = [], 0
     for value in values:
         texts.append(encode(value, depth, limit))
         size += len(texts[-1])
-        if size > limit: raise Unsupported("too big")
+        if size > limit:
+            raise Unsupported("too big")
     return texts
 
 
@@ -64,37 +100,49 @@ def max_bits(limit):
 
 
 def fit(text, limit):
-    """The text, or Unsupported("too big"): checked at every level, so that shared references cannot grow it first."""
-    if len(text) > limit: raise Unsupported("too big")
+    """The text, or Unsupported("too big"); asked at every level, lest shared references grow it first."""
+    if len(text) > limit:
+        raise Unsupported("too big")
     return text
 
 
 def decode(text, limit=MAX_TEXT):
-    """The value of a canonical text. Strict: raises ValueError for anything that encode() would not have written."""
+    """The value of a canonical text. Raises ValueError for anything that encode() would not have written."""
     try:
-        if len(text) > limit: raise ValueError("too big")
-        value = plain(json.loads(text), max_bits(limit) // 4 + 25)
-        if encode(value, limit=limit) != text: raise ValueError("not the canonical form")
+        value = plain(json.loads(fit(text, limit)), max_bits(limit) // 4 + 25)
+        if encode(value, limit=limit) != text:
+            raise ValueError("not the canonical form")
         return value
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError) as e:
-        raise ValueError("not canonical text: %s" % e) from None
+        raise ValueError(f"not canonical text: {e}") from None
 
 
 def plain(j, max_digits):
-    "JSON value -> Python value; sloppy on purpose, because decode() writes it out again and compares"
-    if type(j) is list: return [plain(x, max_digits) for x in j]
-    if type(j) is not dict: return NAN if j != j else j
+    """JSON value -> Python value; sloppy on purpose, because decode() writes it out again and compares."""
+    if type(j) is list:
+        return [plain(x, max_digits) for x in j]
+    if type(j) is not dict:
+        return NAN if j != j else j
     (tag, v), = j.items()
-    if tag == "i": return int(v, 16) if len(v) < max_digits else v
-    if tag == "b": return bytes.fromhex(v)
-    if tag == "c": return complex(*map(float, v))
-    if tag == "t": return tuple([plain(x, max_digits) for x in v])
-    items = [(plain(k, max_digits), plain(x, max_digits)) for k, x in v] if tag == "d" else [plain(x, max_digits) for x in v]
+    if tag == "i":
+        return int(v, 16) if len(v) < max_digits else v
+    if tag == "b":
+        return bytes.fromhex(v)
+    if tag == "c":
+        return complex(*map(float, v))
+    if tag == "t":
+        return tuple([plain(x, max_digits) for x in v])
+    if tag == "d":
+        items = [(plain(k, max_digits), plain(x, max_digits)) for k, x in v]
+        keys = [key for key, _ in items]
+    else:
+        keys = items = [plain(x, max_digits) for x in v]
     # a forged set of values with one common hash would cost quadratic time here
-    if len(items) > 64 * len({hash(x[0] if tag == "d" else x) for x in items}): raise ValueError("colliding keys")
+    if max(Counter(map(hash, keys)).values(), default=0) > 64:
+        raise ValueError("colliding keys")
     return {"d": dict, "s": set, "z": frozenset}[tag](items)
 
 
 def same(a, b):
-    """Equality for reward, on decoded values: Python's ==, and nan equals nan (True == 1 == 1.0, (1,) != [1])."""
+    """Equality for reward, of decoded values: ==, and nan equals nan (True == 1 == 1.0, (1,) != [1])."""
     return a == b or encode(a) == encode(b)

@@ -85,7 +85,7 @@ def population():
 
 @pytest.fixture(scope="session")
 def sandbox():
-    """One running sandbox for the whole session: starting its zygotes costs more than most programs."""
+    """One running sandbox for the whole session: starting its fork servers costs more than most programs."""
     from verifier import Sandbox
     with Sandbox(workers=2) as judge:
         yield judge

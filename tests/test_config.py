@@ -70,23 +70,25 @@ def test_both_helps_tell_the_same(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_default_shown_is_the_one_in_force(name):
-    """Read back from its words, by prompt format, a default is what a run of that prompt format gets."""
+    """Read back from its words, by prompt format or --algo, a default is what a run with that gets."""
     (f,) = [f for f in dataclasses.fields(config.Config) if f.name == name]
-    by_style = dict.fromkeys(config.PRESETS, config.default_of(f))
+    presets = config.ALGORITHMS if name in config.ALGORITHMS["grpo"] else config.PRESETS
+    shown = dict.fromkeys(presets, config.default_of(f))
     if ": " in config.default_of(f):
-        by_style = {}
+        shown = {}
         for part in config.default_of(f).split("; "):
-            formats, value = part.split(": ")
-            by_style |= dict.fromkeys(formats.split(", "), value)
-    for prompt_format in config.PRESETS:
-        real = config.PRESETS[prompt_format].get(name, f.default)
-        assert by_style[prompt_format] == ("" if real is None or real is False else str(real)), prompt_format
+            names, value = part.split(": ")
+            shown |= dict.fromkeys(names.split(", "), value)
+    for preset in presets:
+        real = presets[preset].get(name, f.default)
+        assert shown[preset] == ("" if real is None or real is False else str(real)), preset
 
 
-def test_defaults_by_style_in_words():
+def test_defaults_by_preset_in_words():
     shown = {f.name: config.default_of(f) for f in dataclasses.fields(config.Config)}
     assert shown["max_new_tokens"] == "micro: 80; chat: 512; base: 1024; direct: 192"
     assert shown["rank"] == "micro: 8; chat, base, direct: 32"
+    assert shown["ratio"] == "reinforce++, rloo, dr_grpo, grpo, dapo, cispo: token; gspo: sequence"
     assert (shown["probe_every"], shown["seed"], shown["single"], shown["name"]) == ("20", "0", "", "")
 
 
@@ -105,6 +107,7 @@ def test_a_flag_misspelt(capsys, flag):
 
 
 @pytest.mark.parametrize("old, new", [("--max-new 80", "--max-new-tokens"), ("--group=4", "--proposals-per-prompt"),
+                                      ("--clip 0.1", "--clip-low and --clip-high"),
                                       ("--replay out/x", "python -m infra.replay RUN STEP [T2:S1]")])
 def test_an_old_flag_exits_with_its_new_name(capsys, old, new):
     with pytest.raises(SystemExit) as end:
@@ -127,6 +130,22 @@ def test_presets_pass_the_checks_and_leave_nothing_open(prompt_format):
     alone = vars(config.resolve_config(config.Config(**given), prompt_format))
     expected = given | dict(teachers=1, students=1)
     assert {name: alone[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("algo", config.ALGORITHMS)
+def test_an_algorithm_fills_in_what_is_not_given(algo):
+    """Every algorithm sets the same eight flags, to legal values, and no two set them alike."""
+    preset = config.ALGORITHMS[algo]
+    for f in dataclasses.fields(config.Config):
+        if f.name in preset:
+            assert f.default is None and (preset[f.name] in (f.metadata["choices"] or [preset[f.name]]))
+    assert len(preset) == 8 and set(preset) == set(config.ALGORITHMS["grpo"])
+    assert list(config.ALGORITHMS.values()).count(preset) == 1
+    cfg = vars(config.resolve_config(config.Config(algo=algo), "micro"))
+    assert {name: cfg[name] for name in preset} == preset
+    given = dict(token_weight="row", clip_high=0.5)
+    cfg = vars(config.resolve_config(config.Config(algo=algo, **given), "micro"))
+    assert {name: cfg[name] for name in preset} == preset | given
 
 
 def edges() -> list[tuple[str, float, bool]]:

@@ -155,8 +155,7 @@ def test_gradients_are_the_engines(model, base, population):
     adapters = population(base, n_members=3, rank=nano.RANK, alpha=nano.ALPHA)
     groups_of_members = [random_groups(12, 4, seed=p) for p in range(3)]      # 48 rows: two micro-batches each
     batch = batch_of(groups_of_members)
-    weight = rl.token_weight(batch.rollout, "reinforce++", 0).float()
-    rl.accumulate(base, adapters, batch, rl.advantages(batch), weight)
+    rl.accumulate(base, adapters, batch, rl.advantages(batch))
     for p, groups in enumerate(groups_of_members):
         member = member_of(adapters, p)
         nano.advantages(groups)

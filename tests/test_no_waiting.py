@@ -59,7 +59,8 @@ def test_a_step_of_decoding(five, monkeypatch, member, dense):
 
 @pytest.mark.parametrize("member", [[0, 0, 1, 1, 2, 2, 3, 3, 4, 4], [4, 2, 2, 2, 0, 1, 3, 3, 2, 0]])
 @pytest.mark.parametrize("checkpointing, attempts", [(False, 2), (True, 1)])
-def test_losses_and_gradients(five, member, checkpointing, attempts):
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_losses_and_gradients(five, member, checkpointing, attempts, ratio):
     """From packed rows to the gradients of the stacked factors."""
     base, adapters = five
     ids = (torch.arange(10 * 30).view(10, 30) % V)[torch.arange(10) // attempts * attempts]
@@ -68,9 +69,12 @@ def test_losses_and_gradients(five, member, checkpointing, attempts):
     packed = pack(rollout, micro_batches(rollout, list(range(10)), 10 ** 6)[0])
     assert (packed.mask is not None) == (attempts > 1)
     base, route, packed = map(to_meta, (base, adapters.route(packed.member, torch.bfloat16), packed))
-    loss, sums = rl.token_losses(base, route, packed, torch.zeros(10, device="meta"), 1.0, .1, .1, .2, checkpointing)
+    cfg = rl.UpdateConfig(kl_coef=.1, entropy_coef=.1, ratio=ratio)
+    on_policy = ratio == "token"
+    loss, logp, sums = rl.token_losses(base, route, packed, torch.zeros(10, device="meta"), cfg, on_policy, checkpointing)
     loss.sum().backward()
-    assert all(x.is_meta for x in (loss, sums["kl"], sums["entropy"], sums["train_rollout_logprob_diff"]))
+    names = ["train_rollout_logprob_diff"] if on_policy else ["clip_frac", "approx_kl"]
+    assert all(x.is_meta for x in (loss, logp, *(sums[name] for name in ["kl", "entropy", *names])))
     assert all(p.grad is not None and p.grad.is_meta for p in route.weights.adapters.parameters())
 
 

@@ -1,4 +1,4 @@
-"""Packed lines: the states and log-probabilities of separate rows, every answer token once, never more than the budget."""
+"""Packed lines: states and log-probabilities of separate rows, each answer token once, within the budget."""
 import pytest
 import torch
 
@@ -10,13 +10,15 @@ MEMBERS = [0, 2, 1, 2]                         # two members share a prompt, one
 
 
 def rollout_of(base, adapters, n: int = 5, max_new_tokens: int = 12):
-    return generate(base, adapters, PROMPTS, MEMBERS, [(3, i) for i in range(len(PROMPTS) * n)], n=n, max_new_tokens=max_new_tokens)
+    keys = [(3, i) for i in range(len(PROMPTS) * n)]
+    return generate(base, adapters, PROMPTS, MEMBERS, keys, n=n, max_new_tokens=max_new_tokens)
 
 
 def packed_logp(base, adapters, p) -> torch.Tensor:
     """Log-probability of each target of a packed batch."""
-    states = base.model(p.ids, p.positions, p.mask, lora=adapters.route(p.member, torch.float32)).flatten(0, 1)
-    return base.model.logits(states[p.source]).log_softmax(-1).gather(1, p.target[:, None]).squeeze(1)
+    route = adapters.route(p.member, torch.float32)
+    states = base.model(p.ids, p.positions, p.mask, lora=route).flatten(0, 1)[p.source]
+    return base.model.logits(states).log_softmax(-1).gather(1, p.target[:, None]).squeeze(1)
 
 
 @pytest.mark.parametrize("budget", [1, 30, 10 ** 6])
@@ -35,19 +37,20 @@ def check(base, adapters, budget: int) -> None:
     for batch in micro_batches(rollout, list(range(20)), budget):
         p = pack(rollout, batch)
         assert (packed_logp(base, adapters, p) - p.logp).abs().max() < 1e-4
-        seen += zip(p.row.tolist(), p.target.tolist())
+        assert torch.equal(rollout.ids[p.row, p.column], p.target)
+        seen += zip(p.row.tolist(), p.column.tolist())
         assert (p.mask is None) == (max(map(len, batch)) == 1)
-    want = [(i, t) for i, ids in enumerate(rollout.ids.tolist()) for t in ids[rollout.prompt_len[i]:rollout.length[i]]]
-    assert sorted(seen) == sorted(want), "every answer token is trained exactly once"
+    want = [tuple(place) for place in rollout.mask.nonzero().tolist()]
+    assert sorted(seen) == want, "every answer token is trained exactly once"
 
 
 @torch.inference_mode()
 def test_an_answer_does_not_see_the_other(tiny, population):
-    """Other tokens in one answer move nothing in its neighbours of the same line, and everything behind them in their own row."""
+    """Another token moves nothing in neighbours of the same line, and all that comes behind it in its row."""
     adapters = population(tiny)
     rollout = rollout_of(tiny, adapters)
     i = next(i for i in range(5) if rollout.n_tokens[i] > 2)
-    line = [j for j in range(5)]
+    line = list(range(5))
     before = pack(rollout, [line])
     rollout.ids[i, 3] = (rollout.ids[i, 3] + 11) % 61
     after = pack(rollout, [line])
@@ -76,4 +79,5 @@ def test_one_copy_of_each_prompt(tiny, population):
     """Five answers to a prompt of nine tokens cost nine tokens of prompt, not 45."""
     rollout = rollout_of(tiny, population(tiny))
     p = pack(rollout, [[5, 6, 7, 8, 9]])
-    assert p.ids.shape == (1, 9 + int((rollout.n_tokens[5:10] - 1).sum())) and p.ids[0, :9].tolist() == PROMPTS[1]
+    assert p.ids.shape == (1, 9 + int((rollout.n_tokens[5:10] - 1).sum()))
+    assert p.ids[0, :9].tolist() == PROMPTS[1]

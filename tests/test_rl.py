@@ -1,15 +1,15 @@
-"""The joint update equals a loop over members; members without rows, silent groups and broken members change nothing else."""
+"""The joint update equals a loop over members; members without rows, and broken ones, change nothing else."""
 from dataclasses import replace
-from math import ceil
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-import config
 import rl
-from generate import Rollout, generate
+from batches import LENGTH, make_batch, pick, settings
+from config import ALGORITHMS
+from generate import generate
 from infra.weights import load_model, save_peft, weights_hash
 from lora import Adapters
 from model import Base
@@ -18,29 +18,22 @@ from rl import pack
 ENDS = (1, 5)
 
 
-def make_batch(n_rows: int = 12, member=(0, 1, 2), seed: int = 0, answer=(1, 9), roles: int = 1) -> rl.Batch:
-    """Random rows in groups of three per prompt, the groups dealt to the members in turn; rewards without silent groups."""
-    gen = torch.Generator().manual_seed(seed)
-    group = torch.arange(n_rows) // 3
-    prompt_len = torch.randint(2, 7, (ceil(n_rows / 3),), generator=gen)[group]
-    length = prompt_len + torch.randint(*answer, (n_rows,), generator=gen)
-    ids, t = torch.randint(0, 61, (n_rows, int(length.max())), generator=gen), torch.arange(int(length.max()))
-    ids = torch.where(t < prompt_len[:, None], ids[group * 3], ids).masked_fill(t >= length[:, None], 0)
-    rollout = Rollout(ids, prompt_len, length, torch.zeros(ids.shape), torch.tensor(member)[group % len(member)])
-    reward = torch.rand(n_rows, generator=gen)
-    return rl.Batch(rollout, reward, group, group % roles, torch.randint(0, 3, (n_rows,), generator=gen))
+def gradients(base, adapters, batch, algo="reinforce++", adv=None, where=None, **flags):
+    """The stacked gradients by path, and of accumulate its sums and the members with a non-finite loss."""
+    cfg = settings(algo, **flags)
+    adv = rl.advantages(batch, cfg) if adv is None else adv
+    sums, broken, _ = rl.accumulate(base, adapters, batch, adv, cfg, **(where or {}))
+    grads = {}
+    for path in adapters.A:
+        grads |= {f"{path}.A": adapters.A[path].grad, f"{path}.B": adapters.B[path].grad}
+    return grads, sums, broken
 
 
-def pick(batch: rl.Batch, rows: torch.Tensor) -> rl.Batch:
-    """The given rows of a batch."""
-    return rl.Batch(batch.rollout.select(rows), batch.reward[rows], batch.group[rows], batch.role[rows], batch.kind[rows])
-
-
-def gradients(base, adapters, batch, method="reinforce++", adv=None, **loss):
-    """The stacked gradients by path, and what accumulate returns."""
-    adv = rl.advantages(batch, method) if adv is None else adv
-    out = rl.accumulate(base, adapters, batch, adv, rl.token_weight(batch.rollout, method, 16).float(), **loss)
-    return {f"{path}.{x}": factor[path].grad for path in adapters.A for x, factor in (("A", adapters.A), ("B", adapters.B))}, out
+def learn(base, adapters, adam, batch, algo="reinforce++", adv=None, **flags) -> dict:
+    """One update with these flags."""
+    cfg = settings(algo, **flags)
+    adv = rl.advantages(batch, cfg) if adv is None else adv
+    return rl.update(base, adapters, adam, batch, adv, cfg)
 
 
 def state_of(adapters, adam) -> dict:
@@ -53,151 +46,61 @@ def largest(a: dict, b: dict, member=slice(None)) -> float:
     return max((a[name][member].double() - b[name][member].double()).abs().max().item() for name in a)
 
 
-# -- advantages ------------------------------------------------------------------------------------------------------
+# -- gradients -----------------------------------------------------------------------------------------------
 
-def hand_batch() -> rl.Batch:
-    """Member 0 plays both roles, member 1 is a student; group 1 is silent."""
-    reward = torch.tensor([1.0, 0.0, 0.0, 0.7, 0.7, 0.7, 0.5, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0])
-    group = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 4])
-    n_tokens = torch.tensor([3, 1, 2, 9, 1, 1, 4, 2, 2, 5, 1, 2, 3, 1])
-    member, role = torch.tensor([0] * 9 + [1] * 2 + [0] * 3), torch.tensor([1] * 11 + [0] * 3)
-    rollout = Rollout(torch.zeros(14, 12, dtype=torch.int64), torch.full((14,), 2), 2 + n_tokens, torch.zeros(14, 12), member)
-    return rl.Batch(rollout, reward, group, role, torch.tensor([0] * 6 + [1] * 3 + [2] * 2 + [0] * 3))
-
-
-def by_hand(batch: rl.Batch, method: str) -> list[float]:
-    out = []
-    for i, g in enumerate(batch.group.tolist()):
-        rewards = [r for r, h in zip(batch.reward.double().tolist(), batch.group.tolist()) if h == g]
-        r, n, mean = batch.reward.double()[i].item(), len(rewards), sum(rewards) / len(rewards)
-        std = (sum((x - mean) ** 2 for x in rewards) / n) ** 0.5
-        out.append({"reinforce++": r - mean, "dr_grpo": r - mean, "grpo": (r - mean) / (std + 1e-6),
-                    "rloo": r - (sum(rewards) - r) / (n - 1)}[method])
-    return out
-
-
-@pytest.mark.parametrize("method", config.ADVANTAGES)
-def test_baseline_by_hand(method):
-    batch = hand_batch()
-    assert rl.advantages(batch, method, "off").tolist() == pytest.approx(by_hand(batch, method), abs=1e-6)
-
-
-@pytest.mark.parametrize("method", config.ADVANTAGES)
-@pytest.mark.parametrize("normalize_advantages", ["member", "kind"])
-def test_whitening_by_hand(method, normalize_advantages):
-    """Every token of a row counts once: mean 0 and standard deviation 1 over the tokens of one member in one role (and kind)."""
-    batch, d = hand_batch(), by_hand(hand_batch(), method)
-    adv = rl.advantages(batch, method, normalize_advantages).tolist()
-    key = list(zip(batch.rollout.member.tolist(), batch.role.tolist(), batch.kind.tolist() if normalize_advantages == "kind" else [0] * 14))
-    live = [g != 1 for g in batch.group.tolist()]
-    for k in set(key):
-        rows = [i for i in range(14) if key[i] == k and live[i]]
-        tokens = torch.tensor([d[i] for i in rows for _ in range(batch.rollout.n_tokens[i])], dtype=torch.float64)
-        for i in rows:
-            assert adv[i] == pytest.approx(((d[i] - tokens.mean()) / (tokens.std(correction=0) + 1e-6)).item(), abs=1e-5)
-        after = torch.tensor([adv[i] for i in rows for _ in range(batch.rollout.n_tokens[i])], dtype=torch.float64)
-        assert abs(after.mean()) < 1e-5 and abs(after.std(correction=0) - 1) < 1e-4
-    assert all(a == 0 for a, alive in zip(adv, live) if not alive)
-
-
-def test_auto_whitens_for_reinforce_alone():
-    batch = hand_batch()
-    assert torch.equal(rl.advantages(batch), rl.advantages(batch, "reinforce++", "member"))
-    for method in ("grpo", "dr_grpo", "rloo"):
-        assert torch.equal(rl.advantages(batch, method), rl.advantages(batch, method, "off"))
-
-
-@pytest.mark.parametrize("method", config.ADVANTAGES)
-@pytest.mark.parametrize("normalize_advantages", config.NORMALIZE)
-@pytest.mark.parametrize("silent", [0.0, 0.1, 1.0])
-def test_groups_without_variance_are_exactly_zero(method, normalize_advantages, silent):
-    """Also where the float mean of equal numbers is not that number; and the others do not notice that they were there."""
-    batch = make_batch(60, member=(0, 1), roles=2)
-    quiet = torch.isin(batch.group, torch.tensor([1, 4, 11, 15]))
-    batch.reward[quiet] = silent
-    adv = rl.advantages(batch, method, normalize_advantages)
-    assert (adv[quiet] == 0).all() and (adv[~quiet] != 0).all()
-    without = rl.advantages(pick(batch, (~quiet).nonzero().squeeze(1)), method, normalize_advantages)
-    assert (adv[~quiet] - without).abs().max() < 1e-6
-    batch.reward[:] = silent
-    assert (rl.advantages(batch, method, normalize_advantages) == 0).all()
-
-
-def test_roles_and_members_are_never_pooled():
-    """Scaling one member's rewards in one role, or shifting them, changes nothing anywhere."""
-    batch = make_batch(36, member=(0, 1), roles=2)
-    batch.role = batch.group // 2 % 2
-    scaled = batch.reward * torch.where((batch.rollout.member == 1) & (batch.role == 0), 100.0, 1.0) + 3
-    assert len({(m, r) for m, r in zip(batch.rollout.member.tolist(), batch.role.tolist())}) == 4
-    assert (rl.advantages(batch) - rl.advantages(replace(batch, reward=scaled))).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("method", config.ADVANTAGES)
-def test_token_weights_sum_to_the_stated_mean(method):
-    rollout = make_batch(30).rollout
-    weight = rl.token_weight(rollout, method, max_new_tokens=16)
-    for p in range(3):
-        own = rollout.member == p
-        total = (weight * rollout.n_tokens)[own].sum().item()
-        want = rollout.n_tokens[own].sum().item() / (16 * own.sum().item()) if method == "dr_grpo" else 1.0
-        assert total == pytest.approx(want, rel=1e-5)
-        if method == "grpo":                               # every row counts the same, however long
-            assert (weight * rollout.n_tokens)[own].tolist() == pytest.approx([1 / own.sum().item()] * int(own.sum()))
-        else:
-            assert len(weight[own].unique()) == 1, "every token counts the same"
-
-
-# -- gradients -------------------------------------------------------------------------------------------------------
-
-def looped(tiny, adapters, batch, method, directory, temperature=1.0, kl=0.0, entropy=0.0) -> dict:
-    """The gradients by peft and transformers: member by member, row by row without padding, the loss written out."""
+def looped(tiny, adapters, batch, cfg, directory) -> dict:
+    """The gradients by peft and transformers: member by member, row by row unpadded, the loss written out."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    adv, rollout, grads = rl.advantages(batch, method), batch.rollout, {}
+    adv, rollout, grads = rl.advantages(batch, cfg), batch.rollout, {}
     for p in range(adapters.n_members):
         save_peft(adapters, p, directory / str(p), str(tiny.path))
         reference = transformers.AutoModelForCausalLM.from_pretrained(tiny.path, dtype=torch.float32)
         reference = peft.PeftModel.from_pretrained(reference, directory / str(p), is_trainable=True).eval()
         rows = (rollout.member == p).nonzero().squeeze(1).tolist()
-        n_tokens, loss = sum(int(rollout.n_tokens[i]) for i in rows), torch.zeros(())
+        n_tokens = sum(int(rollout.n_tokens[i]) for i in rows)
+        loss = torch.zeros(())
         for i in rows:
             start, end = int(rollout.prompt_len[i]), int(rollout.length[i])
             ids = rollout.ids[i:i + 1, :end]
-            score = lambda: (reference(ids).logits[0, start - 1:-1] / temperature).log_softmax(-1)
+
+            def score():
+                return (reference(ids).logits[0, start - 1:-1] / cfg.temperature).log_softmax(-1)
+
             all_logp = score()
             logp = all_logp.gather(1, ids[0, start:, None])[:, 0]
             with torch.no_grad(), reference.disable_adapter():
                 plain = score().gather(1, ids[0, start:, None])[:, 0]
+            kl = (plain - logp).exp() - (plain - logp) - 1
             H = -(all_logp.exp() * all_logp).sum(-1)
-            token = -adv[i] * logp + kl * ((plain - logp).exp() - (plain - logp) - 1) - entropy * H
-            mean = {"grpo": token.mean() / len(rows), "dr_grpo": token.sum() / 16 / len(rows)}
-            loss = loss + mean.get(method, token.sum() / n_tokens)
+            token = -adv[i] * logp + cfg.kl_coef * kl - cfg.entropy_coef * H
+            divisor = {"row": len(rows) * len(logp), "constant": len(rows) * LENGTH, "member": n_tokens}
+            loss = loss + token.sum() / divisor[cfg.token_weight]
         loss.backward()
         for name, x in reference.named_parameters():
             if x.grad is not None:
-                path, factor = name.removeprefix("base_model.model.").removesuffix(".default.weight").split(".lora_")
-                grads.setdefault(f"{path}.{factor}", []).append(x.grad)
+                path = name.removeprefix("base_model.model.").removesuffix(".default.weight")
+                grads.setdefault(path.replace(".lora_", "."), []).append(x.grad)
     return {name: torch.stack(x) for name, x in grads.items()}
 
 
-@pytest.mark.parametrize("method, loss", [
-    ("reinforce++", {}), ("grpo", {}), ("dr_grpo", {}), ("rloo", {}),
-    ("reinforce++", dict(temperature=0.7, kl=0.2, entropy=0.05))])
-def test_joint_gradient_equals_the_loop_over_peft_members(tiny, population, tmp_path, method, loss):
+@pytest.mark.parametrize("flags", [
+    {}, dict(algo="grpo"), dict(algo="dr_grpo"), dict(temperature=0.7, kl_coef=0.2, entropy_coef=0.05)])
+def test_joint_gradient_equals_the_loop_over_peft_members(tiny, population, tmp_path, flags):
     adapters, batch = population(tiny), make_batch(18)
-    want = looped(tiny, adapters, batch, method, tmp_path, **loss)
-    got, _ = gradients(tiny, adapters, batch, method, **loss)
+    want = looped(tiny, adapters, batch, settings(**flags), tmp_path)
+    got, _, _ = gradients(tiny, adapters, batch, **flags)
     assert set(got) == set(want) and len(got) == 2 * 14
     assert largest(got, want) < 1e-5
-    assert min(x[p].abs().max() for x in want.values() for p in range(3)) > 1e-4, "every factor of every member is in the case"
+    assert min(x[p].abs().max() for x in want.values() for p in range(3)) > 1e-4, "not in the case"
 
 
-@pytest.mark.parametrize("loss", [{}, dict(kl=0.2, entropy=0.05)])
-def test_micro_batches_do_not_change_the_gradient(tiny, population, loss):
+@pytest.mark.parametrize("flags", [{}, dict(kl_coef=0.2, entropy_coef=0.05)])
+def test_micro_batches_do_not_change_the_gradient(tiny, population, flags):
     adapters, batch = population(tiny), make_batch(30)
-    want, (stats, _) = gradients(tiny, adapters, batch, tokens_per_microbatch=10 ** 6, **loss)
+    want, sums, _ = gradients(tiny, adapters, batch, tokens_per_microbatch=10 ** 6, **flags)
     for budget in (1, 40, 100):
-        got, (same, _) = gradients(tiny, adapters, batch, tokens_per_microbatch=budget, **loss)
-        assert largest(got, want) < 1e-6 and same == pytest.approx(stats, rel=1e-4)
+        got, same, _ = gradients(tiny, adapters, batch, tokens_per_microbatch=budget, **flags)
+        assert largest(got, want) < 1e-6 and same == pytest.approx(sums, rel=1e-4)
 
 
 @pytest.mark.parametrize("entropy", [False, True])
@@ -214,66 +117,69 @@ def test_chunked_logp_equals_unchunked(tiny, population, monkeypatch, entropy):
         return logp, H if entropy else logp, h.grad
 
     want = scored()
-    whole, _ = gradients(tiny, population(tiny), make_batch(), entropy=0.1)
+    whole, _, _ = gradients(tiny, population(tiny), make_batch(), entropy_coef=0.1)
     monkeypatch.setattr(rl, "CHUNK", 61 * 5)
     assert all((x - y).abs().max() < 1e-5 for x, y in zip(scored(), want))
-    pieces, _ = gradients(tiny, population(tiny), make_batch(), entropy=0.1)
+    pieces, _, _ = gradients(tiny, population(tiny), make_batch(), entropy_coef=0.1)
     assert largest(pieces, whole) < 1e-6
 
 
 def test_the_end_token_is_trained(tiny, population):
-    """A row that is nothing but its end token: it counts, its gradient is not zero, and a step makes it likelier."""
+    """A row that is nothing but its end token counts, its gradient is not zero, a step makes it likelier."""
     adapters, batch = population(tiny, 2), make_batch(6, member=(0, 1), answer=(1, 2))
-    rollout = batch.rollout
-    rollout.ids[torch.arange(6), rollout.prompt_len] = torch.tensor([1, 5, 1, 5, 1, 5])
+    rollout, rows = batch.rollout, torch.arange(6)
+    rollout.ids[rows, rollout.prompt_len] = torch.tensor([1, 5, 1, 5, 1, 5])
     assert (rollout.n_tokens == 1).all()
 
     @torch.inference_mode()
     def end_logp():
-        scores = tiny.model.logits(tiny.model(rollout.ids, lora=adapters.route(rollout.member, torch.float32)))
-        return scores[torch.arange(6), rollout.prompt_len - 1].log_softmax(-1).gather(1, rollout.ids[rollout.mask][:, None])
+        hidden = tiny.model(rollout.ids, lora=adapters.route(rollout.member, torch.float32))
+        logp = tiny.model.logits(hidden)[rows, rollout.prompt_len - 1].log_softmax(-1)
+        return logp.gather(1, rollout.ids[rollout.mask][:, None])
 
     before, adam = end_logp(), rl.Adam(adapters, [1e-2] * 2)
     for _ in range(3):
-        stats = rl.update(tiny, adapters, adam, batch, torch.ones(6))
+        stats = learn(tiny, adapters, adam, batch, adv=torch.ones(6))
         assert stats["trained_tokens"] == 6 and min(stats["grad_norm"]) > 0
     assert (end_logp() > before + 0.05).all(), (before, end_logp())
 
 
 def test_the_end_token_of_a_rollout_is_counted(tiny, population):
-    """Masks come from lengths: end tokens and zeros inside an answer are trained, the same ids in prompt and padding not."""
-    adapters = population(tiny, 2)
-    rollout = generate(tiny, adapters, [[1, 7, 0], [5, 9]], [0, 1], [(0, i) for i in range(12)], n=6, max_new_tokens=30)
+    """Masks come from lengths: end tokens and zeros are trained inside an answer, elsewhere not."""
+    adapters, keys = population(tiny, 2), [(0, i) for i in range(12)]
+    rollout = generate(tiny, adapters, [[1, 7, 0], [5, 9]], [0, 1], keys, n=6, max_new_tokens=30)
     ended = sum(rollout.ids[i, int(rollout.length[i]) - 1].item() in ENDS for i in range(12))
     assert ended > 3, "the case needs rows that end"
-    batch = rl.Batch(rollout, torch.rand(12), torch.arange(12) // 6, torch.zeros(12).long(), torch.zeros(12).long())
-    stats = rl.update(tiny, adapters, rl.Adam(adapters, [0.0] * 2), batch, torch.ones(12))
-    assert stats["trained_tokens"] == rollout.n_tokens.sum() == sum(len(a) for a in rollout.answers(tiny.eos_ids)) + ended
+    zeros = torch.zeros(12, dtype=torch.int64)
+    batch = rl.Batch(rollout, torch.rand(12), torch.arange(12) // 6, zeros, zeros)
+    stats = learn(tiny, adapters, rl.Adam(adapters, [0.0] * 2), batch, adv=torch.ones(12))
+    without_ends = sum(len(answer) for answer in rollout.answers(tiny.eos_ids))
+    assert stats["trained_tokens"] == rollout.n_tokens.sum() == without_ends + ended
     longer = replace(rollout, length=(rollout.length - 1).maximum(rollout.prompt_len + 1))
-    without, _ = gradients(tiny, adapters, replace(batch, rollout=longer), adv=torch.ones(12))
+    without, _, _ = gradients(tiny, adapters, replace(batch, rollout=longer), adv=torch.ones(12))
     assert largest(gradients(tiny, adapters, batch, adv=torch.ones(12))[0], without) > 1e-4
 
 
 def test_kl_and_entropy_are_logged_per_token(tiny, population):
     adapters, batch = Adapters.on(tiny.model, 3, 4, 8), make_batch()
-    stats = rl.update(tiny, adapters, rl.Adam(adapters, [0.0] * 3), batch, rl.advantages(batch), kl=0.1, entropy=0.1)
+    stats = learn(tiny, adapters, rl.Adam(adapters, [0.0] * 3), batch, kl_coef=0.1, entropy_coef=0.1)
     assert stats["kl"] == pytest.approx(0, abs=1e-6) and 0 < stats["entropy"] < torch.tensor(61.0).log()
     adapters = population(tiny)
-    stats = rl.update(tiny, adapters, rl.Adam(adapters, [0.0] * 3), batch, rl.advantages(batch), kl=0.1)
+    stats = learn(tiny, adapters, rl.Adam(adapters, [0.0] * 3), batch, kl_coef=0.1)
     assert stats["kl"] > 1e-3 and stats["entropy"] == 0
 
 
-# -- who is touched --------------------------------------------------------------------------------------------------
+# -- who is touched ------------------------------------------------------------------------------------------
 
 def test_a_member_without_rows_is_bit_identical(tiny, population):
     """Factors, both moments and the step counter, also when it has momentum that would carry it on."""
     adapters = population(tiny)
     adam = rl.Adam(adapters, [1e-2] * 3)
-    rl.update(tiny, adapters, adam, make_batch(), rl.advantages(make_batch()))
+    learn(tiny, adapters, adam, make_batch())
     before, base_before = state_of(adapters, adam), weights_hash(tiny.model)
     batch = make_batch(member=(0, 2), seed=1)
     for _ in range(3):
-        rl.update(tiny, adapters, adam, batch, rl.advantages(batch), kl=0.1)
+        learn(tiny, adapters, adam, batch, kl_coef=0.1)
     after = state_of(adapters, adam)
     assert all(torch.equal(before[name][1], after[name][1]) for name in before)
     assert all(not torch.equal(before[name][p], after[name][p]) for name in before for p in (0, 2))
@@ -281,18 +187,18 @@ def test_a_member_without_rows_is_bit_identical(tiny, population):
     assert weights_hash(tiny.model) == base_before, "the base is frozen"
 
 
-@pytest.mark.parametrize("method", config.ADVANTAGES)
-def test_a_step_does_not_depend_on_the_others(tiny, population, method):
-    """Member 1 alone, and in a batch with other members: the same gradient and the same step."""
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_step_does_not_depend_on_the_others(tiny, population, algo):
+    """Member 1 alone, and in a batch with other members: the same gradient and the same two steps."""
     batch = make_batch(30)
     own = pick(batch, (batch.rollout.member == 1).nonzero().squeeze(1))
     mixed, alone = population(tiny), population(tiny)
-    a, b = (gradients(tiny, x, y, method)[0] for x, y in ((mixed, batch), (alone, own)))
+    a, b = (gradients(tiny, x, y, algo)[0] for x, y in ((mixed, batch), (alone, own)))
     assert largest(a, b, 1) < 1e-6 and all(x[[0, 2]].abs().max() == 0 for x in b.values())
     states = []
     for adapters, part in ((mixed, batch), (alone, own)):
         adam = rl.Adam(adapters, [1e-4] * 3)
-        rl.update(tiny, adapters, adam, part, rl.advantages(part, method), method=method, max_new_tokens=16)
+        learn(tiny, adapters, adam, part, algo, epochs=2)
         states.append(state_of(adapters, adam))
     assert largest(*states, 1) < 1e-6
 
@@ -301,8 +207,9 @@ def test_base_rows_train_nobody(tiny, population):
     batch = make_batch(12, member=(0, -1, 1))
     own = pick(batch, (batch.rollout.member >= 0).nonzero().squeeze(1))
     adapters = population(tiny)
-    a, (stats, _) = gradients(tiny, adapters, batch, kl=0.1)
-    assert largest(a, gradients(tiny, adapters, own, kl=0.1)[0]) < 1e-6 and stats["trained_tokens"] == own.rollout.n_tokens.sum()
+    mixed, sums, _ = gradients(tiny, adapters, batch, kl_coef=0.1)
+    alone, _, _ = gradients(tiny, adapters, own, kl_coef=0.1)
+    assert largest(mixed, alone) < 1e-6 and sums["trained_tokens"] == own.rollout.n_tokens.sum()
     all_base = replace(batch, rollout=replace(batch.rollout, member=torch.full((12,), -1)))
     assert all(x.abs().max() == 0 for x in gradients(tiny, adapters, all_base)[0].values())
 
@@ -316,47 +223,65 @@ def break_forward(adapters) -> None:
 
 @torch.no_grad()
 def break_backward(adapters) -> None:
-    """B A is 0, so scores and loss are finite; the gradient of A is a product with the largest numbers there are."""
+    """B A is 0, so scores and loss are finite; the gradient of A is a product with the largest numbers."""
     adapters.A["model.layers.1.self_attn.v_proj"][1] = 0
     adapters.B["model.layers.1.self_attn.v_proj"][1] = 1e38
 
 
 @pytest.mark.parametrize("damage", ["reward nan", "reward inf", "forward", "backward"])
-@pytest.mark.parametrize("method", ["reinforce++", "grpo"])
+@pytest.mark.parametrize("algo, epochs", [("reinforce++", 1), ("grpo", 1), ("reinforce++", 2), ("gspo", 2)])
 @pytest.mark.parametrize("budget", [30, 10 ** 6])
-def test_a_broken_member_is_skipped_and_the_others_do_not_notice(tiny, population, damage, method, budget):
+def test_a_broken_member_is_skipped_unnoticed_by_others(tiny, population, damage, algo, epochs, budget):
     batch, broken, whole = make_batch(18), population(tiny), population(tiny)
     if damage.startswith("reward"):
         batch.reward[(batch.rollout.member == 1).nonzero()[0]] = float(damage.split()[1])
-    adv = rl.advantages(batch, method)
+    cfg = settings(algo)
+    adv = rl.advantages(batch, cfg)
     if damage == "forward":
         break_forward(broken)
     if damage == "backward":
         break_backward(broken)
         adv[batch.rollout.member == 1] *= 1e6
         packed = pack(batch.rollout, [[i] for i in range(18)])
-        finite, _ = rl.token_losses(tiny, broken.route(packed.member, torch.float32), packed, adv, 1.0, 0.0, 0.0, 0.2)
+        finite, _, _ = rl.token_losses(tiny, broken.route(packed.member, torch.float32), packed, adv, cfg)
         assert finite.isfinite().all(), "the case: a finite loss with a broken gradient"
     adam, other = rl.Adam(broken, [1e-4] * 3), rl.Adam(whole, [1e-4] * 3)
     before = state_of(broken, adam)
-    stats = rl.update(tiny, broken, adam, batch, adv, method=method, max_new_tokens=16, tokens_per_microbatch=budget)
-    assert stats["skipped"] == [1] and adam.steps.tolist() == [1, 0, 1]
+    stats = learn(tiny, broken, adam, batch, algo, adv, tokens_per_microbatch=budget, epochs=epochs)
+    assert stats["skipped"] == [1] and adam.steps.tolist() == [epochs, 0, epochs]
     after = state_of(broken, adam)
     assert all(torch.equal(before[name][1], after[name][1]) for name in before)
     own = pick(batch, (batch.rollout.member != 1).nonzero().squeeze(1))
-    assert rl.update(tiny, whole, other, own, rl.advantages(own, method), method=method, max_new_tokens=16)["skipped"] == []
+    assert learn(tiny, whole, other, own, algo, epochs=epochs)["skipped"] == []
     assert largest(after, state_of(whole, other), [0, 2]) < 1e-6
     assert all(x.grad is None for x in broken.parameters())
 
 
-# -- the optimiser ---------------------------------------------------------------------------------------------------
+def test_a_member_that_breaks_later_keeps_its_first_step(tiny, population, monkeypatch):
+    """Its loss is finite in the first of three epochs only: one step of three, and it is told of."""
+    adapters, batch, losses = population(tiny), make_batch(18), rl.token_losses
+    adam = rl.Adam(adapters, [1e-3] * 3)
+
+    def broken_later(base, route, p, adv, cfg, on_policy, checkpointing):
+        loss, logp, sums = losses(base, route, p, adv, cfg, on_policy, checkpointing)
+        own = batch.rollout.member[p.row] == 1
+        return loss if on_policy else loss.masked_fill(own, float("nan")), logp, sums
+
+    monkeypatch.setattr(rl, "token_losses", broken_later)
+    assert learn(tiny, adapters, adam, batch, epochs=3)["skipped"] == [1]
+    assert adam.steps.tolist() == [3, 1, 3]
+
+
+# -- the optimiser -------------------------------------------------------------------------------------------
 
 def test_adam_equals_adamw_of_each_member(tiny, population):
-    """Random gradients of very different size, members resting in turn, against torch's AdamW and its norm clipping."""
+    """Random gradients of very different size, members resting in turn: torch's AdamW and clipping."""
     adapters, gen, lr = population(tiny), torch.Generator().manual_seed(0), [1e-2, 3e-3, 1e-3]
     adam = rl.Adam(adapters, lr, clip=1.0)
     copies = [[p[i].detach().clone().requires_grad_() for p in adapters.parameters()] for i in range(3)]
-    theirs = [torch.optim.AdamW(copies[i], lr=lr[i], betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0) for i in range(3)]
+    theirs = []
+    for i in range(3):
+        theirs.append(torch.optim.AdamW(copies[i], lr=lr[i], betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0))
     for step in range(12):
         size = torch.tensor([1e-4, 1e-2, 1.0])[torch.randperm(3, generator=gen)]
         active = torch.tensor([step % 3 != i for i in range(3)])
@@ -366,17 +291,20 @@ def test_adam_equals_adamw_of_each_member(tiny, population):
                 copies[i][k].grad = p.grad[i].clone()
         norm, skipped = adam.step(active)
         for i in active.nonzero().squeeze(1).tolist():
-            assert torch.nn.utils.clip_grad_norm_(copies[i], 1.0).item() == pytest.approx(norm[i].item(), rel=1e-4)
+            want = torch.nn.utils.clip_grad_norm_(copies[i], 1.0).item()
+            assert norm[i].item() == pytest.approx(want, rel=1e-4)
             theirs[i].step()
         assert not skipped.any()
     assert adam.steps.tolist() == [8, 8, 8]
-    assert max((p[i] - copies[i][k]).abs().max().item() for i in range(3) for k, p in enumerate(adapters.parameters())) < 1e-6
+    for k, p in enumerate(adapters.parameters()):
+        for i in range(3):
+            assert (p[i] - copies[i][k]).abs().max() < 1e-6
 
 
 def test_adam_state_travels_and_resets(tiny, population):
     adapters = population(tiny)
     adam, other = rl.Adam(adapters, [1e-3] * 3), rl.Adam(population(tiny), [1e-3] * 3)
-    rl.update(tiny, adapters, adam, make_batch(), rl.advantages(make_batch()))
+    learn(tiny, adapters, adam, make_batch())
     other.load_state_dict({name: x.clone() for name, x in adam.state_dict().items()})
     assert all(torch.equal(x, y) for x, y in zip(adam.state_dict().values(), other.state_dict().values()))
     other.reset(1)
@@ -384,53 +312,72 @@ def test_adam_state_travels_and_resets(tiny, population):
         assert (x[1] == 0).all() and torch.equal(x[[0, 2]], adam.state_dict()[name][[0, 2]])
 
 
-# -- learning --------------------------------------------------------------------------------------------------------
+# -- learning ------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("method", config.ADVANTAGES)
-def test_two_armed_bandit(tiny, method):
-    """Generate, pay, update: member 0 is paid for a first token below 31, member 1 for one above; both must learn it."""
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_two_armed_bandit(tiny, algo):
+    """Generate, pay, update: member 0 is paid for a first token below 31, member 1 for others: both learn."""
     adapters = Adapters.on(tiny.model, 2, rank=4, alpha=8)
     for p in range(2):
         adapters.init_member(p, torch.Generator().manual_seed(p))
     adam, n, paid = rl.Adam(adapters, [1e-2] * 2), 32, []
+    ones, zeros = torch.ones(2 * n, dtype=torch.int64), torch.zeros(2 * n, dtype=torch.int64)
     for step in range(40):
         keys = [(3, step, i) for i in range(2 * n)]
         rollout = generate(tiny, adapters, [[7, 8, 9]] * 2, [0, 1], keys, n=n, max_new_tokens=2)
         low = rollout.ids[torch.arange(2 * n), rollout.prompt_len] < 31
         reward = (low == (rollout.member == 0)).float()
-        batch = rl.Batch(rollout, reward, rollout.member, torch.ones(2 * n).long(), torch.zeros(2 * n).long())
-        rl.update(tiny, adapters, adam, batch, rl.advantages(batch, method), method=method, max_new_tokens=2)
+        batch = rl.Batch(rollout, reward, rollout.member, ones, zeros)
+        learn(tiny, adapters, adam, batch, algo, max_new_tokens=2)
         paid.append(reward.view(2, n).mean(1))
     first, last = torch.stack(paid[:5]).mean(0), torch.stack(paid[-5:]).mean(0)
     assert first.max() < 0.7 and last.min() > 0.9, (first, last)
 
 
-# -- processes -------------------------------------------------------------------------------------------------------
+# -- processes -----------------------------------------------------------------------------------------------
+
+FLAGS = dict(algo="gspo", kl_coef=0.1, entropy_coef=0.01, tokens_per_microbatch=60, epochs=2)
+
+
+def first_gradient_and_two_steps(base, factors, batch, rank=0, world=1) -> tuple:
+    """What one process finds out and tells, and the factors after two epochs."""
+    adapters = Adapters.on(base.model, 3, 4, 8)
+    for p, member in enumerate(factors):
+        adapters.set_factors(p, member)
+    where = dict(rank=rank, world=world)
+    grads, sums, broken = gradients(base, adapters, batch, where=where, **FLAGS)
+    cfg, adam = settings(**FLAGS), rl.Adam(adapters, [1e-3] * 3)
+    told = rl.update(base, adapters, adam, batch, rl.advantages(batch, cfg), cfg, **where)
+    return grads, sums, broken, told, {str(i): p.detach() for i, p in enumerate(adapters.parameters())}
+
 
 def share_of_the_work(rank: int, directory: str, base_path) -> None:
-    """One of two processes: its share of a healthy and of a broken batch; process 0 writes down what came out."""
+    """One of two processes: its share of a healthy and of a broken batch; it writes down what came out."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{directory}/meeting", rank=rank, world_size=2)
     base = Base(load_model(base_path, torch.float32), None, ENDS, "base", base_path)
     results = []
     for factors, batch in torch.load(f"{directory}/work.pt", weights_only=False):
-        adapters = Adapters.on(base.model, 3, 4, 8)
-        for p, member in enumerate(factors):
-            adapters.set_factors(p, member)
-        grads, (stats, bad) = gradients(base, adapters, batch, kl=0.1, entropy=0.01, tokens_per_microbatch=60, rank=rank, world=2)
-        results.append((grads, stats, bad))
+        results.append(first_gradient_and_two_steps(base, factors, batch, rank, 2))
     torch.save(results, f"{directory}/process_{rank}.pt")
     dist.destroy_process_group()
 
 
 def test_two_processes_give_the_gradient_of_one(tiny, population, tmp_path):
+    """And the same factors after two epochs: each process keeps the log-probabilities of its own rows."""
     healthy, broken, batch = population(tiny), population(tiny), make_batch(24)
     break_forward(broken)
-    torch.save([([x.factors(p) for p in range(3)], batch) for x in (healthy, broken)], tmp_path / "work.pt")
+    work = [([adapters.factors(p) for p in range(3)], batch) for adapters in (healthy, broken)]
+    torch.save(work, tmp_path / "work.pt")
     mp.spawn(share_of_the_work, (str(tmp_path), tiny.path), nprocs=2)
-    first, second = (torch.load(tmp_path / f"process_{rank}.pt", weights_only=False) for rank in range(2))
-    for adapters, mine, theirs in zip((healthy, broken), first, second):
-        want, (stats, bad) = gradients(tiny, adapters, batch, kl=0.1, entropy=0.01)
-        assert largest(mine[0], want, ~bad) < 1e-5 and all(torch.equal(mine[0][name], theirs[0][name]) for name in want)
-        assert mine[1] == pytest.approx(stats, rel=1e-4) and torch.equal(mine[2], bad) and torch.equal(theirs[2], bad)
+    mine, theirs = (torch.load(tmp_path / f"process_{rank}.pt", weights_only=False) for rank in range(2))
+    for case, (factors, _) in enumerate(work):
+        grads, sums, bad, told, after = first_gradient_and_two_steps(tiny, factors, batch)
+        assert largest(mine[case][0], grads, ~bad) < 1e-5 and mine[case][1] == pytest.approx(sums, rel=1e-4)
+        assert torch.equal(mine[case][2], bad) and mine[case][3]["skipped"] == told["skipped"]
+        assert mine[case][3]["trained_tokens"] == told["trained_tokens"]
+        assert mine[case][3]["approx_kl"] == pytest.approx(told["approx_kl"], rel=1e-3)
+        assert largest(mine[case][4], after, ~bad) < 1e-5
+        for index in (0, 4):
+            assert all(torch.equal(x, theirs[case][index][name]) for name, x in mine[case][index].items())
     assert bad.tolist() == [False, True, False]

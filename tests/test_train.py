@@ -49,7 +49,8 @@ SWITCHES = {f.name: list(f.metadata["choices"]) for f in dataclasses.fields(conf
     seed=[0, 7],
     rank=[8, 2],
     noise_margin=[0.1, 0.5],
-    clip=[0.2, 0.1],
+    clip_low=[0.2, 0.1],
+    epochs=[1, 2],
 )
 EVOLVE = SWITCHES.pop("evolve")
 
@@ -270,7 +271,7 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
         ("--lr nan", "--lr"),
         ("--lr 0", "--lr"),
         ("--kl-coef -1", "--kl-coef"),
-        ("--clip 0", "--clip"),
+        ("--clip-low 0", "--clip-low"),
         ("--seed -1", "--seed"),
         ("--proposals-per-prompt 0", "--proposals-per-prompt"),
         ("--n-few-shot -1", "--n-few-shot"),

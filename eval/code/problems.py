@@ -1,8 +1,9 @@
 """HumanEval+, MBPP+ and LiveCodeBench in their published formats, as one list of problems each.
 
-Inputs become what the sandbox wants: argument texts of a call, or a whole program's standard input. JSON has no tuples, sets and
-complex numbers; EvalPlus lists the MBPP tasks whose inputs have them (evalplus/data/mbpp.py); `restore` states that as rules.
-LiveCodeBench packs its private tests as base64, zlib and a pickle of one string: `unpack` refuses every class in it.
+Inputs become what the sandbox wants: argument texts of a call, or a program's standard input. JSON has no
+tuples, sets and complex numbers; EvalPlus lists the MBPP tasks whose inputs have them (in data/mbpp.py),
+`restore` states that as rules. LiveCodeBench packs its private tests as base64, zlib and a pickle of one
+string: `unpack` refuses every class in it.
 """
 import base64
 import io
@@ -17,19 +18,23 @@ from pathlib import Path
 from eval.fetch import CACHE, FILES, locate, rows
 
 SETS = ("humaneval+", "mbpp+", "livecodebench", "livecodebench5")
-PARTS = {"livecodebench": tuple(f"livecodebench{i}" for i in range(1, 6))}      # release_v5 is five files; other sets are one
-FIELDS = {"humaneval+": ("task_id", "prompt", "entry_point", "canonical_solution", "base_input", "plus_input", "atol"),
-          "livecodebench": ("question_id", "question_content", "starter_code", "public_test_cases", "private_test_cases",
-                            "metadata")}
-FIELDS["mbpp+"] = FIELDS["humaneval+"]
+# release_v5 is five files; other sets are one
+PARTS = {"livecodebench": tuple(f"livecodebench{i}" for i in range(1, 6))}
+PLUS_FIELDS = ("task_id", "prompt", "entry_point", "canonical_solution", "base_input", "plus_input", "atol")
+FIELDS = {"humaneval+": PLUS_FIELDS, "mbpp+": PLUS_FIELDS,
+          "livecodebench": ("question_id", "question_content", "starter_code", "public_test_cases",
+                            "private_test_cases", "metadata")}
 MAX_UNPACKED = 1 << 30
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. entry: the function to be called, None for a program that reads standard input. base, plus: inputs, as
-    argument texts or standard inputs; arguments: the values behind them, base first. LiveCodeBench's tests stay packed until
-    `opened`, for all of them take more memory than most machines have; expected: their outputs."""
+    """One problem. entry: the function to be called, None for a program that reads standard input.
+
+    base, plus: inputs, as argument texts or standard inputs; arguments: the values behind them, base first.
+    LiveCodeBench's tests stay packed until `opened`, for all of them take more memory than most machines
+    have; expected: their outputs.
+    """
     bench: str
     id: str
     prompt: str
@@ -44,29 +49,38 @@ class Problem:
     packed: tuple[str, ...] = field(default=(), repr=False)
 
 
-# ---- inputs ---------------------------------------------------------------------------------------------------------------
+# ---- inputs -----------------------------------------------------------------------------------------------
 
-tuples = lambda values: [tuple(value) for value in values]
-every = lambda value: tuple(map(every, value)) if isinstance(value, list) else value
+def tuples(values: list) -> list[tuple]:
+    """Lists in a list as tuples."""
+    return [tuple(value) for value in values]
+
+
+def deep_tuple(value):
+    """Lists at every level as tuples."""
+    return tuple(map(deep_tuple, value)) if isinstance(value, list) else value
+
+
 RULES = [
-    ({2, 116, 132, 143, 222, 261, 273, 394, 399, 421, 424, 429, 470, 560, 579, 596, 616, 630, 726, 740, 744, 809}, tuples),
-    ({63, 64, 70, 94, 120, 237, 272, 299, 400, 409, 417, 438, 473, 614, 780}, lambda a: [tuples(x) for x in a]),
-    ({75, 413, 444, 753}, lambda a: [tuples(a[0]), a[1]]),
-    ({106, 750}, lambda a: [a[0], tuple(a[1])]),
+    ({2, 116, 132, 143, 222, 261, 273, 394, 399, 421, 424, 429, 470, 560, 579, 596, 616, 630, 726, 740, 744,
+      809}, tuples),
+    ({63, 64, 70, 94, 120, 237, 272, 299, 400, 409, 417, 438, 473, 614, 780}, lambda a: list(map(tuples, a))),
+    ({75, 413, 444, 753}, lambda a: [tuples(a[0]), a[1]]), ({106, 750}, lambda a: [a[0], tuple(a[1])]),
     ({115}, lambda a: [[set(x) if isinstance(x, list) and x else {} for x in a[0]]]),
-    ({124}, lambda a: [float(a[0]), complex(a[1])]),
-    ({252}, lambda a: [complex(a[0])]),
+    ({124}, lambda a: [float(a[0]), complex(a[1])]), ({252}, lambda a: [complex(a[0])]),
     ({250, 405, 446, 617, 720, 763, 808, 307}, lambda a: [tuple(a[0]), *a[1:]]),
     ({259, 401, 445}, lambda a: [tuple(tuples(x)) for x in a]),
     ({278}, lambda a: [tuple(tuple(x) if isinstance(x, list) else x for x in a[0])]),
     ({722}, lambda a: [{key: tuple(value) for key, value in a[0].items()}, *a[1:]]),
-    ({580, 615, 791}, lambda a: [every(x) for x in a])]
+    ({580, 615, 791}, lambda a: list(map(deep_tuple, a)))]
 
 
 def restore(task: str, arguments: list) -> list:
     """The arguments of one MBPP+ call with the types that JSON lost."""
-    number = int(task.rpartition("/")[2])
-    return next((rule(arguments) for numbers, rule in RULES if number in numbers), list(arguments))
+    for numbers, rule in RULES:
+        if int(task.rpartition("/")[2]) in numbers:
+            return rule(arguments)
+    return list(arguments)
 
 
 def literal(value) -> str:
@@ -76,11 +90,13 @@ def literal(value) -> str:
             raise ValueError("nan is no literal")
         return "1e999" if value > 0 else "-1e999"
     if isinstance(value, dict):
-        return "{%s}" % ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items())
+        return f"{{{', '.join(f'{literal(k)}: {literal(v)}' for k, v in value.items())}}}"
     if isinstance(value, tuple):
-        return "(%s)" % "".join(literal(x) + ", " for x in value)
-    if isinstance(value, (list, set)) and value:
-        return ("[%s]" if isinstance(value, list) else "{%s}") % ", ".join(map(literal, value))
+        return f"({''.join(f'{literal(x)}, ' for x in value)})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(literal, value))}]"
+    if isinstance(value, set) and value:
+        return f"{{{', '.join(map(literal, value))}}}"
     return repr(value)
 
 
@@ -90,7 +106,7 @@ def call_text(arguments: list) -> str:
     return ", ".join(map(literal, arguments)) if "inf" in text or "nan" in text else text
 
 
-# ---- LiveCodeBench's tests ------------------------------------------------------------------------------------------------
+# ---- LiveCodeBench's tests --------------------------------------------------------------------------------
 
 class NoClasses(pickle.Unpickler):
     """Reads strings, numbers and containers; whatever names a class or a function is refused."""
@@ -114,68 +130,77 @@ def unpack(packed: str) -> list[dict]:
                 raise ValueError("larger than a gigabyte" if inflate.unconsumed_tail else "cut off")
             text = NoClasses(io.BytesIO(raw)).load()
             tests = json.loads(text) if isinstance(text, (str, bytes)) else text
-        whole = lambda test: isinstance(test, dict) and {"input", "output", "testtype"} <= set(test)
-        if not isinstance(tests, list) or not all(map(whole, tests)):
-            raise ValueError("not a list of tests with input, output and testtype")
+        if not isinstance(tests, list):
+            raise ValueError("not a list of tests")
+        for test in tests:
+            if not isinstance(test, dict) or not {"input", "output", "testtype"} <= set(test):
+                raise ValueError("a test without input, output or testtype")
         return tests
-    except (ValueError, zlib.error, pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError, MemoryError) as e:
+    except (ValueError, zlib.error, pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError,
+            MemoryError) as e:
         raise ValueError(f"cannot be unpacked ({e})") from None
 
 
 def live(bench: str, row: dict) -> Problem:
-    """A problem of LiveCodeBench, its tests seen to be in order but left packed. Raises ValueError where they are not."""
+    """A problem of LiveCodeBench, its tests still packed. Raises ValueError where these are not in order."""
     entry = json.loads(row["metadata"] or "{}").get("func_name")
-    problem = Problem(bench, str(row["question_id"]), row["question_content"], entry, starter=row["starter_code"] or "",
-                      packed=(row["public_test_cases"], row["private_test_cases"]))
+    packed = (row["public_test_cases"], row["private_test_cases"])
+    problem = Problem(bench, str(row["question_id"]), row["question_content"], entry,
+                      starter=row["starter_code"] or "", packed=packed)
     opened(problem)
     return problem
 
 
 def opened(problem: Problem) -> Problem:
-    """The problem with its packed tests as base and expected: public ones first, as LiveCodeBench's runner has them."""
+    """The problem with its packed tests as base and expected: public ones first, as in LiveCodeBench."""
     tests = [test for part in problem.packed for test in unpack(part)]
-    given, wanted = [str(t["input"]) for t in tests], tuple(str(t["output"]) for t in tests)
+    given, wanted = [str(test["input"]) for test in tests], [str(test["output"]) for test in tests]
     if problem.entry:
-        given = [call_text([json.loads(line) for line in text.split("\n")]) for text in given]
-    return replace(problem, base=tuple(given), expected=wanted, packed=())
+        given = [call_text(list(map(json.loads, text.split("\n")))) for text in given]
+    return replace(problem, base=tuple(given), expected=tuple(wanted), packed=())
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------------
+# ---- files ------------------------------------------------------------------------------------------------
 
 def plus(bench: str, row: dict) -> Problem:
     """A problem of HumanEval+ or MBPP+."""
-    human = bench == "humaneval+"
-    given = lambda arguments: list(arguments) if human else restore(row["task_id"], arguments)
-    restored = [[given(arguments) for arguments in row[part] or ()] for part in ("base_input", "plus_input")]
-    texts = [tuple(map(call_text, calls)) for calls in restored]
+    human, calls, texts = bench == "humaneval+", [], []
+    for part in ("base_input", "plus_input"):
+        given = [list(a) if human else restore(row["task_id"], a) for a in row[part] or ()]
+        calls += map(tuple, given)
+        texts.append(tuple(map(call_text, given)))
     canonical = (row["prompt"] if human else "") + row["canonical_solution"]
-    return Problem(bench, row["task_id"], row["prompt"], row["entry_point"], canonical, *texts, atol=float(row["atol"]),
-                   arguments=tuple(map(tuple, restored[0] + restored[1])))
+    return Problem(bench, row["task_id"], row["prompt"], row["entry_point"], canonical, *texts,
+                   atol=float(row["atol"]), arguments=tuple(calls))
 
 
-def load(bench: str, data: str | Path | None = None, cache: Path = CACHE, limit: int = 0) -> tuple[list[Problem], str]:
-    """Problems of a set in file order (the first `limit`, 0 = all), and the SHA-256 of its files, joined by "+".
+def load(bench: str, data: str | Path | None = None, cache: Path = CACHE,
+         limit: int = 0) -> tuple[list[Problem], str]:
+    """Problems of a set in file order (the first `limit`, 0 = all), and its files' SHA-256, joined by "+".
 
     Raises ValueError for a missing, damaged or foreign file.
     """
     problems, hashes, kind = [], [], "livecodebench" if bench.startswith("livecodebench") else bench
+    make = live if kind == "livecodebench" else plus
     for part in PARTS.get(bench, (bench,)):
         path, sha = locate(part, data, cache)
         hashes.append(sha)
-        n_before = len(problems)
+        n_before, n_rows = len(problems), FILES[part].n_rows
         for number, row in enumerate(rows(path), 1):
             if limit and len(problems) == limit:
                 break
             if missing := [name for name in FIELDS[kind] if name not in row]:
-                raise ValueError(f"{path}, row {number}: no field {', '.join(missing)}: not a published edition of {part}; it is "
-                                 f"at {FILES[part].url}")
+                raise ValueError(f"{path}, row {number}: no field {', '.join(missing)}: not a published "
+                                 f"edition of {part}; it is at {FILES[part].url}")
             try:
-                problems.append(live(bench, row) if kind == "livecodebench" else plus(bench, row))
+                problems.append(make(bench, row))
             except (ValueError, TypeError, KeyError, AttributeError, IndexError) as e:
-                raise ValueError(f"{path}, row {number} ({row[FIELDS[kind][0]]}): {e}: the file is damaged or not the published "
-                                 f"one; fetch it again (python -m eval.fetch {part})") from None
-        if not limit and (n_here := len(problems) - n_before) != FILES[part].n_rows:
-            print(f"note: {path} holds {n_here} problems, {part} as published has {FILES[part].n_rows}", file=sys.stderr)
+                raise ValueError(f"{path}, row {number} ({row[FIELDS[kind][0]]}): {e}: the file is damaged "
+                                 "or not the published one; fetch it again (python -m eval.fetch "
+                                 f"{part})") from None
+        if not limit and (n_here := len(problems) - n_before) != n_rows:
+            print(f"note: {path} holds {n_here} problems, {part} as published has {n_rows}", file=sys.stderr)
     if not problems:
-        raise ValueError(f"{path} is empty: expected {FILES[part].n_rows} problems; fetch it again (python -m eval.fetch {part})")
+        raise ValueError(f"{path} is empty: expected {n_rows} problems; fetch it again "
+                         f"(python -m eval.fetch {part})")
     return problems, "+".join(hashes)

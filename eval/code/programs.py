@@ -1,7 +1,8 @@
-"""The program in a model's answer, as EvalPlus cuts it out: the longest run of lines that is Python, of it what the entry needs.
+"""The program in a model's answer, as EvalPlus cuts it: what the entry needs of the longest Python run.
 
-Nothing is run here. Text meets Python's parser only through `complexity.parse`, which refuses what could hurt it; text beyond
-MAX_CHARS is cut off, and MAX_PARSED bounds the work on one text. Other than EvalPlus, a run that defines the entry point goes
+Nothing is run here. Text meets Python's parser only through `complexity.parse`, which refuses what could hurt
+it; text beyond MAX_CHARS is cut off, and MAX_PARSED bounds the work on one text. What is kept is the answer's
+own text, for ast.unparse fails on some trees. Other than EvalPlus, a run that defines the entry point goes
 before longer ones that do not, and decorated functions and helpers without a return statement are kept.
 """
 import ast
@@ -22,9 +23,10 @@ STOPS_OF = {"humaneval+": STOPS + ("\ndef ", "\nclass ", "\nimport ", "\nfrom ",
 
 
 def complete(prompt: str, completion: str, bench: str) -> str:
-    """A base model's answer to HumanEval+ or MBPP+: the prompt, and its completion up to where it begins something else."""
-    ends = [at for stop in STOPS_OF[bench] if (at := completion.find(stop)) >= 0]
-    return prompt + completion[:min(ends, default=len(completion))]
+    """A base model's answer to HumanEval+ or MBPP+: prompt and completion, up to something else."""
+    for stop in STOPS_OF[bench]:
+        completion = completion.partition(stop)[0]
+    return prompt + completion
 
 
 def defines(tree: ast.Module, name: str) -> bool:
@@ -36,12 +38,16 @@ def names(node: ast.stmt) -> list[str]:
     """The names that a top-level definition or assignment makes; none for other statements."""
     if isinstance(node, DEFINITIONS):
         return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    targets = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
     return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
 
 
 def runs(text: str):
-    """Runs of lines that are Python, as (text, tree): each begins where a statement may, and ends where the parser objects."""
+    """Runs of Python lines, as (text, tree): each begins where a statement may."""
     lines, free, left = text.split("\n"), 0, MAX_PARSED
     for start in [i for i, line in enumerate(lines) if START.match(line)]:
         end = len(lines)
@@ -62,7 +68,7 @@ def runs(text: str):
 
 
 def longest(text: str, entry: str | None = None) -> tuple[str, ast.Module]:
-    """The longest run of lines that is Python, not counting empty ones; one that defines the entry first. ("", empty) without."""
+    """The longest run of Python lines, not counting empty ones; one that defines the entry first."""
     best, best_key = ("", ast.Module([], [])), (False, 0)
     for run, tree in runs(text[:MAX_CHARS]):
         key = entry is not None and defines(tree, entry), sum(bool(line.strip()) for line in run.split("\n"))
@@ -76,11 +82,30 @@ def fenced(text: str) -> list[str]:
     return [match[1] for match in FENCE.finditer(text[:4 * MAX_CHARS])]
 
 
-def needed(tree: ast.Module, entry: str) -> str:
-    """Source of imports and of the definitions and assignments that the entry point depends on, in order. Of a function defined
-    twice the first counts that returns something: a prompt's signature is often repeated before the answer."""
+def returns(node: ast.stmt) -> bool:
+    """Whether a statement is no function without a return, such as a prompt's head that an answer repeats."""
+    return not isinstance(node, ast.FunctionDef) or any(isinstance(x, ast.Return) for x in ast.walk(node))
+
+
+def written(lines: list[bytes], node: ast.stmt) -> str:
+    """A top-level statement as its author wrote it, with its decorators; lines: the source's, in UTF-8."""
+    start = node.lineno - 1
+    if getattr(node, "decorator_list", []):
+        start = node.decorator_list[0].lineno - 1
+        while start and not lines[start].startswith(b"@"):
+            start -= 1
+    part = lines[start:node.end_lineno]
+    part[-1] = part[-1][:node.end_col_offset]
+    part[0] = part[0][node.col_offset:]
+    return b"\n".join(part).decode()
+
+
+def needed(source: str, tree: ast.Module, entry: str) -> str:
+    """Imports, and the definitions and assignments that the entry point depends on, in order.
+
+    Of a function defined twice the first counts that returns something: see `returns`.
+    """
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    returns = lambda node: not isinstance(node, ast.FunctionDef) or any(isinstance(part, ast.Return) for part in ast.walk(node))
     first: dict[str, ast.stmt] = {}
     for node in tree.body:
         for name in names(node):
@@ -93,18 +118,27 @@ def needed(tree: ast.Module, entry: str) -> str:
             wanted.add(name)
             todo += [part.id for part in ast.walk(first[name]) if isinstance(part, ast.Name)]
     kept = {id(first[name]) for name in wanted}
-    return "\n".join(ast.unparse(node) for node in imports + [node for node in tree.body if id(node) in kept])
+    kept = imports + [node for node in tree.body if id(node) in kept]
+    lines = source.encode().split(b"\n")
+    return "\n".join(written(lines, node) for node in kept)
 
 
 def extract(text: str, entry: str | None) -> str:
-    """The program in an answer; "" where there is none. With an entry: of the longest run that is Python, what the entry needs.
-    Without (a whole program): the last fence that is Python, else the longest run."""
+    """The program in an answer; "" where there is none.
+
+    With an entry: what it needs of the longest run that is Python. Without (a whole program): the last fence
+    that is Python, else the longest run.
+    """
     if not text.strip():
         return ""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")         # as Python's parser counts lines
     blocks = fenced(text)
     if entry is not None:
         found = [longest(block, entry) for block in blocks[-8:]] + [longest(text, entry)]
-        _, tree = max(found, key=lambda run: (defines(run[1], entry), run[0].count("\n")))
-        return needed(tree, entry) if defines(tree, entry) else ""
-    whole = [run for block in blocks[-8:] if (run := longest(block)[0]).strip()]
-    return whole[-1] if whole else longest(text)[0]
+        source, tree = max(found, key=lambda run: (defines(run[1], entry), run[0].count("\n")))
+        return needed(source, tree, entry) if defines(tree, entry) else ""
+    for block in blocks[:-9:-1]:
+        run, _ = longest(block)
+        if run.strip():
+            return run
+    return longest(text)[0]

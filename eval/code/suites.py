@@ -1,49 +1,56 @@
-"""Is a program right? Its tests run in the sandbox, chunk by chunk, and the values that come back are compared here.
+"""Is a program right? Its tests run in the sandbox, chunk by chunk; the values that return are compared here.
 
-HumanEval+ and MBPP+ as EvalPlus compares (evalplus/eval/__init__.py, 0.3.1): Python's ==, floats within atol, and its special
-oracles; expected values are what the canonical solution returns in the same sandbox. LiveCodeBench as its testing_util does:
-printed lines stripped and then equal, or equal as decimal numbers; returned values by ==, a tuple counting as a list.
+HumanEval+ and MBPP+ as EvalPlus compares (evalplus/eval/__init__.py, 0.3.1): Python's ==, floats within atol,
+and its special oracles; expected values are what the canonical solution returns in the same sandbox.
+LiveCodeBench as its testing_util does: printed lines stripped and then equal, or equal as decimal numbers;
+returned values by ==, a tuple counting as a list.
 """
 import json
 import math
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from eval.code.problems import Problem, opened
-from sandbox.fork_server import PROFILES
+from sandbox.profiles import PROFILES
 from sandbox.values import decode
-from verifier import Job, Sandbox
+from verifier import Job, Sandbox, Verdict
 
+NUMBERS = (bool, int, float, complex)
 MAX_TEXT = PROFILES["eval"].max_text
 CANONICAL_S = 60.0                              # CPU seconds of a canonical solution
-LEAST_S, FACTOR = 4.0, 4.0                      # of an answer to a chunk: at least, and as a multiple of the canonical's
+LEAST_S, FACTOR = 4.0, 4.0                      # of an answer to a chunk: at least, and times the canonical's
 LIVE_S = 6.0                                    # of one test of LiveCodeBench
-CHUNK_BYTES, CHUNK_LIVE = 1 << 23, 8            # expected values, which must fit into one report; tests of LiveCodeBench
+CHUNK_BYTES = 1 << 23                           # expected values, which must fit into one report
+CHUNK_LIVE = 8                                  # tests of LiveCodeBench
+# MBPP: the order of the result is free
 SET_EQUAL = {"similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly", "larg_nnum",
-             "intersection_array", "find_dissimilar", "Diff"}                  # MBPP: the order of the result is free
-# Errors of a canonical solution whose value is too big to report: EvalPlus has such inputs, we leave them out.
+             "intersection_array", "find_dissimilar", "Diff"}
+# Errors of a canonical solution whose value is too big to report: EvalPlus has such inputs, we leave them out
 TOO_MUCH = "too big", "error: MemoryError", "killed"
-NOT_NONE = {"check_str", "text_match_three", "text_starta_endb"}               # MBPP: a match object or True, None or False
-FOUND = "\n_found = {0}\ndef {0}(*a):\n    out = _found(*a)\n    return out if isinstance(out, bool) else out is not None\n"
-# What LiveCodeBench puts before a program.
-MODULES = ("string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys "
-           "json").split()
+# MBPP: a match object or True, None or False
+NOT_NONE = {"check_str", "text_match_three", "text_starta_endb"}
+FOUND = """
+_found = {0}
+def {0}(*a):
+    out = _found(*a)
+    return out if isinstance(out, bool) else out is not None
+"""
+# What LiveCodeBench puts before a program
+MODULES = ("string re datetime collections heapq bisect copy math random statistics itertools functools "
+           "operator io sys json").split()
 PREAMBLE = "".join(f"from {name} import *\n" for name in [*MODULES, "builtins", "typing"]) + \
     f"import {', '.join(MODULES)}\nsys.setrecursionlimit(50000)\n"
 
 
-# ---- comparison -----------------------------------------------------------------------------------------------------------
-
-def number(value) -> bool:
-    """Whether a value is a number."""
-    return isinstance(value, (bool, int, float, complex))
-
+# ---- comparison -------------------------------------------------------------------------------------------
 
 def close(out, expected, atol: float) -> bool:
     """numpy.allclose with rtol 1e-7 on numbers and nested sequences of these; False for anything else."""
-    if number(out) and number(expected):
+    if isinstance(out, NUMBERS) and isinstance(expected, NUMBERS):
         try:
-            return out == expected or abs(out - expected) <= atol + 1e-7 * abs(expected) and math.isfinite(abs(expected))
+            if out == expected:
+                return True
+            return abs(out - expected) <= atol + 1e-7 * abs(expected) and math.isfinite(abs(expected))
         except OverflowError:
             return False
     sequences = isinstance(out, (list, tuple)) and isinstance(expected, (list, tuple))
@@ -52,7 +59,9 @@ def close(out, expected, atol: float) -> bool:
 
 def is_floats(value) -> bool:
     """A float, or a sequence of nothing but floats (also an empty one)."""
-    return isinstance(value, float) or isinstance(value, (list, tuple)) and all(isinstance(x, float) for x in value)
+    if isinstance(value, (list, tuple)):
+        return all(isinstance(x, float) for x in value)
+    return isinstance(value, float)
 
 
 def polynomial(coefficients: list, x: float) -> float:
@@ -71,16 +80,26 @@ def digit_distance(a: int, b: int) -> int:
     return sum(abs(int(x) - int(y)) for x, y in zip(a.zfill(len(b)), b.zfill(len(a))))
 
 
+def same_set(out, expected) -> bool:
+    """set(out) == set(expected), but values of one hash do not meet in one set: that takes quadratic time.
+
+    Only the expected values are put into a table. Raises TypeError for what is no set of hashable values.
+    """
+    places = {value: place for place, value in enumerate(dict.fromkeys(expected))}
+    found = [places.get(value) for value in out]
+    return None not in found and len(set(found)) == len(places)
+
+
 def exact(problem: Problem, arguments: tuple, out, expected) -> bool:
     """EvalPlus's exact match: == or one of MBPP's special oracles."""
-    if problem.bench != "mbpp+":
-        return out == expected
-    name = problem.entry
+    name = problem.entry if problem.bench == "mbpp+" else ""
     if name in SET_EQUAL:
-        return set(out) == set(expected)
-    return out == expected or name == "are_equivalent" or name == "sum_div" and out == 0 or \
-        name == "surface_Area" and abs(out - surface(*arguments)) <= problem.atol or \
-        name == "digit_distance_nums" and out == digit_distance(*arguments)
+        return same_set(out, expected)
+    if out == expected or name == "are_equivalent" or name == "sum_div" and out == 0:
+        return True
+    if name == "surface_Area":
+        return abs(out - surface(*arguments)) <= problem.atol
+    return name == "digit_distance_nums" and out == digit_distance(*arguments)
 
 
 def agrees(problem: Problem, arguments: tuple, out, expected, atol: float) -> bool:
@@ -100,17 +119,12 @@ def lines(text: str) -> list[str]:
     return [line.strip() for line in text.strip().split("\n")]
 
 
-def decimals(line: str) -> list[Decimal] | None:
-    """A line's words as numbers, or None."""
-    try:
-        return [Decimal(word) for word in line.split()]
-    except InvalidOperation:
-        return None
-
-
 def same_numbers(a: str, b: str) -> bool:
     """Whether two lines are the same numbers."""
-    return (numbers := decimals(a)) is not None and numbers == decimals(b)
+    try:
+        return [Decimal(word) for word in a.split()] == [Decimal(word) for word in b.split()]
+    except ArithmeticError:                         # a word is no number, or sNaN, which is not compared
+        return False
 
 
 def printed_alike(out: str, expected: str) -> bool:
@@ -119,7 +133,7 @@ def printed_alike(out: str, expected: str) -> bool:
     return len(ours) == len(theirs) and all(a == b or same_numbers(a, b) for a, b in zip(ours, theirs))
 
 
-# ---- tests ----------------------------------------------------------------------------------------------------------------
+# ---- tests ------------------------------------------------------------------------------------------------
 
 @dataclass
 class Chunk:
@@ -131,8 +145,11 @@ class Chunk:
 
 @dataclass
 class Suite:
-    """A problem's tests, ready to judge by. expected: canonical texts, None where the canonical solution gives no value. Inputs
-    on which its value is too big to report are in no chunk."""
+    """A problem's tests, ready to judge by.
+
+    expected: canonical texts, None where the canonical solution gives no value. Inputs on which its value is
+    too big to report are in no chunk.
+    """
     problem: Problem
     expected: list
     chunks: list[Chunk]
@@ -152,12 +169,13 @@ def job(problem: Problem, program: str, inputs: tuple[str, ...], cpu_s: float, g
 
 
 def tolerances(problem: Problem, expected: list) -> list[float]:
-    """atol of each input: from the first expected value that is floats at least 1e-6, for plus after base apart."""
+    """atol of each input: at least 1e-6 from the first expected value on that is floats; plus starts anew."""
     out, n = [], len(problem.base)
     for part in (expected[:n], expected[n:]):
         atol = problem.atol
         for text in part:
-            atol = 1e-6 if atol == 0 and text is not None and is_floats(decode(text, MAX_TEXT)) else atol
+            if atol == 0 and text is not None and is_floats(decode(text, MAX_TEXT)):
+                atol = 1e-6
             out.append(atol)
     return out
 
@@ -165,33 +183,45 @@ def tolerances(problem: Problem, expected: list) -> list[float]:
 def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
     """The problems' tests; canonical solutions run where no outputs are published."""
     problems = [opened(p) if p.packed else p for p in problems]
-    mine = [p for p in problems if p.expected is None]
-    jobs = [job(p, p.canonical, inputs, CANONICAL_S, give_up=False) for p in mine for inputs in (p.base, p.plus)]
-    verdicts = iter(sandbox.run(jobs))
-    out = []
+    jobs = []
+    for problem in [p for p in problems if p.expected is None]:
+        jobs += [job(problem, problem.canonical, part, CANONICAL_S, give_up=False)
+                 for part in (problem.base, problem.plus)]
+    verdicts, out = iter(sandbox.run(jobs)), []
     for problem in problems:
-        n = len(problem.base)
         if problem.expected is not None:
-            edges = [0, *range(1, n, CHUNK_LIVE), n]
-            cpu_s = lambda n_tests: LIVE_S if problem.entry is None else LIVE_S * min(n_tests, 4)
-            chunks = [Chunk([*range(a, b)], False, cpu_s(b - a)) for a, b in zip(edges, edges[1:])]
-            out.append(Suite(problem, list(problem.expected), chunks))
+            out.append(Suite(problem, list(problem.expected), live_chunks(problem)))
             continue
         base, plus = next(verdicts), next(verdicts)
-        expected, chunks = [*base.outputs, *plus.outputs], []
-        for first, last, verdict in (0, n, base), (n, len(expected), plus):
-            chunk, size = Chunk([], first > 0, max(LEAST_S, FACTOR * verdict.cpu_s)), 0
-            for i, error in zip(range(first, last), verdict.errors):
-                if error is not None and error.startswith(TOO_MUCH):
-                    continue
-                size += len(expected[i] or "")
-                if size > CHUNK_BYTES and chunk.inputs:
-                    chunks.append(chunk)
-                    chunk, size = Chunk([], chunk.plus, chunk.cpu_s), len(expected[i] or "")
-                chunk.inputs.append(i)
-            chunks.append(chunk)
+        expected = [*base.outputs, *plus.outputs]
+        chunks = chunks_of(base, 0, False) + chunks_of(plus, len(problem.base), True)
         out.append(Suite(problem, expected, chunks, tolerances(problem, expected)))
     return out
+
+
+def live_chunks(problem: Problem) -> list[Chunk]:
+    """LiveCodeBench's tests: the first alone, for most wrong answers fail it, then some at a time."""
+    n, chunks = len(problem.base), []
+    edges = [0, *range(1, n, CHUNK_LIVE), n]
+    for first, last in zip(edges, edges[1:]):
+        cpu_s = LIVE_S if problem.entry is None else LIVE_S * min(last - first, 4)
+        chunks.append(Chunk([*range(first, last)], False, cpu_s))
+    return chunks
+
+
+def chunks_of(canonical: Verdict, first: int, plus: bool) -> list[Chunk]:
+    """The inputs from `first` on, which have this verdict, in chunks whose values fit into one report."""
+    cpu_s = max(LEAST_S, FACTOR * canonical.cpu_s)
+    chunks, size = [Chunk([], plus, cpu_s)], 0
+    for i, (text, error) in enumerate(zip(canonical.outputs, canonical.errors), first):
+        if error is not None and error.startswith(TOO_MUCH):
+            continue
+        size += len(text or "")
+        if size > CHUNK_BYTES and chunks[-1].inputs:
+            chunks.append(Chunk([], plus, cpu_s))
+            size = len(text or "")
+        chunks[-1].inputs.append(i)
+    return chunks
 
 
 def wrong(suite: Suite, i: int, text: str | None, error: str | None) -> str:
@@ -212,29 +242,37 @@ def wrong(suite: Suite, i: int, text: str | None, error: str | None) -> str:
 
 
 def judge(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
-    """Verdicts of programs: whether the base tests and all tests are passed, and the first reason why not, by input.
+    """Verdicts of programs: whether the base tests and all tests are passed, and the first reason why not.
 
-    The first chunk of every program runs, then the second of those still right, and so on; all programs share the workers.
+    The first chunk of every program runs, then the second of those still right, and so on.
     """
     found = [dict(base=False, plus=False, why="" if program else "no program") for _, program in answers]
     turn, alive = 0, [i for i, (_, program) in enumerate(answers) if program]
     while alive:
-        chunks = [answers[i][0].chunks[turn] for i in alive]
-        inputs = [answers[i][0].problem.base + answers[i][0].problem.plus for i in alive]
-        verdicts = sandbox.run([job(answers[i][0].problem, answers[i][1], tuple(given[k] for k in chunk.inputs), chunk.cpu_s)
-                                for i, chunk, given in zip(alive, chunks, inputs)])
-        for i, chunk, verdict in zip(list(alive), chunks, verdicts):
-            suite = answers[i][0]
-            reasons = ((k, wrong(suite, k, text, error)) for k, text, error in zip(chunk.inputs, verdict.outputs, verdict.errors))
-            k, why = next(((k, reason) for k, reason in reasons if reason), (0, ""))
-            rest = suite.chunks[turn + 1:]
-            if why:
-                part, at = ("plus", k - len(suite.problem.base)) if chunk.plus else ("base", k)
-                found[i]["why"] = f"{part} input {at}: {why}"[:200]
-            elif not rest or rest[0].plus:
+        jobs = []
+        for i in alive:
+            suite, program = answers[i]
+            inputs, chunk = suite.problem.base + suite.problem.plus, suite.chunks[turn]
+            jobs.append(job(suite.problem, program, tuple(inputs[k] for k in chunk.inputs), chunk.cpu_s))
+        still = []
+        for i, verdict in zip(alive, sandbox.run(jobs)):
+            suite, rest = answers[i][0], answers[i][0].chunks[turn + 1:]
+            found[i]["why"] = failure(suite, suite.chunks[turn], verdict)
+            if found[i]["why"]:
+                continue
+            if not rest or rest[0].plus:
                 found[i]["base"] = True
                 found[i]["plus"] = not rest
-            if why or not rest:
-                alive.remove(i)
-        turn += 1
+            if rest:
+                still.append(i)
+        alive, turn = still, turn + 1
     return found
+
+
+def failure(suite: Suite, chunk: Chunk, verdict: Verdict) -> str:
+    """The first input of a chunk that is not answered rightly, and why; "" without one."""
+    for i, text, error in zip(chunk.inputs, verdict.outputs, verdict.errors):
+        if why := wrong(suite, i, text, error):
+            part, at = ("plus", i - len(suite.problem.base)) if chunk.plus else ("base", i)
+            return f"{part} input {at}: {why}"[:200]
+    return ""

@@ -1,12 +1,14 @@
-"""Mathematical text to a small tree: a tokenizer and a precedence-climbing parser for LaTeX and plain notation.
+"""Mathematical text to a small tree: a tokenizer and a precedence-climbing parser for LaTeX and plain text.
 
-`read` is the only place where a model's formula is understood, and it knows a whitelist: nothing is evaluated, no name is looked
-up, sizes are bounded before work is done. A tree is a nested tuple whose first entry says what it is:
+`read` is the only place where a model's formula is understood, and it knows a whitelist: nothing is evaluated
+or looked up, sizes are bounded before work is done. A tree is a nested tuple that says first what it is:
 
-    scalars     ("num", Fraction) ("sym", name) ("const", "pi" | "e" | "i" | "oo") ("fn", name, a) ("root", a, n) ("neg", a)
-                ("add" | "mul" | "div" | "pow", a, b) ("log", a, base) ("fact", a) ("binom", n, k) ("percent", a) ("degree", a)
-    the rest    ("base", digits, base) ("text", words) ("tuple", "(" | "[", ")" | "]", items) ("set", items) ("list", items)
-                ("union", items) ("matrix", rows) ("eq", left, right) ("rel", "<" | "<=" | "!=", left, right)
+    scalars     ("num", Fraction) ("sym", name) ("const", "pi" | "e" | "i" | "oo") ("fn", name, a) ("neg", a)
+                ("add" | "mul" | "div" | "pow", a, b) ("root", a, n) ("log", a, base) ("fact", a)
+                ("binom", n, k) ("percent", a) ("degree", a)
+    the rest    ("base", number as if decimal, base) ("text", words) ("tuple", "(" | "[", ")" | "]", items)
+                ("set", items) ("list", items) ("union", items) ("matrix", rows) ("eq", left, right)
+                ("rel", "<" | "<=" | "!=", left, right)
 """
 import re
 import unicodedata
@@ -14,22 +16,24 @@ from fractions import Fraction
 
 MAX_CHARS, MAX_TOKENS, MAX_DEPTH, MAX_DIGITS = 2000, 250, 40, 300
 FUNCTIONS = tuple("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln exp log abs".split())
-GREEK = ("alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi varphi chi psi "
-         "omega Gamma Delta Theta Lambda Sigma Phi Psi Omega").split()
+GREEK = ("alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau "
+         "phi varphi chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega").split()
 CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "inf": "oo", "oo": "oo", "e": "e", "i": "i"}
-TEXT = r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf|mathit|mathsf|operatorname|hbox|rm|bf|vec|overrightarrow)\b\s*"
+NAMES = {*FUNCTIONS, *GREEK, *CONSTANTS}
+TEXT = (r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf|mathit|mathsf|operatorname|hbox|rm|bf|vec"
+        r"|overrightarrow)\b\s*")
 UNICODE = {"−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "⁄": "/", "∣": "|",
            "’": "'", "²": "^2", "³": "^3", "√": r"\sqrt ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ",
-           "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ", "∓": r"\mp ", "°": r"\degree ",
-           "¢": r"\text{cents}", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ",
-           "φ": r"\phi ", "ω": r"\omega "}
+           "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ", "∓": r"\mp ",
+           "°": r"\degree ", "¢": r"\text{cents}", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ",
+           "β": r"\beta ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega "}
 # typography that means nothing, or the same as something shorter; in this order
 PLAIN = [(r"\\[dtc]frac\b|\\frac\b", r"\\frac "), (r"\\\\\s*\[[^\]]*(?:pt|em|ex)\]", r"\\\\ "),
          (r"(?<=\d)(?:,\\!|\{,\}|\\[,!;:])\s*(?=\d{3})", ""),
          (r"\\begin\s*\{[pb]?matrix\}|\\begin\s*\{array\}\s*\{[^{}]*\}", r" \\matrix "),
          (r"\\end\s*\{(?:[pb]?matrix|array)\}", r" \\endmatrix "),
          (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)|\\degrees?\b", r" \\degree "),
-         (r"\\(?:leq|leqslant|leqq)\b", r"\\le "), (r"\\(?:geq|geqslant|geqq)\b", r"\\ge "), (r"\\neq\b", r"\\ne "),
+         (r"\\leq(?:slant|q)?\b", r"\\le "), (r"\\geq(?:slant|q)?\b", r"\\ge "), (r"\\neq\b", r"\\ne "),
          (r"\\lvert|\\rvert|\\vert", "|"),
          (r"\\operatorname\s*\{?(?=(?:arc)?(?:sin|cos|tan|cot|sec|csc)\b)", r"\\text{"),
          (TEXT + r"\{\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", " , "), (r",\s*,", ","),
@@ -37,17 +41,20 @@ PLAIN = [(r"\\[dtc]frac\b|\\frac\b", r"\\frac "), (r"\\\\\s*\[[^\]]*(?:pt|em|ex)
          (r"([\])])\s*U\s*(?=[\[(])", r"\1 \\cup "), (r"^\s*\\(?:approx|simeq)\b", ""),
          (r"^(\s*\\?[A-Za-z]+\s*)\\(?:approx|simeq)\b", r"\1="), (r"\\(?:approx|simeq)\b.*", ""),
          (r"^\s*(?:[A-Za-z]{4,}|[A-Za-z]+(?:\s+[A-Za-z]+)+)\s*=", ""),
-         (r"^\s*(?:m\s*)?\\angle\s*\{?\s*[A-Z]{1,3}\s*\}?\s*=", ""), (r"\\in\b|\\colon\b", r" \\in "), (r"[.,;:\s]+$", ""),
-         (r"\*\*(?=\s*[-+(\w{\\])", "^")]
+         (r"^\s*(?:m\s*)?\\angle\s*\{?\s*[A-Z]{1,3}\s*\}?\s*=", ""), (r"\\in\b|\\colon\b", r" \\in "),
+         (r"[.,;:\s]+$", ""), (r"\*\*(?=\s*[-+(\w{\\])", "^")]
 TOKEN = re.compile(r"(?P<row>\\\\)|(?P<space>\s+|\\[,!;:> ]|~"
-                   r"|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|q?quad|limits)(?![A-Za-z])|\\[()\[\]]|\$|`)"
+                   r"|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|q?quad|limits)(?![A-Za-z])"
+                   r"|\\[()\[\]]|\$|`)"
                    r"|(?P<repeat>\d*\.\d*\\overline\s*\{\s*\d+\s*\})"
                    r"|(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3}(?![\d.]))?)"
-                   r"|(?P<command>\\[A-Za-z]+|\\[{}%|])|(?P<word>[A-Za-z]+)|(?P<op><=|>=|!=|[-+*/^_=<>()\[\]{}|,;:!&%])",
-                   re.ASCII)
-SAME = {r"\cdot": "*", r"\times": "*", r"\ast": "*", r"\div": "/", ":": "/", r"\le": "<=", "<=": "<=", r"\ge": ">=", ">=": ">=",
-        r"\ne": "!=", r"\lt": "<", r"\gt": ">", r"\%": "%", r"\|": "|", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\langle": "(",
-        r"\rangle": ")", ";": ","}
+                   r"|(?P<command>\\[A-Za-z]+|\\[{}%|])|(?P<word>[A-Za-z]+)"
+                   r"|(?P<op><=|>=|!=|[-+*/^_=<>()\[\]{}|,;:!&%])", re.ASCII)
+SAME = {r"\cdot": "*", r"\times": "*", r"\ast": "*", r"\div": "/", ":": "/", r"\le": "<=", r"\ge": ">=",
+        r"\ne": "!=", r"\lt": "<", r"\gt": ">", r"\%": "%", r"\|": "|", r"\lbrace": r"\{", r"\rbrace": r"\}",
+        r"\langle": "(", r"\rangle": ")", ";": ","}
+POSTFIX = {"!": "fact", "%": "percent", r"\degree": "degree"}
+OPENING = ("(", "{", r"\{", r"\frac", r"\sqrt", r"\binom", r"\lfloor", r"\lceil")
 
 
 class Unreadable(Exception):
@@ -55,7 +62,7 @@ class Unreadable(Exception):
 
 
 def tidy(text: str) -> str:
-    """Text without typography: units of text expanded, Unicode signs as LaTeX, decimal and row marks unified."""
+    """Text without typography: Unicode signs as LaTeX, words unpacked, decimal and row marks unified."""
     for sign, latex in UNICODE.items():
         text = text.replace(sign, latex)
     text = unicodedata.normalize("NFKC", re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)).replace("⁄", "/")
@@ -65,20 +72,18 @@ def tidy(text: str) -> str:
 
 
 def read(text: str, thousands: bool = True) -> tuple | None:
-    """The tree of a formula, or None where it is not one, or too large. Never raises.
+    """The tree of a formula ("\\pm" gives a list), or None where it is not one, or too large. Never raises.
 
-    thousands: "1,234" is one number (else two, as always in brackets); commas that LaTeX marks as such (",\\!" "{,}") always are.
-    "\\pm" gives a list.
+    thousands: "1,234" is one number (else two, as always in brackets); so is "1{,}234", whatever it says.
     """
     if len(text) > MAX_CHARS:
         return None
     text = tidy(text)
     if thousands:
-        outside = lambda m: sum(map(text[:m.start()].count, "([")) == sum(map(text[:m.start()].count, ")]"))
-        text = re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])", lambda m: m[0].replace(",", "") if outside(m) else m[0], text)
+        text = re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])", without_commas, text)
     words = re.findall(r"[A-Za-z]+", text)
     longest = max(map(len, words), default=0)
-    known = any(word in FUNCTIONS or word in CONSTANTS or word in GREEK or word == "sqrt" for word in words)
+    known = any(word in NAMES or word == "sqrt" for word in words)
     prose = longest > 3 or longest > 1 and len(words) > 1 and "-" not in text
     if prose and not known and re.fullmatch(r"[(\s]*[A-Za-z][A-Za-z\s.'-]*[)\s]*", text):
         return ("text", " ".join(words).lower())
@@ -88,48 +93,49 @@ def read(text: str, thousands: bool = True) -> tuple | None:
             return Parser(tokens).all()
         upper = [{r"\pm": "+", r"\mp": "-"}.get(token, token) for token in tokens]
         lower = [{r"\pm": "-", r"\mp": "+"}.get(token, token) for token in tokens]
-        both = [Parser(signs).all() for signs in (upper, lower)]
-        return merge(*both)
+        return merge(Parser(upper).all(), Parser(lower).all())
     except Unreadable:
         return None
+
+
+def without_commas(number: re.Match) -> str:
+    """A number with commas for thousands without them, unless brackets are open around it."""
+    before = number.string[:number.start()]
+    is_open = before.count("(") + before.count("[") != before.count(")") + before.count("]")
+    return number[0] if is_open else number[0].replace(",", "")
 
 
 def merge(a: tuple, b: tuple) -> tuple:
     """The list of what two readings of a plus-minus formula name: items that differ are both in it."""
     if a[0] == b[0] == "eq" and a[1] == b[1]:
         a, b = a[2], b[2]
-    items = [list(x[1]) if x[0] in ("set", "list") else [x] for x in (a, b)]
-    every = items[0] + [y for y in items[1] if y not in items[0]]
-    return ("list", tuple(every))
+    upper, lower = [x[1] if x[0] in ("set", "list") else (x,) for x in (a, b)]
+    return ("list", (*upper, *[item for item in lower if item not in upper]))
 
 
 def tokenize(text: str) -> list:
-    """Strings for signs, commands and symbols ("sym", name), numbers ("num", Fraction, written). Raises Unreadable."""
+    """Strings for signs and commands, ("sym", name), ("num", Fraction, as written). Raises Unreadable."""
     tokens, at = [], 0
     while at < len(text):
         m = TOKEN.match(text, at)
         if not m or len(tokens) > MAX_TOKENS:
             raise Unreadable
         at, kind, word = m.end(), m.lastgroup, m[0]
+        if kind in ("number", "repeat") and len(word) > MAX_DIGITS:
+            raise Unreadable
         if kind == "number":
-            if sum(map(str.isdigit, word)) > MAX_DIGITS:
-                raise Unreadable
-            tokens.append(("num", Fraction(("0" + word).replace(".e", "e").replace(".E", "e").rstrip(".")), word))
+            plain = f"0{word}".lower().replace(".e", "e").rstrip(".")
+            tokens.append(("num", Fraction(plain), word))
         elif kind == "repeat":
-            whole, before, again = re.fullmatch(r"(\d*)\.(\d*)\\overline\s*\{\s*(\d+)\s*\}", word).groups()
-            if len(word) > MAX_DIGITS:
-                raise Unreadable
+            whole, before, again = re.fullmatch(r"(\d*)\.(\d*)\\overline\D*(\d+)\D*", word).groups()
             tail = Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(before))
             tokens.append(("num", Fraction(f"0{whole}.{before}0") + tail, word))
-        elif kind == "row":
-            tokens.append(r"\\")
         elif kind == "word":
             tokens += spell(word)
         elif kind == "command":
             name = word[1:]
-            known = name in CONSTANTS or name in FUNCTIONS or name in GREEK
-            tokens += spell(name) if known else [SAME.get(word, word)]
-        elif kind == "op":
+            tokens += spell(name) if name in NAMES else [SAME.get(word, word)]
+        elif kind in ("op", "row"):
             tokens.append(SAME.get(word, word))
     return tokens
 
@@ -150,7 +156,7 @@ def spell(word: str) -> list:
 
 
 class Parser:
-    """Precedence climbing over tokens: sums 10, products 20 (also unwritten ones), powers 40; postfix signs bind tightest."""
+    """Precedence climbing: sums 10, products 20 (also unwritten ones), powers 40; then postfix signs."""
 
     def __init__(self, tokens: list):
         self.tokens, self.at, self.depth, self.bars = list(tokens), 0, 0, 0
@@ -188,17 +194,13 @@ class Parser:
 
     def value(self) -> tuple:
         """A union, a relation or an expression."""
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise Unreadable
         parts = [self.relation()]
         while self.found(r"\cup"):
             parts.append(self.relation())
-        self.depth -= 1
         return parts[0] if len(parts) == 1 else ("union", tuple(parts))
 
     def relation(self) -> tuple:
-        """An expression, an equation (of a chain, its first and last part), or an inequality as the interval that it means."""
+        """An expression, an equation (a chain's ends), or the interval that an inequality means."""
         sides, signs = [self.expression()], []
         while self.peek() in ("=", "<", ">", "<=", ">=", "!=", r"\in"):
             signs.append(self.take())
@@ -211,16 +213,17 @@ class Parser:
             return ("eq", sides[0], sides[-1])
         if set(signs) <= {">", ">="}:
             signs, sides = [sign.replace(">", "<") for sign in signs[::-1]], sides[::-1]
-        infinity = ("const", "oo")
-        if signs == ["!="] or not set(signs) <= {"<", "<="} or len(signs) > 2:
-            return ("rel", signs[0], sides[0], sides[1]) if len(signs) == 1 else self.fail()
-        if len(signs) == 2 and sides[1][0] == "sym":
-            return ("tuple", "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]", (sides[0], sides[2]))
-        if len(signs) == 1 and sides[0][0] == "sym":
-            return ("tuple", "(", ")" if signs[0] == "<" else "]", (("neg", infinity), sides[1]))
-        if len(signs) == 1 and sides[1][0] == "sym":
-            return ("tuple", "(" if signs[0] == "<" else "[", ")", (sides[0], infinity))
-        return ("rel", signs[0], sides[0], sides[1]) if len(signs) == 1 else self.fail()
+        infinity, ordered = ("const", "oo"), set(signs) <= {"<", "<="}
+        left, right = "(" if signs[0] == "<" else "[", ")" if signs[-1] == "<" else "]"
+        if len(signs) == 2 and ordered and sides[1][0] == "sym":
+            return ("tuple", left, right, (sides[0], sides[2]))
+        if len(signs) > 1:
+            raise Unreadable
+        if ordered and sides[0][0] == "sym":
+            return ("tuple", "(", right, (("neg", infinity), sides[1]))
+        if ordered and sides[1][0] == "sym":
+            return ("tuple", left, ")", (sides[0], infinity))
+        return ("rel", signs[0], sides[0], sides[1])
 
     def fail(self):
         raise Unreadable
@@ -228,8 +231,11 @@ class Parser:
     def starts(self) -> bool:
         """Whether the next token can begin a factor, so that a product sign was left out."""
         token = self.peek()
-        return isinstance(token, tuple) or token in ("(", "{", r"\{", r"\frac", r"\sqrt", r"\binom", r"\lfloor", r"\lceil") or \
-            token == "|" and not self.bars or isinstance(token, str) and token[1:] in FUNCTIONS and token[0] == "\\"
+        if not isinstance(token, str):
+            return isinstance(token, tuple)
+        if token == "|":
+            return not self.bars
+        return token in OPENING or token[0] == "\\" and token[1:] in FUNCTIONS
 
     def expression(self, least: int = 0) -> tuple:
         """An expression of operators that bind at least as tightly as `least`."""
@@ -239,10 +245,9 @@ class Parser:
         left = self.prefix()
         while True:
             token = self.peek()
-            if token == "!":
-                self.at, left = self.at + 1, ("fact", left)
-            elif token in ("%", r"\degree"):
-                self.at, left = self.at + 1, ("percent" if token == "%" else "degree", left)
+            if token in POSTFIX:
+                self.at += 1
+                left = (POSTFIX[token], left)
             elif token == "^":
                 self.at += 1
                 left = ("pow", left, self.exponent())
@@ -287,11 +292,11 @@ class Parser:
         return self.atom()
 
     def argument(self, digits: bool = False) -> tuple:
-        """What follows \\frac, ^ or \\sqrt: a group in braces, or the next sign (without `digits` a number's first digit)."""
+        """What follows \\frac, ^ or \\sqrt: a group or the next sign; all `digits` or one."""
         token = self.peek()
-        if isinstance(token, tuple) and token[0] == "num" and not digits and len(token[2]) > 1 and token[2].isdigit():
-            first, others = [("num", Fraction(text), text) for text in (token[2][0], token[2][1:])]
-            self.tokens[self.at:self.at + 1] = [first, others]
+        if not digits and isinstance(token, tuple) and token[0] == "num" and token[2].isdigit():
+            parts = filter(None, (token[2][0], token[2][1:]))
+            self.tokens[self.at:self.at + 1] = [("num", Fraction(text), text) for text in parts]
         return self.atom()
 
     def atom(self) -> tuple:
@@ -306,7 +311,8 @@ class Parser:
         if token in ("(", "["):
             items = self.items(lambda: self.peek() in (")", "]"))
             close = self.take()
-            return items[0] if len(items) == 1 and (token == "(") == (close == ")") else ("tuple", token, close, items)
+            group = len(items) == 1 and token + close in ("()", "[]")
+            return items[0] if group else ("tuple", token, close, items)
         if token == r"\{":
             items = () if self.peek() == r"\}" else self.items(lambda: self.peek() == r"\}")
             self.take(r"\}")
@@ -331,7 +337,7 @@ class Parser:
         if self.peek() == "_":
             self.at += 1
             base = self.argument(digits=True)
-            return ("base", token[2], str(base[1])) if base[0] == "num" else self.fail()
+            return ("base", value[1], base[1]) if base[0] == "num" else self.fail()
         if self.peek() == r"\frac" and token[1].denominator == 1:
             start, self.at = self.at, self.at + 1
             top, bottom = self.argument(), self.argument()
@@ -344,13 +350,14 @@ class Parser:
         """A symbol or constant; with a subscript, a symbol of a longer name."""
         if not self.found("_"):
             return token
-        start = self.at
+        start, name = self.at, ""
         self.argument(digits=True)
-        name = "".join(str(part[-1]) if isinstance(part, tuple) else part for part in self.tokens[start:self.at])
+        for part in self.tokens[start:self.at]:
+            name += part if isinstance(part, str) else str(part[-1])
         return ("sym", f"{token[1]}_{name.strip('{}')}")
 
     def call(self, token: str) -> tuple:
-        """A fraction, root, binomial or function with its argument. Raises Unreadable for any other command."""
+        """A fraction, root, binomial or function with its argument. Raises Unreadable for other commands."""
         if token == r"\frac":
             return ("div", self.argument(), self.argument())
         if token == r"\binom":
@@ -369,7 +376,7 @@ class Parser:
         if self.found("^"):
             power = self.argument(digits=True)
         inner = self.expression(35)
-        while self.starts() and isinstance(self.peek(), tuple):      # sin 2x is sin(2x), sin x cos x is a product
+        while isinstance(self.peek(), tuple):           # sin 2x is sin(2x), sin x cos x is a product
             inner = ("mul", inner, self.expression(35))
         if base is not None and name != "log":
             raise Unreadable

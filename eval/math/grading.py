@@ -1,41 +1,45 @@
-"""Is a model's answer right? The answer is cut out of the text, then compared with the gold answer as a mathematical value.
+"""Is a model's answer right? It is cut out of the text, then compared with the gold answer as a value.
 
-    extract(text) -> "\\frac{1}{2}"         last \\boxed, <answer> tag, "#### ", closing sentence, or a last line that is a value
-    grade("0.5", r"\\frac{1}{2}") -> True   by exact rationals, intervals, sets, matrices, equations, or symbolic.same
+    extract(text) -> "\\frac{1}{2}"        last \\boxed, <answer> tag, "#### ", closing sentence, or last line
+    grade("0.5", "\\frac{1}{2}") -> True   by rationals, intervals, sets, matrices, equations, symbolic.same
 
-Rules of taste, all in `equal`: an item of a list may stand in any order, one of a tuple not; "x = 5" is 5; 50% is 50 and 1/2,
-30 degrees is 30 and pi/6; a unit may be left out but must not differ; an irrational is not its decimals. No text makes these
-functions raise.
+Rules of taste, all in `equal`: an item of a list may stand in any order, one of a tuple not; "x = 5" is 5;
+50% is 50 and 1/2, 30 degrees is 30 and pi/6; a unit may be left out but must not differ; an irrational is not
+its decimals. No text makes these functions raise; `grade` does where the symbolic worker dies (Died).
 """
 import re
 from fractions import Fraction
 
 from eval.math.expression import read
-from eval.math.symbolic import Late, exact, same
+from eval.math.symbolic import GRADE_S, WORKER, Late, exact, same
 
 MAX_ANSWER, MAX_ITEMS = 2000, 30        # characters compared, items of a list
 TAIL = 4000                             # characters that are searched for a closing sentence
 SENTENCE = re.compile(r"\banswer\s*(?:to\s[^.\n:]{1,80}?)?(?:\*\*|__)?\s*"
                       r"(?:(?:is|are|equals|would be|must be|should be|will be)\b|[:=])\s*(?:\*\*|__)?[:\s]*"
                       r"(?:(?:therefore|thus|then|simply|just|indeed|equal to|given by)\b[,\s]*)?", re.I)
-UNITS = {name: names.split()[0] for names in (       # the first name stands for the unit
-    "in inch inches", "ft foot feet", "yd yard yards", "mi mile miles", "mm millimeter millimeters", "cm centimeter centimeters",
-    "m meter meters metre metres", "km kilometer kilometers", "s sec secs second seconds", "min mins minute minutes",
-    "h hr hrs hour hours", "day days", "week weeks", "month months", "year years", "g gram grams", "kg kilogram kilograms",
-    "lb lbs pound pounds", "oz ounce ounces", "dollar dollars usd", "cent cents", "euro euros", "mph", "deg degree degrees",
-    "unit units", "ml milliliter milliliters", "l liter liters", "j joule joules", "w watt watts", "n newton newtons", "k kelvin",
-    "percent") for name in names.split()}
-FILLER = set("square sq cubic cu of per a an the in each total people students ways times points apples eggs books".split())
+BRACKETS = ("tuple", "[", "]")
+# the first name stands for the unit
+UNITS = """in inch inches, ft foot feet, yd yard yards, mi mile miles, mm millimeter millimeters,
+    cm centimeter centimeters, m meter meters metre metres, km kilometer kilometers, day days, week weeks,
+    s sec secs second seconds, min mins minute minutes, h hr hrs hour hours, month months, year years,
+    g gram grams, kg kilogram kilograms, lb lbs pound pounds, oz ounce ounces, dollar dollars usd, cent cents,
+    euro euros, mph, deg degree degrees, unit units, ml milliliter milliliters, l liter liters,
+    j joule joules, w watt watts, n newton newtons, k kelvin, percent"""
+UNITS = {name: names.split()[0] for names in UNITS.split(",") for name in names.split()}
+FILLER = set("square sq cubic cu of per a an the in each total people students ways times points apples eggs "
+             "books".split())
 POWER = r"(?:\^\s*\{?(?P<power>[23])\}?)?\s*[.]?$"
 TEXTUAL = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|hbox)\s*\{(?P<words>[^{}]*)\}\s*" + POWER)
 WORDS = re.compile(r"(?<=[\d})\s%])\s*(?P<words>[A-Za-z]+(?:[ /]+[A-Za-z]+)*)\s*" + POWER)
-JOINED = re.compile(r"[\s$]*(?:,|,?\s*and\b|,?\s*or\b|,?\s*\\text\{\s*(?:and|or)\s*\})[\s$]*")      # between boxes of one answer
+# between boxes of one answer
+JOINED = re.compile(r"[\s$]*(?:,|,?\s*(?:and|or)\b|,?\s*\\text\{\s*(?:and|or)\s*\})[\s$]*")
 
 
-# ---- cutting the answer out ----------------------------------------------------------------------------------------------
+# ---- cutting the answer out -------------------------------------------------------------------------------
 
 def boxes(text: str) -> list[tuple[int, int, str]]:
-    """(start, end, content) of the text's last few \\boxed{...} and \\fbox{...}, braces balanced; what is cut off is left out."""
+    """(start, end, content) of the text's last few \\boxed{...} and \\fbox{...}; none of what is cut off."""
     found = []
     for m in list(re.finditer(r"\\(?:boxed|fbox)\s*(?P<brace>\{)?", text))[-20:]:
         if m["brace"]:
@@ -51,7 +55,7 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def last_box(text: str) -> str | None:
-    """Content of the last box; of boxes joined by commas or "and", all of them, so that lists may be boxed item by item."""
+    """Content of the last box; of boxes joined by commas or "and", of all, for lists boxed by item."""
     found = boxes(text)
     if not found:
         return None
@@ -69,14 +73,15 @@ def last_box(text: str) -> str | None:
 
 
 def sentence(line: str) -> str:
-    """The value that the rest of a closing sentence begins with: a formula between dollars, else the words up to its end."""
+    """What a closing sentence goes on with: a formula between dollars, else the words to its end."""
     line = line.strip().strip("*_ ")
     if m := re.match(r"\$+(?P<formula>[^$]+)\$+(?P<unit>\s*[A-Za-z%]+)?", line):
         rest = (m["unit"] or "").strip()
         return m["formula"].strip() + (f" {rest}" if rest.lower() in UNITS or rest == "%" else "")
     if m := re.match(r"\\[(\[](?P<formula>.+?)\\[)\]]", line):
         return m["formula"].strip()
-    return re.split(r"[.;](?:\s|$)|,\s*(?:because|since|as|which|so)\b|\s(?:because|since)\b", line)[0].strip().strip("*_ `\"")
+    end = r"[.;](?:\s|$)|,\s*(?:because|since|as|which|so)\b|\s(?:because|since)\b"
+    return re.split(end, line)[0].strip().strip("*_ `\"")
 
 
 def closing(text: str) -> str:
@@ -86,7 +91,7 @@ def closing(text: str) -> str:
 
 
 def extract(text: str) -> str:
-    """The final answer that a text states, as written; "" without one. Text after </think> counts first. Never raises."""
+    """The final answer that a text states, as written; "" without one. Text after </think> counts first."""
     if "</think>" in text:
         text = text.rpartition("</think>")[2]
     if "<answer>" in text:
@@ -108,12 +113,13 @@ def extract(text: str) -> str:
     return value if tree and not words else ""
 
 
-# ---- comparing -----------------------------------------------------------------------------------------------------------
+# ---- comparing --------------------------------------------------------------------------------------------
 
 def bare(text: str) -> str:
     """Text without spaces and typography, for comparison as written; words in lower case."""
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
-    text = re.sub(r"\\(?:text|mbox|mathrm|textbf|textrm)\b|\\left|\\right|\\[,!;: ]|[\s${}]|\\displaystyle", "", text).rstrip(".")
+    signs = r"\\(?:text|mbox|mathrm|textbf|textrm)\b|\\left|\\right|\\[,!;: ]|[\s${}]|\\displaystyle"
+    text = re.sub(signs, "", text).rstrip(".")
     return text.lower() if re.fullmatch(r"[A-Za-z]{2,}", text) else text
 
 
@@ -121,20 +127,25 @@ def strip_unit(text: str) -> tuple[str, tuple | None]:
     """The text without currency sign and trailing unit, and (unit, power) where one is known."""
     text, unit = text.strip(), None
     if m := re.search(r"\\\$|^-?\s*\$(?=[\d.,]+$)|[€£]", text):
-        text, unit = text.replace(m[0], m[0].rstrip("\\$€£")), ({"€": "euro", "£": "sterling"}.get(m[0], "dollar"), 1)
+        text = text.replace(m[0], m[0].rstrip("\\$€£"))
+        unit = ({"€": "euro", "£": "sterling"}.get(m[0], "dollar"), 1)
     if text.count("$") >= 2:
         text = text.replace("$", " ").strip()
-    for pattern in (TEXTUAL, WORDS):
-        m = pattern.search(text[-200:])
-        before = text[:len(text) - len(text[-200:]) + m.start()] if m else ""
-        if not m or not re.search(r"\d|\\pi|\\sqrt" if pattern is WORDS else r"\w", before):
+    for pattern, value in (TEXTUAL, r"\w"), (WORDS, r"\d|\\pi|\\sqrt"):
+        tail = text[-200:]
+        m = pattern.search(tail)
+        before = text[:len(text) - len(tail) + m.start()] if m else ""
+        words = re.findall(r"[A-Za-z]+", m["words"].lower()) if m else []
+        if not re.search(value, before) or not words or "and" in words or "or" in words:
             continue
-        words = re.findall(r"[A-Za-z]+", m["words"].lower())
+        if pattern is WORDS and any(word not in UNITS and word not in FILLER for word in words):
+            continue
+        power = int(m["power"] or 1)
+        if {"square", "sq"} & set(words):
+            power = 2
+        elif {"cubic", "cu"} & set(words):
+            power = 3
         known = [UNITS[word] for word in words if word in UNITS]
-        unknown = pattern is WORDS and any(word not in UNITS and word not in FILLER for word in words)
-        if unknown or set(words) & {"and", "or"} or not words:
-            continue
-        power = 2 if {"square", "sq"} & set(words) else 3 if {"cubic", "cu"} & set(words) else int(m["power"] or 1)
         if known == ["percent"]:
             return before + r"\%", unit
         return before.strip(), (" ".join(known), power) if known and known != ["unit"] else unit
@@ -142,25 +153,28 @@ def strip_unit(text: str) -> tuple[str, tuple | None]:
 
 
 def readings(text: str) -> list[tuple]:
-    """Trees that a text may mean: with and without commas for thousands, and with letters that look like a unit as symbols."""
-    text, found = text.strip().strip("$").strip() if text.count("$") == 2 else text, []
+    """Trees that a text may mean: with and without commas for thousands, units as such and as symbols."""
+    found = []
+    if text.count("$") == 2:
+        text = text.strip().strip("$").strip()
     for form in dict.fromkeys((strip_unit(text)[0], text)):
-        found += [tree for thousands in (True, False) if (tree := read(form, thousands)) is not None]
-    return list(dict.fromkeys(found))
+        found += [read(form), read(form, thousands=False)]
+    return [tree for tree in dict.fromkeys(found) if tree is not None]
 
 
 def grade(answer: str, gold: str, relative: float = 0.0, absolute: float = 0.0) -> bool:
-    """Whether an answer (as `extract` gives it) equals the gold one; a number may differ by the given share or amount of it.
+    """Whether an answer (as `extract` gives it) equals the gold one, or differs by the given share or amount.
 
-    Never raises; what cannot be read is compared as written.
+    What cannot be read is compared as written; what takes too long is wrong.
     """
     if not answer.strip() or len(answer) > MAX_ANSWER:
         return False
     if bare(answer) == bare(gold):
         return True
-    units = [strip_unit(text)[1] for text in (answer, gold)]
-    if None not in units and units[0] != units[1]:
+    ours, theirs = strip_unit(answer)[1], strip_unit(gold)[1]
+    if ours and theirs and ours != theirs:
         return False
+    WORKER.left_s = GRADE_S
     try:
         return any(equal(a, b, (relative, absolute)) for b in readings(gold) for a in readings(answer))
     except Late:
@@ -168,7 +182,7 @@ def grade(answer: str, gold: str, relative: float = 0.0, absolute: float = 0.0) 
 
 
 def equal(a: tuple, b: tuple, slack: tuple[float, float] = (0.0, 0.0)) -> bool:
-    """Whether answer tree a means the same as gold tree b; slack = (relative, absolute) difference forgiven in numbers."""
+    """Whether answer tree a means the same as gold tree b; slack: (relative, absolute) difference."""
     if a == b:
         return True
     a, b = whole(a), whole(b)
@@ -184,23 +198,27 @@ def equal(a: tuple, b: tuple, slack: tuple[float, float] = (0.0, 0.0)) -> bool:
     if kinds == ("rel", "rel"):
         return a[1] == b[1] and equal(a[2], b[2], slack) and equal(a[3], b[3], slack)
     if "base" in kinds:                          # the question names the base, so it may be left out
-        number = a if kinds[1] == "base" else b
-        return number[0] == "num" and number[1] == Fraction((b if kinds[1] == "base" else a)[1]) and kinds[1] == "base"
+        return a[0] == "num" and a[1] == b[1]
     if set(kinds) & {"set", "union", "tuple", "matrix", "rel", "text"}:
         return False
     return any(scalar(x, y, slack) for x in meanings(a) for y in meanings(b))
 
 
 def whole(tree: tuple) -> tuple:
-    """A matrix written as nested brackets is a matrix, a list of intervals their union, a set of one thing that thing."""
+    """Nested brackets are a matrix, a list of endless intervals is their union, a set of one thing that."""
     if tree[0] == "set" and len(tree[1]) == 1:
         return whole(tree[1][0])
-    if tree[0] == "tuple" and tree[1:3] == ("[", "]") and all(row[0] == "tuple" and row[1:3] == ("[", "]") for row in tree[3]):
-        return ("matrix", tuple(row[3] for row in tree[3])) if len({len(row[3]) for row in tree[3]}) == 1 else tree
-    endless = lambda x: x[0] == "tuple" and ("const", "oo") in (x[3][-1], x[3][0][-1])
-    if tree[0] == "list" and len(tree[1]) > 1 and any(map(endless, tree[1])):
+    if tree[:3] == BRACKETS and all(row[:3] == BRACKETS for row in tree[3]):
+        rows = tuple(row[3] for row in tree[3])
+        return ("matrix", rows) if len(set(map(len, rows))) == 1 else tree
+    if tree[0] == "list" and len(tree[1]) > 1 and any(map(is_endless, tree[1])):
         return ("union", tree[1])
     return tree
+
+
+def is_endless(tree: tuple) -> bool:
+    """Whether a tree is an interval that ends at infinity."""
+    return tree[0] == "tuple" and ("const", "oo") in (tree[3][-1], tree[3][0][-1])
 
 
 def in_order(a: tuple, b: tuple, slack) -> bool:
@@ -209,10 +227,9 @@ def in_order(a: tuple, b: tuple, slack) -> bool:
 
 
 def collection(a: tuple, b: tuple, slack) -> bool:
-    """Lists, sets and unions in any order; a list written as a tuple, or the other way round, in its order."""
+    """Lists, sets and unions in any order; a list and a tuple in the tuple's order."""
     if "tuple" in (a[0], b[0]):
-        items = [tree[3] if tree[0] == "tuple" else tree[1] for tree in (a, b)]
-        return not (a[0] == b[0]) and in_order(*items, slack)
+        return in_order(a[-1], b[-1], slack)
     if not {a[0], b[0]} <= {"list", "set", "union"} or len(a[1]) != len(b[1]) or len(a[1]) > MAX_ITEMS:
         return False
     left = list(b[1])
@@ -225,18 +242,16 @@ def collection(a: tuple, b: tuple, slack) -> bool:
 
 
 def equation(a: tuple, b: tuple, slack) -> bool:
-    """Two equations: one a constant multiple of the other. One: its right side, where its left one is only a name."""
+    """Two equations: one a constant multiple of the other. One: its value, where its other side is a name."""
     if a[0] == b[0]:
         if equal(a[1], b[1]) and equal(a[2], b[2], slack):
             return True
-        sides = [("add", tree[1], ("neg", tree[2])) for tree in (a, b)]
-        kinds = {side[0] for tree in (a, b) for side in tree[1:]}
-        plain = not kinds & {"tuple", "set", "list", "union", "matrix", "text", "base", "eq", "rel"}
-        return plain and same(*sides, proportional=True)
-    named, other = (a, b) if a[0] == "eq" else (b, a)
+        left, right = [("add", tree[1], ("neg", tree[2])) for tree in (a, b)]
+        return same(left, right, proportional=True)
+    named = a if a[0] == "eq" else b
     for name, value in (named[1:], named[:0:-1]):
         if name[0] == "sym" or name[0] == "mul" and all(part[0] == "sym" for part in name[1:]):
-            return equal(value, other, slack) if named is a else equal(other, value, slack)
+            return equal(value, b, slack) if named is a else equal(a, value, slack)
     return False
 
 
@@ -246,8 +261,7 @@ def meanings(tree: tuple) -> list[tuple]:
     inner = tree[1] if negative else tree
     if inner[0] not in ("percent", "degree"):
         return [tree]
-    parts = [inner[1], ("div", inner[1], ("num", Fraction(100))) if inner[0] == "percent" else inner]
-    return [("neg", part) if negative else part for part in parts]
+    return [("neg", inner[1]), tree] if negative else [inner[1], tree]
 
 
 def scalar(a: tuple, b: tuple, slack) -> bool:

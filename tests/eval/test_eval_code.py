@@ -1,4 +1,4 @@
-"""eval.code: programs are cut out of answers, published files are read, and tests are judged as their benchmarks judge them."""
+"""eval.code: programs are cut out of answers, files are read, tests are judged as benchmarks judge them."""
 import base64
 import gzip
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from eval import common
 from eval.code import __main__ as code, suites
 from eval.code.problems import Problem, call_text, load, opened, restore, unpack
 from eval.code.programs import complete, extract
@@ -33,16 +34,16 @@ def wide():
         yield sandbox
 
 
-# ---- programs -------------------------------------------------------------------------------------------------------------
+# ---- programs ----------------------------------------------------------------------------------------------
 
 def same_code(a: str, b: str) -> bool:
     """Whether two programs are one but for empty lines and quotes."""
-    tidy = lambda text: [line.replace('"', "'") for line in text.split("\n") if line.strip()]
-    return tidy(a) == tidy(b)
+    lines = [[line.replace('"', "'") for line in text.split("\n") if line.strip()] for text in (a, b)]
+    return lines[0] == lines[1]
 
 
 @pytest.mark.parametrize("text", [
-    SOLUTION, f"```python\n{SOLUTION}\n```", f"Sure! Here you are:\n\n```\n{SOLUTION}\n```\nIt adds one: f(1) = 2.",
+    SOLUTION, f"```python\n{SOLUTION}\n```", f"Sure! Here:\n\n```\n{SOLUTION}\n```\nIt adds one: f(1) = 2.",
     f"```py\n{SOLUTION}", f"Here is the function f.\n{SOLUTION}\n\nThis works because of arithmetic (it does",
     f"{SOLUTION}\n\nprint(f(3))\nassert f(1) == 2",
     (f"```python\nx = [\n```\nOops. Again:\n```python\n{SOLUTION}\n```\n"
@@ -59,7 +60,8 @@ def test_what_the_entry_needs_is_kept():
              "@decorate\ndef f(x):\n    swap(x)\n    return A + LIMIT\ndef swap(x):\n    x[0] = C.y\n" \
              "class C:\n    y = 1\ndef decorate(g):\n    return g\nunused = 4\nf = f"
     kept = extract(source, "f")
-    assert all(part in kept for part in ("List", "LIMIT", "A, B", "@decorate", "def swap", "class C", "def decorate"))
+    for part in ("List", "LIMIT", "A, B", "@decorate", "def swap", "class C", "def decorate"):
+        assert part in kept
     assert "unused" not in kept
     for text, entry in ("def g(x):\n    return 1", "f"), ("", "f"), ("No idea.", "f"), ("\n \n", None):
         assert extract(text, entry) == ""
@@ -67,9 +69,11 @@ def test_what_the_entry_needs_is_kept():
 
 def test_completions_end_where_something_else_begins():
     prompt = 'def f(x):\n    """Adds one."""\n'
-    assert complete(prompt, "    return x + 1\n\n\ndef g(x):\n    pass", "humaneval+") == prompt + "    return x + 1\n\n"
+    more = "    return x + 1\n\n\ndef g(x):\n    pass"
+    assert complete(prompt, more, "humaneval+") == prompt + "    return x + 1\n\n"
     assert complete(prompt, "    return 1\nprint(f(1))", "mbpp+") == prompt + "    return 1"
-    assert "return x + 1" in extract(complete(prompt, "    return x + 1\n# Test\nassert f(1) == 2", "humaneval+"), "f")
+    more = "    return x + 1\n# Test\nassert f(1) == 2"
+    assert "return x + 1" in extract(complete(prompt, more, "humaneval+"), "f")
     function = "def f(x):\n    return 1\ndef g(): pass"
     assert complete("", function + "\nassert f(1)", "mbpp+") == function
 
@@ -81,11 +85,25 @@ def test_whole_programs_are_the_last_fence():
     assert extract("n = int(input())\nprint(n)", None) == "n = int(input())\nprint(n)"
 
 
-HOSTILE = ["(" * 100_000, "```python\n" * 20_000, "def f(x):\n" * 10_000, "x = 1\n" * 17_000 + "(", "'''" * 40_000, '"' * 100_000,
-           "\x00" * 1000, "\ud800def f(x): return 1", "a = b = " * 12_000, "-" * 100_000 + "1", "lambda: " * 12_000,
-           "if x:\n" + " if x:\n" * 999, "f(" * 500 + ")" * 500, "\n" * 100_000, "é" * 100_000,
-           "def f(x):\n    return 1\n" + "# pad\n" * 17_000, "\n".join(f"x{i} = (" for i in range(9999)), "1 +\n" * 25_000,
-           "[x for x in " * 5000, "\\\n" * 50_000, "__import__('os').system('touch /tmp/escaped')", "{" * 30 + "}" * 30,
+@pytest.mark.parametrize("statement", ["return 0x" + "f" * 3600, 'return f\'{"\u00a0".join(x)}\'',
+                                       "return x  # a comment; x = 1", 'return """a\n  b"""'])
+def test_what_is_kept_is_the_answers_own_text(statement):
+    """ast.unparse raised on the first (too many digits) and, before Python 3.12, on the second."""
+    head = "@wraps(\n    str)\n@other\ndef f(x):"
+    text = ("n = 'é'; import os; é = 2\nfrom functools import wraps\n"
+            f"other = \\\n    n\n{head}\n    {statement}\n")
+    kept = extract(text, "f")
+    assert kept.startswith("import os\nfrom functools import wraps\nn = 'é'\nother = \\\n    n\n" + head)
+    assert statement.partition("  #")[0] in kept and "é = 2" not in kept
+    assert extract(text.replace("\n", "\r\n"), "f") == kept
+
+
+HOSTILE = ["(" * 100_000, "```python\n" * 20_000, "def f(x):\n" * 10_000, "x = 1\n" * 17_000 + "(",
+           "'''" * 40_000, '"' * 100_000, "\x00" * 1000, "\ud800def f(x): return 1", "a = b = " * 12_000,
+           "-" * 100_000 + "1", "lambda: " * 12_000, "if x:\n" + " if x:\n" * 999, "f(" * 500 + ")" * 500,
+           "\n" * 100_000, "é" * 100_000, "def f(x):\n    return 1\n" + "# pad\n" * 17_000,
+           "\n".join(f"x{i} = (" for i in range(9999)), "1 +\n" * 25_000, "[x for x in " * 5000,
+           "\\\n" * 50_000, "__import__('os').system('touch /tmp/escaped')", "{" * 30 + "}" * 30,
            "\t" * 50_000 + "x", "async def f(x): await " + "await " * 9000]
 
 
@@ -99,16 +117,16 @@ def test_hostile_text_neither_raises_nor_takes_long(text):
     assert time.process_time() - start < 10
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------------
+# ---- files -------------------------------------------------------------------------------------------------
 
 HUMAN = dict(task_id="HumanEval/0", prompt="def add(x, y):\n    \"\"\"Adds.\"\"\"\n", entry_point="add",
              canonical_solution="    return x + y\n", test="", contract="", base_input=[[1, 2], [3, 4]],
              plus_input=[[0.1, 0.2], [-1, float("inf")]], atol=0)
-MBPP = [dict(task_id="Mbpp/2", prompt='"""\nShared elements.\nassert ...\n"""\n', entry_point="similar_elements", atol=0,
-             base_input=[[[3, 4], [4, 3]]], plus_input=[[[1, 2, 3], [3, 2]]],
-             canonical_solution="def similar_elements(a, b):\n    return tuple(set(a) & set(b))\n", contract="", assertion=""),
+MBPP = [dict(task_id="Mbpp/2", prompt='"""\nShared elements.\nassert ...\n"""\n', atol=0,
+             entry_point="similar_elements", base_input=[[[3, 4], [4, 3]]], plus_input=[[[1, 2, 3], [3, 2]]],
+             canonical_solution="def similar_elements(a, b):\n    return tuple(set(a) & set(b))\n"),
         dict(task_id="Mbpp/737", prompt='"""\nVowel?\n"""\n', entry_point="check_str", atol=0,
-             base_input=[["annie"], ["dawood"]], plus_input={}, contract="", assertion="",
+             base_input=[["annie"], ["dawood"]], plus_input={},
              canonical_solution="import re\ndef check_str(s):\n    return re.match('[aeiou]', s)\n")]
 
 
@@ -119,9 +137,8 @@ def packed(tests: list[dict]) -> str:
 
 def live_row(id: str, tests: list[tuple[str, str]], name: str = "", kind: str = "stdin") -> dict:
     cases = [dict(input=given, output=wanted, testtype=kind) for given, wanted in tests]
-    return dict(question_title="t", question_content="Add.", platform="atcoder", question_id=id, contest_id="c",
-                contest_date="2024-01-01T00:00:00",
-                starter_code="class Solution:\n    def add(self, a, b):\n        " if name else "", difficulty="easy",
+    return dict(question_title="t", question_content="Add.", platform="atcoder", question_id=id,
+                starter_code="class Solution:\n    def add(self, a, b):\n        " if name else "",
                 public_test_cases=json.dumps(cases[:1]), private_test_cases=packed(cases[1:]),
                 metadata=json.dumps(dict(func_name=name) if name else {}))
 
@@ -140,19 +157,23 @@ def write(path: Path, rows: list[dict]) -> Path:
 def data(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
-    write(folder / "HumanEvalPlus.jsonl.gz", [HUMAN]), write(folder / "MbppPlus.jsonl", MBPP), write(folder / "test5.jsonl", LIVE)
+    for name, some in (("HumanEvalPlus.jsonl.gz", [HUMAN]), ("MbppPlus.jsonl", MBPP), ("test5.jsonl", LIVE)):
+        write(folder / name, some)
     return folder
 
 
 def test_published_formats(data):
     (add,), sha = load("humaneval+", data)
-    assert add.base == ("1, 2", "3, 4") and add.plus == ("0.1, 0.2", "-1, 1e999") and add.entry == "add" and len(sha) == 64
+    assert add.base == ("1, 2", "3, 4") and add.plus == ("0.1, 0.2", "-1, 1e999")
+    assert add.entry == "add" and len(sha) == 64
     shared, vowel = load("mbpp+", data)[0]
     assert shared.base == ("(3, 4), (4, 3)",) and shared.arguments[0] == ((3, 4), (4, 3)) and vowel.plus == ()
     script, function = map(opened, load("livecodebench5", data)[0])
-    assert script.entry is None and script.base == ("1 2\n", "2 2", "0 0") and script.expected == ("3\n", "4", "0")
+    assert script.entry is None and script.base == ("1 2\n", "2 2", "0 0")
+    assert script.expected == ("3\n", "4", "0")
     assert function.entry == "add" and function.base == ("[1, 2], 3", "[], 1")
-    assert restore("Mbpp/115", [[[1, 2], []]]) == [[{1, 2}, {}]] and restore("Mbpp/124", ["1", "2j"]) == [1.0, 2j]
+    assert restore("Mbpp/115", [[[1, 2], []]]) == [[{1, 2}, {}]]
+    assert restore("Mbpp/124", ["1", "2j"]) == [1.0, 2j]
     assert restore("Mbpp/580", [[1, [2, [3]]]]) == [(1, (2, (3,)))] and restore("Mbpp/999", [[1]]) == [[1]]
     assert call_text([(1,), float("inf"), {"a": [float("-inf")]}, set(), "it's inf"]) == \
         '(1, ), 1e999, {\'a\': [-1e999]}, set(), "it\'s inf"'
@@ -165,7 +186,8 @@ def test_published_formats(data):
     ("humaneval+", lambda p: write(p, []), "is empty"),
     ("humaneval+", lambda p: write(p, [dict(HUMAN, plus_input=[3])]), "row 1 .HumanEval/0."),
     ("humaneval+", lambda p: p.write_text("[not json\n"), "not valid JSON"),
-    ("livecodebench5", lambda p: write(p, [dict(LIVE[0], private_test_cases="AAAA")]), "row 1 .abc1_a.: cannot be unpacked")])
+    ("livecodebench5", lambda p: write(p, [dict(LIVE[0], private_test_cases="AAAA")]),
+     "row 1 .abc1_a.: cannot be unpacked")])
 def test_bad_files_are_named(data, name, change, says):
     change(data / ("test5.jsonl" if name == "livecodebench5" else "HumanEvalPlus.jsonl.gz"))
     with pytest.raises(ValueError, match=says):
@@ -190,7 +212,7 @@ def test_private_tests_hold_no_classes(tmp_path):
     assert not Path("/tmp/unpickled").exists()
 
 
-# ---- judging --------------------------------------------------------------------------------------------------------------
+# ---- judging -----------------------------------------------------------------------------------------------
 
 def verdict(wide, problem: Problem, program: str) -> tuple[bool, bool, str]:
     suite, = suites.suites(wide, [problem])
@@ -203,7 +225,8 @@ def test_base_and_plus(wide, data):
     assert verdict(wide, add, add.canonical) == (True, True, "")
     within = "def add(x, y):\n    return y + x + 1e-9 * (x == 0.1)"                    # floats within 1e-6
     assert verdict(wide, add, within) == (True, True, "")
-    assert verdict(wide, add, "def add(x, y):\n    return x + y if x >= 1 else 0") == (True, False, "plus input 0: wrong value")
+    partly = "def add(x, y):\n    return x + y if x >= 1 else 0"
+    assert verdict(wide, add, partly) == (True, False, "plus input 0: wrong value")
     slow = "def add(x, y):\n    while x == 3: pass\n    return x + y"
     assert verdict(wide, add, slow) == (False, False, "base input 1: timeout")
     equal_to_all = "class E:\n    def __eq__(self, o): return True\ndef add(x, y): return E()"
@@ -221,26 +244,44 @@ def test_base_and_plus(wide, data):
 
 def test_special_oracles(wide, data):
     shared, vowel = load("mbpp+", data)[0]
-    assert verdict(wide, shared, "def similar_elements(a, b): return sorted(set(a) & set(b))[::-1]") == (True, True, "")
+    assert verdict(wide, shared, "def similar_elements(a, b): return sorted(set(a) & set(b))[::-1]") == (True,
+                                                                                                         True,
+                                                                                                         "")
     for program in (vowel.canonical, "def check_str(s): return s[0] in 'aeiou'",
                     "def check_str(s): return 'yes' if s[0] == 'a' else None"):
         assert verdict(wide, vowel, program) == (True, True, ""), program
     assert verdict(wide, vowel, "def check_str(s): return True")[0] is False
-    zero = Problem("humaneval+", "HumanEval/32", "", "find_zero", "def find_zero(xs): return -xs[0] / xs[1]", ("[1, 2]",),
-                   atol=1e-4, arguments=(([1, 2],),))
+    zero = Problem("humaneval+", "HumanEval/32", "", "find_zero", "def find_zero(xs): return -xs[0] / xs[1]",
+                   ("[1, 2]",), atol=1e-4, arguments=(([1, 2],),))
     assert verdict(wide, zero, "def find_zero(xs): return -0.50001")[0]
     assert not verdict(wide, zero, "def find_zero(xs): return -0.51")[0]
     assert suites.surface(3, 4) == 35
     assert [suites.digit_distance(a, b) for a, b in ((23, 56), (56, 23), (7, 123))] == [6, 6, 7]
 
 
+COLLIDING = f"[{(1 << 61) - 1} * (i + 1) for i in range(32000)]"          # one hash for all
+
+
+def test_values_of_one_hash_do_not_stall_the_comparison(wide, data):
+    shared, _ = load("mbpp+", data)[0]
+    suite, = suites.suites(wide, [shared])
+    start = time.process_time()
+    found, = suites.judge(wide, [(suite, f"def similar_elements(a, b): return {COLLIDING}")])
+    assert found["why"] == "base input 0: wrong value" and time.process_time() - start < 2
+    for out, right in ([3, 4.0, 4], True), ((4, 3), True), ([3], False), ([3, 4, 5], False), ("", False):
+        assert suites.agrees(shared, (), out, (3, 4), 0) is right, out
+    assert suites.same_set([], ()) and not suites.agrees(shared, (), [[3], [4]], (3, 4), 0)
+
+
 @pytest.mark.parametrize("out, expected, atol, right", [
     (1, 1, 0, True), (1.0, 1, 0, True), (1 + 1e-7, 1.0, 1e-6, True), (1, 1.0000001, 1e-6, False),
-    ([1.0, 2.0], [1.0, 2.0000001], 1e-6, True), ((1.0,), [1.0], 1e-6, False), ([1.0], [1.0, 2.0], 1e-6, False),
-    ("a", "b", 1e-6, False), (None, 1.0, 1e-6, False), (float("inf"), float("inf"), 1e-6, True), (float("inf"), 1.0, 1e-6, False),
-    (1.0, float("inf"), 1e-6, False), ([[1.0]], [[1.0000001]], 1e-6, True), (10**400, 10**400 + 1, 1e-6, False),
-    (2**2000, 1.0, 1e-6, False), ([1.0, "a"], [1.0000001, "a"], 1e-6, False), ({1: 1.0}, {1: 1.0000001}, 1e-6, False),
-    (1j, 1j + 1e-9, 1e-6, True)])
+    ([1.0, 2.0], [1.0, 2.0000001], 1e-6, True), ((1.0,), [1.0], 1e-6, False),
+    ([1.0], [1.0, 2.0], 1e-6, False),
+    ("a", "b", 1e-6, False), (None, 1.0, 1e-6, False), (float("inf"), float("inf"), 1e-6, True),
+    (float("inf"), 1.0, 1e-6, False), (1.0, float("inf"), 1e-6, False), ([[1.0]], [[1.0000001]], 1e-6, True),
+    (10**400, 10**400 + 1, 1e-6, False),
+    (2**2000, 1.0, 1e-6, False), ([1.0, "a"], [1.0000001, "a"], 1e-6, False),
+    ({1: 1.0}, {1: 1.0000001}, 1e-6, False), (1j, 1j + 1e-9, 1e-6, True)])
 def test_closeness(out, expected, atol, right):
     assert suites.agrees(Problem("humaneval+", "x", "", "f"), (), out, expected, atol) is right
 
@@ -252,23 +293,27 @@ def test_tolerance_stays_once_floats_were_expected():
 
 def test_livecodebench(wide, data):
     script, function = load("livecodebench5", data)[0]
-    main = "def main():\n    print(sum(map(float, sys.stdin.read().split())), '\\n')\nif __name__ == '__main__':\n    main()"
+    main = ("def main():\n    print(sum(map(float, sys.stdin.read().split())), '\\n')\n"
+            "if __name__ == '__main__':\n    main()")
     for program in ("a, b = map(int, input().split())\nprint(a + b)", main,
                     "print(sum(map(int, input().split())))\nexit()"):
         assert verdict(wide, script, program) == (True, True, ""), program
-    for program in ("print(3)", "print(3)\nprint(4)", "input(", "while True: pass", "print(open('/etc/passwd').read())",
-                    "print('3 x')"):
+    for program in ("print(3)", "print(3)\nprint(4)", "input(", "while True: pass",
+                    "print(open('/etc/passwd').read())", "print('3 x')"):
         assert verdict(wide, script, program)[0] is False, program
-    for program in ("class Solution:\n    def add(self, a: List[int], b: int) -> List[int]:\n        return a + [b]",
+    for program in ("class Solution:\n    def add(self, a: List[int], b: int) -> List[int]: return a + [b]",
                     "def add(a, b): return (*a, b)"):
         assert verdict(wide, function, program) == (True, True, ""), program
     for program in "class Solution:\n    def add(self, a, b): return a", "class Solution: pass":
         assert not verdict(wide, function, program)[0], program
     assert suites.printed_alike("1.0 2\n x ", "1.00 2.0\nx\n")
+    for word in ("sNaN", "-snan123", "nan", "1e99999999999999999999", "0x1"):
+        assert not suites.printed_alike(word, "1") and not suites.printed_alike("1", word)
+    assert not verdict(wide, script, "print('sNaN')")[0]
     assert not suites.printed_alike("1\n2", "1 2") and not suites.printed_alike("", "1")
 
 
-# ---- the command ----------------------------------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------------------
 
 def test_self_test(data, capsys):
     assert code.main(["--self-test", "--data", str(data)]) == 0
@@ -276,7 +321,8 @@ def test_self_test(data, capsys):
     assert result["humaneval+"] == dict(n=1, empty=0, n_tests=4, base=1, right=1, left_out={}, failing={})
     assert result["mbpp+"]["right"] == 2
     assert result["livecodebench5"] == dict(n=2, empty=0, n_tests=5)
-    write(data / "HumanEvalPlus.jsonl.gz", [dict(HUMAN, canonical_solution="    return x + y if x < 3 else 1 // 0\n")])
+    wrong = dict(HUMAN, canonical_solution="    return x + y if x < 3 else 1 // 0\n")
+    write(data / "HumanEvalPlus.jsonl.gz", [wrong])
     assert code.main(["--self-test", "--data", str(data), "--bench", "humaneval+"]) == 1
     out = capsys.readouterr()
     assert "HumanEval/0: the canonical solution does not pass" in out.err
@@ -284,17 +330,54 @@ def test_self_test(data, capsys):
 
 
 def test_answers_are_judged_saved_and_not_made_again(data, tiny, tmp_path, capsys):
-    argv = ["--base", str(tiny.path), "--data", str(data), "--bench", "humaneval+,mbpp+,livecodebench5", "--max-new", "4",
-            "--out", str(tmp_path / "out")]
+    argv = ["--base", str(tiny.path), "--data", str(data), "--bench", "humaneval+,mbpp+,livecodebench5",
+            "--max-new-tokens", "4", "--out", str(tmp_path / "out")]
     assert code.main(argv) == 0
     table = capsys.readouterr().out
     rows = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
-    assert len(rows) == 5 and all(row["base"] is row["plus"] is row["correct"] is False and row["why"] for row in rows)
+    assert len(rows) == 5
+    assert all(row["base"] is row["plus"] is row["correct"] is False and row["why"] for row in rows)
     lines = json.loads((tmp_path / "out" / "summary.json").read_text())["results"]
     assert [line["bench"] for line in lines] == ["humaneval", "humaneval+", "mbpp", "mbpp+", "livecodebench5"]
     assert "humaneval+" in table
     before = (tmp_path / "out" / "answers.jsonl").read_bytes()
     assert code.main(argv) == 0 and (tmp_path / "out" / "answers.jsonl").read_bytes() == before
+
+
+def test_an_answer_that_breaks_the_judge_counts_as_wrong_once(data, tiny, tmp_path, capsys, monkeypatch):
+    """It is recorded, shown in the table, and not met again after a restart."""
+    argv = ["--base", str(tiny.path), "--data", str(data), "--bench", "mbpp+", "--max-new-tokens", "4",
+            "--out", str(tmp_path / "out")]
+    asked = []
+
+    def program(problem, text, prompt_format):
+        asked.append(problem.id)
+        if text and problem.id == "Mbpp/2":
+            raise ZeroDivisionError
+        return ""
+
+    monkeypatch.setattr(code, "program", program)
+    assert code.main(argv) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
+    broken, fine = sorted(rows, key=lambda row: row["id"])
+    assert broken["grader_error"] == "ZeroDivisionError" and broken["correct"] is broken["base"] is False
+    assert "grader_error" not in fine and fine["why"] == "no program"
+    told = capsys.readouterr()
+    assert "grader errors" in told.out and "the grader failed on 1 answers (ZeroDivisionError)" in told.err
+    lines = json.loads((tmp_path / "out" / "summary.json").read_text())["results"]
+    assert [line["grader_errors"] for line in lines] == [1, 1], "by the base tests and by all"
+    asked.clear()
+    assert code.main(argv) == 0 and not asked
+    assert "grader errors" in capsys.readouterr().out
+
+
+def test_what_the_machine_lacks_is_no_wrong_answer():
+    def judge(answers):
+        raise kind
+
+    for kind in (OSError("no worker"), RuntimeError("no sandbox"), KeyboardInterrupt()):
+        with pytest.raises(type(kind)):
+            common.judged(judge, [("item", "a"), ("item", "b")])
 
 
 def test_wrong_words(data, tmp_path):

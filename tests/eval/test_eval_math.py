@@ -1,7 +1,8 @@
-"""eval.math: answers are cut out and compared as values, files are found and checked, runs share batches and resume."""
+"""eval.math: answers are cut out and compared as values, files are found and checked, runs resume."""
 import gzip
 import hashlib
 import json
+import operator
 import random
 import time
 from pathlib import Path
@@ -31,28 +32,33 @@ def test_hand_checked_pairs():
 
 
 @pytest.mark.parametrize("text, answer", [
-    ("The answer is $5$.", "5"), ("So it is \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"), ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
-    ("\\boxed{5}\n...\n\\boxed{6}", "6"), ("\\boxed{\\boxed{7}}", "7"), ("\\boxed 5.", "5"), ("\\fbox{8}", "8"),
+    ("The answer is $5$.", "5"), ("So it is \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+    ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
+    ("\\boxed{5}\n...\n\\boxed{6}", "6"), ("\\boxed{\\boxed{7}}", "7"), ("\\boxed 5.", "5"),
+    ("\\fbox{8}", "8"),
     ("we get \\boxed{12", ""), ("\\boxed{1} and \\boxed{2}", "1, 2"), ("$\\boxed{1}$, $\\boxed{2}$", "1, 2"),
     ("\\boxed{a_{1}^{2}}", "a_{1}^{2}"), ("**Answer:** 42", "42"), ("#### 2,125", "2,125"),
     ("<think>\\boxed{3}</think> The answer is 4.", "4"), ("<answer>\\boxed{7}</answer>", "7"),
     ("<think>x</think><answer> 12 </answer>", "12"), ("<answer>The answer is 3/4.</answer>", "3/4"),
     ("Therefore, the answer is **18 dollars**.", "18 dollars"),
-    ("The final answer is $\\frac{3}{4}$ because of this", "\\frac{3}{4}"), ("The answer is 3.5. I hope it is correct.", "3.5"),
-    ("Final Answer: The final answer is $[2,5)$. I hope it is correct.", "[2,5)"), ("The answer to the question is 10", "10"),
+    ("The final answer is $\\frac{3}{4}$ because of this", "\\frac{3}{4}"),
+    ("The answer is 3.5. I hope it is correct.", "3.5"),
+    ("Final Answer: The final answer is $[2,5)$. I hope it is correct.", "[2,5)"),
+    ("The answer to the question is 10", "10"),
     ("answer = 7", "7"), ("so we get\n42", "42"), ("x = 5", "x = 5"), ("The answer is \\(\\pi\\).", "\\pi"),
     ("The answer is $5$ cm.", "5 cm"), ("I do not know.", ""), ("", ""), ("First we add 3 and 4 and", "")])
 def test_the_last_statement_is_the_answer(text, answer):
     assert extract(text) == answer
 
 
-HOSTILE = ["9^9^9^9", "(" * 100_000, "{" * 5000, "\\boxed{" * 20_000, "\\frac" * 5000, "1" * 100_000, "1" * 1999,
-           "x^" * 500 + "1", "-" * 1900, "9" + "!" * 30, "10^{10^{10}}", "\\sqrt{" * 100, "a," * 900, "\x00\ud800", "1/0", "0^0",
-           "0/0", "\\infty-\\infty", "2^{2000}^{2000}", "((2^{2000})^{2000})^{2000}", "\\tan(\\pi/2)", "1e999", "1e-999",
-           "((x^{2000})^{2000})^{2000}", "answer is " * 20_000, "$" * 100_000, "\\begin{pmatrix}" * 100, "x" * 1999, "|" * 1000,
+HOSTILE = ["9^9^9^9", "(" * 100_000, "{" * 5000, "\\boxed{" * 20_000, "\\frac" * 5000, "1" * 100_000,
+           "1" * 1999, "x^" * 500 + "1", "-" * 1900, "9" + "!" * 30, "10^{10^{10}}", "\\sqrt{" * 100,
+           "a," * 900, "\x00\ud800", "1/0", "0^0", "0/0", "\\infty-\\infty", "2^{2000}^{2000}",
+           "((2^{2000})^{2000})^{2000}", "\\tan(\\pi/2)", "1e999", "1e-999", "((x^{2000})^{2000})^{2000}",
+           "answer is " * 20_000, "$" * 100_000, "\\begin{pmatrix}" * 100, "x" * 1999, "|" * 1000,
            "\\pm" * 50 + "1", "\\log 0", "\\sqrt[0]{2}", "0.\\overline{0}", "٣", "Ⅷ", "((((9!)!)!)!)",
-           "__import__('os').system('true')", "\\text{" * 300, "1,000" * 300, " " * 100_000, "\\boxed{}" * 50, "\\\\" * 900,
-           "&" * 900, "\\left" * 300, "<answer>" * 10_000]
+           "__import__('os').system('true')", "\\text{" * 300, "1,000" * 300, " " * 100_000, "\\boxed{}" * 50,
+           "\\\\" * 900, "&" * 900, "\\left" * 300, "<answer>" * 10_000]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
@@ -67,12 +73,14 @@ def test_hostile_text_neither_raises_nor_takes_long(text):
 
 
 def test_random_mathematics_never_raises():
-    rng, parts = random.Random(0), [*"0123456789+-*/^_(){}[]|,.;:=<>!%$&x ", "\\frac", "\\sqrt", "\\pm", "\\pi", "\\left", "\\{",
-                                    "\\}", "\\\\", "\\cup", "\\sin", "\\le", "\\begin{pmatrix}", "\\end{pmatrix}", "\\text{cm}",
-                                    "\\in", "\\infty", "\\log", "^\\circ", "\\boxed{", "\\overline{3}", "and"]
+    rng, parts = random.Random(0), [*"0123456789+-*/^_(){}[]|,.;:=<>!%$&x ", "\\frac", "\\sqrt", "\\pm",
+                                    "\\pi", "\\left", "\\{", "\\}", "\\\\", "\\cup", "\\sin", "\\le",
+                                    "\\begin{pmatrix}", "\\end{pmatrix}", "\\text{cm}", "\\in", "\\infty",
+                                    "\\log", "^\\circ", "\\boxed{", "\\overline{3}", "and"]
     for _ in range(1000):
         text = "".join(rng.choices(parts, k=rng.randrange(1, 14)))
         extract(text), read(text), grading.readings(text), grading.strip_unit(text)
+        grade(text, "3"), grade("x^2", text)
 
 
 def test_a_worker_that_hangs_is_killed_and_replaced():
@@ -83,12 +91,34 @@ def test_a_worker_that_hangs_is_killed_and_replaced():
     with pytest.raises(symbolic.Late):
         worker.ask(dict(a=root, b=root, relative=0, proportional=False), 0.0)
     assert before.poll() is not None
-    assert not worker.ask(dict(a=root, b=two, relative=0, proportional=False), 30) and worker.process is not before
+    assert not worker.ask(dict(a=root, b=two, relative=0, proportional=False), 30)
+    assert worker.process is not before and worker.n_late == 1
+    before, worker.left_s = worker.process, 0.0
+    with pytest.raises(symbolic.Late):
+        worker.ask(dict(a=root, b=two, relative=0, proportional=False), 30)
+    assert before.poll() is not None, "many slow questions of one answer end as one"
+    worker.left_s = 30.0
+    with pytest.raises(symbolic.Died):
+        worker.ask(dict(a=("set", two), b=two, relative=0, proportional=False), 30)
+    assert worker.n_late == 2, "a crash is not called late"
     worker.close()
 
 
+@pytest.mark.parametrize("text", ["1+\\{\\}", "3+2_{3}", "0.\\overline{3}_1", "P(1,2)", "2\\cdot(1,2)",
+                                  "x^{\\{\\}}", "\\sqrt{[1,2)}", "-\\{1,2\\}", "\\sin(1,2)",
+                                  "2\\begin{pmatrix}1&2\\end{pmatrix}"])
+def test_what_is_no_scalar_does_not_reach_the_worker(text):
+    """These raised IndexError or ValueError, or ended the worker with a KeyError that was called late."""
+    n_late = symbolic.WORKER.n_late
+    for other in ("3", "x^2", "1+\\{1\\}", "P(1,3)", "x=3", "(1,2)"):
+        for answer, gold in ((text, other), (other, text), (f"x={text}", f"y={other}")):
+            assert grade(answer, gold) is False
+    assert grade(text, text.replace("2", " 2 ")) and symbolic.WORKER.n_late == n_late
+
+
 def test_slack_is_for_numbers_that_are_not_whole():
-    assert grade("6.67", "6.674", 0.01) and not grade("6.5", "6.674", 0.01) and grade("\\sqrt{2}", "1.414", 0.01)
+    assert grade("6.67", "6.674", 0.01) and not grade("6.5", "6.674", 0.01)
+    assert grade("\\sqrt{2}", "1.414", 0.01)
     assert not grade("1001", "1000", 0.01) and grade("2.03", "2", absolute=0.05) and not grade("2.03", "2")
 
 
@@ -104,19 +134,23 @@ def write(path: Path, rows: list[dict], packed: bool = False) -> Path:
 
 @pytest.mark.parametrize("bench, file, row, question, gold", [
     ("aime24", "aime24.jsonl", dict(id=60, problem="Q", solution="S", answer="204", url="u"), "Q", "204"),
-    ("aime24", "AIME_2024/train.json", dict(ID="2024-I-1", Problem="Q", Solution="S", Answer=204), "Q", "204"),
+    ("aime24", "AIME_2024/train.json", dict(ID="2024-I-1", Problem="Q", Solution="S", Answer=204),
+     "Q", "204"),
     ("aime24", "aime24/test.jsonl", dict(problem="Q", solution="so \\boxed{204}"), "Q", "204"),
     ("aime25", "aime25.jsonl.gz", dict(problem="Q", answer="70", id="0"), "Q", "70"),
     ("amc23", "amc23.jsonl", dict(id=0, problem="Q", answer=27.0, url="u"), "Q", "27"),
     ("amc23", "amc23_test.jsonl", dict(id=0, question="Q", answer="27.0", url="u"), "Q", "27.0"),
     ("math500", "MATH-500/test.jsonl",
-     dict(problem="Q", solution="\\boxed{9}", answer="p - q", subject="A", level=2, unique_id="test/1.json"), "Q", "p - q"),
+     dict(problem="Q", solution="\\boxed{9}", answer="p - q", subject="A", level=2, unique_id="test/1.json"),
+     "Q", "p - q"),
     ("minerva", "minerva_math/test.jsonl",
      dict(problem="Q", solution="It is $\\boxed{4.5e33}$ erg.", type="T", idx=0), "Q", "4.5e33"),
     ("minerva", "minervamath.jsonl", dict(question="Q", answer="4.5e33"), "Q", "4.5e33"),
-    ("gsm8k", "gsm8k.jsonl.gz", dict(question="Q", answer="16 - 3 = <<16-3=13>>13\n#### 1,300"), "Q", "1,300"),
+    ("gsm8k", "gsm8k.jsonl.gz", dict(question="Q", answer="16 - 3 = <<16-3=13>>13\n#### 1,300"),
+     "Q", "1,300"),
     ("olympiadbench", "olympiadbench/test.jsonl",
-     dict(id=1606, question="Q", solution=["long"], final_answer=["$2$, $-2$"], error=None), "Q", "$2$, $-2$"),
+     dict(id=1606, question="Q", solution=["long"], final_answer=["$2$, $-2$"], error=None),
+     "Q", "$2$, $-2$"),
     ("olympiadbench", "OE_TO_maths_en_COMP.json",
      dict(id=1, question="Q", solution=["s"], final_answer=["1.5"], error="0.1"), "Q", "1.5")])
 def test_published_formats(tmp_path, capsys, bench, file, row, question, gold):
@@ -139,7 +173,8 @@ def test_damaged_files_are_named(tmp_path, content, complaint):
     (tmp_path / "aime24.jsonl").write_bytes(content)
     with pytest.raises(ValueError, match=complaint) as error:
         data.load("aime24", tmp_path)
-    assert "aime24.jsonl" in str(error.value) and ("fetch" in str(error.value) or "published" in str(error.value))
+    said = str(error.value)
+    assert "aime24.jsonl" in said and ("fetch" in said or "published" in said)
 
 
 def test_missing_files_say_how_to_get_them(tmp_path):
@@ -168,7 +203,8 @@ def test_fetched_files_are_checked(tmp_path, monkeypatch, capsys):
         fetch.fetch("amc23", cache)
     assert not list(cache.glob("amc23*"))
     with pytest.raises(ValueError, match="could not be fetched"):
-        monkeypatch.setitem(fetch.FILES, "amc23", fetch.Published((tmp_path / "no").as_uri(), "", 1, ("amc23",)))
+        nowhere = fetch.Published((tmp_path / "no").as_uri(), "", 1, ("amc23",))
+        monkeypatch.setitem(fetch.FILES, "amc23", nowhere)
         fetch.fetch("amc23", cache)
     with pytest.raises(ValueError, match="no such benchmark"):
         fetch.main(["amc32"])
@@ -222,11 +258,13 @@ def bytes_base(tmp_path_factory):
     directory = tmp_path_factory.mktemp("bytes")
     vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))} | {"<end>": 256}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(directory)
     torch.manual_seed(3)
-    config = Qwen2Config(vocab_size=257, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                         num_key_value_heads=2, max_position_embeddings=512, eos_token_id=256)
+    config = Qwen2Config(vocab_size=257, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+                         eos_token_id=256)
     made = Qwen2ForCausalLM(config)
     with torch.no_grad():
         for name, p in made.named_parameters():
@@ -255,14 +293,15 @@ def members(bytes_base, tmp_path_factory):
 @pytest.fixture
 def questions(tmp_path):
     folder = tmp_path / "data"
-    write(folder / "aime24.jsonl", [dict(id=i, problem=f"What is {i} + {i}?", answer=str(2 * i)) for i in range(4)])
+    sums = [dict(id=i, problem=f"What is {i} + {i}?", answer=str(2 * i)) for i in range(4)]
+    write(folder / "aime24.jsonl", sums)
     write(folder / "gsm8k.jsonl", [dict(question="One and one?", answer="#### 2")])
     return folder
 
 
 def test_a_run_with_two_adapters_resumes(members, questions, tmp_path, capsys):
-    flags = ["--run", str(members), "--data", str(questions), "--max-new", "6", "--samples", "2", "--temperature", "1",
-             "--device", "cpu", "--max-rows", "10"]
+    flags = ["--run", str(members), "--data", str(questions), "--max-new-tokens", "6", "--samples", "2",
+             "--temperature", "1", "--device", "cpu", "--rollout-batch", "10"]
     assert math.main([*flags, "--out", str(tmp_path / "whole")]) == 0
     rows = [json.loads(line) for line in (tmp_path / "whole/answers.jsonl").read_text().splitlines()]
     assert len(rows) == 5 * 3 * 2 and {row["member"] for row in rows} == {"T0", "S0", "base"}
@@ -283,17 +322,18 @@ def test_a_run_with_two_adapters_resumes(members, questions, tmp_path, capsys):
     assert math.main([*flags, "--out", str(part)]) == 0
     resumed = (part / "answers.jsonl").read_bytes()
     assert resumed.startswith(begun)
-    key = lambda row: (row["bench"], row["id"], row["member"], row["sample"])
+    key = operator.itemgetter("bench", "id", "member", "sample")
     assert sorted(map(json.loads, resumed.splitlines()), key=key) == sorted(rows, key=key)
     with pytest.raises(ValueError, match="answers made otherwise: max_new"):
-        math.main([*flags, "--out", str(part), "--max-new", "7"])
+        math.main([*flags, "--out", str(part), "--max-new-tokens", "7"])
     write(questions / "gsm8k.jsonl", [dict(question="One and two?", answer="#### 3")])
     with pytest.raises(ValueError, match="answers made otherwise: data gsm8k"):
         math.main([*flags, "--out", str(part)])
 
 
 def test_what_a_user_gets_wrong_is_said(members, bytes_base, questions, tmp_path, capsys):
-    adapter, out = str(members / "step_3" / "S0"), ["--data", str(questions), "--out", str(tmp_path / "o"), "--device", "cpu"]
+    adapter = str(members / "step_3" / "S0")
+    out = ["--data", str(questions), "--out", str(tmp_path / "o"), "--device", "cpu"]
     with pytest.raises(ValueError, match="did you mean math500"):
         math.main(["--bench", "maths500", *out])
     with pytest.raises(ValueError, match="did you mean olympiadbench"):
@@ -304,8 +344,8 @@ def test_what_a_user_gets_wrong_is_said(members, bytes_base, questions, tmp_path
         math.main(["--samples", "3", "--adapters", adapter, *out])
     with pytest.raises(ValueError, match="no complete checkpoint"):
         math.main(["--run", str(tmp_path), *out])
-    with pytest.raises(ValueError, match="lower --max-new to at most"):
-        math.main(["--adapters", adapter, "--max-new", "500", *out])
+    with pytest.raises(ValueError, match="lower --max-new-tokens to at most"):
+        math.main(["--adapters", adapter, "--max-new-tokens", "500", *out])
     with pytest.raises(ValueError, match="no chat template"):
         math.main(["--adapters", adapter, "--prompt", "chat", *out])
 
@@ -321,24 +361,29 @@ def test_what_a_user_gets_wrong_is_said(members, bytes_base, questions, tmp_path
 
 
 def test_adapters_are_recognised_at_either_precision(bytes_base, members, tmp_path):
-    """Trained at one precision, evaluated at the other; a question is put by the chat template where there is one."""
+    """Trained at one precision, evaluated at the other; a question is put by the chat template, if any."""
     flags = ["--adapters", str(members / "step_3" / "S0"), "--device", "cpu", "--dtype"]
     parser = common.parser_of("eval.math", "", 8)
     half = common.load(parser.parse_args([*flags, "bfloat16"]))
     assert half.slots == {"S0": 0, "base": -1} and half.base.model.embedding.dtype == torch.bfloat16
     save_peft(half.adapters, 0, tmp_path / "S1", str(bytes_base), half.base_hash)
-    full = common.load(parser.parse_args(["--adapters", str(tmp_path / "S1"), "--device", "cpu", "--dtype", "float32"]))
+    flags = ["--adapters", str(tmp_path / "S1"), "--device", "cpu", "--dtype", "float32"]
+    full = common.load(parser.parse_args(flags))
     assert full.base_hash != half.base_hash and list(full.slots) == ["S1", "base"]
 
-    decode = lambda style: full.base.tokenizer.decode(common.put("Why?", style, full.base))
-    assert decode("plain") == "Question: Why?\nAnswer:" and decode("envelope").endswith("User: Why?\nAssistant: <think>")
+    def decode(prompt_format: str) -> str:
+        return full.base.tokenizer.decode(common.put("Why?", prompt_format, full.base))
+
+    assert decode("plain") == "Question: Why?\nAnswer:"
+    assert decode("envelope").endswith("User: Why?\nAssistant: <think>")
     template = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}END{% endfor %}"
                 "{% if add_generation_prompt %}<assistant>{% endif %}")
     full.base.tokenizer.chat_template = template
     assert decode("chat") == "<user>Why?END<assistant>"
-    assert common.prompt_style(parser.parse_args([]), full.base) == "plain", "a base that carries its family's template"
+    picked = common.pick_prompt_format(parser.parse_args([]), full.base)
+    assert picked == "plain", "a base that carries its family's template"
     full.base.tokenizer.chat_template = template.replace("END", "{{ eos_token }}")
-    assert common.prompt_style(parser.parse_args([]), full.base) == "chat"
+    assert common.pick_prompt_format(parser.parse_args([]), full.base) == "chat"
 
 
 def test_exit_codes(capsys):

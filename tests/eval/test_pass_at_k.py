@@ -12,9 +12,10 @@ from eval import stats, summary
 from eval.population import heldout
 from infra.weights import save_peft, weights_hash
 from micro import data
-from tasks import KINDS
+from tasks import TASK_TYPES
 from tasks.base import Task
 from tasks.prompts import render
+from tasks.validation import Limits
 
 CPU = ["--device", "cpu", "--workers", "1"]
 BY_HAND = {                                        # (answers, right ones, k): 1 - C(n-c, k) / C(n, k)
@@ -166,7 +167,7 @@ def test_long_programs_are_no_part_of_the_sums():
     rows += answers(dict(base=[0]), 2, "math", size=1, seen=True)
     assert [(row["bench"], row["id"]) for row in heldout.counted(rows)[::2]] == \
         [("code_o", "0"), (heldout.LONG, "0"), ("all", "code_o/0")]
-    assert heldout.LONG not in heldout.families_for("micro"), "eval.population.retention asks what it always did"
+    assert heldout.LONG not in heldout.families_for("micro"), "retention asks what it always did"
 
 
 def test_thinking_is_read_from_the_text():
@@ -188,7 +189,7 @@ def test_thinking_is_read_from_the_text():
     for text, thinks in ((f"I add one.{answered}", True), (answered, False)):
         enveloped = [dict(rows[0], text=text)]
         heldout.note_thinking(enveloped, [item], "base")
-        assert KINDS["code_o"].solve("base", task, heldout.Limits.for_style("base")).prefix == "<think>"
+        assert TASK_TYPES["code_o"].solve("base", task, Limits.for_format("base")).prefix == "<think>"
         assert enveloped[0]["think"] is thinks, text
 
 

@@ -41,7 +41,7 @@ def rounds(shape: ModelConfig, cfg: train.Config, trained_rows: int) -> None:
         rollout = generate(base, adapters, prompts, members, keys, n, max_new_tokens=cfg.max_new_tokens, rollout_batch=cfg.rollout_batch)
         rows = torch.arange(trained_rows)
         batch = rl.Batch(rollout.select(rows), torch.rand(len(rows)), rows // 4, 0 * rows, 0 * rows)
-        rl.update(base, adapters, adam, batch, rl.advantages(batch), max_new_tokens=cfg.max_new_tokens, tokens_per_microbatch=cfg.tokens_per_microbatch)
+        rl.update(base, adapters, adam, batch, rl.advantages(batch), rl.UpdateConfig.of(cfg))
 
 
 def main(job: dict) -> None:

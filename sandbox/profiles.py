@@ -1,0 +1,45 @@
+"""What trainer and fork server agree on: what programs may have, and the messages between the two."""
+import struct
+from dataclasses import dataclass
+
+from sandbox.values import MAX_TEXT
+
+GO = struct.Struct("<IIII")    # to the fork server: bytes of standard input, then of the job, CPU ms, wall ms
+DONE = struct.Struct("<iIQ")    # from it: wait status, 1 if the wall clock ended the child, CPU microseconds
+
+# What a program may import; all else raises ImportError, for no file can be opened in there. Every page of
+# these costs each fork time, so training gets what tasks.validation.IMPORTS names (and what these bring
+# along), benchmarks what people import.
+TRAIN = tuple("""math itertools functools collections collections.abc string re heapq bisect operator copy
+fractions decimal statistics typing dataclasses random abc types enum numbers contextlib keyword unicodedata
+warnings time sys os builtins __future__""".split())
+EVAL = TRAIN + tuple("""cmath json datetime textwrap hashlib base64 struct array calendar _strptime zlib
+binascii pprint ast traceback io inspect reprlib weakref threading queue secrets uuid timeit difflib html csv
+shlex graphlib doctest unittest pickle pathlib tempfile logging locale argparse platform subprocess
+urllib.parse encodings.ascii encodings.latin_1 encodings.utf_16 encodings.utf_16_le encodings.utf_32
+encodings.utf_8_sig encodings.cp1252 encodings.unicode_escape encodings.hex_codec encodings.rot_13""".split())
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What programs of one use may have; the walls are the same in all.
+
+    lenient: subclasses of builtin containers and numbers count as these (a Counter as a dict). A report as
+    long as max_file, all of it nested lists, costs the trainer 0.2 s and 10 MB in training, 10 s and 0.5 GB
+    in evaluation.
+    """
+    imports: tuple
+    cpu_s: float = 0.5              # CPU seconds of one child
+    wall_s: float = 6.0             # backstop for a child that sleeps
+    mem_mb: int = 256               # address space beyond the interpreter's own
+    max_job: int = 1 << 20          # characters of a job
+    max_text: int = MAX_TEXT        # characters of one value
+    max_file: int = 1 << 18         # bytes that one child may report
+    lenient: bool = False
+
+
+# HumanEval+ has expected values of up to 8,000,001 characters, and eval.code asks for at most 8 MB in one
+# report.
+PROFILES = {"train": Profile(TRAIN),
+            "eval": Profile(EVAL, cpu_s=6.0, wall_s=20.0, mem_mb=4096, max_job=1 << 26, max_text=1 << 23,
+                            max_file=12 << 20, lenient=True)}

@@ -1,0 +1,37 @@
+"""Random rows to learn from, and the settings of an algorithm, for the tests of the update."""
+from math import ceil
+
+import torch
+
+import rl
+from config import Config, resolve_config
+from generate import Rollout
+
+LENGTH = 16                                # --max-new-tokens: Dr. GRPO's constant
+
+
+def make_batch(n_rows: int = 12, member=(0, 1, 2), seed: int = 0, answer=(1, 9), roles: int = 1) -> rl.Batch:
+    """Rows in groups of three per prompt, dealt to the members in turn; rewards without silent groups."""
+    gen = torch.Generator().manual_seed(seed)
+    group = torch.arange(n_rows) // 3
+    prompt_len = torch.randint(2, 7, (ceil(n_rows / 3),), generator=gen)[group]
+    length = prompt_len + torch.randint(*answer, (n_rows,), generator=gen)
+    T = int(length.max())
+    ids, t = torch.randint(0, 61, (n_rows, T), generator=gen), torch.arange(T)
+    ids = torch.where(t < prompt_len[:, None], ids[group * 3], ids).masked_fill(t >= length[:, None], 0)
+    owner = torch.tensor(member)[group % len(member)]
+    rollout = Rollout(ids, prompt_len, length, torch.zeros(ids.shape), owner)
+    reward = torch.rand(n_rows, generator=gen)
+    return rl.Batch(rollout, reward, group, group % roles, torch.randint(0, 3, (n_rows,), generator=gen))
+
+
+def pick(batch: rl.Batch, rows: torch.Tensor) -> rl.Batch:
+    """The given rows of a batch."""
+    columns = (batch.reward, batch.group, batch.role, batch.kind)
+    return rl.Batch(batch.rollout.select(rows), *(column[rows] for column in columns))
+
+
+def settings(algo: str = "reinforce++", **flags) -> rl.UpdateConfig:
+    """What the update reads of a run with these flags."""
+    cfg = Config(algo=algo, **{"max_new_tokens": LENGTH, **flags})
+    return rl.UpdateConfig.of(resolve_config(cfg, "micro"))

@@ -1,0 +1,199 @@
+"""Fork servers live, die and are replaced, nothing outlives the trainer, and the tiers say what protects."""
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import verifier
+from cases import HONEST, LOOP, ROOT, one
+from verifier import Job, Sandbox
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
+
+
+# ---- life and death ---------------------------------------------------------------------------------------
+
+POISON = """import builtins, math, sys
+builtins.len = math.sqrt = lambda v: 731
+builtins.MARK = sys.MARK = sys.modules['mark'] = 'SECRET=731'
+def f(x): return 0"""
+SCAN = """import builtins, gc, sys
+def f(x):
+    mark = hasattr(builtins, 'MARK') or hasattr(sys, 'MARK') or 'mark' in sys.modules
+    texts = [v for d in gc.get_objects() if type(d) is dict for v in list(d.values()) if type(v) is str]
+    return mark, [v for v in texts if 'SECRET' + '=' in v]"""
+
+
+def test_no_memory_of_the_earlier_task(judge):
+    for _ in range(2):
+        judge.run([Job(POISON, ("1",))] * 4)
+        for verdict in judge.run([Job(SCAN, ("1",)), HONEST] * 2)[::2]:
+            assert verdict.outputs == ('{"t":[false,[]]}',)
+
+
+def test_dead_and_stopped_fork_servers_are_replaced_and_their_jobs_judged_again():
+    with Sandbox(workers=1, cpu_s=0.4, wall_s=0.5) as judge:
+        os.kill(judge.servers[0].process.pid, signal.SIGKILL)           # dead before it is asked
+        assert one(judge, LOOP, "1").outputs == ("10",) and judge.replaced == 1
+        pid = judge.servers[0].process.pid
+        threading.Timer(0.1, os.kill, (pid, signal.SIGKILL)).start()    # dead at work
+        assert one(judge, LOOP, "2", "1").outputs == (None, "10") and judge.replaced == 2
+        os.kill(judge.servers[0].process.pid, signal.SIGSTOP)
+        assert one(judge, LOOP, "1").outputs == ("10",) and judge.replaced == 3
+        assert judge.run([HONEST])[0].end == "ok"
+
+
+def test_an_interrupted_run_leaves_no_stale_verdicts():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    with Sandbox(workers=2, cpu_s=5, wall_s=6) as judge:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                judge.run([Job(LOOP, ("2",))] * 3)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        verdicts = judge.run([Job(LOOP, (text,)) for text in "345"])
+        assert [verdict.outputs for verdict in verdicts] == [("30",), ("40",), ("50",)]
+        assert judge.replaced == 2
+
+
+def held(judge):
+    """Open descriptors of this process, and pages of each fork server."""
+    files = [Path(f"/proc/{server.process.pid}/statm") for server in judge.servers]
+    return [len(os.listdir("/proc/self/fd"))] + [file.read_text().split()[0] for file in files]
+
+
+def test_descriptors_stay_flat(judge):
+    jobs = [HONEST, Job(LOOP, ("1", "x")), Job("import os\nos._exit(1)", ("1",)),
+            Job("def f(x): 1", ("1",), deterministic=True)]
+    judge.run(jobs)
+    before = held(judge)
+    judge.run(jobs * 40)
+    assert held(judge) == before
+    with Sandbox(workers=1):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before[0]
+
+
+def test_the_slots_are_free_of_what_the_trainer_holds():
+    fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(200)]       # more than the slots, and beyond 100
+    try:
+        with Sandbox(workers=1) as judge:
+            assert judge.run([HONEST])[0].outputs == ('{"t":[[1,2],2.0,2]}',)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def state(pid):
+    """State letter and parent of a process; Z, a dead one, where there is none."""
+    try:
+        letter, parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:2]
+    except OSError:
+        return "Z", 0
+    return letter, int(parent)
+
+
+def children(parents):
+    """Ids of the processes whose parent is one of these."""
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return {pid for pid in pids if state(pid)[1] in parents}
+
+
+KILLED = """import os, signal, sys
+from verifier import Sandbox, Job
+judge = Sandbox(workers=2, cpu_s=20, wall_s=30, weak=True, without=sys.argv[2:])
+if sys.argv[1] == "stopped": os.kill(judge.servers[1].process.pid, signal.SIGSTOP)
+if os.fork() == 0: signal.pause()
+print(*[server.process.pid for server in judge.servers], flush=True)
+judge.run([Job("def f(x):\\n while True: pass", ("1",))] * 2)
+"""
+
+
+@pytest.mark.parametrize("words", [["running"], ["stopped"], ["running", "seccomp"]])
+def test_nothing_outlives_a_killed_trainer(words):
+    """Even though a child of the trainer keeps copies of its sockets, and one fork server is stopped."""
+    trainer = subprocess.Popen([sys.executable, "-c", KILLED, *words], cwd=ROOT, stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL)
+    pids = {int(word) for word in trainer.stdout.readline().split()}
+    assert len(pids) == 4
+    time.sleep(0.3)
+    family = set(pids)
+    for _ in range(3):
+        family |= children(family)
+    assert len(family) > len(pids)                                      # there are children at work
+    helpers = children({trainer.pid}) - family
+    trainer.kill()
+    trainer.wait()
+    try:
+        deadline = time.monotonic() + 1
+        alive = family
+        while alive and time.monotonic() < deadline:
+            alive = {pid for pid in alive if state(pid)[0] != "Z"}
+            time.sleep(0.02)
+        assert not alive
+    finally:
+        for pid in helpers:
+            os.kill(pid, signal.SIGKILL)
+
+
+# ---- tiers ------------------------------------------------------------------------------------------------
+
+def test_tiers_and_refusal(capfd, judge):
+    assert judge.tier in ("full", "no namespaces") and judge.report["seccomp"] == "ok"
+    assert "WARNING" not in capfd.readouterr().err
+    with Sandbox(workers=1, without=("namespaces",)) as lower:
+        assert lower.tier == "no namespaces" and lower.run([HONEST])[0].end == "ok"
+    with pytest.raises(RuntimeError, match="weak=True"):
+        Sandbox(workers=1, without=("seccomp",))
+    for options in dict(workers=0), dict(cpu_s=0), dict(cpu_s=7.0), dict(mem_mb=1):
+        with pytest.raises(ValueError):
+            Sandbox(**options)
+
+
+def test_the_weak_tier(capfd):
+    killer = "import os\ndef f(x):\n for p in range(1, 9): os.kill(1, 9)\n os.kill(-1, 9)\n return x"
+    with Sandbox(workers=1, without=("seccomp",), weak=True) as weak:
+        assert weak.tier == weak.report["tier"] == "weak" and "WEAK SANDBOX" in capfd.readouterr().err
+        assert one(weak, LOOP, "1", "2", deterministic=True).outputs == ("10", None)
+        if weak.report["namespaces"] == "ok":           # a PID namespace, in which it reaches nobody
+            assert one(weak, killer).end == "ok" and weak.replaced == 0
+
+
+def test_an_ordinary_user_is_protected_too(as_nobody):
+    done = as_nobody("--self-check")
+    assert done.returncode == 0 and re.match("tier: (full|no namespaces)\n", done.stdout), done
+
+
+DEAF = """import signal
+from verifier import Job, Sandbox
+for number in signal.SIGPROF, signal.SIGCHLD, signal.SIGXFSZ, signal.SIGINT:
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF, signal.SIGCHLD, signal.SIGXFSZ])
+with Sandbox(workers=1, cpu_s=0.2, wall_s=60) as judge:
+    jobs = [Job('def f(x):\\n while True: pass', ('1',)), Job('def f(x): 1', ('1',))]
+    print([verdict.end for verdict in judge.run(jobs)])
+"""
+
+
+def test_signals_that_the_trainer_ignores_or_blocks_still_work():
+    """What a child inherits must not depend on who started the trainer."""
+    done = subprocess.run([sys.executable, "-c", DEAF], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.stdout == "['timeout', 'ok']\n", done
+
+
+def test_command_line():
+    bare = f"exec {sys.executable} {verifier.__file__} --self-check <&- 2>&-"       # without standard streams
+    done = subprocess.run(bare, shell=True, capture_output=True)
+    assert done.returncode == 0 and done.stdout.startswith(b"tier: ")
+    command = [sys.executable, verifier.__file__, "--self-check", "--without", "seccomp"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "refuses" in done.stderr and not done.stdout

@@ -1,0 +1,172 @@
+"""Canonical text of values: what goes in comes back, equality is Python's, and decode() is strict."""
+import random
+import re
+import sys
+import time
+
+import pytest
+
+from cases import one
+from sandbox.profiles import PROFILES
+from sandbox.scheduler import read_claims
+from sandbox.values import NAN, decode, encode, same
+from verifier import Job
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
+
+
+def draw(rng, depth=0, hashable=False):
+    """A random nested plain value."""
+    kinds = ["int", "big", "float", "bool", "none", "str", "bytes", "complex"]
+    if depth < 4:
+        kinds += ["tuple", "frozenset"] * 2 + ([] if hashable else ["list", "dict", "set"] * 2)
+    kind, size = rng.choice(kinds), rng.randrange(4)
+    if kind == "int":
+        return rng.choice([0, 1, -1, 2**53, -2**53, rng.randrange(-99, 99)])
+    if kind == "big":
+        return rng.choice([1, -1]) * rng.getrandbits(rng.choice([54, 64, 500, 3900]))
+    if kind == "float":
+        return rng.choice([0.0, -0.0, 1e300, 5e-324, float("inf"), -float("inf"), NAN, rng.random(), 3.0,
+                              2.0**70])
+    if kind == "bool":
+        return rng.random() < 0.5
+    if kind == "none":
+        return None
+    if kind == "str":
+        return "".join(rng.choice("a\"\\\n\0é中😀\u2028}]") for _ in range(size))
+    if kind == "bytes":
+        return rng.randbytes(size)
+    if kind == "complex":
+        return complex(rng.random(), -0.0)
+    if kind == "dict":
+        return {draw(rng, depth + 1, True): draw(rng, depth + 1) for _ in range(size)}
+    items = [draw(rng, depth + 1, hashable or kind in ("set", "frozenset")) for _ in range(size)]
+    return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](items)
+
+
+def cousin(rng, value):
+    """A value that may equal this one, or nearly does: other number types, containers, or order."""
+    kind = type(value)
+    if kind in (bool, int, float) and abs(value) < 2**60:
+        return rng.choice([value, value, int(value), float(value), bool(value), -value])
+    if kind in (list, tuple):
+        return rng.choice([kind, kind, list, tuple])([cousin(rng, x) for x in value])
+    if kind in (set, frozenset):
+        return rng.choice([set, frozenset])(sorted(value, key=repr)[::-1][:rng.choice([None, None, 2])])
+    if kind is dict:
+        return {k: cousin(rng, x) for k, x in reversed(value.items())}
+    return value
+
+
+def test_round_trip_of_random_values_and_equality_as_in_python():
+    rng, values, equal = random.Random(0), [], 0
+    for _ in range(3000):
+        value = draw(rng)
+        text = encode(value)
+        back = decode(text)
+        assert text.isascii() and text.isprintable() and encode(back) == text
+        assert [back] == [value] and type(back) is type(value)
+        assert "{" in repr(value) or repr(back) == repr(value)
+        values.append(back)
+        try:
+            near = cousin(rng, value)
+        except TypeError:
+            continue                                            # a set in a set
+        alike = [value] == [near]                               # in lists, so that nan equals itself
+        equal += alike
+        other = decode(encode(near))
+        assert same(back, other) == same(other, back) == alike, (value, near)
+    assert 500 < equal < 2900
+    for a, b in zip(values, rng.sample(values, len(values))):
+        assert same(a, b) == ([a] == [b])
+    assert all(same(v, decode(encode(v))) for v in values)
+
+
+def test_values_come_back_from_a_program_as_they_went_in(judge):
+    rng = random.Random(1)
+    values = [draw(rng) for _ in range(400)]
+    no_literals = re.compile("frozenset|inf|nan")
+    values = [v for v in values if not no_literals.search(repr(v))][:150]
+    verdicts = judge.run([Job("def f(x): return x", (repr(v),)) for v in values])
+    assert [v.errors for v in verdicts] == [(None,)] * len(values)
+    assert all(same(decode(verdict.outputs[0]), value) for verdict, value in zip(verdicts, values))
+
+
+def test_equality():
+    nan = float("nan")
+    equal = [(True, 1), (1, 1.0), (0.0, -0.0), ({1: 2, 3: 4}, {3: 4, 1: 2}), ({1, 2}, {2, 1}),
+             ({1}, frozenset({1})), (nan, nan), ([nan, 1], [nan, 1.0]), ({nan: nan}, {nan: nan}),
+             ({(nan,)}, {(nan,)}), (complex(nan, 1), complex(nan, 1))]
+    differ = [((1,), [1]), ("1", 1), (b"a", "a"), (0.1 + 0.2, 0.3), (nan, 0.0), ([nan], [None]), (None, 0),
+              ({}, []), (2**53 + 1, 2.0**53)]
+    for pairs, answer in (equal, True), (differ, False):
+        for a, b in pairs:
+            a, b = decode(encode(a)), decode(encode(b))
+            assert same(a, b) == same(b, a) == answer, (a, b)
+    assert decode("[NaN]")[0] is NAN
+
+
+NOT_CANONICAL = r"""
+ 1 |1 |01|+1|1e0|1.0e1|-0|.5|nan|Infinit|True|1_0|0x1|9007199254740993|null null|[1]]|[1,]|[|{}|"a|'a'
+"\u0061"|"\/"|"é"|"\ud800"
+{"t":1};{"t":"ab"};{"x":[]};{"t":[],"t":[]};{"t":[1], "t":[1]}
+[1, 2];[1 ];{"s":[2,1]};{"s":[1,1]};{"s":[[]]};{"s":[1,true]};{"z":{"z":[]}}
+{"d":[[1]]};{"d":[[1,2],[1,3]]};{"d":[[[],1]]};{"d":{}};{"i":"1"};{"i":1};{"i":"0x20000000000001"};{"i":"zz"}
+{"i":"2_0000000000001"};{"b":"0"};{"b":"AA"};{"b":"a a"};{"b":1};{"c":[1,2]};{"c":[1.0]};{"c":"12"}
+{"c":[NaN]}"""
+
+
+@pytest.mark.parametrize("text", re.split("[;\n]", NOT_CANONICAL.replace("|", ";")) + ["1\n"])
+def test_decode_is_strict(text):
+    with pytest.raises(ValueError):
+        decode(text)
+
+
+def test_limits_of_values():
+    deep = 0
+    for _ in range(64):
+        deep = [deep]
+    assert decode(encode(deep)) == deep
+    for value in ([deep], 1 << 3900, "\udcff", {"a": object()}, b"x" * 2**16, "x" * 2**16, range(3),
+                  bytearray(b"x"), ...):
+        with pytest.raises(ValueError):
+            encode(value)
+    for text in ("[" * 10**5, "[" * 65 + "]" * 65, '"' + "x" * 2**16 + '"', "9" * 60000,
+                 '{"i":"' + "f" * 60000 + '"}'):
+        with pytest.raises(ValueError):
+            decode(text)
+
+
+@pytest.mark.parametrize("n_honest", [0, 300])
+def test_colliding_members_do_not_cost_quadratic_time(n_honest):
+    """Members of one hash, alone or beside honest ones that lower the mean."""
+    members = sorted(encode((2**61 - 1) * i) for i in range(1, 2400)) + sorted(map(encode, range(n_honest)))
+    start = time.process_time()
+    with pytest.raises(ValueError, match="colliding"):
+        decode('{"s":[' + ",".join(members) + "]}")
+    assert time.process_time() - start < 0.2                    # it would be seconds
+
+
+@pytest.mark.parametrize("text", ["[]", "0", '{"t":[]}', '{"d":[]}', '""', "NaN"])
+def test_the_longest_report_of_training_costs_the_trainer_little(text):
+    """Whatever small values a child reports, as many as it may, 0.2 s on a quiet core."""
+    profile = PROFILES["train"]
+    value = "[" + ",".join([text] * (profile.max_text // (len(text) + 1) - 1)) + "]"
+    n = (profile.max_file - 2) // (len(value) + 2)
+    raw = b">\n" + (f"={value}\n".encode() * n)
+    assert profile.max_file <= 1 << 20 and len(raw) > 0.7 * profile.max_file
+    start = time.process_time()
+    end, loaded, claims = read_claims(raw, range(n), "ok", profile)
+    assert (end, loaded, len(claims)) == ("ok", True, n) and time.process_time() - start < 1.5
+
+
+def test_reports_of_benchmarks_hold_one_longest_value_and_not_two(wide):
+    """Who returns more at once runs once more for each value, and loses none."""
+    profile = PROFILES["eval"]
+    assert profile.max_text < profile.max_file < 2 * profile.max_text
+    verdict = one(wide, "def f(x): return str(x) * 8_000_000", "1", "2", "3")
+    assert verdict.end == "ok" and [len(text) for text in verdict.outputs] == [8_000_002] * 3
+    verdict = one(wide, "def f(x): return [0] * 5_000_000")
+    assert verdict.errors == ("too big",)
+    flood = "import os\ndef f(x):\n while True: os.write(3, b'=' + b'[],' * 10**6)"
+    assert one(wide, flood).end == "too big"

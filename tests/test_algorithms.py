@@ -1,0 +1,250 @@
+"""Each algorithm's advantages, weights and gradients equal the formulas of its paper, in plain loops."""
+from dataclasses import replace
+
+import pytest
+import torch
+
+import config
+import rl
+from batches import LENGTH, make_batch, pick, settings
+from config import ALGORITHMS
+from generate import Rollout
+
+# Where the ratio is clipped: as in the papers, except that no ratio of CISPO comes to 5 here, and all of GSPO
+# leave so narrow an interval.
+INTERVALS = {"gspo": (0.9, 1.2), "dapo": (0.8, 1.28), "cispo": (0.0, 1.2)}
+OTHER_CLIPS = {"gspo": dict(clip_low=0.1, clip_high=0.2), "cispo": dict(clip_high=0.2)}
+
+
+# -- advantages ----------------------------------------------------------------------------------------------
+
+def hand_batch() -> rl.Batch:
+    """Member 0 plays both roles, member 1 is a student; group 1 is silent."""
+    reward = torch.tensor([1.0, 0.0, 0.0, 0.7, 0.7, 0.7, 0.5, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0])
+    group = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 4])
+    n_tokens = torch.tensor([3, 1, 2, 9, 1, 1, 4, 2, 2, 5, 1, 2, 3, 1])
+    member, role = torch.tensor([0] * 9 + [1] * 2 + [0] * 3), torch.tensor([1] * 11 + [0] * 3)
+    ids, prompt_len = torch.zeros(14, 12, dtype=torch.int64), torch.full((14,), 2)
+    rollout = Rollout(ids, prompt_len, 2 + n_tokens, torch.zeros(14, 12), member)
+    return rl.Batch(rollout, reward, group, role, torch.tensor([0] * 6 + [1] * 3 + [2] * 2 + [0] * 3))
+
+
+def unwhitened(batch: rl.Batch, algo: str) -> list[float]:
+    """Each row's reward against its group, by the papers."""
+    out = []
+    all_rewards, groups = batch.reward.double().tolist(), batch.group.tolist()
+    for r, g in zip(all_rewards, groups):
+        rewards = [x for x, h in zip(all_rewards, groups) if h == g]
+        n, mean = len(rewards), sum(rewards) / len(rewards)
+        std = (sum((x - mean) ** 2 for x in rewards) / n) ** 0.5
+        if algo in ("reinforce++", "dr_grpo"):
+            out.append(r - mean)
+        elif algo == "rloo":
+            out.append(r - (sum(rewards) - r) / (n - 1))
+        else:
+            out.append((r - mean) / (std + 1e-6))
+    return out
+
+
+def whitened(batch: rl.Batch, d: list[float], by_kind: bool = False) -> list[float]:
+    """d less its mean, over its deviation, both of the answer tokens of one member in one role (and kind)."""
+    kinds = batch.kind.tolist() if by_kind else [0] * len(d)
+    keys = list(zip(batch.rollout.member.tolist(), batch.role.tolist(), kinds))
+    silent = [len(batch.reward[batch.group == g].unique()) == 1 for g in batch.group]
+    out = [0.0] * len(d)
+    for key in set(keys):
+        rows = [i for i in range(len(d)) if keys[i] == key and not silent[i]]
+        tokens = []
+        for i in rows:
+            tokens += [d[i]] * int(batch.rollout.n_tokens[i])
+        tokens = torch.tensor(tokens, dtype=torch.float64)
+        for i in rows:
+            out[i] = ((d[i] - tokens.mean()) / (tokens.std(correction=0) + 1e-6)).item()
+    return out
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_baseline_and_scale_by_hand(algo):
+    adv = rl.advantages(hand_batch(), settings(algo, normalize_advantages="off"))
+    assert adv.tolist() == pytest.approx(unwhitened(hand_batch(), algo), abs=1e-6)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("normalize", ["member", "kind"])
+def test_whitening_by_hand(algo, normalize):
+    """Every token of a row counts once: mean 0 and deviation 1 over the tokens of one member in one role."""
+    batch = hand_batch()
+    adv = rl.advantages(batch, settings(algo, normalize_advantages=normalize))
+    want = whitened(batch, unwhitened(batch, algo), by_kind=normalize == "kind")
+    assert adv.tolist() == pytest.approx(want, abs=1e-5) and (adv[batch.group == 1] == 0).all()
+    students = (batch.rollout.member == 0) & (batch.role == 1) & (batch.group != 1)
+    tokens = adv[students].repeat_interleave(batch.rollout.n_tokens[students])
+    if normalize == "member":
+        assert abs(tokens.mean()) < 1e-5 and abs(tokens.std(correction=0) - 1) < 1e-4
+
+
+def test_without_baseline_and_scale_the_advantage_is_the_reward():
+    """In silent groups too, whose reward says something where nothing is taken from it; not with a scale."""
+    batch = hand_batch()
+    plain = settings(baseline="none", normalize_advantages="off")
+    assert torch.equal(rl.advantages(batch, plain), batch.reward)
+    scaled = rl.advantages(batch, replace(plain, scale_rewards="group"))
+    assert (scaled[batch.group == 1] == 0).all() and scaled[0] == pytest.approx(1 / (2 / 9) ** 0.5, rel=1e-5)
+    whole = rl.advantages(batch, replace(plain, normalize_advantages="member"))
+    rows = (batch.rollout.member == 0) & (batch.role == 1)
+    tokens = batch.reward[rows].repeat_interleave(batch.rollout.n_tokens[rows])
+    want = (batch.reward[rows] - tokens.mean()) / tokens.std(correction=0)
+    assert whole[rows].tolist() == pytest.approx(want.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("normalize", config.NORMALIZE)
+@pytest.mark.parametrize("silent", [0.0, 0.1, 1.0])
+def test_groups_without_variance_are_exactly_zero(algo, normalize, silent):
+    """Also where the float mean of equal numbers is not that number; the others do not notice them."""
+    batch, cfg = make_batch(60, member=(0, 1), roles=2), settings(algo, normalize_advantages=normalize)
+    quiet = torch.isin(batch.group, torch.tensor([1, 4, 11, 15]))
+    batch.reward[quiet] = silent
+    adv = rl.advantages(batch, cfg)
+    assert (adv[quiet] == 0).all() and (adv[~quiet] != 0).all()
+    without = rl.advantages(pick(batch, (~quiet).nonzero().squeeze(1)), cfg)
+    assert (adv[~quiet] - without).abs().max() < 1e-6
+    batch.reward[:] = silent
+    assert (rl.advantages(batch, cfg) == 0).all()
+
+
+def test_roles_and_members_are_never_pooled():
+    """Scaling one member's rewards in one of three roles, or shifting them, changes nothing anywhere."""
+    batch = make_batch(54, member=(0, 1))
+    batch.role = batch.group // 2 % 3
+    scaled = batch.reward * torch.where((batch.rollout.member == 1) & (batch.role == 0), 100.0, 1.0) + 3
+    assert len(set(zip(batch.rollout.member.tolist(), batch.role.tolist()))) == 6
+    assert (rl.advantages(batch) - rl.advantages(replace(batch, reward=scaled))).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", config.WEIGHTS)
+def test_token_weights_sum_to_the_stated_mean(kind):
+    rollout = make_batch(30).rollout
+    weight = rl.token_weight(rollout, settings(token_weight=kind))
+    for p in range(3):
+        own = rollout.member == p
+        n_rows, n_tokens = int(own.sum()), rollout.n_tokens[own].sum().item()
+        total = (weight * rollout.n_tokens)[own].sum().item()
+        assert total == pytest.approx(n_tokens / (LENGTH * n_rows) if kind == "constant" else 1.0, rel=1e-5)
+        if kind == "row":                                  # every row counts the same, however long
+            assert (weight * rollout.n_tokens)[own].tolist() == pytest.approx([1 / n_rows] * n_rows)
+        else:
+            assert len(weight[own].unique()) == 1, "every token counts the same"
+
+
+# -- the loss, and several epochs ----------------------------------------------------------------------------
+
+def answer_logp(base, adapters, rollout: Rollout, i: int) -> torch.Tensor:
+    """Log-probabilities of the answer tokens of row i, which runs alone."""
+    start, end = int(rollout.prompt_len[i]), int(rollout.length[i])
+    ids = rollout.ids[i:i + 1, :end]
+    hidden = base.model(ids, lora=adapters.route(rollout.member[i:i + 1], torch.float32))
+    logp = base.model.logits(hidden)[0, start - 1:-1].log_softmax(-1)
+    return logp.gather(1, ids[0, start:, None])[:, 0]
+
+
+def loss_by_hand(algo: str, base, adapters, rollout: Rollout, adv: list[float], old: list[torch.Tensor]):
+    """Sum of the members' losses as in the papers; old: log-probabilities of each row's tokens before."""
+    low, high = INTERVALS.get(algo, (0.8, 1.2))
+    total = torch.zeros(())
+    for p in range(3):
+        rows = (rollout.member == p).nonzero().squeeze(1).tolist()
+        n_tokens = sum(int(rollout.n_tokens[i]) for i in rows)
+        for i in rows:
+            logp = answer_logp(base, adapters, rollout, i)
+            for t in range(len(logp)):
+                ratio = (logp[t] - old[i][t]).exp()
+                if algo == "gspo":
+                    ratio = (logp - old[i]).mean().exp()
+                clipped = ratio.clamp(low, high)
+                gain = torch.min(ratio * adv[i], clipped * adv[i])
+                if algo == "cispo":
+                    gain = clipped.detach() * adv[i] * logp[t]
+                if algo in ("grpo", "gspo"):
+                    total = total - gain / len(logp) / len(rows)
+                elif algo == "dr_grpo":
+                    total = total - gain / LENGTH / len(rows)
+                else:
+                    total = total - gain / n_tokens
+    return total
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_two_epochs_by_hand(tiny, population, algo):
+    """In the second epoch the policy has moved: ratios differ from 1, and some are clipped, others not."""
+    adapters, batch = population(tiny), make_batch(24)
+    cfg = settings(algo, epochs=2, tokens_per_microbatch=60, **OTHER_CLIPS.get(algo, {}))
+    adam = rl.Adam(adapters, [2e-2] * 3)
+    adv, d = rl.advantages(batch, cfg), unwhitened(batch, algo)
+    want = whitened(batch, d) if algo == "reinforce++" else d
+    assert adv.tolist() == pytest.approx(want, abs=1e-5)
+    with torch.no_grad():
+        old = [answer_logp(tiny, adapters, batch.rollout, i) for i in range(24)]
+    sampled = None
+    for epoch in range(2):
+        loss = loss_by_hand(algo, tiny, adapters, batch.rollout, want, old)
+        by_hand = torch.autograd.grad(loss, adapters.parameters())
+        sums, _, logp = rl.accumulate(tiny, adapters, batch, adv, cfg, old=sampled)
+        for factor, grad in zip(adapters.parameters(), by_hand):
+            assert (factor.grad - grad).abs().max() < 1e-5
+        assert max(grad.abs().max() for grad in by_hand) > 1e-2
+        if epoch == 0:
+            assert sums["clip_frac"] == sums["approx_kl"] == 0
+            sampled = logp
+        adam.step(torch.ones(3, dtype=torch.bool))
+    assert 0 < sums["clip_frac"] < sums["trained_tokens"] and sums["approx_kl"] > 0
+
+
+def test_an_update_of_two_epochs_is_two_steps(tiny, population):
+    """The same factors as by `accumulate` and `step`; clip_frac and approx_kl, recomputed row by row."""
+    batch, cfg = make_batch(24), settings(epochs=2)
+    adapters, other = population(tiny), population(tiny)
+    adam, adv = rl.Adam(adapters, [2e-2] * 3), rl.advantages(batch, cfg)
+    everybody, sampled = torch.ones(3, dtype=torch.bool), None
+    before = [answer_logp(tiny, adapters, batch.rollout, i).detach() for i in range(24)]
+    for epoch in range(2):
+        if epoch == 1:
+            after = [answer_logp(tiny, adapters, batch.rollout, i).detach() for i in range(24)]
+        sums, _, logp = rl.accumulate(tiny, adapters, batch, adv, cfg, old=sampled)
+        sampled = logp
+        adam.step(everybody)
+    stats = rl.update(tiny, other, rl.Adam(other, [2e-2] * 3), batch, adv, cfg)
+    assert all(torch.equal(x, y) for x, y in zip(adapters.parameters(), other.parameters()))
+    log_ratio = torch.cat(after) - torch.cat(before)
+    assert stats["trained_tokens"] == 2 * len(log_ratio)
+    assert stats["clip_frac"] == pytest.approx(((log_ratio.exp() - 1).abs() > 0.2).double().mean().item())
+    assert stats["approx_kl"] == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-3)
+
+
+def test_one_epoch_is_a_plain_policy_gradient(tiny, population):
+    """Whatever the clip; and nothing is told of a policy that did not move."""
+    batch, factors = make_batch(), []
+    for clip in (1e-3, 0.2):
+        adapters = population(tiny)
+        cfg = settings(clip_low=clip, clip_high=clip)
+        adam, adv = rl.Adam(adapters, [1e-3] * 3), rl.advantages(batch, cfg)
+        stats = rl.update(tiny, adapters, adam, batch, adv, cfg)
+        assert not {"clip_frac", "approx_kl"} & set(stats)
+        factors.append(adapters.parameters())
+    assert all(torch.equal(x, y) for x, y in zip(*factors))
+
+
+def test_a_first_gradient_may_be_there_already(tiny, population):
+    """train.py computes it where a signal may still end the step."""
+    batch, cfg = make_batch(), settings(epochs=2)
+    adapters, other = population(tiny), population(tiny)
+    adv = rl.advantages(batch, cfg)
+    first = rl.accumulate(tiny, adapters, batch, adv, cfg)
+    told = rl.update(tiny, adapters, rl.Adam(adapters, [1e-2] * 3), batch, adv, cfg, first)
+    assert told == rl.update(tiny, other, rl.Adam(other, [1e-2] * 3), batch, adv, cfg)
+    assert all(torch.equal(x, y) for x, y in zip(adapters.parameters(), other.parameters()))
+
+
+def test_defaults_are_those_of_a_run():
+    cfg = rl.UpdateConfig()
+    assert settings() == replace(cfg, max_new_tokens=LENGTH, tokens_per_microbatch=1024)
