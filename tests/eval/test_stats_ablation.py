@@ -2,6 +2,8 @@
 import copy
 import dataclasses
 import json
+import re
+import shlex
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -248,6 +250,16 @@ def test_what_is_no_pack_is_said(tmp_path):
         ablation.main(["--from", str(tmp_path)])
     with pytest.raises(ValueError, match="give --base, or --from DIR"):
         ablation.main([])
+
+
+def test_the_course_s_commands_are_understood():
+    """Those of the lesson with thirty laptops: seeds, pack, pool."""
+    text = (ROOT / "course" / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^python -m eval.population.ablation (.*)$", text, re.M)
+    parsed = [ablation.parser().parse_args(shlex.split(words)) for words in commands]
+    assert [(args.seeds, args.pack, len(args.pool)) for args in parsed] == [
+        ("100", "", 0), ("100", "out/seed-100", 0), ("0,1,2", "", 3)]
+    assert parsed[0].train == parsed[1].train == ["--", "--evolve-every", "11"]
 
 
 @pytest.mark.skipif(not (RESULTS / "config.json").exists(), reason="docs/results: no runs are packed yet")
