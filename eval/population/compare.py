@@ -8,9 +8,9 @@ import numpy as np
 
 from eval.population import measures
 from eval.population.arms import FULL, PLANNED, SECONDARY, runs_of
-from eval.population.measures import MEASURES
+from eval.population.measures import MEASURES, children, children_table, estimate, interval_of
 from eval.population.records import Experiment, Record
-from eval.stats import hierarchical_bootstrap, holm, seeds_needed, sign_flip
+from eval.stats import holm, seeds_needed, sign_flip
 from eval.summary import BASE
 from report.forest import forest
 
@@ -18,7 +18,6 @@ TOLERANCE = 0.05                    # of a budget
 FEWEST = 8                          # complete seeds, under which nothing is concluded
 LEVEL = 0.05                        # of p after Holm
 BEARING = (FULL, "mutation", "crossover", "copy")          # arms whose children are looked at
-WAITS = (1, 10, 20)                 # steps after a birth
 # what the paper says -> contrasts (arm, measure, minus arm, its measure) with the sign that would bear it out
 CLAIMS = {"the single agent drifts to easy tasks": (("full", "statements", "single", "statements", 1),
                                                     ("full", "base_solve", "single", "base_solve", -1),
@@ -93,11 +92,6 @@ def half_way(experiment: Experiment) -> tuple[float, float]:
 
 # ---- contrasts ---------------------------------------------------------------------------------------------
 
-def interval_of(x: np.ndarray) -> tuple[float, float] | None:
-    """95% interval of the mean of differences (S, n) over seeds and items; None for one seed."""
-    return hierarchical_bootstrap(x) if len(x) > 1 else None
-
-
 def contrast(values: Values, seeds: list[int], one: str, measure: str, other: str, its: str,
              effect: float) -> dict:
     """One arm's measure minus another's (or its own other measure), paired by seed.
@@ -138,28 +132,6 @@ def borne_out(line: dict, sign: int) -> str:
     low, high = (sign * end for end in line["interval"])
     low, high = min(low, high), max(low, high)
     return "as the paper says" if low > 0 else "the other way" if high < 0 else "cannot tell"
-
-
-def children(experiment: Experiment) -> list[dict]:
-    """Per operator and steps since: births, and the children's accuracy minus their parents' before."""
-    found = {}                                    # operator -> wait -> seed -> differences
-    births = {}
-    for name, run in experiment.runs.items():
-        arm, _, seed = name.rpartition("-s")
-        for wait in WAITS if arm in BEARING else ():
-            for course in measures.courses(run.metrics, run.genealogy, wait):
-                births[course["operator"], wait] = births.get((course["operator"], wait), 0) + 1
-                if course["child"] is not None and course["parents"] is not None:
-                    by_seed = found.setdefault(course["operator"], {}).setdefault(wait, {})
-                    by_seed.setdefault(seed, []).append(course["child"] - course["parents"])
-    lines = []
-    for operator, waits in sorted(found.items()):
-        for wait, by_seed in waits.items():
-            x = np.array([[np.mean(differences)] for differences in by_seed.values()])
-            lines.append(dict(operator=operator, wait=wait, births=births[operator, wait], seeds=len(x),
-                              recorded=sum(map(len, by_seed.values())), difference=float(x.mean()),
-                              interval=interval_of(x)))
-    return lines
 
 
 def conclude(experiment: Experiment, effect: float) -> dict:
@@ -206,6 +178,11 @@ def conclude(experiment: Experiment, effect: float) -> dict:
             if {one, other} <= set(arms):
                 line = contrast(values, seeds, one, measure, other, its, effect)
                 claims[claim].append(line | dict(answer=borne_out(line, sign)))
+    parents = []
+    for name, run in experiment.runs.items():
+        arm, _, seed = name.rpartition("-s")
+        if arm in BEARING:
+            parents.append((seed, run.metrics, run.genealogy))
     missing = {}
     for arm in arms:
         if lost := [seed for seed in seeds if (arm, seed) not in values]:
@@ -213,7 +190,7 @@ def conclude(experiment: Experiment, effect: float) -> dict:
     return dict(plan=experiment.plan, commits=sorted({run.env["commit"] for run in experiment.runs.values()}),
                 effect=effect, complete=complete, missing=missing, base=base, half=half,
                 spent=spent_by_arm(experiment), primary=primary, secondary=secondary, measures=described,
-                claims=claims, children=children(experiment))
+                claims=claims, children=children(parents))
 
 
 # ---- the table ---------------------------------------------------------------------------------------------
@@ -223,14 +200,6 @@ def name_of(line: dict) -> str:
     if line["measure"] == line["its"]:
         return f"{line['one']} - {line['other']}"
     return f"{line['one']} ({line['measure']}) - {line['other']} ({line['its']})"
-
-
-def estimate(line: dict) -> str:
-    """A difference with its interval; dashes for what is not known."""
-    if line["difference"] is None:
-        return f"{'-':>10}  {'-':^17}"
-    span = "{:+7.3f} ..{:+7.3f}".format(*line["interval"]) if line["interval"] else "-"
-    return f"{line['difference']:+10.3f}  {span:^17}"
 
 
 def cells(line: dict) -> str:
@@ -300,11 +269,7 @@ def table(result: dict, whole: bool = True) -> str:
             measure = f"{line['measure']}: " if line["measure"] == line["its"] else ""
             out.append(f"{measure + name_of(line):46} {cells(line)}  {line['answer']}")
     if result["children"]:
-        out += ["", "children recover: accuracy on the anchors minus their parents' before, by steps since",
-                "operator     steps  births  recorded  seeds  difference  95% interval"]
-        for line in result["children"]:
-            out.append(f"{line['operator']:11} {line['wait']:5}+ {line['births']:7} {line['recorded']:9} "
-                       f"{line['seeds']:6}  {estimate(line)}")
+        out += ["", children_table(result["children"])]
     if whole:
         out += ["", f"described, not corrected; frozen base's accuracy on the anchors {result['base']:.3f}, "
                     f"half way {result['half']:.3f}", *measure_tables(result)]

@@ -138,12 +138,12 @@ class Players:
             out.write_json(path.name, dict(asked=n, tasks=list(map(dataclasses.asdict, found))))
         data = json.loads(path.read_text())
         if data["asked"] != n:
-            raise ValueError(f"{path} holds tasks made for --tasks {data['asked']}: use that or another --out")
+            raise ValueError(f"{path} holds tasks for --tasks {data['asked']}: use that, or another --out")
         return [Item(str(step), str(i), task_of(row)) for i, row in enumerate(data["tasks"])]
 
 
 def cells(rows: list[dict]) -> dict[str, dict[str, np.ndarray]]:
-    """Student generation (or "base") -> teacher generation -> mean solve rate of its students by task (n,)."""
+    """Student generation (or "base") -> teacher generation -> mean solve rate of students by task (n,)."""
     out = {}
     by_generation = [row | dict(member=row["member"].split("/")[0]) for row in rows]
     for bench, members in shares(by_generation).items():

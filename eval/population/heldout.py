@@ -120,31 +120,19 @@ def hashes_of(families: list[str], split: str) -> dict[str, str]:
     return out
 
 
+def kept_items(path: Path, families: list[str], split: str, limit: int) -> list[Item]:
+    """items_of, written down beside the answers to them; the first line says how they were drawn."""
+    items = items_of(families, split, limit)
+    drawn = dict(split=split, limit=limit, seed=SEED, per_size=PER_SIZE)
+    rows = [drawn, *map(dataclasses.asdict, items)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return items
+
+
 def read_items(path: Path) -> list[Item]:
     """The tasks that `kept_items` wrote."""
     rows = map(json.loads, path.read_bytes().splitlines()[1:])
     return [Item(**row | dict(task=task_of(row["task"]))) for row in rows]
-
-
-def kept_items(path: Path, families: list[str], split: str, limit: int) -> list[Item]:
-    """items_of, read from where an earlier start wrote it; else drawn, which takes a while, and kept.
-
-    The file's first line says what the tasks depend on and the hash of the rest; where it says anything else
-    than what is wanted, the file is damaged or of another evaluation and is written anew.
-    """
-    depends = dict(split=split, limit=limit, seed=SEED, per_size=PER_SIZE, first=hashes_of(families, split))
-
-    def title(body: bytes) -> bytes:
-        return json.dumps(depends | dict(sha256=hashlib.sha256(body).hexdigest())).encode()
-    if path.exists():
-        head, _, body = path.read_bytes().partition(b"\n")
-        if head == title(body):
-            return read_items(path)
-        print(f"note: {path} is damaged or holds other tasks; they are drawn again", file=sys.stderr)
-    items = items_of(families, split, limit)
-    body = "".join(json.dumps(dataclasses.asdict(item)) + "\n" for item in items).encode()
-    path.write_bytes(title(body) + b"\n" + body)
-    return items
 
 
 def families_for(prompt_format: str) -> tuple[str, ...]:

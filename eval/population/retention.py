@@ -24,7 +24,7 @@ import torch
 
 from eval import common
 from eval.population import heldout, records
-from eval.population.measures import courses
+from eval.population.measures import children, children_table
 from eval.stats import hierarchical_bootstrap, ratio_bootstrap
 from eval.summary import BASE, shares
 from evolve import Member
@@ -195,21 +195,10 @@ def judged(operator: str, runs: list[list[Child]]) -> dict:
                 kl=float(np.mean([child.kl for child in every])))
 
 
-# ---- after k steps: the runs' own records ------------------------------------------------------------------
-
 def later(runs: list[Path], k: int) -> list[dict]:
-    """Per operator, of the students born in these runs: means of what `measures.courses` tells."""
-    found = {}
-    for run in runs:
-        for course in courses(records.logged(run), records.logged(run, "genealogy.jsonl"), k):
-            found.setdefault(course["operator"], []).append(course)
-    lines = []
-    for operator, own in found.items():
-        both = [x for x in own if x["child"] is not None and x["parents"]]
-        means = {key: mean(x[key] for x in both) for key in ("parents", "first", "child", "parents_then")}
-        lines.append(dict(operator=operator, births=len(own), recorded=len(both), **means,
-                          retention=mean(x["child"] / x["parents"] for x in both)))
-    return lines
+    """What the runs' own records tell of their children at once and after k steps: `measures.children`."""
+    logs = [(str(run), records.logged(run), records.logged(run, "genealogy.jsonl")) for run in runs]
+    return children(logs, tuple(dict.fromkeys((1, k))))
 
 
 # ---- tables ------------------------------------------------------------------------------------------------
@@ -227,26 +216,6 @@ def birth_table(lines: list[dict]) -> str:
                    f"{x['retention']:5.2f}  {a:.2f} .. {b:.2f}  {x['difference']:+.2f} "
                    f"({low:+.2f} .. {high:+.2f})  {think:>8}  {x['norm_ratio']:5.2f}  {x['kl']:.3f}")
     return "\n".join([*out, "thinking: children that think in most answers, of those whose parents do"])
-
-
-UNKNOWN = """not known from a run's records: teachers, who never solve anchors; children replaced before that
-probe; how much of a child's change is its training since, for which the surviving parents (parents then) are
-the only comparison. A few births have no interval worth printing."""
-
-
-def later_table(lines: list[dict], k: int) -> str:
-    """What the runs noted after births, for the terminal, and what it cannot tell."""
-    def cell(x: float | None) -> str:
-        return "-" if x is None else f"{x:.2f}"
-    out = [f"\nafter {k} steps or more, as noted in the runs: students' accuracy on the anchors, greedily",
-           "operator    births  recorded  parents before  child first  child then  retention  parents then"]
-    for x in lines:
-        out.append(f"{x['operator']:11} {x['births']:6} {x['recorded']:9} {cell(x['parents']):>15} "
-                   f"{cell(x['first']):>12} {cell(x['child']):>11} {cell(x['retention']):>10} "
-                   f"{cell(x['parents_then']):>13}")
-    if not lines:
-        out.append("no student was born")
-    return "\n".join([*out, UNKNOWN])
 
 
 # ---- the command line --------------------------------------------------------------------------------------
@@ -302,7 +271,7 @@ def main(argv: list[str] | None = None) -> int:
         some = [children for children in some if children]
         lines += [judged(name, some)] if some else []
     paths = [Path(run).expanduser() for run in runs]
-    print(f"{birth_table(lines)}\n{later_table(later(paths, args.k), args.k)}")
+    print(f"{birth_table(lines)}\n\n{children_table(later(paths, args.k))}")
     if skipped := [name for name in OPERATORS if name not in {line["operator"] for line in lines}]:
         print(f"not tried, for want of a second student: {', '.join(skipped)}")
     return 0

@@ -184,8 +184,16 @@ def test_courses_of_children():
                  victim=dict(role="student"))
     teacher = birth | dict(victim=dict(role="teacher"))
     course, = measures.courses(metrics, [birth, teacher], 6)
-    assert course == dict(operator="mask", parents=0.2, first=0.1, child=0.3, parents_then=0.5)
+    assert course == dict(operator="mask", parents=0.2, child=0.3, parents_then=0.5)
     assert measures.courses(metrics, [birth], 20)[0]["child"] is None
+    runs = [("0", metrics, [birth]), ("1", metrics, [birth, birth])]
+    first, later, never = measures.children(runs, (1, 6, 20))
+    assert first["births"] == 3 and first["difference"] == pytest.approx(-0.1)
+    assert first["then"] == pytest.approx(0.4)
+    assert later["difference"] == pytest.approx(0.1) and later["interval"] == pytest.approx((0.1, 0.1))
+    assert never["recorded"] == 0 and never["difference"] is None
+    shown = measures.children_table([first, later, never]).splitlines()
+    assert "-0.100" in shown[2] and shown[4].split()[3:] == ["0", "-", "-", "-", "-", "-"]
 
 
 # ---- packs and pools ---------------------------------------------------------------------------------------
