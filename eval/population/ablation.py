@@ -19,7 +19,6 @@ docs/ablations.md holds the plan of our own comparison, by whose rules the table
 import argparse
 import dataclasses
 import json
-import os
 import time
 from pathlib import Path
 
@@ -307,9 +306,8 @@ def pooled(directories: list[str]) -> Experiment:
 
 def plan_of(args: argparse.Namespace, arms: dict[str, Arm]) -> dict:
     """What is planned, as it stands in config.json of --out and of a pack."""
-    base = "/".join(Path(args.base).parts[-2:])
-    return dict(base=base, pop=args.pop, steps=args.steps, budget=args.budget, probe_every=args.probe_every,
-                train=args.train, seeds=args.seeds,
+    return dict(base=records.base_of(args.base), pop=args.pop, steps=args.steps, budget=args.budget,
+                probe_every=args.probe_every, train=args.train, seeds=args.seeds,
                 arms={name: dataclasses.asdict(arms[name]) for name in args.wanted})
 
 
@@ -317,7 +315,8 @@ def open_out(args: argparse.Namespace, plan: dict) -> RunDir:
     """--out with its config.json, to which arms and seeds may come. Raises ValueError for another plan."""
     out = RunDir(args.out)
     before = out.config() if (out.path / "config.json").exists() else plan
-    if changed := differing(before, plan, ("base", "arms", "seeds")):
+    before["base"] = records.base_of(before["base"])
+    if changed := differing(before, plan, ("arms", "seeds")):
         raise ValueError(f"{out.path} holds arms of another comparison: {', '.join(changed)}; use the old "
                          "values or another --out")
     seeds = sorted({*before.get("seeds", []), *plan["seeds"]})

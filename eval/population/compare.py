@@ -221,18 +221,23 @@ def status(result: dict) -> list[str]:
     if len(complete) < FEWEST:
         out.append(f"AN INTERIM TABLE: with fewer than {FEWEST} complete seeds every primary contrast is "
                    '"cannot tell"')
-    out += [f"missing: {arm}, seeds {', '.join(map(str, lost))}" for arm, lost in result["missing"].items()]
+    alike = {}
+    for arm, lost in result["missing"].items():
+        alike.setdefault(tuple(lost), []).append(arm)
+    for lost, arms in alike.items():
+        out.append(f"missing: seeds {', '.join(map(str, lost))} of {', '.join(arms)}")
     return out
 
 
 def spent_table(result: dict) -> list[str]:
     """What every arm spent, as shares of full's."""
     out = [f"matched: {result['plan']['budget']}, within {TOLERANCE:.0%} of what is due; shares of full's:",
-           f"{'arm':21} runs  steps  tokens   rows  proposals  trained  hours   area"]
+           f"{'arm':21} seeds  runs  steps  tokens   rows  proposals  trained  hours   area"]
     for arm, x in result["spent"].items():
-        area = result["measures"]["area"][arm]["mean"]
-        out.append(f"{arm:21} {x['runs']:4}  {x['steps']:5.0f}  {x['tokens']:6.2f} {x['rows']:6.2f}  "
-                   f"{x['proposals']:9.2f}  {x['trained']:7.2f}  {x['hours']:5.2f}  {area:.3f}")
+        area = result["measures"]["area"][arm]
+        out.append(f"{arm:21} {area['seeds']:5}  {x['runs']:4}  {x['steps']:5.0f}  {x['tokens']:6.2f} "
+                   f"{x['rows']:6.2f}  {x['proposals']:9.2f}  {x['trained']:7.2f}  {x['hours']:5.2f}  "
+                   f"{area['mean']:.3f}")
     return out
 
 
@@ -279,8 +284,9 @@ def table(result: dict, whole: bool = True) -> str:
 def picture(result: dict) -> str:
     """The contrasts of areas as a forest plot in SVG."""
     first = [line | dict(name=name_of(line)) for line in result["primary"]]
-    second = [line | dict(name=name_of(line), verdict="not corrected") for line in result["secondary"]]
+    second = [line | dict(name=name_of(line), verdict="not corrected" if line["seeds"] else "no seed yet")
+              for line in result["secondary"]]
     groups = [("primary", first)] + ([("secondary", second)] if second else [])
     axis = f"difference of areas, 95% interval; shaded: up to {result['effect']:g}"
-    foot = " ".join(status(result)[:1 + (len(result["complete"]) < FEWEST)])
+    foot = f"{'INTERIM: ' if len(result['complete']) < FEWEST else ''}{status(result)[0]}"
     return forest(MEASURES["area"].capitalize(), groups, axis, result["effect"], foot)

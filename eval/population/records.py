@@ -51,6 +51,11 @@ def folder(split: str) -> str:
     return f"heldout-{split}"
 
 
+def base_of(name: str) -> str:
+    """A base by the last two parts of its path: a hub id, or a directory on whichever machine."""
+    return "/".join(Path(name).parts[-2:])
+
+
 # ---- from runs ---------------------------------------------------------------------------------------------
 
 def logged(directory: Path, name: str = "metrics.jsonl") -> list[dict]:
@@ -115,7 +120,7 @@ def record_of(directory: Path) -> Record | None:
     found = sorted(path.parent for path in directory.glob(f"{folder('*')}/summary.json"))
     evaluations = {path.name: read_answers(path, config["prompt_format"]) for path in found}
     for name in HERE:
-        config[name] = "/".join(Path(config[name]).parts[-2:]) if name == "base" else Path(config[name]).name
+        config[name] = base_of(config[name]) if name == "base" else Path(config[name]).name
     logs = {name: logged(directory, f"{name}.jsonl") for name in ("metrics", "matches", "genealogy")}
     return Record(directory.name, config, env, evaluations[folder("test")]["base_hash"],
                   **logs, evaluations=evaluations)

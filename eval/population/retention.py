@@ -249,7 +249,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = common.parser_of("eval.population.retention", __doc__, None,
                               without=("data", "prompt", "adapters", "against"))
     heldout.judge_flags(parser)
-    parser.add_argument("--runs", nargs="+", default=[], metavar="DIR", help="several runs in one table")
+    parser.add_argument("--runs", nargs="+", default=[], metavar="DIR",
+                        help="several runs in one table; --out then holds a folder of each")
     parser.add_argument("--draws", type=int, default=4, help="children of each operator and run")
     parser.add_argument("--k", type=int, default=15, help="steps after a birth at which the records are read")
     parser.add_argument("--split", default="test", choices=heldout.SPLITS)
@@ -259,12 +260,15 @@ def main(argv: list[str] | None = None) -> int:
     runs = args.runs or [args.run]
     if not runs[0]:
         raise ValueError("give --run out/NAME or --runs: parents and operators are those of a run")
-    if args.runs and (args.run or args.out):
-        raise ValueError("--runs: each run's answers go to its own folder; leave out --run and --out")
+    if args.runs and args.run:
+        raise ValueError("--run and --runs: give all runs to --runs")
     if args.draws < 1 or args.k < 1:
         raise ValueError(f"--draws {args.draws} and --k {args.k} must be at least 1")
     args.families = common.choose(args.bench, tuple(heldout.ROWS))
-    found = [children_of(argparse.Namespace(**vars(args) | dict(run=run))) for run in runs]
+    found = []
+    for run in runs:
+        out = str(Path(args.out) / Path(run).name) if args.out and args.runs else args.out
+        found.append(children_of(argparse.Namespace(**vars(args) | dict(run=run, out=out))))
     lines = []
     for name in OPERATORS:
         some = [[child for child in children if child.operator == name] for children in found]

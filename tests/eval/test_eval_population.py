@@ -2,7 +2,6 @@
 import argparse
 import itertools
 import json
-import math
 
 import numpy as np
 import pytest

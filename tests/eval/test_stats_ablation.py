@@ -108,7 +108,7 @@ def test_what_is_seen_not_seen_and_what_cannot_be_told():
     result = compare.conclude(few, 0.05)
     assert set(said(result).values()) == {"cannot tell"} and result["missing"]["uniform"] == [17]
     shown = compare.table(result)
-    assert "AN INTERIM TABLE" in shown and "missing: uniform, seeds 17" in shown and "7 of 8 seeds" in shown
+    assert "AN INTERIM TABLE" in shown and "missing: seeds 17 of full, no-evol" in shown and "7 of 8 seeds" in shown
 
 
 @pytest.mark.parametrize("p, interval, difference, words", [
@@ -157,6 +157,18 @@ def test_several_singles_are_one_arm_and_the_best_is_chosen_on_validation():
     due = compare.due_of(some, "singles", 10)
     found = measures.measured(compare.runs_there(some, "singles", 10), "tokens", due, 0.4)
     assert found["best"].mean() == 0.75, "chosen for its 1.0 on validation, told by its test"
+
+
+def test_pass_at_16_is_told_where_it_was_asked():
+    some = experiment({FULL: 0.6, "single": 0.5})
+    assert compare.conclude(some, 0.05)["measures"]["pass16"][FULL]["mean"] is None
+    for run in some.runs.values():
+        sixteen = answers(np.random.default_rng(0), {"S0": 0, "S1": 0, "base": 0}, measures.OUTPUT, 12)
+        for found in sixteen["answers"].values():
+            found["right"] = {"S0": [0] * 12, "S1": [1] * 6 + [0] * 6, "base": [16] * 12}
+        run.evaluations["heldout-pass"] = sixteen | dict(samples=16)
+    result = compare.conclude(some, 0.05)
+    assert result["measures"]["pass16"][FULL]["mean"] == 0.25, "one right of sixteen suffices"
 
 
 def test_budgets_off_by_more_than_a_twentieth_are_refused():
