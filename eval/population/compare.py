@@ -18,7 +18,7 @@ TOLERANCE = 0.05                    # of a budget
 FEWEST = 8                          # complete seeds, under which nothing is concluded
 LEVEL = 0.05                        # of p after Holm
 BEARING = (FULL, "mutation", "crossover", "copy")          # arms whose children are looked at
-# what the paper says -> contrasts (arm, measure, minus arm, its measure) with the sign that would bear it out
+# claim -> contrasts (arm, measure, minus arm, its measure) with the sign that would bear it out
 CLAIMS = {"the single agent drifts to easy tasks": (("full", "statements", "single", "statements", 1),
                                                     ("full", "base_solve", "single", "base_solve", -1),
                                                     ("full", "statements", "single-long", "statements", 1),
@@ -29,7 +29,9 @@ CLAIMS = {"the single agent drifts to easy tasks": (("full", "statements", "sing
                                                    ("full", "mccabe", "single-long", "mccabe", 1),
                                                    ("full", "depth", "single-long", "depth", 1),
                                                    ("full", "unique", "single-long", "unique", 1)),
-          "the weakest member beats the single agent": (("full", "weakest", "single", "end", 1),)}
+          "the weakest member beats the single agent": (("full", "weakest", "single", "end", 1),),
+          "selection spreads a discovery sooner": (("full", "spread", "no-evolution", "spread", -1),
+                                                   ("full", "half", "no-evolution", "half", -1))}
 Values = dict[tuple[str, int], dict[str, np.ndarray]]      # (arm, seed) -> what `measures.measured` gives
 
 
@@ -131,7 +133,7 @@ def borne_out(line: dict, sign: int) -> str:
         return "cannot tell"
     low, high = (sign * end for end in line["interval"])
     low, high = min(low, high), max(low, high)
-    return "as the paper says" if low > 0 else "the other way" if high < 0 else "cannot tell"
+    return "borne out" if low > 0 else "the other way" if high < 0 else "cannot tell"
 
 
 def conclude(experiment: Experiment, effect: float) -> dict:

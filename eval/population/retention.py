@@ -214,7 +214,7 @@ def birth_table(lines: list[dict]) -> str:
         think = f"{x['still_think']} of {x['thinking_parents']}"
         out.append(f"{x['operator']:11} {x['draws']:5} {x['n']:4}  {x['base']:.2f}    {x['parents']:.2f}  "
                    f"{x['retention']:5.2f}  {a:.2f} .. {b:.2f}  {x['difference']:+.2f} "
-                   f"({low:+.2f} .. {high:+.2f})  {think:>8}  {x['norm_ratio']:5.2f}  {x['kl']:.3f}")
+                   f"({low:+.2f} .. {high:+.2f})  {think:>8}  {x['norm_ratio']:5.2f}  {max(0, x['kl']):.3f}")
     return "\n".join([*out, "thinking: children that think in most answers, of those whose parents do"])
 
 

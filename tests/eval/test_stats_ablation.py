@@ -181,7 +181,7 @@ def test_budgets_off_by_more_than_a_twentieth_are_refused():
 
 def test_claims_need_the_sign_that_bears_them_out():
     line = dict(seeds=SEEDS, interval=(0.1, 0.2))
-    assert compare.borne_out(line, 1) == "as the paper says"
+    assert compare.borne_out(line, 1) == "borne out"
     assert compare.borne_out(line, -1) == "the other way"
     assert compare.borne_out(dict(seeds=SEEDS, interval=(-0.1, 0.2)), 1) == "cannot tell"
     assert compare.borne_out(line | dict(seeds=SEEDS[:7]), 1) == "cannot tell"
