@@ -193,7 +193,10 @@ def joined(parts: dict[str, Experiment]) -> tuple[Experiment, list[str]]:
         raise ValueError("--pool: no finished run in any of these directories")
     agreed = most_common([whose for _, whose, _ in each])
     for place, whose, record in each:
-        if wrong := differing(agreed, whose, ()):
+        wrong = differing(agreed, whose, ())
+        if whose["commit"].endswith("-dirty"):
+            wrong.append("files were changed since its commit")
+        if wrong:
             refused.append(f"{place}: {', '.join(wrong)}")
         else:
             flags = {name: value for name, value in record.config.items() if name not in (*HERE, *OWN)}

@@ -255,6 +255,11 @@ def test_what_does_not_fit_a_pool_is_refused_by_name():
     other = experiment(ALIKE, [14])
     other.plan["train"] = ["--lr", "1"]
     refused = records.joined(parts | {"fay": other})[1]
+    changed = experiment(ALIKE, [15])
+    for name, run in changed.runs.items():
+        changed.runs[name] = dataclasses.replace(run, env=dict(commit="abc-dirty"))
+    told = records.joined(dict(gus=changed))[1]
+    assert len(told) == 7 and all("files were changed since its commit" in why for why in told)
     assert sum("fay/" in why and "train ([] -> ['--lr', '1'])" in why for why in refused) == 7
 
 
