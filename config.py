@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES
 from tasks.prompts import PROMPT_FORMATS, template
+from tasks.proof import load
 from trueskill_lite import CHILD_RATINGS, RATINGS
 
 # Legal values whose meaning stands in modules that need torch, which this one does without:
@@ -43,7 +44,7 @@ class Config:
     """Every switch of a run. `python train.py --help` and docs/flags.md show it, by the groups below."""
     # run
     base: str = flag("micro/base", "Hugging Face directory or hub id of the frozen base")
-    prompt_format: str = flag("auto", "how tasks are put to the base; auto: as config.json and the tokenizer say",
+    prompt_format: str = flag("auto", "how tasks are put; auto: as the base's config.json and tokenizer say",
                               ("auto", *PROMPT_FORMATS))
     name: str = flag("", "the run's directory under --out; default: the base's name and a free number")
     out: str = flag("out", "where runs are kept")
@@ -72,15 +73,17 @@ class Config:
     n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)", kind=int)
     seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity "
                            "program, and each kind's own example")
+    theory: str = flag("prop.mm", "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
     dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, so as invalid",
                        ("structural", "exact", "off"))
-    max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the prompt format's own limit")
-    max_output: int = flag(0, "characters of an output, at most; 0 = the prompt format's own limit")
+    max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the format's limit")
+    max_output: int = flag(0, "characters of an output, at most; 0 = the format's limit")
     max_guess: float = flag(1.0, "refuse the archive's most frequent output while its share of the latest "
                             "tasks is above this")
     archive_cap: int = flag(16384, "tasks kept per kind, oldest out; keys are remembered for the whole run")
     # 3 solve
-    samples_per_task: int = flag(None, "attempts at each task (n): a difficulty knob, fixed across arms", kind=int)
+    samples_per_task: int = flag(None, "attempts at each task (n): a difficulty knob, fixed across arms",
+                                 kind=int)
     temperature: float = flag(1.0, "of proposals and attempts")
     max_new_tokens: int = flag(None, "tokens of a proposal or an answer, at most", kind=int)
     # 4 reward and update
@@ -131,7 +134,7 @@ class Config:
     rollout_batch: int = flag(None, "rows that decode together", kind=int)
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", kind=int)
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
-    cuda_graphs: bool = flag(False, "decode by CUDA graphs (no GPU has run this yet: see README, Measured)")
+    cuda_graphs: bool = flag(False, "decode by CUDA graphs (no GPU has run this yet: see docs/engine.md)")
     workers: int = flag(2, "sandbox processes")
     cpu_s: float = flag(0.5, "CPU seconds a program may use")
     weak_sandbox: bool = flag(False, "run model code behind weaker walls where seccomp is missing: dangerous")
@@ -148,7 +151,8 @@ PRESETS = {
                   lr=1e-3, lr_teacher=3e-3, evolve_every=15,
                   probe_every=20, n_anchors=476, n_heldout=48, probe_share=0.2),
     "chat": dict(steps=200, rank=32, alpha=64.0, threads=0, rollout_batch=128, tokens_per_microbatch=2048,
-                 task_types="code_o,code_i,code_f", n_prompts=3, n_few_shot=6, samples_per_task=8, max_new_tokens=512,
+                 task_types="code_o,code_i,code_f", n_prompts=3, n_few_shot=6, samples_per_task=8,
+                 max_new_tokens=512,
                  lr=1e-5, lr_teacher=1e-5, evolve_every=10,
                  probe_every=20, n_anchors=96, n_heldout=96, probe_share=1.0)}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
@@ -157,8 +161,9 @@ PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 POSITIVE = ("steps", "rank", "alpha", "n_prompts", "proposals_per_prompt", "archive_cap", "samples_per_task",
             "max_new_tokens", "clip_low", "clip_high", "epochs", "lr", "evolve_every", "probe_share",
             "save_every", "keep", "rollout_batch", "tokens_per_microbatch", "workers", "cpu_s")
-NOT_NEGATIVE = ("seed", "threads", "show", "n_few_shot", "max_digits", "max_output", "noise_margin", "lr_teacher", "kl_coef",
-                "entropy_coef", "outcome_band", "probe_every", "n_anchors", "n_heldout")
+NOT_NEGATIVE = ("seed", "threads", "show", "n_few_shot", "max_digits", "max_output", "noise_margin",
+                "lr_teacher", "kl_coef", "entropy_coef", "outcome_band", "probe_every", "n_anchors",
+                "n_heldout")
 SHARES = ("max_guess", "matching_floor", "probe_share")
 # Fields that may change between a run and its resumption without changing what it computes.
 FREE = ("base", "name", "out", "resume", "init", "steps", "device", "cuda_graphs", "threads", "plan", "show",
@@ -166,8 +171,9 @@ FREE = ("base", "name", "out", "resume", "init", "steps", "device", "cuda_graphs
 
 
 # Names that flags had until 2026-11-22, and what to write instead.
-RENAMED = {"style": "--prompt-format", "kinds": "--task-types", "group": "--proposals-per-prompt", "n_refs": "--n-few-shot",
-           "attempts": "--samples-per-task", "max_new": "--max-new-tokens", "kl": "--kl-coef", "entropy": "--entropy-coef",
+RENAMED = {"style": "--prompt-format", "kinds": "--task-types", "group": "--proposals-per-prompt",
+           "n_refs": "--n-few-shot", "attempts": "--samples-per-task", "max_new": "--max-new-tokens",
+           "kl": "--kl-coef", "entropy": "--entropy-coef",
            "advantage": "--algo", "whiten": "--normalize-advantages", "cull": "--replace-frac",
            "max_rows": "--rollout-batch", "token_budget": "--tokens-per-microbatch",
            "clip": "--clip-low and --clip-high",
@@ -229,7 +235,8 @@ def advice(word: str) -> str:
     old = word.removeprefix("--").replace("-", "_")
     if old in RENAMED:
         return f"it is now {RENAMED[old]}"
-    near = difflib.get_close_matches(word, ["--help", "--help-md", *(spelled(f.name) for f in dataclasses.fields(Config))], 1)
+    flags = ["--help", "--help-md", *(spelled(f.name) for f in dataclasses.fields(Config))]
+    near = difflib.get_close_matches(word, flags, 1)
     return f"did you mean {near[0]}?" if near else "--help lists all"
 
 
@@ -239,8 +246,9 @@ def config_of_run(saved: dict, path) -> Config:
         raise ValueError(f"{path} was written before the flags got their present names ({spelled(old[0])}: "
                          f"{advice(old[0])}): use the commit that its env.json names")
     if odd := sorted(set(saved) ^ {f.name for f in dataclasses.fields(Config)}):
-        raise ValueError(f"{path} was made by another version, whose flags differ in {', '.join(map(spelled, odd))}: use "
-                         "the commit that its env.json names")
+        names = ", ".join(map(spelled, odd))
+        raise ValueError(f"{path} was made by another version, whose flags differ in {names}: use the "
+                         "commit that its env.json names")
     return Config(**saved)
 
 
@@ -277,8 +285,9 @@ def check(cfg: Config) -> None:
     for kind in task_types:
         for phase in ("propose", "solve"):
             template(kind, cfg.prompt_format, phase)
+    demand("proof" not in task_types or load(cfg.theory), "load raises what is wrong with a theory")
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
-           f"--n-few-shot {cfg.n_few_shot}: the {cfg.prompt_format} prompt format shows references; give at least 1")
+           f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks: give at least 1")
     demand(0 <= cfg.replace_frac < 1, f"--replace-frac {cfg.replace_frac}: give a share in [0, 1)")
     demand(cfg.temperature > 0,
            f"--temperature {cfg.temperature}: greedy solve rates are 0 or 1; give a positive number")

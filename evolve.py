@@ -1,8 +1,8 @@
 """The population: who meets whom, who won, who dies, and who is born of whom.
 
-In the words of evolutionary computation: fitness = conservative rating mu - 3 sigma; selection = truncation; replacement =
-steady state, worst out; operators = mutations and crossovers in weight space (operators.py); evaluation = competitive
-two-population co-evolution.
+In the words of evolutionary computation: fitness = conservative rating mu - 3 sigma; selection = truncation;
+replacement = steady state, worst out; operators = mutations and crossovers in weight space (operators.py);
+evaluation = competitive two-population co-evolution.
 """
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -13,18 +13,18 @@ from config import EVOLVE, MATCHING, OUTCOMES
 from operators import CROSSOVERS, MUTATIONS, OPERATORS, dw_norm
 from trueskill_lite import Rating
 
-assert set(OPERATORS) < set(EVOLVE), f"config.EVOLVE lacks {', '.join(set(OPERATORS) - set(EVOLVE))}, operators of operators.py"
+assert set(OPERATORS) < set(EVOLVE), f"config.EVOLVE lacks {set(OPERATORS) - set(EVOLVE)} of operators.py"
 
 
 @dataclass
 class Member:
-    """One adapter of the population. `slot` is its row in the stacked tensors; `name` is unique over the whole run."""
-    name: str  # "T0": role initial and a serial number that only counts up
-    role: str  # "teacher" | "student"
-    slot: int
+    """One adapter of the population."""
+    name: str                           # "T0": role initial and a serial number that only counts up
+    role: str                           # "teacher" | "student"
+    slot: int                           # its row in the stacked tensors
     rating: Rating
-    born: int = 0  # step
-    parents: tuple[str, ...] = ()  # founders have none
+    born: int = 0                       # step
+    parents: tuple[str, ...] = ()       # founders have none
     operator: str = "founder"
     matches: int = 0
 
@@ -38,19 +38,17 @@ class Member:
         return cls(**data | {"rating": Rating(**data["rating"]), "parents": tuple(data["parents"])})
 
 
-WEIGHTS = {  # --matching -> weight with which a student is drawn that beats the teacher with probability p
-    "pfsp": lambda p: p * (1 - p),
-    "uniform": lambda p: 1.0,
-    "hard": lambda p: (1 - p) ** 2}
-assert set(WEIGHTS) < set(MATCHING), f"config.MATCHING lacks {', '.join(set(WEIGHTS) - set(MATCHING))}"
+# --matching -> weight with which a student is drawn that beats the teacher with probability p
+WEIGHTS = {"pfsp": lambda p: p * (1 - p), "uniform": lambda p: 1.0, "hard": lambda p: (1 - p) ** 2}
+assert set(WEIGHTS) < set(MATCHING), f"config.MATCHING lacks {set(WEIGHTS) - set(MATCHING)}"
 
 
 def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0):
     """Pairs (teacher, student) of one step, the teachers in shuffled order.
 
-    p_beats(teacher, student) = P(student beats teacher) = p. A student is drawn with weight WEIGHTS[mode](p), mixed with
-    `floor` of the uniform distribution; without replacement until all are used, so that everybody gets data.
-    "round-robin" turns with `step`; "all" is every pair. rng: random.Random, not for "all".
+    p_beats(teacher, student) = P(student beats teacher) = p. A student is drawn with weight WEIGHTS[mode](p),
+    mixed with `floor` of the uniform distribution; without replacement until all are used, so that everybody
+    gets data. "round-robin" turns with `step`; "all" is every pair. rng: random.Random, not for "all".
     """
     if mode not in MATCHING:
         raise ValueError(f"matching must be one of {', '.join(MATCHING)}, got {mode!r}")
@@ -67,17 +65,21 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0)
         pool = pool or list(students)
         p = [p_beats(teacher, s) for s in pool]
         weight = [WEIGHTS[mode](x) for x in p]
-        total = sum(weight)  # 0 where every result is certain: then nothing but the floor is left
-        weight = [(1 - floor) * w / total + floor / len(p) for w in weight] if total > 0 else [1.0] * len(p)
-        pairs.append((teacher, pool.pop(rng.choices(range(len(pool)), weight)[0])))
+        total = sum(weight)
+        if total > 0:
+            weight = [(1 - floor) * w / total + floor / len(p) for w in weight]
+        else:                           # every result is certain: nothing but the floor is left
+            weight = [1.0] * len(p)
+        [drawn] = rng.choices(range(len(pool)), weight)
+        pairs.append((teacher, pool.pop(drawn)))
     return pairs
 
 
 def outcome(solve_rate, expected, band=0.05, rule="expected"):
-    """Who won a match: "student" | "teacher" | "draw", from the student's solve rate over the teacher's valid tasks.
+    """Who won a match: "student" | "teacher" | "draw", by the student's solve rate on the teacher's tasks.
 
-    "expected": against the predicted solve rate, a draw within +-band; "half": against 1/2, with the band; "raw":
-    against 1/2 without it. solve_rate None = the teacher had no valid task: the student wins.
+    "expected": against the predicted solve rate, a draw within +-band; "half": against 1/2, with the band;
+    "raw": against 1/2 without it. solve_rate None = the teacher had no valid task: the student wins.
     """
     if rule not in OUTCOMES:
         raise ValueError(f"the outcome rule must be one of {', '.join(OUTCOMES)}, got {rule!r}")
@@ -90,18 +92,18 @@ def outcome(solve_rate, expected, band=0.05, rule="expected"):
 
 
 class Birth(NamedTuple):
-    """A decided replacement: `child` takes the victim's slot. `note` says where the plan had to deviate, else ""."""
+    """A decided replacement: `child` takes the victim's slot."""
     child: str
     victim: Member
-    parents: tuple[Member, ...]  # fitter first
+    parents: tuple[Member, ...]         # fitter first
     operator: str
-    note: str = ""
+    note: str = ""                      # where the plan had to deviate
 
 
 def choose_operator(mode, n_parents, rng):
     """(operator, note) for an evolve mode when `n_parents` survivors can be parents."""
-    pool = {"mixed": [*MUTATIONS, *CROSSOVERS], "mutation": [*MUTATIONS], "crossover": [*CROSSOVERS]}.get(mode, [mode])
-    wanted = rng.choice(pool)
+    pools = {"mixed": [*MUTATIONS, *CROSSOVERS], "mutation": [*MUTATIONS], "crossover": [*CROSSOVERS]}
+    wanted = rng.choice(pools.get(mode, [mode]))
     if OPERATORS[wanted].n_parents <= n_parents:
         return wanted, ""
     instead = "copy" if wanted == "mean" else rng.choice([*MUTATIONS])
@@ -109,11 +111,11 @@ def choose_operator(mode, n_parents, rng):
 
 
 def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rng=None):
-    """Truncation selection in one role: list of Births for the bottom `replace_frac` of them by fitness(member) -> float.
+    """Truncation selection in one role: Births for the bottom `replace_frac` by fitness(member) -> float.
 
-    At least one dies where there are two or more, but never the fittest, nor a child of an age in steps <= grace
-    (founders have no grace). Parents are drawn uniformly from the survivors. Nobody dies at replace_frac 0 or in mode "none".
-    rng: random.Random, which also breaks ties.
+    At least one dies where there are two or more, but never the fittest, nor a child of an age in steps <=
+    grace (founders have no grace). Parents are drawn uniformly from the survivors. Nobody dies at
+    replace_frac 0 or in mode "none". rng: random.Random, which also breaks ties.
     """
     if mode not in EVOLVE:
         raise ValueError(f"evolve must be one of {', '.join(EVOLVE)}, got {mode!r}")
@@ -126,19 +128,19 @@ def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rn
     n_cull = max(1, int(replace_frac * len(members)))
     victims = [m for m in worst_first[:-1] if not m.parents or step - m.born > grace][:n_cull]
     survivors = [m for m in worst_first if m not in victims]
-    serial = max(int(m.name[1:]) for m in members)  # victims included, so that no name ever comes twice
+    serial = max(int(m.name[1:]) for m in members)          # victims included: no name ever comes twice
     births = []
     for i, victim in enumerate(victims, 1):
         operator, note = choose_operator(mode, len(survivors), rng)
         parents = rng.sample(survivors, OPERATORS[operator].n_parents)
-        parents.sort(key=survivors.index, reverse=True)  # survivors are worst first
+        parents.sort(key=survivors.index, reverse=True)     # survivors are worst first
         births.append(Birth(f"{victim.name[0]}{serial + i}", victim, tuple(parents), operator, note))
     return births
 
 
 @torch.no_grad()
 def apply_operator(adapters, b, gen):
-    """Make b's child and write it over the victim in `adapters` (lora.Adapters); the optimiser state is the caller's.
+    """Make b's child and write it over the victim in `adapters`; the optimiser's state is the caller's.
 
     Returns |dW child| / mean |dW parent| (0.0 if the parents are fresh). gen: CPU torch.Generator.
     """
@@ -151,10 +153,12 @@ def apply_operator(adapters, b, gen):
 
 def newborn(b, rating, step):
     """The Member that replaces b.victim in the list of members."""
-    return Member(b.child, b.victim.role, b.victim.slot, rating, step, tuple(m.name for m in b.parents), b.operator)
+    parents = tuple(m.name for m in b.parents)
+    return Member(b.child, b.victim.role, b.victim.slot, rating, step, parents, b.operator)
 
 
 def genealogy(b, rating, step, norm_ratio):
-    """One line of genealogy.jsonl for Birth b: plain dict; `rating` is the child's, norm_ratio is birth's return."""
+    """One line of genealogy.jsonl: `rating` is the child's, norm_ratio is what apply_operator returned."""
     return {"step": step, "child": b.child, "operator": b.operator, "note": b.note, "norm_ratio": norm_ratio,
-            "mu": rating.mu, "sigma": rating.sigma, "parents": [m.to_json() for m in b.parents], "victim": b.victim.to_json()}
+            "mu": rating.mu, "sigma": rating.sigma, "parents": [m.to_json() for m in b.parents],
+            "victim": b.victim.to_json()}

@@ -1,12 +1,12 @@
 """Stacked LoRA adapters: the whole population in two tensors per layer, one member index per row of a batch.
 
-Shapes: P members, k of them present in a batch, R rank, B rows, T tokens; factors A (P, R, in) and B (P, out, R), update
-dW = alpha/R * B A (LoRA, Hu et al. 2021, section 4.1). Any routing of rows to members goes through one batch, in one of three
-ways that compute the same (LOG.md has their times):
+Shapes: P members, k of them present in a batch, R rank, B rows, T tokens; factors A (P, R, in) and
+B (P, out, R), update dW = alpha/R * B A (LoRA, Hu et al. 2021, section 4.1). Any routing of rows to members
+goes through one batch, in one of three ways that compute the same (LOG.md has their times):
 
     equal     rows in the order of their members, equally many each: two batched products over (k, B/k T, in)
-    dense     y + ((x A_all^T) * own) B_all^T, with A_all (k R, in), B_all (out, k R) and own (B, 1, k R) in {0, alpha/R}:
-              needs no order, costs k times the arithmetic: for single tokens of few members
+    dense     y + ((x A_all^T) * own) B_all^T, with A_all (k R, in), B_all (out, k R) and own (B, 1, k R) in
+              {0, alpha/R}: needs no order, costs k times the arithmetic: for single tokens of few members
     grouped   rows put into the order of their members, two products over groups of any size
 
 Layers that read the same x (q, k, v; gate, up) share the first product.
@@ -25,20 +25,30 @@ DENSE = 16                 # members up to which single tokens take the dense pr
 class Adapters:
     """P members' float32 master factors, stacked per layer; `A[path]` (P, R, in), `B[path]` (P, out, R)."""
 
-    def __init__(self, shapes: dict[str, tuple[int, int]], n_members: int, rank: int, alpha: float, device="cpu"):
-        self.n_members, self.rank, self.alpha, self.scale = n_members, rank, alpha, alpha / rank
-        zeros = lambda *shape: torch.zeros(shape, device=device, requires_grad=True)
-        self.A = {path: zeros(n_members, rank, n_in) for path, (n_in, _) in shapes.items()}
-        self.B = {path: zeros(n_members, n_out, rank) for path, (_, n_out) in shapes.items()}
+    def __init__(self, shapes: dict[str, tuple[int, int]], n_members: int, rank: int, alpha: float,
+                 device="cpu"):
+        self.n_members = n_members
+        self.rank = rank
+        self.alpha = alpha
+        self.scale = alpha / rank
+        self.A = {}
+        self.B = {}
+        for path, (n_in, n_out) in shapes.items():
+            self.A[path] = torch.zeros(n_members, rank, n_in, device=device, requires_grad=True)
+            self.B[path] = torch.zeros(n_members, n_out, rank, device=device, requires_grad=True)
 
     @classmethod
     def on(cls, model, n_members: int, rank: int, alpha: float, targets=TARGETS, device="cpu") -> "Adapters":
-        """Adapters for a model's linear layers whose last name is in targets. Raises ValueError where none is."""
-        shapes = {path: (m.in_features, m.out_features) for path, m in model.linears().items() if path.rsplit(".")[-1] in targets}
+        """Adapters for a model's linear layers with a last name in targets. Raises ValueError if none has."""
+        shapes = {}
+        for path, layer in model.linears().items():
+            if path.rsplit(".")[-1] in targets:
+                shapes[path] = (layer.in_features, layer.out_features)
         unknown = set(targets) - set(TARGETS)
         if unknown or not shapes:
             wrong = ", ".join(sorted(unknown)) or "nothing"
-            raise ValueError(f"--lora-targets {','.join(targets)}: {wrong} is not a linear layer; valid: {', '.join(TARGETS)}")
+            raise ValueError(f"--lora-targets {','.join(targets)}: {wrong} is not a linear layer; "
+                             f"valid: {', '.join(TARGETS)}")
         return cls(shapes, n_members, rank, alpha, device)
 
     def parameters(self) -> list[torch.Tensor]:
@@ -55,61 +65,80 @@ class Adapters:
 
     def factors(self, p: int) -> Factors:
         """A detached copy of member p's factors."""
-        return {path: (A[p].detach().clone(), self.B[path][p].detach().clone()) for path, A in self.A.items()}
+        return {path: (self.A[path][p].detach().clone(), self.B[path][p].detach().clone()) for path in self.A}
 
     @torch.no_grad()
     def set_factors(self, p: int, factors: Factors) -> None:
-        """Overwrite member p, wholly or not at all. Raises ValueError where layers or shapes differ from this population's, or a
-        number is not finite (it would reach the other members' rows as 0 * inf)."""
+        """Overwrite member p, wholly or not at all.
+
+        Raises ValueError where layers or shapes differ from this population's, or a number is not finite (it
+        would reach the other members' rows as 0 * inf).
+        """
         if set(factors) != set(self.A):
             odd = sorted(set(factors) ^ set(self.A))
-            raise ValueError(f"adapter covers other layers than this population ({len(odd)} differ, first {odd[0]}): "
-                             "use the same base and --lora-targets")
+            raise ValueError(f"adapter covers other layers than this population ({len(odd)} differ, first "
+                             f"{odd[0]}): use the same base and --lora-targets")
         for path, (A, B) in factors.items():
+            theirs = f"rank {A.shape[-2]} and maps {A.shape[-1]} to {B.shape[-2]}"
+            ours = f"rank {self.rank} and maps {self.A[path].shape[-1]} to {self.B[path].shape[-2]}"
             if A.shape != self.A[path].shape[1:] or B.shape != self.B[path].shape[1:]:
-                shape = lambda A, B: f"rank {A.shape[-2]} and maps {A.shape[-1]} to {B.shape[-2]}"
-                raise ValueError(f"adapter {path} has {shape(A, B)}; this population has {shape(self.A[path], self.B[path])}: "
+                raise ValueError(f"adapter {path} has {theirs}; this population has {ours}: "
                                  "another rank or base")
             if not (A.isfinite().all() and B.isfinite().all()):
-                raise ValueError(f"adapter {path} holds numbers that are not finite: it is damaged, take an earlier one")
+                raise ValueError(f"adapter {path} holds numbers that are not finite: it is damaged, "
+                                 "take an earlier one")
         for path, (A, B) in factors.items():
             self.A[path][p].copy_(A)
             self.B[path][p].copy_(B)
 
     def route(self, member: torch.Tensor, dtype: torch.dtype) -> "LoRARouter | None":
-        """The function a Model takes as `lora` for rows of the given members (B,) int64, -1 = bare base. None if all are."""
-        assert member.min() >= -1 and member.max() < self.n_members, f"member index outside -1..{self.n_members - 1}"
+        """What a Model takes as `lora` for rows of members (B,) int64, -1 = bare base; None if all are."""
+        in_range = member.min() >= -1 and member.max() < self.n_members
+        assert in_range, f"member index outside -1..{self.n_members - 1}"
         return AdapterWeights(self, member, dtype).route(member)
 
 
 class AdapterWeights:
-    """The factors of those members that a call needs, at the base's precision and laid out as the products want them."""
+    """The factors of the members that a call needs, at the base's precision, laid out for the products."""
 
     def __init__(self, adapters: Adapters, member: torch.Tensor, dtype: torch.dtype):
-        self.adapters, self.dtype, self.made = adapters, dtype, {}
+        self.adapters = adapters
+        self.dtype = dtype
+        self.made = {}
         self.present = member[member >= 0].unique()
-        sizes = {adapters.rank, *(n for A, B in zip(adapters.A.values(), adapters.B.values()) for n in (A.shape[2], B.shape[1]))}
+        sizes = {adapters.rank}
+        for path in adapters.A:
+            sizes |= {adapters.A[path].shape[2], adapters.B[path].shape[1]}
         aligned = all(n * dtype.itemsize % 16 == 0 for n in sizes)
-        self.groups = aligned and (member.device.type == "cpu" or dtype == torch.bfloat16)         # what grouped_mm takes
+        self.can_group = aligned and (member.device.type == "cpu" or dtype == torch.bfloat16)   # grouped_mm
+
+    def pick(self, factor: torch.Tensor) -> torch.Tensor:
+        """Those members' part (k, ...) of a stacked factor (P, ...)."""
+        if len(self.present) < self.adapters.n_members:
+            factor = factor[self.present]
+        return factor.to(self.dtype)
 
     def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Factors of layers on one input: A side by side (k, m R, in), B^T block by block (k, m R, sum of sizes).
+        """Factors of layers on one input: the A (k, m R, in), the B^T in blocks (k, m R, sum of sizes).
 
         sizes: the layers' outputs; m counts those of the layers that have adapters; None if none has.
         """
         if paths in self.made:
             return self.made[paths]
-        everybody = len(self.present) == self.adapters.n_members
-        pick = lambda x: (x if everybody else x[self.present]).to(self.dtype)
-        As, Bs, before = [], [], 0
+        As = []
+        Bs = []
+        before = 0
         for path, n in zip(paths, sizes):
             if path in self.adapters.A:
-                A, B = pick(self.adapters.A[path]), pick(self.adapters.B[path]).transpose(1, 2)
-                As.append(A)
+                As.append(self.pick(self.adapters.A[path]))
+                B = self.pick(self.adapters.B[path]).transpose(1, 2)
                 Bs.append(F.pad(B, (before, sum(sizes) - before - n)) if len(sizes) > 1 else B)
             before += n
-        join = lambda parts: torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-        self.made[paths] = (join(As), join(Bs)) if As else None
+        self.made[paths] = None
+        if len(As) == 1:                            # no copy
+            self.made[paths] = As[0], Bs[0]
+        elif As:
+            self.made[paths] = torch.cat(As, 1), torch.cat(Bs, 1)
         return self.made[paths]
 
     def materialize(self, fused_linears) -> None:
@@ -123,29 +152,36 @@ class AdapterWeights:
 
 
 class LoRARouter:
-    """Adds to the joint output of layers that share an input x (B, T, in) the update of each row's own member."""
+    """Adds to the joint output of layers on one input x (B, T, in) the update of each row's own member."""
 
     def __init__(self, weights: AdapterWeights, member: torch.Tensor):
-        self.weights, self.k, self.scale = weights, len(weights.present), weights.adapters.scale
-        member_mask = member[:, None] == weights.present                                   # (B, k)
-        count, rows = member_mask.sum(0), member.argsort(stable=True)[(member < 0).sum():]
-        in_order = torch.equal(rows, torch.arange(len(member), device=member.device))      # of their members, none of the base
-        self.rows = None if in_order else rows                                             # less the rows of the base
-        self.ends = count.cumsum(0).int()                                                  # of each member among these rows
-        self.member_mask = member_mask.to(weights.dtype)[:, None, :, None] * self.scale    # (B, 1, k, 1)
+        self.weights = weights
+        self.k = len(weights.present)
+        self.scale = weights.adapters.scale
+        member_mask = member[:, None] == weights.present            # (B, k)
+        self.member_mask = self.scale * member_mask.to(weights.dtype)[:, None, :, None]     # (B, 1, k, 1)
+        count = member_mask.sum(0)
+        self.ends = count.cumsum(0).int()                           # of each member among the rows in order
+        rows = member.argsort(stable=True)[(member < 0).sum():]     # in order, without those of the base
+        in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
+        self.rows = None if in_order else rows
         self.is_equal = in_order and bool((count == count[0]).all())
 
-    def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The outputs y (B, T, sum of sizes) of the layers called `paths`, plus the updates of those that have adapters."""
+    def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor,
+                 y: torch.Tensor) -> torch.Tensor:
+        """Outputs y (B, T, sum of sizes) of the layers `paths`, plus the updates of those with adapters."""
         factors = self.weights.together(paths, sizes)
         if factors is None:
             return y
-        is_dense = (x.shape[1] == 1 and self.k <= DENSE) or not self.weights.groups
-        return (self.equal if self.is_equal else self.dense if is_dense else self.grouped)(*factors, x, y)
+        if self.is_equal:
+            return self.equal(*factors, x, y)
+        if (x.shape[1] == 1 and self.k <= DENSE) or not self.weights.can_group:
+            return self.dense(*factors, x, y)
+        return self.grouped(*factors, x, y)
 
     def equal(self, A, B, x, y):
         """In place where no gradient is wanted: y is fresh from the base's product."""
-        h = torch.bmm(x.reshape(self.k, -1, x.shape[2]), A.transpose(1, 2))                         # (k, B/k T, m R)
+        h = torch.bmm(x.reshape(self.k, -1, x.shape[2]), A.transpose(1, 2))             # (k, B/k T, m R)
         groups = y.view(self.k, -1, y.shape[2])
         if torch.is_grad_enabled():
             return torch.baddbmm(groups, h, B, alpha=self.scale).view(y.shape)
@@ -154,12 +190,13 @@ class LoRARouter:
 
     def dense(self, A, B, x, y):
         """Every row through every member's columns, all but its own times 0."""
-        h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1) * self.member_mask                  # (B, T, k, m R)
-        return y + h.flatten(2) @ B.flatten(0, 1)
+        h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1)                 # (B, T, k, m R)
+        return y + (h * self.member_mask).flatten(2) @ B.flatten(0, 1)
 
     def grouped(self, A, B, x, y):
         """Rows in the order of their members, who own any number of them."""
-        T, ends = x.shape[1], self.ends * x.shape[1]
+        T = x.shape[1]
+        ends = self.ends * T
         x = (x if self.rows is None else x[self.rows]).flatten(0, 1)
         h = F.grouped_mm(x, A.transpose(1, 2), offs=ends) * self.scale
         update = F.grouped_mm(h, B, offs=ends).view(-1, T, y.shape[2])

@@ -1,9 +1,9 @@
 """The frozen base: Qwen2, Qwen3, Llama and Mistral by hand.
 
-Shapes: B rows, T tokens, S cache slots, C width, H heads, K kv heads, G = H/K query heads per kv head, D head size,
-V vocabulary. Parameter names are Hugging Face's, so that infra/weights.py loads a file by assigning it strictly. Caches, masks
-and adapters are arguments: the model itself holds nothing but weights. What architectures differ in are fields of ModelConfig, which
-infra/weights.py reads from config.json, never classes.
+Shapes: B rows, T tokens, S cache slots, C width, H heads, K kv heads, D head size, V vocabulary.
+Parameter names are Hugging Face's, so that infra/weights.py loads a file by assigning it strictly. Caches,
+masks and adapters are arguments: the model itself holds nothing but weights. What architectures differ in are
+fields of ModelConfig, which infra/weights.py reads from config.json, never classes.
 """
 import math
 from dataclasses import dataclass, field
@@ -33,8 +33,8 @@ class ModelConfig:
     attention_bias: bool = True                         # of q, k and v
     output_bias: bool = False                           # of o
     mlp_bias: bool = False
-    qk_norm: bool = False                               # RMSNorm over each head of q and k, before they are rotated
-    sliding_window: int = 0                             # keys that a query of these layers sees, itself among them
+    qk_norm: bool = False                               # RMSNorm over each head of q and k before rotation
+    sliding_window: int = 0                             # keys that a query of sliding_layers sees, itself too
     sliding_layers: tuple[int, ...] = ()
 
     def __post_init__(self):
@@ -42,17 +42,19 @@ class ModelConfig:
 
 
 class KVCache:
-    """Keys and values of all layers, each (B, K, S, D). A token lies in the slot of its position; `length` slots are seen."""
+    """Keys and values (B, K, S, D) of each layer; a token's slot is its position; `length` slots are seen."""
 
     def __init__(self, keys: list[torch.Tensor], values: list[torch.Tensor], length: int = 0):
-        self.keys, self.values, self.length = keys, values, length
+        self.keys = keys
+        self.values = values
+        self.length = length
 
     @classmethod
     def empty(cls, cfg: ModelConfig, n_rows: int, n_slots: int, dtype: torch.dtype, device) -> "KVCache":
         """Zeroed cache for n_rows rows of up to n_slots tokens."""
         shape = (n_rows, cfg.num_key_value_heads, n_slots, cfg.head_dim)
-        make = lambda: [torch.zeros(shape, dtype=dtype, device=device) for _ in range(cfg.num_hidden_layers)]
-        return cls(make(), make())
+        tensors = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * cfg.num_hidden_layers)]
+        return cls(tensors[::2], tensors[1::2])
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep the given rows (n,); layer by layer, as two whole caches may not fit."""
@@ -73,18 +75,20 @@ class KVCache:
         return head * S + position.repeat_interleave(K)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor | None):
-        """Write k and v (B, K, T, D) from slot 0 on, or one token a row into its slot; returns the keys and values to be seen."""
-        keys, values, T = self.keys[layer], self.values[layer], k.shape[2]
-        if slots is None:
-            keys[:, :, :T], values[:, :, :T] = k, v
-        else:
-            keys.view(-1, keys.shape[3]).index_copy_(0, slots, k.reshape(-1, keys.shape[3]))
-            values.view(-1, keys.shape[3]).index_copy_(0, slots, v.reshape(-1, keys.shape[3]))
-        return keys[:, :, :self.length], values[:, :, :self.length]
+        """Write k, v (B, K, T, D) from slot 0 on, or one token a row into its slot; returns what is seen."""
+        D = k.shape[3]
+        seen = []
+        for x, whole in ((k, self.keys[layer]), (v, self.values[layer])):
+            if slots is None:
+                whole[:, :, :x.shape[2]] = x
+            else:
+                whole.view(-1, D).index_copy_(0, slots, x.reshape(-1, D))
+            seen.append(whole[:, :, :self.length])
+        return seen
 
 
 class Linear(nn.Linear):
-    """A linear layer that knows its full name, so that adapters can be handed in instead of being patched on."""
+    """A linear layer that knows its full name, so that adapters can be handed in instead of patched on."""
 
     def __init__(self, path: str, n_in: int, n_out: int, bias: bool = False):
         super().__init__(n_in, n_out, bias=bias)
@@ -92,12 +96,15 @@ class Linear(nn.Linear):
 
 
 class FusedLinear:
-    """Layers that read the same x: one product computes them all once `fuse` has laid their weights side by side."""
+    """Layers that read the same x: one product computes them all once `fuse` has joined their weights."""
 
     def __init__(self, *layers: Linear):
-        self.layers, self.paths = layers, tuple(layer.path for layer in layers)
+        self.layers = layers
+        self.paths = tuple(layer.path for layer in layers)
         self.sizes = [layer.out_features for layer in layers]
-        self.weight, self.bias, self.places = None, None, []
+        self.weight = None
+        self.bias = None
+        self.places = []
 
     @torch.no_grad()
     def fuse(self) -> None:
@@ -110,9 +117,11 @@ class FusedLinear:
         self.places = [layer.weight.data_ptr() for layer in self.layers]
 
     def __call__(self, x: torch.Tensor, lora=None) -> tuple[torch.Tensor, ...]:
-        """One output (B, T, out) a layer; computed one by one where a layer was copied or given another weight since `fuse`."""
-        fused = self.places == [layer.weight.data_ptr() for layer in self.layers]
-        y = F.linear(x, self.weight, self.bias) if fused else torch.cat([layer(x) for layer in self.layers], -1)
+        """One output (B, T, out) a layer; one by one where a layer got another weight since `fuse`."""
+        if self.places == [layer.weight.data_ptr() for layer in self.layers]:
+            y = F.linear(x, self.weight, self.bias)
+        else:
+            y = torch.cat([layer(x) for layer in self.layers], -1)
         if lora is not None:
             y = lora(self.paths, self.sizes, x, y)
         return y.split(self.sizes, -1)
@@ -127,8 +136,9 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def window_mask(mask: torch.Tensor | None, positions: torch.Tensor, n_slots: int, window: int) -> torch.Tensor:
-    """The mask (B, 1, T, S), or the causal one where None, less the keys `window` or more positions before their query.
+def window_mask(mask: torch.Tensor | None, positions: torch.Tensor, n_slots: int,
+                window: int) -> torch.Tensor:
+    """The mask (B, 1, T, S), None = causal, less the keys `window` or more positions before their query.
 
     Without a cache the keys are the queries; in a cache a token lies in the slot of its position.
     """
@@ -140,42 +150,70 @@ def window_mask(mask: torch.Tensor | None, positions: torch.Tensor, n_slots: int
 
 
 def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """0 where a boolean mask allows a key, else -inf: what the attention kernels make of it in every layer otherwise."""
-    return None if mask is None else torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+    """0 where a boolean mask allows a key, else -inf: else the kernels would do this in every layer."""
+    if mask is None:
+        return None
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+def yarn(cfg: ModelConfig, freq: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """YaRN's frequencies and scale: rope_frequencies' last case (2309.00071, section 3)."""
+    r = cfg.rope_parameters
+    D = cfg.head_dim
+    factor = r["factor"]
+
+    def index(turns: float) -> float:
+        """Of the frequency that makes so many turns within the context of pretraining."""
+        context = r["original_max_position_embeddings"]
+        return D * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(cfg.rope_theta))
+
+    def heat(m: float) -> float:
+        return 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
+
+    low = index(r.get("beta_fast") or 32)
+    high = index(r.get("beta_slow") or 1)
+    if r.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, D - 1)
+    far = ((torch.arange(D // 2, device=freq.device) - low) / (high - low or 0.001)).clamp(0, 1)
+    scale = r.get("attention_factor")
+    if scale is None and r.get("mscale") and r.get("mscale_all_dim"):
+        scale = heat(r["mscale"]) / heat(r["mscale_all_dim"])
+    elif scale is None:
+        scale = heat(1)
+    return freq * (1 - far) + freq / factor * far, scale
 
 
 def rope_frequencies(cfg: ModelConfig, device) -> tuple[torch.Tensor, float]:
     """Angle per position of each pair of a head's numbers (D/2,) float32, and the factor on its cos and sin.
 
-    linear divides every frequency by `factor`; llama3 those of less than low_freq_factor turns within the context of pretraining,
-    blending up to high_freq_factor; yarn blends by index between beta_fast and beta_slow turns (2309.00071, section 3).
+    linear divides every frequency by `factor`; llama3 those of less than low_freq_factor turns within the
+    context of pretraining, blending up to high_freq_factor; yarn blends by index between beta_fast and
+    beta_slow turns.
     """
-    r, D = cfg.rope_parameters, cfg.head_dim
+    r = cfg.rope_parameters
+    D = cfg.head_dim
     freq = cfg.rope_theta ** -(torch.arange(0, D, 2, device=device, dtype=torch.float32) / D)
-    if (kind := r.get("rope_type", "default")) == "default":
+    kind = r.get("rope_type", "default")
+    if kind == "default":
         return freq, 1.0
-    factor = r["factor"]
     if kind == "linear":
-        return freq / factor, 1.0
-    old = r["original_max_position_embeddings"]
-    if kind == "llama3":
-        slow, fast = r["low_freq_factor"], r["high_freq_factor"]
-        keep = ((old * freq / (2 * math.pi) - slow) / (fast - slow)).clamp(0, 1)
-        return keep * freq + (1 - keep) * freq / factor, 1.0
-    index = lambda turns: D * math.log(old / (turns * 2 * math.pi)) / (2 * math.log(cfg.rope_theta))
-    low, high = index(r.get("beta_fast") or 32), index(r.get("beta_slow") or 1)
-    if r.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, D - 1)
-    far = ((torch.arange(D // 2, device=device) - low) / (high - low or 0.001)).clamp(0, 1)
-    heat = lambda m: 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
-    scale = heat(r["mscale"]) / heat(r["mscale_all_dim"]) if r.get("mscale") and r.get("mscale_all_dim") else heat(1)
-    return freq * (1 - far) + freq / factor * far, scale if r.get("attention_factor") is None else r["attention_factor"]
+        return freq / r["factor"], 1.0
+    if kind == "yarn":
+        return yarn(cfg, freq)
+    slow = r["low_freq_factor"]
+    fast = r["high_freq_factor"]
+    turns = r["original_max_position_embeddings"] * freq / (2 * math.pi)
+    keep = ((turns - slow) / (fast - slow)).clamp(0, 1)
+    return keep * freq + (1 - keep) * freq / r["factor"], 1.0
 
 
-def rope_table(positions: torch.Tensor, cfg: ModelConfig, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin (B, 1, T, D) of the rotary angles at integer positions (B, T), sin negative on a head's first half (see
-    rotate); angles in float32 (RoFormer, eq. 34)."""
+def rope_table(positions: torch.Tensor, cfg: ModelConfig,
+               dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin (B, 1, T, D) of the rotary angles at positions (B, T), in float32 (RoFormer, eq. 34).
+
+    sin is negative on a head's first half: see rotate.
+    """
     freq, scale = rope_frequencies(cfg, positions.device)
     angle = positions[:, None, :, None].float() * freq
     cos, sin = angle.cos() * scale, angle.sin() * scale
@@ -183,38 +221,47 @@ def rope_table(positions: torch.Tensor, cfg: ModelConfig, dtype: torch.dtype) ->
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the two halves (a, b) of each head (..., T, D) by the table's angles: (a cos - b sin, b cos + a sin)."""
+    """Rotate the halves (a, b) of each head (..., T, D): (a cos - b sin, b cos + a sin)."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 class Attention(nn.Module):
     def __init__(self, cfg: ModelConfig, layer: int, path: str):
         super().__init__()
-        C, self.layer, self.D = cfg.hidden_size, layer, cfg.head_dim
-        q, kv, bias = cfg.num_attention_heads * self.D, cfg.num_key_value_heads * self.D, cfg.attention_bias
-        norm = (lambda: RMSNorm(self.D, cfg.rms_norm_eps)) if cfg.qk_norm else nn.Identity
-        self.q_proj = Linear(f"{path}.q_proj", C, q, bias)
-        self.k_proj = Linear(f"{path}.k_proj", C, kv, bias)
-        self.v_proj = Linear(f"{path}.v_proj", C, kv, bias)
+        C = cfg.hidden_size
+        self.layer = layer
+        self.D = cfg.head_dim
+        q = cfg.num_attention_heads * self.D
+        kv = cfg.num_key_value_heads * self.D
+        self.q_proj = Linear(f"{path}.q_proj", C, q, cfg.attention_bias)
+        self.k_proj = Linear(f"{path}.k_proj", C, kv, cfg.attention_bias)
+        self.v_proj = Linear(f"{path}.v_proj", C, kv, cfg.attention_bias)
         self.o_proj = Linear(f"{path}.o_proj", q, C, cfg.output_bias)
-        self.q_norm, self.k_norm = norm(), norm()
-        self.qkv, self.out = FusedLinear(self.q_proj, self.k_proj, self.v_proj), FusedLinear(self.o_proj)
+        self.q_norm = RMSNorm(self.D, cfg.rms_norm_eps) if cfg.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(self.D, cfg.rms_norm_eps) if cfg.qk_norm else nn.Identity()
+        self.qkv = FusedLinear(self.q_proj, self.k_proj, self.v_proj)
+        self.out = FusedLinear(self.o_proj)
 
     def forward(self, x, cos, sin, mask, cache, slots, lora):
-        """x (B, T, C) -> (B, T, C); cos and sin (B, 1, T, D), mask as in Model.forward, slots as in KVCache.append."""
+        """x (B, T, C) -> (B, T, C); cos, sin (B, 1, T, D); slots (B K,) of one token a row, else None."""
         B, T, _ = x.shape
-        q, k, v = (y.view(B, T, -1, self.D) for y in self.qkv(x, lora))
+        q, k, v = [y.view(B, T, -1, self.D) for y in self.qkv(x, lora)]
         q = rotate(self.q_norm(q).transpose(1, 2), cos, sin)                                # (B, H, T, D)
         k = rotate(self.k_norm(k).transpose(1, 2), cos, sin)                                # (B, K, T, D)
         v = v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(self.layer, k, v, slots)
-        if T == 1:      # decoding: fold the query group into the rows, which avoids repeating keys and the slow masked kernel
-            y = F.scaled_dot_product_attention(q.view(B, k.shape[1], -1, self.D), k, v, attn_mask=mask).view(B, -1, 1, self.D)
+        if T == 1:
+            # Decoding: one kv head's queries stand as its tokens: no repeated keys, no slow masked kernel
+            q = q.view(B, k.shape[1], -1, self.D)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).view(B, -1, 1, self.D)
         else:
-            if mask is not None and q.is_cuda:      # with a mask and unequal heads CUDA falls to its slow kernel
-                k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+            if mask is not None and q.is_cuda:      # unequal heads with a mask would take CUDA's slow kernel
+                n = q.shape[1] // k.shape[1]
+                k = k.repeat_interleave(n, 1)
+                v = v.repeat_interleave(n, 1)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None,
+                                               enable_gqa=True)
         return self.out(y.transpose(1, 2).reshape(B, T, -1), lora)[0]
 
 
@@ -224,7 +271,8 @@ class MLP(nn.Module):
         self.gate_proj = Linear(f"{path}.gate_proj", cfg.hidden_size, cfg.intermediate_size, cfg.mlp_bias)
         self.up_proj = Linear(f"{path}.up_proj", cfg.hidden_size, cfg.intermediate_size, cfg.mlp_bias)
         self.down_proj = Linear(f"{path}.down_proj", cfg.intermediate_size, cfg.hidden_size, cfg.mlp_bias)
-        self.gate_up, self.down = FusedLinear(self.gate_proj, self.up_proj), FusedLinear(self.down_proj)
+        self.gate_up = FusedLinear(self.gate_proj, self.up_proj)
+        self.down = FusedLinear(self.down_proj)
 
     def forward(self, x, lora):
         gate, up = self.gate_up(x, lora)
@@ -246,7 +294,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The decoder. Parameter names equal those of transformers' ...ForCausalLM; a tied head has no parameter of its own."""
+    """The decoder, its parameters named as in transformers; a tied head has none of its own."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
@@ -266,12 +314,14 @@ class Model(nn.Module):
                 checkpointing: bool = False) -> torch.Tensor:
         """Final hidden states (B, T, C) of ids (B, T).
 
-        positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys, None means
-        causal (one token with a cache sees every filled slot); a cache takes several tokens only while it is empty;
-        lora(paths, sizes, x, y) adds the rows' adapters to the joint output y of layers that share an input x;
-        checkpointing keeps only each block's input for the backward pass, which computes the rest again (1604.06174).
+        positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys,
+        None means causal (one token with a cache sees every filled slot); a cache takes several tokens only
+        while it is empty; lora(paths, sizes, x, y) adds the rows' adapters to the joint output y of layers
+        that share an input x; checkpointing keeps only each block's input for the backward pass, which
+        computes the rest again (1604.06174).
         """
-        (B, T), cfg = ids.shape, self.cfg
+        B, T = ids.shape
+        cfg = self.cfg
         start = cache.length if cache is not None else 0
         assert start == 0 or T == 1, "only an empty cache takes several tokens"
         if positions is None:
@@ -286,19 +336,22 @@ class Model(nn.Module):
         near = additive(window_mask(mask, positions, S, cfg.sliding_window), x.dtype) if cut else None
         mask = additive(mask, x.dtype)
         for i, block in enumerate(self.model.layers):
-            args = x, cos, sin, near if cut and i in cfg.sliding_layers else mask, cache, slots, lora
+            seen = near if cut and i in cfg.sliding_layers else mask
+            args = (x, cos, sin, seen, cache, slots, lora)
             x = checkpoint(block, *args, use_reentrant=False) if checkpointing else block(*args)
         return self.model.norm(x)
 
     def fused_linears(self) -> list[FusedLinear]:
         """The adaptable layers, those together that share an input."""
-        of = lambda block: (block.self_attn.qkv, block.self_attn.out, block.mlp.gate_up, block.mlp.down)
-        return [project for block in self.model.layers for project in of(block)]
+        fused = []
+        for block in self.model.layers:
+            fused += [block.self_attn.qkv, block.self_attn.out, block.mlp.gate_up, block.mlp.down]
+        return fused
 
     def fuse(self) -> "Model":
-        """Lay the frozen weights of layers that share their input side by side. Before that each can be trained by itself."""
-        for project in self.fused_linears():
-            project.fuse()
+        """Join the frozen weights of layers that share their input; before that each can be trained alone."""
+        for linear in self.fused_linears():
+            linear.fuse()
         return self
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -307,15 +360,15 @@ class Model(nn.Module):
 
     def linears(self) -> dict[str, Linear]:
         """Every adaptable linear layer (q, k, v, o, gate, up, down of each block) by full name, in order."""
-        return {layer.path: layer for project in self.fused_linears() for layer in project.layers}
+        return {layer.path: layer for fused in self.fused_linears() for layer in fused.layers}
 
 
 @dataclass(frozen=True)
 class Base:
-    """A loaded base: frozen model, its tokenizer, every id that ends an answer, and the prompt format it understands."""
+    """A loaded base: frozen model, tokenizer, every id that ends an answer, and its prompt format."""
     model: Model
     tokenizer: object
     eos_ids: tuple[int, ...]
-    prompt_format: str                       # how it is talked to: one of prompts.PROMPT_FORMATS
+    prompt_format: str              # how it is talked to: one of prompts.PROMPT_FORMATS
     path: Path
-    graphs: bool = False             # decode by CUDA graphs
+    graphs: bool = False            # decode by CUDA graphs

@@ -1,45 +1,69 @@
-"""What teachers and students are paid. A teacher's reward is a function (p, guess, margin) -> float, which becomes a value of
---teacher-reward by its entry in TEACHER_REWARDS.
+"""What teachers and students are paid.
 
-p is the solve rate of a proposal: the share of its student's attempts that the verifier called correct. guess is the share that
-guessing the archive's most frequent output would solve, margin is --noise-margin. Note that the expectation of the default
-(1 - p, but 0 when nobody solved it) peaks at p* = 1 - n^(-1/(n-1)) for n attempts (0.26 at 8): n is a difficulty knob, keep it
-fixed across the arms of an ablation.
+A teacher's reward is a function (outcome: Outcome) -> float; its entry in TEACHER_REWARDS makes it a value of
+--teacher-reward. It is asked about valid proposals only: invalid ones cost --invalid-penalty.
+
+The expectation of the default (1 - p, but 0 when nobody solved it) peaks at p* = 1 - n^(-1/(n-1)) for n
+attempts (0.26 at 8): n is a difficulty knob, keep it fixed across the arms of an ablation.
 """
+from dataclasses import dataclass, field
 
 
-def difficulty(p: float, guess: float, margin: float) -> float:
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a valid proposal, all that a reward may look at. The archive is that before the step."""
+    solve_rate: float                   # share of all attempts at it that the verifier called correct
+    solve_rates: dict[str, float] = field(default_factory=dict)     # the same of each student, by name
+    n_attempts: int = 1                 # of all students together
+    base_rate: float | None = None      # solve rate of the frozen base; None in steps without a probe
+    kind: str = "code_o"                # task type
+    majority_baseline: float = 0.0      # solve rate of guessing the type's most frequent output of late
+    noise_margin: float = 0.0           # --noise-margin
+    n_tasks: int = 0                    # tasks that the archive has seen
+    n_of_kind: int = 0                  # tasks of this type that it holds
+    n_same_structure: int = 0           # of its latest 512, those with this program up to names and constants
+    unique_at_64: float = 0.0           # different structures among 64 of these, on average
+    complexity: dict[str, int] = field(default_factory=dict)     # statements, depth, mccabe, lines, variables
+
+    @property
+    def n_correct(self) -> int:
+        """Correct attempts."""
+        return round(self.solve_rate * self.n_attempts)
+
+
+def difficulty(outcome: Outcome) -> float:
     """Default: harder is better, unsolvable is worth nothing (Absolute Zero, eq. 4)."""
-    return 0.0 if p == 0 else 1 - p
+    return 1 - outcome.solve_rate if outcome.solve_rate > 0 else 0.0
 
 
-def learnability(p: float, guess: float, margin: float) -> float:
-    """4 p (1 - p): most where attempts disagree most."""
-    return 4 * p * (1 - p)
+def learnability(outcome: Outcome) -> float:
+    """4 p (1 - p) of solve rate p: most where attempts disagree most."""
+    return 4 * outcome.solve_rate * (1 - outcome.solve_rate)
 
 
-def band(p: float, guess: float, margin: float) -> float:
-    """1 - 2 |p - 1/2|."""
-    return 1 - 2 * abs(p - 0.5)
+def band(outcome: Outcome) -> float:
+    """1 - 2 |p - 1/2| of solve rate p."""
+    return 1 - 2 * abs(outcome.solve_rate - 0.5)
 
 
-def nontrivial(p: float, guess: float, margin: float) -> float:
+def nontrivial(outcome: Outcome) -> float:
     """1 for anything that is neither always nor never solved."""
-    return float(0 < p < 1)
+    return float(0 < outcome.solve_rate < 1)
 
 
-def noise_proof(p: float, guess: float, margin: float) -> float:
-    """Learnability, but only where the solve rate beats the rate of guessing the most frequent answer by a margin."""
-    return 4 * p * (1 - p) if p > guess + margin else 0.0
+def noise_proof(outcome: Outcome) -> float:
+    """Learnability, but only where the solve rate beats guessing the most frequent output by a margin."""
+    lucky = outcome.majority_baseline + outcome.noise_margin
+    return learnability(outcome) if outcome.solve_rate > lucky else 0.0
 
 
-def novelty(p: float, guess: float, margin: float) -> float:
-    """0 for any valid new task: the control that any claim about difficulty needs (only invalid and duplicate cost)."""
+def novelty(outcome: Outcome) -> float:
+    """0 for any valid new task, so that only others cost: the control that claims about difficulty need."""
     return 0.0
 
 
-TEACHER_REWARDS = {"difficulty": difficulty, "learnability": learnability, "band": band, "nontrivial": nontrivial,
-                   "noise-proof": noise_proof, "novelty": novelty}
+TEACHER_REWARDS = {"difficulty": difficulty, "learnability": learnability, "band": band,
+                   "nontrivial": nontrivial, "noise-proof": noise_proof, "novelty": novelty}
 
 STUDENT_REWARDS = {"graded": {"correct": 1.0, "wrong": -0.5, "malformed": -1.0},
                    "binary": {"correct": 1.0, "wrong": 0.0, "malformed": 0.0}}

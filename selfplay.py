@@ -1,7 +1,8 @@
-"""The phases between models and judge: teachers propose, the sandbox verifies, students solve, rewards are counted.
+"""The phases between models and judge: teachers propose, the sandbox verifies, students solve, both are paid.
 
-One proposal walks through as one ProposalRecord: text -> Proposal or reason -> verdict -> Task or reason -> attempts of
-its students -> solve rate -> reward. Nothing here draws unkeyed random numbers or keeps state between steps.
+One proposal walks through as one ProposalRecord: text -> Proposal or reason -> verdict -> Task or reason ->
+attempts of its students -> solve rate -> reward. Nothing here draws unkeyed random numbers or keeps state
+between steps.
 """
 import dataclasses
 import functools
@@ -18,21 +19,23 @@ from generate import Rollout
 from infra.distributed import Ranks
 from lora import Adapters
 from model import Base
-from rewards import STUDENT_REWARDS, TEACHER_REWARDS
+from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from rl import Batch
 from sandbox.values import decode
 from tasks import TASK_TYPES, judge_answers
 from tasks.archive import Archive
 from tasks.base import Proposal, Reject, Task
-from tasks.complexity import measure
+from tasks.complexity import measure, structural_hash
 from tasks.prompts import Prompt, render, show
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
 from verifier import Job, Sandbox, Verdict
 
+# What a member can be. A role's first letter begins its members' names ("T0"), its place here is Batch.role.
+# docs/change-it.md adds one.
+ROLES = ("teacher", "student")
 # Phases: the second half of every random key. The update draws nothing.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE, INIT = range(8)
-MAX_LOGGED = 600                                                       # characters of a text in tasks.jsonl
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,18 @@ class ProposalRecord:
     task: Task | None = None
     attempts: dict[str, list[str]] = field(default_factory=dict)
     answers: dict[str, list[str]] = field(default_factory=dict)     # the texts of these attempts
+    base_rate: float | None = None  # the frozen base's solve rate, where a probe asked it
     reward: float = 0.0
 
     @functools.cached_property
-    def complexity(self) -> dict:
+    def complexity(self) -> dict[str, int]:
         """Measures of a valid task's program, by name."""
         return dataclasses.asdict(measure(self.task.program))
+
+    @functools.cached_property
+    def structure(self) -> str:
+        """Hash of a valid task's program up to names and constants."""
+        return structural_hash(self.task.program)
 
     @functools.cached_property
     def output_size(self) -> tuple[int, int]:
@@ -76,10 +85,14 @@ class ProposalRecord:
         return len(text), max(map(len, re.findall(r"\d+", text)), default=0)
 
     @property
+    def verdicts(self) -> list[str]:
+        """Of all attempts."""
+        return [verdict for attempts in self.attempts.values() for verdict in attempts]
+
+    @property
     def solve_rate(self) -> float | None:
         """Share of all attempts that were correct; None without attempts."""
-        verdicts = [v for attempts in self.attempts.values() for v in attempts]
-        return verdicts.count("correct") / len(verdicts) if verdicts else None
+        return solve_rate(self.verdicts)
 
 
 @dataclass
@@ -90,200 +103,282 @@ class Attempts:
     verdicts: list[list[str]]       # per task: "correct" | "wrong" | "malformed" per attempt
 
 
+@dataclass
+class RoleRows:
+    """What the members of a role wrote in a step, N rows, and what each row is paid."""
+    role: str
+    rollout: Rollout
+    reward: list[float]
+    group: list[int]                # rows of one prompt share a number
+    kind: list[str]                 # task type
+
+
 def make_rng(*key: int) -> random.Random:
     """A generator that depends on (seed, step, phase, member, index) alone."""
     return random.Random("/".join(map(str, key)))
 
 
+def mean(values) -> float | None:
+    """Mean of those that are not None, or None of nothing (JSON has no nan)."""
+    values = [v for v in values if v is not None]
+    return sum(values) / len(values) if values else None
+
+
+def solve_rate(verdicts: list[str]) -> float | None:
+    """Share of verdicts that say correct; None of nothing."""
+    return verdicts.count("correct") / len(verdicts) if verdicts else None
+
+
+# --- roles --------------------------------------------------------------------------------------------------
+
+def members_of(members: list[Member], role: str) -> list[Member]:
+    """Those of a role."""
+    return [m for m in members if m.role == role]
+
+
+def member_order(name: str) -> tuple:
+    """Sorts members' names as slots are numbered, T2 before T10 before S0; other names come first."""
+    letters = [role[0].upper() for role in ROLES]
+    return letters.index(name[0]) if name[0] in letters else 0, len(name), name
+
+
+# --- asking and judging -------------------------------------------------------------------------------------
+
 def fits(s: Setup, prompt: Prompt) -> bool:
     """Whether a prompt and an answer of cfg.max_new_tokens tokens fit the base's context."""
-    return len(render(prompt, s.base.prompt_format, s.base.tokenizer)) + s.cfg.max_new_tokens <= s.base.model.cfg.max_position_embeddings
+    n_tokens = len(render(prompt, s.base.prompt_format, s.base.tokenizer)) + s.cfg.max_new_tokens
+    return n_tokens <= s.base.model.cfg.max_position_embeddings
 
 
-def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int, n: int, temperature=None,
-        desc: str = "") -> tuple[Rollout, list[str]]:
-    """n answers to each prompt by the member in its slot (-1 = frozen base): rollout and texts, which include the prefix."""
-    c, tokenizer = s.cfg, s.base.tokenizer
-    ids = [render(p, s.base.prompt_format, tokenizer) for p in prompts]
-    keys = [(c.seed, step + 1, phase, slot + 1, i * n + j) for i, slot in enumerate(slots) for j in range(n)]
-    temperature = c.temperature if temperature is None else temperature
-    rollout = s.ranks.generate(s.base, s.adapters, ids, slots, keys, n, temperature=temperature, max_new_tokens=c.max_new_tokens,
-                               rollout_batch=c.rollout_batch, desc=desc)
-    texts = tokenizer.batch_decode(rollout.answers(s.base.eos_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int, n: int,
+        temperature: float | None = None, desc: str = "") -> tuple[Rollout, list[str]]:
+    """n answers to each prompt by the member in its slot (-1 = frozen base): rollout, texts with prefix.
+    temperature None = the run's."""
+    cfg, tokenizer = s.cfg, s.base.tokenizer
+    ids = [render(prompt, s.base.prompt_format, tokenizer) for prompt in prompts]
+    keys = []
+    for i, slot in enumerate(slots):
+        keys += [(cfg.seed, step + 1, phase, slot + 1, i * n + j) for j in range(n)]
+    rollout = s.ranks.generate(s.base, s.adapters, ids, slots, keys, n,
+                               temperature=cfg.temperature if temperature is None else temperature,
+                               max_new_tokens=cfg.max_new_tokens, rollout_batch=cfg.rollout_batch, desc=desc)
+    answers = rollout.answers(s.base.eos_ids)
+    texts = tokenizer.batch_decode(answers, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return rollout, [prompts[i // n].prefix + text for i, text in enumerate(texts)]
 
 
 def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
-    """Verdicts of the sandbox, which runs in process 0 alone, so that a close time limit cannot divide the processes."""
-    rows = s.ranks.broadcast(lambda: [dataclasses.astuple(v) for v in s.sandbox.run(jobs)]) if jobs else []
+    """Verdicts of the sandbox. It runs in process 0 alone: a close time limit cannot divide the processes."""
+    if not jobs:
+        return []
+    rows = s.ranks.broadcast(lambda: [dataclasses.astuple(verdict) for verdict in s.sandbox.run(jobs)])
     return [Verdict(end, tuple(outputs), tuple(errors), cpu_s) for end, outputs, errors, cpu_s in rows]
 
 
+def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int, n: int,
+            temperature: float | None = None, desc: str = "") -> Attempts:
+    """n attempts at each task by the member in its slot, judged. Answers are data to the sandbox."""
+    prompts = [TASK_TYPES[task.kind].solve(s.base.prompt_format, task, s.limits) for task in tasks]
+    rollout, texts = ask(s, prompts, slots, step, phase, n, temperature, desc)
+    by_task = [texts[i * n:(i + 1) * n] for i in range(len(tasks))]
+    verdicts = judge_answers(tasks, by_task, s.base.prompt_format, s.limits, lambda jobs: run_jobs(s, jobs))
+    return Attempts(rollout, texts, verdicts)
+
+
+def key_of(s: Setup, proposal: Proposal) -> str:
+    """Two proposals of one key are duplicates (cfg.dedupe)."""
+    return TASK_TYPES[proposal.kind].key(proposal, "exact" if s.cfg.dedupe == "exact" else "structural")
+
+
+def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
+    """Gold outputs for given proposals (seeds, anchors). Raises ValueError naming the first invalid one."""
+    verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p) for p in proposals])
+    tasks = []
+    for number, (p, verdict) in enumerate(zip(proposals, verdicts), 1):
+        kind = TASK_TYPES[p.kind]
+        result = kind.check(p, s.limits)
+        if not result or result.reason == "ignores_input":
+            result = kind.accept(p, verdict, s.limits, key_of(s, p))
+        if isinstance(result, Reject):
+            what_it_is = f"{p.program[:80]!r} on {p.inputs[0][:40]!r}"
+            raise ValueError(f"{what}: task {number} is not valid ({result.reason}): {what_it_is}")
+        tasks.append(result)
+    return tasks
+
+
+# --- the phases ---------------------------------------------------------------------------------------------
+
 def match(s: Setup, members: list[Member], step: int) -> list[tuple[Member, Member]]:
-    """Every teacher draws a student (cfg.matching) by the ratings' prediction of who would win: pairs (teacher, student)."""
-    system = RATINGS[s.cfg.rating]()
-    teachers, students = ([m for m in members if m.role == role] for role in ("teacher", "student"))
-    p_beats = lambda teacher, student: system.p_win(student.rating, teacher.rating)
-    return evolve.match(teachers, students, p_beats, s.cfg.matching, s.cfg.matching_floor, make_rng(s.cfg.seed, step, MATCH), step)
+    """Every teacher draws a student (cfg.matching), by who would win as ratings predict: pairs of both."""
+    system, rng = RATINGS[s.cfg.rating](), make_rng(s.cfg.seed, step, MATCH)
+
+    def p_beats(teacher: Member, student: Member) -> float:
+        return system.p_win(student.rating, teacher.rating)
+
+    teachers, students = members_of(members, "teacher"), members_of(members, "student")
+    return evolve.match(teachers, students, p_beats, s.cfg.matching, s.cfg.matching_floor, rng, step)
 
 
-def propose(s: Setup, archive: Archive, teachers: list[Member], step: int, desc: str = "") -> tuple[Rollout, list[ProposalRecord]]:
-    """Every teacher writes n_prompts x group proposals, the kinds in turn, with references from the archive."""
-    prompts, slots, out = [], [], []
-    for t in teachers:
+def prompt_teacher(s: Setup, archive: Archive, kind: str, rng: random.Random) -> tuple[Prompt, list[Task]]:
+    """A prompt for a teacher, and the references in it: as many of those drawn as fit the base's context."""
+    few_shot = archive.references(kind, max(1, s.cfg.n_few_shot), rng)
+    prompt = TASK_TYPES[kind].propose(s.base.prompt_format, few_shot, rng, s.limits)
+    while len(few_shot) > 1 and not fits(s, prompt):
+        few_shot = few_shot[:-1]
+        prompt = TASK_TYPES[kind].propose(s.base.prompt_format, few_shot, rng, s.limits)
+    return prompt, few_shot
+
+
+def propose(s: Setup, archive: Archive, teachers: list[Member], step: int,
+            desc: str = "") -> tuple[Rollout, list[ProposalRecord]]:
+    """Every teacher writes n_prompts x proposals_per_prompt proposals, the task types in turn."""
+    prompts, slots, proposed = [], [], []
+    for teacher in teachers:
         for i in range(s.cfg.n_prompts):
             kind = s.task_types[(step * s.cfg.n_prompts + i) % len(s.task_types)]
-            rng = make_rng(s.cfg.seed, step, PROPOSE, t.slot, i)
-            few_shot = archive.references(kind, max(1, s.cfg.n_few_shot), rng)
-            prompt = TASK_TYPES[kind].propose(s.base.prompt_format, few_shot, rng, s.limits)
-            while len(few_shot) > 1 and not fits(s, prompt):
-                few_shot = few_shot[:-1]
-                prompt = TASK_TYPES[kind].propose(s.base.prompt_format, few_shot, rng, s.limits)
+            rng = make_rng(s.cfg.seed, step, PROPOSE, teacher.slot, i)
+            prompt, few_shot = prompt_teacher(s, archive, kind, rng)
+            for _ in range(s.cfg.proposals_per_prompt):
+                proposed.append(ProposalRecord(teacher, kind, len(proposed), len(prompts), few_shot))
             prompts.append(prompt)
-            slots.append(t.slot)
-            out += [ProposalRecord(t, kind, len(out) + g, len(prompts) - 1, few_shot) for g in range(s.cfg.proposals_per_prompt)]
+            slots.append(teacher.slot)
     rollout, texts = ask(s, prompts, slots, step, PROPOSE, s.cfg.proposals_per_prompt, desc=desc)
-    for p, text in zip(out, texts):
+    for p, text in zip(proposed, texts, strict=True):
         p.text = text
         parsed = TASK_TYPES[p.kind].parse_proposal(text, s.base.prompt_format, p.few_shot, s.limits)
         if isinstance(parsed, Reject):
             p.reason = parsed.reason
         else:
             p.proposal = parsed
-    return rollout, out
+    return rollout, proposed
 
 
 def verify(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int) -> None:
-    """Run what parses; fill in task or reason. Duplicates of the archive or of this batch are invalid (cfg.dedupe)."""
+    """Run what parses; fill in task or reason. Duplicates of archive or batch are invalid (cfg.dedupe)."""
+    refuse_unrun(s, archive, proposed)
+    ready = [p for p in proposed if p.proposal and not p.reason]
+    verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p.proposal) for p in ready])
+    modal = {kind: archive.modal_output(kind) for kind in s.task_types}
+    fresh, next_id = set(), archive.n_added
+    for p, verdict in zip(ready, verdicts, strict=True):
+        result = TASK_TYPES[p.kind].accept(p.proposal, verdict, s.limits, p.key)
+        if isinstance(result, Reject):
+            p.reason = result.reason
+        else:
+            p.reason = unwelcome(s, result, p.key in fresh, *modal[p.kind])
+        if not p.reason:
+            p.task = dataclasses.replace(result, id=next_id, teacher=p.teacher.name, step=step,
+                                         parents=tuple(task.id for task in shown(s, p)))
+            fresh.add(p.key)
+            next_id += 1
+
+
+def refuse_unrun(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
+    """Keys, and the reason of those that need not run to be refused."""
     seen = archive.keys if s.cfg.dedupe != "off" else frozenset()
     for p in proposed:
         if p.proposal:
-            kind = TASK_TYPES[p.kind]
-            p.key = kind.key(p.proposal, "exact" if s.cfg.dedupe == "exact" else "structural")
-            refused = kind.check(p.proposal, s.limits) or (Reject("duplicate") if p.key in seen else None)
-            p.reason = refused.reason if refused else ""
-    ready, fresh, n = [p for p in proposed if p.proposal and not p.reason], set(), archive.n_added
-    modal = {kind: archive.modal_output(kind) for kind in s.task_types}
-    for p, verdict in zip(ready, run_jobs(s, [TASK_TYPES[p.kind].job(p.proposal) for p in ready])):
-        result = TASK_TYPES[p.kind].accept(p.proposal, verdict, s.limits, p.key)
-        if isinstance(result, Task) and s.cfg.dedupe != "off" and p.key in fresh:
-            result = Reject("duplicate")
-        if isinstance(result, Task) and modal[p.kind][1] > s.cfg.max_guess and result.outputs == modal[p.kind][0]:
-            result = Reject("guessable")
-        if isinstance(result, Task) and not fits(s, TASK_TYPES[p.kind].solve(s.base.prompt_format, result, s.limits)):
-            result = Reject("prompt_too_long")
-        if isinstance(result, Reject):
-            p.reason = result.reason
-            continue
-        fresh.add(p.key)
-        shown = p.few_shot if s.base.prompt_format != "micro" else p.few_shot[:1] if p.kind == "code_f" else []     # micro prompts show no others
-        p.task = dataclasses.replace(result, id=n, teacher=p.teacher.name, step=step, parents=tuple(ref.id for ref in shown))
-        n += 1
+            p.key = key_of(s, p.proposal)
+            refused = TASK_TYPES[p.kind].check(p.proposal, s.limits)
+            if refused:
+                p.reason = refused.reason
+            else:
+                p.reason = "duplicate" if p.key in seen else ""
 
 
-def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
-    """Gold outputs for given proposals (seeds, anchors). Raises ValueError naming the first that is not valid."""
-    verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p) for p in proposals])
-    tasks, key = [], "exact" if s.cfg.dedupe == "exact" else "structural"
-    for i, (p, verdict) in enumerate(zip(proposals, verdicts)):
-        kind = TASK_TYPES[p.kind]
-        problem = kind.check(p, s.limits)
-        wrong = problem and problem.reason != "ignores_input"
-        result = problem if wrong else kind.accept(p, verdict, s.limits, kind.key(p, key))
-        if isinstance(result, Reject):
-            raise ValueError(f"{what}: task {i + 1} is not valid ({result.reason}): {p.program[:80]!r} on {p.inputs[0][:40]!r}")
-        tasks.append(result)
-    return tasks
+def unwelcome(s: Setup, task: Task, repeated: bool, modal_output: tuple[str, ...], modal_share: float) -> str:
+    """Why a task is refused that its type accepts; "" = it is not. repeated: within this batch."""
+    if repeated and s.cfg.dedupe != "off":
+        return "duplicate"
+    if modal_share > s.cfg.max_guess and task.outputs == modal_output:
+        return "guessable"
+    if not fits(s, TASK_TYPES[task.kind].solve(s.base.prompt_format, task, s.limits)):
+        return "prompt_too_long"
+    return ""
 
 
-def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int, n: int, temperature=None,
-            desc: str = "") -> Attempts:
-    """n attempts at each task by the member in its slot, judged. Answers are data to the sandbox, never run here."""
-    prompt_format = s.base.prompt_format
-    rollout, texts = ask(s, [TASK_TYPES[t.kind].solve(prompt_format, t, s.limits) for t in tasks], slots, step, phase, n, temperature, desc)
-    by_task = [texts[i * n:(i + 1) * n] for i in range(len(tasks))]
-    judged = judge_answers(tasks, by_task, prompt_format, s.limits, lambda jobs: run_jobs(s, jobs))
-    return Attempts(rollout, texts, judged)
+def shown(s: Setup, p: ProposalRecord) -> list[Task]:
+    """References that the prompt showed: in the micro format none, but for induction the program to call."""
+    if s.base.prompt_format != "micro":
+        return p.few_shot
+    return p.few_shot[:1] if p.kind == "code_f" else []
 
 
 def solve(s: Setup, pairs: list[tuple[Member, Member]], proposed: list[ProposalRecord], step: int,
           desc: str = "") -> tuple[list[tuple[ProposalRecord, Member]], Attempts | None]:
-    """Each student attempts the valid tasks of its teachers; who attempted what, and the attempts (None without valid tasks)."""
-    n = s.cfg.samples_per_task
-    solved = [(p, student) for teacher, student in pairs for p in proposed if p.teacher is teacher and p.task]
+    """Each student attempts its teachers' valid tasks: who attempted what; the attempts (None without)."""
+    solved = []
+    for teacher, student in pairs:
+        solved += [(p, student) for p in proposed if p.teacher is teacher and p.task]
     if not solved:
         return [], None
-    attempts = attempt(s, [p.task for p, _ in solved], [m.slot for _, m in solved], step, SOLVE, n, desc=desc)
+    tasks, slots = [p.task for p, _ in solved], [student.slot for _, student in solved]
+    n = s.cfg.samples_per_task
+    attempts = attempt(s, tasks, slots, step, SOLVE, n, desc=desc)
     for i, (p, student) in enumerate(solved):
-        p.attempts[student.name], p.answers[student.name] = attempts.verdicts[i], attempts.texts[i * n:(i + 1) * n]
+        p.attempts[student.name] = attempts.verdicts[i]
+        p.answers[student.name] = attempts.texts[i * n:(i + 1) * n]
     return solved, attempts
 
 
+# --- rewards ------------------------------------------------------------------------------------------------
+
+def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Outcome]:
+    """What rewards may look at, of each valid proposal; the archive is that before the step."""
+    majority = {kind: archive.modal_output(kind)[1] for kind in s.task_types}
+    structures, unique_at_64 = Counter(archive.recent), archive.unique_at_64()
+    out = []
+    for p in valid:
+        out.append(Outcome(
+            solve_rate=p.solve_rate or 0.0, n_attempts=len(p.verdicts), base_rate=p.base_rate, kind=p.kind,
+            solve_rates={name: solve_rate(verdicts) for name, verdicts in p.attempts.items()},
+            majority_baseline=majority[p.kind], noise_margin=s.cfg.noise_margin,
+            n_tasks=archive.n_added, n_of_kind=len(archive.tasks[p.kind]),
+            n_same_structure=structures[p.structure], unique_at_64=unique_at_64, complexity=p.complexity))
+    return out
+
+
 def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
-    """Set each proposal's reward from its solve rate; invalid ones cost cfg.invalid_penalty (AZR, eq. 4 and 6), duplicates
-    cfg.duplicate_penalty."""
-    c = s.cfg
-    guess = {kind: archive.modal_output(kind)[1] for kind in s.task_types}
+    """Set each proposal's reward: of a valid one by what became of it; others cost cfg.invalid_penalty (AZR,
+    eq. 4 and 6), duplicates cfg.duplicate_penalty."""
+    valid = [p for p in proposed if not p.reason]
+    for p, outcome in zip(valid, outcomes(s, archive, valid), strict=True):
+        p.reward = TEACHER_REWARDS[s.cfg.teacher_reward](outcome)
     for p in proposed:
         if p.reason:
-            p.reward = c.duplicate_penalty if p.reason == "duplicate" else c.invalid_penalty
-        else:
-            p.reward = TEACHER_REWARDS[c.teacher_reward](p.solve_rate or 0.0, guess[p.kind], c.noise_margin)
+            p.reward = s.cfg.duplicate_penalty if p.reason == "duplicate" else s.cfg.invalid_penalty
 
 
-def training_batch(s: Setup, rollout: Rollout, proposed: list[ProposalRecord], solved: list[tuple[ProposalRecord, Member]],
-                   attempts: Attempts | None) -> Batch:
-    """Teachers' and students' rows together: rewards, prompt groups, roles and kinds; `solved` names who attempted what."""
-    device, n = rollout.ids.device, s.cfg.samples_per_task
-    rows = [(p.reward, p.group, 0, s.task_types.index(p.kind)) for p in proposed]
-    if attempts:
-        pay, first = STUDENT_REWARDS[s.cfg.student_reward], len(proposed)
-        rows += [(pay[v], first + i, 1, s.task_types.index(p.kind))
-                 for i, ((p, _), verdicts) in enumerate(zip(solved, attempts.verdicts)) for v in verdicts]
-        assert len(rows) == len(proposed) + n * len(solved), (len(rows), n)
-        rollout = Rollout.cat([rollout, attempts.rollout])
-    return Batch(rollout, *(torch.tensor(column, device=device) for column in zip(*rows)))
+def teacher_rows(rollout: Rollout, proposed: list[ProposalRecord]) -> RoleRows:
+    """What teachers learn from: their proposals, once paid."""
+    rewards, groups = [p.reward for p in proposed], [p.group for p in proposed]
+    return RoleRows("teacher", rollout, rewards, groups, [p.kind for p in proposed])
 
 
-def task_rows(proposed: list[ProposalRecord], step: int, limit: int = MAX_LOGGED) -> list[dict]:
-    """Lines of tasks.jsonl: every proposal, valid or not, with what became of it (texts cut to `limit` characters)."""
-    rows = []
-    for p in proposed:
-        row = dict(step=step, teacher=p.teacher.name, kind=p.kind, reason=p.reason, reward=p.reward)
-        if p.task:
-            t = p.task
-            answers = {name: [text[-limit:] for text in texts] for name, texts in p.answers.items()}
-            row |= dict(id=t.id, program=t.program, inputs=t.inputs, outputs=t.outputs, message=t.message, key=t.key,
-                        parents=t.parents, solve_rate=p.solve_rate, attempts=p.attempts, answers=answers, complexity=p.complexity)
-        else:
-            row["text"] = p.text[:limit]
-        rows.append(row)
+def student_rows(s: Setup, solved: list[tuple[ProposalRecord, Member]],
+                 attempts: Attempts | None) -> RoleRows | None:
+    """What students learn from: their attempts, each task a group. None where there were none."""
+    if not attempts:
+        return None
+    pay = STUDENT_REWARDS[s.cfg.student_reward]
+    rows = RoleRows("student", attempts.rollout, [], [], [])
+    for number, ((p, _), verdicts) in enumerate(zip(solved, attempts.verdicts, strict=True)):
+        rows.reward += [pay[verdict] for verdict in verdicts]
+        rows.group += [number] * len(verdicts)
+        rows.kind += [p.kind] * len(verdicts)
     return rows
 
 
-def task_from_row(row: dict) -> Task:
-    """The Task of a line of tasks.jsonl."""
-    return Task(row["kind"], row["program"], tuple(row["inputs"]), tuple(row["outputs"]), row["message"], row["key"], row["id"],
-                row["teacher"], row["step"], tuple(row["parents"]))
-
-
-def mean(values) -> float | None:
-    """Mean, or None of nothing (JSON has no nan)."""
-    values = [v for v in values if v is not None]
-    return sum(values) / len(values) if values else None
-
-
-def describe(proposed: list[ProposalRecord]) -> dict:
-    """What one group of proposals looks like: validity by reason, solve rate, reward, complexity, share of trivial ones."""
-    valid = [p for p in proposed if p.task]
-    rates = [p.solve_rate for p in valid if p.solve_rate is not None]
-    sizes, outputs = [p.complexity for p in valid], [p.output_size for p in valid]
-    verdicts = Counter(v for p in valid for attempts in p.attempts.values() for v in attempts)
-    return dict(n=len(proposed), valid=len(valid) / len(proposed) if proposed else None,
-                reasons=dict(Counter(p.reason for p in proposed if p.reason)), teacher_reward=mean(p.reward for p in proposed),
-                solve_rate=mean(rates), solve_0=mean(float(r == 0) for r in rates), solve_1=mean(float(r == 1) for r in rates),
-                malformed=verdicts["malformed"] / max(1, verdicts.total()),
-                complexity={k: mean(size[k] for size in sizes) for k in sizes[0]} if sizes else {},
-                duplicates=mean(float(p.reason == "duplicate") for p in proposed),
-                distinct=len({p.key for p in valid}) / len(valid) if valid else None,
-                output_chars=mean(chars for chars, _ in outputs), output_digits=mean(digits for _, digits in outputs))
+def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
+    """The rows of all roles together; None = a role that wrote nothing."""
+    parts = [part for part in parts if part]
+    reward, group, role, kind = [], [], [], []
+    for part in parts:
+        group += [len(reward) + number for number in part.group]
+        reward += part.reward
+        role += [ROLES.index(part.role)] * len(part.reward)
+        kind += [s.task_types.index(name) for name in part.kind]
+    rollout = Rollout.cat([part.rollout for part in parts])
+    columns = [torch.tensor(column, device=rollout.ids.device) for column in (reward, group, role, kind)]
+    assert {len(column) for column in columns} == {len(rollout.member)}, [len(column) for column in columns]
+    return Batch(rollout, *columns)

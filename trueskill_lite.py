@@ -3,20 +3,20 @@
 >>> env = RATINGS["trueskill"]()
 >>> a, b = env.rate(env.new(), env.new())            # a wins: (29.396, 7.171) and (20.604, 7.171)
 
-Three systems share one protocol (new, rate, p_win, fitness), so that an ablation swaps them by name. TrueSkill is the
-two-player case of Herbrich, Minka & Graepel 2006, where the message passing collapses to the formulas below.
+Three systems share one protocol (new, rate, p_win, fitness), so that an ablation swaps them by name.
+TrueSkill is the two-player case of Herbrich, Minka & Graepel 2006, where message passing becomes formulas.
 """
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
 SQRT2, SQRT2PI = math.sqrt(2.0), math.sqrt(2.0 * math.pi)
-UNDERFLOW = 1e-290  # below this a probability has lost its digits, and the limits of v and w are the better numbers
+UNDERFLOW = 1e-290  # below this a probability has lost its digits: the limits of v and w are better
 
 
 @dataclass(frozen=True)
 class Rating:
-    """Belief about one player: mean mu and standard deviation sigma, in the units of the system that made it."""
+    """Belief about one player: mean and standard deviation, in the units of the system that made it."""
     mu: float = 25.0
     sigma: float = 25.0 / 3.0
 
@@ -42,8 +42,10 @@ def win_moments(t, e):
 
 
 def draw_moments(t, e):
-    """(v, w) of a draw: t = skill difference / c, e = draw margin / c (Herbrich 2006, eq. for 1[|t| <= e])."""
-    a, b, sign = e - abs(t), -e - abs(t), math.copysign(1.0, t)
+    """(v, w) of a draw: t and e as for a win (Herbrich 2006, eq. for 1[|t| <= e])."""
+    a = e - abs(t)
+    b = -e - abs(t)
+    sign = math.copysign(1.0, t)
     z = cdf(a) - cdf(b)
     if z < UNDERFLOW:  # a draw that could not happen (or a margin of zero): the difference is known to be a
         return sign * a, 1.0
@@ -53,7 +55,7 @@ def draw_moments(t, e):
 
 @dataclass(frozen=True)
 class TrueSkill:
-    """TrueSkill for two players. Skill units: a beta of difference (4.17) is about a 76% win; tau is drift per match."""
+    """TrueSkill for two players: a difference of beta (4.17) is about a 76% win; tau is drift per match."""
     mu0: float = 25.0
     sigma0: float = 25.0 / 3.0
     beta: float = 25.0 / 6.0
@@ -72,7 +74,8 @@ class TrueSkill:
 
     def rate(self, winner, loser, draw=False):
         """New ratings (winner, loser) after one match; with draw=True the order does not matter."""
-        var_w, var_l = winner.sigma ** 2 + self.tau ** 2, loser.sigma ** 2 + self.tau ** 2
+        var_w = winner.sigma ** 2 + self.tau ** 2
+        var_l = loser.sigma ** 2 + self.tau ** 2
         c2 = 2.0 * self.beta ** 2 + var_w + var_l
         c = math.sqrt(c2)
         margin = NormalDist().inv_cdf((self.p_draw + 1.0) / 2.0) * SQRT2 * self.beta
@@ -93,7 +96,7 @@ class TrueSkill:
 
 @dataclass(frozen=True)
 class Elo:
-    """Elo 1978: logistic win probability, 400 points = ten to one, at most k points move per match; sigma is 0."""
+    """Elo 1978: logistic, 400 points = ten to one, at most k points move per match; sigma is 0."""
     mu0: float = 1500.0
     k: float = 32.0
     scale: float = 400.0
@@ -109,7 +112,8 @@ class Elo:
 
     def p_win(self, a, b):
         """P(a beats b)."""
-        return 0.5 * (1.0 + math.tanh(0.5 * math.log(10.0) * (a.mu - b.mu) / self.scale))  # logistic without overflow
+        # a logistic that cannot overflow
+        return 0.5 * (1.0 + math.tanh(0.5 * math.log(10.0) * (a.mu - b.mu) / self.scale))
 
     def fitness(self, r):
         """The rating itself."""
@@ -123,8 +127,9 @@ CHILD_RATINGS = ("mean", "fresh")
 def child_rating(env, parents, mode="mean", widen=0.25):
     """Rating of a newborn from its parents' Ratings, in the system `env`.
 
-    "mean": mean of the mus; the variance is the parents' mean plus (widen * sigma of a new player)^2, at most a new
-    player's. "fresh": a new player, whose mu - 3 sigma is 0 and which therefore is the next victim but for its grace.
+    "mean": mean of the mus; the variance is the parents' mean plus (widen * sigma of a new player)^2, at most
+    a new player's. "fresh": a new player, whose mu - 3 sigma is 0 and which therefore is the next victim but
+    for its grace.
     """
     if mode not in CHILD_RATINGS:
         raise ValueError(f"child rating must be one of {', '.join(CHILD_RATINGS)}, got {mode!r}")

@@ -1,16 +1,17 @@
-"""The measured claims of the README.
+"""The measured claims of docs/engine.md and docs/judge.md.
 
-    python -m bench verify                   the judge beside other ways to run a program: two minutes on two quiet cores
-    python -m bench verify --soak 20000      and so many programs of all kinds, in which no verdict may be wrong
-    python -m bench learn                    does a student learn, on fresh tasks without teachers? Several rates: --lr 3e-4 1e-3
-    python -m bench decode                   rollouts of 8 members: one batch, one after another, PEFT both ways, no adapter
-    python -m bench update                   the joint update against a loop over PEFT adapters
-    python -m bench step                     rollout and update of 8 members against 1 at equal rows
-    python -m bench scale                    seconds and memory of a step for 1 to 128 members
-    python -m bench evolve                   seconds per child of each operator on 7B shapes
+    python -m bench verify                  the judge beside other ways to run a program: two minutes
+    python -m bench verify --soak 20000     and so many programs of all kinds; no verdict may be wrong
+    python -m bench learn --lr 3e-4 1e-3    does a student learn, on fresh tasks without teachers?
+    python -m bench decode                  rollouts of 8 members in one batch, one after another, and by PEFT
+    python -m bench update                  the joint update against a loop over PEFT adapters
+    python -m bench step                    rollout and update of 8 members against 1 at equal rows
+    python -m bench scale                   seconds and memory of a step for 1 to 128 members
+    python -m bench evolve                  seconds per child of each operator on 7B shapes
 
-A command measures all its ways in one process and in turns (A B C, C B A, ...), so that a load from outside meets each of
-them. It prints a table (median, and the range of the repeats), then one line of JSON; keys with x_ are ratios, ours = 1.
+A command measures all its ways in one process and in turns (A B C, C B A, ...), so that a load from outside
+meets each of them. It prints a table (median, and the range of the repeats), then one line of JSON; keys with
+x_ are ratios, ours = 1.
 """
 import argparse
 import json
@@ -21,12 +22,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from bench import engine, judge, learn
 
-COMMANDS = judge.COMMANDS | engine.COMMANDS | learn.COMMANDS            # name: what measures and returns figures, what adds its flags
+COMMANDS = judge.COMMANDS | engine.COMMANDS | learn.COMMANDS    # name: what returns figures, what adds flags
 
 
 def main() -> None:
     """The command line; see the top of the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     subs = parser.add_subparsers(dest="command", required=True)
     for name, (function, flags) in COMMANDS.items():
         flags(subs.add_parser(name, help=function.__doc__))

@@ -1,9 +1,21 @@
 """What all benchmarks share: ways measured in turns, tables of medians, ratios, memory."""
 import ctypes
 import statistics
+import time
 from pathlib import Path
 
 import torch
+
+
+def timed(work):
+    """A function that does the work and returns its seconds."""
+    def run() -> float:
+        start = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+    return run
 
 
 def take_turns(ways, repeats):
@@ -18,7 +30,8 @@ def take_turns(ways, repeats):
 def show(rows):
     """Prints [(label, unit, values of the repeats)] as median and range."""
     for label, unit, values in rows:
-        print(f"{label:46} {statistics.median(values):10.5g} {unit:8} {min(values):.4g} .. {max(values):.4g}", flush=True)
+        spread = f"{min(values):.4g} .. {max(values):.4g}"
+        print(f"{label:46} {statistics.median(values):10.5g} {unit:8} {spread}", flush=True)
 
 
 def ratio(above, below):
@@ -27,8 +40,7 @@ def ratio(above, below):
 
 
 def peak_memory(reset=False):
-    """Bytes at the worst moment since the last reset, on the GPU if there is one, else of this process (Linux).
-    reset: from now on."""
+    """Bytes at the worst moment since the last reset, on the GPU or else of this process (Linux)."""
     if torch.cuda.is_available():
         if reset:
             torch.cuda.reset_peak_memory_stats()

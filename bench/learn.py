@@ -6,6 +6,7 @@ Greedy accuracy is the measure that counts: what only rises at temperature 1 is 
 import random
 import time
 from dataclasses import dataclass, fields
+from statistics import fmean
 
 import torch
 
@@ -14,6 +15,8 @@ import selfplay
 from config import ALGORITHMS, TARGETS, Config, spelled
 from infra.distributed import Ranks
 from infra.platform import open_sandbox
+from infra.probes import answers
+from infra.startup import prepare
 from lora import Adapters
 from micro.evaluate import ROWS, draw_tasks
 from rewards import STUDENT_REWARDS
@@ -21,9 +24,7 @@ from selfplay import Setup
 from tasks import TASK_TYPES, read_tasks
 from tasks.base import Task
 from tasks.complexity import measure
-from tasks.prompts import reasoning
 from tasks.validation import Limits
-from train import prepare
 
 HELD_OUT_SHARE = 5                  # of a file of tasks, every fifth is never trained on
 LEARNT = .1                         # a smaller rise in greedy accuracy has no half way
@@ -94,7 +95,7 @@ def source_of(args, setup: Setup):
     return FreshPrograms(args)
 
 
-def open_setup(args, sandbox_workers: int = 1) -> Setup:
+def open_setup(args) -> Setup:
     """Base, one fresh adapter a learning rate, and the judge; presets where no flag is given."""
     ranks = Ranks.join(args.device)
     shared = ("base", "seed", "rank", "alpha", "samples_per_task", "max_new_tokens", *ALGORITHM)
@@ -106,27 +107,22 @@ def open_setup(args, sandbox_workers: int = 1) -> Setup:
     for slot in range(n_members):
         seed = selfplay.make_rng(args.seed, slot).getrandbits(60)
         adapters.init_member(slot, torch.Generator().manual_seed(seed))
-    sandbox = open_sandbox(sandbox_workers, False, cpu_s=cfg.cpu_s)
+    sandbox = open_sandbox(1, False, cpu_s=cfg.cpu_s)
     limits = Limits.for_format(base.prompt_format)
     return Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(TASK_TYPES))
 
 
 def score(setup: Setup, held_out: list[tuple[int, Task]], step: int, temperature: float) -> list[Score]:
     """Every member on the held-out tasks, one attempt each."""
-    slots = range(setup.adapters.n_members)
-    asked = [(slot, size, task) for slot in slots for size, task in held_out]
-    tasks = [task for _, _, task in asked]
-    owners = [slot for slot, _, _ in asked]
-    done = selfplay.attempt(setup, tasks, owners, step, selfplay.PROBE, 1, temperature)
-    n, scores = len(held_out), []
-    for slot in slots:
-        mine = slice(slot * n, slot * n + n)
+    slots = {str(slot): slot for slot in range(setup.adapters.n_members)}
+    found, _ = answers(setup, slots, [task for _, task in held_out], step, temperature)
+    scores = []
+    for given in found.values():
         right = {size: [] for size, _ in held_out}
-        for (size, _), verdicts in zip(held_out, done.verdicts[mine]):
-            right[size].append(verdicts == ["correct"])
-        thinks = [bool(reasoning(text, setup.base.prompt_format)) for text in done.texts[mine]]
-        accuracy = {size: sum(values) / len(values) for size, values in sorted(right.items())}
-        scores.append(Score(accuracy, sum(thinks) / n, done.rollout.n_tokens[mine].float().mean().item()))
+        for (size, _), correct in zip(held_out, given.correct):
+            right[size].append(correct)
+        accuracy = {size: fmean(values) for size, values in sorted(right.items())}
+        scores.append(Score(accuracy, fmean(given.thinks), fmean(given.tokens)))
     return scores
 
 

@@ -8,11 +8,13 @@ HERE = Path(__file__).resolve().parent
 
 
 def pytest_addoption(parser):
-    parser.addoption("--grade", default="exercises", help="folders of course/ to grade, with commas: exercises, solutions")
+    parser.addoption("--grade", default="exercises",
+                     help="folders of course/ to grade, with commas: exercises, solutions")
 
 
 def pytest_generate_tests(metafunc):
-    metafunc.parametrize("work", metafunc.config.getoption("--grade").split(","), indirect=True, scope="module")
+    folders = metafunc.config.getoption("--grade").split(",")
+    metafunc.parametrize("work", folders, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")

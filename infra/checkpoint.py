@@ -1,11 +1,13 @@
-"""A run's directory and the state that its checkpoints hold: append-only JSON lines, atomic checkpoints, a lock.
+"""A run's directory and the state that its checkpoints hold: append-only logs, atomic checkpoints, a lock.
 
     out/NAME/config.json env.json metrics.jsonl tasks.jsonl matches.jsonl genealogy.jsonl
-    out/NAME/step_N/MEMBER/adapter_model.safetensors ... one PEFT directory a member, optimizer.safetensors, state.json
+    out/NAME/step_N/optimizer.safetensors state.json
+    out/NAME/step_N/MEMBER/adapter_model.safetensors ... one PEFT directory a member
 
-A checkpoint records how long each log was; resuming cuts the logs back to there, so that nothing is told twice. It is
-written under a temporary name and renamed: a kill at any moment leaves the previous one whole. RunDir knows files; State and
-what follows it say what is in them, where it comes from at step 0, and how it is written and read back.
+A checkpoint records how long each log was; resuming cuts the logs back to there, so that nothing is told
+twice. It is written under a temporary name and renamed: a kill at any moment leaves the previous one whole.
+RunDir knows files; State and what follows it say what is in them, where it comes from at step 0, and how it
+is written and read back.
 """
 import dataclasses
 import json
@@ -25,6 +27,7 @@ from safetensors.torch import load_file, save_file
 
 import selfplay
 from evolve import Member
+from infra.task_log import task_from_row
 from infra.weights import load_peft, save_peft
 from lora import Adapters
 from rl import Adam
@@ -40,7 +43,7 @@ FROZEN = "probe/frozen_student"         # its place in a checkpoint, one level b
 
 
 class RunDir:
-    """One run's directory. Process 0 alone writes; the others hold a RunDir with writes=False and only read."""
+    """One run's directory. Process 0 alone writes; the others hold one with writes=False and only read."""
 
     def __init__(self, path: Path, writes: bool = True):
         self.path, self.writes = path, writes
@@ -51,7 +54,8 @@ class RunDir:
                 if fcntl:
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise ValueError(f"{path} is in use by a run that is still going: choose another --name") from None
+                said = f"{path} is in use by a run that is still going: choose another --name"
+                raise ValueError(said) from None
 
     def steps(self) -> list[int]:
         """Numbers of the complete checkpoints, ascending."""
@@ -59,32 +63,38 @@ class RunDir:
         return sorted(int(n) for n in found if n.isdigit())
 
     def part(self, step: int, name: str, read):
-        """read(path) of one file or directory of checkpoint step_N. Raises ValueError with the way out where that fails."""
+        """read(path) of a file or directory of checkpoint step_N. Raises ValueError with the way out."""
         directory = self.path / f"step_{step}"
         try:
             return read(directory / name)
         except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as e:
             why = f"it lacks {e}" if isinstance(e, KeyError) else getattr(e, "strerror", None) or e
             earlier = [n for n in self.steps() if n < step]
-            way = f"to go on from step_{earlier[-1]}" if earlier else "to begin again at step 0: no earlier checkpoint is there"
-            raise ValueError(f"{directory} is damaged ({name}: {why}): remove all of {directory.name} {way}") from e
+            way = "to begin again at step 0: no earlier checkpoint is there"
+            if earlier:
+                way = f"to go on from step_{earlier[-1]}"
+            said = f"{directory} is damaged ({name}: {why}): remove all of {directory.name} {way}"
+            raise ValueError(said) from e
 
     def check_logs(self, metadata: dict) -> None:
-        """Raises ValueError where a log is shorter than it was when the checkpoint with this state.json was written."""
+        """Raises ValueError where a log is shorter than when the checkpoint of this metadata was made."""
         held = self.sizes()
         for name, size in metadata["logs"].items():
             if held[name] < size:
                 lost = "the archive's memory" if name == "tasks.jsonl" else "a part of the run's record"
-                raise ValueError(f"{self.path / name} is shorter than step_{metadata['step']} says ({held[name]} of {size} bytes): "
-                                 f"{lost} is lost; restore it, or start anew under another --name")
+                raise ValueError(f"{self.path / name} is shorter than step_{metadata['step']} says "
+                                 f"({held[name]} of {size} bytes): {lost} is lost; restore it, or start anew "
+                                 "under another --name")
 
     def config(self) -> dict:
         """The flags that the run was started with. Raises ValueError where config.json cannot be read."""
+        path = self.path / "config.json"
         try:
-            return json.loads((self.path / "config.json").read_text())
+            return json.loads(path.read_text())
         except (OSError, ValueError) as e:
-            raise ValueError(f"{self.path / 'config.json'} cannot be read ({getattr(e, 'strerror', None) or e}): restore it, or "
-                             "start anew under another --name") from e
+            why = getattr(e, "strerror", None) or e
+            said = f"{path} cannot be read ({why}): restore it, or start anew under another --name"
+            raise ValueError(said) from e
 
     def write_json(self, name: str, data: dict) -> None:
         """Write a small file whole: a kill in between leaves the old one."""
@@ -94,7 +104,7 @@ class RunDir:
             part.replace(self.path / name)
 
     def append(self, name: str, rows: list[dict]) -> None:
-        """Append rows to a log as JSON lines; what is not finite becomes null, for JSON has no other word for it."""
+        """Append rows to a log as JSON lines; what is not finite becomes null, JSON's only word for it."""
         if self.writes and rows:
             finite = json.loads(json.dumps(rows), parse_constant=lambda name: None)
             with open(self.path / name, "a") as f:
@@ -103,14 +113,21 @@ class RunDir:
     def rows(self, name: str, size: int) -> list[dict]:
         """The first `size` bytes of a log, read back. Raises ValueError where they are not lines of JSON."""
         path = self.path / name
+        if not path.exists():
+            return []
         try:
-            return [json.loads(line) for line in path.read_bytes()[:size].splitlines()] if path.exists() else []
+            return [json.loads(line) for line in path.read_bytes()[:size].splitlines()]
         except ValueError as e:
-            raise ValueError(f"{path} is damaged ({e}): restore it, or start anew in another directory") from e
+            said = f"{path} is damaged ({e}): restore it, or start anew in another directory"
+            raise ValueError(said) from e
 
     def sizes(self) -> dict[str, int]:
-        """Length of each log in bytes."""
-        return {name: (self.path / name).stat().st_size if (self.path / name).exists() else 0 for name in LOGS}
+        """Length of each log in bytes; 0 where it is not there."""
+        sizes = dict.fromkeys(LOGS, 0)
+        for name in LOGS:
+            if (self.path / name).exists():
+                sizes[name] = (self.path / name).stat().st_size
+        return sizes
 
     def truncate_logs(self, sizes: dict[str, int]) -> None:
         """Forget what the logs say after a checkpoint."""
@@ -119,9 +136,9 @@ class RunDir:
                 os.truncate(self.path / name, size)
 
     def save(self, step: int, state: dict, fill, keep: int) -> None:
-        """Write step_N: fill(directory) puts the tensors there, then state.json; then only the last `keep` stay.
+        """Write step_N: fill(directory) puts the tensors there, then state.json; the last `keep` stay.
 
-        Raises OSError when the disk is full, after removing what it had begun; earlier checkpoints are untouched.
+        Raises OSError when the disk is full, after removing what it had begun; earlier ones are untouched.
         """
         if not self.writes:
             return
@@ -139,15 +156,16 @@ class RunDir:
             part.rename(final)
         except (OSError, SafetensorError) as e:
             shutil.rmtree(part, ignore_errors=True)
-            raise OSError(f"checkpoint {final} could not be written ({e}); earlier ones are intact: free some space, "
-                          f"then --resume {self.path}") from e
+            raise OSError(f"checkpoint {final} could not be written ({e}); earlier ones are intact: "
+                          f"free some space, then --resume {self.path}") from e
         for old in self.steps()[:-keep]:
             shutil.rmtree(self.path / f"step_{old}", ignore_errors=True)
 
 
 def differing(old: dict, new: dict, free: tuple[str, ...]) -> list[str]:
     """Names of configuration fields that differ, other than those that may."""
-    return [f"{k} ({old.get(k)!r} -> {new[k]!r})" for k in new if k not in free and old.get(k) != new[k]]
+    changed = [name for name in new if name not in free and old.get(name) != new[name]]
+    return [f"{name} ({old.get(name)!r} -> {new[name]!r})" for name in changed]
 
 
 @dataclass
@@ -157,44 +175,72 @@ class State:
     members: list[Member]
     archive: Archive
     anchors: list[Task]
-    heldout: list[Task]                 # of kinds that the run does not play
+    heldout: list[Task]                 # of types that the run does not play
     totals: dict[str, int]              # tokens generated and trained so far
-    frozen: Adapters | None = None      # a student as it was early in the run, alone in slot 0: a yardstick for later tasks
+    frozen: Adapters | None = None      # a student as it was early in the run, alone in slot 0: a yardstick
+
+
+def founders(cfg) -> list[Member]:
+    """The members that a run begins with, role by role; with --single one adapter, in slot 0, has all roles.
+
+    A role has as many members as its flag says (--teachers, --students), without one as there are students.
+    """
+    members, new_rating = [], RATINGS[cfg.rating]().new
+    for role in selfplay.ROLES:
+        for i in range(getattr(cfg, f"{role}s", cfg.students)):
+            slot = 0 if cfg.single else len(members)
+            members.append(Member(f"{role[0].upper()}{i}", role, slot, new_rating()))
+    return members
 
 
 def init_state(cfg, setup: Setup, base_hash: str = "") -> State:
     """The state before step 0: fresh members (or --init), the archive's seeds, the anchors."""
-    single = cfg.single
-    fresh = RATINGS[cfg.rating]().new
-    members = [Member(f"T{i}", "teacher", i, fresh()) for i in range(cfg.teachers)]
-    members += [Member(f"S{i}", "student", 0 if single else cfg.teachers + i, fresh()) for i in range(cfg.students)]
-    given = [p.parent for p in Path(cfg.init).glob("*/adapter_config.json")] if cfg.init else []
-    given.sort(key=lambda p: (p.name[0] == "S", len(p.name), p.name))                # a checkpoint's T2 T10 S0; else by name
-    if cfg.init and len(given) != setup.adapters.n_members:
-        raise ValueError(f"--init {cfg.init} holds {len(given)} adapters for {setup.adapters.n_members} members")
-    for slot in range(setup.adapters.n_members):
-        gen = torch.Generator().manual_seed(selfplay.make_rng(cfg.seed, 0, selfplay.INIT, slot).getrandbits(60))
-        load_peft(setup.adapters, slot, given[slot], base_hash) if given else setup.adapters.init_member(slot, gen)
+    init_adapters(cfg, setup, base_hash)
     archive = Archive(list(setup.task_types), cfg.archive_cap)
-    proposals = read_tasks(cfg.seed_tasks) if cfg.seed_tasks else [IDENTITY]
-    if not proposals:
-        raise ValueError(f"--seed-tasks {cfg.seed_tasks} holds no tasks: give at least one, or leave the flag out")
-    given = {p.kind for p in proposals}
-    if any(k.startswith("code") for k in setup.task_types) and not any(k.startswith("code") for k in given):
-        proposals.append(IDENTITY)
-    proposals += [TASK_TYPES[k].seed for k in setup.task_types if TASK_TYPES[k].seed and k not in given]
-    for task in selfplay.make_tasks(setup, proposals, cfg.seed_tasks or "seed"):
+    for task in selfplay.make_tasks(setup, seeds(cfg, setup.task_types), cfg.seed_tasks or "seed"):
         archive.add(dataclasses.replace(task, id=archive.n_added), structural_hash(task.program))
     asked = proposals_of(setup, cfg.anchors, "anchors")[:cfg.n_anchors]
     anchors = selfplay.make_tasks(setup, asked, cfg.anchors or "anchors.jsonl")
     asked = unplayed(proposals_of(setup, cfg.heldout, "heldout"), setup.task_types, cfg.n_heldout)
     heldout = selfplay.make_tasks(setup, asked, cfg.heldout or "heldout.jsonl")
-    return State(0, members, archive, anchors, heldout, dict(generated=0, trained=0))
+    return State(0, founders(cfg), archive, anchors, heldout, dict(generated=0, trained=0))
+
+
+def init_adapters(cfg, setup: Setup, base_hash: str) -> None:
+    """Fresh adapters, or those of --init. Raises ValueError where these are more or fewer than members."""
+    adapters = setup.adapters
+    if not cfg.init:
+        for slot in range(adapters.n_members):
+            seed = selfplay.make_rng(cfg.seed, 0, selfplay.INIT, slot).getrandbits(60)
+            adapters.init_member(slot, torch.Generator().manual_seed(seed))
+        return
+    given = [path.parent for path in Path(cfg.init).glob("*/adapter_config.json")]
+    given.sort(key=lambda path: selfplay.member_order(path.name))
+    if len(given) != adapters.n_members:
+        raise ValueError(f"--init {cfg.init} holds {len(given)} adapters for {adapters.n_members} members")
+    for slot, path in enumerate(given):
+        load_peft(adapters, slot, path, base_hash)
+
+
+def seeds(cfg, task_types: tuple[str, ...]) -> list[Proposal]:
+    """What the archive begins with: --seed-tasks or the identity program, and the own examples of types that
+    have no task there. Raises ValueError for a file without tasks."""
+    proposals = read_tasks(cfg.seed_tasks) if cfg.seed_tasks else [IDENTITY]
+    if not proposals:
+        raise ValueError(f"--seed-tasks {cfg.seed_tasks} holds no tasks: give at least one, or leave it out")
+    given = {p.kind for p in proposals}
+    plays_code, has_code = (any(kind.startswith("code") for kind in kinds) for kinds in (task_types, given))
+    if plays_code and not has_code:
+        proposals.append(IDENTITY)
+    for kind in task_types:
+        if TASK_TYPES[kind].seed and kind not in given:
+            proposals.append(TASK_TYPES[kind].seed)
+    return proposals
 
 
 def proposals_of(setup: Setup, given: str, name: str) -> list[Proposal]:
-    """The tasks of the file given by flag --`name`, or else of the base's own NAME.jsonl; [] where it has none. Raises
-    ValueError where the given file is missing or a line is wrong."""
+    """The tasks of the file given by flag --`name`, or else of the base's own NAME.jsonl; [] where it has
+    none. Raises ValueError where the given file is missing or a line is wrong."""
     path = Path(given) if given else setup.base.path / f"{name}.jsonl"
     if given and not path.exists():
         raise ValueError(f"--{name} {given}: no such file")
@@ -202,7 +248,7 @@ def proposals_of(setup: Setup, given: str, name: str) -> list[Proposal]:
 
 
 def unplayed(proposals: list[Proposal], played: tuple[str, ...], n: int) -> list[Proposal]:
-    """The first n tasks of each kind that the run does not play."""
+    """The first n tasks of each type that the run does not play."""
     by_kind = {}
     for p in proposals:
         if p.kind not in played:
@@ -212,20 +258,20 @@ def unplayed(proposals: list[Proposal], played: tuple[str, ...], n: int) -> list
 
 def empty_adapters(setup: Setup) -> Adapters:
     """Adapters for one member, shaped like the population's."""
-    cfg = setup.cfg
-    return Adapters.on(setup.base.model, 1, cfg.rank, cfg.alpha, cfg.lora_targets.split(","), setup.ranks.device)
+    cfg, targets = setup.cfg, setup.cfg.lora_targets.split(",")
+    return Adapters.on(setup.base.model, 1, cfg.rank, cfg.alpha, targets, setup.ranks.device)
 
 
 def snapshot_student(state: State, setup: Setup) -> None:
     """Keep the best student of this moment for good, in state.frozen."""
     fitness = RATINGS[setup.cfg.rating]().fitness
-    best = max((m for m in state.members if m.role == "student"), key=lambda m: fitness(m.rating))
+    best = max(selfplay.members_of(state.members, "student"), key=lambda m: fitness(m.rating))
     state.frozen = empty_adapters(setup)
     state.frozen.set_factors(0, setup.adapters.factors(best.slot))
 
 
 def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, keep: int) -> None:
-    """Checkpoint of the state before `state.step`: PEFT directories, optimiser and metadata; the base is never copied."""
+    """Checkpoint of the state before `state.step`: PEFT directories, optimiser, metadata; never the base."""
     def fill(directory: Path) -> None:
         """The tensors; run.save adds the metadata and makes the whole appear at once."""
         names = {m.slot: m.name for m in reversed(state.members)}
@@ -233,17 +279,19 @@ def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, ke
             save_peft(setup.adapters, slot, directory / name, setup.cfg.base, base_hash)
         if state.frozen:
             save_peft(state.frozen, 0, directory / FROZEN, setup.cfg.base, base_hash)
-        save_file({k: v.contiguous() for k, v in adam.state_dict().items()}, directory / "optimizer.safetensors")
-    metadata = dict(base_weights=base_hash, members=[m.to_json() for m in state.members],
-                 anchors=[dataclasses.asdict(t) for t in state.anchors],
-                 heldout=[dataclasses.asdict(t) for t in state.heldout],
-                 seeds=[dataclasses.asdict(t) for t in state.archive.seeds], totals=state.totals)
+        tensors = {name: tensor.contiguous() for name, tensor in adam.state_dict().items()}
+        save_file(tensors, directory / "optimizer.safetensors")
+
+    tasks = dict(anchors=state.anchors, heldout=state.heldout, seeds=state.archive.seeds)
+    as_rows = {name: [dataclasses.asdict(task) for task in some] for name, some in tasks.items()}
+    members = [m.to_json() for m in state.members]
+    metadata = dict(base_weights=base_hash, members=members, **as_rows, totals=state.totals)
     run.save(state.step, metadata, fill, keep)
 
 
 def task_of(row: dict) -> Task:
     """The Task that dataclasses.asdict and JSON made a row of."""
-    return Task(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
+    return Task(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
 
 
 def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
@@ -255,30 +303,38 @@ def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
 
 
 def archive_at(run: RunDir, metadata: dict, task_types, cap: int) -> Archive:
-    """What the run had seen when a checkpoint with this state.json was written. Raises ValueError where its logs are shorter."""
+    """What the run had seen when a checkpoint with this state.json was written. Raises ValueError where its
+    logs are shorter."""
     run.check_logs(metadata)
     archive = Archive(list(task_types), cap)
-    logged = [selfplay.task_from_row(row) for row in run.rows("tasks.jsonl", metadata["logs"]["tasks.jsonl"]) if not row["reason"]]
-    for task in [*map(task_of, metadata["seeds"]), *logged]:
+    tasks = [task_of(row) for row in metadata["seeds"]]
+    for row in run.rows("tasks.jsonl", metadata["logs"]["tasks.jsonl"]):
+        if not row["reason"]:
+            tasks.append(task_from_row(row))
+    for task in tasks:
         archive.add(task, structural_hash(task.program))
     return archive
 
 
 def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: int) -> State:
-    """The state of checkpoint step_`step`; adapters and optimiser are filled in place, the logs of a run that writes are cut back
-    to it. Raises ValueError for another base, a damaged checkpoint, logs that are shorter than they were."""
+    """The state of checkpoint step_`step`; adapters and optimiser are filled in place, the logs of a run that
+    writes are cut back to it. Raises ValueError for another base, a damaged checkpoint or shorter logs."""
     members, metadata = members_at(run, step)
     if metadata.get("base_weights", base_hash) != base_hash:
-        raise ValueError(f"{run.path} was trained on another base than {cfg.base} is here (or at another precision): pass the "
-                         "--base and --device it was started with")
+        raise ValueError(f"{run.path} was trained on another base than {cfg.base} is here (or at another "
+                         "precision): pass the --base and --device it was started with")
     archive = archive_at(run, metadata, setup.task_types, cfg.archive_cap)
-    adapter = lambda into, slot, name: run.part(step, name, lambda path: load_peft(into, slot, path, base_hash))
+
+    def load(adapters: Adapters, slot: int, name: str) -> None:
+        run.part(step, name, lambda path: load_peft(adapters, slot, path, base_hash))
+
     for m in members:
-        adapter(setup.adapters, m.slot, members[0].name if cfg.single else m.name)
+        load(setup.adapters, m.slot, members[0].name if cfg.single else m.name)
     run.part(step, "optimizer.safetensors", lambda path: adam.load_state_dict(load_file(path)))
-    frozen = empty_adapters(setup) if (run.path / f"step_{step}" / FROZEN).is_dir() else None
-    if frozen:
-        adapter(frozen, 0, FROZEN)
+    frozen = None
+    if (run.path / f"step_{step}" / FROZEN).is_dir():
+        frozen = empty_adapters(setup)
+        load(frozen, 0, FROZEN)
     run.truncate_logs(metadata["logs"])
     anchors, heldout = ([task_of(row) for row in metadata[name]] for name in ("anchors", "heldout"))
     return State(metadata["step"], members, archive, anchors, heldout, metadata["totals"], frozen)

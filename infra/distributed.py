@@ -1,7 +1,8 @@
 """Several processes, one population: every process holds all adapters and keeps the same records.
 
-Rows of generation and micro-batches of the update are shared out; gradients are summed in `rl.accumulate`. What only one
-process can know (verdicts, which run directory) comes from process 0 as JSON text: nothing is unpickled.
+Rows of generation and micro-batches of the update are dealt out; gradients are summed in `rl.accumulate`.
+What only one process can know (verdicts, which run directory) comes from process 0 as JSON text: nothing is
+unpickled.
 """
 import ctypes
 import json
@@ -16,9 +17,12 @@ from generate import Rollout, generate
 
 
 def reuse_memory() -> None:
-    """Let glibc keep freed blocks of up to 32 MB instead of giving every page back and faulting it in anew: 15% of a rollout on
-    a CPU goes there. Elsewhere nothing happens."""
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+    """Let glibc keep freed blocks of up to 32 MB instead of giving every page back and faulting it in anew:
+    15% of a rollout on a CPU goes there. Elsewhere nothing happens."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
         libc.mallopt(-3, 1 << 25)                      # M_MMAP_THRESHOLD
         libc.mallopt(-1, 1 << 29)                      # M_TRIM_THRESHOLD
 
@@ -32,7 +36,8 @@ class Ranks:
 
     @classmethod
     def join(cls, device: str) -> "Ranks":
-        """Join torchrun's process group if there is one. device: "auto", "cpu" or "cuda". Raises ValueError without CUDA."""
+        """Join torchrun's process group if there is one. device: "auto", "cpu" or "cuda". Raises ValueError
+        without CUDA."""
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device.startswith("cuda") and not torch.cuda.is_available():
@@ -68,24 +73,37 @@ class Ranks:
         return json.loads(data.cpu().numpy().tobytes())
 
     def generate(self, base, adapters, prompts, member, keys, n=1, **kw) -> Rollout:
-        """generate.generate with the prompts shared out; every process gets all rows, in the order of the prompts."""
+        """generate.generate with the prompts dealt out; every process gets all rows, in the prompts' order.
+
+        Process r has the prompts r, r + world, r + 2 world, ...
+        """
         if self.world == 1 or len(prompts) < self.world:
             return generate(base, adapters, prompts, member, keys, n, **kw)
+        dealt = []                      # of each process: numbers of its rows; row i n + j answers prompt i
+        for rank in range(self.world):
+            own = range(rank, len(prompts), self.world)
+            dealt.append([i * n + j for i in own for j in range(n)])
         mine = range(self.rank, len(prompts), self.world)
-        own = generate(base, adapters, [prompts[i] for i in mine], [member[i] for i in mine],
-                       [keys[i * n + j] for i in mine for j in range(n)], n, **kw)
+        rollout = generate(base, adapters, [prompts[i] for i in mine], [member[i] for i in mine],
+                           [keys[row] for row in dealt[self.rank]], n, **kw)
+        joined = self.gather(rollout, [len(rows) for rows in dealt])
+        order = torch.tensor([row for rows in dealt for row in rows], device=self.device).argsort()
+        return joined.select(order)
+
+    def gather(self, own: Rollout, n_rows: list[int]) -> Rollout:
+        """The rollouts of all processes, one after another; n_rows of each."""
         width = torch.tensor([own.ids.shape[1]], device=self.device)
         dist.all_reduce(width, op=dist.ReduceOp.MAX)
-        shape = lambda r: (len(range(r, len(prompts), self.world)) * n, int(width) + 3)
-        size = max(shape(r)[0] for r in range(self.world))
-        pack = lambda x, tail: torch.nn.functional.pad(torch.cat((x, *tail), 1), (0, 0, 0, size - len(x)))
-        wide = lambda x: torch.nn.functional.pad(x, (0, int(width) - x.shape[1]))
-        columns = [own.prompt_len[:, None], own.length[:, None], own.member[:, None]]
-        ids, logp = pack(wide(own.ids), columns), pack(wide(own.logp), [])
-        all_ids, all_logp = ([torch.empty_like(x) for _ in range(self.world)] for x in (ids, logp))
-        dist.all_gather(all_ids, ids)
-        dist.all_gather(all_logp, logp)
-        parts = [(i[:shape(r)[0]], p[:shape(r)[0]]) for r, (i, p) in enumerate(zip(all_ids, all_logp))]
-        joined = Rollout.cat([Rollout(i[:, :-3], i[:, -3], i[:, -2], p, i[:, -1]) for i, p in parts])
-        source = [i * n + j for r in range(self.world) for i in range(r, len(prompts), self.world) for j in range(n)]
-        return joined.select(torch.tensor(source, device=self.device).argsort())
+        missing = (0, int(width) - own.ids.shape[1], 0, max(n_rows) - len(own.ids))    # on the right, below
+        numbers = torch.stack([own.prompt_len, own.length, own.member], 1)             # (N, 3)
+        parts = []
+        for tensor, padding in ((own.ids, missing), (own.logp, missing), (numbers, (0, 0, 0, missing[3]))):
+            padded = torch.nn.functional.pad(tensor, padding).contiguous()
+            everybody = [torch.empty_like(padded) for _ in range(self.world)]
+            dist.all_gather(everybody, padded)
+            parts.append([whole[:rows] for whole, rows in zip(everybody, n_rows)])
+        rollouts = []
+        for ids, logp, columns in zip(*parts):
+            prompt_len, length, members = columns.unbind(1)
+            rollouts.append(Rollout(ids, prompt_len, length, logp, members))
+        return Rollout.cat(rollouts)

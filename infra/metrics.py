@@ -1,114 +1,195 @@
-"""What is told of a run: the step's line of metrics.jsonl, its one line on the terminal, and the last words in plain English."""
+"""What is told of a run: the step's line of metrics.jsonl, its one line on the terminal, the last words."""
+from collections import Counter
+
 import torch
 
+import selfplay
 from infra.checkpoint import State
 from operators import adapter_cosines
 from rl import Batch
-from selfplay import Setup, describe, mean
+from selfplay import ProposalRecord, Setup, mean, members_of, solve_rate
 from tasks.prompts import reasoning
 
 
-def measures(setup: Setup, state: State, proposed: list, update: dict, batch: Batch, adv: torch.Tensor,
-             matches: list[dict]) -> dict:
-    """The step's line of metrics.jsonl, except probes and seconds: overall, per kind and per member."""
-    archive, task_types = state.archive, setup.task_types
-    guess = {kind: archive.modal_output(kind)[1] for kind in task_types}
-    solved = [p for p in proposed if p.attempts]
+# --- metrics.jsonl ------------------------------------------------------------------------------------------
+
+# What is told of rl.update; clip_frac and approx_kl exist from two epochs on.
+OF_UPDATE = ("kl", "entropy", "train_rollout_logprob_diff", "clip_frac", "approx_kl", "skipped")
+
+
+def describe(proposed: list[ProposalRecord]) -> dict:
+    """What one group of proposals looks like: validity by reason, solve rate, reward, complexity."""
+    valid = [p for p in proposed if p.task]
+    rates = [p.solve_rate for p in valid if p.solve_rate is not None]
+    sizes, outputs = [p.complexity for p in valid], [p.output_size for p in valid]
+    verdicts = Counter(verdict for p in valid for verdict in p.verdicts)
     return dict(
-        **describe(proposed), task_types={kind: describe([p for p in proposed if p.kind == kind]) for kind in task_types},
-        members=member_measures(setup, state, proposed, update, batch, adv),
-        unique_structures=len(archive.structures), unique_at_64=archive.unique_at_64(), majority_baseline=guess,
-        beats_guessing=mean(float(p.solve_rate > guess[p.kind] + setup.cfg.noise_margin) for p in solved),
-        think=mean(thinks(setup, text) for text in texts_of(solved)), brier=mean(m["brier"] for m in matches), frac_zero_advantage=(adv == 0).float().mean().item(),
-        kl=update["kl"], entropy=update["entropy"], train_rollout_logprob_diff=update["train_rollout_logprob_diff"], skipped=update["skipped"],
-        tokens_generated=state.totals["generated"], tokens_trained=state.totals["trained"])
+        n=len(proposed),
+        valid=len(valid) / len(proposed) if proposed else None,
+        reasons=dict(Counter(p.reason for p in proposed if p.reason)),
+        teacher_reward=mean(p.reward for p in proposed),
+        solve_rate=mean(rates),
+        solve_0=mean(float(rate == 0) for rate in rates),
+        solve_1=mean(float(rate == 1) for rate in rates),
+        malformed=verdicts["malformed"] / max(1, verdicts.total()),
+        complexity={name: mean(size[name] for size in sizes) for name in sizes[0]} if sizes else {},
+        duplicates=mean(float(p.reason == "duplicate") for p in proposed),
+        distinct=len({p.key for p in valid}) / len(valid) if valid else None,
+        output_chars=mean(chars for chars, _ in outputs),
+        output_digits=mean(digits for _, digits in outputs))
 
 
-def texts_of(proposed: list, student: str = "") -> list[str]:
-    """All students' answers to these tasks, or those of one student."""
-    return [text for p in proposed for name, texts in p.answers.items() for text in texts if student in ("", name)]
+def reasoning_lengths(proposed: list[ProposalRecord], prompt_format: str) -> dict[str, list[int]]:
+    """Characters of reasoning in each text of the step, by who wrote it; 0 = it answers at once."""
+    lengths = {}
+    for p in proposed:
+        for name, texts in [(p.teacher.name, [p.text]), *p.answers.items()]:
+            lengths.setdefault(name, []).extend(len(reasoning(text, prompt_format)) for text in texts)
+    return lengths
 
 
-def thinks(setup: Setup, text: str) -> float:
-    """1 where an answer shows reasoning before it answers, else 0."""
-    return float(bool(reasoning(text, setup.base.prompt_format)))
+def share_that_think(lengths: list[int]) -> float | None:
+    """Share of texts that show reasoning before they answer."""
+    return mean(float(length > 0) for length in lengths)
 
 
-def member_measures(setup: Setup, state: State, proposed: list, update: dict, batch: Batch, adv: torch.Tensor) -> dict[str, dict]:
-    """What the step was for each member, by name; `cosine` is the mean of its dW's cosines with the others of its role."""
-    cosines = adapter_cosines([setup.adapters.factors(p) for p in range(setup.adapters.n_members)])
-    members, r = {}, batch.rollout
+def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update: dict, batch: Batch,
+             adv: torch.Tensor, matches: list[dict]) -> dict:
+    """The step's line of metrics.jsonl, except probes and seconds: overall, per task type and per member."""
+    archive, by_kind = state.archive, {kind: [] for kind in setup.task_types}
+    for p in proposed:
+        by_kind[p.kind].append(p)
+    baseline = {kind: archive.modal_output(kind)[1] for kind in setup.task_types}
+    solved = [p for p in proposed if p.attempts]
+    lucky = {kind: share + setup.cfg.noise_margin for kind, share in baseline.items()}
+    lengths = reasoning_lengths(proposed, setup.base.prompt_format)
+    of_students = []
+    for student in members_of(state.members, "student"):
+        of_students += lengths.get(student.name, [])
+    return dict(
+        **describe(proposed),
+        task_types={kind: describe(some) for kind, some in by_kind.items()},
+        members=member_measures(setup, state, proposed, update, batch, adv, lengths),
+        unique_structures=len(archive.structures),
+        unique_at_64=archive.unique_at_64(),
+        majority_baseline=baseline,
+        beats_guessing=mean(float(p.solve_rate > lucky[p.kind]) for p in solved),
+        think=share_that_think(of_students),
+        brier=mean(match["brier"] for match in matches),
+        frac_zero_advantage=(adv == 0).float().mean().item(),
+        **{name: update[name] for name in OF_UPDATE if name in update},
+        tokens_generated=state.totals["generated"],
+        tokens_trained=state.totals["trained"])
+
+
+def member_measures(setup: Setup, state: State, proposed: list[ProposalRecord], update: dict, batch: Batch,
+                    adv: torch.Tensor, lengths: dict[str, list[int]]) -> dict[str, dict]:
+    """What the step was for each member, by name; `cosine` is the mean of its dW's cosines with the others of
+    its role, `lengths` those of `reasoning_lengths`."""
+    factors = [setup.adapters.factors(slot) for slot in range(setup.adapters.n_members)]
+    cosines, rollout, members = adapter_cosines(factors), batch.rollout, {}
     for m in state.members:
-        rows = (r.member == m.slot) & (batch.role == (m.role == "student"))
-        others = [cosines[m.slot, o.slot].item() for o in state.members if o.role == m.role and o is not m]
-        given = dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma, reward=mean(batch.reward[rows].tolist()),
-                     response_tokens=mean(r.n_tokens[rows].tolist()), adv_abs=mean(adv[rows].abs().tolist()),
-                     entropy=-r.logp[rows].sum().item() / max(1, r.n_tokens[rows].sum().item()),
-                     grad_norm=update["grad_norm"][m.slot], cosine=mean(others))
-        texts = [p.text for p in proposed if p.teacher is m] if m.role == "teacher" else texts_of(proposed, m.name)
-        given |= dict(think=mean(thinks(setup, text) for text in texts),
-                      reasoning_chars=mean(len(reasoning(text, setup.base.prompt_format)) for text in texts))
+        rows = (rollout.member == m.slot) & (batch.role == selfplay.ROLES.index(m.role))
+        n_tokens, said = rollout.n_tokens[rows], lengths.get(m.name, [])
+        others = [other for other in members_of(state.members, m.role) if other is not m]
+        members[m.name] = dict(
+            role=m.role,
+            mu=m.rating.mu,
+            sigma=m.rating.sigma,
+            reward=mean(batch.reward[rows].tolist()),
+            response_tokens=mean(n_tokens.tolist()),
+            adv_abs=mean(adv[rows].abs().tolist()),
+            entropy=-rollout.logp[rows].sum().item() / max(1, n_tokens.sum().item()),
+            grad_norm=update["grad_norm"][m.slot],
+            cosine=mean(cosines[m.slot, other.slot].item() for other in others),
+            think=share_that_think(said),
+            reasoning_chars=mean(said))
         if m.role == "teacher":
-            given |= {k: v for k, v in describe([p for p in proposed if p.teacher is m]).items() if k != "teacher_reward"}
+            own = describe([p for p in proposed if p.teacher is m])
+            del own["teacher_reward"]                                   # is its `reward`
+            members[m.name] |= own
         else:
-            verdicts = [v for p in proposed for v in p.attempts.get(m.name, [])]
-            given |= dict(n=len(verdicts), solve_rate=verdicts.count("correct") / len(verdicts) if verdicts else None)
-        members[m.name] = given
+            verdicts = [verdict for p in proposed for verdict in p.attempts.get(m.name, [])]
+            members[m.name] |= dict(n=len(verdicts), solve_rate=solve_rate(verdicts))
     return members
 
 
-COLUMNS = (("step", 5), ("valid", 6), ("statements", 10), ("solve", 6), ("base", 6), ("anchor", 7), ("greedy", 7), ("think", 6), ("reward", 6),
-           ("unique", 6), ("best T", 12), ("best S", 12), ("sec", 6), ("", 0))
+# --- the terminal -------------------------------------------------------------------------------------------
+
+def columns() -> list[tuple[str, int]]:
+    """Names and widths of what `line` shows."""
+    best = [(f"best {role[0].upper()}", 12) for role in selfplay.ROLES]
+    return [("step", 5), ("valid", 6), ("statements", 10), ("solve", 6), ("base", 6), ("anchor", 7),
+            ("greedy", 7), ("think", 6), ("reward", 6), ("unique", 6), *best, ("sec", 6)]
 
 
 def header() -> str:
     """Names over the columns of `line`."""
-    return " ".join(name.rjust(width) for name, width in COLUMNS).rstrip()
+    return " ".join(name.rjust(width) for name, width in columns())
+
+
+def two_digits(x: float | None) -> str:
+    """A measure on the terminal; a dash where nothing was measured."""
+    return "-" if x is None else f"{x:.2f}"
+
+
+def best_of(row: dict, role: str) -> str:
+    """Name and rating of the role's member with the highest rating."""
+    mu, name = max((m["mu"], name) for name, m in row["members"].items() if m["role"] == role)
+    return f"{name} {mu:.1f}"
 
 
 def line(row: dict) -> str:
-    """One aligned line from the dict that goes to metrics.jsonl; a dash where nothing was measured this step."""
-    number = lambda x: "-" if x is None else f"{x:.2f}"
-    best = lambda role: max(((m["mu"], name) for name, m in row["members"].items() if m["role"] == role))
-    name = lambda role: "{1} {0:.1f}".format(*best(role))
-    anchors = [mean(row.get(f"anchors_{k}", {}).values()) for k in ("sampled", "greedy")]
-    cells = [str(row["step"]), number(row["valid"]), number(row["complexity"].get("statements")), number(row["solve_rate"]),
-             number(row.get("base_solve")), *map(number, anchors), number(row["think"]),
-             number(row["teacher_reward"]), str(row["unique_structures"]),
-             name("teacher"), name("student"), f"{sum(row['seconds'].values()):.1f}"]
-    notes = ["born " + " ".join(row["births"])] if row["births"] else []
-    notes += [f"skipped slots {row['skipped']}"] if row["skipped"] else []
-    return " ".join(cell.rjust(width) for cell, (_, width) in zip(cells, COLUMNS)) + ("  " + ", ".join(notes) if notes else "")
+    """One aligned line from the dict that goes to metrics.jsonl."""
+    anchors = [mean(row.get(f"anchors_{how}", {}).values()) for how in ("sampled", "greedy")]
+    measured = [row["valid"], row["complexity"].get("statements"), row["solve_rate"], row.get("base_solve"),
+                *anchors, row["think"], row["teacher_reward"]]
+    cells = [str(row["step"]), *map(two_digits, measured), str(row["unique_structures"]),
+             *(best_of(row, role) for role in selfplay.ROLES), f"{sum(row['seconds'].values()):.1f}"]
+    notes = []
+    if row["births"]:
+        notes.append("born " + " ".join(row["births"]))
+    if row["skipped"]:
+        notes.append(f"skipped slots {row['skipped']}")
+    aligned = " ".join(cell.rjust(width) for cell, (_, width) in zip(cells, columns(), strict=True))
+    return aligned + ("  " + ", ".join(notes) if notes else "")
+
+
+# --- last words ---------------------------------------------------------------------------------------------
+
+# What the last words compare, by its key of metrics.jsonl; statements are below "complexity".
+COMPARED = {"statements": "statements per task",
+            "valid": "share of proposals that are valid",
+            "think": "share of the students' answers that think",
+            "solve_rate": "the students' solve rate on the teachers' current tasks",
+            "base_solve": "  of which at the probes: the frozen base's solve rate on these tasks",
+            "student_solve": "  of which at the probes: the students' solve rate on the same tasks"}
 
 
 def summary(rows: list[dict]) -> str:
-    """What rose and fell between the first and the last twentieth of a run, in words, and no more than that."""
+    """What rose and fell between the first and the last twentieth of a run, in words."""
     n = max(1, len(rows) // 20)
     first, last = rows[:n], rows[-n:]
-    out = []
-
-    def compare(what: str, value) -> None:
-        a, b = mean(map(value, first)), mean(map(value, last))
-        if a is not None and b is not None:
-            moved = f"{'rose' if b > a else 'fell'} from {a:.2f} to {b:.2f}"
-            out.append(f"  {what} " + (moved if round(a, 2) != round(b, 2) else f"stayed at {b:.2f}"))
-
-    compare("statements per task", lambda r: r["complexity"].get("statements"))
-    compare("share of proposals that are valid", lambda r: r["valid"])
-    compare("share of the students' answers that think", lambda r: r.get("think"))
-    compare("the students' solve rate on the teachers' current tasks", lambda r: r["solve_rate"])
-    compare("  of which at the probes: the frozen base's solve rate on these tasks", lambda r: r.get("base_solve"))
-    compare("  of which at the probes: the students' solve rate on the same tasks", lambda r: r.get("student_solve"))
+    out = [f"first {n} against last {n} of {len(rows)} steps "
+           "(ratings are relative and say nothing about progress):"]
+    for key, what in COMPARED.items():
+        before, after = (mean((row | row["complexity"]).get(key) for row in some) for some in (first, last))
+        if before is None or after is None:
+            continue
+        if round(before, 2) == round(after, 2):
+            out.append(f"  {what} stayed at {after:.2f}")
+        else:
+            out.append(f"  {what} {'rose' if after > before else 'fell'} from {before:.2f} to {after:.2f}")
     out += discovery_words(rows)
     out += probe_words([row for row in rows if row.get("anchors_greedy")])
-    out.append(f"  {rows[-1]['unique_structures']} distinct program structures, {sum(len(r['births']) for r in rows)} members replaced, "
+    n_born = sum(len(row["births"]) for row in rows)
+    out.append(f"  {rows[-1]['unique_structures']} distinct program structures, {n_born} members replaced, "
                f"{rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained")
-    title = f"first {n} against last {n} of {len(rows)} steps (ratings are relative and say nothing about progress):"
-    return "\n".join([title, *out])
+    return "\n".join(out)
 
 
 def discovery(rows: list[dict]) -> tuple[int | None, int | None]:
-    """The first step at which one student thinks in most of its answers, and the first at which all students do; None = never."""
+    """The first step in which one student thinks in most of its answers, and in which all do, or None."""
     first = everybody = None
     for row in rows:
         shares = [m.get("think") for m in row["members"].values() if m["role"] == "student"]
@@ -126,9 +207,9 @@ def discovery_words(rows: list[dict]) -> list[str]:
     if first is None:
         return ["  no student thinks in most of its answers"]
     if first == rows[0]["step"]:
-        return []                                         # a base that thinks by itself has nothing to discover
-    all_of_them = everybody if everybody is not None else "none"
-    return [f"  first step in which one student thinks in most of its answers: {first}; in which all do: {all_of_them}"]
+        return []                                       # a base that thinks by itself has nothing to discover
+    return [f"  first step in which one student thinks in most of its answers: {first}; in which all do: "
+            f"{'none' if everybody is None else everybody}"]
 
 
 def probe_words(probes: list[dict]) -> list[str]:
@@ -137,20 +218,27 @@ def probe_words(probes: list[dict]) -> list[str]:
         return []
     first, last = probes[0], probes[-1]
     out = []
-    for kind, words in (("greedy", "greedily decoded"), ("sampled", "at the run's temperature")):
-        a, b = (mean(row.get(f"anchors_{kind}", {}).values()) for row in (first, last))
-        if a is None or b is None:
-            continue                                      # anchors that are the run's own first tasks: first probed later
-        se = last.get("anchors_greedy_se") if kind == "greedy" else None
-        out.append(f"  the students' accuracy on held-out anchor tasks, {words}: {a:.2f} at step {first['step']}, "
-                   f"{b:.2f} at step {last['step']}" + (f" (standard error {se:.3f})" if se else ""))
-    for kind, base in first.get("heldout", {}).items():
-        found = last.get("heldout", {}).get(kind, {})
-        told = []
-        for word, letter in (("students", "S"), ("teachers", "T")):
-            own = [value for name, value in found.items() if name.startswith(letter)]
-            told += [f"{word} {mean(own):.2f}"] if own else []
-        if told and "base" in base:
-            out.append(f"  held-out {kind} tasks, which nobody played, greedily decoded: frozen base {base['base']:.2f}, "
-                       + ", ".join(told))
+    for how, words in (("greedy", "greedily decoded"), ("sampled", "at the run's temperature")):
+        before, after = (mean(row.get(f"anchors_{how}", {}).values()) for row in (first, last))
+        if before is None or after is None:
+            continue                            # anchors that are the run's own first tasks: probed later
+        error = last.get("anchors_greedy_se") if how == "greedy" else None
+        spread = f" (standard error {error:.3f})" if error else ""
+        out.append(f"  the students' accuracy on held-out anchor tasks, {words}: "
+                   f"{before:.2f} at step {first['step']}, {after:.2f} at step {last['step']}{spread}")
+    for kind, at_first in first.get("heldout", {}).items():
+        told = heldout_words(last.get("heldout", {}).get(kind, {}))
+        if told and "base" in at_first:
+            out.append(f"  held-out {kind} tasks, which nobody played, greedily decoded: "
+                       f"frozen base {at_first['base']:.2f}, {told}")
     return out
+
+
+def heldout_words(accuracy: dict[str, float]) -> str:
+    """Mean accuracy of each role, students first, from that of each member by name."""
+    told = []
+    for role in reversed(selfplay.ROLES):
+        own = [value for name, value in accuracy.items() if name.startswith(role[0].upper())]
+        if own:
+            told.append(f"{role}s {mean(own):.2f}")
+    return ", ".join(told)

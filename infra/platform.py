@@ -32,7 +32,8 @@ class Interrupted(Exception):
 class Signals:
     """Turns SIGINT and SIGTERM into Interrupted, at once or, inside `with signals:`, at the end of the block.
 
-    The block is for what must not be torn: from the optimiser step to the logs. A second SIGINT leaves at once.
+    The block is for what must not be torn: from the optimiser step to the logs. A second SIGINT leaves at
+    once.
     """
 
     def __init__(self):
@@ -50,7 +51,8 @@ class Signals:
 
     def _on(self, number, frame):
         if self.pending and number == signal.SIGINT:
-            print("\nsecond interrupt: leaving at once, the last checkpoint stands", file=sys.stderr, flush=True)
+            said = "\nsecond interrupt: leaving at once, the last checkpoint stands"
+            print(said, file=sys.stderr, flush=True)
             os._exit(130)
         first, self.pending = not self.pending, signal.Signals(number).name
         if first and not self.held:
@@ -71,7 +73,7 @@ def with_flag(refused: str) -> str:
 
 
 def check_system(weak: bool) -> None:
-    """Raises ValueError where the operating system has no place for the judge: at once, before a base is loaded for nothing."""
+    """Raises ValueError where the operating system has no place for the judge: before a base is loaded."""
     if refused := refusal(weak):
         raise ValueError(with_flag(refused))
 
@@ -88,11 +90,13 @@ def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
     """What a reader of the run needs to know of where it ran."""
     try:
         here = str(Path(__file__).resolve().parent.parent)
-        git = subprocess.run(["git", "-C", here, "describe", "--always", "--dirty"], capture_output=True, text=True)
-        commit = git.stdout.strip()
+        words = ["git", "-C", here, "describe", "--always", "--dirty"]
+        commit = subprocess.run(words, capture_output=True, text=True).stdout.strip()
     except OSError:                                   # git is not installed
         commit = ""
+    device = f"CPU, {os.cpu_count()} cores"
+    if ranks.device.type == "cuda":
+        device = torch.cuda.get_device_name()
     return dict(commit=commit or "unknown", python=platform.python_version(), torch=torch.__version__,
-                platform=platform.platform(), processes=ranks.world,
-                device=torch.cuda.get_device_name() if ranks.device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
+                platform=platform.platform(), processes=ranks.world, device=device,
                 threads=torch.get_num_threads(), sandbox=sandbox.tier, sandbox_report=sandbox.report)

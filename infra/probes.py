@@ -1,9 +1,10 @@
 """Absolute measures of a run: tasks that never change, and a base that never learns.
 
-Ratings only compare members with each other. A probe asks every student the anchors (held-out tasks of the kind that the run
-plays), students, teachers and the frozen base held-out tasks of kinds that it does not play, and the frozen base the
-teachers' current tasks. Greedy accuracy is what counts: what rises only at temperature 1 is sharpening. The first and the last
-probe of a run ask all tasks, those in between a share of them, so that probes cost less than a fifth of a run.
+Ratings only compare members with each other. A probe asks every student the anchors (held-out tasks of the
+type that the run plays), all members and the frozen base held-out tasks of types that it does not play, and
+the frozen base the teachers' current tasks. Greedy accuracy is what counts: what rises only at temperature 1
+is sharpening. The first and the last probe of a run ask all tasks, those in between a share of them, so that
+probes cost less than a fifth of a run.
 """
 import dataclasses
 import statistics
@@ -11,12 +12,12 @@ from dataclasses import dataclass
 
 from evolve import Member
 from lora import Adapters
-from selfplay import BASE, PROBE, ProposalRecord, Setup, attempt, mean
+from selfplay import BASE, PROBE, ProposalRecord, Setup, attempt, mean, members_of, solve_rate
 from tasks.base import Task
 from tasks.prompts import reasoning
 
 FROZEN_BASE = "base"                # its name among the members
-CURRENT_ATTEMPTS = 1                # of the frozen ones at each current task: tasks differ more than attempts at one do
+CURRENT_ATTEMPTS = 1                # of the frozen ones at a current task: tasks differ more than attempts do
 
 
 @dataclass(frozen=True)
@@ -24,21 +25,33 @@ class Answers:
     """One member's answers to the tasks of a probe, task by task."""
     correct: list[bool]
     thinks: list[bool]              # whether the answer shows reasoning before it answers
+    tokens: list[int]
 
 
-def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int, temperature: float) -> tuple[dict[str, Answers], int]:
-    """One attempt at each task by each member (name -> slot, -1 = frozen base), all in one batch; tokens generated."""
-    equal = temperature == 0 and not any(B.any() for B in s.adapters.B.values())    # fresh members are the base, bit for bit
-    asked = [-1] if equal else list(slots.values())
-    done = attempt(s, tasks * len(asked), [slot for slot in asked for _ in tasks], step, PROBE, 1, temperature)
+def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int,
+            temperature: float) -> tuple[dict[str, Answers], int]:
+    """One attempt at each task by each member (name -> slot, -1 = frozen base), in one batch; tokens in all.
+
+    Greedily, fresh members are the base, bit for bit: it alone is asked.
+    """
+    all_equal = temperature == 0 and not any(B.any() for B in s.adapters.B.values())
+    asked = [-1] if all_equal else list(slots.values())
+    by_row = [slot for slot in asked for _ in tasks]
+    done = attempt(s, tasks * len(asked), by_row, step, PROBE, 1, temperature)
     correct = [verdicts == ["correct"] for verdicts in done.verdicts]
     thinks = [bool(reasoning(text, s.base.prompt_format)) for text in done.texts]
+    tokens = done.rollout.n_tokens.tolist()
     found = {}
     for i, name in enumerate(slots):
-        first = 0 if equal else i * len(tasks)
+        first = 0 if all_equal else i * len(tasks)
         own = slice(first, first + len(tasks))
-        found[name] = Answers(correct[own], thinks[own])
-    return found, int(done.rollout.n_tokens.sum())
+        found[name] = Answers(correct[own], thinks[own], tokens[own])
+    return found, sum(tokens)
+
+
+def is_probed(cfg, step: int) -> bool:
+    """Whether a step has a probe: every --probe-every-th, and the last."""
+    return bool(cfg.probe_every) and (step % cfg.probe_every == 0 or step == cfg.steps - 1)
 
 
 def part_of(tasks: list[Task], s: Setup) -> list[Task]:
@@ -51,6 +64,16 @@ def whole(s: Setup, step: int) -> bool:
     return step == 0 or step == s.cfg.steps - 1
 
 
+def accuracies(found: dict[str, Answers]) -> dict[str, float]:
+    """Share of tasks that each solved, by name."""
+    return {name: mean(a.correct) for name, a in found.items()}
+
+
+def think_shares(found: dict[str, Answers]) -> dict[str, float]:
+    """Share of answers that think, by name."""
+    return {name: mean(a.thinks) for name, a in found.items()}
+
+
 def standard_error(found: dict[str, Answers]) -> float | None:
     """Of the members' mean accuracy, over tasks: members answer the same ones, so that a task counts once."""
     by_task = [statistics.fmean(column) for column in zip(*(a.correct for a in found.values()))]
@@ -58,61 +81,63 @@ def standard_error(found: dict[str, Answers]) -> float | None:
 
 
 def probe_anchors(s: Setup, students: dict[str, int], anchors: list[Task], step: int) -> tuple[dict, int]:
-    """Every student on the anchors, greedily, and at the first and last probe on a share of them at the run's temperature;
-    keys of metrics.jsonl, tokens."""
+    """Every student on the anchors, greedily, and at the first and last probe on a share of them at the run's
+    temperature; keys of metrics.jsonl, tokens."""
     if not anchors:
         return {}, 0
     slots, part = students | {FROZEN_BASE: -1}, part_of(anchors, s)
     found, tokens = answers(s, slots, anchors if whole(s, step) else part, step, 0.0)
     base = found.pop(FROZEN_BASE)
-    out = dict(anchors_greedy={who: mean(a.correct) for who, a in found.items()}, anchors_greedy_base=mean(base.correct),
-               anchors_think={who: mean(a.thinks) for who, a in found.items()}, anchors_think_base=mean(base.thinks),
+    out = dict(anchors_greedy=accuracies(found), anchors_greedy_base=mean(base.correct),
+               anchors_think=think_shares(found), anchors_think_base=mean(base.thinks),
                anchors_greedy_se=standard_error(found))
     if whole(s, step):
         found, n_tokens = answers(s, slots, part, step, s.cfg.temperature)
         base = found.pop(FROZEN_BASE)
-        out |= dict(anchors_sampled={who: mean(a.correct) for who, a in found.items()}, anchors_sampled_base=mean(base.correct))
+        out |= dict(anchors_sampled=accuracies(found), anchors_sampled_base=mean(base.correct))
         tokens += n_tokens
     return out, tokens
 
 
 def probe_heldout(s: Setup, members: dict[str, int], heldout: list[Task], step: int) -> tuple[dict, int]:
-    """Members and frozen base on the kinds of tasks that the run does not play, greedily; keys of metrics.jsonl, tokens."""
+    """Members and frozen base on the types of tasks that the run does not play, greedily; keys of
+    metrics.jsonl, tokens."""
     slots, accuracy, thinking, tokens = members | {FROZEN_BASE: -1}, {}, {}, 0
     for kind in dict.fromkeys(task.kind for task in heldout):
         tasks = [task for task in heldout if task.kind == kind]
-        asked = tasks if whole(s, step) else part_of(tasks, s)
-        found, n_tokens = answers(s, slots, asked, step, 0.0)
-        accuracy[kind] = {who: mean(a.correct) for who, a in found.items()}
-        thinking[kind] = {who: mean(a.thinks) for who, a in found.items()}
+        found, n_tokens = answers(s, slots, tasks if whole(s, step) else part_of(tasks, s), step, 0.0)
+        accuracy[kind], thinking[kind] = accuracies(found), think_shares(found)
         tokens += n_tokens
     return dict(heldout=accuracy, heldout_think=thinking) if accuracy else {}, tokens
 
 
-def probe_current(s: Setup, proposed: list[ProposalRecord], step: int, frozen: Adapters | None) -> tuple[dict, int]:
-    """The frozen base on the teachers' current tasks, and a student frozen early in the run (slot 0 of `frozen`), beside the
-    students of the day; keys of metrics.jsonl, tokens."""
-    tasks = [p.task for p in proposed if p.task]
-    if not tasks:
+def probe_current(s: Setup, proposed: list[ProposalRecord], step: int,
+                  frozen: Adapters | None) -> tuple[dict, int]:
+    """The frozen base on the teachers' current tasks, whose base_rate it sets, and a student frozen early in
+    the run (slot 0 of `frozen`), beside the students of the day; keys of metrics.jsonl, tokens."""
+    valid = [p for p in proposed if p.task]
+    if not valid:
         return {}, 0
-    slots = [-1] * len(tasks) + ([0] * len(tasks) if frozen else [])
-    still = dataclasses.replace(s, adapters=frozen or s.adapters)
-    n = min(s.cfg.samples_per_task, CURRENT_ATTEMPTS)
-    done = attempt(still, tasks * (2 if frozen else 1), slots, step, BASE, n)
-    verdicts = [[verdict == "correct" for verdict in some] for some in done.verdicts]
-    rates = [mean(right) for right in verdicts]
-    out = dict(base_solve=mean(rates[:len(tasks)]), student_solve=mean(p.solve_rate for p in proposed))
+    tasks, slots = [p.task for p in valid], [-1] * len(valid)
     if frozen:
-        out["frozen_solve"] = mean(rates[len(tasks):])
+        tasks, slots = tasks * 2, slots + [0] * len(valid)
+    still = dataclasses.replace(s, adapters=frozen or s.adapters)
+    done = attempt(still, tasks, slots, step, BASE, min(s.cfg.samples_per_task, CURRENT_ATTEMPTS))
+    rates = [solve_rate(verdicts) for verdicts in done.verdicts]
+    for p, rate in zip(valid, rates):
+        p.base_rate = rate
+    out = dict(base_solve=mean(rates[:len(valid)]), student_solve=mean(p.solve_rate for p in proposed))
+    if frozen:
+        out["frozen_solve"] = mean(rates[len(valid):])
     return out, int(done.rollout.n_tokens.sum())
 
 
-def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Task], proposed: list[ProposalRecord], step: int,
-          frozen: Adapters | None = None) -> dict:
-    """All absolute measures of a step, as keys of metrics.jsonl. The frozen base answers the same tasks as the members each
-    time: it never changes, but the tasks asked between the first and the last probe are fewer."""
-    students = {m.name: m.slot for m in members if m.role == "student"}
-    by_slot = {m.slot: m.name for m in members}                  # a single agent is student and teacher: asked once
+def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Task],
+          proposed: list[ProposalRecord], step: int, frozen: Adapters | None = None) -> dict:
+    """All absolute measures of a step, as keys of metrics.jsonl. The frozen base answers the same tasks as
+    the members each time: it never changes, but between first and last probe fewer tasks are asked."""
+    students = {m.name: m.slot for m in members_of(members, "student")}
+    by_slot = {m.slot: m.name for m in members}                 # an adapter in several roles is asked once
     everybody = {name: slot for slot, name in sorted(by_slot.items())}
     parts = [probe_anchors(s, students, anchors, step), probe_heldout(s, everybody, heldout, step),
              probe_current(s, proposed, step, frozen)]

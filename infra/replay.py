@@ -3,9 +3,10 @@
     python -m infra.replay out/base-1 75              # all matches of step 75
     python -m infra.replay out/base-1 75 T2:S1        # one of them
 
-The step is computed anew by the run's own flags, from the nearest checkpoint (a run with --keep 999 has all of
-them) or from step 0, and nothing is written. Exit code 0: every text is what tasks.jsonl says; 1: some are not,
-so that another version, device or number of processes made the run; 2: there is no such run, step or match.
+The step is computed anew by the run's own flags, from the nearest checkpoint (a run with --keep 999 has all
+of them) or from step 0, and nothing is written. Exit code 0: every text is what tasks.jsonl says; 1: some are
+not, so that another version, device or number of processes made the run; 2: there is no such run, step or
+match.
 """
 import argparse
 import dataclasses
@@ -21,20 +22,23 @@ from generate import Rollout
 from infra.checkpoint import RunDir, State, init_state, restore
 from infra.distributed import Ranks
 from infra.platform import Signals, open_sandbox
+from infra.probes import is_probed, probe_current
+from infra.startup import populate, prepare
+from infra.task_log import task_rows
 from infra.terminal import block, colored, format_task, paint, print_safely
 from selfplay import ProposalRecord, Setup
-from train import populate, prepare, train
+from train import train
 
 
 def wanted(run: RunDir, step: int, match: str) -> tuple[Config, list[str], list[dict]]:
-    """A run's configuration, its matches "T2:S1" at `step` (or the one asked for), and what tasks.jsonl says of that
-    step. Raises ValueError where there is no such run, step or match."""
+    """A run's configuration, its matches "T2:S1" at `step` (or the one asked for), and what tasks.jsonl says
+    of that step. Raises ValueError where there is no such run, step or match."""
     cfg = config_of_run(run.config(), run.path)
     matches, tasks = (run.rows(name, run.sizes()[name]) for name in ("matches.jsonl", "tasks.jsonl"))
     steps = sorted({m["step"] for m in matches})
     if step not in steps:
-        held = f"the run's log has steps {steps[0]} to {steps[-1]}" if steps else "the run's log has no finished step"
-        raise ValueError(f"step {step}: {held}")
+        held = f"steps {steps[0]} to {steps[-1]}" if steps else "no finished step"
+        raise ValueError(f"step {step}: the run's log has {held}")
     pairs = [f"{m['teacher']}:{m['student']}" for m in matches if m["step"] == step]
     if match and match not in pairs:
         raise ValueError(f"match {match}: at step {step} there were {', '.join(pairs)}")
@@ -48,14 +52,16 @@ def prompt_of(s: Setup, rollout: Rollout, row: int) -> str:
 
 
 def replay_step(s: Setup, state: State, matches: list[str], logged: list[dict]) -> bool:
-    """Play the state's step once more up to the rewards, the whole batch as it was (rows alone could round otherwise),
-    and print these matches in full. True if the whole step is what `logged` says."""
+    """Play the state's step once more up to the rewards, the whole batch as it was (rows alone could round
+    otherwise), and print these matches in full. True if the whole step is what `logged` says."""
     step = state.step
     pairs = selfplay.match(s, state.members, step)
-    teachers = [m for m in state.members if m.role == "teacher"]
+    teachers = selfplay.members_of(state.members, "teacher")
     rollout, proposed = selfplay.propose(s, state.archive, teachers, step)
     selfplay.verify(s, state.archive, proposed, step)
     solved, attempts = selfplay.solve(s, pairs, proposed, step)
+    if is_probed(s.cfg, step):
+        probe_current(s, proposed, step, state.frozen)          # a reward may look at the base's solve rate
     selfplay.pay_teachers(s, state.archive, proposed)
     asked = {}
     for i, (p, student) in enumerate(solved):
@@ -65,16 +71,17 @@ def replay_step(s: Setup, state: State, matches: list[str], logged: list[dict]) 
         for p in proposed:
             if p.teacher.name == teacher:
                 print_proposal(p, student, prompt_of(s, rollout, p.row), asked, step)
-    made = json.loads(json.dumps(selfplay.task_rows(proposed, step)))
+    made = json.loads(json.dumps(task_rows(proposed, step)))
     same = sum(old == {k: new.get(k) for k in old} for old, new in zip(logged, made))
-    print_safely(f"{same} of {len(made)} proposals of step {step}, with all attempts at them, are what tasks.jsonl says"
-                 + ("" if same == len(made) else ": another version, device or number of processes made them"))
+    otherwise = "" if same == len(made) else ": another version, device or number of processes made them"
+    print_safely(f"{same} of {len(made)} proposals of step {step}, with all attempts at them, are what "
+                 f"tasks.jsonl says{otherwise}")
     return same == len(made) == len(logged)
 
 
 def print_proposal(p: ProposalRecord, student: str, prompt: str, asked: dict, step: int) -> None:
-    """A proposal behind its prompt, and the student's attempts at it behind theirs; asked: the students' prompts."""
-    row, = selfplay.task_rows([p], step, limit=sys.maxsize)
+    """A proposal behind its prompt, and the student's attempts at it behind theirs, which `asked` holds."""
+    row, = task_rows([p], step, limit=sys.maxsize)
     attempts = {name: verdicts for name, verdicts in row.get("attempts", {}).items() if name == student}
     for text in [prompt, *(asked[id(p), name] for name in attempts)]:
         print_safely(paint("faint", block(text, "  | "), colored()))
@@ -98,15 +105,18 @@ def replay(path: str, step: int, match: str = "", device: str = "auto") -> bool:
         else:
             state = init_state(cfg, setup, base_hash)
         if state.step < step:
-            print(f"no checkpoint of step {step}: computing steps {state.step} to {step - 1} again", flush=True)
-        until = dataclasses.replace(setup, cfg=dataclasses.replace(setup.cfg, steps=step, probe_every=0))
-        train(until, state, run, adam, base_hash, Signals())
+            print(f"no checkpoint of step {step}: computing steps {state.step} to {step - 1} again",
+                  flush=True)
+        state.anchors, state.heldout = [], []                       # nobody reads what they would measure
+        without = dataclasses.replace(setup, cfg=dataclasses.replace(setup.cfg, n_anchors=0))
+        train(without, state, run, adam, base_hash, Signals(), until=step)
         return replay_step(setup, state, matches, logged)
 
 
 def main() -> int:
     """The command line; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
     parser.add_argument("run", help="the run's directory")
     parser.add_argument("step", type=int)
     parser.add_argument("match", nargs="?", default="", help="T2:S1; default: all matches of the step")

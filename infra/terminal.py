@@ -1,7 +1,7 @@
-"""Tasks on the terminal: some of every step as they happen (--show), and those of one step again (infra.replay).
+"""Tasks on the terminal: some of every step as they happen (--show), those of one step again (infra.replay).
 
-A task is formatted from a line of tasks.jsonl: what is shown is what is logged. All of it was written by models,
-so that nothing reaches the terminal but printable characters (report.svg.visible) and our own colours.
+A task is formatted from a line of tasks.jsonl: what is shown is what is logged. All of it was written by
+models: nothing reaches the terminal but printable characters (report.svg.visible) and our own colours.
 """
 import os
 import sys
@@ -10,8 +10,8 @@ from itertools import zip_longest
 
 from report.svg import visible
 
-CODES = {"correct": 32, "wrong": 31, "malformed": 33, "refused": 33, "head": 1, "faint": 2}      # ANSI colours
-LINE = 160                                                                                       # of an attempt, with --show
+CODES = {"correct": 32, "wrong": 31, "malformed": 33, "refused": 33, "head": 1, "faint": 2}     # ANSI colours
+LINE = 160                          # characters of an attempt, with --show
 
 
 def colored() -> bool:
@@ -36,18 +36,26 @@ def print_safely(words: str) -> None:
 
 
 def format_task(row: dict, color: bool, whole: bool = False) -> str:
-    """One line of tasks.jsonl as text for people: who wrote what, who tried, what the judge said. whole: attempts in full."""
-    solved = "not tried" if row.get("solve_rate") is None else f"solved {row['solve_rate']:.2f}"
-    fate = paint("refused", f"refused: {visible(row['reason'])}", color) if row["reason"] else solved
-    out = [paint("head", f"  step {row['step']} {row['teacher']} {row['kind']}", color) + f"  {fate}, reward {row['reward']:.2f}"]
+    """One line of tasks.jsonl as text for people: who wrote what, who tried, what the judge said. whole:
+    attempts in full."""
+    if row["reason"]:
+        fate = paint("refused", f"refused: {visible(row['reason'])}", color)
+    else:
+        fate = "not tried" if row.get("solve_rate") is None else f"solved {row['solve_rate']:.2f}"
+    head = paint("head", f"  step {row['step']} {row['teacher']} {row['kind']}", color)
+    out = [f"{head}  {fate}, reward {row['reward']:.2f}"]
     out += [block(row[key]) for key in ("text", "message", "program") if row.get(key)]
-    out += [block(f"{given} -> {result}") for given, result in zip(row.get("inputs", ()), row.get("outputs", ()))]
+    for given, result in zip(row.get("inputs", ()), row.get("outputs", ())):
+        out.append(block(f"{given} -> {result}"))
     for student, verdicts in row.get("attempts", {}).items():
-        tries = zip_longest(verdicts, (text.strip() for text in row["answers"].get(student, ())))
-        for (verdict, text), n in Counter(tries).most_common():
-            short = visible((text or "").replace("\n", " / "))[-LINE:]
+        texts = [text.strip() for text in row["answers"].get(student, ())]
+        for (verdict, text), n in Counter(zip_longest(verdicts, texts, fillvalue="")).most_common():
             said = f"    {student} {paint(verdict, f'{verdict} x{n}' if n > 1 else verdict, color)}"
-            out.append(f"{said}\n{block(text or '', '        ')}" if whole else f"{said}  {paint('faint', short, color)}")
+            if whole:
+                out.append(f"{said}\n{block(text, '        ')}")
+            else:
+                short = visible(text.replace("\n", " / "))[-LINE:]
+                out.append(f"{said}  {paint('faint', short, color)}")
     return "\n".join(out)
 
 

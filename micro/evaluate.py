@@ -1,15 +1,16 @@
-"""What a micro base can do, by number of statements: how well it answers, how often it thinks, how good its proposals are.
+"""What a micro base can do, by number of statements: how well it answers and how often it thinks.
 
     python -m micro.evaluate micro/base                        # 100 tasks a cell: the table, a JSON line last
     python -m micro.evaluate micro/phase1 --n 40               # the base before its habit was taken away
 
-Tasks are drawn from a seed of their own. Programs of two and more statements are reserved ones, which training never saw;
-of one statement there are only about 300 in all, so those are seen programs on fresh inputs (as are puzzles of two
-variables). Everything that the model writes is read by tasks/ and run by verifier.py, exactly as in self-play.
+Tasks are drawn from a seed of their own. Programs of two and more statements are reserved ones, which
+training never saw; of one statement there are only about 300 in all, so those are seen programs on fresh
+inputs (as are puzzles of two variables). Everything that the model writes is read by tasks/ and run by
+verifier.py, exactly as in self-play.
 
-out = output task, inp = input task, fun = program from 4 pairs, graded on 4 hidden ones; math = word problem by events,
-logic = puzzle by variables (from 2); propose .../args = share of valid proposals, always at temperature 1. Kinds whose
-answer can have a trace have five rows:
+out = output task, inp = input task, fun = program from 4 pairs, graded on 4 hidden ones; math = word problem
+by events, logic = puzzle by variables (from 2); propose .../args = share of valid proposals, always at
+temperature 1. Kinds whose answer can have a trace have five rows:
     greedy      accuracy, greedily decoded
     thinks      share of these answers that think, that is, write the trace
     thinks @1   the same share at temperature 1
@@ -27,7 +28,7 @@ import torch
 
 from generate import generate
 from infra.weights import load_base
-from micro import data
+from micro import data, programs
 from model import Base
 from sandbox.values import encode
 from tasks import TASK_TYPES, judge_answers
@@ -38,39 +39,45 @@ from tasks.validation import Limits
 from verifier import Sandbox
 
 ROWS = {"out": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logic": "logic"}
-SIZES = {"out": range(1, 7), "inp": range(1, 7), "fun": range(1, 5), "math": range(1, 7), "logic": range(2, 5)}
+SIZES = {"out": range(1, 7), "inp": range(1, 7), "fun": range(1, 5), "math": range(1, 7),
+         "logic": range(2, 5)}
 OPENS_TRACE = {"out": ">", "inp": "<", "math": ">"}            # the first character of an answer that thinks
-PROPOSED = {"propose": ("code_o", "code_i"), "args": ("code_f",), "propose math": ("math",), "propose logic": ("logic",)}
-LIMITS, MAX_NEW = Limits.for_format("micro"), 96
+PROPOSED = {"propose": ("code_o", "code_i"), "args": ("code_f",), "propose math": ("math",),
+            "propose logic": ("logic",)}
+LIMITS = Limits.for_format("micro")
+MAX_NEW_TOKENS = 96
 
 
-def task_of(kind: str, p: data.Program, inputs: list) -> Task:
+def task_of(kind: str, p: programs.Program, inputs: list) -> Task:
     """A task with its gold outputs. The generator's programs are ours and may run here."""
-    outputs = tuple(encode(data.run(p.body, x)[0]) for x in inputs)
-    return Task(kind, data.program_text(p.body).strip("\n"), tuple(map(data.literal, inputs)), outputs, "", "")
+    outputs = tuple(encode(programs.run(p.body, x)[0]) for x in inputs)
+    source = programs.program_text(p.body).strip("\n")
+    return Task(kind, source, tuple(map(programs.literal, inputs)), outputs, "", "")
 
 
 def draw_domain(row: str, size: int, rng: random.Random, reserved: bool = True) -> Task:
     """A word problem of `size` events, or a puzzle of `size` variables."""
     if row == "math":
-        lines, p = data.word_problem(rng, size, reserved=reserved and size > 1)
-        program, question = data.program_text(p.body).strip("\n"), "\n".join(f"?{line}" for line in lines)
-        return Task("math", program, ("",), (encode(p.y),), question, "")
-    clauses, model = data.puzzle(rng, size, reserved=reserved and size > 2)
-    return Task("logic", TASK_TYPES["logic"].puzzle(clauses).program, ("",), (encode(tuple(model)),), "", "")
+        lines, p = programs.word_problem(rng, size, reserved=reserved and size > 1)
+        source = programs.program_text(p.body).strip("\n")
+        question = "\n".join(f"?{line}" for line in lines)
+        return Task("math", source, ("",), (encode(p.y),), question, "")
+    clauses, model = programs.puzzle(rng, size, reserved=reserved and size > 2)
+    source = TASK_TYPES["logic"].puzzle(clauses).program
+    return Task("logic", source, ("",), (encode(tuple(model)),), "", "")
 
 
 def draw_tasks(row: str, n_statements: int, n: int, seed: int | str, reserved: bool = True) -> list[Task]:
-    """n tasks for one cell of the table. reserved: of programs that the base was not trained on, where there are enough."""
+    """n tasks for one cell of the table. reserved: where there are enough, of programs never trained on."""
     rng, tasks = random.Random(f"{seed}/{row}/{n_statements}"), []
     while len(tasks) < n:
         if row in ("math", "logic"):
             tasks.append(draw_domain(row, n_statements, rng, reserved))
             continue
-        p = data.generate(rng, n_statements, reserved=reserved and n_statements > 1)
+        p = programs.generate(rng, n_statements, reserved=reserved and n_statements > 1)
         inputs = [p.x]
         if row == "fun":
-            found = data.pairs(rng, p.body, data.type_of(p.x), LIMITS.n_inputs)
+            found = programs.pairs(rng, p.body, programs.type_of(p.x), LIMITS.n_inputs)
             if not found:
                 continue
             inputs = [x for x, _ in found]
@@ -78,9 +85,11 @@ def draw_tasks(row: str, n_statements: int, n: int, seed: int | str, reserved: b
     return tasks
 
 
-def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int, ...], forced: str = "") -> list[str]:
-    """One answer to each prompt; `forced`: the first token is the likeliest of those that start with this character."""
-    ids, first = [render(p, base.prompt_format, base.tokenizer) for p in prompts], [""] * len(prompts)
+def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int, ...],
+          forced: str = "") -> list[str]:
+    """One answer to each prompt; its first token is the likeliest of those that start with `forced`."""
+    ids = [render(p, base.prompt_format, base.tokenizer) for p in prompts]
+    first = [""] * len(prompts)
     if forced:
         vocabulary = base.tokenizer.convert_ids_to_tokens(range(base.model.cfg.vocab_size))
         barred = torch.tensor([not token.startswith(forced) for token in vocabulary])
@@ -90,15 +99,16 @@ def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int,
                 token = int(logits.masked_fill(barred, -torch.inf).argmax())
                 ids[i], first[i] = row + [token], vocabulary[token]
     keys = [(*key, i) for i in range(len(ids))]
-    rollout = generate(base, None, ids, [-1] * len(ids), keys, temperature=temperature, max_new_tokens=MAX_NEW)
+    rollout = generate(base, None, ids, [-1] * len(ids), keys, temperature=temperature,
+                       max_new_tokens=MAX_NEW_TOKENS)
     texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=False,
                                         clean_up_tokenization_spaces=False)
     return [a + b for a, b in zip(first, texts)]
 
 
-def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperature: float, key: tuple[int, ...],
-            forced: str = "") -> tuple[float, float]:
-    """One attempt at each task of a cell: the share that is correct, and the share that thinks. forced: see `write`."""
+def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperature: float,
+            key: tuple[int, ...], forced: str = "") -> tuple[float, float]:
+    """One attempt at each task of a cell, as `write` has it: shares that are correct, and that think."""
     kind = TASK_TYPES[ROWS[row]]
     texts = write(base, [kind.solve(base.prompt_format, t, LIMITS) for t in tasks], temperature, key, forced)
     judged = judge_answers(tasks, [[text] for text in texts], base.prompt_format, LIMITS, sandbox.run)
@@ -107,15 +117,17 @@ def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperatu
 
 
 def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed: int) -> dict:
-    """n proposals at temperature 1: share valid, reasons, mean statements, distinct structures among the valid."""
+    """n proposals at temperature 1: share valid, reasons; statements and distinct structures of the valid."""
     rng, asked = random.Random(f"{seed}/propose"), []
+    prompts = []
     for i in range(n):
-        name = kinds[i % len(kinds)]
-        p = data.generate(rng, data.pick(rng, data.N_PROPOSED), reserved=False)
-        few_shot = [task_of("code_o", p, [p.x])] if name == "code_f" else []
-        asked.append((TASK_TYPES[name], few_shot, TASK_TYPES[name].propose(base.prompt_format, few_shot, rng, LIMITS)))
+        kind = TASK_TYPES[kinds[i % len(kinds)]]
+        p = programs.generate(rng, programs.pick(rng, data.N_PROPOSED), reserved=False)
+        few_shot = [task_of("code_o", p, [p.x])] if kind.name == "code_f" else []
+        asked.append((kind, few_shot))
+        prompts.append(kind.propose(base.prompt_format, few_shot, rng, LIMITS))
     reasons, valid = Counter(), []
-    for (kind, few_shot, _), text in zip(asked, write(base, [prompt for *_, prompt in asked], 1.0, (seed,))):
+    for (kind, few_shot), text in zip(asked, write(base, prompts, 1.0, (seed,))):
         parsed = kind.parse_proposal(text, base.prompt_format, few_shot, LIMITS)
         result = parsed if isinstance(parsed, Reject) else kind.check(parsed, LIMITS)
         result = result or kind.accept(parsed, sandbox.run([kind.job(parsed)])[0], LIMITS, "")
@@ -129,7 +141,7 @@ def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed
 
 
 def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[str, list[float]]:
-    """The rows of one kind of task: {measure: [value by size]}."""
+    """The rows of one task type: {measure: [value by size]}."""
     cells = {}
     for size in SIZES[row]:
         tasks = draw_tasks(row, size, n, seed)
@@ -148,7 +160,9 @@ def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[s
 def evaluate(base: Base, sandbox: Sandbox, n: int = 100, seed: int = 99) -> dict:
     """The whole table: {row: `solving`}, and under the keys of PROPOSED what became of proposals."""
     table = {row: solving(base, sandbox, row, n, seed) for row in SIZES}
-    return table | {row: proposals(base, sandbox, kinds, n * len(kinds), seed) for row, kinds in PROPOSED.items()}
+    for row, kinds in PROPOSED.items():
+        table[row] = proposals(base, sandbox, kinds, n * len(kinds), seed)
+    return table
 
 
 def show(table: dict) -> str:
@@ -160,13 +174,14 @@ def show(table: dict) -> str:
             lines.append(f"{row:6s}{name:12s}{cells:30s} {sum(values) / len(values):.3f}")
     for row in PROPOSED:
         r = table[row]
-        lines.append(f"{row:14s} valid {r['valid']:.2f}; {r['statements']:.2f} statements, {r['distinct']:.2f} distinct "
-                     f"structures; invalid: {r['reasons']}")
+        lines.append(f"{row:14s} valid {r['valid']:.2f}; {r['statements']:.2f} statements, "
+                     f"{r['distinct']:.2f} distinct structures; invalid: {r['reasons']}")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", help="model directory whose prompt_format is micro")
     parser.add_argument("--n", type=int, default=100, help="tasks per cell")
     parser.add_argument("--seed", type=int, default=99)
@@ -176,7 +191,8 @@ if __name__ == "__main__":
     try:
         loaded = load_base(args.base)
         if loaded.prompt_format != "micro":
-            raise ValueError(f"{args.base} speaks the {loaded.prompt_format} prompt format: this evaluation is for the micro base")
+            raise ValueError(f"{args.base} wants the {loaded.prompt_format} prompt format: this evaluation "
+                             "is for the micro base")
     except ValueError as error:
         sys.exit(f"micro.evaluate: {error}")
     with Sandbox(workers=1) as judge:

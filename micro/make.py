@@ -1,17 +1,19 @@
-"""Make micro/base, the bundled 0.84M-parameter base model: tokenizer, two phases of training, Hugging Face directory, anchors.
+"""Make micro/base, the bundled base model of 0.84M parameters: tokenizer, two phases of training, anchors.
 
-    torchrun --standalone --nproc_per_node=2 -m micro.make      # both phases from nothing: two processes share every batch
-    python -m micro.make --phase 2                      # the second alone, on the committed micro/phase1: minutes
-    python -m micro.make --phase 2 --thinking .1 --out out/seldom       # one that thinks more seldom
-    python -m micro.make --phase 1 --tokens 2e6 --out out/tiny          # a quick one to try a change on
-    python -m micro.make --resume                       # go on after an interruption, from the last checkpoint
-    python -m micro.evaluate micro/base                 # what it can do
+    torchrun --standalone --nproc_per_node=2 -m micro.make          # both phases, by two processes
+    python -m micro.make --phase 2                                  # the second alone, on micro/phase1
+    python -m micro.make --phase 2 --thinking .1 --out out/seldom   # one that thinks more seldom
+    python -m micro.make --phase 1 --tokens 2e6 --out out/tiny      # a quick one to try a change on
+    python -m micro.make --resume                                   # go on from the last checkpoint
+    python -m micro.evaluate micro/base                             # what it can do
 
-Phase 1 (OUT/phase1) teaches the skills: write programs, and answer with a trace of the values. Phase 2 (OUT/base) takes the
-habit away and leaves the skill: most answers of its data are direct, so that the base thinks seldom, but well when it does.
-Self-play then has something to discover, as R1-Zero had. The data (micro/data.py) are generated as training goes, and no program reserved for evaluation enters them. Every draw
-is keyed by the seed and the number of the pool of examples, and the schedule counts tokens, so a run can be repeated.
-One thread a process: two wait for each other at this size. Two processes are twice as fast, and equal up to rounding.
+Phase 1 (OUT/phase1) teaches the skills: write programs, and answer with a trace of the values. Phase 2
+(OUT/base) takes the habit away and leaves the skill: most answers of its data are direct, so that the base
+thinks seldom, but well when it does. Self-play then has something to discover, as R1-Zero had. The data
+(micro/data.py) are generated as training goes, and no program reserved for evaluation enters them. Every draw
+is keyed by the seed and the number of the pool of examples, and the schedule counts tokens, so a run can be
+repeated. One thread a process: two wait for each other at this size. Two processes are twice as fast, and
+equal up to rounding.
 """
 import argparse
 import json
@@ -31,16 +33,21 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from infra.weights import load_model
-from micro import data
+from micro import data, programs
 from model import Model, ModelConfig
 
-# Digits, capitals and the openings of lists are tokens of their own, so that a value is always cut the same way.
+# Digits, capitals and the openings of lists are tokens of their own: a value is always cut the same way.
 PRE_TOKENS = r"\[::-1\]|[A-Z]|[\[,]\d|\d|[^\dA-Z\[,]+|[\[,]"
 PAD, EOS = 0, 1
-VOCAB, SHAPE = 384, dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-                         num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True)
-WARMUP_STEPS, DECAY, FLOOR = 60, 1 / 3, .02              # flat, then linear over the last third down to 2%
-ROWS, BATCHES_PER_POOL, MAX_TOKENS = 96, 48, 152
+VOCAB = 384
+SHAPE = dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True)
+WARMUP_STEPS = 60
+DECAY = 1 / 3                   # of a phase's tokens, its last ones: the rate falls linearly ...
+FLOOR = .02                     # ... to this share of its peak
+ROWS = 96                       # of a batch
+BATCHES_PER_POOL = 48
+MAX_TOKENS = 152                # of a row
 CHECKPOINT_S = 150
 
 
@@ -69,25 +76,31 @@ def train_tokenizer(seed: str, n: int = 20000) -> Tokenizer:
 
 
 def pool_batches(phase: Phase, pool: int, tokenizer: Tokenizer) -> list[list[tuple[list[int], list[int]]]]:
-    """The batches of one pool of fresh examples: rows (prompt ids, answer ids) of similar length, batches in random order.
+    """Batches of fresh examples in random order, each of rows (prompt ids, answer ids) of similar length.
 
-    Prompt and answer are tokenised apart, as in generation: joined, the newline between them would merge with the answer.
+    Prompt and answer are tokenised apart, as in generation: else the newline would merge with the answer.
     """
     rng = random.Random(f"{phase.seed}/pool/{pool}")
     examples = [data.example(rng, mixture=phase.mixture) for _ in range(ROWS * BATCHES_PER_POOL)]
     prompts = tokenizer.encode_batch([e.prompt for e in examples])
     answers = tokenizer.encode_batch([e.answer for e in examples])
     rows = [(p.ids, a.ids + [EOS]) for p, a in zip(prompts, answers)]
-    rows = sorted((r for r in rows if len(r[0]) + len(r[1]) <= MAX_TOKENS), key=lambda r: len(r[0]) + len(r[1]))
+    rows = [row for row in rows if n_tokens_of(row) <= MAX_TOKENS]
+    rows.sort(key=n_tokens_of)
     batches = [rows[i:i + ROWS] for i in range(0, len(rows) - ROWS + 1, ROWS)]
     rng.shuffle(batches)
     return batches
 
 
+def n_tokens_of(row: tuple[list[int], list[int]]) -> int:
+    return len(row[0]) + len(row[1])
+
+
 def tensors(batch) -> tuple[torch.Tensor, torch.Tensor]:
     """ids (B, T), padded on the right, and the float mask (B, T-1) of the targets that are answer tokens."""
-    T = max(len(p) + len(a) for p, a in batch)
-    ids, mask = torch.full((len(batch), T), PAD), torch.zeros(len(batch), T - 1)
+    T = max(map(n_tokens_of, batch))
+    ids = torch.full((len(batch), T), PAD)
+    mask = torch.zeros(len(batch), T - 1)
     for i, (p, a) in enumerate(batch):
         ids[i, :len(p) + len(a)] = torch.tensor(p + a)
         mask[i, len(p) - 1:len(p) + len(a) - 1] = 1
@@ -108,9 +121,11 @@ def new_model(seed: str) -> Model:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised by five Newton-Schulz steps (Jordan 2024), scaled to the size of AdamW's
-    (Liu 2025). Matrices of one shape are handled as one stack and in float32: torch.optim.Muon takes them one by one, in
-    bfloat16, which a plain CPU computes eight times slower."""
+    """Momentum whose update is orthogonalised by five Newton-Schulz steps (Jordan 2024).
+
+    Its size is AdamW's (Liu 2025). Matrices of one shape are one stack, in float32: torch.optim.Muon takes
+    them one by one, in bfloat16, which a plain CPU computes eight times slower.
+    """
 
     def __init__(self, params, lr: float, momentum: float = .95, weight_decay: float = .05):
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
@@ -123,10 +138,13 @@ class Muon(torch.optim.Optimizer):
         for p in group["params"]:
             stacks.setdefault(tuple(sorted(p.shape)), []).append(p)
         for (short, long), params in stacks.items():
+            nesterov = []
             for p in params:
-                self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(p.grad, 1 - group["momentum"])
-            nesterov = [p.grad.lerp(self.state[p]["momentum"], group["momentum"]) for p in params]
-            x = torch.stack([u if u.shape[0] == short else u.T for u in nesterov])               # (n, short, long)
+                momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                momentum.lerp_(p.grad, 1 - group["momentum"])
+                u = p.grad.lerp(momentum, group["momentum"])
+                nesterov.append(u if u.shape[0] == short else u.T)
+            x = torch.stack(nesterov)                                       # (n, short, long)
             x /= x.norm(dim=(1, 2), keepdim=True) + 1e-7
             for _ in range(5):
                 gram = x @ x.mT
@@ -138,13 +156,17 @@ class Muon(torch.optim.Optimizer):
 
 def optimizers(model: Model, lr: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks, AdamW for embedding, norms and biases."""
-    matrix = {n: p.dim() == 2 and "embed" not in n for n, p in model.named_parameters()}
-    pick = lambda want: [p for n, p in model.named_parameters() if matrix[n] == want]
-    return [Muon(pick(True), lr), torch.optim.AdamW(pick(False), lr=lr, betas=(.9, .95), weight_decay=0.)]
+    matrices = []
+    others = []
+    for name, p in model.named_parameters():
+        (matrices if p.dim() == 2 and "embed" not in name else others).append(p)
+    return [Muon(matrices, lr), torch.optim.AdamW(others, lr=lr, betas=(.9, .95), weight_decay=0.)]
 
 
 def learning_rate(step: int, n_tokens: int, budget: float, peak: float) -> float:
-    return peak * min(1, (step + 1) / WARMUP_STEPS) * max(FLOOR, min(1, (budget - n_tokens) / (budget * DECAY)))
+    """Linear warm-up, flat, linear decay."""
+    decay = max(FLOOR, min(1, (budget - n_tokens) / (budget * DECAY)))
+    return peak * min(1, (step + 1) / WARMUP_STEPS) * decay
 
 
 def loss_of(model: Model, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -173,20 +195,26 @@ def save_checkpoint(path: Path, **state) -> None:
 
 
 def train(tokenizer: Tokenizer, phase: Phase, checkpoint: Path, resume: bool = False) -> Model:
-    """Train for phase.tokens tokens and return the float32 model. With resume, from the checkpoint if there is one."""
+    """Train for phase.tokens tokens, with resume from the checkpoint if there is one: the float32 model."""
     if phase.init:
         model = load_model(phase.init, torch.float32).requires_grad_(True).train()
     else:
         model = new_model(phase.seed)
-    opts, step, n_tokens, pool = optimizers(model, phase.lr), 0, 0, 0
+    opts = optimizers(model, phase.lr)
+    step = 0
+    n_tokens = 0
+    pool = 0
     if resume and checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
         for opt, saved_state in zip(opts, state["optimizers"]):
             opt.load_state_dict(saved_state)
-        step, n_tokens, pool = state["step"], state["n_tokens"], state["pool"]
+        step = state["step"]
+        n_tokens = state["n_tokens"]
+        pool = state["pool"]
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    began = saved = time.monotonic()
+    began = time.monotonic()
+    saved = began
     first, losses = n_tokens, []
     while n_tokens < phase.tokens:
         for batch in pool_batches(phase, pool, tokenizer):
@@ -199,35 +227,40 @@ def train(tokenizer: Tokenizer, phase: Phase, checkpoint: Path, resume: bool = F
                 opt.param_groups[0]["lr"] = rate
                 opt.step()
                 opt.zero_grad()
-            step, n_tokens = step + 1, n_tokens + sum(len(p) + len(a) for p, a in batch)
+            step += 1
+            n_tokens += sum(map(n_tokens_of, batch))
         pool += 1
         elapsed = time.monotonic() - began
         if rank == 0 and (pool % 2 == 0 or n_tokens >= phase.tokens):
-            print(f"{phase.name}  step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  loss {sum(losses) / len(losses):.4f}  lr {rate:.1e}  "
+            print(f"{phase.name}  step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  "
+                  f"loss {sum(losses) / len(losses):.4f}  lr {rate:.1e}  "
                   f"{(n_tokens - first) / elapsed:6.0f} tokens/s  {elapsed / 60:5.1f} min", flush=True)
             losses = []
         if rank == 0 and (time.monotonic() - saved > CHECKPOINT_S or n_tokens >= phase.tokens):
             saved = time.monotonic()
-            save_checkpoint(checkpoint, model=model.state_dict(), optimizers=[opt.state_dict() for opt in opts],
-                            step=step, n_tokens=n_tokens, pool=pool)
+            save_checkpoint(checkpoint, model=model.state_dict(), step=step, n_tokens=n_tokens, pool=pool,
+                            optimizers=[opt.state_dict() for opt in opts])
     return model
 
 
 def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
-    """The Hugging Face directory: Qwen2ForCausalLM in bfloat16, its tokenizer, for AutoModel and AutoTokenizer, the anchors."""
+    """The Hugging Face directory: Qwen2ForCausalLM in bfloat16, its tokenizer, the anchors."""
     out.mkdir(parents=True, exist_ok=True)
-    save_file({n: p.detach().bfloat16().contiguous() for n, p in model.named_parameters()}, out / "model.safetensors",
-              metadata={"format": "pt"})
-    write = lambda name, d: (out / name).write_text(json.dumps(d, indent=2) + "\n")
-    write("config.json", dict(
-        architectures=["Qwen2ForCausalLM"], model_type="qwen2", prompt_format="micro", vocab_size=VOCAB, **SHAPE, hidden_act="silu",
-        rms_norm_eps=model.cfg.rms_norm_eps, rope_theta=model.cfg.rope_theta, use_sliding_window=False, attention_dropout=0.0,
-        initializer_range=.02, bos_token_id=None, eos_token_id=EOS, pad_token_id=PAD, torch_dtype="bfloat16"))
-    write("generation_config.json", dict(eos_token_id=EOS, pad_token_id=PAD, do_sample=True, temperature=1.0))
-    # Without the (empty) auto_map, AutoTokenizer takes every qwen2 for Qwen's own tokenizer and replaces the pre-tokenizer.
-    write("tokenizer_config.json", dict(
-        tokenizer_class="TokenizersBackend", auto_map={"AutoTokenizer": [None, None]}, eos_token="<eos>", pad_token="<pad>",
-        clean_up_tokenization_spaces=False, model_max_length=SHAPE["max_position_embeddings"], padding_side="left"))
+    weights = {name: p.detach().bfloat16().contiguous() for name, p in model.named_parameters()}
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    config = dict(
+        architectures=["Qwen2ForCausalLM"], model_type="qwen2", prompt_format="micro", vocab_size=VOCAB,
+        **SHAPE, hidden_act="silu", rms_norm_eps=model.cfg.rms_norm_eps, rope_theta=model.cfg.rope_theta,
+        use_sliding_window=False, attention_dropout=0.0, initializer_range=.02, bos_token_id=None,
+        eos_token_id=EOS, pad_token_id=PAD, torch_dtype="bfloat16")
+    generation = dict(eos_token_id=EOS, pad_token_id=PAD, do_sample=True, temperature=1.0)
+    # Without the (empty) auto_map AutoTokenizer would put Qwen's own pre-tokenizer into every qwen2's.
+    words = dict(
+        tokenizer_class="TokenizersBackend", auto_map={"AutoTokenizer": [None, None]}, eos_token="<eos>",
+        pad_token="<pad>", clean_up_tokenization_spaces=False,
+        model_max_length=SHAPE["max_position_embeddings"], padding_side="left")
+    for name, values in (("config", config), ("generation_config", generation), ("tokenizer_config", words)):
+        (out / f"{name}.json").write_text(json.dumps(values, indent=2) + "\n")
     tokenizer.save(str(out / "tokenizer.json"))
     for name, tasks in (("anchors", anchors()), ("heldout", heldout())):
         (out / f"{name}.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
@@ -237,27 +270,28 @@ def anchors(seed: int = 1234, n: int = 476) -> list[dict]:
     """Held-out output tasks of 2 to 8 statements, the sizes in turn, all with different programs."""
     rng, found = random.Random(f"{seed}/anchors"), {}
     while len(found) < n:
-        p = data.generate(rng, 2 + len(found) % 7, reserved=True)
-        text = data.program_text(p.body)
-        found[text] = dict(kind="code_o", program=text, input=data.literal(p.x))
+        p = programs.generate(rng, 2 + len(found) % 7, reserved=True)
+        text = programs.program_text(p.body)
+        found[text] = dict(kind="code_o", program=text, input=programs.literal(p.x))
     return list(found.values())
 
 
 def heldout_task(rng: random.Random, kind: str, i: int) -> dict:
     """The i-th held-out task of a kind that the demo does not play, the sizes in turn."""
     if kind == "code_i":
-        p = data.generate(rng, 2 + i % 5, reserved=True)
-        return dict(kind=kind, program=data.program_text(p.body), input=data.literal(p.x))
+        p = programs.generate(rng, 2 + i % 5, reserved=True)
+        return dict(kind=kind, program=programs.program_text(p.body), input=programs.literal(p.x))
     if kind == "math":
-        lines, p = data.word_problem(rng, 2 + i % 5, reserved=True)
+        lines, p = programs.word_problem(rng, 2 + i % 5, reserved=True)
         question = "\n".join(f"?{line}" for line in lines)
-        return dict(kind=kind, question=question, program=data.program_text(p.body).replace("f(x)", "f()"))
-    clauses, _ = data.puzzle(rng, 3 + i % 2, reserved=True)
+        program = programs.program_text(p.body).replace("f(x)", "f()")
+        return dict(kind=kind, question=question, program=program)
+    clauses, _ = programs.puzzle(rng, 3 + i % 2, reserved=True)
     return dict(kind=kind, constraints=clauses)
 
 
 def heldout(seed: int = 1234, n: int = 96) -> list[dict]:
-    """Held-out input tasks and word problems (of 2 to 6 statements or events) and puzzles (of 3 and 4 variables), n of each."""
+    """n held-out input tasks and word problems (of 2 to 6 statements) and puzzles (of 3 and 4 variables)."""
     rows = []
     for kind in ("code_i", "math", "logic"):
         rng, found = random.Random(f"{seed}/heldout/{kind}"), {}
@@ -274,18 +308,21 @@ def main(cfg: argparse.Namespace) -> None:
     init = Path(cfg.init) if cfg.init else None
     start = init or out / "phase1"
     phases = {"1": Phase("phase1", f"{cfg.seed}", cfg.tokens, cfg.lr, data.MIXTURE, init),
-              "2": Phase("base", f"{cfg.seed}/habit", cfg.habit_tokens, cfg.habit_lr, data.habit(cfg.thinking),
-                         start if cfg.phase == "2" else out / "phase1")}
+              "2": Phase("base", f"{cfg.seed}/habit", cfg.habit_tokens, cfg.habit_lr,
+                         data.habit(cfg.thinking), start if cfg.phase == "2" else out / "phase1")}
     asked = list(phases.values()) if cfg.phase == "both" else [phases[cfg.phase]]
     if cfg.resume and not any((work / f"{phase.name}.pt").exists() for phase in asked):
-        raise ValueError(f"--resume: there is no checkpoint in {work}; leave --resume out to start from nothing, or name its "
-                         "folder with --work")
+        raise ValueError(f"--resume: there is no checkpoint in {work}; leave --resume out to start from "
+                         "nothing, or name its folder with --work")
     work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo")
     for phase in asked:
-        tokenizer = Tokenizer.from_file(f"{phase.init}/tokenizer.json") if phase.init else train_tokenizer(phase.seed)
+        if phase.init:
+            tokenizer = Tokenizer.from_file(f"{phase.init}/tokenizer.json")
+        else:
+            tokenizer = train_tokenizer(phase.seed)
         model = train(tokenizer, phase, work / f"{phase.name}.pt", cfg.resume)
         if not dist.is_initialized() or dist.get_rank() == 0:
             write_directory(model, tokenizer, out / phase.name)
@@ -294,20 +331,23 @@ def main(cfg: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--phase", choices=("1", "2", "both"), default="both")
     parser.add_argument("--tokens", type=float, default=48e6, help="of phase 1, prompts included")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate of phase 1")
-    parser.add_argument("--thinking", type=float, default=.22, help="share of the answers with a trace in phase 2's data")
+    parser.add_argument("--thinking", type=float, default=.22,
+                        help="share of the answers with a trace in phase 2's data")
     parser.add_argument("--habit-tokens", type=float, default=1.6e6, help="of phase 2")
     parser.add_argument("--habit-lr", type=float, default=3e-4, help="peak learning rate of phase 2")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--init", default="", help="directory of a base to start from, with its tokenizer: phase 1 then goes on "
+    parser.add_argument("--init", default="",
+                        help="directory of a base to start from, with its tokenizer: phase 1 then goes on "
                         "from it instead of from nothing, phase 2 alone instead of from OUT/phase1")
     parser.add_argument("--out", default="micro", help="writes OUT/phase1 and OUT/base")
     parser.add_argument("--work", default="out/micro", help="directory of the checkpoints")
     parser.add_argument("--resume", action="store_true",
-                        help="go on from the checkpoints; before two thirds of a phase, its tokens may change")
+                        help="go on from the checkpoints; before two thirds of a phase its tokens may change")
     try:
         main(parser.parse_args())
     except ValueError as error:

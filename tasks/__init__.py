@@ -1,28 +1,31 @@
-"""The kinds of task by name: code_o deduction, code_i abduction, code_f induction; math word problems; logic puzzles.
+"""The task types: code_o deduction, code_i abduction, code_f induction; word problems; puzzles; theorems.
 
-To add one: a class (base.TaskType says what it must return, math.py and logic.py are two examples), its template in prompts.TEMPLATES,
-and a place in TASK_TYPES.
+To add one: a class (base.TaskType says what it must return, math.py and logic.py are two examples), its
+template in prompts.TEMPLATES, and a place in TASK_TYPES.
 """
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.base import TaskType, Proposal, Task
+from tasks.base import Proposal, Task, TaskType
 from tasks.code import Abduction, Deduction, Induction
 from tasks.logic import Logic
 from tasks.math import Math
+from tasks.proof import Proof
 from tasks.validation import Limits
 from verifier import Job, Verdict
 
-TASK_TYPES: dict[str, TaskType] = {kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic())}
+TASK_TYPES: dict[str, TaskType] = {
+    kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic(), Proof())}
 IDENTITY = Proposal("code_o", "def f(x):\n return x", ("[1,2,3]",))
 
 
 def read_tasks(path: str | Path) -> list[Proposal]:
-    """Proposals from JSON lines {"kind", "program", "input" or "inputs", "message"}, for math {"kind", "question", "program"},
-    for logic {"kind", "constraints"}. They are run like any teacher's.
+    """Proposals from JSON lines, which are run like any teacher's.
 
-    Raises ValueError naming the file or line and what is wrong with it.
+    {"kind", "program", "input" or "inputs", "message"}, for math {"kind", "question", "program"}, for logic
+    {"kind", "constraints"}, for proof {"kind", "theorem"}. Raises ValueError naming the file or line and what
+    is wrong with it.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -45,8 +48,10 @@ def read_tasks(path: str | Path) -> list[Proposal]:
 
 def judge_answers(tasks: list[Task], texts: list[list[str]], prompt_format: str, limits: Limits,
                   run: Callable[[list[Job]], list[Verdict]]) -> list[list[str]]:
-    """"correct" | "wrong" | "malformed" of each of a task's texts, which include the prefix and are never run here.
-    All jobs go to `run` (the sandbox's) in one call, so that its workers have enough to do."""
+    """"correct" | "wrong" | "malformed" of each of a task's texts, which include the prefix.
+
+    All jobs go to `run` (the sandbox's) in one call, so that its workers have enough to do.
+    """
     kinds = [TASK_TYPES[task.kind] for task in tasks]
     answers = []
     for kind, task, some in zip(kinds, tasks, texts, strict=True):

@@ -1,7 +1,8 @@
-"""The run's memory of tasks: references to show to teachers, and which structures have been seen.
+"""The run's memory of tasks: few-shot tasks to show to teachers, and which structures have been seen.
 
-The tasks per kind are capped, oldest out; the keys are kept for the whole run, because teachers that may repeat
-themselves collapse onto one cheap trick (LOG.md). `tasks.jsonl` is the archive's own log: a resumed run reads it back.
+The tasks of a type are capped, oldest out; the keys are kept for the whole run, because teachers that may
+repeat themselves collapse onto one cheap trick (LOG.md). `tasks.jsonl` is the archive's own log: a resumed
+run reads it back.
 """
 import random
 from collections import Counter
@@ -9,11 +10,11 @@ from math import comb
 
 from tasks.base import Task
 
-WINDOW = 512                       # latest tasks that the guess rate and the rarefied coverage look at
+WINDOW = 512                    # latest tasks that modal_output and unique_at_64 look at
 
 
 class Archive:
-    """Tasks by kind in order of arrival, at most `cap` each, and the set of all keys ever added."""
+    """Tasks by type in order of arrival, at most `cap` each, and the set of all keys ever added."""
 
     def __init__(self, task_types: list[str], cap: int):
         self.tasks: dict[str, list[Task]] = {kind: [] for kind in task_types}
@@ -37,9 +38,9 @@ class Archive:
             del pool[0]
 
     def references(self, kind: str, k: int, rng: random.Random) -> list[Task]:
-        """Up to k distinct tasks to show to a teacher; for induction the first is the program to write inputs for.
+        """Up to k distinct few-shot tasks for a teacher; in code_f the first one is to be given inputs.
 
-        Before a kind has tasks of its own the seeds stand in.
+        Before a type has tasks of its own the seeds stand in.
         """
         programs = self.tasks.get("code_o", []) + self.tasks.get("code_i", [])
         pool = self.tasks.get(kind) or [task for task in self.seeds if task.kind.startswith("code")]
@@ -48,14 +49,18 @@ class Archive:
         return [rng.choice(programs or pool), *rng.sample(pool, min(max(0, k - 1), len(pool)))]
 
     def modal_output(self, kind: str) -> tuple[tuple[str, ...], float]:
-        """The most frequent output among the latest tasks of a kind, and its share: how often guessing it would be right."""
+        """The most frequent output among the latest tasks of a type, and how often guessing it is right."""
         outputs = Counter(task.outputs for task in self.tasks.get(kind, [])[-WINDOW:])
         output, count = outputs.most_common(1)[0] if outputs else ((), 0)
         return output, count / max(1, outputs.total())
 
     def unique_at_64(self, m: int = 64) -> float:
-        """Expected distinct structures among m of the latest tasks (Hurlbert 1971, eq. 17): comparable between runs
-        whose teachers emit different numbers of tasks."""
+        """Expected distinct structures among m of the latest tasks (Hurlbert 1971, eq. 17).
+
+        Comparable between runs whose teachers emit different numbers of tasks.
+        """
         n = len(self.recent)
+        if n == 0:
+            return 0.0
         m = min(m, n)
-        return sum(1 - comb(n - c, m) / comb(n, m) for c in Counter(self.recent).values()) if m else 0.0
+        return sum(1 - comb(n - count, m) / comb(n, m) for count in Counter(self.recent).values())

@@ -1,8 +1,9 @@
-"""The contract of a task kind: what goes in and out (Proposal, Task, Reject) and what all kinds share (Kind).
+"""The contract of a task type: what goes in and out (Proposal, Task, Reject), and what all types share.
 
-A kind is one class, its template (prompts.TEMPLATES) and its place in tasks.TASK_TYPES. Nothing of a model's text is ever evaluated here:
-it is parsed under guards (complexity.parse) and otherwise handed to the verifier as a Job. Whatever a model writes ends as a
-value or as a Reject, whose reason is a key of validation.REASONS: a new reason needs a line there. Only users' mistakes raise.
+A task type is one class, its template (prompts.TEMPLATES) and its place in tasks.TASK_TYPES. Nothing of a
+model's text is ever evaluated here: it is parsed under guards (complexity.parse) and otherwise handed to the
+verifier as a Job. Whatever a model writes ends as a value or as a Reject, whose reason is a key of
+validation.REASONS: a new reason needs a line there. Only users' mistakes raise.
 """
 import hashlib
 import random
@@ -10,10 +11,14 @@ from dataclasses import dataclass
 
 from sandbox.values import decode
 from tasks.complexity import structural_hash
-from tasks.prompts import FORMATS, TOPICS, TEMPLATES, Prompt, show, template
+from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Prompt, show, template
 from tasks.validation import (CONTROL, REASONS, Limits, arguments_text, canonical_arguments, demonstrated,
                               input_problem, normalise, program_problem, value_problem)
 from verifier import Job, Verdict
+
+
+# What the sandbox says -> the reason of a Reject; the rest are spelt alike.
+OTHER_NAMES = {"too big": "output_too_long", "malformed": "malformed_result", "not a literal": "not_literal"}
 
 
 @dataclass(frozen=True)
@@ -26,14 +31,21 @@ class Reject:
 
     @classmethod
     def of(cls, error: ValueError) -> "Reject":
-        """From "reason: details", as validation and complexity raise; other errors are of Python's own parser and printer."""
+        """From "reason: details", as validation and complexity raise it; other errors are of syntax."""
         reason = str(error).split(":")[0]
         return cls(reason if reason in REASONS else "syntax")
+
+    @classmethod
+    def of_run(cls, words: str) -> "Reject":
+        """From a Verdict's end or from one of its errors: "too big", "error: ...", "killed"."""
+        words = words.partition(":")[0].strip()
+        reason = OTHER_NAMES.get(words, words.replace(" ", "_"))
+        return cls(reason if reason in REASONS else "error")
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A teacher's task before execution: program text and argument texts as between the brackets of a call."""
+    """A teacher's task before execution: program text, and argument texts as in the brackets of a call."""
     kind: str
     program: str
     inputs: tuple[str, ...]
@@ -42,70 +54,86 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Task:
-    """A valid task. `outputs`: canonical texts (verifier.encode) from execution. `parents`: ids of the references shown."""
+    """A valid task."""
     kind: str
     program: str
     inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    outputs: tuple[str, ...]            # canonical texts (sandbox.values.encode) from execution
     message: str
     key: str
     id: int = -1
     teacher: str = ""
     step: int = -1
-    parents: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()       # ids of the few-shot tasks shown
 
 
 class TaskType:
-    """What the kinds share. A proposal goes through parse_proposal -> Proposal | Reject, check -> Reject | None, key -> str,
-    job -> Job and accept -> Task | Reject; all attempts at a task go through parse_answer -> str | None each, answer_jobs ->
-    list[Job] and judge -> list[str]. A new kind must write parse_proposal, unless it is a program and its input, and `is_correct`,
-    unless it writes judge. A reason of its own needs a line in validation.REASONS, or the first Reject of it ends the run."""
+    """What the task types share.
+
+    A proposal goes through parse_proposal -> Proposal | Reject, check -> Reject | None, key -> str,
+    job -> Job and accept -> Task | Reject; all attempts at a task go through parse_answer -> str | None,
+    answer_jobs -> list[Job] and judge -> list[str]. A new type must write parse_proposal, unless it is a
+    program and its input, and `is_correct`, unless it writes judge.
+    """
     name = ""
-    tags = ("answer",)      # languages of the block that holds a student's answer, {tag} in the template is the first
-    by_input = False        # whether tasks of one program on different inputs are different tasks, or else duplicates
+    tags = ("answer",)      # languages of the block with a student's answer; {tag} in a template is the first
+    by_input = False        # whether one program on other inputs is another task, not a duplicate
     topics = TOPICS         # (what a proposal is about, how its input begins); one is drawn for each prompt
-    seed: Proposal | None = None    # a task to show before there are any; without one, those of the code kinds stand in
+    seed: Proposal | None = None        # a task to show before there are any, or else those of code
 
     def propose(self, prompt_format: str, few_shot: list[Task], rng: random.Random, limits: Limits) -> Prompt:
-        """Prompt for a teacher. few_shot: tasks to learn from; for code_f, few_shot[0] is the program to write inputs for."""
-        asked, reference = template(self.name, prompt_format, "propose"), TEMPLATES[self.name].reference
-        shown = few_shot if "{references}" in asked.user else []
-        references = "\n".join(reference.format(**self.fields(prompt_format, ref, limits)) for ref in shown)
-        kind, (topic, opening) = rng.choice(("int", "list", "str")), rng.choice(self.topics)
-        fields = dict(type=kind, topic=topic, opening=opening, references=references,
-                      n_inputs=limits.n_inputs, program=few_shot[0].program if few_shot else "", input=few_shot[0].inputs[0] if few_shot else "")
+        """Prompt for a teacher. few_shot: tasks to learn from; in code_f the first is to be given inputs."""
+        asked = template(self.name, prompt_format, "propose")
+        examples = []
+        for task in few_shot if "{examples}" in asked.user else []:
+            fields = self.fields(prompt_format, task, limits)
+            examples.append(TEMPLATES[self.name].example.format(**fields))
+        kind = rng.choice(("int", "list", "str"))
+        topic, opening = rng.choice(self.topics)
+        fields = dict(type=kind, topic=topic, opening=opening, examples="\n".join(examples),
+                      n_inputs=limits.n_inputs,
+                      program=few_shot[0].program if few_shot else "",
+                      input=few_shot[0].inputs[0] if few_shot else "")
         return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
 
     def from_row(self, row: dict) -> Proposal:
-        """The proposal in a line of a user's file of tasks. Raises ValueError or KeyError with what is missing or wrong."""
+        """The proposal in a line of a user's file of tasks. Raises ValueError or KeyError if it is wrong."""
         inputs = row["inputs"] if "inputs" in row else [row["input"]]
         texts = [row["program"], row.get("message", ""), *inputs]
         if not isinstance(inputs, list) or not inputs or not all(isinstance(text, str) for text in texts):
-            raise ValueError("program, message and inputs must be strings, an input as between the brackets of a call")
+            raise ValueError("program, message and inputs must be strings, an input as between the brackets "
+                             "of a call")
         program = normalise(row["program"], Limits(source_chars=8000), tidy=False)
         return Proposal(self.name, program, tuple(inputs), row.get("message", ""))
 
-    def parse_proposal(self, text: str, prompt_format: str, few_shot: list[Task], limits: Limits) -> Proposal | Reject:
+    def parse_proposal(self, text: str, prompt_format: str, few_shot: list[Task],
+                       limits: Limits) -> Proposal | Reject:
         """Program and input from a teacher's text, which includes the prefix. Never raises."""
         blocks = FORMATS[prompt_format].blocks(text)
         if prompt_format == "micro" and ([tag for tag, _ in blocks] != ["python", "input"] or "#" in text):
-            return Reject("syntax")     # a program, then the call as the last line, and nothing else, comments included
-        programs = [i for i, (tag, body) in enumerate(blocks) if tag == "python" or tag == "" and "def " in body]
-        if not programs:
+            return Reject("syntax")     # a program, the call as the last line, and nothing else, no comments
+        at = 0                          # of the program
+        while at < len(blocks) and not is_program(*blocks[at]):
+            at += 1
+        if at == len(blocks):
             return Reject("no_program")
-        rest = blocks[programs[0] + 1:]
-        inputs = [body for tag, body in blocks[:programs[0]] if tag == "input"][-1:]
-        inputs = inputs or [body for tag, body in rest if tag == "input"]
-        inputs = inputs or [body for tag, body in rest if tag == "" and "def " not in body]
-        inputs = inputs or ([] if prompt_format == "micro" else demonstrated(blocks[programs[0]][1])[-1:])
+        source = blocks[at][1]
+        before = blocks[:at]
+        behind = blocks[at + 1:]
+        inputs = [body for tag, body in before if tag == "input"][-1:]
+        inputs = inputs or [body for tag, body in behind if tag == "input"]
+        inputs = inputs or [body for tag, body in behind if tag == "" and "def " not in body]
+        if prompt_format != "micro":
+            inputs = inputs or demonstrated(source)[-1:]
         if not inputs:
             return Reject("no_input")
+        tidy = FORMATS[prompt_format].tidy
         try:
-            program = normalise(blocks[programs[0]][1], limits, FORMATS[prompt_format].tidy)
+            program = normalise(source, limits, tidy)
         except ValueError as error:
             return Reject.of(error)
         given = arguments_text(inputs[0], program)
-        return Proposal(self.name, program, (canonical_arguments(given) if FORMATS[prompt_format].tidy else given,))
+        return Proposal(self.name, program, (canonical_arguments(given) if tidy else given,))
 
     def check(self, proposal: Proposal, limits: Limits) -> Reject | None:
         """Refusal before anything runs, or None."""
@@ -113,13 +141,19 @@ class TaskType:
             return Reject("no_input")
         if len(proposal.message) > limits.message_chars:
             return Reject("message_too_long")
-        problems = [program_problem(proposal.program, limits), "control_text" if CONTROL.search(proposal.message) else None]
-        problems += [input_problem(text, limits) for text in proposal.inputs]
-        return next(map(Reject, filter(None, problems)), None)
+        problem = program_problem(proposal.program, limits)
+        if problem is None and CONTROL.search(proposal.message):
+            problem = "control_text"
+        for text in proposal.inputs:
+            problem = problem or input_problem(text, limits)
+        return Reject(problem) if problem else None
 
     def key(self, proposal: Proposal, dedupe: str) -> str:
-        """Archive key, two proposals of one key are duplicates: structure of the program, which knows neither constants nor names
-        ("structural"), with the inputs where `by_input` says so; or the exact program and inputs ("exact")."""
+        """Archive key: two proposals of one key are duplicates.
+
+        "structural": structure of the program, without constants and names, and the inputs if `by_input`;
+        "exact": the program and its inputs.
+        """
         key = digest(proposal.program, *proposal.inputs)
         if dedupe == "structural":
             try:
@@ -134,46 +168,51 @@ class TaskType:
 
     def accept(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task | Reject:
         """Task with gold outputs from execution, or the reason why not."""
-        ends = {"too big": "output_too_long", "malformed": "malformed_result"}
         if verdict.end != "ok":
-            reason = ends.get(verdict.end, verdict.end.replace(" ", "_"))
-            return Reject(reason if reason in REASONS else "error")
+            return Reject.of_run(verdict.end)
         for output, error in zip(verdict.outputs, verdict.errors, strict=True):
             if error is not None or output is None:
-                reason = (error or "error").partition(":")[0].strip()
-                reason = {"too big": "output_too_long", "not a literal": "not_literal"}.get(reason, reason.replace(" ", "_"))
-                return Reject(reason if reason in REASONS else "error")
+                return Reject.of_run(error or "error")
             try:
                 problem = value_problem(decode(output), limits)
             except ValueError:
                 problem = "malformed_result"
             if problem:
                 return Reject(problem)
-        return Task(self.name, proposal.program, proposal.inputs, tuple(verdict.outputs), proposal.message, key)
+        outputs = tuple(verdict.outputs)
+        return Task(self.name, proposal.program, proposal.inputs, outputs, proposal.message, key)
 
     def solve(self, prompt_format: str, task: Task, limits: Limits) -> Prompt:
         """Prompt for a student."""
-        asked, fields = template(self.name, prompt_format, "solve"), self.fields(prompt_format, task, limits)
+        asked = template(self.name, prompt_format, "solve")
+        fields = self.fields(prompt_format, task, limits)
         return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
         """What a prompt format's template may say of a task, by name."""
         shown = [show(decode(output), limits.compact) for output in task.outputs]
         n_shown = self.n_shown(task, limits)
-        pairs = "".join(FORMATS[prompt_format].pair.format(input=i, output=o) for i, o in zip(task.inputs[:n_shown], shown[:n_shown]))
-        return dict(program=task.program, input=task.inputs[0], output=shown[0], pairs=pairs, question=task.message,
-                    hint=f"A hint: {task.message}\n\n" if task.message else "", tag=self.tags[0])
+        pairs = []
+        for given, output in zip(task.inputs[:n_shown], shown[:n_shown]):
+            pairs.append(FORMATS[prompt_format].pair.format(input=given, output=output))
+        hint = f"A hint: {task.message}\n\n" if task.message else ""
+        return dict(program=task.program, input=task.inputs[0], output=shown[0], pairs="".join(pairs),
+                    question=task.message, hint=hint, tag=self.tags[0])
 
     def n_shown(self, task: Task, limits: Limits) -> int:
         """Pairs of a task that the student sees; at least one, and at least half of them, stay hidden."""
         return min(limits.n_shown, len(task.inputs) // 2)
 
     def answer_block(self, text: str, prompt_format: str) -> str | None:
-        """The last block under one of this kind's tags, else the last block, else None."""
+        """The last block under one of this type's tags, else the last block, else None."""
         blocks = FORMATS[prompt_format].blocks(text)
+        if not blocks:
+            return None
+        last_tag, last = blocks[-1]
         if prompt_format == "micro":
-            return blocks[-1][1] if blocks and blocks[-1][0] in self.tags and blocks[-1][0] != "input" else None
-        return next((body for tag, body in reversed(blocks) if tag in self.tags), blocks[-1][1] if blocks else None)
+            return last if last_tag in self.tags and last_tag != "input" else None
+        tagged = [body for tag, body in blocks if tag in self.tags]
+        return tagged[-1] if tagged else last
 
     def parse_answer(self, text: str, prompt_format: str, task: Task, limits: Limits) -> str | None:
         """The answer in a student's text, not yet evaluated; None = malformed. Never raises."""
@@ -183,13 +222,25 @@ class TaskType:
         """Executions needed to judge these attempts at one task: none, where `is_correct` is the judge."""
         return []
 
-    def judge(self, task: Task, answers: list[str | None], verdicts: list[Verdict], limits: Limits) -> list[str]:
-        """"correct" | "wrong" | "malformed" per attempt, from the verdicts of `answer_jobs` or from `is_correct`."""
-        return ["malformed" if answer is None else "correct" if self.is_correct(task, answer) else "wrong" for answer in answers]
+    def judge(self, task: Task, answers: list[str | None], verdicts: list[Verdict],
+              limits: Limits) -> list[str]:
+        """"correct" | "wrong" | "malformed" per attempt, by `is_correct` or what `answer_jobs` gave."""
+        judged = []
+        for answer in answers:
+            if answer is None:
+                judged.append("malformed")
+            else:
+                judged.append("correct" if self.is_correct(task, answer) else "wrong")
+        return judged
 
     def is_correct(self, task: Task, answer: str) -> bool:
         """Whether an answer that need not run is correct. Never raises."""
         raise NotImplementedError
+
+
+def is_program(tag: str, body: str) -> bool:
+    """Whether a block of a teacher's text is its program."""
+    return tag == "python" or tag == "" and "def " in body
 
 
 def digest(*parts: str) -> str:

@@ -3,21 +3,23 @@ from dataclasses import replace
 from itertools import compress
 
 from sandbox.values import decode, same
-from tasks.base import TaskType, Proposal, Reject
-from tasks.prompts import HINT, FORMATS
+from tasks.base import Proposal, Reject, TaskType
+from tasks.prompts import FORMATS, HINT
 from tasks.validation import arguments_text, canonical_arguments, normalise, program_problem, split_inputs
 from verifier import Job, Verdict
 
 
-class ValueKind(TaskType):
-    """code_o and code_i: the answer is data, all attempts at a task are inputs of one job, the gold is outputs[0]."""
+class ValueTask(TaskType):
+    """code_o and code_i: the answer is data, all attempts are inputs of one job, the gold is outputs[0]."""
     program = ""            # what runs on the answers; "" = the task's program
 
     def parse_answer(self, text, prompt_format, task, limits):
-        block = self.answer_block(text, prompt_format)
-        answer = (arguments_text(block, task.program) if self.tags[0] == "input" else block.strip()) if block is not None else ""
+        answer = (self.answer_block(text, prompt_format) or "").strip()
+        if self.tags[0] == "input":
+            answer = arguments_text(answer, task.program)
         # twice the limit: the gold is measured as displayed, an answer may hold more spaces
-        return answer if answer and len(answer) <= 2 * max(limits.input_chars, limits.output_chars) else None
+        longest = 2 * max(limits.input_chars, limits.output_chars)
+        return answer if 0 < len(answer) <= longest else None
 
     def answer_jobs(self, task, answers, limits):
         given = tuple(answer for answer in answers if answer is not None)
@@ -39,55 +41,60 @@ class ValueKind(TaskType):
             return "wrong"
 
 
-class Deduction(ValueKind):
-    """Program and input are given; the answer is the output, read as data by a program that returns its argument."""
+class Deduction(ValueTask):
+    """Program and input are given; the answer is the output, read by a program that returns its argument."""
     name, tags = "code_o", ("output", "answer")
-    program = "def f(*values):\n    return values[0] if len(values) == 1 else values"    # "1, 2" is a tuple to Python too
+    program = "def f(*values):\n    return values[0] if len(values) == 1 else values"    # "1, 2" is a tuple
 
 
-class Abduction(ValueKind):
+class Abduction(ValueTask):
     """Program and output are given; the answer is any input that gives this output."""
     name, tags = "code_i", ("input", "answer")
 
 
 class Induction(TaskType):
     """Pairs and a hint are given; the answer is a program, graded on the hidden pairs alone."""
-    name, tags, by_input = "code_f", ("python", "answer"), True
+    name = "code_f"
+    tags = ("python", "answer")
+    by_input = True
 
     def parse_proposal(self, text, prompt_format, few_shot, limits):
-        """The first n_inputs distinct inputs and the hint (may be missing) for the program of few_shot[0]. Never raises."""
+        """The first n_inputs distinct inputs, and the hint if any, for few_shot[0]. Never raises."""
         blocks = FORMATS[prompt_format].blocks(text)
         if prompt_format == "micro" and ({tag for tag, _ in blocks} != {"input"} or "#" in text):
             return Reject("syntax")
         if not few_shot:
             return Reject("no_program")
-        program, message = few_shot[0].program, [body.strip() for tag, body in blocks if tag == "message"]
-        message = message or HINT.findall(text)
-        texts = [body for tag, body in blocks if tag == "input"] or [body for tag, body in blocks[:1] if tag in ("", "python")]
+        messages = [body.strip() for tag, body in blocks if tag == "message"] or HINT.findall(text)
+        texts = [body for tag, body in blocks if tag == "input"]
+        texts = texts or [body for tag, body in blocks[:1] if tag in ("", "python")]
         if not texts:
             return Reject("no_input")
         distinct = {}
-        for given in (part for body in texts for part in split_inputs(body, program)):
-            distinct.setdefault(canonical_arguments(given), given)
+        for body in texts:
+            for given in split_inputs(body, few_shot[0].program):
+                distinct.setdefault(canonical_arguments(given), given)
         if len(distinct) < limits.min_inputs:
             return Reject("few_inputs")
         inputs = tuple(distinct if FORMATS[prompt_format].tidy else distinct.values())[:limits.n_inputs]
-        return Proposal(self.name, program, inputs, message[-1] if message else "")
+        return Proposal(self.name, few_shot[0].program, inputs, messages[-1] if messages else "")
 
     def check(self, proposal, limits):
-        return Reject("few_inputs") if len(proposal.inputs) < limits.min_inputs else super().check(proposal, limits)
+        if len(proposal.inputs) < limits.min_inputs:
+            return Reject("few_inputs")
+        return super().check(proposal, limits)
 
     def accept(self, proposal, verdict, limits, key):
-        """As `Kind.accept`; inputs on which the program raises are left out while at least min_inputs remain."""
+        """As `TaskType.accept`; inputs on which it raises are left out while at least min_inputs remain."""
         works = [error is None or not error.startswith("error") for error in verdict.errors]
         if verdict.end == "ok" and limits.min_inputs <= sum(works) < len(works):
             proposal = replace(proposal, inputs=tuple(compress(proposal.inputs, works)))
-            outputs, errors = (tuple(compress(found, works)) for found in (verdict.outputs, verdict.errors))
-            verdict = replace(verdict, outputs=outputs, errors=errors)
+            verdict = replace(verdict, outputs=tuple(compress(verdict.outputs, works)),
+                              errors=tuple(compress(verdict.errors, works)))
         return super().accept(proposal, verdict, limits, key)
 
     def parse_answer(self, text, prompt_format, task, limits):
-        """The program, called f, if it passes the static checks of a proposal; None = malformed. Never raises."""
+        """The program, called f, if it passes a proposal's static checks; None = malformed. Never raises."""
         if prompt_format == "micro" and len(FORMATS[prompt_format].blocks(text)) != 1:
             return None
         block = self.answer_block(text, prompt_format)
@@ -95,10 +102,11 @@ class Induction(TaskType):
             program = normalise(block or "", limits, FORMATS[prompt_format].tidy)
         except ValueError:
             return None
-        return None if program_problem(program, limits) not in (None, "ignores_input") else program
+        return program if program_problem(program, limits) in (None, "ignores_input") else None
 
     def answer_jobs(self, task, answers, limits):
-        return [Job(answer, task.inputs[self.n_shown(task, limits):]) for answer in answers if answer is not None]
+        hidden = task.inputs[self.n_shown(task, limits):]
+        return [Job(answer, hidden) for answer in answers if answer is not None]
 
     def judge(self, task, answers, verdicts, limits):
         gold = [decode(output) for output in task.outputs[self.n_shown(task, limits):]]
@@ -107,10 +115,12 @@ class Induction(TaskType):
 
     def grade(self, gold: list, verdict: Verdict) -> str:
         """Correct where every hidden output is reproduced."""
+        if not gold or len(verdict.outputs) != len(gold):
+            return "wrong"
         try:
-            fine = len(verdict.outputs) == len(gold) and all(
-                error is None and output is not None and same(decode(output), value)
-                for output, error, value in zip(verdict.outputs, verdict.errors, gold, strict=True))
+            for output, error, value in zip(verdict.outputs, verdict.errors, gold, strict=True):
+                if error is not None or output is None or not same(decode(output), value):
+                    return "wrong"
         except ValueError:
-            fine = False
-        return "correct" if fine and gold else "wrong"
+            return "wrong"
+        return "correct"

@@ -1,7 +1,8 @@
-"""What a program's syntax tree says about it: size, depth, McCabe, Halstead, and a hash of its structure.
+"""What a program's syntax tree says about it: size, depth, McCabe, and a hash of its structure.
 
-Nothing here runs the program. `parse` is the only place where model text meets Python's parser in this process, and it
-refuses text that is long or nested enough to hurt that parser (which recurses in C, and can take exponential time).
+Nothing here runs the program. `parse` is the only place where model text meets Python's parser in this
+process, and it refuses text that is long or nested enough to hurt that parser (which recurses in C, and can
+take exponential time).
 """
 import ast
 import hashlib
@@ -16,11 +17,14 @@ from dataclasses import dataclass
 MAX_CHARS = 8000
 MAX_BRACKETS = 24       # open brackets at once, strings and comments not counted
 MAX_DEPTH = 100         # levels of the tree; a chain of 60 elif is still below it
-STRING_OR_COMMENT = re.compile(r"#[^\n]*|'''.*?'''|\"\"\".*?\"\"\"|'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"", re.S)
+STRING_OR_COMMENT = re.compile(r"#[^\n]*|'''.*?'''|\"\"\".*?\"\"\"|'(?:\\.|[^'\\\n])*'|"
+                               r"\"(?:\\.|[^\"\\\n])*\"", re.S)
 # each of these nests without a bracket
 PREFIXES = re.compile(r"(?:[-+~]\s*){40}|(?:\bnot\s+){40}|(?:\bawait\s+){40}|(?:\blambda\b[^:]*:\s*){40}")
-BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert, ast.comprehension, ast.match_case)
+BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert,
+            ast.comprehension, ast.match_case)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+NAMED = (*DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)       # they bind what stands in .name
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,11 @@ class Complexity:
 
 
 def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
-    """Syntax tree of untrusted text. Raises ValueError("too_long: ..." | "too_deep: ..." | "syntax: ...") and nothing else."""
+    """Syntax tree of untrusted text. Raises only ValueError("too_long..." | "too_deep..." | "syntax...")."""
     if len(source) > max_chars:
         raise ValueError(f"too_long: {len(source)} characters, at most {max_chars}")
-    nesting = deepest = 0
+    nesting = 0
+    deepest = 0
     for char in re.sub(r"[^()\[\]{}]", "", STRING_OR_COMMENT.sub("", source)):
         nesting += 1 if char in "([{" else -1
         deepest = max(deepest, nesting)
@@ -56,13 +61,16 @@ def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
 
 
 def depth(tree: ast.AST) -> int:
-    """Levels of the tree without load/store marks. Raises ValueError beyond MAX_DEPTH, so that recursion on it is safe."""
+    """Levels of the tree without load/store marks. Raises ValueError where recursion would be unsafe."""
     level, n_levels = [tree], 0
     while level:
         n_levels += 1
         if n_levels > MAX_DEPTH:
             raise ValueError(f"too_deep: over {MAX_DEPTH} levels of syntax")
-        level = [child for node in level for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr_context)]
+        below = []
+        for node in level:
+            below += ast.iter_child_nodes(node)
+        level = [node for node in below if not isinstance(node, ast.expr_context)]
     return n_levels
 
 
@@ -73,14 +81,14 @@ def entry(tree: ast.Module, name: str = "f") -> ast.FunctionDef | None:
 
 
 def bound_names(tree: ast.AST) -> set[str]:
-    """Every name that the program itself gives a meaning: parameters, targets, definitions, imports, exception names."""
+    """Every name that the program itself binds: parameters, targets, definitions, imports, exceptions."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             names.add(node.id)
         elif isinstance(node, ast.arg):
             names.add(node.arg)
-        elif isinstance(node, DEFINITIONS) or isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
+        elif isinstance(node, NAMED) and node.name:
             names.add(node.name)
         elif isinstance(node, ast.MatchMapping) and node.rest:
             names.add(node.rest)
@@ -89,16 +97,20 @@ def bound_names(tree: ast.AST) -> set[str]:
     return names
 
 
+def has_docstring(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None
+
+
 def drop_docstrings(tree: ast.Module) -> ast.Module:
     """Removes every docstring in place; a body that had nothing else gets `pass`."""
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None:
+        if has_docstring(node):
             node.body = node.body[1:] or ([] if isinstance(node, ast.Module) else [ast.Pass()])
     return tree
 
 
 def drop_annotations(tree: ast.Module, everywhere: bool = True) -> ast.Module:
-    """Removes annotations in place: of functions, and with `everywhere` of variables too (dataclasses need those to run)."""
+    """Removes annotations in place: of functions; with `everywhere` of variables too, as in dataclasses."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             node.returns = None
@@ -109,22 +121,22 @@ def drop_annotations(tree: ast.Module, everywhere: bool = True) -> ast.Module:
         for field in ("body", "orelse", "finalbody"):
             block = getattr(node, field, None)
             if isinstance(block, list) and any(isinstance(statement, ast.AnnAssign) for statement in block):
-                setattr(node, field, [bare for bare in map(_without_annotation, block) if bare] or [ast.Pass()])
+                bare = []
+                for statement in block:
+                    if not isinstance(statement, ast.AnnAssign):
+                        bare.append(statement)
+                    elif statement.value:
+                        bare.append(ast.Assign([statement.target], statement.value, lineno=0))
+                setattr(node, field, bare or [ast.Pass()])
     return tree
-
-
-def _without_annotation(statement: ast.stmt) -> ast.stmt | None:
-    if not isinstance(statement, ast.AnnAssign):
-        return statement
-    return ast.Assign([statement.target], statement.value, lineno=0) if statement.value else None
 
 
 def measure(source: str) -> Complexity:
     """Complexity of a program. Raises ValueError as `parse` does.
 
-    mccabe = 1 + branches (if, loop, except, assert, case, comprehension and each of its ifs, each further and/or).
-    lines: not blank, no comment, no docstring. variables: distinct parameters and assigned names.
-    statements: top level of f's body (of the last function, of the module) without docstring and final return.
+    mccabe = 1 + branches (if, loop, except, assert, case, comprehension and each of its ifs, each further
+    and/or). lines: not blank, no comment, no docstring. variables: distinct parameters and assigned names.
+    statements: top level of f's body (or the last function's, or the module's) without a final return.
     """
     tree = parse(source)
     levels = depth(tree)
@@ -143,21 +155,26 @@ def measure(source: str) -> Complexity:
 
 
 def _code_lines(source: str, tree: ast.Module) -> int:
-    """Lines that hold code; docstrings are found in the tree, because a text search would also hit ordinary strings."""
+    """Lines that hold code; docstrings are found in the tree, as a text search would hit other strings."""
     skipped = set()
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None:
+        if has_docstring(node):
             skipped.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
             if node.body[0].lineno == getattr(node, "lineno", 0):
                 skipped.discard(node.lineno)    # def f(): "docstring" on one line
-    return sum(bool(line.strip()) and not line.lstrip().startswith("#") and number not in skipped
-               for number, line in enumerate(re.split(r"\r\n|\r|\n", source), 1))
+    n_lines = 0
+    for number, line in enumerate(re.split(r"\r\n|\r|\n", source), 1):
+        n_lines += bool(line.strip()) and not line.lstrip().startswith("#") and number not in skipped
+    return n_lines
 
 
 def structural_hash(source: str) -> str:
-    """32 hex digits that stay the same under renaming, other constants of the same type, docstrings, annotations, comments
-    and layout, and change with operators, calls, control flow and the names that the program does not define itself
-    (len is not max). Raises ValueError as `parse` does."""
+    """Hash of a program's structure, 32 hex digits. Raises ValueError as `parse` does.
+
+    It stays the same under renaming, other constants of the same type, docstrings, annotations, comments and
+    layout, and changes with operators, calls, control flow and names that the program does not define itself
+    (len is not max).
+    """
     tree = drop_annotations(drop_docstrings(parse(source)))
     tree = _Canonical(tree).visit(tree)
     return hashlib.sha256(ast.dump(tree).encode("utf-8", "backslashreplace")).hexdigest()[:32]
@@ -175,12 +192,12 @@ class _Canonical(ast.NodeTransformer):
         return self.names.setdefault(name, f"v{len(self.names)}") if name in self.bound else name
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        """Every node kind that carries a name in a string field; the order of visits is the order of first use."""
+        """Renames in every node with a name in a string field; the order of visits is that of first use."""
         if isinstance(node, ast.Name):
             node.id = self.rename(node.id)
         elif isinstance(node, ast.arg):
             node.arg, node.type_comment = self.rename(node.arg), None
-        elif isinstance(node, (*DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+        elif isinstance(node, NAMED):
             node.name = self.rename(node.name)
         elif isinstance(node, ast.MatchMapping):
             node.rest = self.rename(node.rest)
@@ -189,7 +206,7 @@ class _Canonical(ast.NodeTransformer):
         elif isinstance(node, ast.alias):
             node.asname = self.rename(node.asname or node.name.split(".")[0])
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.own:
-            # a keyword of the program's own function is a parameter; sorted(key=) is not, whatever is called `key`
+            # a keyword of the program's own function is a parameter; sorted(key=) is none, even if `key` is
             for argument in node.keywords:
                 argument.arg = self.rename(argument.arg)
         return super().generic_visit(node)
@@ -199,6 +216,6 @@ class _Canonical(ast.NodeTransformer):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         number = isinstance(node.operand, ast.Constant) and type(node.operand.value) in (int, float, complex)
-        if number and isinstance(node.op, (ast.USub, ast.UAdd)):    # -3 is a constant to everybody but the parser
+        if number and isinstance(node.op, (ast.USub, ast.UAdd)):    # -3 is a constant to all but the parser
             return self.visit_Constant(node.operand)
         return self.generic_visit(node)

@@ -1,7 +1,7 @@
-"""Puzzles of true and false: a teacher writes constraints that exactly one assignment fulfils, a student answers it.
+"""Puzzles of true and false: a teacher writes constraints that one assignment fulfils, a student answers it.
 
-The answer is truth values, so it is read here and nothing of a student's has to run. Two puzzles of one structure are duplicates;
-a domain whose tasks differ in their inputs alone says `by_input = True` (base.Kind).
+The answer is truth values, so it is read here and nothing of a student's has to run. Two puzzles of one
+structure are duplicates; a domain whose tasks differ in their inputs alone says `by_input = True`.
 """
 import ast
 import itertools
@@ -9,30 +9,42 @@ import re
 from dataclasses import replace
 
 from sandbox.values import decode, encode
-from tasks.base import TaskType, Proposal, Reject
+from tasks.base import Proposal, Reject, TaskType
 from tasks.complexity import entry, parse
-from tasks.prompts import LOGIC_TOPICS, FORMATS
+from tasks.prompts import FORMATS, LOGIC_TOPICS
+
+TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
+STATEMENT = re.compile(r"(?:(\w+)[\"'`*]*\s*(?:==?|:|is)\s*[\"'`*]*)?(\w+)")     # "a = True", or "True"
 
 
 class Logic(TaskType):
-    """Lines that exactly one assignment of True and False fulfils. The program is their conjunction, its truth table runs in the
-    sandbox, and the gold is the assignment: a tuple of booleans in the order of the program's parameters (alphabetical)."""
-    name, tags, topics = "logic", ("answer", "output", "input"), LOGIC_TOPICS
-    allowed = (ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Compare, ast.Eq, ast.NotEq, ast.Name, ast.Load)
-    min_variables, max_variables = 2, 6
+    """Lines that exactly one assignment of True and False fulfils.
+
+    The program is their conjunction, its truth table runs in the sandbox, and the gold is the assignment: a
+    tuple of booleans in the order of the program's parameters (alphabetical).
+    """
+    name = "logic"
+    tags = ("answer", "output", "input")
+    topics = LOGIC_TOPICS
+    allowed = (ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Compare, ast.Eq, ast.NotEq, ast.Name,
+               ast.Load)
+    n_variables = range(2, 7)
 
     def puzzle(self, lines: list[str]) -> Proposal:
         """The proposal of a list of constraints. Raises ValueError with a reason of validation.REASONS."""
         clauses = []
         for line in lines:
-            tree = parse(line)
-            clauses += [statement.value if isinstance(statement, ast.Expr) else None for statement in tree.body]
-        nodes = [node for clause in clauses for node in (ast.walk(clause) if clause else (None,))]
-        if not all(isinstance(node, self.allowed) for node in nodes):
-            raise ValueError("not_logic")
-        names = sorted({node.id for node in nodes if isinstance(node, ast.Name)})
-        if not self.min_variables <= len(names) <= self.max_variables:
+            clauses += parse(line).body
+        names = set()
+        for clause in clauses:
+            nodes = list(ast.walk(clause))[1:] if isinstance(clause, ast.Expr) else [clause]
+            if not all(isinstance(node, self.allowed) for node in nodes):
+                raise ValueError("not_logic")
+            names |= {node.id for node in nodes if isinstance(node, ast.Name)}
+        if len(names) not in self.n_variables:
             raise ValueError("variables")
+        names = sorted(names)
+        clauses = [clause.value for clause in clauses]
         conjunction = ast.unparse(ast.BoolOp(ast.And(), clauses) if len(clauses) > 1 else clauses[0])
         table = [", ".join(map(str, world)) for world in itertools.product((False, True), repeat=len(names))]
         return Proposal(self.name, f"def f({', '.join(names)}):\n    return {conjunction}", tuple(table))
@@ -61,7 +73,8 @@ class Logic(TaskType):
         models = [given for given, output in zip(proposal.inputs, result.outputs) if decode(output) is True]
         if len(models) != 1:
             return Reject("several_models" if models else "no_model")
-        return replace(result, inputs=("",), outputs=(encode(tuple(word == "True" for word in models[0].split(", "))),))
+        gold = tuple(word == "True" for word in models[0].split(", "))
+        return replace(result, inputs=("",), outputs=(encode(gold),))
 
     def variables(self, task) -> list[str]:
         """Names of the puzzle's variables in alphabetical order."""
@@ -70,22 +83,28 @@ class Logic(TaskType):
     def fields(self, prompt_format, task, limits):
         """The clauses, one a line, and the form of the answer: every variable by name."""
         formula = entry(parse(task.program)).body[0].value
-        clauses = formula.values if isinstance(formula, ast.BoolOp) and isinstance(formula.op, ast.And) else [formula]
+        is_conjunction = isinstance(formula, ast.BoolOp) and isinstance(formula.op, ast.And)
+        clauses = formula.values if is_conjunction else [formula]
         lines = "\n".join(map(ast.unparse, clauses))
-        lines = re.sub(" ([=!]=) ", r"\1", lines) if limits.compact else lines
+        if limits.compact:
+            lines = re.sub(" ([=!]=) ", r"\1", lines)
         form = "\n".join(f"{name} = VALUE" for name in self.variables(task))
         return super().fields(prompt_format, task, limits) | {"form": form, "constraints": lines}
 
     def parse_answer(self, text, prompt_format, task, limits):
-        """Truth values by name ("a = True, b: false") or in order ("True, False", "1,0") as "True, False"; None = malformed."""
-        block, names = self.answer_block(text, prompt_format) or "", self.variables(task)
-        parts = [part.strip(" \t\"'`*-") for part in re.split(r"[,;\n]|\band\b", block[:1000].strip(" \n{}[]()")) if part.strip()]
-        truth, values = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}, {}
-        for i, part in enumerate(parts):
-            m = re.fullmatch(r"(?:(\w+)[\"'`*]*\s*(?:==?|:|is)\s*[\"'`*]*)?(\w+)", part)
-            if not m or m[2].lower() not in truth or (name := m[1] or (names[i] if i < len(names) else "")) in values:
+        """Truth values by name ("a = True, b: f") or in order ("1,0") as "True, False"; None = malformed."""
+        block = self.answer_block(text, prompt_format) or ""
+        names = self.variables(task)
+        values = {}
+        parts = re.split(r"[,;\n]|\band\b", block[:1000].strip(" \n{}[]()"))
+        for i, part in enumerate(part for part in parts if part.strip()):
+            m = STATEMENT.fullmatch(part.strip(" \t\"'`*-"))
+            if not m or m[2].lower() not in TRUTH:
                 return None
-            values[name] = truth[m[2].lower()]
+            name = m[1] or (names[i] if i < len(names) else "")
+            if name in values:
+                return None
+            values[name] = TRUTH[m[2].lower()]
         return ", ".join(str(values[name]) for name in names) if sorted(values) == names else None
 
     def is_correct(self, task, answer):

@@ -1,8 +1,9 @@
-"""Word problems: a teacher writes a question and a program that computes the answer, a student answers a number.
+"""Word problems: a teacher writes a question and a program that computes the answer, a student a number.
 
-The answer is a plain number, so it is read here and nothing of a student's has to run. Two tasks whose programs have one
-structure are duplicates, whatever their constants. This file and logic.py show how a domain beyond code is added: one class
-that says what a teacher writes, how it becomes a program for the sandbox, what the student sees, and when an answer is right.
+The answer is a plain number, so it is read here and nothing of a student's has to run. Two tasks whose
+programs have one structure are duplicates, whatever their constants. This file and logic.py show how a domain
+beyond code is added: one class that says what a teacher writes, how it becomes a program for the sandbox,
+what the student sees, and when an answer is right.
 """
 import re
 import unicodedata
@@ -10,33 +11,42 @@ from dataclasses import replace
 from fractions import Fraction
 
 from sandbox.values import decode
-from tasks.base import TaskType, Proposal, Reject
-from tasks.prompts import MATH_TOPICS, FORMATS
+from tasks.base import Proposal, Reject, TaskType, is_program
+from tasks.prompts import FORMATS, MATH_TOPICS
 from tasks.validation import normalise
 
-MAX_CHARS, MAX_DIGITS, SHORT_DECIMAL = 400, 60, 12       # of an answer; significant digits up to which a float is exact
+MAX_CHARS = 400             # of an answer
+MAX_DIGITS = 60             # of an answer
+SHORT_DECIMAL = 12          # significant digits up to which a float is exact
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
-WORDS = r"[A-Za-z\s.,:;'\"?/]*"        # what may stand beside the number: names, units, punctuation, but no arithmetic
+WORDS = r"[A-Za-z\s.,:;'\"?/]*"        # beside the number: names, units, punctuation, but no arithmetic
 FRACTION = rf"(?:(?P<whole>\d+)\s+)?(?P<top>{NUMBER})\s*/\s*(?P<bottom>{NUMBER})"
 DECIMAL = rf"(?P<number>{NUMBER})(?:[eE](?P<exponent>[-+]?\d{{1,3}}))?"
-ANSWER = re.compile(rf"(?:[A-Za-z\s]*=)?{WORDS}?(?P<sign>[-+]?)\s*(?:{FRACTION}|{DECIMAL})\s*(?P<percent>%|percent\b)?{WORDS}",
-                    re.ASCII)
+ANSWER = re.compile(rf"(?:[A-Za-z\s]*=)?{WORDS}?(?P<sign>[-+]?)\s*(?:{FRACTION}|{DECIMAL})\s*"
+                    rf"(?P<percent>%|percent\b)?{WORDS}", re.ASCII)
 # LaTeX and typography become plain text, in this order
 PLAIN = [(r"([²³])", r"^\1"), (r"(?<=\d)([¼-¾⅐-⅞])", r" \1"), (r"\\boxed\b", ""),
          (r"\\[dt]?frac\s*(\d)\s*(\d)", r" \1/\2"), (r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r" \1/\2"),
          (r"\\(?:text|mathrm|mathbf|textbf|mbox)\b", " "), (r"\{,\}", ","),
-         (r"(?<=\d)(?:\\[,!;:]|\\ |\u202f|\u00a0)(?=\d{3})", ""), (r"\^\s*\{?\s*\\circ\s*\}?|°", " "), (r"\\([$% ])", r"\1"),
+         (r"(?<=\d)(?:\\[,!;:]|\\ |\u202f|\u00a0)(?=\d{3})", ""), (r"\^\s*\{?\s*\\circ\s*\}?|°", " "),
+         (r"\\([$% ])", r"\1"),
          (r"\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*\{?\s*([-+]?\d{1,3})\s*\}?", r"e\1"),
          (r"\\(?:left|right|quad|[,!;:()\[\]])|[$€£¥~*_`{}()]", " ")]
 # minus signs, the fraction slash, and squares and cubes of units: 5 m^2, 5 m2
 PLAIN_ASCII = [("[\u2212\u2013]", "-"), ("\u2044", "/"), (r"(?<=[A-Za-z])(?<!\d[eE])\s*\^?\s*-?[23]\b", "")]
 
 
-def rational(text: str) -> set[Fraction]:
-    """The exact number that an answer states: {x}, for a percentage {x, x/100}, and nothing unless it states exactly one.
+def number(digits: str) -> Fraction:
+    """The value of what NUMBER matches."""
+    return Fraction("0" + digits.replace(",", "").rstrip("."))
 
-    Tolerates units, currency, thousands commas, fractions, mixed numbers, percent, powers of ten and the LaTeX forms of all
-    these. An expression ("2*3"), a choice ("3 or 4"), a root or a multiple of pi is no number here. Never raises.
+
+def rational(text: str) -> set[Fraction]:
+    """The one number that an answer states, exactly: {x}; for a percentage {x, x/100}; else the empty set.
+
+    Tolerates units, currency, thousands commas, fractions, mixed numbers, percent, powers of ten and the
+    LaTeX forms of all these. An expression ("2*3"), a choice ("3 or 4"), a root or a multiple of pi is no
+    number here. Never raises.
     """
     if len(text) > MAX_CHARS:
         return set()
@@ -48,30 +58,33 @@ def rational(text: str) -> set[Fraction]:
     m = ANSWER.fullmatch(text.strip())
     if not m or sum(map(str.isdigit, text)) > MAX_DIGITS or re.search(r"\b(?:pi|sqrt)\b", text):
         return set()
-    number = lambda part: Fraction("0" + part.replace(",", "").rstrip("."))
     if m["top"] and number(m["bottom"]) == 0:
         return set()
     if m["top"]:
         value = int(m["whole"] or 0) + number(m["top"]) / number(m["bottom"])
     else:
         value = number(m["number"]) * Fraction(10) ** int(m["exponent"] or 0)
-    value = -value if m["sign"] == "-" else value
+    if m["sign"] == "-":
+        value = -value
     return {value, value / 100} if m["percent"] else {value}
 
 
 def exact(value) -> Fraction | None:
-    """The rational of a program's result: an int, a float that is a short decimal, or a text such as "3/4"; None of any other."""
+    """The rational of an int, of a float that is a short decimal, of a text such as "3/4"; else None."""
     if type(value) is int:
         return Fraction(value)
-    if type(value) is float and len(repr(value).partition("e")[0].strip("-0.").replace(".", "")) <= SHORT_DECIMAL:
-        return Fraction(repr(value))
+    if type(value) is float:
+        digits = repr(value).partition("e")[0].strip("-0.").replace(".", "")
+        return Fraction(repr(value)) if len(digits) <= SHORT_DECIMAL else None
     fraction = re.fullmatch(r"(-?\d{1,30})/(\d{1,30})", value) if type(value) is str else None
     return Fraction(int(fraction[1]), int(fraction[2])) if fraction and int(fraction[2]) else None
 
 
 class Math(TaskType):
-    """A question in words and a program that computes the answer; the student sees the question alone and answers a number."""
-    name, tags, topics = "math", ("answer", "output"), MATH_TOPICS
+    """A question in words and a program that computes the answer; the student sees the question alone."""
+    name = "math"
+    tags = ("answer", "output")
+    topics = MATH_TOPICS
     seed = Proposal("math", "def f():\n    apples = 3\n    apples = apples + 4\n    return apples", ("",),
                     "Tom has 3 apples and gets 4 more. How many apples does he have now?")
 
@@ -82,18 +95,21 @@ class Math(TaskType):
         """The question and the program, whose function may be called solution. Never raises."""
         blocks = FORMATS[prompt_format].blocks(text)
         questions = [body.strip() for tag, body in blocks if tag == "question" and body.strip()]
-        programs = [body for tag, body in blocks if tag == "python" or tag == "" and "def " in body]
+        programs = [body for tag, body in blocks if is_program(tag, body)]
         if prompt_format == "micro" and [tag for tag, _ in blocks] != ["question", "python"]:
             return Reject("syntax")
         if not questions or not programs:
             return Reject("no_program" if questions else "no_question")
         try:
-            return Proposal(self.name, normalise(programs[0], limits, FORMATS[prompt_format].tidy, alias="solution"), ("",), questions[0])
+            program = normalise(programs[0], limits, FORMATS[prompt_format].tidy, alias="solution")
         except ValueError as error:
             return Reject.of(error)
+        return Proposal(self.name, program, ("",), questions[0])
 
     def check(self, proposal, limits):
-        return super().check(proposal, replace(limits, reject_constant=False)) if proposal.message else Reject("no_question")
+        if not proposal.message:
+            return Reject("no_question")
+        return super().check(proposal, replace(limits, reject_constant=False))
 
     def accept(self, proposal, verdict, limits, key):
         result = super().accept(proposal, verdict, limits, key)
@@ -102,12 +118,16 @@ class Math(TaskType):
         return Reject("inexact" if isinstance(decode(result.outputs[0]), float) else "not_a_number")
 
     def fields(self, prompt_format, task, limits):
-        return super().fields(prompt_format, task, limits) | {"program": task.program.replace("def f(", "def solution(")}
+        program = task.program.replace("def f(", "def solution(")
+        return super().fields(prompt_format, task, limits) | {"program": program}
 
     def answer_block(self, text, prompt_format):
-        """As `Kind.answer_block`, else the last \\boxed{...} of the text."""
-        boxed = [] if prompt_format == "micro" else re.findall(r"\\boxed\s*(\{(?:[^{}]|\{[^{}]*\})*\})", text)
-        return super().answer_block(text, prompt_format) or (boxed[-1] if boxed else None)
+        """As `TaskType.answer_block`, else the last \\boxed{...} of the text."""
+        block = super().answer_block(text, prompt_format)
+        if block or prompt_format == "micro":
+            return block
+        boxed = re.findall(r"\\boxed\s*(\{(?:[^{}]|\{[^{}]*\})*\})", text)
+        return boxed[-1] if boxed else None
 
     def parse_answer(self, text, prompt_format, task, limits):
         """The text that states the number; None = malformed. Never raises."""

@@ -1,10 +1,10 @@
 """The ways of talking to a model: every word it is shown, and how its text is cut into blocks.
 
-A kind of task is one row of TEMPLATES. A prompt format is one row of FORMATS: what it makes of a template, how the answer opens, and the
-splitter that turns text into (tag, body) blocks.
-`micro` is the compact protocol of the bundled base (micro/data.py writes the same), `chat` uses the tokenizer's own chat
-template, `direct` is chat whose students answer at once (small models lose themselves in their reasoning), `base` puts the
-chat template into the R1 think/answer envelope for models without chat training.
+A task type is one row of TEMPLATES. A prompt format is one row of FORMATS: what it makes of a template,
+how the answer opens, and the splitter that turns text into (tag, body) blocks. `micro` is the compact
+protocol of the bundled base (micro/data.py writes the same), `chat` uses the tokenizer's own chat template,
+`direct` is chat whose students answer at once (small models lose themselves in their reasoning), `base` puts
+the chat template into the R1 think/answer envelope for models without chat training.
 """
 import re
 from collections.abc import Callable
@@ -14,25 +14,38 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Template:
-    """What is said of one kind; what is left "" is not served. {names} are fields of `Kind.propose` and `Kind.fields`."""
+    """What is said of one task type; what is left "" is not served.
+
+    {names} are fields of `TaskType.propose` and `TaskType.fields`. FINAL or AT_ONCE follow on `solve`.
+    """
     propose: str = ""                       # what a teacher is asked in chat, direct and base
     opening: str = ""                       # of its answer in chat and direct
-    reference: str = "```input\n{input}\n```\n```python\n{program}\n```\n"       # how a task is shown to it
-    solve: str = ""                         # what a student is asked in chat, direct and base, and then, by FINAL or AT_ONCE,
+    example: str = "```input\n{input}\n```\n```python\n{program}\n```\n"     # how a task is shown to it
+    solve: str = ""                         # what a student is asked in chat, direct and base
     give: str = "the answer"                # what to give
-    form: str = "ANSWER"                    # and what its block looks like
+    form: str = "ANSWER"                    # what the block with it looks like
     micro: tuple[str, str] = ("", "")       # what teacher and student are asked in the compact protocol
 
 
 WRITE_TASK = """Here are examples of an input and a short Python function that takes it:
 
-{references}
-Write one new example about {topic}: first an input, then a new function `f` that takes exactly this input, does something \
-different from the examples, and returns a value. Another programmer will see {seen} by thinking, so let the function take \
-several steps. The input is only the arguments, as they would stand between the brackets of a call. The function is short and \
-deterministic, and does not print. Write two blocks like those above and nothing else.
+{examples}
+Write one new example about {topic}: first an input, then a new function `f` that takes exactly this input, \
+does something different from the examples, and returns a value. Another programmer will see {seen} by \
+thinking, so let the function take several steps. The input is only the arguments, as they would stand \
+between the brackets of a call. The function is short and deterministic, and does not print. Write two \
+blocks like those above and nothing else.
 """
 EXAMPLE = "Example about {topic}:\n\n```input\n{opening}"
+METAMATH = """This is a Metamath database. A proof is a list of labels, read from left to right with a \
+stack. The label of a variable or of a hypothesis is put on the stack. The label of an assertion takes \
+from the stack what its variables stand for, in the order of the database, and then its hypotheses ($e), \
+and puts there what it says of them. At the end the theorem alone is left.
+
+```metamath
+{theory}
+```
+"""
 TEMPLATES = {
     "code_o": Template(
         micro=("propose out {type}\n", "out\n{program}\nf({input})\n"), opening=EXAMPLE,
@@ -66,10 +79,11 @@ TEMPLATES = {
 ```python
 {program}
 ```
-Write {n_inputs} calls of `f` with different literal arguments, one per line, that together show everything that the \
-function does: usual and unusual cases. Then write a message: one sentence that hints at what the function does, without \
-giving its code. Another programmer will see some of the calls, their results and the message, and must write the \
-function. Answer with a block of calls and a block with the message, like this:
+Write {n_inputs} calls of `f` with different literal arguments, one per line, that together show everything \
+that the function does: usual and unusual cases. Then write a message: one sentence that hints at what the \
+function does, without giving its code. Another programmer will see some of the calls, their results and \
+the message, and must write the function. Answer with a block of calls and a block with the message, like \
+this:
 
 ```python
 f({input})
@@ -84,25 +98,27 @@ A SENTENCE
 {hint}""", give="the whole function", form="def f(...):\n    ..."),
     "math": Template(
         micro=("propose math\n", "math\n{question}\n"), opening="```question\n",
-        reference="```question\n{question}\n```\n```python\n{program}\n```\n",
+        example="```question\n{question}\n```\n```python\n{program}\n```\n",
         propose="""Here are examples of a word problem and a Python function that computes its answer:
 
-{references}
-Write one new word problem about {topic} whose answer is one number, and a function `solution` without arguments that computes \
-this number from those in the problem. Another programmer will see the problem alone and must find the number by thinking, so \
-let it say everything that is needed, take several steps, and not give the answer away. Write two blocks like those above and \
-nothing else.
+{examples}
+Write one new word problem about {topic} whose answer is one number, and a function `solution` without \
+arguments that computes this number from those in the problem. Another programmer will see the problem \
+alone and must find the number by thinking, so let it say everything that is needed, take several steps, \
+and not give the answer away. Write two blocks like those above and nothing else.
 """,
         solve="{question}\n\n", give="the number", form="NUMBER"),
     "logic": Template(
         micro=("propose logic\n", "logic\n{constraints}\n"), opening="```constraints\n",
-        reference="```constraints\n{constraints}\n```\n",
-        propose="""Here are examples of puzzles. The lines of a puzzle are all true, and its variables are True or False:
+        example="```constraints\n{constraints}\n```\n",
+        propose="""Here are examples of puzzles. The lines of a puzzle are all true, and its variables are \
+True or False:
 
-{references}
-Write one new puzzle about {topic}. A line is made of variables, `and`, `or`, `not`, `==`, `!=` and brackets. Exactly one \
-assignment of True and False to the variables must make all lines true, and no line alone should give it away: another \
-programmer must find it by thinking. Write one block like those above and nothing else.
+{examples}
+Write one new puzzle about {topic}. A line is made of variables, `and`, `or`, `not`, `==`, `!=` and \
+brackets. Exactly one assignment of True and False to the variables must make all lines true, and no line \
+alone should give it away: another programmer must find it by thinking. Write one block like those above \
+and nothing else.
 """,
         solve="""These lines are all true. Each variable is True or False, and exactly one assignment fits.
 
@@ -110,27 +126,51 @@ programmer must find it by thinking. Write one block like those above and nothin
 {constraints}
 ```
 """,
-        give="each variable as `name = True` or `name = False`, one a line,", form="{form}")}
+        give="each variable as `name = True` or `name = False`, one a line,", form="{form}"),
+    "proof": Template(
+        opening="```metamath\n",
+        propose=METAMATH + """Here are examples of theorems with their proofs:
+
+{examples}
+
+Write one new theorem {topic}, whose proof cites {cited}: hypotheses ($e) if it has any, the statement \
+($p) and the proof. The proof cites labels of the database and of its own hypotheses alone. The theorem \
+is not in the database, and no single label proves it. Another programmer will see the theorem alone and \
+must find a proof. Write one block like those above and nothing else.
+""",
+        solve=METAMATH + """Here is a theorem with its proof, which stands between `$=` and `$.`:
+
+```metamath
+{example}
+```
+Prove this theorem:
+
+```metamath
+{statement}
+```
+""", give="the proof, its labels alone,", form="LABELS")}
 FINAL = "Think step by step, then give {give} in a final block:\n\n```{{tag}}\n{form}\n```\n"
-AT_ONCE = "Give {give}.\n"      # no form, the block is opened for the student: a small model would copy the placeholder
-ENVELOPE = """A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The \
-assistant first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning \
-process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., <think> reasoning \
-process here </think> <answer> answer here </answer>.
+AT_ONCE = "Give {give}.\n"      # no form, the block is opened for the student: it would copy the placeholder
+ENVELOPE = """A conversation between User and Assistant. The user asks a question, and the Assistant solves \
+it. The assistant first thinks about the reasoning process in the mind and then provides the user with the \
+answer. The reasoning process and answer are enclosed within <think> </think> and <answer> </answer> tags, \
+respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.
 User: {}
 Assistant: """
 HINT = re.compile(r"^# Hint: (.+)$", re.M)      # a comment above the calls that a teacher writes for code_f
-# What the next task is about, and how its input begins: without either, a small model repeats the examples it was shown.
-TOPICS = (("a list of numbers", "["), ("a list of words", "['"), ("a sentence", "'"), ("a dictionary of counts", "{'"),
-          ("a list of pairs", "[("), ("a table of numbers", "[["), ("the digits of a number", ""),
-          ("arithmetic on two numbers", ""), ("a list and a number", "["), ("two words", "'"), ("searching in a text", "'"),
-          ("a number sequence", ""), ("sorting", "["), ("counting", "["), ("grouping", "["), ("filtering", "["))
+# What the next task is about, and how its input begins: without either, a small model repeats the examples.
+TOPICS = (("a list of numbers", "["), ("a list of words", "['"), ("a sentence", "'"),
+          ("a dictionary of counts", "{'"), ("a list of pairs", "[("), ("a table of numbers", "[["),
+          ("the digits of a number", ""), ("arithmetic on two numbers", ""), ("a list and a number", "["),
+          ("two words", "'"), ("searching in a text", "'"), ("a number sequence", ""), ("sorting", "["),
+          ("counting", "["), ("grouping", "["), ("filtering", "["))
 MATH_TOPICS = tuple((topic, "") for topic in (
-    "shopping", "a journey", "work and wages", "cooking", "ages", "a farm", "sharing", "money", "areas", "a school",
-    "percentages", "speed and time"))
-LOGIC_TOPICS = tuple((f"{count} variables, called {names}", "") for count, names in (
-    ("three", "a, b, c"), ("three", "ann, bob, cid"), ("four", "a, b, c, d"), ("four", "red, blue, green, gold"),
-    ("five", "p, q, r, s, t")))
+    "shopping", "a journey", "work and wages", "cooking", "ages", "a farm", "sharing", "money", "areas",
+    "a school", "percentages", "speed and time"))
+LOGIC_TOPICS = tuple((topic, "") for topic in (
+    "three variables, called a, b, c", "three variables, called ann, bob, cid",
+    "four variables, called a, b, c, d", "four variables, called red, blue, green, gold",
+    "five variables, called p, q, r, s, t"))
 
 
 @dataclass(frozen=True)
@@ -144,22 +184,27 @@ MICRO_TAGS = {"=": "answer", "<": "trace", ">": "trace", "?": "question"}
 
 
 def micro_blocks(text: str) -> list[tuple[str, str]]:
-    """The compact protocol: "f(...)" lines are inputs, a "=..." line an answer, "<" and ">" lines a trace, "?" lines together a
-    question, the rest a program."""
-    blocks, before = [], ""
+    """The compact protocol: "f(...)" lines are inputs, a "=..." line an answer, "<" and ">" lines a trace,
+    "?" lines together a question, the rest a program."""
+    blocks = []
     for line in text.strip("\n").split("\n"):
-        tag = "input" if line.startswith("f(") and line.endswith(")") else MICRO_TAGS.get(line[:1], "python")
-        body = line[2:-1] if tag == "input" else line[1:] if tag in ("answer", "trace") else line
-        if tag == before and tag in ("python", "question"):
+        tag = MICRO_TAGS.get(line[:1], "python")
+        body = line[1:] if tag in ("answer", "trace") else line
+        if line.startswith("f(") and line.endswith(")"):
+            tag = "input"
+            body = line[2:-1]
+        if blocks and blocks[-1][0] == tag and tag in ("python", "question"):
             body = f"{blocks.pop()[1]}\n{body}"
         blocks.append((tag, body))
-        before = tag
     return [block for block in blocks if block != ("python", "")]
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """Fenced blocks as (language or "", body), in order. Only the answer counts where there are think/answer tags; an answer
-    without fences is one ("answer", body). A fence may be closed by the next opening one or by the end of the text."""
+    """Fenced blocks as (language or "", body), in order.
+
+    Only the answer counts where there are think/answer tags; an answer without fences is one
+    ("answer", body). A fence may be closed by the next opening one or by the end of the text.
+    """
     if "</think>" in text:
         text = text.rpartition("</think>")[2]
     elif "<think>" in text and "<answer>" not in text.rpartition("<think>")[2]:
@@ -167,28 +212,33 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     tagged = "<answer>" in text
     if tagged:
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
-    blocks, tag, body = [], None, []
+    blocks = []
+    tag = None          # of the open block
+    body = []
     for line in text.replace("\r\n", "\n").split("\n"):
         bare = line.strip()
         if bare.startswith("```"):
+            rest = bare.strip("`").strip()
+            closes = tag is not None and bare.strip("`") == ""
             if tag is not None:
                 blocks.append((tag, "\n".join(body)))
-            rest, tag, body = bare.strip("`").strip(), None if tag is not None and bare.strip("`") == "" else "", []
+            tag = None if closes else rest.lower()
+            body = []
             if len(bare) > 6 and bare.endswith("```"):      # ```output [1, 2]``` on one line
                 word, _, value = rest.partition(" ")
                 blocks.append((word.lower(), value) if value and word.isalpha() else ("", rest))
                 tag = None
-            elif tag is not None:
-                tag = rest.lower()
         elif tag is not None and bare.endswith("```"):
             blocks.append((tag, "\n".join([*body, line.rstrip()[:-3]])))
-            tag, body = None, []
+            tag = None
         elif tag is not None:
             body.append(line)
     if tag is not None:
         blocks.append((tag, "\n".join(body)))
     blocks = [("python" if tag in ("py", "python3") else tag, body) for tag, body in blocks if body.strip()]
-    return blocks or ([("answer", text)] if tagged and text.strip() and "```" not in text else [])
+    if not blocks and tagged and text.strip() and "```" not in text:
+        return [("answer", text)]
+    return blocks
 
 
 def envelope_blocks(text: str) -> list[tuple[str, str]]:
@@ -212,48 +262,58 @@ def inside_think(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Style:
-    """One way of talking to a model. `reasoning`: what an answer says before it answers. `tidy`: programs are stored without
-    comments, docstrings and annotations."""
-    propose: Callable[[Template], Prompt]    # what a teacher is asked, and how its answer opens
-    solve: Callable[[Template], Prompt]      # the same of a student
+class PromptFormat:
+    """One way of talking to a model."""
+    propose: Callable[[Template], Prompt]   # what a teacher is asked, and how its answer opens
+    solve: Callable[[Template], Prompt]     # the same of a student
     blocks: Callable[[str], list[tuple[str, str]]]
-    reasoning: Callable[[str], str]
+    reasoning: Callable[[str], str]         # what an answer says before it answers
     pair: str = "```input\n{input}\n```\n```output\n{output}\n```\n"
-    tidy: bool = True
+    tidy: bool = True                       # store programs without comments, docstrings and annotations
 
 
-thought = lambda w: w.solve and w.solve + FINAL.format(give=w.give, form=w.form)
-at_once = lambda w: w.solve and w.solve + AT_ONCE.format(give=w.give.rstrip(","))
+def thoughtful(t: Template) -> str:
+    """What asks a student to think first."""
+    return t.solve and t.solve + FINAL.format(give=t.give, form=t.form)
+
+
+def at_once(t: Template) -> str:
+    """What asks a student for nothing but the answer."""
+    return t.solve and t.solve + AT_ONCE.format(give=t.give.rstrip(","))
+
+
 FORMATS = {
-    "micro": Style(lambda w: Prompt(w.micro[0]), lambda w: Prompt(w.micro[1]), micro_blocks, trace_of,
-                   "f({input})={output}\n", tidy=False),
-    "chat": Style(lambda w: Prompt(w.propose, w.opening), lambda w: Prompt(thought(w)), fenced_blocks, before_block),
-    "direct": Style(lambda w: Prompt(w.propose, w.opening), lambda w: Prompt(at_once(w), "```{tag}\n"), fenced_blocks,
-                    before_block),
-    "base": Style(lambda w: Prompt(w.propose, "<think>"), lambda w: Prompt(thought(w), "<think>"), envelope_blocks,
-                  inside_think)}
+    "micro": PromptFormat(lambda t: Prompt(t.micro[0]), lambda t: Prompt(t.micro[1]),
+                          micro_blocks, trace_of, "f({input})={output}\n", tidy=False),
+    "chat": PromptFormat(lambda t: Prompt(t.propose, t.opening), lambda t: Prompt(thoughtful(t)),
+                         fenced_blocks, before_block),
+    "direct": PromptFormat(lambda t: Prompt(t.propose, t.opening), lambda t: Prompt(at_once(t), "```{tag}\n"),
+                           fenced_blocks, before_block),
+    "base": PromptFormat(lambda t: Prompt(t.propose, "<think>"), lambda t: Prompt(thoughtful(t), "<think>"),
+                         envelope_blocks, inside_think)}
 PROMPT_FORMATS = tuple(FORMATS)
 
 
 def template(kind: str, prompt_format: str, phase: str) -> Prompt:
-    """What is asked in "propose" or "solve", its {names} not yet filled in. Raises ValueError where nothing is written."""
+    """What is asked in "propose" or "solve", its {names} not filled in. Raises ValueError if nothing is."""
     prompt = getattr(FORMATS[prompt_format], phase)(TEMPLATES.get(kind, Template()))
     if not prompt.user:
-        raise ValueError(f"--task-types {kind}: prompts.py has no template of it for the {prompt_format} prompt format ({phase})")
+        raise ValueError(f"--task-types {kind}: prompts.py has no template of it for the {prompt_format} "
+                         f"prompt format ({phase})")
     return prompt
 
 
 def reasoning(text: str, prompt_format: str) -> str:
-    """The reasoning in an answer (its prefix included) as the prompt format's own parser sees it; "" where it answers at once."""
+    """The reasoning in an answer, its prefix included; "" where it answers at once."""
     return FORMATS[prompt_format].reasoning(text)
 
 
 def render(prompt: Prompt, prompt_format: str, tokenizer) -> list[int]:
-    """Token ids of a prompt. The prefix is tokenised apart, so that it cannot merge with what stands before it."""
+    """Token ids of a prompt. The prefix is tokenised apart: it cannot merge with what stands before it."""
     text = prompt.user
     if prompt_format in ("chat", "direct"):
-        text = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False,
+                                             add_generation_prompt=True)
     elif prompt_format == "base":
         text = ENVELOPE.format(text)
     ids = list(tokenizer(text, add_special_tokens=prompt_format == "base").input_ids)
@@ -261,15 +321,20 @@ def render(prompt: Prompt, prompt_format: str, tokenizer) -> list[int]:
 
 
 def show(value, compact: bool = False) -> str:
-    """Python literal of a plain value; sets are sorted, because their own order depends on this process's hash seed."""
-    comma, colon = (",", ":") if compact else (", ", ": ")
-    inside = [show(item, compact) for item in value] if isinstance(value, (list, tuple, set, frozenset)) else []
+    """Python literal of a plain value; sets are sorted, as their own order depends on the hash seed."""
+    space = "" if compact else " "
+    comma = f",{space}"
+    colon = f":{space}"
+    inside = []
+    if isinstance(value, (list, tuple, set, frozenset)):
+        inside = [show(item, compact) for item in value]
     if isinstance(value, list):
         return f"[{comma.join(inside)}]"
     if isinstance(value, tuple):
         return f"({inside[0]},)" if len(inside) == 1 else f"({comma.join(inside)})"
-    if isinstance(value, (set, frozenset)):     # frozenset has no literal; {1} == frozenset({1}) is an accepted answer
+    if isinstance(value, (set, frozenset)):     # a frozenset has no literal; {1} == frozenset({1}) counts
         return "{" + comma.join(sorted(inside)) + "}" if inside else "set()"
     if isinstance(value, dict):
-        return "{" + comma.join(f"{show(key, compact)}{colon}{show(item, compact)}" for key, item in value.items()) + "}"
+        items = [f"{show(key, compact)}{colon}{show(item, compact)}" for key, item in value.items()]
+        return "{" + comma.join(items) + "}"
     return repr(value)

@@ -1,7 +1,7 @@
-"""What a task may be: sizes, names of the reasons for refusal, and the static checks of programs, inputs and results.
+"""What a task may be: sizes, reasons for refusal, and the static checks of programs, inputs and results.
 
-Nothing here runs a program; the sandbox is the wall. These checks give the ordinary cases a name, spare the sandbox work
-that cannot succeed, and keep out of the archive what could not be shown to a student.
+Nothing here runs a program; the sandbox is the wall. These checks give the ordinary cases a name, spare the
+sandbox work that cannot succeed, and keep out of the archive what could not be shown to a student.
 """
 import ast
 import cmath
@@ -11,30 +11,40 @@ from dataclasses import dataclass
 from tasks.complexity import DEFINITIONS, bound_names, drop_annotations, drop_docstrings, entry, parse
 from tasks.prompts import show
 
-REASONS = {     # why a proposal was refused; the keys are what the logs count
-    "no_program": "no Python block", "no_input": "no input block", "few_inputs": "fewer distinct inputs than asked for",
-    "syntax": "not Python, or not the protocol", "too_long": "program over the limit", "too_deep": "nested too deeply",
-    "no_entry": "no function f and not exactly one other to call f", "import": "imports outside the allow-list",
-    "banned_name": "eval, open, dunder attributes and the like", "ignores_input": "the result cannot depend on the input",
+# Why a proposal was refused; the keys are what the logs count.
+REASONS = {
+    "no_program": "no Python block", "no_input": "no input block",
+    "few_inputs": "fewer distinct inputs than asked for", "syntax": "not Python, or not the protocol",
+    "too_long": "program over the limit", "too_deep": "nested too deeply",
+    "no_entry": "no function f and not exactly one other to call f",
+    "import": "imports outside the allow-list", "banned_name": "eval, open, dunder attributes and the like",
+    "ignores_input": "the result cannot depend on the input",
     "control_text": "contains chat markup or a code fence", "not_literal": "the input is no plain literal",
-    "input_too_long": "input over the limit", "message_too_long": "hint over the limit", "value_range": "too large for the prompt format",
-    "error": "raised an exception", "timeout": "over the time limit", "killed": "killed, mostly for memory",
-    "exit": "ended itself", "violation": "tried a forbidden system call", "crash": "crashed the interpreter",
-    "malformed_result": "tampered with the report",
-    "nondeterministic": "two processes disagree", "unsupported": "the result is no plain value", "not_finite": "nan or infinity",
+    "input_too_long": "input over the limit", "message_too_long": "hint over the limit",
+    "value_range": "too large for the prompt format", "error": "raised an exception",
+    "timeout": "over the time limit", "killed": "killed, mostly for memory", "exit": "ended itself",
+    "violation": "tried a forbidden system call", "crash": "crashed the interpreter",
+    "malformed_result": "tampered with the report", "nondeterministic": "two processes disagree",
+    "unsupported": "the result is no plain value", "not_finite": "nan or infinity",
     "output_too_long": "result over the limit", "sandbox_failure": "the judge failed, not the program",
-    "no_question": "no question block", "not_a_number": "the result is no number", "inexact": "a float that is no short decimal",
+    "no_question": "no question block", "not_a_number": "the result is no number",
+    "inexact": "a float that is no short decimal",
     "prompt_too_long": "asking it would leave no room for an answer in the base's context",
     "guessable": "the archive's most frequent output, over --max-guess",
     "not_logic": "more than variables, and, or, not, == and !=", "variables": "too few or too many variables",
+    "no_proof": "no theorem with a proof", "unproved": "the verifier refuses the proof",
+    "unused_hypothesis": "the proof does without one of the hypotheses",
+    "trivial": "in the database, or one step away from it",
+    "other_theory": "over another database than --theory",
     "no_model": "no assignment fits", "several_models": "several assignments fit",
     "duplicate": "in the archive already (found by the loop)"}
-IMPORTS = frozenset("math itertools functools collections string re heapq bisect operator copy fractions decimal statistics "
-                    "typing dataclasses".split())
+IMPORTS = frozenset("math itertools functools collections string re heapq bisect operator copy fractions "
+                    "decimal statistics typing dataclasses".split())
 # The sandbox is the wall; this list only gives the ordinary cases a name and keeps them out of the archive.
 BANNED = frozenset("__import__ eval exec compile open input breakpoint globals locals vars exit quit help "
                    "__builtins__ __loader__ __spec__".split())
-DUNDERS = frozenset("__init__ __name__ __len__ __iter__ __next__ __getitem__ __add__ __mul__ __eq__ __lt__".split())
+DUNDERS = frozenset("__init__ __name__ __len__ __iter__ __next__ __getitem__ __add__ __mul__ __eq__ "
+                    "__lt__".split())
 CONTROL = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:think|answer|eos)>|```")
 
 
@@ -53,19 +63,23 @@ class Limits:
     max_items: int | None = None        # longest string or container in inputs and outputs
     reject_constant: bool = False       # refuse programs that overwrite every parameter before reading it
     compact: bool = False               # values are displayed without spaces
+    theory: str = "prop.mm"             # proof: the database, bundled or a path
 
     @classmethod
     def for_format(cls, prompt_format: str) -> "Limits":
         """Defaults for a prompt format; the micro model knows only small values."""
-        micro = dict(source_chars=400, input_chars=60, output_chars=60, n_inputs=8, min_inputs=8, n_shown=4, max_digits=3,
-                     max_items=10, reject_constant=True, compact=True)
-        return cls(**micro) if prompt_format == "micro" else cls()
+        if prompt_format != "micro":
+            return cls()
+        return cls(source_chars=400, input_chars=60, output_chars=60, n_inputs=8, min_inputs=8, n_shown=4,
+                   max_digits=3, max_items=10, reject_constant=True, compact=True)
 
 
 def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:
-    """The program with its entry called f, which may have been the only function or the one called `alias`; with `tidy` also
-    without comments, docstrings, annotations of functions and top-level demonstrations, all of which could state or falsify the
-    answer. Raises ValueError("reason: ...")."""
+    """The program with its entry called f, which may have been the only function or the one called `alias`.
+
+    With `tidy` also without comments, docstrings, annotations of functions and top-level demonstrations, all
+    of which could state or falsify the answer. Raises ValueError("reason: ...").
+    """
     if len(source) > limits.source_chars:
         raise ValueError("too_long")
     tree = parse(source)
@@ -75,7 +89,8 @@ def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:
         functions = [node for node in functions if node.name == alias] or functions
         if len(functions) != 1 or "f" in bound_names(tree):
             raise ValueError("no_entry")
-        old, renamed = functions[0].name, True
+        renamed = True
+        old = functions[0].name
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and node is functions[0]:
                 node.name = "f"
@@ -88,47 +103,66 @@ def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:
     return ast.unparse(ast.fix_missing_locations(tree)) if tidy or renamed else source.strip("\n")
 
 
+def names_in(node: ast.AST) -> set[str]:
+    """Every name that is read or set anywhere below a node."""
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
 def drop_demonstrations(tree: ast.Module) -> ast.Module:
-    """Removes, in place, what the top level does only to show f at work: expressions, assertions, the main guard, loops and
-    assignments that call f, and assignments that no definition reads."""
-    used = {node.id for top in tree.body if isinstance(top, DEFINITIONS) for node in ast.walk(top) if isinstance(node, ast.Name)}
+    """Removes, in place, what the top level does only to show f at work.
+
+    That is: expressions, assertions, the main guard, loops and assignments that call f, and assignments that
+    no definition reads.
+    """
+    used = set()
+    for node in tree.body:
+        if isinstance(node, DEFINITIONS):
+            used |= names_in(node)
 
     def shows(node: ast.stmt) -> bool:
-        names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            return "f" in names or all(isinstance(target, ast.Name) and target.id not in used for target in targets)
-        return isinstance(node, (ast.Expr, ast.Assert)) or isinstance(node, (ast.If, ast.For)) and bool(names & {"f", "__name__"})
+            unread = all(isinstance(target, ast.Name) and target.id not in used for target in targets)
+            return unread or "f" in names_in(node)
+        if isinstance(node, (ast.If, ast.For)):
+            return not names_in(node).isdisjoint({"f", "__name__"})
+        return isinstance(node, (ast.Expr, ast.Assert))
 
     tree.body = [node for node in tree.body if not shows(node)]
     return tree
 
 
 def demonstrated(source: str, name: str = "") -> list[str]:
-    """Argument texts of the calls to the entry (or to `name`) outside all definitions, names replaced by the literals that the
-    program itself gives them. Calls with anything but plain literals are left out; unreadable source gives none."""
+    """Argument texts of the calls to the entry (or to `name`) outside all definitions.
+
+    Names are replaced by the literals that the program itself gives them. Calls with anything but plain
+    literals are left out; unreadable source gives none.
+    """
     try:
         tree = parse(source)
     except ValueError:
         return []
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     function = entry(tree) or (functions[0] if len(functions) == 1 else None)
-    name, order = name or (function.name if function else ""), parameters(function) if function else []
-    outside = [node for top in tree.body if not isinstance(top, DEFINITIONS) for node in ast.walk(top)]
-    values = {node.targets[0].id: node.value for node in outside
-              if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}
+    name = name or (function.name if function else "")
+    values = {}
+    calls = []
+    for top in tree.body:
+        for node in ast.walk(top) if not isinstance(top, DEFINITIONS) else ():
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                values[node.targets[0].id] = node.value
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+                calls.append(node)
     texts = []
-    for call in outside:
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == name) or len(call.args) > 16:
-            continue
+    for call in calls:
         named = {keyword.arg: keyword.value for keyword in call.keywords}
-        given = call.args + [named.pop(parameter) for parameter in order[len(call.args):] if parameter in named]
-        text = ", ".join(ast.unparse(values.get(node.id, node) if isinstance(node, ast.Name) else node) for node in given)
-        try:
-            read_arguments(text)
-        except ValueError:
-            continue
-        if not named:
+        given = list(call.args)
+        for parameter in parameters(function)[len(call.args):] if function else []:
+            if parameter in named:
+                given.append(named.pop(parameter))
+        given = [values.get(node.id, node) if isinstance(node, ast.Name) else node for node in given]
+        text = ", ".join(map(ast.unparse, given))
+        if not named and len(call.args) <= 16 and (not text or readable(text)):
             texts.append(text)
     return texts
 
@@ -143,15 +177,19 @@ def program_problem(source: str, limits: Limits) -> str | None:
         tree = parse(source)
     except ValueError as error:
         return str(error).split(":")[0]
-    own = bound_names(tree)         # a parameter called `input` is nothing bad
+    banned = BANNED - bound_names(tree)         # a parameter called `input` is nothing bad
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and not {alias.name.split(".")[0] for alias in node.names} <= limits.imports:
+        modules = set()
+        if isinstance(node, ast.Import):
+            modules = {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules = {"." if node.level else (node.module or "").split(".")[0]}
+        if not modules <= limits.imports:
             return "import"
-        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] not in limits.imports):
-            return "import"
-        if isinstance(node, ast.Name) and node.id in BANNED - own:
+        if isinstance(node, ast.Name) and node.id in banned:
             return "import" if node.id == "__import__" else "banned_name"
-        if isinstance(node, ast.Attribute) and re.fullmatch(r"__\w+__", node.attr) and node.attr not in DUNDERS:
+        dunder = isinstance(node, ast.Attribute) and re.fullmatch(r"__\w+__", node.attr)
+        if dunder and node.attr not in DUNDERS:
             return "banned_name"
     function = entry(tree)
     if function is None:
@@ -167,37 +205,45 @@ def parameters(function: ast.FunctionDef) -> list[str]:
 
 
 def ignores_input(function: ast.FunctionDef) -> bool:
-    """True where every parameter is overwritten, or the end reached, before it is read (straight-line assignments only)."""
+    """True if every parameter is overwritten before it is read, or never read (straight-line code only)."""
     alive = set(parameters(function))
     for statement in function.body:
-        updated = statement.target if isinstance(statement, ast.AugAssign) else None    # x += 1 reads x, and says Store
-        if any(isinstance(node, ast.Name) and node.id in alive and (isinstance(node.ctx, ast.Load) or node is updated)
-               for node in ast.walk(statement)):
-            return False
+        updated = statement.target if isinstance(statement, ast.AugAssign) else None    # x += 1 says Store
+        for node in ast.walk(statement):
+            is_read = isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Load) or node is updated)
+            if is_read and node.id in alive:
+                return False
         if isinstance(statement, ast.Assign):
             alive -= {target.id for target in statement.targets if isinstance(target, ast.Name)}
     return True
 
 
 def read_arguments(text: str) -> list[ast.expr]:
-    """Syntax trees of the literals in an argument text. Raises ValueError unless it is f's plain argument list."""
+    """Syntax trees of the literals in an argument text. Raises ValueError unless it is plain arguments."""
     tree = parse(f"f({text}\n)")
     call = tree.body[0].value if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords:
         raise ValueError("not_literal")
-    plain = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.UAdd, ast.expr_context)
-    for node in (node for argument in call.args for node in ast.walk(argument)):
-        if isinstance(node, ast.BinOp):     # 1+2j; literal_eval itself is the judge of the details
-            fine = isinstance(node.right, ast.Constant) and isinstance(node.right.value, complex)
-        elif isinstance(node, (ast.Call, ast.Name)):
-            fine = (node.id if isinstance(node, ast.Name) else ast.unparse(node)) in ("set", "set()")
-        elif isinstance(node, ast.Dict):
-            fine = None not in node.keys
-        else:
-            fine = isinstance(node, plain) or isinstance(node, (ast.Add, ast.Sub))
-        if not fine or isinstance(node, ast.Constant) and node.value is ...:
+    for argument in call.args:
+        if not all(map(is_plain, ast.walk(argument))):
             raise ValueError("not_literal")
     return call.args
+
+
+def is_plain(node: ast.AST) -> bool:
+    """Whether a node may stand in a literal; literal_eval itself is the judge of the details."""
+    if isinstance(node, ast.Constant):
+        return node.value is not ...
+    if isinstance(node, ast.BinOp):             # 1+2j
+        return isinstance(node.right, ast.Constant) and isinstance(node.right.value, complex)
+    if isinstance(node, ast.Name):
+        return node.id == "set"
+    if isinstance(node, ast.Call):
+        return ast.unparse(node) == "set()"
+    if isinstance(node, ast.Dict):
+        return None not in node.keys
+    return isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.UnaryOp, ast.USub, ast.UAdd, ast.Add, ast.Sub,
+                             ast.expr_context))
 
 
 def input_problem(text: str, limits: Limits) -> str | None:
@@ -207,11 +253,17 @@ def input_problem(text: str, limits: Limits) -> str | None:
     if CONTROL.search(text):
         return "control_text"
     try:
-        nodes = [node for argument in read_arguments(text) for node in ast.walk(argument)]
+        arguments = read_arguments(text)
     except ValueError as error:
         return "too_deep" if str(error).startswith("too_deep") else "not_literal"
-    values = [node.value if isinstance(node, ast.Constant) else getattr(node, "elts", getattr(node, "keys", 0)) for node in nodes]
-    return None if all(in_range(value, limits) for value in values) else "value_range"
+    for argument in arguments:
+        for node in ast.walk(argument):
+            value = getattr(node, "elts", getattr(node, "keys", 0))
+            if isinstance(node, ast.Constant):
+                value = node.value
+            if not in_range(value, limits):
+                return "value_range"
+    return None
 
 
 def in_range(value, limits: Limits) -> bool:
@@ -222,31 +274,42 @@ def in_range(value, limits: Limits) -> bool:
 
 
 def arguments_text(text: str, program: str) -> str:
-    """Argument text from what a model wrote as input: plain, as a call "f(...)", or as "x = ..." lines for all parameters."""
+    """Argument text from what a model wrote: plain, "f(...)", or "x = ..." lines for all parameters."""
     text = text.strip()
     call = re.fullmatch(r"f\((.*)\)", text, re.S)
     if call:
         return call[1].strip()
     if "=" in text:
         try:
-            lines, names = parse(text).body, parameters(entry(parse(program)))
+            lines = parse(text).body
+            names = parameters(entry(parse(program)))
         except ValueError:
             return text
-        simple = all(isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name) for line in lines)
-        values = {line.targets[0].id: ast.get_source_segment(text, line.value) for line in lines} if simple else {}
+        values = {}
+        for line in lines:
+            if not (isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)):
+                return text
+            values[line.targets[0].id] = ast.get_source_segment(text, line.value)
         if values and sorted(values) == sorted(names):
             return ", ".join(values[name] for name in names)
     return text
 
 
 def split_inputs(body: str, program: str) -> list[str]:
-    """Argument texts in one input block: one per line where each line is a whole argument list, else the block as one, else
-    the lines that can be read: calls of f, alone or inside print and assert."""
+    """Argument texts in one input block: one a line where each line is a whole argument list, else the block.
+
+    Else those of the lines that can be read: calls of f, alone or inside print and assert.
+    """
     lines = [arguments_text(line, program) for line in body.strip().split("\n") if line.strip()]
     whole = arguments_text(body, program)
-    if all(map(readable, lines)) or readable(whole):
-        return lines if all(map(readable, lines)) else [whole]
-    return [text for line in lines for text in demonstrated(line, "f") or [line] if readable(text)] or [whole]
+    if all(map(readable, lines)):
+        return lines
+    if readable(whole):
+        return [whole]
+    texts = []
+    for line in lines:
+        texts += [text for text in demonstrated(line, "f") or [line] if readable(text)]
+    return texts or [whole]
 
 
 def readable(text: str) -> bool:
@@ -258,7 +321,7 @@ def readable(text: str) -> bool:
 
 
 def canonical_arguments(text: str) -> str:
-    """An argument list as Python would print it, which drops comments; a text that is none as it is (`check` will refuse it)."""
+    """An argument list as Python prints it, without comments; a text that is none stays for `check`."""
     try:
         return ", ".join(map(ast.unparse, read_arguments(text)))
     except ValueError:
@@ -279,4 +342,6 @@ def value_problem(value, limits: Limits) -> str | None:
         elif isinstance(item, dict):
             stack.extend([*item.keys(), *item.values()])
     text = show(value, limits.compact)
-    return "output_too_long" if len(text) > limits.output_chars else "control_text" if CONTROL.search(text) else None
+    if len(text) > limits.output_chars:
+        return "output_too_long"
+    return "control_text" if CONTROL.search(text) else None

@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def micro_base() -> Path:
-    """Directory of the micro base model, the bundled one or NANO_TEST_BASE; tests that need it are skipped without it."""
+    """Directory of the micro base, the bundled one or NANO_TEST_BASE; without it, tests of it are skipped."""
     path = Path(os.environ.get("NANO_TEST_BASE", ROOT / "micro" / "base"))
     if not (path / "model.safetensors").exists():
         pytest.skip("micro/base is not there: `make micro` makes it")
@@ -30,14 +30,16 @@ def base(micro_base):
 
 
 def make_tiny(directory: Path, kind: str, **changes):
-    """A small random model of an architecture (61 tokens; 1 and 5 end a row), written by transformers, loaded as any base is."""
+    """A small random model of an architecture (61 tokens; 1 and 5 end a row), written by transformers."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
     from infra.weights import load_base
     torch.manual_seed(5)
-    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**dict(
-        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=128, tie_word_embeddings=False, eos_token_id=1), **changes}), dtype=torch.float32)
+    sizes = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                 num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+                 tie_word_embeddings=False, eos_token_id=1)
+    config = AutoConfig.for_model(kind, **sizes | changes)
+    made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, p in made.named_parameters():
             p.normal_(mean=float("norm" in name), std=0.2)
@@ -55,10 +57,11 @@ def tiny(tmp_path_factory):
     return make_tiny(tmp_path_factory.mktemp("tiny"), "qwen2")
 
 
-OTHERS = {"llama": dict(attention_bias=True, mlp_bias=True,
-                        rope_parameters=dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0,
-                                             high_freq_factor=4.0, original_max_position_embeddings=32)),
-          "mistral": dict(sliding_window=6, head_dim=16), "qwen3": dict(head_dim=16, tie_word_embeddings=True)}
+LLAMA3 = dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=32)
+OTHERS = {"llama": dict(attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3),
+          "mistral": dict(sliding_window=6, head_dim=16),
+          "qwen3": dict(head_dim=16, tie_word_embeddings=True)}
 
 
 @pytest.fixture(scope="session", params=OTHERS)
@@ -72,7 +75,8 @@ def population():
     """Makes members whose B is drawn too, so that each differs from the base: population(base, n_members)."""
     from lora import Adapters
 
-    def make(base, n_members: int = 3, rank: int = 4, alpha: float = 8, seed: int = 0, b_std: float = 0.05) -> Adapters:
+    def make(base, n_members: int = 3, rank: int = 4, alpha: float = 8, seed: int = 0,
+             b_std: float = 0.05) -> Adapters:
         adapters, gen = Adapters.on(base.model, n_members, rank, alpha), torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for p in range(n_members):
@@ -89,3 +93,20 @@ def sandbox():
     from verifier import Sandbox
     with Sandbox(workers=2) as judge:
         yield judge
+
+
+@pytest.fixture
+def setup(base, sandbox, population):
+    """setup(**switches) -> selfplay.Setup of two teachers and two students, all different from the base."""
+    from config import Config, resolve_config
+    from infra.distributed import Ranks
+    from selfplay import Setup
+    from tasks.validation import Limits
+
+    def make(**switches) -> Setup:
+        sizes = dict(pop=4, n_prompts=1, proposals_per_prompt=3, samples_per_task=2, max_new_tokens=32)
+        cfg = resolve_config(Config(**sizes | switches), base.prompt_format)
+        adapters, ranks = population(base, 4, rank=2, b_std=0.01), Ranks(0, 1, torch.device("cpu"))
+        task_types = tuple(cfg.task_types.split(","))
+        return Setup(cfg, base, adapters, ranks, sandbox, Limits.for_format("micro"), task_types)
+    return make

@@ -179,7 +179,7 @@ def test_ranges(name, value, legal):
     (dict(single=True, teachers=2), "micro", "--single is one adapter in both roles"),
     (dict(students=-1), "micro", "--teachers and --students must be at least 1"),
     (dict(task_types="code_o,code_x"), "micro", "--task-types: code_x unknown; valid: code_o"),
-    (dict(n_few_shot=0), "chat", "--n-few-shot 0: the chat prompt format shows references"),
+    (dict(n_few_shot=0), "chat", "--n-few-shot 0: chat prompts show tasks"),
 ])
 def test_flags_that_do_not_agree(flags, prompt_format, match):
     with pytest.raises(ValueError, match=match):

@@ -15,7 +15,7 @@ from config import PRESETS, Config
 from factors import fresh, trained
 from generate import Rollout, generate
 from operators import OPERATORS
-from rewards import STUDENT_REWARDS, TEACHER_REWARDS
+from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from tasks.prompts import Prompt
 from trueskill_lite import Rating, TrueSkill, child_rating
 
@@ -53,7 +53,7 @@ def test_it_plays_by_the_presets_of_the_engine():
     assert nano.LEARNING_RATE == dict(teacher=preset["lr_teacher"], student=preset["lr"])
     assert nano.REWARD == STUDENT_REWARDS[Config.student_reward]
     for p in (0.0, 0.25, 0.75, 1.0):
-        assert nano.teacher_reward(p) == TEACHER_REWARDS[Config.teacher_reward](p, 0.0, 0.0)
+        assert nano.teacher_reward(p) == TEACHER_REWARDS[Config.teacher_reward](Outcome(p))
 
 
 def test_two_steps(micro_base, capsys):

@@ -1,4 +1,6 @@
-"""Exercise 1: one batch, many adapters. Check it with: python -m pytest course/tests/test_batched_lora.py
+"""Exercise 1: one batch, many adapters.
+
+Check it with: python -m pytest course/tests/test_batched_lora.py
 
 LoRA (Hu et al. 2021, arXiv 2106.09685, section 4.1) leaves a weight W (m, n) as it is and learns an update
 B A of small rank R, with A (R, n) and B (m, R). P members stack their factors: A (P, R, n), B (P, m, R). Row

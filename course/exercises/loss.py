@@ -1,4 +1,6 @@
-"""Exercise 2: the loss of the policy gradient. Check it with: python -m pytest course/tests/test_loss.py
+"""Exercise 2: the loss of the policy gradient.
+
+Check it with: python -m pytest course/tests/test_loss.py
 
 REINFORCE (Williams 1992) on sampled tokens. Row i of a batch is a prompt of prompt_len[i] tokens, then the
 answer that was sampled, up to length[i], with the end token E if the model ended it; behind it is padding:

@@ -1,4 +1,6 @@
-"""Exercise 4: pass@k without bias. Check it with: python -m pytest course/tests/test_pass_at_k.py
+"""Exercise 4: pass@k without bias.
+
+Check it with: python -m pytest course/tests/test_pass_at_k.py
 
 pass@k is the chance that at least one of k sampled answers to a question is right (Chen et al. 2021, arXiv
 2107.03374, section 2.1). Of n >= k answers c were right. Each choice of k of the n is an equally good look at

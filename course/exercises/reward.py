@@ -1,22 +1,26 @@
-"""Exercise 5: a teacher's reward that resists noise. Check it with: python -m pytest course/tests/test_reward.py
+"""Exercise 5: a teacher's reward that resists noise.
 
-Paying a teacher 4 p (1 - p), p = correct / n, for a task that its student solved in `correct` of n attempts (learnability;
-rewards.py) invites it to farm noise: a task whose answer is a coin has p near 1/2 forever, nobody learns anything from it, and
-it pays best of all. `guess` is known: how often the most frequent answer of the archive would be right.
+Check it with: python -m pytest course/tests/test_reward.py
 
-Write a reward in [0, 1] that pays for tasks of medium difficulty, but next to nothing where the successes may well be luck.
-What the test wants, with B a binomial draw of n attempts:
+Paying a teacher 4 p (1 - p), p = correct / n, for a task that its student solved in `correct` of n attempts
+(learnability; rewards.py) invites it to farm noise: a task whose answer is a coin has p near 1/2 forever,
+nobody learns anything from it, and it pays best of all. `guess` is known: how often the most frequent answer
+of the archive would be right.
+
+Write a reward in [0, 1] that pays for tasks of medium difficulty, but next to nothing where the successes may
+well be luck. What the test wants, with B a binomial draw of n attempts:
 
     1. 0 where nobody or everybody succeeded
-    2. B ~ Bin(n, guess): paid 0.05 on average at most, for guess .1, .25, .5 and n = 4, 8, 16                      no farming
-    3. B ~ Bin(8, 1/2), guess .05: paid 0.5 on average at least                                             open tasks still pay
+    2. B ~ Bin(n, guess), guess .1, .25, .5, n = 4, 8, 16: paid 0.05 on average at most    no farming
+    3. B ~ Bin(8, 1/2), guess .05: paid 0.5 on average at least    open tasks still pay
     4. never more for a task that is easier to guess
 
-A threshold on p (`--teacher-reward noise-proof`) meets 1, 3 and 4. Why not 2? A hint: how likely are so many successes by luck?
-rewards.py's functions take (p, guess, margin), p = correct / n: there it is reward(round(p * n), n, guess), n as in --samples-per-task.
+A threshold on p (`--teacher-reward noise-proof`) meets 1, 3 and 4. Why not 2? A hint: how likely are so many
+successes by luck? In rewards.py a reward is a function of one Outcome: there yours is asked as
+reward(outcome.n_correct, outcome.n_attempts, outcome.majority_baseline).
 """
 
 
 def reward(correct, n, guess):
-    """correct of n attempts (ints) succeeded; guess in [0, 1): chance of guessing right -> reward, a float in [0, 1]."""
+    """In [0, 1]. correct of n attempts (ints) succeeded; guess in [0, 1): chance of guessing right."""
     raise NotImplementedError("exercise 5")

@@ -1,9 +1,10 @@
-"""Solution of exercise 3. Per learner, because a loud learner would otherwise set the step size of a quiet one."""
+"""Solution of exercise 3. Per learner: a loud learner would otherwise set the step size of a quiet one."""
 import torch
 
 
 def advantages(reward, group, learner, n_tokens):
-    d, out = torch.zeros(len(reward), dtype=torch.float64), torch.zeros(len(reward), dtype=torch.float64)
+    d = torch.zeros(len(reward), dtype=torch.float64)
+    out = torch.zeros(len(reward), dtype=torch.float64)
     live = torch.zeros(len(reward), dtype=torch.bool)
     for g in group.unique():
         rows = group == g

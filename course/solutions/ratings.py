@@ -2,20 +2,25 @@
 import math
 from statistics import NormalDist
 
-NORMAL, TINY = NormalDist(), 1e-290
+NORMAL = NormalDist()
+TINY = 1e-290
 
 
 def phi_cdf(x):
-    return 0.5 * math.erfc(-x / math.sqrt(2))       # erfc keeps its digits in the lower tail, NormalDist.cdf does not
+    return 0.5 * math.erfc(-x / math.sqrt(2))       # digits in the lower tail, unlike NormalDist.cdf
 
 
 def rate(winner, loser, draw=False, beta=25 / 6, tau=25 / 300, p_draw=0.1):
-    (mu_w, sigma_w), (mu_l, sigma_l) = winner, loser
-    s_w, s_l = sigma_w ** 2 + tau ** 2, sigma_l ** 2 + tau ** 2
+    mu_w, sigma_w = winner
+    mu_l, sigma_l = loser
+    s_w = sigma_w ** 2 + tau ** 2
+    s_l = sigma_l ** 2 + tau ** 2
     c = math.sqrt(2 * beta ** 2 + s_w + s_l)
-    t, e = (mu_w - mu_l) / c, NORMAL.inv_cdf((p_draw + 1) / 2) * math.sqrt(2) * beta / c
+    t = (mu_w - mu_l) / c
+    e = NORMAL.inv_cdf((p_draw + 1) / 2) * math.sqrt(2) * beta / c
     if draw:
-        a, b = e - abs(t), -e - abs(t)
+        a = e - abs(t)
+        b = -e - abs(t)
         z = phi_cdf(a) - phi_cdf(b)
         v = (NORMAL.pdf(b) - NORMAL.pdf(a)) / z if z > TINY else a
         w = v * v + (a * NORMAL.pdf(a) - b * NORMAL.pdf(b)) / z if z > TINY else 1.0

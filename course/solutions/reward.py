@@ -1,4 +1,4 @@
-"""Solution of exercise 5: learnability, where guessing would do as well less than one time in twenty (a one-sided binomial test).
+"""Solution of exercise 5: learnability, where guessing would do as well less than one time in twenty.
 
 A threshold on p ignores n: of 4 guesses at a coin, 3 are right one time in four.
 """

@@ -8,7 +8,7 @@ import torch
 
 
 @dataclass
-class DecodeBatch:
+class Rows:
     """What the loss takes, in its order."""
     logits: torch.Tensor
     ids: torch.Tensor
@@ -18,7 +18,7 @@ class DecodeBatch:
     advantage: torch.Tensor
 
     def select(self, rows):
-        return DecodeBatch(*(value[rows] for value in vars(self).values()))
+        return Rows(*(value[rows] for value in vars(self).values()))
 
 
 def value(work, rows):
@@ -33,14 +33,14 @@ def case(V=5, T=9):
     ids[torch.arange(T) >= length[:, None]] = 0
     logits = torch.randn(6, T, V, generator=gen, dtype=torch.float64)
     advantage = torch.randn(6, generator=gen, dtype=torch.float64)
-    return DecodeBatch(logits, ids, prompt_len, length, torch.tensor([0, 2, 0, 1, 2, 0]), advantage)
+    return Rows(logits, ids, prompt_len, length, torch.tensor([0, 2, 0, 1, 2, 0]), advantage)
 
 
 def test_on_paper(work):
     """Member 0: tokens of 3/4 and 1/2, advantage 2: -2 ln(3/8) / 2. Member 1: 1/4, advantage -1: ln(1/4)."""
     p = torch.tensor([[[1 / 4, 3 / 4], [1 / 2, 1 / 2], [0.9, 0.1]], [[1 / 4, 3 / 4], [0.9, 0.1], [0.9, 0.1]]])
     ids, prompt_len, length = torch.tensor([[0, 1, 0], [1, 0, 0]]), torch.tensor([1, 1]), torch.tensor([3, 2])
-    rows = DecodeBatch(p.log(), ids, prompt_len, length, torch.tensor([0, 1]), torch.tensor([2.0, -1.0]))
+    rows = Rows(p.log(), ids, prompt_len, length, torch.tensor([0, 1]), torch.tensor([2.0, -1.0]))
     assert value(work, rows) == pytest.approx(log(2 / 3))
 
 

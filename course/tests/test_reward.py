@@ -37,6 +37,10 @@ def test_never_more_where_guessing_is_easier(work):
 
 def test_the_loops_own_rewards_would_not_do(work):
     """Learnability pays for a coin, and a threshold on p alone still pays for luck: yours must do better than both."""
-    learnability = lambda k, n, guess: rewards.learnability(k / n, guess, 0.1)
-    threshold = lambda k, n, guess: rewards.noise_proof(k / n, guess, 0.1)
+    def learnability(correct, n, guess):
+        return rewards.learnability(rewards.Outcome(correct / n))
+
+    def threshold(correct, n, guess):
+        return rewards.noise_proof(rewards.Outcome(correct / n, majority_baseline=guess, noise_margin=0.1))
+
     assert paid(work.reward, 4, 0.5, 0.5) < paid(threshold, 4, 0.5, 0.5) < paid(learnability, 4, 0.5, 0.5)

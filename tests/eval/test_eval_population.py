@@ -11,7 +11,7 @@ from eval import stats
 from eval.population import ablation, arms, crossplay, heldout, measures, records, retention
 from eval.population.crew import Crew
 from eval.summary import against, summarise, with_means
-from micro import data
+from micro import programs
 from operators import OPERATORS
 from tasks import read_tasks
 
@@ -70,10 +70,10 @@ def test_no_program_is_in_both_splits_nor_in_the_training_text():
         assert fewer == test[:len(fewer)] and len(fewer) == len(heldout.SIZES[heldout.ROWS[family]])
         for item in test + validation:
             if family.startswith("code"):
-                assert item.seen or data.held_out(item.task.program + "\n"), item
+                assert item.seen or programs.held_out(item.task.program + "\n"), item
             if family == "math" and not item.seen:
                 story = [line[1:] for line in item.task.message.splitlines()]
-                assert data.held_out("\n".join(story))
+                assert programs.held_out("\n".join(story))
     assert [i.size for i in heldout.draw("logic", "test", 2)] == [2, 3, 4, 2, 3, 4]
 
 
@@ -284,7 +284,7 @@ def test_a_run_stops_as_near_to_its_budget_as_whole_steps_can_be():
 def test_anchors_are_reserved_programs_of_two_to_ten_statements(tmp_path):
     items = measures.anchor_items()
     assert [item.size for item in items[:9]] == list(range(2, 11)) and len(items) == 9 * measures.PER_SIZE
-    assert all(data.held_out(item.task.program + "\n") for item in items)
+    assert all(programs.held_out(item.task.program + "\n") for item in items)
     measures.write_anchors(tmp_path / "anchors.jsonl")
     read = read_tasks(tmp_path / "anchors.jsonl")
     assert [(p.program, p.inputs) for p in read] == [(item.task.program, item.task.inputs) for item in items]

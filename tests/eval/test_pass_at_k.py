@@ -11,7 +11,7 @@ import pytest
 from eval import stats, summary
 from eval.population import heldout
 from infra.weights import save_peft, weights_hash
-from micro import data
+from micro import data, programs
 from tasks import TASK_TYPES
 from tasks.base import Task
 from tasks.prompts import render
@@ -145,17 +145,17 @@ def test_tables_fit_a_terminal_of_110_columns():
 # ---- tasks beyond the base's training, answers that think --------------------------------------------------
 
 def test_long_programs_are_reserved_and_fit_the_context(base):
-    context, longest = base.model.cfg.max_position_embeddings, len(data.N_STATEMENTS) - 1
+    context, longest = base.model.cfg.max_position_embeddings, len(programs.N_STATEMENTS) - 1
     test, validation = (heldout.draw(heldout.LONG, split, 12) for split in heldout.SPLITS)
     assert not {i.task.program for i in test} & {i.task.program for i in validation}
     assert sorted({item.size for item in test}) == [7, 8, 9, 10] and longest == 6
     for item in test + validation:
         body = item.task.program.splitlines()[1:-1]
         assert len(body) == item.size and item.task.kind == "code_o" and not item.seen
-        assert data.held_out(item.task.program + "\n")
+        assert programs.held_out(item.task.program + "\n")
         x = ast.literal_eval(item.task.inputs[0])
-        y, trace = data.run([line[1:] for line in body], x)
-        gold = data.out_answer(data.Program(tuple(body), x, y, trace))
+        y, trace = programs.run([line[1:] for line in body], x)
+        gold = data.out_answer(programs.Program(tuple(body), x, y, trace))
         n_answer = len(base.tokenizer(gold).input_ids) + 1
         n_prompt = len(render(heldout.asking("micro")(item), "micro", base.tokenizer))
         assert n_answer <= heldout.MICRO_MAX_NEW and n_prompt + heldout.MICRO_MAX_NEW <= context

@@ -108,7 +108,8 @@ def test_what_is_seen_not_seen_and_what_cannot_be_told():
     result = compare.conclude(few, 0.05)
     assert set(said(result).values()) == {"cannot tell"} and result["missing"]["uniform"] == [17]
     shown = compare.table(result)
-    assert "AN INTERIM TABLE" in shown and "missing: seeds 17 of full, no-evol" in shown and "7 of 8 seeds" in shown
+    assert "AN INTERIM TABLE" in shown and "7 of 8 seeds" in shown
+    assert "missing: seeds 17 of full, no-evolution" in shown
 
 
 @pytest.mark.parametrize("p, interval, difference, words", [

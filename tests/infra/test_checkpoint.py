@@ -1,4 +1,4 @@
-"""Leaving and coming back: kills, signals, full disks, locks. A resumed run must equal one that was never stopped."""
+"""Leaving and coming back: kills, signals, full disks, locks. A resumed run equals one never stopped."""
 
 import json
 import os
@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 
 import config
 import train
-from infra import replay
+from infra import replay, startup
 from infra.checkpoint import FROZEN, RunDir, differing, restore
 from infra.platform import Interrupted, Signals
 
 ROOT = Path(train.__file__).parent
 STEPS = 3
-# some of everything that a checkpoint must carry over: three kinds, evolution, probes, references, a capped archive
+# some of all that a checkpoint must carry over: three types, evolution, probes, references, a capped archive
 FLAGS = dict(
     pop=4,
     task_types="code_o,code_i,code_f",
@@ -64,7 +64,8 @@ def whole(words, tmp_path_factory) -> Path:
 def begin(words: list[str]) -> subprocess.Popen:
     """The run as a process of its own; -u and a line per step tell where it is."""
     return subprocess.Popen(
-        [sys.executable, "train.py", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "train.py", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -78,9 +79,10 @@ def wait_for(process: subprocess.Popen, step: int) -> None:
 
 def metrics(path: Path) -> list[dict]:
     """metrics.jsonl without the only member that may differ."""
-    return [
-        {k: v for k, v in json.loads(row).items() if k != "seconds"} for row in (path / "metrics.jsonl").read_text().splitlines()
-    ]
+    rows = [json.loads(row) for row in (path / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["seconds"]
+    return rows
 
 
 def assert_equal(one: Path, other: Path) -> None:
@@ -88,7 +90,8 @@ def assert_equal(one: Path, other: Path) -> None:
     assert metrics(one) == metrics(other)
     assert all((one / name).read_bytes() == (other / name).read_bytes() for name in LOGS[1:])
     files = [p.relative_to(one) for p in (one / f"step_{STEPS}").rglob("*.safetensors")]
-    assert len(files) == 6 and one / f"step_{STEPS}" / FROZEN / "adapter_model.safetensors" in [one / p for p in files]
+    assert len(files) == 6
+    assert one / f"step_{STEPS}" / FROZEN / "adapter_model.safetensors" in [one / p for p in files]
     for p in files:  # not the bytes: safetensors shuffles its metadata
         a, b = load_file(one / p), load_file(other / p)
         assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
@@ -168,7 +171,7 @@ def test_a_signal_waits_for_what_must_not_be_torn():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-# -- from where to go on -----------------------------------------------------------------------------------------------
+# -- from where to go on -------------------------------------------------------------------------------------
 
 
 def refused(match: str, words: list[str]) -> None:
@@ -212,13 +215,12 @@ def test_start_from_a_runs_adapters(words, whole, tmp_path):
     members = [p.parent.name for p in (whole / "step_3").glob("*/adapter_config.json")]
     old = sorted(members, key=lambda name: (name[0] == "S", name))
     for slot, (name, new) in enumerate(zip(old, ["T0", "T1", "S0", "S1"])):
-        a, b = (
-            load_file(step / n / "adapter_model.safetensors") for step, n in ((whole / "step_3", name), (path / "step_1", new))
-        )
+        a = load_file(whole / "step_3" / name / "adapter_model.safetensors")
+        b = load_file(path / "step_1" / new / "adapter_model.safetensors")
         assert all(torch.allclose(a[k], b[k], rtol=0, atol=1e-20) for k in a), (slot, name, new)
 
 
-# -- damage ------------------------------------------------------------------------------------------------------------
+# -- damage --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -249,8 +251,8 @@ def place(micro_base):
 
     def make(words: list[str]):
         ranks = train.Ranks.join("cpu")
-        cfg, base = train.prepare(config.parse_args(None, words), ranks)
-        return (cfg, *train.populate(cfg, base, ranks, None))
+        cfg, base = startup.prepare(config.parse_args(None, words), ranks)
+        return (cfg, *startup.populate(cfg, base, ranks, None))
 
     return make
 
@@ -272,14 +274,16 @@ def test_a_damaged_checkpoint_says_what_to_remove(words, copy, place):
     for name, what, match in DAMAGE:
         name, match = name.replace("S0", first), match.replace("S0", first)
         damage(step / name, what)
-        with pytest.raises(ValueError, match=rf"run/step_3 is damaged \({match}\): remove all of step_3 to go on from step_2$"):
+        said = rf"run/step_3 is damaged \({match}\): remove all of step_3 to go on from step_2$"
+        with pytest.raises(ValueError, match=said):
             restore(RunDir(copy, writes=False), cfg, *parts, 3)
         shutil.rmtree(step)
         shutil.copytree(backup, step)
     for earlier in ("step_1", "step_2"):
         shutil.rmtree(copy / earlier)
     damage(step / "state.json", HALF)
-    with pytest.raises(ValueError, match=r"remove all of step_3 to begin again at step 0: no earlier checkpoint is there$"):
+    said = r"remove all of step_3 to begin again at step 0: no earlier checkpoint is there$"
+    with pytest.raises(ValueError, match=said):
         restore(RunDir(copy, writes=False), cfg, *parts, 3)
 
 
@@ -298,19 +302,22 @@ def test_a_lost_log_is_told(copy, name):
     metadata = json.loads((copy / "step_3" / "state.json").read_text())
     run.check_logs(metadata)
     os.truncate(copy / name, size - 1)
-    with pytest.raises(ValueError, match=rf"run/{name} is shorter than step_3 says \({size - 1} of {size} bytes\): .*; restore"):
+    said = rf"run/{name} is shorter than step_3 says \({size - 1} of {size} bytes\): .*; restore"
+    with pytest.raises(ValueError, match=said):
         run.check_logs(metadata)
     run.check_logs(json.loads((copy / "step_1" / "state.json").read_text()))
     (copy / name).unlink()
     lost = "the archive's memory" if name == "tasks.jsonl" else "a part of the run's record"
-    with pytest.raises(ValueError, match=rf"run/{name} is shorter than step_3 says \(0 of {size} bytes\): {lost} is lost"):
+    said = rf"run/{name} is shorter than step_3 says \(0 of {size} bytes\): {lost} is lost"
+    with pytest.raises(ValueError, match=said):
         run.check_logs(metadata)
 
 
 def test_a_run_without_its_memory_ends_with_one_sentence(words, copy):
     (copy / "tasks.jsonl").unlink()
     before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
-    refused("tasks.jsonl is shorter than step_3 says .*the archive's memory is lost", words(copy.parent, resume="auto", steps=4))
+    said = "tasks.jsonl is shorter than step_3 says .*the archive's memory is lost"
+    refused(said, words(copy.parent, resume="auto", steps=4))
     assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before
     with pytest.raises(ValueError, match="tasks.jsonl is shorter than step_2 says"):
         replay.replay(str(copy), 2)
@@ -324,7 +331,7 @@ def test_text_that_is_not_json_names_its_file(words, copy):
     refused("run/config.json cannot be read .*restore it", words(copy.parent, resume="auto"))
 
 
-# -- the directory -----------------------------------------------------------------------------------------------------
+# -- the directory -------------------------------------------------------------------------------------------
 
 
 def test_lock(words, tmp_path):
@@ -361,22 +368,26 @@ def test_logs_are_cut_back(tmp_path):
 
 
 def test_differing():
-    assert differing(dict(a=1, b=2, c=3), dict(a=1, b=5, c=4, d=6), free=("c",)) == ["b (2 -> 5)", "d (None -> 6)"]
+    changed = differing(dict(a=1, b=2, c=3), dict(a=1, b=5, c=4, d=6), free=("c",))
+    assert changed == ["b (2 -> 5)", "d (None -> 6)"]
 
 
 def test_disk_full_at_a_checkpoint(words, tmp_path):
-    """A limit on file sizes stands for the full disk: the second checkpoint does not fit, the first is gone on from."""
+    """A limit on file sizes stands for the full disk: the second checkpoint does not fit, the first does."""
     limit = (
-        "import resource, signal, runpy, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); sys.argv[0] = 'train.py'; "
+        "import resource, signal, runpy, sys; "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); sys.argv[0] = 'train.py'; "
         "import safetensors.torch as st; save, n = st.save_file, []\n"
         "def save_file(*a, **k):\n"
         "    n.append(1)\n"
-        "    len(n) == 6 and resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"  # 5 files a checkpoint
+        "    len(n) == 6 and resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"   # 5 a checkpoint
         "    return save(*a, **k)\n"
         "st.save_file = save_file; runpy.run_path('train.py', run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", limit, *words(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=180)
+    done = subprocess.run([sys.executable, "-c", limit, *words(tmp_path)], cwd=ROOT, capture_output=True,
+                          text=True, timeout=180)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "step_2 could not be written" in done.stderr and done.stderr.count("\n") == 1
     assert RunDir(tmp_path / "run").steps() == [1] and not list((tmp_path / "run").glob("*.part"))
-    assert len(train.main(config.parse_args(None, words(tmp_path, resume="auto"))).rows("metrics.jsonl", 10**9)) == STEPS
+    resumed = train.main(config.parse_args(None, words(tmp_path, resume="auto")))
+    assert len(resumed.rows("metrics.jsonl", 10**9)) == STEPS

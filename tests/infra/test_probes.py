@@ -7,7 +7,7 @@ import selfplay
 from infra import metrics, probes
 from tasks.base import Task
 from tasks.prompts import reasoning
-from tests.test_selfplay import asked, members, setup, with_fates    # noqa: F401 (setup is a fixture)
+from tests.test_selfplay import asked, members, with_fates
 
 
 @pytest.mark.parametrize("prompt_format, text, wanted", [
@@ -28,22 +28,23 @@ def test_thinking_is_what_the_styles_parser_says(prompt_format, text, wanted):
     assert reasoning(text, prompt_format) == wanted
 
 
-def test_think_share_of_members(setup):
+def test_think_share_of_members():
     """Of hand-made answers: two of S0's four think, none of S1's two."""
-    s = setup()
     batch = with_fates()[:2]
     batch[0].answers = {"S0": [">1\n=2", "=2"], "S1": ["=2", "=3"]}
     batch[1].answers = {"S0": [">1\n>2\n=2", "=20"]}
-    share = [[metrics.thinks(s, text) for text in metrics.texts_of(batch, name)] for name in ("S0", "S1", "")]
-    assert [sum(x) / len(x) for x in share] == [.5, 0, pytest.approx(1 / 3)]
+    lengths = metrics.reasoning_lengths(batch, "micro")
+    assert lengths == {"T0": [0], "T1": [0], "S0": [1, 0, 3, 0], "S1": [0, 0]}
+    assert [metrics.share_that_think(lengths[name]) for name in ("S0", "S1")] == [.5, 0]
+    assert metrics.share_that_think([]) is None
 
 
 def test_standard_error_counts_a_task_once():
     """Members that answer alike are no more information than one of them."""
-    one = probes.Answers([True, True, False, False], [False] * 4)
+    one = probes.Answers([True, True, False, False], [False] * 4, [9] * 4)
     assert probes.standard_error({"S0": one}) == pytest.approx((1 / 3) ** .5 / 2)
     assert probes.standard_error({"S0": one, "S1": one}) == probes.standard_error({"S0": one})
-    other = probes.Answers([False, False, True, True], [False] * 4)
+    other = probes.Answers([False, False, True, True], [False] * 4, [9] * 4)
     assert probes.standard_error({"S0": one, "S1": other}) == 0
 
 
@@ -62,7 +63,7 @@ def test_probe(setup):
     assert told["anchors_greedy_se"] is None, "one task has no spread"
     assert 0 <= told["base_solve"] <= 1 and told["student_solve"] == 0 and told["probe_tokens"] > 0
     later = probes.probe(s, students, given, [], batch, 1)
-    assert later["anchors_greedy_base"] == told["anchors_greedy_base"], "the base is asked each time, and never changes"
+    assert later["anchors_greedy_base"] == told["anchors_greedy_base"], "asked each time, it never changes"
     assert "anchors_sampled" not in later, "at the run's temperature only at the first and the last probe"
     assert probes.probe(s, students, [], [], [], 1) == dict(probe_tokens=0)
 
@@ -71,16 +72,19 @@ def test_kinds_that_nobody_plays(setup):
     """Students, teachers and the frozen base; between the first and the last probe a share of the tasks."""
     s = setup()
     s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, probe_share=.5, steps=10))
-    everybody = [dataclasses.replace(m, slot=i) for i, m in enumerate(members("teacher")[:1] + members("student")[:1])]
+    both = members("teacher")[:1] + members("student")[:1]
+    everybody = [dataclasses.replace(m, slot=i) for i, m in enumerate(both)]
     tasks = play(s, "code_i", "x=x+1", "x=x*2", "x=x-1", "x=x+5")
     first = probes.probe(s, everybody, [], tasks, [], 0)
     assert list(first["heldout"]) == ["code_i"] and set(first["heldout"]["code_i"]) == {"T0", "S0", "base"}
     assert set(first["heldout_think"]["code_i"]) == {"T0", "S0", "base"}
     assert all(share * 4 == int(share * 4) for share in first["heldout"]["code_i"].values()), "all four tasks"
     later = probes.probe(s, everybody, [], tasks, [], 5)
-    assert set(later["heldout"]["code_i"]) == {"T0", "S0", "base"} and later["probe_tokens"] < first["probe_tokens"]
+    assert set(later["heldout"]["code_i"]) == {"T0", "S0", "base"}
+    assert later["probe_tokens"] < first["probe_tokens"]
     alone = [dataclasses.replace(m, slot=0) for m in everybody]
-    assert len(probes.probe(s, alone, [], tasks, [], 5)["heldout"]["code_i"]) == 2, "one adapter in both roles is asked once"
+    told = probes.probe(s, alone, [], tasks, [], 5)
+    assert len(told["heldout"]["code_i"]) == 2, "one adapter in both roles is asked once"
 
 
 def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
@@ -98,15 +102,18 @@ def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
 
 
 def test_probe_of_a_frozen_student(setup, population):
-    """The frozen student is asked beside the base, whose answers stay what they were; an unchanged copy answers like the base."""
+    """The frozen student is asked beside the base, whose answers stay what they were and are noted."""
     s, students = setup(), members("student")
-    given = selfplay.make_tasks(s, [asked("code_o", "x=x+1", "4"), asked("code_o", "x=x[::-1]", "[1,2,3]")], "")
+    proposals = [asked("code_o", "x=x+1", "4"), asked("code_o", "x=x[::-1]", "[1,2,3]")]
+    given = selfplay.make_tasks(s, proposals, "")
     batch = with_fates()[:2]
     for p, task in zip(batch, given):
         p.task = task
     ruined = population(s.base, 1, rank=8, b_std=3.0)
     alone, beside = (probes.probe(s, students, [], [], batch, 7, frozen) for frozen in (None, ruined))
-    assert "frozen_solve" not in alone and beside["base_solve"] == alone["base_solve"] > 0 == beside["frozen_solve"]
+    assert "frozen_solve" not in alone
+    assert beside["base_solve"] == alone["base_solve"] > 0 == beside["frozen_solve"]
+    assert selfplay.mean(p.base_rate for p in batch) == alone["base_solve"]
     fresh = population(s.base, 1, rank=8, b_std=0.0)
     assert probes.probe(s, students, [], [], batch, 7, fresh)["frozen_solve"] > 0
 

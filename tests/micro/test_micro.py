@@ -7,16 +7,16 @@ import random
 import pytest
 import torch
 
-from micro import data, make
+from micro import data, make, programs
 from micro.evaluate import LIMITS, OPENS_TRACE, PROPOSED, SIZES, answers, draw_tasks, proposals, show, task_of
 from tasks import TASK_TYPES, read_tasks
 from tasks.base import Reject
 from tasks.prompts import reasoning
 
 
-def programs(count: int, seed: int = 0, **knobs):
+def some_programs(count: int, seed: int = 0, **knobs):
     rng = random.Random(seed)
-    return [data.generate(rng, **knobs) for _ in range(count)]
+    return [programs.generate(rng, **knobs) for _ in range(count)]
 
 
 def judged(sandbox, kind, task, text):
@@ -80,29 +80,29 @@ def test_direct_answers_are_right(sandbox):
                 assert names["f"](answer) == eval(given)
 
 
-@pytest.mark.parametrize("type_", data.TYPES)
+@pytest.mark.parametrize("type_", programs.TYPES)
 def test_trace_is_what_python_computes(type_):
-    for p in programs(150, type_=type_):
+    for p in some_programs(150, type_=type_):
         for k, value in enumerate(p.trace, 1):
             names = {}
             result = "y" if p.body[k - 1].startswith("y") else "x"
-            exec(data.program_text(p.body[:k]).replace("return x", f"return {result}"), names)
+            exec(programs.program_text(p.body[:k]).replace("return x", f"return {result}"), names)
             assert names["f"](list(p.x) if type_ == "list" else p.x) == value, (p, k)
-        assert data.run(p.body, p.x) == (p.y, p.trace) and data.type_of(p.x) == type_
+        assert programs.run(p.body, p.x) == (p.y, p.trace) and programs.type_of(p.x) == type_
 
 
 def test_programs_depend_on_their_input_and_stay_small():
-    for p in programs(300):
-        assert data.presentable(p.y) and len(p.trace) == len(p.body)
-        assert len(data.literal(p.y)) <= LIMITS.output_chars and len(data.program_text(p.body)) <= LIMITS.source_chars
+    for p in some_programs(300):
+        assert programs.presentable(p.y) and len(p.trace) == len(p.body)
+        assert len(programs.literal(p.y)) <= LIMITS.output_chars and len(programs.program_text(p.body)) <= LIMITS.source_chars
 
 
 def test_knobs():
-    assert all(len(p.body) == 4 for p in programs(50, n=4))
-    hard = {t.split("{")[0] for table in data.HARD.values() for t, *_ in table}
+    assert all(len(p.body) == 4 for p in some_programs(50, n=4))
+    hard = {t.split("{")[0] for table in programs.HARD.values() for t, *_ in table}
 
     def share(p_hard):
-        statements = [s for p in programs(150, n=3, p_hard=p_hard) for s in p.body]
+        statements = [s for p in some_programs(150, n=3, p_hard=p_hard) for s in p.body]
         return sum(any(s.startswith(h) for h in hard) for s in statements) / len(statements)
 
     assert share(.5) > share(0.) + .15
@@ -114,23 +114,23 @@ def test_reserved_programs_never_reach_training():
         e = data.example(rng)
         text = e.prompt + e.answer
         if e.kind.endswith("math"):
-            assert not data.held_out("\n".join(line[1:] for line in text.split("\n") if line.startswith("?")))
+            assert not programs.held_out("\n".join(line[1:] for line in text.split("\n") if line.startswith("?")))
             continue
         if e.kind.endswith("logic"):
-            assert not data.held_out(e.prompt[6:-1] if e.kind == "logic" else e.answer)
+            assert not programs.held_out(e.prompt[6:-1] if e.kind == "logic" else e.answer)
             continue
         if e.kind == "fun":
             text = e.answer
         start, end = text.index("def f"), text.index(" return x\n") + len(" return x\n")
-        assert not data.held_out(text[start:end]), text
-    assert all(data.held_out(data.program_text(p.body)) for p in programs(40, n=3, reserved=True))
-    assert not data.held_out(data.program_text(())), "the identity program starts code_f"
+        assert not programs.held_out(text[start:end]), text
+    assert all(programs.held_out(programs.program_text(p.body)) for p in some_programs(40, n=3, reserved=True))
+    assert not programs.held_out(programs.program_text(())), "the identity program starts code_f"
 
 
 def test_anchors(tmp_path, sandbox):
     """Held-out, distinct, 2 to 8 statements in turn, and valid tasks for self-play."""
     rows = make.anchors(n=70)
-    assert len({r["program"] for r in rows}) == 70 and all(data.held_out(r["program"]) for r in rows)
+    assert len({r["program"] for r in rows}) == 70 and all(programs.held_out(r["program"]) for r in rows)
     assert [r["program"].count("\n") - 2 for r in rows] == [2, 3, 4, 5, 6, 7, 8] * 10
     (tmp_path / "anchors.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     kind, given = TASK_TYPES["code_o"], read_tasks(tmp_path / "anchors.jsonl")
@@ -141,16 +141,16 @@ def test_anchors(tmp_path, sandbox):
 
 def test_solving_texts_are_those_of_tasks(sandbox):
     """Prompts equal tasks/prompts.py's to the letter, and the training answers are judged correct."""
-    for p in programs(12, seed=5):
-        text = data.program_text(p.body)
+    for p in some_programs(12, seed=5):
+        text = programs.program_text(p.body)
         task = task_of("code_o", p, [p.x])
         assert TASK_TYPES["code_o"].solve("micro", task, LIMITS).user == data.out_prompt(text, p.x)
         assert judged(sandbox, TASK_TYPES["code_o"], task, data.out_answer(p)) == "correct"
-        assert judged(sandbox, TASK_TYPES["code_o"], task, f"={data.literal(p.y)}") == "correct"
+        assert judged(sandbox, TASK_TYPES["code_o"], task, f"={programs.literal(p.y)}") == "correct"
         task = task_of("code_i", p, [p.x])
         assert TASK_TYPES["code_i"].solve("micro", task, LIMITS).user == data.inp_prompt(text, p.y)
         assert judged(sandbox, TASK_TYPES["code_i"], task, data.inp_answer(p)) == "correct"
-        found = data.pairs(random.Random(0), p.body, data.type_of(p.x), data.N_INPUTS)
+        found = programs.pairs(random.Random(0), p.body, programs.type_of(p.x), data.N_INPUTS)
         if found:
             task = task_of("code_f", p, [x for x, _ in found])
             assert TASK_TYPES["code_f"].solve("micro", task, LIMITS).user == data.fun_prompt(found[:data.N_SHOWN])
@@ -161,8 +161,8 @@ def test_proposing_texts_are_those_of_tasks(sandbox):
     """The prompts are among tasks/prompts.py's, and what the model learns to write is a valid proposal."""
     rng, n_valid = random.Random(6), 0
     asked = {k: {TASK_TYPES[k].propose("micro", [], random.Random(i), LIMITS).user for i in range(60)} for k in ("code_o", "code_i")}
-    assert asked["code_o"] == {data.propose_prompt("out", t) for t in data.TYPES}
-    assert asked["code_i"] == {data.propose_prompt("inp", t) for t in data.TYPES}
+    assert asked["code_o"] == {data.propose_prompt("out", t) for t in programs.TYPES}
+    assert asked["code_i"] == {data.propose_prompt("inp", t) for t in programs.TYPES}
     for _ in range(30):
         e = data.example(rng, "propose")
         kind = TASK_TYPES["code_o"]
@@ -171,13 +171,13 @@ def test_proposing_texts_are_those_of_tasks(sandbox):
         n_valid += not kind.check(proposal, LIMITS)
         assert not isinstance(kind.accept(proposal, sandbox.run([kind.job(proposal)])[0], LIMITS, ""), Reject), e
     assert n_valid >= 28, "hardly any program of the stream is refused before it runs"
-    for p in programs(10, seed=7, n=2):
+    for p in some_programs(10, seed=7, n=2):
         few_shot = [task_of("code_o", p, [p.x])]
-        assert TASK_TYPES["code_f"].propose("micro", few_shot, rng, LIMITS).user == data.args_prompt(data.program_text(p.body))
-        found = data.pairs(rng, p.body, data.type_of(p.x), data.N_INPUTS)
+        assert TASK_TYPES["code_f"].propose("micro", few_shot, rng, LIMITS).user == data.args_prompt(programs.program_text(p.body))
+        found = programs.pairs(rng, p.body, programs.type_of(p.x), data.N_INPUTS)
         if found:
             proposal = TASK_TYPES["code_f"].parse_proposal(data.args_answer(x for x, _ in found), "micro", few_shot, LIMITS)
-            assert proposal.inputs == tuple(data.literal(x) for x, _ in found)
+            assert proposal.inputs == tuple(programs.literal(x) for x, _ in found)
 
 
 @pytest.fixture(scope="module")

@@ -137,10 +137,10 @@ def test_limits_of_values():
             decode(text)
 
 
-@pytest.mark.parametrize("n_honest", [0, 300])
+@pytest.mark.parametrize("n_honest", [0, 200])
 def test_colliding_members_do_not_cost_quadratic_time(n_honest):
     """Members of one hash, alone or beside honest ones that lower the mean."""
-    members = sorted(encode((2**61 - 1) * i) for i in range(1, 2400)) + sorted(map(encode, range(n_honest)))
+    members = sorted(map(encode, [(2**61 - 1) * i for i in range(1, 2000)] + list(range(1, n_honest))))
     start = time.process_time()
     with pytest.raises(ValueError, match="colliding"):
         decode('{"s":[' + ",".join(members) + "]}")

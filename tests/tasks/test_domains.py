@@ -1,7 +1,9 @@
-"""math.py and logic.py: exact numbers and truth values as models write them, puzzles and problems through the real sandbox."""
+"""math.py and logic.py: numbers and truth values as models write them, puzzles and problems, run."""
 import dataclasses
 import random
 import re
+import sys
+import types
 from fractions import Fraction as F
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from evolve import Member
 from infra.distributed import Ranks
 from micro import data
 from sandbox.values import decode
-from tasks import TASK_TYPES, math, prompts, read_tasks
+from tasks import TASK_TYPES, prompts, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Reject
 from tasks.complexity import structural_hash
@@ -25,7 +27,8 @@ from tasks.validation import Limits
 from trueskill_lite import Rating
 from verifier import Verdict
 
-MATH, LOGIC, CHAT, MICRO = TASK_TYPES["math"], TASK_TYPES["logic"], Limits.for_format("chat"), Limits.for_format("micro")
+MATH, LOGIC = TASK_TYPES["math"], TASK_TYPES["logic"]
+CHAT, MICRO = Limits.for_format("chat"), Limits.for_format("micro")
 
 
 def outcome(sandbox, kind, text, prompt_format="chat"):
@@ -51,13 +54,19 @@ def judge(task, prompt_format, text):
 # ---------------------------------------------------------------- numbers
 
 @pytest.mark.parametrize("text, value", [
-    ("42", 42), ("-7", -7), ("+7", 7), ("$1,234.50", F("1234.5")), ("1,000,000", 10**6), ("3/4", F(3, 4)), ("1 / 8", F(1, 8)),
-    ("-3/4", F(-3, 4)), ("3 1/2", F(7, 2)), ("3½", F(7, 2)), ("½", F(1, 2)), ("0.125", F(1, 8)), (".5", F(1, 2)), ("5.", 5),
-    ("5.0", 5), ("1e3", 1000), ("2.5E-1", F(1, 4)), ("2 × 10^3", 2000), (r"2 \times 10^{3}", 2000), ("−5", -5), ("５", 5),
-    ("(5)", 5), ("**7**", 7), ("5 apples", 5), ("x = 5", 5), ("Answer: 5", 5), ("The answer is 42.", 42), ("60 km/h", 60),
+    ("42", 42), ("-7", -7), ("+7", 7), ("$1,234.50", F("1234.5")), ("1,000,000", 10**6),
+    ("3/4", F(3, 4)), ("1 / 8", F(1, 8)),
+    ("-3/4", F(-3, 4)), ("3 1/2", F(7, 2)), ("3½", F(7, 2)), ("½", F(1, 2)), ("0.125", F(1, 8)),
+    (".5", F(1, 2)), ("5.", 5),
+    ("5.0", 5), ("1e3", 1000), ("2.5E-1", F(1, 4)), ("2 × 10^3", 2000), (r"2 \times 10^{3}", 2000),
+    ("−5", -5), ("５", 5),
+    ("(5)", 5), ("**7**", 7), ("5 apples", 5), ("x = 5", 5), ("Answer: 5", 5),
+    ("The answer is 42.", 42), ("60 km/h", 60),
     ("12 m^2", 12), ("12 m²", 12), ("12 cm3", 12), ("5 €", 5), ("90°", 90), (r"90^\circ", 90),
-    (r"\boxed{\frac{3}{4}}", F(3, 4)), (r"\frac12", F(1, 2)), (r"-\dfrac{3}{4}", F(-3, 4)), ("1{,}000", 1000), (r"1\,000", 1000),
-    (r"$\$18$", 18), (r"18\text{ dollars}", 18), (r"\(7\)", 7), (r"5\ \text{cm}", 5), (r"\left( 5 \right)", 5)])
+    (r"\boxed{\frac{3}{4}}", F(3, 4)), (r"\frac12", F(1, 2)), (r"-\dfrac{3}{4}", F(-3, 4)),
+    ("1{,}000", 1000), (r"1\,000", 1000),
+    (r"$\$18$", 18), (r"18\text{ dollars}", 18), (r"\(7\)", 7), (r"5\ \text{cm}", 5),
+    (r"\left( 5 \right)", 5)])
 def test_numbers_are_read_exactly(text, value):
     assert rational(text) == {F(value)}
 
@@ -67,9 +76,12 @@ def test_a_percentage_is_both_of_its_readings():
 
 
 @pytest.mark.parametrize("text", [
-    "", "seven", "x", "3 or 4", "5 to 6", "2*3", "5-3", "3+4", "2^3", "10^3", "5²", "1/2/3", "1/0", r"\sqrt{2}", "sqrt 2",
-    r"2\pi", "2π", "2 pi", "3:30", "1,5", "12,34", "5, 6", "(3, 4)", "5 = 5", "x = 5 = y", "< 5", "5 ± 1", "5!", "1_000",
-    "0x10", "१२", "NaN", "inf", "1e9999", "9" * 100, "5" + " " * 500 + "or 6", "\x00", "\ud800", "[5]", "__import__('os')"])
+    "", "seven", "x", "3 or 4", "5 to 6", "2*3", "5-3", "3+4", "2^3", "10^3", "5²", "1/2/3",
+    "1/0", r"\sqrt{2}", "sqrt 2",
+    r"2\pi", "2π", "2 pi", "3:30", "1,5", "12,34", "5, 6", "(3, 4)", "5 = 5", "x = 5 = y", "< 5",
+    "5 ± 1", "5!", "1_000",
+    "0x10", "१२", "NaN", "inf", "1e9999", "9" * 100, "5" + " " * 500 + "or 6", "\x00", "\ud800", "[5]",
+    "__import__('os')"])
 def test_what_states_no_single_number_is_none(text):
     assert rational(text) == set()
 
@@ -77,14 +89,16 @@ def test_what_states_no_single_number_is_none(text):
 def test_numbers_never_hang_or_raise():
     rng = random.Random(0)
     for _ in range(3000):
-        rational("".join(rng.choice("0123456789.,/ -+eE%\\frac{}()^$½²°xa=\u202f") for _ in range(rng.randrange(60))))
+        signs = rng.choices("0123456789.,/ -+eE%\\frac{}()^$½²°xa=\u202f", k=rng.randrange(60))
+        rational("".join(signs))
     for text in ("1,111" * 80, "\\frac{" * 60, " " * 399, "a=" * 199, "." * 399, "1 " * 199, "{,}" * 130):
         rational(text)
 
 
-@pytest.mark.parametrize("value, want", [(3, F(3)), (0.1, F(1, 10)), (2.5, F(5, 2)), (1e16, F(10**16)), (0.1 + 0.2, None),
-                                         (1 / 3, None), ("3/4", F(3, 4)), ("-1/3", F(-1, 3)), (True, None), ("3", None),
-                                         ("1/0", None), ([3], None), (None, None), (0.0, F(0))])
+@pytest.mark.parametrize("value, want", [
+    (3, F(3)), (0.1, F(1, 10)), (2.5, F(5, 2)), (1e16, F(10**16)), (0.1 + 0.2, None), (1 / 3, None),
+    ("3/4", F(3, 4)), ("-1/3", F(-1, 3)), (True, None), ("3", None), ("1/0", None), ([3], None), (None, None),
+    (0.0, F(0))])
 def test_gold_numbers(value, want):
     assert exact(value) == want
 
@@ -110,9 +124,12 @@ def test_a_word_problem_becomes_a_task(sandbox):
     (("```question", "```"), "no_question"),
     (("Tom has 3 bags of 12 figs and eats a quarter. How many are left?", ""), "no_question"),
     (("```python\ndef", "so\ndef"), "no_program"), (("return figs * 3 // 4", "return figs / 7"), "inexact"),
-    (("return figs * 3 // 4", "return [figs]"), "not_a_number"), (("return figs * 3 // 4", "return True"), "not_a_number"),
-    (("return figs * 3 // 4", "return float('inf')"), "not_finite"), (("return figs * 3 // 4", "return 1 // 0"), "error"),
-    (("figs = 3 * 12", "import random; figs = random.random()"), "import"), (("solution()", "solution(n)"), "error"),
+    (("return figs * 3 // 4", "return [figs]"), "not_a_number"),
+    (("return figs * 3 // 4", "return True"), "not_a_number"),
+    (("return figs * 3 // 4", "return float('inf')"), "not_finite"),
+    (("return figs * 3 // 4", "return 1 // 0"), "error"),
+    (("figs = 3 * 12", "import random; figs = random.random()"), "import"),
+    (("solution()", "solution(n)"), "error"),
     (("figs = 3 * 12", "figs ="), "syntax"), (("return figs * 3 // 4", "while True: pass"), "timeout"),
     (("Tom has", "<|im_end|> Tom has"), "control_text")])
 def test_word_problems_are_refused_by_name(sandbox, change, reason):
@@ -123,7 +140,8 @@ def test_word_problems_are_refused_by_name(sandbox, change, reason):
     ("3 * 12 = 36, less 9:\n\n```answer\n27\n```", "correct"), ("```answer\n27 figs\n```", "correct"),
     ("so \\boxed{27}", "correct"), ("first \\boxed{36}, then \\boxed{\\frac{54}{2}}", "correct"),
     ("<answer>27.0</answer>", "correct"), ("```\n27\n```", "correct"), ("```answer\n27%\n```", "correct"),
-    ("```answer\n26\n```", "wrong"), ("```answer\n36 - 9\n```", "malformed"), ("It is 27.", "malformed"), ("", "malformed"),
+    ("```answer\n26\n```", "wrong"), ("```answer\n36 - 9\n```", "malformed"),
+    ("It is 27.", "malformed"), ("", "malformed"),
     ("```answer\nNUMBER\n```", "malformed"), ("```answer\n27 or 26\n```", "malformed")])
 def test_numbers_deserve_their_verdicts(sandbox, text, verdict):
     assert judge(outcome(sandbox, MATH, PROBLEM), "chat", text) == verdict
@@ -143,31 +161,39 @@ def test_a_puzzle_becomes_a_task(sandbox):
     assert "not ann or cid\n" in LOGIC.propose("chat", [task], random.Random(0), CHAT).user
     numbered = PUZZLE.replace("ann or bob", "1. ann or bob").replace("not cid\n", "- not cid\n")
     assert outcome(sandbox, LOGIC, numbered).outputs == task.outputs
-    assert outcome(sandbox, LOGIC, "```constraints\n(a and b) and not (c or c)\n```").outputs == ('{"t":[true,true,false]}',)
+    nested = outcome(sandbox, LOGIC, "```constraints\n(a and b) and not (c or c)\n```")
+    assert nested.outputs == ('{"t":[true,true,false]}',)
 
 
 @pytest.mark.parametrize("lines, reason", [
-    ("a or b", "several_models"), ("a != b\na == b", "no_model"), ("a\nb + 1", "not_logic"), ("a\nprint(b)", "not_logic"),
+    ("a or b", "several_models"), ("a != b\na == b", "no_model"), ("a\nb + 1", "not_logic"),
+    ("a\nprint(b)", "not_logic"),
     ("a\nb < c", "not_logic"), ("a or c\nb == c == a or c", "several_models"), ("a\nTrue", "not_logic"),
-    ("a\nb = c", "not_logic"), ("a\nb implies c", "syntax"), ("a", "variables"), ("\n".join("abcdefg"), "variables"),
-    ("a\n[b for b in a]", "not_logic"), ("a\n(lambda: b)()", "not_logic"), ("a\n__import__('os')", "not_logic"),
-    ("a\nb if a else c", "not_logic"), ("a\n" + "not " * 60 + "b", "too_deep"), ("a\n" + "(" * 90 + "b" + ")" * 90, "too_deep"),
+    ("a\nb = c", "not_logic"), ("a\nb implies c", "syntax"), ("a", "variables"),
+    ("\n".join("abcdefg"), "variables"),
+    ("a\n[b for b in a]", "not_logic"), ("a\n(lambda: b)()", "not_logic"),
+    ("a\n__import__('os')", "not_logic"),
+    ("a\nb if a else c", "not_logic"), ("a\n" + "not " * 60 + "b", "too_deep"),
+    ("a\n" + "(" * 90 + "b" + ")" * 90, "too_deep"),
     ("a\n\x00b", "syntax"), ("\n".join(["a or b"] * 400), "too_long")])
 def test_puzzles_are_refused_by_name(sandbox, lines, reason):
     assert outcome(sandbox, LOGIC, f"```constraints\n{lines}\n```") == reason
 
 
 @pytest.mark.parametrize("text, verdict", [
-    ("```answer\nann = False\nbob = True\ncid = False\n```", "correct"), ("```answer\nFalse, True, False\n```", "correct"),
+    ("```answer\nann = False\nbob = True\ncid = False\n```", "correct"),
+    ("```answer\nFalse, True, False\n```", "correct"),
     ("```answer\n0, 1, 0\n```", "correct"), ("```answer\nbob: true, ann: false, cid: false\n```", "correct"),
     ("```answer\n{'ann': False, 'bob': True, 'cid': False}\n```", "correct"),
     ("<answer>(False, True, False)</answer>", "correct"),
     ("```answer\nann is false, bob is true and cid is false\n```", "correct"),
     ("```answer\n- **ann** = False\n- **bob** = True\n- **cid** = False\n```", "correct"),
     ("```answer\nTrue, True, False\n```", "wrong"), ("```answer\nFalse, True\n```", "malformed"),
-    ("```answer\nFalse, True, False, True\n```", "malformed"), ("```answer\nann = False, ann = True, cid = 0\n```", "malformed"),
+    ("```answer\nFalse, True, False, True\n```", "malformed"),
+    ("```answer\nann = False, ann = True, cid = 0\n```", "malformed"),
     ("```answer\nFalse, not False, False\n```", "malformed"), ("```answer\n7, 1, 0\n```", "malformed"),
-    ("bob is the one", "malformed"), ("", "malformed"), ("```answer\nann = VALUE\nbob = VALUE\ncid = VALUE\n```", "malformed")])
+    ("bob is the one", "malformed"), ("", "malformed"),
+    ("```answer\nann = VALUE\nbob = VALUE\ncid = VALUE\n```", "malformed")])
 def test_assignments_deserve_their_verdicts(sandbox, text, verdict):
     assert judge(outcome(sandbox, LOGIC, PUZZLE), "chat", text) == verdict
 
@@ -185,7 +211,8 @@ def test_the_micro_protocol_is_that_of_the_training_data(sandbox, name):
         lines, asked = example.answer.split("\n"), kind.solve("micro", task, MICRO).user
         if name == "math":
             assert asked == data.math_prompt([line[1:] for line in lines if line.startswith("?")])
-            assert judge(task, "micro", f">1\n={task.outputs[0]}") == "correct" and judge(task, "micro", "=-1") == "wrong"
+            assert judge(task, "micro", f">1\n={task.outputs[0]}") == "correct"
+            assert judge(task, "micro", "=-1") == "wrong"
         else:
             assert sorted(asked.split("\n")[1:-1]) == sorted(lines) and asked.startswith("logic\n")
             gold = "=" + ",".join("1" if v == "true" else "0" for v in task.outputs[0][6:-2].split(","))
@@ -201,17 +228,22 @@ def test_prompts_are_complete(sandbox, prompt_format, name):
     verdict, = sandbox.run([kind.job(kind.seed)])
     assert kind.check(kind.seed, limits) is None
     task = kind.accept(kind.seed, verdict, limits, "key")
-    for prompt in (kind.propose(prompt_format, [task], random.Random(0), limits), kind.solve(prompt_format, task, limits)):
-        assert prompt.user and not {"{question}", "{constraints}", "{form}", "{topic}", "{references}"} & set(prompt.user.split())
+    asked = kind.propose(prompt_format, [task], random.Random(0), limits)
+    for prompt in (asked, kind.solve(prompt_format, task, limits)):
+        assert prompt.user
+        unfilled = {"{question}", "{constraints}", "{form}", "{topic}", "{examples}"}
+        assert not unfilled & set(prompt.user.split())
     assert prompt_format != "direct" or kind.solve(prompt_format, task, limits).prefix == "```answer\n"
 
 
 def test_nothing_a_model_writes_raises():
     rng = random.Random(1)
-    pieces = ["```", "question", "constraints", "answer", "python", "\n", "def f():", " return 1", "a or b", "not", "=", "1/0",
-              "\\boxed{", "}", "\x00", "\ud800", "é", "(", "True", ",", "?x", "f(1)", "<answer>", "</think>"]
+    pieces = ["```", "question", "constraints", "answer", "python", "\n", "def f():", " return 1", "a or b",
+              "not", "=", "1/0", "\\boxed{", "}", "\x00", "\ud800", "é", "(", "True", ",", "?x", "f(1)",
+              "<answer>", "</think>"]
     logic = Proposal("logic", LOGIC.seed.program, LOGIC.seed.inputs)
-    task = LOGIC.accept(logic, Verdict("ok", ("false", "false", "true") + ("false",) * 5, (None,) * 8, 0.0), CHAT, "")
+    outputs = ("false", "false", "true") + ("false",) * 5
+    task = LOGIC.accept(logic, Verdict("ok", outputs, (None,) * 8, 0.0), CHAT, "")
     for _ in range(1500):
         text = "".join(rng.choices(pieces, k=rng.randrange(30)))
         for kind in (MATH, LOGIC):
@@ -241,44 +273,49 @@ def test_files_may_hold_both_kinds(tmp_path):
         read_tasks(file)
 
 
-# ---------------------------------------------------------------- the domain that the README adds
+# ---------------------------------------------------------------- the task type that docs/change-it.md adds
 
 @pytest.fixture
 def sortwords(monkeypatch):
-    """The README's example, each part in the file that it names, for one test: its source by file."""
-    readme = (Path(config.__file__).parent / "README.md").read_text()
-    block, = re.findall(r"^```python\n(# tasks/prompts.py\n.*?)^```", readme, re.M | re.S)
-    parts = dict(re.findall(r"^# tasks/(\w+)\.py.*?\n(.*?)(?=^# |\Z)", block, re.M | re.S))
+    """The page's example, each part in the file that it names, for one test: its source by file."""
+    page = (Path(config.__file__).parent / "docs" / "change-it.md").read_text(encoding="utf-8")
+    block, = re.findall(r"^```python\n(# tasks/prompts.py, .*?)^```", page, re.M | re.S)
+    parts = dict(re.findall(r"^# tasks/(\w+)\.py, .*?\n(.*?)(?=^# |\Z)", block, re.M | re.S))
     for table in (prompts.TEMPLATES, TASK_TYPES):
-        monkeypatch.setitem(table, "sortwords", None)       # so that what the example writes there is taken back
-    words = dict(vars(math))                                    # with the imports of math.py
+        monkeypatch.setitem(table, "sortwords", None)       # what the example writes there is taken back
+    words = types.ModuleType("tasks.words")
+    monkeypatch.setitem(sys.modules, "tasks.words", words)
     exec(parts["prompts"], vars(prompts))
-    exec(parts["words"], words)
-    exec(parts["__init__"], {**vars(tasks), "SortWords": words["SortWords"]})
+    exec(parts["words"], vars(words))
+    exec(parts["__init__"], dict(vars(tasks)))
     return parts
 
 
-def test_a_domain_is_short(sortwords):
+def test_a_task_type_is_short(sortwords):
     assert list(sortwords) == ["prompts", "words", "__init__"]
-    assert sum(bool(line.strip()) for part in sortwords.values() for line in part.splitlines()) < 20
+    assert sum(bool(line.strip()) for part in sortwords.values() for line in part.splitlines()) < 25
 
 
-def test_a_domain_from_the_readme_is_played(sortwords, base, sandbox, monkeypatch):
-    """Verification in the loop's own phase, and right and wrong answers. The base prompt format needs no chat template, but more room."""
+def test_the_pages_task_type_is_played(sortwords, base, sandbox, monkeypatch):
+    """Verification in the loop's own phase, and right and wrong answers. The base prompt format needs no chat
+    template, but more room."""
     monkeypatch.setattr(base.model, "cfg", dataclasses.replace(base.model.cfg, max_position_embeddings=1024))
-    cfg = config.resolve_config(config.Config(task_types="sortwords", n_few_shot=1, max_new_tokens=32), "base")
-    setup = selfplay.Setup(cfg, dataclasses.replace(base, prompt_format="base"), None, Ranks(0, 1, torch.device("cpu")), sandbox, CHAT,
-                           ("sortwords",))
-    kind, archive, teacher = TASK_TYPES["sortwords"], Archive(["sortwords"], 9), Member("T0", "teacher", 0, Rating())
+    cfg = config.Config(task_types="sortwords", n_few_shot=1, max_new_tokens=32)
+    cfg, base = config.resolve_config(cfg, "base"), dataclasses.replace(base, prompt_format="base")
+    setup = selfplay.Setup(cfg, base, None, Ranks(0, 1, torch.device("cpu")), sandbox, CHAT, ("sortwords",))
+    kind, archive = TASK_TYPES["sortwords"], Archive(["sortwords"], 9)
+    teacher = Member("T0", "teacher", 0, Rating())
     given, other = "plum fig apple pear kiwi date lime sloe", "fig plum apple pear kiwi date lime sloe"
     written = [given, other, "one", other.title(), other.replace("fig", "2"), "no block"]
     texts = [f"<answer>\n```words\n{words}\n```\n</answer>" for words in written[:-1]] + [written[-1]]
     parsed = [kind.parse_proposal(text, "base", [], CHAT) for text in texts]
     assert [p.reason for p in parsed if isinstance(p, Reject)] == ["syntax"] * 3
-    proposed = [selfplay.ProposalRecord(teacher, "sortwords", i, 0, [], proposal=p) for i, p in enumerate(parsed)
-                if not isinstance(p, Reject)]
+    proposed = []
+    for i, p in enumerate(parsed):
+        if not isinstance(p, Reject):
+            proposed.append(selfplay.ProposalRecord(teacher, "sortwords", i, 0, [], proposal=p))
     selfplay.verify(setup, archive, proposed, 0)
-    assert [p.reason for p in proposed] == ["", "", "duplicate"], "the same words again are a duplicate, other words are none"
+    assert [p.reason for p in proposed] == ["", "", "duplicate"], "the same words again, not other words"
     task = proposed[0].task
     assert decode(task.outputs[0]) == sorted(given.split())
     archive.add(task, structural_hash(task.program))
@@ -290,16 +327,18 @@ def test_a_domain_from_the_readme_is_played(sortwords, base, sandbox, monkeypatc
     assert asked.user.startswith(f"Sort these words: {given}\n\n{said}")
     assert kind.solve("direct", task, CHAT) == prompts.Prompt(
         f"Sort these words: {given}\n\nGive them, one a line.\n", "```answer\n")
-    assert any(f"about {topic}" in kind.propose("base", [task], random.Random(0), CHAT).user for topic, _ in kind.topics)
+    proposal = kind.propose("base", [task], random.Random(0), CHAT).user
+    assert any(f"about {topic}" in proposal for topic, _ in kind.topics)
     gold = sorted(given.split())
-    said = {"\n".join(gold): "correct", " ".join(gold): "correct", "\n".join(gold[::-1]): "wrong", gold[0]: "wrong",
-            given: "wrong"}
+    said = {"\n".join(gold): "correct", " ".join(gold): "correct", "\n".join(gold[::-1]): "wrong",
+            gold[0]: "wrong", given: "wrong"}
     assert [judge(task, "chat", f"```answer\n{text}\n```") for text in said] == list(said.values())
     assert judge(task, "chat", "I do not know.") == "malformed"
 
 
 def test_a_kind_without_template_is_refused_before_the_run(sortwords):
-    with pytest.raises(ValueError, match="--task-types sortwords: prompts.py has no template of it for the micro prompt format"):
+    said = "--task-types sortwords: prompts.py has no template of it for the micro prompt format"
+    with pytest.raises(ValueError, match=said):
         config.resolve_config(config.Config(task_types="code_o,sortwords"), "micro")
     prompts.TEMPLATES["sortwords"] = dataclasses.replace(prompts.TEMPLATES["sortwords"], solve="")
     with pytest.raises(ValueError, match=r"no template of it for the direct prompt format \(solve\)"):

@@ -1,0 +1,117 @@
+"""How a run begins: its directory, its base, its population, and whether they fit into memory."""
+import dataclasses
+import sys
+from pathlib import Path
+
+import torch
+
+from config import Config, resolve_config
+from infra.checkpoint import LOGS, RunDir, founders
+from infra.distributed import Ranks
+from infra.memory import autotune_batch, free_memory, plan_table
+from infra.weights import load_base, load_tokenizer, pick_dtype, read_config, resolve, weights_hash
+from lora import Adapters
+from model import Base
+from rl import Adam
+from selfplay import Setup
+from tasks.validation import Limits
+from verifier import Sandbox
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def choose_directory(cfg: Config) -> Path:
+    """--resume's run, --name's, or the next free number. Looks at what is on disk: for process 0 alone."""
+    out, base = Path(cfg.out), Path(cfg.base)
+    if cfg.resume and cfg.resume != "auto":
+        path = Path(cfg.resume)
+        return path.parent if path.name.startswith("step_") else path
+    if cfg.name:
+        return out / cfg.name
+    stem = base.parent.name if base.name == "base" else base.name
+    endings = [path.name.rpartition("-")[2] for path in out.glob(f"{stem}-*")]
+    taken = [int(ending) for ending in endings if ending.isdigit()]
+    number = max(taken, default=0)
+    if not (cfg.resume and taken):
+        number += 1
+    return out / f"{stem}-{number}"
+
+
+def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
+    """The run's directory and whether to resume it. Raises ValueError where it is in use or resuming finds
+    nothing."""
+    path = Path(ranks.broadcast(lambda: str(choose_directory(cfg))))
+    given = cfg.resume if cfg.resume != "auto" else ""
+    if given and not path.is_dir():
+        raise ValueError(f"--resume {given}: no such directory; runs are under {cfg.out}/")
+    run = RunDir(path, ranks.rank == 0)              # from here on nobody else writes there
+    steps = ranks.broadcast(run.steps)
+    begun = ranks.broadcast(lambda: bool(steps or (path / "metrics.jsonl").exists()))
+    if begun and not cfg.resume:
+        raise ValueError(f"{path} holds an earlier run: go on with --resume auto --name {path.name}, "
+                         "or choose another --name")
+    if given and not steps:
+        raise ValueError(f"--resume {given}: no complete checkpoint in {path}")
+    wanted = Path(given).name
+    if wanted.startswith("step_") and wanted != f"step_{steps[-1]}":
+        raise ValueError(f"--resume {given}: only the latest checkpoint, step_{steps[-1]}, can go on; "
+                         "remove it to go back")
+    if not steps:
+        if cfg.resume and run.writes:
+            print(f"note: nothing to resume in {path}: starting at step 0", file=sys.stderr)
+        run.truncate_logs(dict.fromkeys(LOGS, 0))    # killed before its first checkpoint: steps come again
+    return run, bool(steps)
+
+
+def n_adapters(cfg: Config) -> int:
+    """How many adapters the population has."""
+    return len({m.slot for m in founders(cfg)})
+
+
+def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtype, str, bool]:
+    """Resolved configuration, the base's directory and type, the memory plan as a table, whether it fits.
+    Raises ValueError."""
+    bundled = cfg.base == Config.base and not Path(cfg.base).is_dir()
+    path = resolve(str(ROOT / cfg.base) if bundled else cfg.base)
+    if cfg.cuda_graphs and ranks.device.type != "cuda":
+        raise ValueError("--cuda-graphs needs a GPU: leave it out, or pass --device cuda where there is one")
+    dtype, shape = pick_dtype(cfg.dtype, ranks.device), read_config(path)
+    prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
+    cfg = resolve_config(cfg, prompt_format)
+    return cfg, path, dtype, *plan_table(cfg, shape, dtype, n_adapters(cfg), free_memory(ranks.device))
+
+
+def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
+    """Resolved configuration and loaded base. Raises ValueError, also where the memory plan does not fit."""
+    cfg, path, dtype, table, fits = estimate_memory(cfg, ranks)
+    if not fits:
+        raise ValueError(f"not enough memory:\n{table}")
+    base = load_base(str(path), dtype, ranks.device)
+    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format, graphs=cfg.cuda_graphs)
+
+
+def show_plan(cfg: Config) -> int:
+    """Print the memory plan; returns the exit code. Raises ValueError for what the user can mend."""
+    *_, table, fits = estimate_memory(cfg, Ranks.join(cfg.device))
+    print(table)
+    return 0 if fits else 2
+
+
+def learning_rates(cfg: Config) -> list[float]:
+    """Of each adapter: --lr-ROLE where there is such a flag, else --lr, which --single learns at, too."""
+    if cfg.single:
+        return [cfg.lr]
+    return [getattr(cfg, f"lr_{m.role}", cfg.lr) for m in founders(cfg)]
+
+
+def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> tuple[Setup, Adam, str]:
+    """What stays the same during a run, with the members' adapters in it and sizes that fit this machine,
+    their optimiser, and the hash of the base."""
+    targets = cfg.lora_targets.split(",")
+    adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, targets, ranks.device)
+    cfg = autotune_batch(cfg, base, adapters, ranks)
+    limits = Limits.for_format(base.prompt_format)
+    limits = dataclasses.replace(limits, theory=cfg.theory, max_digits=cfg.max_digits or limits.max_digits,
+                                 output_chars=cfg.max_output or limits.output_chars)
+    setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.task_types.split(",")))
+    return setup, Adam(adapters, learning_rates(cfg)), weights_hash(base.model)

@@ -1,0 +1,250 @@
+"""A verifier of Metamath databases: reads the language of the Metamath book and checks every proof.
+
+    python -m tasks.metamath FILE.mm        exit code 0, or 1 with the line and the token where it goes wrong
+
+A proof is a list of labels for a machine with one stack: a hypothesis is pushed; an axiom ($a) or theorem
+($p) takes as many expressions as it has hypotheses, finds what its variables stand for, and leaves its own
+with that in their place. An expression is a tuple of symbols, of which the first is a type ("wff", "|-").
+Standard library alone: this text is also the program that checks models' proofs in the sandbox (proof.py).
+"""
+import re
+import sys
+from dataclasses import dataclass
+
+MAX_WORK = 20_000_000       # symbols that one proof may write: a step may double what the one before wrote
+TOO_LONG = "the proof writes too many symbols"
+SAVE = -1                   # a step that saves what lies on top of the stack
+ILLEGAL = re.compile(r"[^\t\n\f\r -~]")
+LABEL = re.compile(r"[A-Za-z0-9._-]+")
+KEYWORDS, AFTER_LABEL = ("$c", "$v", "$d", "${", "$}", "$f", "$e", "$a", "$p"), ("$f", "$e", "$a", "$p")
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """`floating` ($f): a variable has a type, the expression is (type, variable). Else essential ($e)."""
+    label: str
+    floating: bool
+    expression: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Assertion:
+    """An axiom or theorem: mandatory hypotheses in order, and pairs of variables that must stay distinct."""
+    label: str
+    hypotheses: tuple[Hypothesis, ...]
+    expression: tuple[str, ...]
+    distinct: frozenset[frozenset[str]]
+    proof: tuple[str, ...] = ()         # () = an axiom
+
+
+class Database:
+    """What has been read. `variables`: those in scope, with their types ("" before their $f); `former`: all.
+    `incomplete`: labels of theorems whose proof says "?" somewhere."""
+
+    def __init__(self):
+        self.constants, self.former, self.labels = set(), set(), set()
+        self.variables: dict[str, str] = {}
+        self.hypotheses: list[Hypothesis] = []          # in scope, in order
+        self.distinct: set[frozenset[str]] = set()      # pairs in scope
+        self.assertions: dict[str, Assertion] = {}
+        self.scopes, self.incomplete, self.at = [], [], (0, "")     # at: line and token being read
+
+    def demand(self, met, otherwise: str) -> None:
+        if not met:
+            raise ValueError(f"line {self.at[0]}, token {self.at[1][:60]!r}: {otherwise}")
+
+    def tokens(self, text: str):
+        """(line, token) of everything outside comments."""
+        opened = ()
+        for number, line in enumerate(text.split("\n"), 1):
+            self.at = number, "".join(ILLEGAL.findall(line)[:1])
+            self.demand(not self.at[1], "not a printable ASCII character")
+            for token in line.split():
+                if token == "$(" and not opened:
+                    opened = number, token
+                elif not opened:
+                    yield number, token
+                elif token == "$)":
+                    opened = ()
+                elif "$(" in token or "$)" in token:
+                    self.at = number, token
+                    self.demand(False, "comments do not nest")
+        self.at = opened or self.at
+        self.demand(not opened, "this comment is not closed")
+
+    def read(self, text: str, max_work: int = MAX_WORK) -> "Database":
+        """Reads and verifies a text. Raises ValueError at the first mistake."""
+        self.source, self.max_work, label = self.tokens(text), max_work, ""
+        for self.at in self.source:
+            word = self.at[1]
+            if not word.startswith("$"):
+                self.demand(LABEL.fullmatch(word) and not label, "a keyword or one label before it is due")
+                for names in (self.labels, self.constants, self.former):
+                    self.demand(word not in names, "this label is in use already")
+                label = word
+                continue
+            self.demand(word in KEYWORDS, "no such keyword, or not here; $[ is refused")
+            self.demand(bool(label) == (word in AFTER_LABEL), f"not after {label}" if label else "no label")
+            if word == "${":
+                self.demand(len(self.scopes) < 1000, "too many blocks inside each other")
+                self.scopes.append((dict(self.variables), len(self.hypotheses), set(self.distinct)))
+            elif word == "$}":
+                self.demand(self.scopes, "no block is open here")
+                self.variables, n_hypotheses, self.distinct = self.scopes.pop()
+                del self.hypotheses[n_hypotheses:]
+            elif word == "$p":
+                self.state(label, self.expression("$="), self.until("$."))
+            elif word == "$a":
+                self.state(label, self.expression("$."))
+            elif word == "$e":
+                self.hypotheses.append(Hypothesis(label, False, self.expression("$.")))
+            else:
+                self.declare(word, label, self.until("$."))
+            self.labels |= {label} - {""}
+            label = ""
+        self.demand(not label and not self.scopes, "the file ends inside a block or a statement")
+        return self
+
+    def until(self, end: str) -> list[tuple[int, str]]:
+        """The tokens before `end`, with their lines."""
+        found = []
+        for self.at in self.source:
+            if self.at[1] == end:
+                return found
+            self.demand("$" not in self.at[1], f"{end} was expected before this")
+            found.append(self.at)
+        self.demand(False, f"the file ends before {end}")
+
+    def expression(self, end: str) -> tuple[str, ...]:
+        """The symbols before `end`: a constant, then constants and variables that have a type."""
+        found = self.until(end)
+        self.demand(found, "an expression is missing before this")
+        for self.at in found:
+            known = self.at[1] in self.constants or self.at is not found[0] and self.variables.get(self.at[1])
+            self.demand(known, "neither a constant nor, behind the first symbol, a variable with a $f")
+        return tuple(word for _, word in found)
+
+    def declare(self, word: str, label: str, found: list[tuple[int, str]]) -> None:
+        """$c constants, $v variables, $d distinct variables, $f a variable's type."""
+        names = [name for _, name in found]
+        self.demand(names, "symbols are missing before this")
+        for self.at, name in zip(found, names) if word in ("$c", "$v") else ():
+            for taken in (self.constants, self.labels, self.former if word == "$c" else self.variables):
+                self.demand(name not in taken, "this symbol is in use already")
+            self.demand(word == "$v" or not self.scopes, "constants are declared outside of blocks")
+            (self.former if word == "$v" else self.constants).add(name)
+            self.variables |= {name: ""} if word == "$v" else {}
+        self.at = found[-1]
+        if word == "$d":
+            different = len(names) == len(set(names)) > 1 and self.variables.keys() >= set(names)
+            self.demand(different, "a $d names two or more different variables in scope")
+            self.distinct |= {frozenset((a, b)) for i, a in enumerate(names) for b in names[:i]}
+        if word == "$f":
+            fine = len(names) == 2 and names[0] in self.constants and self.variables.get(names[1]) == ""
+            self.demand(fine, "a $f is a constant and a variable in scope that has no type yet")
+            self.variables[names[1]] = names[0]
+            self.hypotheses.append(Hypothesis(label, True, tuple(names)))
+
+    def state(self, label: str, expression: tuple, proof: list | None = None) -> None:
+        """An axiom, or a theorem, whose proof is checked."""
+        used = set(expression).union(*(h.expression for h in self.hypotheses if not h.floating))
+        needed = tuple(h for h in self.hypotheses if not h.floating or h.expression[1] in used)
+        distinct = frozenset(pair for pair in self.distinct if pair <= used)
+        made = Assertion(label, needed, expression, distinct, tuple(word for _, word in proof or ()))
+        if any("?" in word for word in made.proof):
+            self.incomplete.append(label)
+        elif proof is not None:
+            self.check(made, proof)
+        self.assertions[label] = made
+
+    def steps(self, theorem: Assertion, proof: list[tuple[int, str]]):
+        """The steps of a proof, normal or compressed: labels (not looked up), SAVE, numbers of saved ones."""
+        words = [word for _, word in proof]
+        if words[:1] != ["("]:
+            for self.at in proof:
+                yield self.at[1]
+            return
+        self.at, end = proof[0], words.index(")") if ")" in words else 0
+        labels = [h.label for h in theorem.hypotheses] + words[1:end]
+        self.demand(end and len(set(labels)) == len(labels), "labels end with ), each once, none mandatory")
+        n_saved, number, after_step = 0, 0, False
+        for self.at in proof[end + 1:]:
+            for letter in self.at[1]:
+                self.demand("A" <= letter <= "Z", "a compressed proof consists of the letters A to Z")
+                if letter == "Z":
+                    self.demand(after_step, "Z follows no step")
+                    n_saved, after_step = n_saved + 1, False
+                    yield SAVE
+                    continue
+                after_step = letter <= "T"
+                number = 20 * number + ord(letter) - 65 if after_step else 5 * number + ord(letter) - 84
+                self.demand(number < len(labels) + n_saved, "a number beyond the labels and what is saved")
+                if after_step:
+                    yield labels[number] if number < len(labels) else number - len(labels)
+                    number = 0
+        self.demand(number == 0, "the proof ends inside a number")
+
+    def check(self, theorem: Assertion, proof: list[tuple[int, str]]) -> None:
+        """Runs a proof. Raises ValueError if it proves something else or writes over max_work symbols."""
+        stack, known, n_saved = [], {h.label: h.expression for h in self.hypotheses}, 0
+        self.left = self.max_work
+        for step in self.steps(theorem, proof):
+            self.left -= 1
+            self.demand(self.left > 0, TOO_LONG)
+            if step == SAVE:
+                known[n_saved] = stack[-1]
+                n_saved += 1
+            elif step in known:
+                stack.append(known[step])
+            else:
+                self.demand(step in self.assertions, f"nothing in scope or proved before is called {step}")
+                self.apply(self.assertions[step], stack)
+        self.demand(len(stack) == 1, f"the proof leaves {len(stack)} expressions instead of one")
+        self.demand(stack[0] == theorem.expression, f"what it proves is {' '.join(stack[0])[:200]}")
+
+    def apply(self, cited: Assertion, stack: list[tuple]) -> None:
+        """Puts what an assertion says in the place of its hypotheses on the stack."""
+        base, substitution = len(stack) - len(cited.hypotheses), {}
+        self.demand(base >= 0, f"{cited.label} needs {len(cited.hypotheses)} expressions, not {len(stack)}")
+        for hypothesis, given in zip(cited.hypotheses, stack[base:]):
+            if hypothesis.floating:
+                substitution[hypothesis.expression[1]] = given[1:]
+                fits = given[0] == hypothesis.expression[0]
+            else:
+                fits = given == self.substitute(hypothesis.expression, substitution)
+            self.demand(fits, f"{cited.label}, {hypothesis.label}: not met by {' '.join(given[:50])}")
+        for pair in cited.distinct:
+            one, other = (self.variables.keys() & set(substitution[variable]) for variable in pair)
+            shared = [(a, b) for a in one for b in other if frozenset((a, b)) not in self.distinct]
+            self.demand(not shared, f"distinct variables of {cited.label}: {shared[:1]} must not meet")
+        stack[base:] = [self.substitute(cited.expression, substitution)]
+
+    def substitute(self, expression: tuple, substitution: dict[str, tuple]) -> tuple:
+        """The expression with other symbols in place of its variables."""
+        out = []
+        for symbol in expression:
+            out += substitution[symbol] if symbol in substitution else (symbol,)
+            if len(out) > self.left:
+                self.demand(False, TOO_LONG)
+        self.left -= len(out)
+        return tuple(out)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; see the top of the file."""
+    import argparse                         # not above: it is not there in the sandbox
+    parser = argparse.ArgumentParser(description="Verify a Metamath database.")
+    parser.add_argument("file", metavar="FILE.mm")
+    path = parser.parse_args(argv).file
+    try:
+        with open(path, encoding="latin-1", newline="\n") as file:
+            database = Database().read(file.read())
+    except (OSError, ValueError) as error:
+        print(f"{path}: {error}")
+        return 1
+    print(f"{path}: {len(database.assertions)} assertions, {len(database.incomplete)} with incomplete proofs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,340 @@
+"""Theorems: a teacher states and proves one over a Metamath database; a student proves it again.
+
+A task's message is the statement, its input the teacher's proof. Its program is that proof written as Python:
+every step calls the assertion it cites. Its lines are the proof's length, its levels the depth, and it goes
+through all records as other programs do. It is never run. What runs in the sandbox is the verifier's own text
+(metamath.py) with `review` and its helpers from below; models' proofs are data to it.
+"""
+import functools
+import inspect
+import itertools
+import keyword
+import random
+import re
+import warnings
+from pathlib import Path
+
+from sandbox.values import decode, encode
+from tasks import metamath
+from tasks.base import Proposal, Reject, Task, TaskType, digest
+from tasks.metamath import SAVE, Assertion, Database
+from tasks.prompts import FORMATS, Prompt, template
+from tasks.validation import CONTROL, REASONS, program_problem
+from verifier import Job
+
+# `python -m tasks.metamath` finds itself imported here already, which does no harm
+warnings.filterwarnings("ignore", "'tasks.metamath' found in sys.modules", RuntimeWarning)
+THEORIES = Path(__file__).parent / "theories"
+MAX_THEORY = 500_000        # characters of a database's statements, which every job carries
+MAX_SYMBOLS = 60            # of an assertion or a hypothesis
+MAX_HYPOTHESES = 4          # of a theorem
+MAX_PROOF = 4000            # characters of a proof
+MAX_WRITTEN = 50_000        # symbols that it may write
+MAX_STEPS, MAX_LEVELS = 100, 20         # of a teacher's proof, steps that build formulas not counted
+N_SHOWN, N_EXAMPLES = 40, 3     # of the database in a prompt: statements, and proofs while a run has few
+NAME = "theorem"            # of what is to be proved; its own name says nothing
+# one statement of a text whose tokens stand one space apart: label, keyword, symbols, proof
+STATEMENT = re.compile(r"(?:(?<!\S)([^$ ]+) )?\$([a-z]) ([^$]*)(?:\$= ([^$]*))?\$\. ")
+
+
+# ---------------------------------------------------------------- inside the sandbox
+
+def review(theory: str, statement: str, proof: str, fresh: bool) -> str:
+    """"" of a proof that holds; with `fresh` the proof as a program; else the reason why not behind "!"."""
+    try:
+        database = Database().read(theory)
+        known = list(database.assertions.values())
+        database.read(f"${{ {statement} $= {proof} $. $}}", MAX_WRITTEN)
+    except ValueError as error:
+        return f"!{error}"
+    theorem = database.assertions[NAME]
+    if database.incomplete:
+        return "!the proof is incomplete"
+    if not fresh:
+        return ""
+    types = {variable: kind for kind, variable in (h.expression for h in database.hypotheses)}
+    said = [theorem.expression, *(h.expression for h in theorem.hypotheses if not h.floating)]
+    is_type = any(one[0] in types.values() for one in said)
+    if is_type or len(set(said)) < len(said) or one_step(known, said, types):
+        return "!trivial"
+    return as_program(database, theorem, set(types.values()))
+
+
+def as_program(database: Database, theorem: Assertion, types: set) -> str:
+    """A proof as nested calls of what it cites, one call a line; steps that build formulas are left out."""
+    premises = [h.label for h in theorem.hypotheses if not h.floating]
+    stack, saved = [], []                           # None, or (text, its steps, its depth)
+    for step in database.steps(theorem, [(0, word) for word in theorem.proof]):
+        if step == SAVE:
+            saved.append(stack[-1])
+        elif isinstance(step, int):
+            stack.append(saved[step])
+        elif step not in database.assertions:
+            stack.append((identifier(step), 0, 0) if step in premises else None)
+        else:
+            cited = database.assertions[step]
+            base = len(stack) - len(cited.hypotheses)
+            parts = [part for part in stack[base:] if part]
+            n_steps = 1 + sum(part[1] for part in parts)
+            depth = 1 + max((part[2] for part in parts), default=0)
+            if n_steps > MAX_STEPS or depth > MAX_LEVELS:
+                return "!too_long"
+            arguments = ",".join("\n        " + part[0] if part[1] else f" {part[0]}" for part in parts)
+            call = f"{identifier(step)}({arguments.strip(' ')})", n_steps, depth
+            stack[base:] = [None if cited.expression[0] in types else call]
+    names = list(map(identifier, premises))
+    if not set(names) <= set(re.findall(r"\w+", stack[0][0])):
+        return "!unused_hypothesis"
+    return f"def f({', '.join(names)}):\n    return {stack[0][0]}"
+
+
+def identifier(label: str) -> str:
+    """A label as a Python name."""
+    name = re.sub(r"\W", "_", label)
+    return f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
+
+
+def one_step(known: list, said: list[tuple], types: dict) -> bool:
+    """Whether one assertion gives a theorem (said[0]) from its hypotheses at once; $d is ignored."""
+    syntax = [a.expression for a in known if a.expression[0] in types.values()]
+    facts = [(fact, spans(fact, syntax, types)) for fact in said]
+    for cited in known:
+        found = [{}] if cited.expression[0] not in types.values() else []
+        for pattern in [cited.expression, *(h.expression for h in cited.hypotheses if not h.floating)]:
+            among = facts[:1] if pattern is cited.expression else facts[1:]
+            pairs = itertools.product(found, among)
+            found = [more for one, fact in pairs for more in matches(pattern, fact, 0, one, types)]
+        if found:
+            return True
+    return False
+
+
+def spans(fact: tuple, syntax: list, types: dict) -> dict:
+    """Which stretches of an expression are of a type: {(type, start): ends}, found from right to left."""
+    found = {(kind, start): set() for kind in types.values() for start in range(len(fact) + 1)}
+    for start in range(len(fact), -1, -1):
+        if start < len(fact) and fact[start] in types:
+            found[types[fact[start]], start].add(start + 1)
+        grown = True
+        while grown:
+            grown = False
+            for kind, *pattern in syntax:
+                ends = {start}
+                for symbol in pattern:
+                    if symbol in types:
+                        ends = set().union(*(found[types[symbol], end] for end in ends))
+                    else:
+                        ends = {end + 1 for end in ends if end < len(fact) and fact[end] == symbol}
+                grown |= not ends <= found[kind, start]
+                found[kind, start] |= ends
+    return found
+
+
+def matches(pattern: tuple, fact: tuple, at: int, substitution: dict, types: dict):
+    """The substitutions beyond the given one that make the pattern the rest of the fact (symbols, spans)."""
+    symbols, ends = fact
+    if not pattern:
+        if at == len(symbols):
+            yield substitution
+        return
+    first, rest = pattern[0], pattern[1:]
+    given = substitution.get(first, () if first in types else (first,))
+    if first in types and first not in substitution:
+        for end in sorted(ends[types[first], at]):
+            yield from matches(rest, fact, end, {**substitution, first: symbols[at:end]}, types)
+    elif symbols[at:at + len(given)] == given:
+        yield from matches(rest, fact, at + len(given), substitution, types)
+
+
+# ---------------------------------------------------------------- the database
+
+NUMBERS = {"MAX_WRITTEN": MAX_WRITTEN, "MAX_STEPS": MAX_STEPS, "MAX_LEVELS": MAX_LEVELS, "NAME": NAME}
+PARTS = (metamath, review, as_program, identifier, one_step, spans, matches)
+CODE = "\n".join(["import itertools, keyword", *(f"{name} = {value!r}" for name, value in NUMBERS.items()),
+                  *map(inspect.getsource, PARTS)])
+
+
+class Theory:
+    """A database as tasks need it. `text`: its symbols and statements, all assertions as axioms."""
+
+    def __init__(self, database: Database):
+        self.assertions = list(database.assertions.values())
+        floating = [h for h in database.hypotheses if h.floating]
+        self.variables = {h.expression[1]: h.expression[0] for h in floating}
+        self.types = "\n".join(f"{h.label} $f {' '.join(h.expression)} $." for h in floating)
+        symbols = f"$c {' '.join(sorted(database.constants))} $.\n$v {' '.join(self.variables)} $."
+        axioms = []
+        for assertion in self.assertions:       # hypotheses get names that no model will give to its own
+            names = [f"-{assertion.label}-{i}" for i in range(len(assertion.hypotheses))]
+            axioms.append(self.line(assertion, names))
+        self.text = "\n".join([symbols, self.types, *axioms])
+
+    def line(self, assertion: Assertion, names: list[str] | None = None, proof: str = "") -> str:
+        """An assertion on one line, as an axiom or with its proof; `names` rename its hypotheses."""
+        premises = [h for h in assertion.hypotheses if not h.floating]
+        said = [f"$d {' '.join(pair)} $." for pair in sorted(map(sorted, assertion.distinct))]
+        for name, premise in zip(names or [h.label for h in premises], premises):
+            said.append(f"{name} $e {' '.join(premise.expression)} $.")
+        kind = "$p" if proof else "$a"
+        said.append(f"{assertion.label} {kind} {' '.join(assertion.expression)} {proof}$.")
+        return f"${{ {' '.join(said)} $}}" if len(said) > 1 else said[0]
+
+    def is_type(self, assertion: Assertion) -> bool:
+        """Whether an assertion only says what is of a type."""
+        return assertion.expression[0] in self.variables.values()
+
+    def examples(self, rng: random.Random, n: int) -> list[str]:
+        """Up to n theorems of the database with their proofs."""
+        proved = [a for a in self.assertions if a.proof]
+        drawn = rng.sample(proved, max(0, min(len(proved), n)))
+        return [self.line(one, proof=f"$= {' '.join(one.proof)} ") for one in drawn]
+
+    def listing(self, rng: random.Random, cited: str) -> str:
+        """What a prompt shows: variables, and assertions; of many, types, what is cited and some others."""
+        shown = self.assertions
+        if len(shown) > N_SHOWN:
+            wanted = [a for a in shown if self.is_type(a) and not a.proof or a.label in cited.split()]
+            others = [a for a in shown if a not in wanted]
+            wanted += rng.sample(others, min(len(others), max(0, N_SHOWN - len(wanted))))
+            shown = [a for a in shown if a in wanted]
+        return "\n".join([self.types, *map(self.line, shown)])
+
+
+@functools.cache
+def load(name: str) -> Theory:
+    """The theory in a file, a path or one that is bundled. Raises ValueError with what is wrong with it."""
+    path = Path(name) if Path(name).is_file() else THEORIES / name
+    try:
+        database = Database().read(path.read_text(encoding="utf-8", errors="replace"))
+        for label, assertion in database.assertions.items():
+            ordered = [h for h in database.hypotheses if h in assertion.hypotheses]
+            ordered += [h for h in assertion.hypotheses if not h.floating]
+            if ordered != list(assertion.hypotheses) or label in (NAME, *database.incomplete):
+                raise ValueError(f"{label} uses a $f in a block, a $e outside, ? in a proof, or this name")
+        theory = Theory(database)
+        if len(theory.text) > MAX_THEORY:
+            raise ValueError(f"its statements have {len(theory.text)} characters, more than {MAX_THEORY}")
+    except (OSError, ValueError) as error:
+        bundled = ", ".join(sorted(file.name for file in THEORIES.glob("*.mm")))
+        raise ValueError(f"--theory {name}: {error}; give a Metamath file; bundled are {bundled}") from None
+    return theory
+
+
+# ---------------------------------------------------------------- the task type
+
+def words_of(text: str) -> list[str]:
+    """The tokens of a model's text without comments. Raises ValueError where it is no Metamath."""
+    return [word for _, word in Database().tokens(text)]
+
+
+def read_theorem(text: str, theory: str) -> Proposal:
+    """The first theorem of a text, with the $e and $d before it; declarations are passed over.
+    Raises ValueError with a reason of validation.REASONS."""
+    before, n_premises = [], 0
+    for label, kind, symbols, proof in STATEMENT.findall(" ".join([*words_of(text), "$. "])):
+        if kind in ("d", "e"):
+            before.append(f"{label} ${kind} {symbols}$.".strip())
+            n_premises += kind == "e"
+        if kind == "p" and proof.strip():
+            longest = max(part.count(" ") for part in (*before, symbols))
+            if len(proof) > MAX_PROOF or n_premises > MAX_HYPOTHESES or longest > MAX_SYMBOLS:
+                raise ValueError("too_long")
+            statement = "\n".join([*before, f"{NAME} $p {symbols.strip()}"])
+            return Proposal("proof", theory, (proof.strip(),), statement)
+    raise ValueError("no_proof")
+
+
+class Proof(TaskType):
+    """A statement and its proof; the student sees statement and database, and answers any proof of it."""
+    name, tags = "proof", ("proof", "metamath", "answer")
+    topics = ("without hypotheses", "with one hypothesis", "with two hypotheses")
+
+    def from_row(self, row):
+        theory = row.get("theory", "prop.mm")
+        load(theory)
+        return read_theorem(row["theorem"], theory)
+
+    def propose(self, prompt_format, few_shot, rng, limits):
+        theory, asked = load(limits.theory), template(self.name, prompt_format, "propose")
+        shown = [f"{task.message} $= {task.inputs[0]} $." for task in few_shot if task.kind == self.name]
+        shown += theory.examples(rng, N_EXAMPLES - len(shown))
+        cited = rng.choice([a.label for a in theory.assertions if not theory.is_type(a)])
+        fields = dict(theory=theory.listing(rng, cited), cited=cited, topic=rng.choice(self.topics),
+                      examples="\n".join(f"```metamath\n{text}\n```" for text in shown))
+        return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
+
+    def parse_proposal(self, text, prompt_format, few_shot, limits):
+        """The theorem of the first block that has one. Never raises."""
+        problem = "no_proof"
+        for _, body in FORMATS[prompt_format].blocks(text):
+            try:
+                return read_theorem(body, limits.theory)
+            except ValueError as error:
+                problem = problem if problem != "no_proof" else Reject.of(error).reason
+        return Reject(problem)
+
+    def check(self, proposal, limits):
+        if proposal.program != limits.theory:
+            return Reject("other_theory")
+        return Reject("control_text") if CONTROL.search(proposal.message + proposal.inputs[0]) else None
+
+    def key(self, proposal, dedupe):
+        """Of the statement, up to the names of its variables and labels and the order of its hypotheses."""
+        if dedupe != "structural":
+            return digest(proposal.message)
+        variables, premises = load(proposal.program).variables, []
+        for _, kind, symbols, _ in STATEMENT.findall(proposal.message.replace("\n", " ") + " $. "):
+            if kind != "d":
+                premises.append([*symbols.split(), "$."])
+        last, renamed = premises.pop(), []
+        for order in itertools.permutations(premises):
+            names, text = {}, []
+            for word in itertools.chain(last, *order):
+                kind = variables.get(word)
+                text.append(names.setdefault(word, f"{kind}{len(names)}") if kind else word)
+            renamed.append(" ".join(text))
+        return digest(min(renamed))
+
+    def program(self, theory: str, statement: str) -> str:
+        """What runs in the sandbox: f(proof, whether it is to be new)."""
+        given = f"{load(theory).text!r}, {statement!r}"
+        return f"{CODE}\ndef f(proof, fresh):\n    return review({given}, proof, fresh)\n"
+
+    def job(self, proposal):
+        return Job(self.program(proposal.program, proposal.message), (f"{proposal.inputs[0]!r}, True",))
+
+    def accept(self, proposal, verdict, limits, key):
+        """The task whose program is the proof that holds, or the reason why it does not."""
+        if verdict.end != "ok" or verdict.outputs[0] is None:
+            return super().accept(proposal, verdict, limits, key)
+        said = decode(verdict.outputs[0])
+        if said.startswith("!"):
+            return Reject(said[1:] if said[1:] in REASONS else "unproved")
+        if problem := program_problem(said, limits):
+            return Reject(problem)
+        return Task(self.name, said, proposal.inputs, (encode(proposal.message),), proposal.message, key)
+
+    def fields(self, prompt_format, task, limits):
+        theory, rng = load(limits.theory), random.Random(task.key)
+        return dict(theory=theory.listing(rng, task.inputs[0]), example="\n".join(theory.examples(rng, 1)),
+                    statement=f"{task.message} $.", tag=self.tags[0])
+
+    def parse_answer(self, text, prompt_format, task, limits):
+        """The labels of a proof, perhaps between $= and $.; None = malformed. Never raises."""
+        try:
+            words = words_of(self.answer_block(text, prompt_format) or "")
+        except ValueError:
+            return None
+        if "$=" in words:
+            words = words[words.index("$=") + 1:]
+        proof = " ".join(itertools.takewhile(lambda word: word != "$.", words))
+        return proof if proof and "$" not in proof and len(proof) <= MAX_PROOF else None
+
+    def answer_jobs(self, task, answers, limits):
+        given = tuple(f"{answer!r}, False" for answer in answers if answer is not None)
+        return [Job(self.program(limits.theory, task.message), given)] if given else []
+
+    def judge(self, task, answers, verdicts, limits):
+        outputs = iter(verdicts[0].outputs if verdicts else ())
+        said = ["malformed" if answer is None else next(outputs) for answer in answers]
+        return [one if one == "malformed" else "correct" if one == encode("") else "wrong" for one in said]

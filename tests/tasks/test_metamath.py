@@ -1,0 +1,263 @@
+"""The verifier: the published suite, malformed files by line and token, limits, proofs changed at random."""
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks import metamath
+from tasks.metamath import Database
+
+ROOT = Path(metamath.__file__).resolve().parents[1]
+SUITE = ROOT.parent / "shared" / "evaldata" / "metamath"
+FILES = sorted(SUITE.glob("*.mm"))
+THEORIES = sorted((ROOT / "tasks" / "theories").glob("*.mm"))
+HEAD = ("$c ( ) -> wff |- $. $v p q $. wp $f wff p $. wq $f wff q $. wi $a wff ( p -> q ) $. "
+        "${ m1 $e |- p $. m2 $e |- ( p -> q ) $. mp $a |- q $. $} ")
+
+
+def refusal(text: str, **limits) -> str:
+    """Why a database is refused; "" where it is not."""
+    try:
+        Database().read(text, **limits)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+# ---------------------------------------------------------------- the published suite
+
+@pytest.mark.skipif(not FILES, reason="needs the published suite in ../shared/evaldata/metamath")
+def test_the_published_suite_is_judged_as_it_should_be(capsys):
+    """All but *-bad*.mm hold. Includes are refused; with the other file in its place, that file holds too."""
+    for path in FILES:
+        includes, bad = path.stem == "demo0-includer", "-bad" in path.stem
+        started = time.process_time()
+        assert metamath.main([str(path)]) == int(includes or bad), path.name
+        assert time.process_time() - started < 20, path.name
+        printed = capsys.readouterr().out
+        assert (", token '" in printed) == (includes or bad) and ("token '$['" in printed) == includes
+    text, other = ((SUITE / f"demo0-include{who}.mm").read_text() for who in ("r", "e"))
+    assert refusal(text.replace("$[ demo0-includee.mm $]", other)) == ""
+    assert refusal(text.replace("$[ demo0-includee.mm $]", other).replace("tze tpl", "tpl tze", 1)) != ""
+
+
+@pytest.mark.parametrize("path", THEORIES, ids=lambda path: path.name)
+def test_the_command_line(path, tmp_path):
+    """Exit code 0, or 1 with line and token; and the file needs nothing but the standard library."""
+    def run(file, *how):
+        words = [sys.executable, *(how or ("-I", metamath.__file__)), file]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run(path, "-m", "tasks.metamath").stderr == ""
+    done = run(path)
+    assert done.returncode == 0 and "0 with incomplete proofs" in done.stdout and not done.stderr
+    broken = tmp_path / "broken.mm"
+    broken.write_text(path.read_text() + "\n$a")
+    done = run(broken)
+    last_line = len(path.read_text().split("\n")) + 1
+    assert done.returncode == 1 and f"line {last_line}, token '$a': no label" in done.stdout
+    assert run(tmp_path / "none.mm").returncode == 1
+
+
+# ---------------------------------------------------------------- malformed files
+
+# a text, the token where it is refused, and why
+MALFORMED = """\
+$c a $. $( open | $( | not closed
+$( a $( b $) | $( | do not nest
+$( a$) $) | a$) | do not nest
+$c é $. | é | ASCII
+$c a\v $. | \\x0b | ASCII
+$[ other.mm $] | $[ | refused
+$x a $. | $x | no such keyword
+$. a | $. | no such keyword
+$) a | $) | no such keyword
+$c a | a | ends before $.
+$c $. | $. | missing
+$c a a $. | a | in use
+$c a $= $. | $= | $. was expected
+${ $c a $. $} | a | outside of blocks
+$v x $. $c x $. | x | in use
+$c x $. $v x $. | x | in use
+${ $v x $. $} $c x $. | x | in use
+$v x x $. | x | in use
+$} | $} | no block is open
+${ ${ $} | $} | ends inside a block
+a b $c | b | one label before it
+a | a | ends inside
+a*b $c c $. | a*b | label
+l $c a $. | $c | not after l
+$e a $. | $e | no label
+$c a $. a $a a $. | a | in use
+$c a $. l $a a $. l $a a $. | l | in use
+l $a $. | $. | missing
+l $a a $. | a | neither a constant
+$v x $. l $a x $. | x | neither a constant
+$c a $. $v x $. l $a a x $. | x | neither a constant
+$c w $. $v x $. l $f w x $. k $a x w $. | x | neither a constant
+$c w $. ${ $v x $. l $f w x $. $} k $a w x $. | x | neither a constant
+$c w $. $v x $. l $f w $. | w | a $f is
+$c w $. $v x $. l $f x w $. | w | a $f is
+$c w $. $v x $. l $f w x $. k $f w x $. | x | a $f is
+$v x $. $d x $. | x | a $d names
+$v x $. $d x x $. | x | a $d names
+$v x $. $d x y $. | y | a $d names
+HEAD t $p wff p $. | $. | $= was expected
+HEAD t $p wff p $= $. | $. | leaves 0
+HEAD t $p wff p $= wp | wp | ends before
+HEAD t $p wff p $= t $. | t | is called t
+HEAD t $p wff p $= k $. k $a wff p $. | k | is called k
+HEAD ${ h $e |- p $. $} t $p |- p $= h $. | h | is called h
+HEAD t $p wff p $= wp wp $. | wp | leaves 2
+HEAD t $p wff p $= wq $. | wq | what it proves is wff q
+HEAD t $p wff p $= wp wi $. | wi | needs 2 expressions, not 1
+HEAD t $p wff p $= ( wp ) A $. | ( | none mandatory
+HEAD t $p wff p $= ( A $. | ( | end with )
+HEAD t $p wff p $= ( wq wq ) A $. | ( | each once
+HEAD t $p wff p $= ( ) B $. | B | beyond
+HEAD t $p wff p $= ( ) AZC $. | AZC | beyond
+HEAD t $p wff p $= ( ) UUUUUUUU $. | UUUUUUUU | beyond
+HEAD t $p wff p $= ( ) ZA $. | ZA | follows no step
+HEAD t $p wff p $= ( ) AZZ $. | AZZ | follows no step
+HEAD t $p wff p $= ( ) Aa $. | Aa | letters
+HEAD t $p wff p $= ( wi wq ) AU $. | AU | inside a number
+HEAD t $p wff p $= ( ) $. | ( | leaves 0
+HEAD ${ h $e |- p $. t $p |- q $= wp wq h h mp $. $} | mp | mp, m2: not met by |- p
+HEAD ${ h $e |- p $. t $p |- q $= h wq h h mp $. $} | mp | mp, wp: not met by |- p
+"""
+
+
+@pytest.mark.parametrize("case", MALFORMED.strip().split("\n"))
+def test_malformed_files_are_refused_with_line_and_token(case):
+    text, token, why = case.split(" | ")
+    said = refusal(f"\n\n{text.replace('HEAD', HEAD)}")
+    assert said.startswith(f"line 3, token '{token}': ") and why in said, said
+
+
+def test_every_damage_to_a_database_is_survived_or_refused_by_name():
+    """Databases that are cut off anywhere, and databases with tokens replaced, moved, doubled or left out."""
+    text, rng = THEORIES[0].read_text(), random.Random(3)
+    damaged = [text[:end] for end in range(0, len(text), 7)]
+    for _ in range(500):
+        words = re.split(r"(\s+)", text)
+        for at in rng.choices(range(0, len(words), 2), k=rng.choice((1, 1, 3))):
+            other = rng.choice(words)
+            words[at] = rng.choice(["", other, words[at] * 2, f"{words[at]} {words[at]}", "$.", "?", "( )"])
+        damaged.append("".join(words))
+    for one in damaged:
+        said = refusal(one, max_work=10_000)
+        assert not said or re.match(r"line \d+, token '.*': ", said), said
+
+
+# ---------------------------------------------------------------- what may be proved
+
+def test_scopes_and_incomplete_proofs():
+    """A block takes back its variables and hypotheses, not its assertions; "?" proves nothing, and counts."""
+    blocks = ("${ $v z $. wz $f wff z $. ${ h $e |- z $. t $p |- z $= h $. $} $}\n"
+              "${ $v z $. wy $f wff z $. u $a |- z $. $}\n")
+    use = "v $p |- p $= wp u $.\nw $p |- p $= wp wp u t $.\n"
+    database = Database().read(HEAD + blocks + use + "x $p |- q $= ? $.\ny $p |- q $= ( u ) A? $.")
+    assert [h.label for h in database.assertions["t"].hypotheses] == ["wz", "h"] and not database.scopes
+    assert database.incomplete == ["x", "y"]
+
+
+@pytest.mark.parametrize("given, proof, holds", [
+    ("$d p q $.", "wp wq ne", True), ("", "wp wq ne", False), ("$d p q $.", "wp wp ne", False),
+    ("$d p q r $.", "wp wq wr wi ne", True), ("$d p q $.", "wp wq wr wi ne", False),
+    ("$d q r $. $d p r $.", "wr wp wq wi ne", True),
+    ("$d p q $. $d p r $. $d q r $.", "wp wq wi wr wp wi ne", False)])
+def test_distinct_variables(given, proof, holds):
+    """What stands for distinct variables shares none, and all pairs of its variables are distinct."""
+    parts = []
+    for label in proof.split()[:-1]:
+        second = parts.pop() if label == "wi" else ""
+        parts.append(f"( {parts.pop()} -> {second} )" if second else label[1])
+    text = ("$c ( ) -> wff |- != $. $v p q r $. wp $f wff p $. wq $f wff q $. wr $f wff r $.\n"
+            "wi $a wff ( p -> q ) $. ${ $d p q $. ne $a |- p != q $. $}\n"
+            f"${{ {given} t $p |- {' != '.join(parts)} $= {proof} $. $}}")
+    said = refusal(text)
+    assert (said == "") == holds and (holds or "must not meet" in said), said
+
+
+def test_a_proof_costs_its_limit_only():
+    """Megabytes of labels, formulas that double at every step, saved steps without end, endless numbers."""
+    doubles = "".join(f"Z{number(2 + i)}{number(2 + i)}B" for i in range(60))
+    hostile = {"wp " * 3_400_000: "too many symbols", f"( wi ) AAB{doubles}": "too many symbols",
+               "( ) " + "U" * 10_000_000: "beyond", "( ) " + "AZ" * 5_000_000: "too many symbols"}
+    for proof, why in hostile.items():
+        started = time.process_time()
+        assert why in refusal(HEAD + f"t $p wff p $= {proof} $.", max_work=200_000), proof[:40]
+        assert time.process_time() - started < 20
+    assert "too many blocks" in refusal("${ " * 1_000_000)
+
+
+# ---------------------------------------------------------------- changed proofs
+
+def number(n: int) -> str:
+    """A number of a compressed proof, from 0."""
+    text, n = chr(ord("A") + n % 20), n // 20
+    while n:
+        n, text = (n - 1) // 5, chr(ord("U") + (n - 1) % 5) + text
+    return text
+
+
+def compressed(proof: list[str], mandatory: list[str]) -> str:
+    """A normal proof in compressed form."""
+    labels = mandatory + [label for label in dict.fromkeys(proof) if label not in mandatory]
+    letters = "".join(number(labels.index(label)) for label in proof)
+    return f"( {' '.join(labels[len(mandatory):])} ) {letters}"
+
+
+def proved(known: dict, local: dict, proof: list[str]) -> str | None:
+    """What a normal proof proves, by a way of its own: on texts, with all checks after the substitution."""
+    stack = []
+    for label in proof:
+        if label in local:
+            stack.append(local[label])
+            continue
+        cited = known.get(label)
+        if cited is None or len(stack) < len(cited.hypotheses):
+            return None
+        given = [stack.pop() for _ in cited.hypotheses][::-1]
+        meaning = {}
+        for hypothesis, text in zip(cited.hypotheses, given):
+            kind, _, symbols = text.partition(" ")
+            if hypothesis.floating and kind == hypothesis.expression[0]:
+                meaning[hypothesis.expression[1]] = symbols
+        wanted = [" ".join(meaning.get(symbol, symbol) for symbol in one.expression).split()
+                  for one in (*cited.hypotheses, cited)]
+        if wanted[:-1] != [text.split() for text in given]:
+            return None
+        stack.append(" ".join(wanted[-1]))
+    return stack[0] if len(stack) == 1 else None
+
+
+@pytest.mark.parametrize("path", THEORIES, ids=lambda path: path.name)
+def test_a_changed_proof_is_rejected_or_proves_the_same(path):
+    """Two hundred changes of one token: the verifier agrees with another way of computing what is proved, and
+    the compressed form of every proof is judged as the normal one."""
+    database, rng = Database().read(path.read_text()), random.Random(1)
+    text = " ".join(re.sub(r"\$\(.*?\$\)", " ", path.read_text(), flags=re.S).split())
+    theorems = [a for a in database.assertions.values() if a.proof]
+    floating = {h.label: " ".join(h.expression) for h in database.hypotheses}
+    accepted = 0
+    for turn in range(200 + len(theorems)):
+        theorem = theorems[turn] if turn < len(theorems) else rng.choice(theorems)
+        proof, at = list(theorem.proof), rng.randrange(len(theorem.proof))
+        if turn >= len(theorems):
+            other = rng.choice([*sorted(database.labels), *proof])
+            change = rng.choice(("replace", "replace", "insert", "delete"))
+            proof[at:at + (change != "insert")] = [other] if change != "delete" else []
+        local = floating | {h.label: " ".join(h.expression) for h in theorem.hypotheses if not h.floating}
+        labels = list(database.assertions)
+        earlier = {label: database.assertions[label] for label in labels[:labels.index(theorem.label)]}
+        is_right = proved(earlier, local, proof) == " ".join(theorem.expression)
+        accepted += is_right
+        before = text[:text.index("$=", text.index(f" {theorem.label} $p"))]
+        end = "$. $}" if before.count("${") > before.count("$}") else "$."
+        for form in (" ".join(proof), compressed(proof, [h.label for h in theorem.hypotheses])):
+            assert (refusal(f"{before} $= {form} {end}") == "") == is_right, (theorem.label, form)
+    assert len(theorems) <= accepted < len(theorems) + 30
