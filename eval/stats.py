@@ -1,18 +1,22 @@
 """Statistics of evaluation: pass@k, intervals, paired differences, exact tests, the seeds a comparison needs.
 
-A question counts once, as the mean of its samples. Between training runs the run is the unit: its members and its answers to
-many questions are nested in it, so that more questions cannot stand in for more seeds.
+A question counts once, as the mean of its samples. Between training runs the run is the unit: its members
+and its answers to many questions are nested in it, so that more questions cannot stand in for more seeds.
 """
+import functools
 import itertools
 import math
 from statistics import NormalDist
 
 import numpy as np
 
-EXACT_SIGNS = 16                                  # seeds up to which every sign pattern is counted
-DRAWS = 10_000                                    # of every bootstrap
-DRAWN_TOGETHER = 500                              # of these: what is in memory at a time
+EXACT_SIGNS = 16                    # seeds up to which every sign pattern is counted
+DRAWS = 10_000                      # of every bootstrap
+DRAWN_TOGETHER = 500                # of these: what is in memory at a time
+ANGLES = 100_001                    # steps of the integral under Student's t
 
+
+# ---- one run -----------------------------------------------------------------------------------------------
 
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Chance that at least one of k answers to a question is right, from n answers of which c are right.
@@ -34,19 +38,22 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """Score interval of a share (Wilson 1927), 95% by default; (0, 1) for n = 0. right may be a sum of shares."""
+    """Score interval of a share (Wilson 1927), 95%; (0, 1) for n = 0. right: also a sum of shares."""
     if n == 0:
         return 0.0, 1.0
     p = right / n
-    middle, half = p + z * z / (2 * n), z * math.sqrt(max(p * (1 - p), 0.0) / n + z * z / (4 * n * n))
-    return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
+    middle = p + z * z / (2 * n)
+    half = z * math.sqrt(max(p * (1 - p), 0.0) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
 def paired_bootstrap(differences: np.ndarray, n_draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
     """95% percentile interval of the mean of paired differences (n,), items drawn with replacement."""
-    rng, n = np.random.default_rng(seed), len(differences)
-    values, counts = np.unique(differences, return_counts=True)         # drawing items is drawing how often each value comes
-    means = rng.multinomial(n, counts / n, size=n_draws) @ values / n
+    rng = np.random.default_rng(seed)
+    n = len(differences)
+    values, counts = np.unique(differences, return_counts=True)
+    means = rng.multinomial(n, counts / n, size=n_draws) @ values / n       # how often each value is drawn
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
 
@@ -58,8 +65,10 @@ def bootstrap_columns(values: np.ndarray, n_draws: int = DRAWS, seed: int = 0) -
     Where all items have the same value (all solved, say), the interval has no width, as that of any
     bootstrap.
     """
-    rng, n = np.random.default_rng(seed), len(values)
-    columns, means = values.reshape(n, -1), []
+    rng = np.random.default_rng(seed)
+    n = len(values)
+    columns = values.reshape(n, -1)
+    means = []
     for start in range(0, n_draws, DRAWN_TOGETHER):
         weights = rng.multinomial(n, np.full(n, 1 / n), size=min(DRAWN_TOGETHER, n_draws - start))
         means.append(weights @ columns / n)
@@ -67,42 +76,77 @@ def bootstrap_columns(values: np.ndarray, n_draws: int = DRAWS, seed: int = 0) -
     return ends.T.reshape(*values.shape[1:], 2)
 
 
-def draws(n_outer: int, n_items: int, n_draws: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bootstrap weights of the outer units (n_draws, n_outer) and of the items (n_draws, n_items), each row summing to 1."""
-    rng = np.random.default_rng(seed)
-    shares = lambda n: rng.multinomial(n, np.full(n, 1 / n), size=n_draws) / n
-    return shares(n_outer), shares(n_items)
+# ---- several runs ------------------------------------------------------------------------------------------
 
+def t_quantile(share: float, freedom: int) -> float:
+    """The value below which a share (.5 to 1) of Student's t with so many degrees of freedom lies.
 
-def hierarchical_bootstrap(differences: np.ndarray, n_draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
-    """95% percentile interval of the mean of differences (S, n): S runs on n shared items, runs and items drawn with replacement.
-
-    The items are crossed with the runs (every run answers all), so one draw of items serves all runs of a draw. With few runs
-    the interval is too narrow, as every bootstrap of few units is: read it beside the exact test.
+    With t = sqrt(freedom) tan(a) the density is cos(a)^(freedom-1), which is summed up numerically.
     """
-    outer, items = draws(*differences.shape, n_draws, seed)
-    means = np.einsum("ds,dn,sn->d", outer, items, differences, optimize=True)
-    low, high = np.percentile(means, [2.5, 97.5])
+    angle = np.linspace(0, math.pi / 2, ANGLES)
+    density = np.cos(angle) ** (freedom - 1)
+    below = np.append(0, np.cumsum(density[1:] + density[:-1]))
+    return math.sqrt(freedom) * math.tan(np.interp(2 * share - 1, below / below[-1], angle))
+
+
+@functools.cache
+def widened(n: int) -> tuple[float, float]:
+    """The percentiles between which a bootstrap of n units holds 95%: further out than 2.5 and 97.5.
+
+    Hesterberg (2015, The American Statistician 69:371, "expanded percentile interval"): the bootstrap's
+    spread is too small by sqrt((n-1)/n), and takes it for known, which Student's t does not.
+    """
+    if n < 2:
+        return 0.0, 100.0
+    tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile(0.975, n - 1))
+    return 100 * tail, 100 * (1 - tail)
+
+
+@functools.lru_cache(maxsize=4)
+def draws(n_outer: int, n_items: int, n_draws: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bootstrap weights of outer units (n_draws, n_outer) and items (n_draws, n_items): shares of a row."""
+    rng = np.random.default_rng(seed)
+    outer = rng.multinomial(n_outer, np.full(n_outer, 1 / n_outer), size=n_draws) / n_outer
+    items = rng.multinomial(n_items, np.full(n_items, 1 / n_items), size=n_draws) / n_items
+    return outer, items
+
+
+def drawn_means(x: np.ndarray, n_draws: int, seed: int) -> np.ndarray:
+    """Means (n_draws,) of x (S, n), its rows and its columns drawn with replacement."""
+    outer, items = draws(*x.shape, n_draws, seed)
+    return ((outer @ x) * items).sum(1)
+
+
+def hierarchical_bootstrap(differences: np.ndarray, n_draws: int = DRAWS,
+                           seed: int = 0) -> tuple[float, float]:
+    """95% interval of the mean of differences (S, n): S runs on n shared items, both drawn with replacement.
+
+    The items are crossed with the runs (every run answers all), so one draw of items serves all runs of a
+    draw. The percentiles are `widened` for S runs; n = 1 is a bootstrap over runs alone.
+    """
+    low, high = np.percentile(drawn_means(differences, n_draws, seed), widened(len(differences)))
     return float(low), float(high)
 
 
-def ratio_bootstrap(top: np.ndarray, bottom: np.ndarray, n_draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
-    """95% percentile interval of mean(top) / mean(bottom), both (D, n): D draws and n items drawn with replacement, paired.
+def ratio_bootstrap(top: np.ndarray, bottom: np.ndarray, n_draws: int = DRAWS,
+                    seed: int = 0) -> tuple[float, float]:
+    """95% interval of mean(top) / mean(bottom), both (D, n) and paired, as in `hierarchical_bootstrap`.
 
     (nan, nan) where the bottom is 0 in a draw.
     """
-    outer, items = draws(*top.shape, n_draws, seed)
-    above, below = (np.einsum("ds,dn,sn->d", outer, items, x, optimize=True) for x in (top, bottom))
+    above = drawn_means(top, n_draws, seed)
+    below = drawn_means(bottom, n_draws, seed)
     if not (below > 0).all():
         return math.nan, math.nan
-    low, high = np.percentile(above / below, [2.5, 97.5])
+    low, high = np.percentile(above / below, widened(len(top)))
     return float(low), float(high)
 
 
 def sign_flip(differences: np.ndarray, n_draws: int = 100_000, seed: int = 0) -> float:
-    """Two-sided p of the mean of paired differences (S,) under all 2^S sign patterns (Fisher 1935); never under 2 / 2^S.
+    """Two-sided p of the mean of paired differences (S,) under all 2^S sign patterns (Fisher 1935).
 
-    Exact for up to EXACT_SIGNS seeds, beyond by drawn patterns (the observed one counted along).
+    Never under 2 / 2^S. Exact for up to EXACT_SIGNS seeds, beyond by drawn patterns (the observed one among
+    them).
     """
     S = len(differences)
     if S == 0:
@@ -110,14 +154,17 @@ def sign_flip(differences: np.ndarray, n_draws: int = 100_000, seed: int = 0) ->
     if S <= EXACT_SIGNS:
         signs = np.array(list(itertools.product((1, -1), repeat=S)))
     else:
-        signs = np.vstack((np.ones(S), np.random.default_rng(seed).choice((1, -1), size=(n_draws, S))))
+        drawn = np.random.default_rng(seed).choice((1, -1), size=(n_draws, S))
+        signs = np.vstack((np.ones(S), drawn))
     sums = np.abs(signs @ np.asarray(differences, float))
     return float((sums >= sums[0] * (1 - 1e-12)).mean())
 
 
 def holm(p: list[float]) -> list[float]:
     """p-values adjusted for as many comparisons as there are (Holm 1979), in the order given."""
-    order, out, worst = sorted(range(len(p)), key=p.__getitem__), [0.0] * len(p), 0.0
+    order = sorted(range(len(p)), key=p.__getitem__)
+    out = [0.0] * len(p)
+    worst = 0.0
     for rank, i in enumerate(order):
         worst = max(worst, min(1.0, (len(p) - rank) * p[i]))
         out[i] = worst
@@ -125,8 +172,11 @@ def holm(p: list[float]) -> list[float]:
 
 
 def seeds_needed(effect: float, spread: float, power: float = 0.8, level: float = 0.05) -> int:
-    """Pairs of runs with which a paired test finds a difference of `effect` with this power, where the differences of single
-    seeds have the standard deviation `spread` (Guenther 1981); never fewer than a sign-flip p under `level` needs."""
+    """Pairs of runs with which a paired test finds a difference of `effect` with this power.
+
+    spread: standard deviation of the differences of single seeds (Guenther 1981). Never fewer than a
+    sign-flip p under `level` needs.
+    """
     z = NormalDist().inv_cdf
     fewest = math.ceil(math.log2(2 / level))
     a, b = z(1 - level / 2), z(power)

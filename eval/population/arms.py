@@ -9,9 +9,11 @@ from operators import OPERATORS
 FULL = "full"
 PAPER = ("single", "single-long", "singles", "pair", "no-evolution", "copy", "mutation", "crossover",
          "uniform", "frozen-teachers", "novelty", "full-nodedupe", "single-long-nodedupe")
-PRIMARY = ("single", "single-long", "pair", "no-evolution", "uniform", "frozen-teachers")
+PLANNED = ("no-evolution", "uniform", "pair", "single-long", "single", "frozen-teachers")      # primary
+SECONDARY = (("pair", "single-long"), (FULL, "singles"), (FULL, "copy"), ("mutation", "crossover"),
+             (FULL, "novelty"), (FULL, "full-nodedupe"), ("single-long", "single-long-nodedupe"))
 PRESETS = {"paper": PAPER,
-           "primary": PRIMARY,
+           "primary": PLANNED,
            "operators": ("no-evolution", *OPERATORS),
            "quick": ("single-long", "no-evolution")}
 SEED_STRIDE = 1000                  # between the seeds of independent singles

@@ -15,6 +15,11 @@ POLL_S = 0.3                        # between looks at what a command has done
 INTERRUPTED = 130                   # exit code of a run that saved and left when asked to
 
 
+def cores() -> int:
+    """Processor cores that this process may use; Windows and macOS only tell those of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Crew:
     """Starts our commands as processes; when one fails or on Ctrl-C all are asked to save and leave."""
 
@@ -23,7 +28,7 @@ class Crew:
         self.stopping = False
         self.lock = threading.Lock()
         self.children = set()
-        threads = max(1, len(os.sched_getaffinity(0)) // jobs)
+        threads = max(1, cores() // jobs)
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self.env = {"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONPATH": path}
 

@@ -1,16 +1,17 @@
-"""Held-out tasks of the micro domain, by kind and difficulty: what self-play leaves behind on programs that nobody trained on.
+"""Held-out tasks of the micro domain, by kind and size: what self-play leaves on programs nobody trained on.
 
-    python -m eval.population.heldout --run out/NAME                                 # base and all members, greedy; 1,500 tasks
-    python -m eval.population.heldout --run out/NAME --samples 16                    # and pass@k, at temperature 1
-    python -m eval.population.heldout --run out/NAME --against out/OTHER             # and paired differences to another run
+    python -m eval.population.heldout --run out/NAME                      # base and members; 1,500 tasks
+    python -m eval.population.heldout --run out/NAME --samples 16         # and pass@k, at temperature 1
+    python -m eval.population.heldout --run out/NAME --against out/OTHER  # and differences to another run
     python -m eval.population.heldout --base micro/base --bench code_o,logic --limit 60 --split validation
 
-Five families: output, input and program tasks (code_o, code_i, code_f) by statements, word problems (math) by events, puzzles
-(logic) by variables. The programs are those that micro/data.py keeps out of the base's training text; one bit of a program's hash
-puts it into the validation or the test split, so that no program is in both. Of the smallest size too few programs are reserved:
-these 300 tasks are of programs that the base may know; the table by size marks them, the sums over the other 1,200 leave them
-out. Questions, parsers and judge are those of self-play. Tasks are kept in items.jsonl, answers go to answers.jsonl as they come;
-the same command goes on where it stopped.
+Five families: output, input and program tasks (code_o, code_i, code_f) by statements, word problems (math) by
+events, puzzles (logic) by variables. The programs are those that micro/data.py keeps out of the base's
+training text; one bit of a program's hash puts it into the validation or the test split, so that none is in
+both. Of the smallest size too few programs are reserved: these 300 tasks are of programs that the base may
+know; the table by size marks them, the sums over the other 1,200 leave them out. Questions, parsers and judge
+are those of self-play. Tasks are kept in items.jsonl, answers go to answers.jsonl as they come; the same
+command goes on where it stopped.
 
 A sixth family, code_o_long, has output tasks of 7 to 10 statements, more than any that the base was trained
 on. It is asked where --bench names it or --samples asks for several answers, and is no part of the sums
@@ -45,14 +46,16 @@ from tasks.prompts import PROMPT_FORMATS, Prompt, reasoning
 from tasks.validation import Limits
 from verifier import Sandbox
 
-ROWS = {"code_o": "out", "code_i": "inp", "code_f": "fun", "math": "math", "logic": "logic"}     # family -> row of micro.evaluate
+# family -> row of micro.evaluate
+ROWS = {"code_o": "out", "code_i": "inp", "code_f": "fun", "math": "math", "logic": "logic"}
 LONG = "code_o_long"
 FAMILIES = {family: (row, tuple(SIZES[row])) for family, row in ROWS.items()}       # family -> row, sizes
 FAMILIES[LONG] = "out", (7, 8, 9, 10)
 SPLITS = ("test", "validation")
-SEED, PER_SIZE = 2605, 60                          # of the draws; tasks of one family and size
-MICRO_MAX_NEW = 96                                 # the micro base's longest traces; training cuts at 80
-SEEN_SIZES = {"logic": 2}                          # the size of which the base knows programs is 1, of puzzles 2
+SEED = 2605                         # of the draws
+PER_SIZE = 60                       # tasks of one family and size
+MICRO_MAX_NEW = 96                  # the micro base's longest traces; training cuts at 80
+SEEN_SIZES = {"logic": 2}           # the size of which the base knows programs is 1, of puzzles 2
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Item:
     task: Task
 
 
-# ---- the tasks -----------------------------------------------------------------------------------------------------------
+# ---- the tasks ---------------------------------------------------------------------------------------------
 
 def split_of(task: Task) -> str:
     """The split of a task's program (of a word problem: its story), the same on every machine."""
@@ -75,18 +78,23 @@ def split_of(task: Task) -> str:
 
 @functools.lru_cache(maxsize=None)
 def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
-    """Held-out tasks of a family in one split, the sizes in turn, no program twice in a size; fewer per_size: the first ones."""
+    """Held-out tasks of a family in one split, the sizes in turn, no program twice in a size.
+
+    Fewer per_size are the first ones of more.
+    """
     columns = []
     row, sizes = FAMILIES[family]
     for size in sizes:
-        found, known, seed = [], set(), 0
+        found, known = [], set()
+        seed = 0
         while len(found) < per_size:
             task, = draw_tasks(row, size, 1, f"{SEED}/{seed}")
             seed += 1
             text = task.message or task.program
             if split_of(task) == split and text not in known:
                 known.add(text)
-                found.append(Item(family, f"{size}/{len(found)}", size, size == SEEN_SIZES.get(family, 1), task))
+                seen = size == SEEN_SIZES.get(family, 1)
+                found.append(Item(family, f"{size}/{len(found)}", size, seen, task))
         columns.append(found)
     return tuple(item for turn in zip(*columns) for item in turn)
 
@@ -95,67 +103,82 @@ def items_of(families: list[str], split: str, limit: int) -> list[Item]:
     """The first `limit` tasks (0 = all) of each family."""
     items = []
     for family in families:
-        n_sizes = len(FAMILIES[family][1])
-        items += draw(family, split, min(PER_SIZE, -(-limit // n_sizes)) if limit else PER_SIZE)[:limit or None]
+        per_size = -(-limit // len(FAMILIES[family][1])) if limit else PER_SIZE
+        items += draw(family, split, min(PER_SIZE, per_size))[:limit or None]
     return items
 
 
 def hashes_of(families: list[str], split: str) -> dict[str, str]:
-    """SHA-256 of the first task of each size, by family: it tells a change of split or generator, and lets a larger --limit go
-    on from a smaller."""
-    first = {family: [dataclasses.astuple(item.task) for item in draw(family, split, 1)] for family in families}
-    return {family: hashlib.sha256(repr(tasks).encode()).hexdigest() for family, tasks in first.items()}
+    """SHA-256 of the first task of each size, by family.
+
+    It tells a change of split or generator, and lets a larger --limit go on from a smaller.
+    """
+    out = {}
+    for family in families:
+        tasks = [dataclasses.astuple(item.task) for item in draw(family, split, 1)]
+        out[family] = hashlib.sha256(repr(tasks).encode()).hexdigest()
+    return out
 
 
 def kept_items(path: Path, families: list[str], split: str, limit: int) -> list[Item]:
-    """items_of, read from where an earlier start wrote it; else drawn, which takes some seconds, and written there.
-
-    The file's first line says what the tasks depend on and the hash of the rest; where it says anything else than what is
-    wanted, the file is damaged or of another evaluation and is written anew.
-    """
-    depends = dict(split=split, limit=limit, seed=SEED, per_size=PER_SIZE, first=hashes_of(families, split))
-    title = lambda body: json.dumps(depends | dict(sha256=hashlib.sha256(body).hexdigest())).encode()
-    if path.exists():
-        head, _, body = path.read_bytes().partition(b"\n")
-        if head == title(body):
-            return [Item(**row | dict(task=task_of(row["task"]))) for row in map(json.loads, body.splitlines())]
-        print(f"note: {path} is damaged or holds other tasks; they are drawn again", file=sys.stderr)
+    """items_of, written down beside the answers to them; the first line says how they were drawn."""
     items = items_of(families, split, limit)
-    body = "".join(json.dumps(dataclasses.asdict(item)) + "\n" for item in items).encode()
-    path.write_bytes(title(body) + b"\n" + body)
+    drawn = dict(split=split, limit=limit, seed=SEED, per_size=PER_SIZE)
+    rows = [drawn, *map(dataclasses.asdict, items)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return items
+
+
+def read_items(path: Path) -> list[Item]:
+    """The tasks that `kept_items` wrote."""
+    rows = map(json.loads, path.read_bytes().splitlines()[1:])
+    return [Item(**row | dict(task=task_of(row["task"]))) for row in rows]
 
 
 def families_for(prompt_format: str) -> tuple[str, ...]:
     """Those of ROWS that a prompt format can ask: the word problems' template is the micro protocol's own."""
-    return tuple(ROWS) if prompt_format == "micro" else tuple(name for name in ROWS if name != "math")
+    return tuple(name for name in ROWS if prompt_format == "micro" or name != "math")
 
 
 def told(run: str, items: list[Item]) -> int:
-    """How many of the reserved programs the run's own teachers have proposed word for word: students may have met them."""
+    """How many of the reserved programs the run's own teachers have proposed: students may have met them."""
     path = Path(run).expanduser() / "tasks.jsonl"
-    rows = map(json.loads, path.read_bytes().splitlines()) if run and path.exists() else []
+    if not run or not path.exists():
+        return 0
+    rows = map(json.loads, path.read_bytes().splitlines())
     programs = {row["program"] for row in rows if not row["reason"]}
     return sum(item.task.program in programs for item in items if not item.seen)
 
 
-# ---- asking and judging --------------------------------------------------------------------------------------------------
+# ---- asking and judging ------------------------------------------------------------------------------------
 
 def asking(prompt_format: str) -> Callable[[Item], Prompt]:
     """The question of an item (anything with .task), as a student is asked in training."""
     limits = Limits.for_format(prompt_format)
-    return lambda item: TASK_TYPES[item.task.kind].solve(prompt_format, item.task, limits)
+
+    def ask(item: Item) -> Prompt:
+        return TASK_TYPES[item.task.kind].solve(prompt_format, item.task, limits)
+    return ask
 
 
-def judging(sandbox: Sandbox, prompt_format: str, note: Callable[[Item], dict] = lambda item: {}) -> Callable[[list], list[dict]]:
-    """judge([(item, text)]) -> [dict(correct, verdict, **note(item))], as in training: the sandbox decides."""
-    limits, ask = Limits.for_format(prompt_format), asking(prompt_format)
+def judging(sandbox: Sandbox, prompt_format: str,
+            noted: tuple[str, ...] = ()) -> Callable[[list], list[dict]]:
+    """judge([(item, text)]) -> [dict(correct, verdict)], as in training: the sandbox decides.
+
+    noted: fields of the items that go along.
+    """
+    limits = Limits.for_format(prompt_format)
+    ask = asking(prompt_format)
 
     def judge(answers: list[tuple]) -> list[dict]:
-        """All answers in one call."""
         texts = [[ask(item).prefix + text] for item, text in answers]
-        judged = judge_answers([item.task for item, _ in answers], texts, prompt_format, limits, sandbox.run)
-        return [dict(correct=verdict == "correct", verdict=verdict, **note(item)) for [verdict], (item, _) in zip(judged, answers)]
+        tasks = [item.task for item, _ in answers]
+        verdicts = judge_answers(tasks, texts, prompt_format, limits, sandbox.run)
+        out = []
+        for [verdict], (item, _) in zip(verdicts, answers):
+            more = {name: getattr(item, name) for name in noted}
+            out.append(dict(correct=verdict == "correct", verdict=verdict, **more))
+        return out
     return judge
 
 
@@ -164,7 +187,8 @@ def judge_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-format", default="", choices=("", *PROMPT_FORMATS),
                         help="how the model is talked to; default: as the run was, else as the base wants")
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes")
-    parser.add_argument("--weak-sandbox", action="store_true", help="weaker walls where the system has no seccomp (dangerous)")
+    parser.add_argument("--weak-sandbox", action="store_true",
+                        help="weaker walls where the system has no seccomp (dangerous)")
 
 
 def run_config(run: str) -> dict:
@@ -176,14 +200,17 @@ def run_config(run: str) -> dict:
 
 
 def formatted(args: argparse.Namespace, population: common.Population) -> common.Population:
-    """The population, talked to as --prompt-format or the run say; sets --max-new and --max-rows where the command line does not."""
-    prompt_format = args.prompt_format or run_config(args.run).get("prompt_format", population.base.prompt_format)
-    args.max_new = args.max_new or (MICRO_MAX_NEW if prompt_format == "micro" else PRESETS[prompt_format]["max_new_tokens"])
-    args.max_rows = args.max_rows or PRESETS[prompt_format]["rollout_batch"]
-    return dataclasses.replace(population, base=dataclasses.replace(population.base, prompt_format=prompt_format))
+    """The population, talked to as --prompt-format or the run say; sets --max-new and --max-rows if they
+    are not given."""
+    base = population.base
+    prompt_format = args.prompt_format or run_config(args.run).get("prompt_format", base.prompt_format)
+    preset = PRESETS[prompt_format]
+    args.max_new = args.max_new or (MICRO_MAX_NEW if prompt_format == "micro" else preset["max_new_tokens"])
+    args.max_rows = args.max_rows or preset["rollout_batch"]
+    return dataclasses.replace(population, base=dataclasses.replace(base, prompt_format=prompt_format))
 
 
-# ---- the table by size ---------------------------------------------------------------------------------------------------
+# ---- the table by size -------------------------------------------------------------------------------------
 
 def cells_of(rows: list[dict]) -> dict[tuple[str, int], list[dict]]:
     """(family, size) -> its rows, in the order of FAMILIES."""
@@ -195,20 +222,26 @@ def cells_of(rows: list[dict]) -> dict[tuple[str, int], list[dict]]:
 
 
 def by_size(rows: list[dict]) -> list[dict]:
-    """One dict per family and size: the base's and the solvers' mean share of right answers with Wilson intervals, their paired
-    difference with bootstrap interval, the least and the most of the solvers: the students, or whoever there is."""
+    """One dict per family and size: the base's and the solvers' mean share of right answers with Wilson
+    intervals, their paired difference with bootstrap interval, the least and the most of the solvers.
+
+    Solvers are the students, or whoever there is.
+    """
     out = []
     for (bench, size), some in cells_of(rows).items():
         share = with_means(shares(some)[bench])
         group, mean = list(share.items())[-1]
-        line = dict(bench=bench, size=size, seen=some[0]["seen"], n=len(share[BASE]))
-        base, solved = np.array(list(share[BASE].values())), np.array([mean[i] for i in share[BASE]])
-        line |= dict(base=float(base.mean()), base_interval=wilson(float(base.sum()), len(base)))
+        base = np.array(list(share[BASE].values()))
+        solved = np.array([mean[i] for i in share[BASE]])
+        line = dict(bench=bench, size=size, seen=some[0]["seen"], n=len(base), base=float(base.mean()),
+                    base_interval=wilson(float(base.sum()), len(base)))
         if group != BASE:
-            names = roles([name for name in share if name in {row["member"] for row in some} - {BASE}]).get(group, [group])
+            members = {row["member"] for row in some} - {BASE}
+            names = roles([name for name in share if name in members]).get(group, [group])
             each = [float(np.mean(list(share[name].values()))) for name in names]
-            line |= dict(solvers=float(solved.mean()), solvers_interval=wilson(float(solved.sum()), len(solved)),
-                         least=min(each), most=max(each), difference=float((solved - base).mean()),
+            interval = wilson(float(solved.sum()), len(solved))
+            line |= dict(solvers=float(solved.mean()), solvers_interval=interval, least=min(each),
+                         most=max(each), difference=float((solved - base).mean()),
                          difference_interval=paired_bootstrap(solved - base))
         out.append(line)
     return out
@@ -216,7 +249,8 @@ def by_size(rows: list[dict]) -> list[dict]:
 
 def size_table(lines: list[dict]) -> str:
     """The table by size for the terminal; * marks sizes of which the base may know the programs."""
-    span = lambda pair: "{:.2f} .. {:.2f}".format(*pair)
+    def span(pair: tuple[float, float]) -> str:
+        return f"{pair[0]:.2f} .. {pair[1]:.2f}"
     width = max(7, *(len(line["bench"]) for line in lines))
     out = [f"{'family':{width}} size     n   base  95% interval  solvers  95% interval  least  most  "
            "difference  95% interval"]
@@ -226,8 +260,8 @@ def size_table(lines: list[dict]) -> str:
         text += span(line["base_interval"])
         if "solvers" in line:
             low, high = line["difference_interval"]
-            text += (f"  {line['solvers']:7.2f}  {span(line['solvers_interval'])}  {line['least']:5.2f}  {line['most']:4.2f}  "
-                     f"{line['difference']:+10.3f}  {low:+.3f} .. {high:+.3f}")
+            text += (f"  {line['solvers']:7.2f}  {span(line['solvers_interval'])}  {line['least']:5.2f}  "
+                     f"{line['most']:4.2f}  {line['difference']:+10.3f}  {low:+.3f} .. {high:+.3f}")
         out.append(text)
     return "\n".join(out)
 
@@ -299,11 +333,13 @@ def settle_temperature(args: argparse.Namespace) -> None:
 
 def command_line(argv: list[str] | None) -> argparse.Namespace:
     """The flags, checked as far as can be without the base. Raises ValueError for what the user can mend."""
-    parser = common.parser_of("eval.population.heldout", __doc__, None, without=("data", "prompt", "temperature"))
+    parser = common.parser_of("eval.population.heldout", __doc__, None,
+                              without=("data", "prompt", "temperature"))
     parser.add_argument("--temperature", type=float, default=None,
                         help="0 = greedy; default: 0 with one sample, 1 (as in training) with several")
     judge_flags(parser)
-    parser.add_argument("--split", default="test", choices=SPLITS, help="choose members on validation, claim on test")
+    parser.add_argument("--split", default="test", choices=SPLITS,
+                        help="choose members on validation, claim on test")
     parser.set_defaults(max_rows=None)
     args = parser.parse_args(argv)
     settle_temperature(args)
@@ -321,20 +357,23 @@ def main(argv: list[str] | None = None) -> int:
         population = formatted(args, common.load(args))
         prompt_format = population.base.prompt_format
         if beyond := set(wanted) - {*families_for(prompt_format), LONG}:
-            raise ValueError(f"--bench {','.join(beyond)}: its template is that of the micro prompt format, and this "
-                             f"base speaks the {prompt_format} format")
+            raise ValueError(f"--bench {','.join(beyond)}: its template is that of the micro prompt format, "
+                             f"and this base speaks the {prompt_format} format")
         families = wanted or [*families_for(prompt_format), *([LONG] if args.samples > 1 else [])]
         default = "eval-heldout" if args.split == "test" else "eval-heldout-validation"
         default += f"-t{args.temperature:g}" if args.temperature else ""       # greedy answers are other ones
-        out, done = common.open_out(args, population, f"task {prompt_format}", hashes_of(families, args.split), default)
+        hashes = hashes_of(families, args.split)
+        out, done = common.open_out(args, population, f"task {prompt_format}", hashes, default)
         items = kept_items(out.path / "items.jsonl", families, args.split, args.limit)
         if all(item.seen for item in items):
             raise ValueError(f"--limit {args.limit}: the base may know the only task of each family, and no "
                              "sum counts such tasks; give 2 or more")
-        judge = judging(sandbox, prompt_format, lambda item: dict(size=item.size, seen=item.seen))
-        rows = common.answer_all(population, items, asking(prompt_format), judge, args, out, done, prompt_format)
+        judge = judging(sandbox, prompt_format, ("size", "seen"))
+        ask = asking(prompt_format)
+        rows = common.answer_all(population, items, ask, judge, args, out, done, prompt_format)
     note_thinking(rows, items, prompt_format)
-    sizes, n_told = by_size(rows), told(args.run, items)
+    sizes = by_size(rows)
+    n_told = told(args.run, items)
     several = {}
     if args.samples > 1:
         several = dict(pass_at_k=passes(counted(rows)), pass_at_k_sizes=passes_by_size(rows))
@@ -344,7 +383,8 @@ def main(argv: list[str] | None = None) -> int:
     if several:
         print(f"\n{pass_tables(*several.values(), args.samples)}")
     if n_told:
-        print(f"note: {n_told} of the programs in these sums were also proposed by this run's own teachers", file=sys.stderr)
+        print(f"note: {n_told} of the programs in these sums were also proposed by this run's own teachers",
+              file=sys.stderr)
     return 0
 
 

@@ -1,14 +1,17 @@
-"""Children against their parents, operator by operator: how much of what the parents can do survives their recombination?
+"""Children against their parents, operator by operator: how much of what the parents can do survives?
 
-    python -m eval.population.retention --run out/NAME                                 # every operator, 4 children each; after k steps
+    python -m eval.population.retention --run out/NAME                         # 4 children of every operator
     python -m eval.population.retention --run out/NAME --draws 8 --bench code_o --temperature 1 --k 15
+    python -m eval.population.retention --runs out/A out/B out/C --draws 5       # one table of several runs
 
-At birth: each operator makes children of the students of the last checkpoint, parents drawn as in training; children, parents and
-base solve the held-out tasks of eval.population.heldout in the same batches. Retention is the child's share of right answers over the mean
-of its parents', with an interval over children and tasks. A base that solves most tasks alone keeps it near 1 whatever an
-operator does, so the base stands beside it, and two measures that do not depend on tasks: |dW| of the child over its parents'
-mean, and the KL divergence per token from the fitter parent's answers (sampled at temperature 1). After k steps: what the run
-itself has noted, its students' accuracy on the anchors at the probes after each birth.
+At birth: each operator makes children of the students of the last checkpoint, parents drawn as in training;
+children, parents and base solve the held-out tasks of eval.population.heldout in the same batches. Retention
+is the child's share of right answers over the mean of its parents'. A base that solves most tasks alone keeps
+it near 1 whatever an operator does, so the base stands beside it, and what does not depend on tasks: |dW| of
+the child over its parents' mean, the KL divergence per token from the fitter parent's answers (sampled at
+temperature 1), and whether a child whose parents think in most of their answers still does. Intervals are
+over tasks and runs, of one run over tasks and children. After k steps: what the runs themselves have noted,
+their students' accuracy on the anchors at the probes after each birth.
 """
 import argparse
 import contextlib
@@ -20,7 +23,8 @@ import numpy as np
 import torch
 
 from eval import common
-from eval.population import heldout
+from eval.population import heldout, records
+from eval.population.measures import children, children_table
 from eval.stats import hierarchical_bootstrap, ratio_bootstrap
 from eval.summary import BASE, shares
 from evolve import Member
@@ -35,7 +39,7 @@ from selfplay import make_rng, mean
 from tasks.prompts import render
 from trueskill_lite import RATINGS
 
-KL_TASKS, KL_ROWS = 24, 8                          # tasks on whose answers the divergence is taken; rows at a time
+KL_TASKS, KL_ROWS = 24, 8           # tasks on whose answers the divergence is taken; rows at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,165 +50,180 @@ class Family:
     parents: tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Child:
+    """What became of it: right answers of base, parents (their mean) and child by task (n,), and thinking."""
+    operator: str
+    base: np.ndarray
+    parents: np.ndarray
+    right: np.ndarray
+    parents_think: float
+    think: float
+    norm_ratio: float
+    kl: float
+
+
+# ---- at birth ----------------------------------------------------------------------------------------------
+
 def families(students: list[Member], fitness, n_draws: int, seed: int) -> list[Family]:
-    """n_draws children of every operator that has enough parents; parents drawn uniformly, as from the survivors in training."""
+    """n_draws children of every operator with enough parents, which are drawn as survivors in training."""
     out = []
     for name, operator in OPERATORS.items():
+        if operator.n_parents > len(students):
+            continue
         for d in range(n_draws):
-            if operator.n_parents <= len(students):
-                parents = make_rng(seed, name, d).sample(students, operator.n_parents)
-                parents.sort(key=lambda m: fitness(m.rating), reverse=True)
-                out.append(Family(f"{name}/{d}", name, tuple(m.name for m in parents)))
+            parents = make_rng(seed, name, d).sample(students, operator.n_parents)
+            parents.sort(key=lambda m: fitness(m.rating), reverse=True)
+            out.append(Family(f"{name}/{d}", name, tuple(m.name for m in parents)))
     return out
 
 
-def born(population: common.Population, some: list[Family], seed: int) -> tuple[common.Population, list[float]]:
-    """A population of these children (first slots) and of all members of `population`; per child |dW| over its parents' mean."""
+def born(population: common.Population, some: list[Family],
+         seed: int) -> tuple[common.Population, list[float]]:
+    """A population of these children (first slots) and all members; per child |dW| over its parents' mean."""
     old, n = population.adapters, len(some)
     shapes = {path: (A.shape[2], old.B[path].shape[1]) for path, A in old.A.items()}
-    adapters = Adapters(shapes, n + old.n_members, old.rank, old.alpha, next(iter(old.A.values())).device)
+    device = next(iter(old.A.values())).device
+    adapters = Adapters(shapes, n + old.n_members, old.rank, old.alpha, device)
     for slot in range(old.n_members):
         adapters.set_factors(n + slot, old.factors(slot))
-    ratios = []
-    for i, f in enumerate(some):
-        parents = [old.factors(population.slots[name]) for name in f.parents]
+    ratios, slots = [], {}
+    for i, family in enumerate(some):
+        parents = [old.factors(population.slots[name]) for name in family.parents]
+        gen = torch.Generator().manual_seed(make_rng(seed, family.child).getrandbits(60))
         with torch.no_grad():
-            child = OPERATORS[f.operator].fn(parents, torch.Generator().manual_seed(make_rng(seed, f.child).getrandbits(60)))
+            child = OPERATORS[family.operator].fn(parents, gen)
         adapters.set_factors(i, child)
+        slots[family.child] = i
         before = mean(map(dw_norm, parents))
         ratios.append(dw_norm(child) / before if before else math.nan)
-    slots = {f.child: i for i, f in enumerate(some)} | {name: n + slot for name, slot in population.slots.items() if slot >= 0}
+    for name, slot in population.slots.items():
+        if slot >= 0:
+            slots[name] = n + slot
     return dataclasses.replace(population, adapters=adapters, slots=slots), ratios
 
 
 @torch.inference_mode()
 def token_kl(base: Base, adapters: Adapters, r: Rollout, other: int) -> float:
-    """KL divergence per token from the members that wrote r (at temperature 1) to the member `other`, by the k3 estimator."""
+    """KL per token from the members that wrote r (at temperature 1) to the member `other`, estimator k3."""
     total, n = 0.0, 0
     for rows in torch.arange(len(r.length), device=r.ids.device).split(KL_ROWS):
         part = r.select(rows)
-        mask, route = part.mask[:, 1:], adapters.route(torch.full_like(part.member, other), base.model.embedding.dtype)
-        logp = token_logp(base, base.model(part.ids[:, :-1], lora=route)[mask], part.ids[:, 1:][mask], 1.0, False)[0]
+        mask = part.mask[:, 1:]
+        route = adapters.route(torch.full_like(part.member, other), base.model.embedding.dtype)
+        logits = base.model(part.ids[:, :-1], lora=route)[mask]
+        logp = token_logp(base, logits, part.ids[:, 1:][mask], 1.0, False)[0]
         gap = logp - part.logp[:, 1:][mask]
-        total, n = total + (gap.exp() - gap - 1).sum().item(), n + len(gap)
+        total += (gap.exp() - gap - 1).sum().item()
+        n += len(gap)
     return total / max(1, n)
 
 
-def divergences(children: common.Population, some: list[Family], items: list, args: argparse.Namespace) -> list[float]:
+def divergences(children: common.Population, some: list[Family], items: list,
+                args: argparse.Namespace) -> list[float]:
     """Per child the divergence from its fitter parent, on that parent's answers to some of the tasks."""
-    base, ask, out = children.base, heldout.asking(children.base.prompt_format), []
+    base = children.base
+    ask = heldout.asking(base.prompt_format)
     prompts = [render(ask(item), base.prompt_format, base.tokenizer) for item in items[:KL_TASKS]]
-    for f in some:
-        keys, writer = [(args.seed, i) for i in range(len(prompts))], [children.slots[f.parents[0]]] * len(prompts)
+    keys = [(args.seed, i) for i in range(len(prompts))]
+    out = []
+    for family in some:
+        writer = [children.slots[family.parents[0]]] * len(prompts)
         r = generate(base, children.adapters, prompts, writer, keys, 1, 1.0, args.max_new, args.max_rows)
-        out.append(token_kl(base, children.adapters, r, children.slots[f.child]))
+        out.append(token_kl(base, children.adapters, r, children.slots[family.child]))
     return out
 
 
-def judged(operator: str, some: list[Family], share: dict[str, dict[str, float]], ratios: list[float], kls: list[float]) -> dict:
-    """One operator's line: solve rates of base, parents and children on the same items, retention, difference, intervals."""
+def told_by(rows: list[dict]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Member -> share of right answers by task (n,), and member -> share of answers that think."""
+    whole = [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in rows]
+    share = shares(whole)["all"]
     ids = sorted(share[BASE])
-    rates = lambda name: np.array([share[name][i] for i in ids])
-    children = np.stack([rates(f.child) for f in some])                                                # (D, n)
-    parents = np.stack([np.mean([rates(p) for p in f.parents], axis=0) for f in some])
-    kept = children.mean() / parents.mean() if parents.mean() > 0 else math.nan
-    return dict(operator=operator, draws=len(some), n=len(ids), base=float(rates(BASE).mean()),
-                parents=float(parents.mean()), children=float(children.mean()), retention=float(kept),
-                retention_interval=ratio_bootstrap(children, parents), difference=float((children - parents).mean()),
-                difference_interval=hierarchical_bootstrap(children - parents),
-                norm_ratio=float(np.mean(ratios)), kl=float(np.mean(kls)))
+    thinks = {}
+    for row in rows:
+        thinks.setdefault(row["member"], []).append(row.get("think", False))
+    right = {name: np.array([found[i] for i in ids]) for name, found in share.items()}
+    return right, {name: float(np.mean(found)) for name, found in thinks.items()}
 
 
-def at_birth(args: argparse.Namespace, population: common.Population, students: list[Member], fitness, judge, out: RunDir,
-             done: list[dict]) -> list[dict]:
-    """Every operator's line; one operator's children are in memory at a time."""
+def at_birth(args: argparse.Namespace, population: common.Population, students: list[Member], fitness, judge,
+             out: RunDir, done: list[dict]) -> list[Child]:
+    """The children of a run; one operator's are in memory at a time."""
     prompt_format = population.base.prompt_format
     items = heldout.kept_items(out.path / "items.jsonl", args.families, args.split, args.limit)
     items = [item for item in items if not item.seen]
-    answer = lambda some: common.answer_all(some, items, heldout.asking(prompt_format), judge, args, out, done, prompt_format)
-    wanted = families(students, fitness, args.draws, args.seed)
+
+    def answer(some: common.Population) -> list[dict]:
+        ask = heldout.asking(prompt_format)
+        rows = common.answer_all(some, items, ask, judge, args, out, done, prompt_format)
+        heldout.note_thinking(rows, items, prompt_format)
+        return rows
     slots = {m.name: population.slots.get(m.name, 0) for m in students} | {BASE: -1}
     elders = dataclasses.replace(population, slots=slots)
-    rows, lines = answer(elders), []
-    for operator in dict.fromkeys(f.operator for f in wanted):
-        some = [f for f in wanted if f.operator == operator]
+    rows, found = answer(elders), []
+    wanted = families(students, fitness, args.draws, args.seed)
+    for operator in dict.fromkeys(family.operator for family in wanted):
+        some = [family for family in wanted if family.operator == operator]
         children, ratios = born(elders, some, args.seed)
-        own = answer(dataclasses.replace(children, slots={f.child: children.slots[f.child] for f in some}))
-        whole = [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in rows + own]
-        lines.append(judged(operator, some, shares(whole)["all"], ratios, divergences(children, some, items, args)))
-    return lines
+        alone = {family.child: children.slots[family.child] for family in some}
+        right, think = told_by(rows + answer(dataclasses.replace(children, slots=alone)))
+        kls = divergences(children, some, items, args)
+        for family, ratio, kl in zip(some, ratios, kls):
+            parents = np.mean([right[name] for name in family.parents], axis=0)
+            before = float(np.mean([think[name] for name in family.parents]))
+            found.append(Child(operator, right[BASE], parents, right[family.child], before,
+                               think[family.child], ratio, kl))
+    return found
 
 
-# ---- after k steps: the run's own records --------------------------------------------------------------------------------
+def judged(operator: str, runs: list[list[Child]]) -> dict:
+    """One operator's line; of several runs each counts once, as the mean of its children."""
+    every = [child for run in runs for child in run]
+    rows = runs if len(runs) > 1 else [[child] for child in every]
+    right = np.stack([np.mean([child.right for child in row], axis=0) for row in rows])
+    parents = np.stack([np.mean([child.parents for child in row], axis=0) for row in rows])
+    kept = right.mean() / parents.mean() if parents.mean() > 0 else math.nan
+    able = [child for child in every if child.parents_think > 0.5]
+    return dict(operator=operator, runs=len(runs), draws=len(every), n=right.shape[1],
+                base=float(np.mean([child.base for child in every])), parents=float(parents.mean()),
+                children=float(right.mean()), retention=float(kept),
+                retention_interval=ratio_bootstrap(right, parents),
+                difference=float((right - parents).mean()),
+                difference_interval=hierarchical_bootstrap(right - parents),
+                thinking_parents=len(able), still_think=sum(child.think > 0.5 for child in able),
+                norm_ratio=float(np.mean([child.norm_ratio for child in every])),
+                kl=float(np.mean([child.kl for child in every])))
 
-def later(run: RunDir, k: int) -> list[dict]:
-    """Per operator, of the students born in a run: anchor accuracy of the parents at the last probe before the birth, of the
-    child at the first probe after it and at the first k steps after it, and of the surviving parents then. None = no record."""
-    read = lambda name: run.rows(name, run.sizes()[name])
-    probes = [(row["step"], row["anchors_greedy"]) for row in read("metrics.jsonl") if row.get("anchors_greedy")]
-    births = [row for row in read("genealogy.jsonl") if row["victim"]["role"] == "student"]
-    lines = []
-    for operator in dict.fromkeys(row["operator"] for row in births):
-        own, found = [row for row in births if row["operator"] == operator], []
-        for row in own:
-            names = [p["name"] for p in row["parents"]]
-            before = next((a for step, a in reversed(probes) if step <= row["step"]), {})
-            # a probe comes before its step's update: the first of a child is at the step after its birth
-            first, after = (next((a for step, a in probes if step > row["step"] + wait), {}) for wait in (0, k - 1))
-            found.append(dict(parents=mean(before.get(name) for name in names), first=first.get(row["child"]),
-                              child=after.get(row["child"]), parents_then=mean(after.get(name) for name in names)))
-        both = [x for x in found if x["child"] is not None and x["parents"]]
-        means = {key: mean(x[key] for x in both) for key in ("parents", "first", "child", "parents_then")}
-        lines.append(dict(operator=operator, births=len(own), recorded=len(both), **means,
-                          retention=mean(x["child"] / x["parents"] for x in both)))
-    return lines
 
+def later(runs: list[Path], k: int) -> list[dict]:
+    """What the runs' own records tell of their children at once and after k steps: `measures.children`."""
+    logs = [(str(run), records.logged(run), records.logged(run, "genealogy.jsonl")) for run in runs]
+    return children(logs, tuple(dict.fromkeys((1, k))))
+
+
+# ---- tables ------------------------------------------------------------------------------------------------
 
 def birth_table(lines: list[dict]) -> str:
     """Retention at birth for the terminal."""
-    out = ["at birth, on held-out tasks; children of the last checkpoint's students",
-           f"{'operator':11} {'draws':>5} {'n':>5}   base  parents  children  retention  95% interval    child - parents"
-           "  95% interval      |dW|     KL"]
+    out = ["at birth, on held-out tasks; children of the last checkpoints' students",
+           "operator    draws    n  base  parents  kept  95% interval  "
+           "difference              thinking   |dW|     KL"]
     for x in lines:
-        (a, b), (low, high) = x["retention_interval"], x["difference_interval"]
-        out.append(f"{x['operator']:11} {x['draws']:5} {x['n']:5}  {x['base']:.3f}    {x['parents']:.3f}     "
-                   f"{x['children']:.3f}  {x['retention']:9.3f}  {a:.3f} .. {b:.3f}  {x['difference']:+15.3f}  "
-                   f"{low:+.3f} .. {high:+.3f}  {x['norm_ratio']:5.2f}  {x['kl']:.3f}")
-    return "\n".join(out)
+        a, b = x["retention_interval"]
+        low, high = x["difference_interval"]
+        think = f"{x['still_think']} of {x['thinking_parents']}"
+        out.append(f"{x['operator']:11} {x['draws']:5} {x['n']:4}  {x['base']:.2f}    {x['parents']:.2f}  "
+                   f"{x['retention']:5.2f}  {a:.2f} .. {b:.2f}  {x['difference']:+.2f} "
+                   f"({low:+.2f} .. {high:+.2f})  {think:>8}  {x['norm_ratio']:5.2f}  {max(0, x['kl']):.3f}")
+    return "\n".join([*out, "thinking: children that think in most answers, of those whose parents do"])
 
 
-UNKNOWN = """not known from a run's records: teachers, who never solve anchors; children replaced before that probe; how much of a
-child's change is its training since, for which the surviving parents (parents then) are the only comparison. A few births have
-no interval worth printing."""
+# ---- the command line --------------------------------------------------------------------------------------
 
-
-def later_table(lines: list[dict], k: int) -> str:
-    """What the run noted after births, for the terminal, and what it cannot tell."""
-    cell = lambda x: "-" if x is None else f"{x:.2f}"
-    out = [f"\nafter {k} steps or more, as the run noted it: students' accuracy on the anchors, greedily",
-           f"{'operator':11} births  recorded  parents before  child first  child then  retention  parents then"]
-    for x in lines:
-        out.append(f"{x['operator']:11} {x['births']:6} {x['recorded']:9} {cell(x['parents']):>15} {cell(x['first']):>12} "
-                   f"{cell(x['child']):>11} {cell(x['retention']):>10} {cell(x['parents_then']):>13}")
-    return "\n".join([*out, *([] if lines else ["no student was born in this run"]), UNKNOWN])
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line. Raises ValueError for what the user can mend."""
-    parser = common.parser_of("eval.population.retention", __doc__, None, without=("data", "prompt", "adapters", "against"))
-    heldout.judge_flags(parser)
-    parser.add_argument("--draws", type=int, default=4, help="children of each operator")
-    parser.add_argument("--k", type=int, default=15, help="steps after a birth at which the run's own records are read")
-    parser.add_argument("--split", default="test", choices=heldout.SPLITS)
-    parser.set_defaults(max_rows=None, adapters=[])
-    args = parser.parse_args(argv)
-    common.check(args)
-    if not args.run:
-        raise ValueError("give --run out/NAME: parents and operators are those of a run")
-    if args.draws < 1 or args.k < 1:
-        raise ValueError(f"--draws {args.draws} and --k {args.k} must be at least 1")
-    config, run = heldout.run_config(args.run), RunDir(Path(args.run).expanduser(), writes=False)
-    args.families = common.choose(args.bench, tuple(heldout.ROWS))
+def children_of(args: argparse.Namespace) -> list[Child]:
+    """The children of --run, whose answers and summary go to its folder eval-retention or to --out."""
+    config = heldout.run_config(args.run)
+    run = RunDir(Path(args.run).expanduser(), writes=False)
     with contextlib.ExitStack() as stack:
         sandbox = stack.enter_context(open_sandbox(args.workers, args.weak_sandbox))
         population = heldout.formatted(args, common.load(args))
@@ -215,13 +234,50 @@ def main(argv: list[str] | None = None) -> int:
         out, done = common.open_out(args, population, f"task {prompt_format}", hashes, "eval-retention")
         students = [m for m in members if m.role == "student"]
         fitness = RATINGS[config["rating"]]().fitness
-        lines = at_birth(args, population, students, fitness, heldout.judging(sandbox, prompt_format), out, done)
-    records = later(run, args.k)
-    out.write_json("summary.json", dict(run=str(run.path), temperature=args.temperature, samples=args.samples, birth=lines,
-                                        k=args.k, later=records))
-    print(f"{birth_table(lines)}\n{later_table(records, args.k)}\nevery answer with its verdict: {out.path / 'answers.jsonl'}")
-    if skipped := [name for name, o in OPERATORS.items() if o.n_parents > len(students)]:
-        print(f"not tried, for the run has only {len(students)} student: {', '.join(skipped)}")
+        judge = heldout.judging(sandbox, prompt_format)
+        found = at_birth(args, population, students, fitness, judge, out, done)
+    lines = [judged(name, [[child for child in found if child.operator == name]])
+             for name in dict.fromkeys(child.operator for child in found)]
+    out.write_json("summary.json", dict(run=str(run.path), temperature=args.temperature, samples=args.samples,
+                                        birth=lines, k=args.k, later=later([run.path], args.k)))
+    print(f"{args.run}: every answer with its verdict: {out.path / 'answers.jsonl'}")
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line. Raises ValueError for what the user can mend."""
+    parser = common.parser_of("eval.population.retention", __doc__, None,
+                              without=("data", "prompt", "adapters", "against"))
+    heldout.judge_flags(parser)
+    parser.add_argument("--runs", nargs="+", default=[], metavar="DIR",
+                        help="several runs in one table; --out then holds a folder of each")
+    parser.add_argument("--draws", type=int, default=4, help="children of each operator and run")
+    parser.add_argument("--k", type=int, default=15, help="steps after a birth at which the records are read")
+    parser.add_argument("--split", default="test", choices=heldout.SPLITS)
+    parser.set_defaults(max_rows=None, adapters=[])
+    args = parser.parse_args(argv)
+    common.check(args)
+    runs = args.runs or [args.run]
+    if not runs[0]:
+        raise ValueError("give --run out/NAME or --runs: parents and operators are those of a run")
+    if args.runs and args.run:
+        raise ValueError("--run and --runs: give all runs to --runs")
+    if args.draws < 1 or args.k < 1:
+        raise ValueError(f"--draws {args.draws} and --k {args.k} must be at least 1")
+    args.families = common.choose(args.bench, tuple(heldout.ROWS))
+    found = []
+    for run in runs:
+        out = str(Path(args.out) / Path(run).name) if args.out and args.runs else args.out
+        found.append(children_of(argparse.Namespace(**vars(args) | dict(run=run, out=out))))
+    lines = []
+    for name in OPERATORS:
+        some = [[child for child in children if child.operator == name] for children in found]
+        some = [children for children in some if children]
+        lines += [judged(name, some)] if some else []
+    paths = [Path(run).expanduser() for run in runs]
+    print(f"{birth_table(lines)}\n\n{children_table(later(paths, args.k))}")
+    if skipped := [name for name in OPERATORS if name not in {line["operator"] for line in lines}]:
+        print(f"not tried, for want of a second student: {', '.join(skipped)}")
     return 0
 
 
