@@ -29,12 +29,12 @@ ROOT_FILES = 13
 BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 230, "selfplay.py": 300, "rewards.py": 60, "rl.py": 360, "generate.py": 260,
            "lora.py": 180, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160, "verifier.py": 250}
 MARGIN = 1.3
-WHOLE = 15_000                              # lines of everything but tests, the empty ones not counted
+WHOLE = 15_500                              # lines of everything but tests, the empty ones not counted
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test
 COLUMNS = 110
 FUNCTION_LINES = 75                         # a screen of 60, with a margin
-# Modules that the rules of layout do not hold yet: a name here stands for itself and all below it.
-NOT_LAID_OUT = ("eval.population", "eval.stats")
+# Modules that the rules of layout do not hold: a name here stands for itself and all below it.
+NOT_LAID_OUT = ()
 
 
 def sources() -> dict[str, Path]:
