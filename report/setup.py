@@ -26,9 +26,10 @@ def defaults(config: dict) -> dict[str, tuple[str, str]]:
         if line.startswith("| `--"):
             name, _, default, meaning = line.strip("| ").split(" | ", 3)
             name = name.strip("`-").replace("-", "_")
-            for part in default.split("; "):                    # micro: 80; chat, base, direct: 200
-                formats, colon, value = part.partition(": ")
-                default = value if colon and prompt_format in formats.split(", ") else default
+            for part in default.split("; "):        # micro: 80; chat, base: 200, or by --algo in their place
+                names, colon, value = part.partition(": ")
+                if colon and {prompt_format, config.get("algo")} & set(names.split(", ")):
+                    default = value
             flags[name] = (written(settled.get(name, default)), meaning)
     return flags
 
