@@ -109,6 +109,7 @@ def test_small_changes(source, micro_base):
         assert row["reward"] == pytest.approx(1 - abs(p - 1 / 3) if p else 0.0)
 
 
+@pytest.mark.slow
 def test_a_role(source, micro_base):
     """Critics are there, are paid, learn, are saved and have children; what the others do stays the same."""
     apply(source, "A teacher's reward", "An algorithm")

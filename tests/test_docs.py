@@ -185,6 +185,7 @@ def quick() -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the judge is of Linux")
+@pytest.mark.slow
 @pytest.mark.parametrize("command", quick())
 def test_quick_commands_run(command):
     words = [sys.executable, *shlex.split(command)]

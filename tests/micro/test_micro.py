@@ -274,6 +274,7 @@ def gradient(mine: list, batch: list) -> tuple[float, list[torch.Tensor]]:
     return make.all_reduce(loss, model), [p.grad for p in model.parameters()]
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_batch(tokenizer, tmp_path):
     batch = make.pool_batches(make.Phase("phase1", "1", 0, 0, data.MIXTURE), 0, tokenizer)[0][:20]
     torch.multiprocessing.spawn(share_a_batch, (str(tmp_path), batch), nprocs=2)

@@ -226,6 +226,7 @@ def test_a_large_run_is_quick_and_small(tmp_path):
     assert 0.15 < sum(map(bool, reasons)) / len(reasons) < 0.4
 
 
+@pytest.mark.slow
 def test_many_members_and_long_runs_stay_small(tmp_path):
     check(made(invent(tmp_path / "wide", steps=12, pop=100, per_step=1, every=3)))
     check(made(invent(tmp_path / "long", steps=1000, pop=4, per_step=1, every=5)))
