@@ -139,8 +139,8 @@ def worst_batches(model: Model, cfg, n_members: int) -> list[rl.Batch]:
     """What takes the most memory of all micro-batches: rows of full length, which share no prompt and run
     checkpointed where one exceeds the budget, and two answers that share a line of the whole budget.
 
-    Such a line has a mask and, on a GPU, repeated keys. On a CPU it hardly takes more than rows without a mask
-    and is left out, unless those run checkpointed.
+    Such a line has a mask and, on a GPU, repeated keys. On a CPU it hardly takes more than rows without a
+    mask and is left out, unless those run checkpointed.
     """
     device = model.embedding.device
     budget = cfg.tokens_per_microbatch
