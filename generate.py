@@ -108,11 +108,15 @@ class Answers:
     ids: torch.Tensor                  # (N, L + 1) int64
     logp: torch.Tensor                 # (N, L + 1) float32
     length: torch.Tensor               # (N,)
+    closing: torch.Tensor | None       # closing_table of the text that ends an answer
+    n_matched: torch.Tensor            # (N,) characters of that text that an answer ends with
 
     @classmethod
-    def begin(cls, temperature: torch.Tensor, u: torch.Tensor, ends: tuple[int, ...]) -> "Answers":
+    def begin(cls, temperature: torch.Tensor, u: torch.Tensor, ends: tuple[int, ...],
+              closing: torch.Tensor | None = None) -> "Answers":
         """None of them has a token yet."""
-        return cls(temperature, u,
+        return cls(temperature, u, closing=closing,
+                   n_matched=torch.zeros(len(u), dtype=torch.int64, device=u.device),
                    ends=torch.tensor(ends, dtype=torch.int64, device=u.device),
                    ids=torch.zeros_like(u, dtype=torch.int64),
                    logp=torch.zeros_like(u),
@@ -130,7 +134,12 @@ class Answers:
         self.ids[row, t], self.logp[row, t] = token, logp
         live = t < limit
         self.length[row] = torch.where(live, t + 1, self.length[row])
-        return token, torch.where(live & ~torch.isin(token, self.ends), t + 1, limit)
+        ended = torch.isin(token, self.ends)
+        if self.closing is not None:
+            n_matched = self.closing[self.n_matched[row], token].long()
+            self.n_matched[row] = n_matched
+            ended = ended | (n_matched == len(self.closing) - 1)
+        return token, torch.where(live & ~ended, t + 1, limit)
 
 
 @dataclass
@@ -279,12 +288,14 @@ def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], memb
 
 def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: list[int],
              keys: list[tuple[int, ...]], n: int = 1, temperature: float | list[float] = 1.0,
-             max_new_tokens: int = 128, rollout_batch: int = 512, desc: str = "") -> Rollout:
+             max_new_tokens: int = 128, rollout_batch: int = 512, desc: str = "",
+             closing: torch.Tensor | None = None) -> Rollout:
     """n attempts at each prompt by the prompt's member; row i*n+j is attempt j at prompt i.
 
     prompts: token ids; member: one index per prompt, -1 = bare base; keys: one per row, the source of its
-    draws; temperature: one or one per row, 0 = greedy. At most rollout_batch rows decode together, but n at
-    least. Raises ValueError when a prompt and its answer would not fit the base's context.
+    draws; temperature: one or one per row, 0 = greedy; closing: weights.closing_table of a text that ends an
+    answer as an end token does. At most rollout_batch rows decode together, but n at least. Raises ValueError
+    when a prompt and its answer would not fit the base's context.
     """
     limit = base.model.cfg.max_position_embeddings
     longest = max(map(len, prompts))
@@ -297,7 +308,7 @@ def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], me
     temperatures = temperature if isinstance(temperature, list) else [temperature] * N
     u = np.stack([uniforms(key, max_new_tokens + 1) for key in keys])
     answers = Answers.begin(torch.tensor(temperatures, device=device),
-                            torch.from_numpy(u).float().to(device), base.eos_ids)
+                            torch.from_numpy(u).float().to(device), base.eos_ids, closing)
     members = torch.tensor(member, device=device)
     with tqdm(total=N, desc=desc, leave=False, disable=not desc) as bar:
         decode(base, adapters, prompts, members, n, answers, rollout_batch, bar)

@@ -254,7 +254,7 @@ class Attention(nn.Module):
         if T == 1:
             # Decoding: one kv head's queries stand as its tokens: no repeated keys, no slow masked kernel
             q = q.view(B, k.shape[1], -1, self.D)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).view(B, -1, 1, self.D)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(B, -1, 1, self.D)
         else:
             if mask is not None and q.is_cuda:      # unequal heads with a mask would take CUDA's slow kernel
                 n = q.shape[1] // k.shape[1]

@@ -17,6 +17,7 @@ import evolve
 from evolve import Member
 from generate import Rollout
 from infra.distributed import Ranks
+from infra.weights import closing_table
 from lora import Adapters
 from model import Base
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
@@ -26,7 +27,7 @@ from tasks import TASK_TYPES, judge_answers
 from tasks.archive import Archive
 from tasks.base import Proposal, Reject, Task
 from tasks.complexity import measure, structural_hash
-from tasks.prompts import Prompt, render, show
+from tasks.prompts import FORMATS, Prompt, render, show
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
 from verifier import Job, Sandbox, Verdict
@@ -159,9 +160,12 @@ def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int
     keys = []
     for i, slot in enumerate(slots):
         keys += [(cfg.seed, step + 1, phase, slot + 1, i * n + j) for j in range(n)]
+    closing = closing_table(tokenizer, FORMATS[s.base.prompt_format].closing, s.base.model.cfg.vocab_size,
+                            s.ranks.device)
     rollout = s.ranks.generate(s.base, s.adapters, ids, slots, keys, n,
                                temperature=cfg.temperature if temperature is None else temperature,
-                               max_new_tokens=cfg.max_new_tokens, rollout_batch=cfg.rollout_batch, desc=desc)
+                               max_new_tokens=cfg.max_new_tokens, rollout_batch=cfg.rollout_batch, desc=desc,
+                               closing=closing)
     answers = rollout.answers(s.base.eos_ids)
     texts = tokenizer.batch_decode(answers, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return rollout, [prompts[i // n].prefix + text for i, text in enumerate(texts)]

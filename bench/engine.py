@@ -16,7 +16,7 @@ import operators
 import rl
 from bench.common import peak_memory, ratio, show, take_turns, timed
 from generate import Rollout, generate
-from infra.distributed import reuse_memory
+from infra.distributed import Ranks
 from infra.weights import load_base, save_peft
 from lora import Adapters
 from model import Base, Model, ModelConfig
@@ -46,7 +46,7 @@ def flags(parser) -> None:
 def open_base(args) -> Base:
     """The base of the flags, whose answers never end by themselves."""
     torch.set_num_threads(args.threads)
-    reuse_memory()
+    Ranks.join(args.device)             # sets the device up as a run does
     dtype = getattr(torch, args.dtype)
     if not args.shape:
         base = load_base(args.base, dtype, torch.device(args.device))

@@ -36,8 +36,8 @@ class Ranks:
 
     @classmethod
     def join(cls, device: str) -> "Ranks":
-        """Join torchrun's process group if there is one. device: "auto", "cpu" or "cuda". Raises ValueError
-        without CUDA."""
+        """Join torchrun's process group if there is one. device: "auto", "cpu", "cuda" (the card of this
+        process) or "cuda:1". Raises ValueError without CUDA."""
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device.startswith("cuda") and not torch.cuda.is_available():
@@ -46,7 +46,10 @@ class Ranks:
         world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
         if device == "cuda":
             device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+        if device.startswith("cuda"):
             torch.cuda.set_device(device)
+            # cuDNN's attention plans anew for every shape, half a second each, and nearly every shape is new
+            torch.backends.cuda.enable_cudnn_sdp(False)
         if world > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
         return cls(rank, world, torch.device(device))

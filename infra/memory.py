@@ -135,24 +135,43 @@ def halve_until(n: int, attempt, flag: str) -> int:
                      "--dtype bfloat16; --plan shows what takes how much")
 
 
-def worst_batch(model: Model, n: int, T: int, n_answer: int, n_members: int) -> rl.Batch:
-    """n rows that share no prompt, all of T tokens, n_answer of them the answer's."""
+def worst_batches(model: Model, cfg, n_members: int) -> list[rl.Batch]:
+    """What takes the most memory of all micro-batches: rows of full length, which share no prompt and run
+    checkpointed where one exceeds the budget, and two answers that share a line of the whole budget.
+
+    Such a line has a mask and, on a GPU, repeated keys. On a CPU it hardly takes more than rows without a
+    mask and is left out, unless those run checkpointed.
+    """
     device = model.embedding.device
+    budget = cfg.tokens_per_microbatch
+    T = longest_row(cfg, model.cfg)
+    n_rows = max(1, budget // T)
+    prompt_len = max(1, T - cfg.max_new_tokens)
+    members = torch.arange(n_rows, device=device) % n_members
+    batches = [random_batch(model, prompt_len, T, members)]
+    if device.type != "cpu" or T > budget:
+        line = random_batch(model, 1, 1 + (budget + 1) // 2, torch.zeros_like(members[:1]).repeat(2))
+        line.rollout.ids[:, 0] = 0
+        batches.append(line)
+    return batches
+
+
+def random_batch(model: Model, prompt_len: int, T: int, member: torch.Tensor) -> rl.Batch:
+    """Rows of T random tokens, one for each of `member` (n,), the first prompt_len of them the prompt's."""
+    device, n = member.device, len(member)
     ids = torch.randint(model.cfg.vocab_size, (n, T), generator=torch.Generator().manual_seed(0)).to(device)
     zero = torch.zeros(n, dtype=torch.int64, device=device)
-    rollout = Rollout(ids, zero + max(1, T - n_answer), zero + T, torch.zeros(n, T, device=device),
-                      torch.arange(n, device=device) % n_members)
+    rollout = Rollout(ids, zero + prompt_len, zero + T, torch.zeros(n, T, device=device), member)
     return rl.Batch(rollout, torch.ones(n, device=device), zero, zero, zero)
 
 
 def autotune_batch(cfg, base: Base, adapters: Adapters, ranks: Ranks):
     """cfg with the largest --rollout-batch and --tokens-per-microbatch that every process holds.
 
-    Tried before step 0: what the largest rollout takes is allocated and one worst micro-batch is run, on
+    Tried before step 0: what the largest rollout takes is allocated and the worst micro-batches are run, on
     random tokens; nothing of it stays.
     """
     model = base.model
-    T = longest_row(cfg, model.cfg)
 
     def rollout(n: int) -> None:
         trial = replace(cfg, rollout_batch=n)
@@ -161,10 +180,10 @@ def autotune_batch(cfg, base: Base, adapters: Adapters, ranks: Ranks):
         torch.empty(n_bytes, dtype=torch.uint8, device=model.embedding.device)
 
     def micro_batch(budget: int) -> None:
-        batch = worst_batch(model, max(1, budget // T), T, cfg.max_new_tokens, adapters.n_members)
-        trial = rl.UpdateConfig.of(replace(cfg, tokens_per_microbatch=budget))
+        trial = replace(cfg, tokens_per_microbatch=budget)
         try:
-            rl.accumulate(base, adapters, batch, batch.reward, trial)
+            for batch in worst_batches(model, trial, adapters.n_members):
+                rl.accumulate(base, adapters, batch, batch.reward, rl.UpdateConfig.of(trial))
         finally:
             for p in adapters.parameters():
                 p.grad = None

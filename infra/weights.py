@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from dataclasses import MISSING, fields
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -210,6 +211,30 @@ def load_tokenizer(path: Path):
     if not prompt_format:
         prompt_format = "chat" if is_chat_model(tokenizer, end_tokens(path, tokenizer)) else "base"
     return tokenizer, prompt_format
+
+
+@lru_cache(maxsize=2)
+def closing_table(tokenizer, tag: str, vocab_size: int, device) -> torch.Tensor | None:
+    """By which tokens a text comes to contain `tag`, in whatever tokens it is written.
+
+    table[k, token]: a text ends in the first k characters of the tag; after the token it ends in so many.
+    k = len(tag) is never left. Shape (len(tag) + 1, vocab_size), uint8; None without a tag, which must be of
+    printable ASCII without spaces: only those are written in a vocabulary as they are.
+    """
+    if not tag:
+        return None
+
+    def n_matched(text: str) -> int:
+        return len(tag) if tag in text else max(k for k in range(len(tag)) if text.endswith(tag[:k]))
+
+    table = torch.zeros(len(tag) + 1, vocab_size, dtype=torch.uint8)
+    for text, token in tokenizer.get_vocab().items():
+        takes_part = text in tag or tag[0] in text or tag[-1] in text       # few do
+        if takes_part and token < vocab_size:
+            column = [n_matched(tag[:k] + text) for k in range(len(tag))]
+            table[:-1, token] = torch.tensor(column, dtype=torch.uint8)
+    table[-1] = len(tag)
+    return table.to(device)
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -242,8 +242,10 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 
 def envelope_blocks(text: str) -> list[tuple[str, str]]:
-    """As `fenced_blocks`, for base models: without an answer tag there is no answer."""
-    return fenced_blocks(text) if "<answer>" in text else []
+    """As `fenced_blocks`, for base models: the first answer counts, lest one to a question of the model's own
+    override it, and without an answer tag there is none."""
+    first, tag, _ = text.partition("</answer>")
+    return fenced_blocks(first + tag) if "<answer>" in first else []
 
 
 def trace_of(text: str) -> str:
@@ -270,6 +272,7 @@ class PromptFormat:
     reasoning: Callable[[str], str]         # what an answer says before it answers
     pair: str = "```input\n{input}\n```\n```output\n{output}\n```\n"
     tidy: bool = True                       # store programs without comments, docstrings and annotations
+    closing: str = ""                       # text that ends an answer where the model may have no end token
 
 
 def thoughtful(t: Template) -> str:
@@ -290,7 +293,7 @@ FORMATS = {
     "direct": PromptFormat(lambda t: Prompt(t.propose, t.opening), lambda t: Prompt(at_once(t), "```{tag}\n"),
                            fenced_blocks, before_block),
     "base": PromptFormat(lambda t: Prompt(t.propose, "<think>"), lambda t: Prompt(thoughtful(t), "<think>"),
-                         envelope_blocks, inside_think)}
+                         envelope_blocks, inside_think, closing="</answer>")}
 PROMPT_FORMATS = tuple(FORMATS)
 
 

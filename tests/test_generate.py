@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from generate import Rollout, generate, sample, uniforms
+from infra.weights import closing_table
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25]]
 
@@ -269,3 +270,54 @@ def test_select_and_cat(tiny):
     assert rows_of(both) == rows_of(a) + rows_of(b) and torch.equal(both.mask.sum(1), both.n_tokens)
     back = both.select(torch.tensor([3, 0]))
     assert rows_of(back) == [rows_of(b)[1], rows_of(a)[0]] and back.ids.shape[1] == back.length.max()
+
+
+class Pieces:
+    """As much of a tokenizer as closing_table reads."""
+
+    def __init__(self, *pieces: str):
+        self.pieces = pieces
+
+    def get_vocab(self) -> dict[str, int]:
+        return {piece: i for i, piece in enumerate(self.pieces)}
+
+
+def test_a_closing_tag_is_found_in_whatever_tokens_it_is_written():
+    """As the tokenizers of Qwen and Llama cut it: with brackets before it, with lines or a new tag behind it."""
+    tag = "</answer>"
+    tokenizer = Pieces("<", "/", "</", "]</", "answer", "ans", "wer", "an", "swer", ">", ">\n", "><", "r>", tag, "<<", "</an",
+                       "Ċ", "Ġanswer", "x", "Ġ", "é", f"[1]{tag}<think>", "beyond")
+    n = len(tokenizer.pieces) - 1
+    table = closing_table(tokenizer, tag, n, "cpu")
+    assert table.shape == (len(tag) + 1, n), "a model may have fewer tokens than its tokenizer"
+    rng, n_found = np.random.default_rng(0), 0
+    for _ in range(3000):
+        text, matched = "", 0
+        for token in rng.integers(0, n, 8).tolist():
+            text += tokenizer.pieces[token]
+            matched = int(table[matched, token])
+            beginnings = [k for k in range(len(tag)) if text.endswith(tag[:k])]
+            assert matched == (len(tag) if tag in text else max(beginnings)), text
+        split_up = tag in text and not any(tag in piece and piece in text for piece in tokenizer.pieces[:n] if piece != tag)
+        n_found += split_up
+    assert n_found > 30, "the case needs tags of several tokens"
+
+
+def test_rows_end_where_the_closing_text_is_complete(tiny, population):
+    """A model that never ends by itself: every row is the one that runs on, up to the token that completes "3w4"."""
+    runs_on, adapters = dataclasses.replace(tiny, eos_ids=()), population(tiny, 3)
+    asked = dict(n=6, max_new_tokens=40, rollout_batch=12)
+    closing = closing_table(tiny.tokenizer, "3w4", 61, "cpu")
+    whole = generate(runs_on, adapters, PROMPTS, [0, 2, -1, 1], keys_for(24), **asked)
+    ended = generate(runs_on, adapters, PROMPTS, [0, 2, -1, 1], keys_for(24), closing=closing, **asked)
+    n_ended = 0
+    for long, short, start in zip(rows_of(whole), rows_of(ended), whole.prompt_len.tolist()):
+        assert len(long) == start + 40
+        text = ["".join(f"w{i}" for i in long[start:end]) for end in range(start + 1, start + 41)]
+        n_tokens = next((k for k, words in enumerate(text, 1) if "3w4" in words), 40)
+        assert short == long[:start + n_tokens]
+        n_ended += n_tokens < 40
+    assert 3 < n_ended < 24, "the case needs rows that end and rows that are cut off"
+    assert_logp_holds(runs_on, adapters, ended, [1.0] * 24)
+    both = generate(tiny, adapters, PROMPTS, [0, 2, -1, 1], keys_for(24), closing=closing, **asked)
+    assert (both.n_tokens <= ended.n_tokens).all() and (both.n_tokens < ended.n_tokens).any(), "end tokens still end rows"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from infra import weights
@@ -128,6 +129,34 @@ def test_cached_decoding_equals_one_pass(tmp_path, changes):
     parts = [ours(ids[:, :5], cache=cache)] + [ours(ids[:, t:t + 1], cache=cache) for t in range(5, 12)]
     assert cache.length == 12
     assert (torch.cat(parts, dim=1) - ours(ids)).abs().max() < 1e-5
+
+
+@torch.inference_mode()
+def test_decoding_takes_the_strides_of_cuda_s_efficient_kernel(tmp_path, monkeypatch):
+    """That kernel returns tokens before heads; torch's own meta function of it shows the strides."""
+    B, K, G, D, S = 2, 4, 7, 128, 64
+    q, k, mask = (torch.empty(B, K, n, m, device="meta") for n, m in ((G, D), (S, D), (G, S)))
+    out = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, k, mask, False, 0.0, False)[0]
+    assert out.stride() == (G * K * D, D, K * D, 1) and out.shape == q.shape
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        out.view(B, -1, 1, D)
+
+    make_reference(tmp_path)
+    ours = load_model(tmp_path, torch.float32)
+    ids = torch.randint(0, SMALL["vocab_size"], (2, 3), generator=torch.Generator().manual_seed(3))
+    plain = F.scaled_dot_product_attention
+
+    def efficient(*tensors, **options):
+        return plain(*tensors, **options).transpose(1, 2).contiguous().transpose(1, 2)
+
+    def decoded():
+        cache = KVCache.empty(ours.cfg, 2, 3, torch.float32, "cpu")
+        ours(ids[:, :2], cache=cache)
+        return ours(ids[:, 2:], cache=cache)
+
+    expected = decoded()
+    monkeypatch.setattr(F, "scaled_dot_product_attention", efficient)
+    assert torch.equal(decoded(), expected)
 
 
 def test_micro_base_equals_transformers(micro_base):

@@ -48,12 +48,13 @@ def test_a_step_of_decoding(five, monkeypatch, member, dense):
     base, adapters = five
     number = lambda: torch.zeros(10, dtype=torch.int64)
     rows = DecodeBatch(KVCache.empty(CONFIG, 10, 40, torch.bfloat16, "cpu"), *(number() for _ in range(5)))
-    answers = Answers.begin(torch.ones(10), torch.zeros(10, L + 1), (1, 5))
+    closing = torch.zeros(3, V, dtype=torch.uint8) if dense else None
+    answers = Answers.begin(torch.ones(10), torch.zeros(10, L + 1), (1, 5), closing)
     base, route, rows, answers = map(to_meta, (base, adapters.route(torch.tensor(member), torch.bfloat16), rows, answers))
-    before = [rows.token, rows.t, rows.position, *rows.cache.keys, answers.ids, answers.length]
+    before = [rows.token, rows.t, rows.position, *rows.cache.keys, answers.ids, answers.length, answers.n_matched]
     with torch.inference_mode():
         rows.step(base, answers, route, 32)
-    after = [rows.token, rows.t, rows.position, *rows.cache.keys, answers.ids, answers.length]
+    after = [rows.token, rows.t, rows.position, *rows.cache.keys, answers.ids, answers.length, answers.n_matched]
     assert all(x is y and x.is_meta for x, y in zip(before, after)), "a graph writes where it wrote when it was recorded"
 
 

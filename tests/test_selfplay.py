@@ -18,7 +18,7 @@ from tasks import TASK_TYPES
 from tasks.archive import WINDOW, Archive
 from tasks.base import Proposal, Task
 from tasks.complexity import structural_hash
-from tasks.prompts import render
+from tasks.prompts import FORMATS, render
 from tasks.validation import Limits
 from trueskill_lite import Rating
 
@@ -464,3 +464,18 @@ def test_last_words():
                    anchors_greedy={})
     bare = [row | nothing for row in rows]
     assert "stayed at 0.00" in metrics.summary(bare)
+
+
+def test_rows_end_at_the_prompt_format_s_closing_text(setup, monkeypatch):
+    """A "=" stands for "</answer>", which the micro base never writes."""
+    s = setup(max_new_tokens=40)
+    prompt = TASK_TYPES["code_o"].propose("micro", [], random.Random(0), s.limits)
+    _, whole = selfplay.ask(s, [prompt] * 4, [0, 1, 2, 3], 0, 0, 2)
+    closing = dataclasses.replace(FORMATS["micro"], closing="=")
+    monkeypatch.setitem(FORMATS, "micro", closing)
+    rollout, ended = selfplay.ask(s, [prompt] * 4, [0, 1, 2, 3], 0, 0, 2)
+    assert FORMATS["base"].closing == "</answer>" and sum(text.count("=") > 1 for text in whole) > 2
+    for long, short, tokens in zip(whole, ended, rollout.answers(s.base.eos_ids)):
+        assert long.startswith(short) and ("=" in short) == ("=" in long)
+        before = s.base.tokenizer.decode(tokens[:-1])
+        assert "=" not in before, "the row ends with the token that has the text's last character"

@@ -119,6 +119,39 @@ def test_what_does_not_fit_is_halved_before_the_first_step(tiny, population, cap
     assert memory.autotune_batch(settled(), tiny, adapters, alone) == settled() and capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("budget, n_batches", [(64, 2), (160, 1)])
+def test_the_trial_runs_a_packed_line_of_the_whole_budget(tiny, population, monkeypatch, budget, n_batches):
+    """Where a row of 80 tokens exceeds the budget, the checkpointed row alone would be the cheaper of the two."""
+    adapters, alone = population(tiny), Ranks(0, 1, torch.device("cpu"))
+    tried = []
+
+    def watch(base, route, packed, adv, cfg, on_policy, checkpointing):
+        tried.append((packed.ids.numel(), packed.mask is not None, checkpointing))
+        return token_losses(base, route, packed, adv, cfg, on_policy, checkpointing)
+
+    token_losses = rl.token_losses
+    monkeypatch.setattr(rl, "token_losses", watch)
+    cfg = memory.autotune_batch(settled(tokens_per_microbatch=budget), tiny, adapters, alone)
+    assert cfg.tokens_per_microbatch == budget and len(tried) == n_batches
+    n_row = 80 * max(1, budget // 80)
+    assert tried[0] == (n_row - n_row // 80, False, n_row > budget), "the last token of a row is not read"
+    assert all(line == (budget - 1 + budget % 2, True, False) for line in tried[1:])
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 200])
+def test_a_gpu_is_tried_with_a_packed_line_as_well(budget):
+    """Rows of 80 tokens: with a budget of 200 the mask and the repeated keys come on top."""
+    with torch.device("meta"):
+        model = Model(ModelConfig(**SMALL))
+    cfg = settled(tokens_per_microbatch=budget)
+    rows, line = memory.worst_batches(model, cfg, 4)
+    assert rows.rollout.ids.shape == (max(1, budget // 80), 80) and rows.rollout.ids.is_meta
+    own = memory.worst_batches(model.to_empty(device="cpu"), settled(tokens_per_microbatch=min(budget, 79)), 4)[1].rollout
+    packed = rl.lines(own, [0, 1], min(budget, 79))
+    assert packed == [[0, 1]] and rl.pack(own, packed).mask is not None, "both answers share the prompt's line"
+    assert line.rollout.ids.shape == (2, 1 + (budget + 1) // 2)
+
+
 def test_what_never_fits_is_an_error_and_what_is_no_lack_of_memory_is_not_hidden():
     with pytest.raises(ValueError, match="not enough memory for any --rollout-batch: lower"):
         memory.halve_until(4, lambda n: torch.empty(1 << 55), "--rollout-batch")

@@ -92,7 +92,13 @@ ANSWERS = [
     (OUT, "base", "<think>turn it</think> <answer>[3, 2, 1]</answer>", "correct"),
     (OUT, "base", "<think>turn it</think>\n<answer>\n```output\n[3, 2, 1]\n```", "correct"),
     (OUT, "base", "<think>turn it</think>\n```output\n[3, 2, 1]\n```", "malformed"),        # the envelope is the contract
-    (OUT, "base", "<think>so <answer>[1]</answer> or</think><answer>[3, 2, 1]</answer>", "correct"),
+    # the first complete answer counts: there the row ends, and what follows is a conversation with oneself
+    (OUT, "base", "<think>so <answer>[1]</answer> or</think><answer>[3, 2, 1]</answer>", "wrong"),
+    (OUT, "base", "<think>turn it</think> <answer>[3, 2, 1]</answer>\nUser: 2 + 2?\nAssistant: <think>4</think> "
+     "<answer>4</answer>", "correct"),
+    (OUT, "base", "<think>add</think> <answer>4</answer>\nUser: Turn it.\nAssistant: <answer>[3, 2, 1]</answer>", "wrong"),
+    (OUT, "base", "<think>so <answer>[1] or</think><answer>[3, 2, 1]</answer>", "correct"),
+    (OUT, "base", "<think>hm</think></answer><answer>[3, 2, 1]</answer>", "malformed"),
     (OUT, "micro", ">[3,2,1]\n=[3,2,1]", "correct"), (OUT, "micro", "=[3,2,1]\n", "correct"), (OUT, "micro", "=[1,2,3]", "wrong"),
     (OUT, "micro", "[3,2,1]", "malformed"), (OUT, "micro", ">[3,2,1]\n", "malformed"),
     (OUT, "micro", "=[3,2,1]\n>4", "malformed"),
