@@ -81,7 +81,9 @@ class Induction(TaskType):
         if not texts:
             return Reject("no_input")
         distinct = {}
-        for body in texts:
+        for body in dict.fromkeys(texts):
+            if len(distinct) >= limits.n_inputs:
+                break
             for given in split_inputs(body, few_shot[0].program):
                 distinct.setdefault(canonical_arguments(given), given)
         if len(distinct) < limits.min_inputs:
