@@ -14,7 +14,7 @@ MANY = f"def f({', '.join(f'a{i}' for i in range(300))}):\n    return a0"
 # a program of TASK's form, and what is repeated
 LINES = [(PROGRAM, "x=1"), (PROGRAM, "x=[1, 2, 3]"), (PROGRAM, "f(x)"), (PROGRAM, "print(f([1]))"),
          (PROGRAM, "assert f(x=1) == 2"), (PROGRAM, "1"), (PROGRAM, "[1, 2], 'a'"), (PROGRAM, "set()"),
-         (PROGRAM, "f(set(), {1: 2})"), (PROGRAM, "f(1"), (PROGRAM, '"'),
+         (PROGRAM, "f(set(), {1: 2})"), (PROGRAM, "f(1"), (PROGRAM, '"'), (PROGRAM, "\\'"),
          (PROGRAM, "'''"), (PROGRAM, "a and b"), (PROGRAM, "lambda: 1"), (PROGRAM, "- 1"),
          (PROGRAM, "x = 1 # = 2"), (PROGRAM, "=1"), (PROGRAM, "f'{x}'"), (PROGRAM, "# Hint: f"),
          (MANY, "a1=1"), (MANY, "f()"), (PROGRAM, "```input"), (PROGRAM, "```input\n1\n```")]
