@@ -219,7 +219,10 @@ class TaskType:
         return self.answer_block(text, prompt_format)
 
     def answer_jobs(self, task: Task, answers: list[str | None], limits: Limits) -> list[Job]:
-        """Executions needed to judge these attempts at one task: none, where `is_correct` is the judge."""
+        """Executions needed to judge these attempts at one task: none, where `is_correct` is the judge.
+
+        A program that a model wrote gets a job for each attempt: within one it could count its calls.
+        """
         return []
 
     def judge(self, task: Task, answers: list[str | None], verdicts: list[Verdict],

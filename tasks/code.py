@@ -10,8 +10,8 @@ from verifier import Job, Verdict
 
 
 class ValueTask(TaskType):
-    """code_o and code_i: the answer is data, all attempts are inputs of one job, the gold is outputs[0]."""
-    program = ""            # what runs on the answers; "" = the task's program
+    """code_o and code_i: the answer is data that a program is run on, the gold is outputs[0]."""
+    program = ""            # ours, without memory, for all answers at once; "" = the task's, one child each
 
     def parse_answer(self, text, prompt_format, task, limits):
         answer = (self.answer_block(text, prompt_format) or "").strip()
@@ -22,13 +22,23 @@ class ValueTask(TaskType):
         return answer if 0 < len(answer) <= longest else None
 
     def answer_jobs(self, task, answers, limits):
-        given = tuple(answer for answer in answers if answer is not None)
-        return [Job(self.program or task.program, given)] if given else []
+        """One job for each distinct answer: a program that counts its calls starts anew for every attempt."""
+        distinct = tuple(dict.fromkeys(answer for answer in answers if answer is not None))
+        if self.program:
+            return [Job(self.program, distinct)] if distinct else []
+        return [Job(task.program, (answer,)) for answer in distinct]
 
     def judge(self, task, answers, verdicts, limits):
-        results = iter(zip(verdicts[0].outputs, verdicts[0].errors, strict=True) if verdicts else ())
+        outputs, errors = [], []
+        for verdict in verdicts:
+            outputs += verdict.outputs
+            errors += verdict.errors
+        distinct = dict.fromkeys(answer for answer in answers if answer is not None)
         gold = decode(task.outputs[0])
-        return ["malformed" if answer is None else self.grade(gold, *next(results)) for answer in answers]
+        judged = {None: "malformed"}
+        for answer, output, error in zip(distinct, outputs, errors, strict=True):
+            judged[answer] = self.grade(gold, output, error)
+        return [judged[answer] for answer in answers]
 
     def grade(self, gold, output: str | None, error: str | None) -> str:
         """Verdict on one attempt."""
@@ -71,7 +81,9 @@ class Induction(TaskType):
         if not texts:
             return Reject("no_input")
         distinct = {}
-        for body in texts:
+        for body in dict.fromkeys(texts):
+            if len(distinct) >= limits.n_inputs:
+                break
             for given in split_inputs(body, few_shot[0].program):
                 distinct.setdefault(canonical_arguments(given), given)
         if len(distinct) < limits.min_inputs:

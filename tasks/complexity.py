@@ -17,10 +17,11 @@ from dataclasses import dataclass
 MAX_CHARS = 8000
 MAX_BRACKETS = 24       # open brackets at once, strings and comments not counted
 MAX_DEPTH = 100         # levels of the tree; a chain of 60 elif is still below it
-STRING_OR_COMMENT = re.compile(r"#[^\n]*|'''.*?'''|\"\"\".*?\"\"\"|'(?:\\.|[^'\\\n])*'|"
-                               r"\"(?:\\.|[^\"\\\n])*\"", re.S)
-# each of these nests without a bracket
-PREFIXES = re.compile(r"(?:[-+~]\s*){40}|(?:\bnot\s+){40}|(?:\bawait\s+){40}|(?:\blambda\b[^:]*:\s*){40}")
+# a string that is not closed ends with its line, so that each character is looked at once
+STRING_OR_COMMENT = re.compile(r"#[^\n]*|'''.*?'''|\"\"\".*?\"\"\"|'(?:\\.|[^'\\\n])*'?|"
+                               r"\"(?:\\.|[^\"\\\n])*\"?", re.S)
+# each of these nests without a bracket, also in a mixture
+PREFIXES = re.compile(r"(?:(?:[-+~]|\bnot\b|\bawait\b|\blambda\b[^:]*:)\s*){40}")
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert,
             ast.comprehension, ast.match_case)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -41,12 +42,14 @@ def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
     """Syntax tree of untrusted text. Raises only ValueError("too_long..." | "too_deep..." | "syntax...")."""
     if len(source) > max_chars:
         raise ValueError(f"too_long: {len(source)} characters, at most {max_chars}")
+    # as Python reads it: a carriage return ends a line, a backslash at its end joins it to the next
+    bare = STRING_OR_COMMENT.sub(without_text, re.sub("\r\n?", "\n", source)).replace("\\\n", " ")
     nesting = 0
     deepest = 0
-    for char in re.sub(r"[^()\[\]{}]", "", STRING_OR_COMMENT.sub("", source)):
+    for char in re.sub(r"[^()\[\]{}]", "", bare):
         nesting += 1 if char in "([{" else -1
         deepest = max(deepest, nesting)
-    if deepest > MAX_BRACKETS or PREFIXES.search(source):
+    if deepest > MAX_BRACKETS or PREFIXES.search(source) or PREFIXES.search(bare):
         raise ValueError(f"too_deep: {deepest} open brackets, at most {MAX_BRACKETS}")
     try:
         with warnings.catch_warnings():
@@ -58,6 +61,11 @@ def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
         raise ValueError(f"syntax: {type(error).__name__}") from None
     depth(tree)
     return tree
+
+
+def without_text(match: re.Match) -> str:
+    """What stands for a string or a comment where only nesting counts."""
+    return " " if match[0].startswith("#") else "0"
 
 
 def depth(tree: ast.AST) -> int:

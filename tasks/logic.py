@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from sandbox.values import decode, encode
 from tasks.base import Proposal, Reject, TaskType
-from tasks.complexity import entry, parse
+from tasks.complexity import MAX_CHARS, entry, parse
 from tasks.prompts import FORMATS, LOGIC_TOPICS
 
 TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
@@ -32,9 +32,10 @@ class Logic(TaskType):
 
     def puzzle(self, lines: list[str]) -> Proposal:
         """The proposal of a list of constraints. Raises ValueError with a reason of validation.REASONS."""
+        parsed = {line: parse(line).body for line in dict.fromkeys(lines)}
         clauses = []
         for line in lines:
-            clauses += parse(line).body
+            clauses += parsed[line]
         names = set()
         for clause in clauses:
             nodes = list(ast.walk(clause))[1:] if isinstance(clause, ast.Expr) else [clause]
@@ -59,6 +60,8 @@ class Logic(TaskType):
         found = found or [body for tag, body in blocks[:1] if tag in ("", "python")]
         if not found or prompt_format == "micro" and len(blocks) != 1:
             return Reject("syntax")
+        if len(found[0]) > MAX_CHARS:
+            return Reject("too_long")
         lines = [re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip() for line in found[0].split("\n")]
         try:
             return self.puzzle([line for line in lines if line])

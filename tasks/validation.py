@@ -5,10 +5,12 @@ sandbox work that cannot succeed, and keep out of the archive what could not be 
 """
 import ast
 import cmath
+import functools
 import re
 from dataclasses import dataclass
 
-from tasks.complexity import DEFINITIONS, bound_names, drop_annotations, drop_docstrings, entry, parse
+from tasks.complexity import (DEFINITIONS, MAX_CHARS, bound_names, drop_annotations, drop_docstrings, entry,
+                              parse)
 from tasks.prompts import show
 
 # Why a proposal was refused; the keys are what the logs count.
@@ -153,18 +155,32 @@ def demonstrated(source: str, name: str = "") -> list[str]:
                 values[node.targets[0].id] = node.value
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
                 calls.append(node)
+    position = {parameter: at for at, parameter in enumerate(parameters(function))} if function else {}
+    shown = {}                                  # names that calls use -> their literals, printed once
     texts = []
     for call in calls:
         named = {keyword.arg: keyword.value for keyword in call.keywords}
-        given = list(call.args)
-        for parameter in parameters(function)[len(call.args):] if function else []:
-            if parameter in named:
-                given.append(named.pop(parameter))
-        given = [values.get(node.id, node) if isinstance(node, ast.Name) else node for node in given]
-        text = ", ".join(map(ast.unparse, given))
-        if not named and len(call.args) <= 16 and (not text or readable(text)):
-            texts.append(text)
+        if len(call.args) > 16 or any(position.get(word, -1) < len(call.args) for word in named):
+            continue
+        words = []
+        for node in [*call.args, *(named[word] for word in sorted(named, key=position.get))]:
+            if isinstance(node, ast.Name) and node.id not in shown:
+                shown[node.id] = literal_text(values.get(node.id, node))
+            words.append(shown[node.id] if isinstance(node, ast.Name) else literal_text(node))
+        if None not in words:
+            texts.append(", ".join(words))
     return texts
+
+
+def literal_text(node: ast.expr) -> str | None:
+    """A plain literal as Python prints it; None if it is none, or too long to be read again."""
+    if not all(map(is_plain, ast.walk(node))):
+        return None
+    try:
+        text = ast.unparse(node)
+    except ValueError:                          # more digits than Python prints
+        return None
+    return text if len(text) < MAX_CHARS else None
 
 
 def program_problem(source: str, limits: Limits) -> str | None:
@@ -239,7 +255,7 @@ def is_plain(node: ast.AST) -> bool:
     if isinstance(node, ast.Name):
         return node.id == "set"
     if isinstance(node, ast.Call):
-        return ast.unparse(node) == "set()"
+        return isinstance(node.func, ast.Name) and not node.args and not node.keywords     # set()
     if isinstance(node, ast.Dict):
         return None not in node.keys
     return isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.UnaryOp, ast.USub, ast.UAdd, ast.Add, ast.Sub,
@@ -279,31 +295,50 @@ def arguments_text(text: str, program: str) -> str:
     call = re.fullmatch(r"f\((.*)\)", text, re.S)
     if call:
         return call[1].strip()
-    if "=" in text:
-        try:
-            lines = parse(text).body
-            names = parameters(entry(parse(program)))
-        except ValueError:
+    names = parameters_of(program) if "=" in text else None
+    if not names:
+        return text
+    try:
+        lines = parse(text).body
+    except ValueError:
+        return text
+    values = {}
+    for line in lines:
+        if not (isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)):
             return text
-        values = {}
-        for line in lines:
-            if not (isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)):
-                return text
-            values[line.targets[0].id] = ast.get_source_segment(text, line.value)
-        if values and sorted(values) == sorted(names):
-            return ", ".join(values[name] for name in names)
-    return text
+        values[line.targets[0].id] = line.value
+    if sorted(values) != sorted(names):
+        return text
+    # ast.get_source_segment splits all of the text for each of its calls
+    source = text.encode()
+    starts = [0, *(newline.end() for newline in re.finditer(rb"\r\n?|\n", source))]
+    parts = []
+    for node in (values[name] for name in names):
+        start = starts[node.lineno - 1] + node.col_offset
+        parts.append(source[start:starts[node.end_lineno - 1] + node.end_col_offset].decode())
+    return ", ".join(parts)
+
+
+@functools.lru_cache(maxsize=64)
+def parameters_of(program: str) -> list[str]:
+    """Parameters of a program's f; none where it cannot be read. Kept, for all lines of an answer ask it."""
+    try:
+        function = entry(parse(program))
+    except ValueError:
+        return []
+    return parameters(function) if function else []
 
 
 def split_inputs(body: str, program: str) -> list[str]:
-    """Argument texts in one input block: one a line where each line is a whole argument list, else the block.
+    """Distinct argument texts in one input block: one a line where each line is a whole argument list.
 
-    Else those of the lines that can be read: calls of f, alone or inside print and assert.
+    Else the block; else those of the lines that can be read: calls of f, alone or inside print and assert.
     """
-    lines = [arguments_text(line, program) for line in body.strip().split("\n") if line.strip()]
-    whole = arguments_text(body, program)
+    distinct = dict.fromkeys(line.strip() for line in body.split("\n") if line.strip())
+    lines = list(dict.fromkeys(arguments_text(line, program) for line in distinct))
     if all(map(readable, lines)):
         return lines
+    whole = arguments_text(body, program)
     if readable(whole):
         return [whole]
     texts = []

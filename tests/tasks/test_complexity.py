@@ -136,3 +136,18 @@ def test_measuring_runs_nothing():
     assert measure("raise SystemExit\ndef f(x):\n return x").mccabe == 1
     names = {node.id for node in ast.walk(ast.parse(open(complexity.__file__).read())) if isinstance(node, ast.Name)}
     assert not names & {"eval", "exec", "compile", "literal_eval", "__import__"}
+
+
+@pytest.mark.parametrize("joint", [" ", "\\\n", "\\\r", "\\\r\n", " # a'b\n", "# ((\r", "\n\f"])
+@pytest.mark.parametrize("word", ["-", "not", "- +", "not -", "await", "(", "["])
+def test_nesting_is_seen_however_its_lines_end(word, joint):
+    """Sixty of a word that nests, each followed by what Python reads as white space."""
+    with pytest.raises(ValueError, match="too_deep"):
+        parse(f"x = ({(word + joint + ' ') * 60}1")
+
+
+@pytest.mark.parametrize("before", ["#\r", "#\r\n", "'a'#\r", "'''\r'''", "# it's\r", "x = 'a\\\r\n'\r"])
+def test_what_ends_a_comment_for_python_ends_it_for_the_guard(before):
+    with pytest.raises(ValueError, match="too_deep"):
+        parse(before + "(" * 199)
+    assert parse(f"{before}\rx = '{'(' * 199}'  # {'(' * 199}")

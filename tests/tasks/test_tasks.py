@@ -14,6 +14,7 @@ from tasks.complexity import entry, parse
 from tasks.prompts import PROMPT_FORMATS, Prompt, render, show
 from tasks.validation import (REASONS, Limits, arguments_text, ignores_input, input_problem, normalise,
                               program_problem)
+from verifier import Job
 
 CHAT, MICRO = Limits.for_format("chat"), Limits.for_format("micro")
 LIMITS = {prompt_format: Limits.for_format(prompt_format) for prompt_format in PROMPT_FORMATS}
@@ -151,14 +152,37 @@ def test_answers_deserve_their_verdicts(sandbox):
     assert not [row for row in found if row[0] != row[1]]
 
 
-def test_many_attempts_are_one_job_and_do_not_disturb_each_other(sandbox):
+def test_many_attempts_do_not_disturb_each_other(sandbox):
     texts = ["=[3,2,1]", "nothing", "=[1]", "=" + "[" * 40, "=[3, 2, 1]", "=1)"]
     assert judge(sandbox, OUT, "micro", *texts) == ["correct", "malformed", "wrong", "malformed", "correct", "malformed"]
     assert judge(sandbox, OUT, "micro", "a", "b") == ["malformed", "malformed"]
     slow = made("code_i", "def f(x):\n while x>5: pass\n return x", ("1", 1))
     assert judge(sandbox, slow, "micro", "=1", "=9", "=1", "=2", "=x") == ["correct", "wrong", "correct", "wrong", "malformed"]
-    assert len(TASK_TYPES["code_i"].answer_jobs(slow, ["1", "2", None], MICRO)) == 1
+    assert len(TASK_TYPES["code_i"].answer_jobs(slow, ["1", "2", None, "2"], MICRO)) == 2
+    assert len(TASK_TYPES["code_o"].answer_jobs(OUT, ["1", "2", None, "2"], MICRO)) == 1
     assert TASK_TYPES["code_o"].answer_jobs(OUT, [None, None], MICRO) == []
+
+
+# what each of these returns depends on the calls before; a new process always says the same
+MEMORIES = ["n = []\ndef f(x):\n    n.append(x)\n    return 1 if len(n) < 3 else len(n) % 2",
+            "cache = {}\ndef f(x):\n    cache[x] = cache.get(x, len(cache))\n    return cache[x]",
+            "def f(x, n=[]):\n    n.append(x)\n    return min(2, len(n)) if x == n[0] else 3",
+            "def f(x):\n    f.n = getattr(f, 'n', 0) + 1\n    return x if f.n < 3 else 1",
+            "import random\ndef f(x):\n    random.seed(x) if x == 1 else 0\n    return random.random() > .5",
+            "import math\ndef f(x):\n    math.n = getattr(math, 'n', 0) + 1\n    return math.n > 2 or x == 1",
+            "import itertools\nn = itertools.count()\ndef f(x):\n    return x if next(n) < 2 else 1"]
+
+
+@pytest.mark.parametrize("program", MEMORIES)
+def test_no_attempt_sees_the_calls_before_it(sandbox, program):
+    """A code_i teacher could decide verdicts by counting calls: each attempt is judged as if it were alone."""
+    verdict, = sandbox.run([Job(program, ("1",))])
+    task = Task("code_i", program, ("1",), verdict.outputs, "", "key")
+    texts = [f"={x}" for x in (1, 5, 2, 3, 4, 5, 1, 7)]
+    alone = [judge(sandbox, task, "micro", text)[0] for text in texts]
+    assert judge(sandbox, task, "micro", *texts) == alone
+    assert judge(sandbox, task, "micro", *texts[::-1]) == alone[::-1]
+    assert alone[0] == "correct"
 
 
 # ---------------------------------------------------------------- teachers' proposals

@@ -1,0 +1,61 @@
+"""Reading costs time in proportion to the text, whatever a model repeats until its tokens run out."""
+import time
+
+import pytest
+
+from sandbox.values import encode
+from tasks import TASK_TYPES
+from tasks.base import Proposal, Task
+from tasks.validation import Limits
+
+PROGRAM = "def f(x):\n    return x"
+TASK = Task("code_f", PROGRAM, ("1",) * 6, (encode(1),) * 6, "", "key")
+MANY = f"def f({', '.join(f'a{i}' for i in range(300))}):\n    return a0"
+# a program of TASK's form, and what is repeated
+LINES = [(PROGRAM, "x=1"), (PROGRAM, "x=[1, 2, 3]"), (PROGRAM, "f(x)"), (PROGRAM, "print(f([1]))"),
+         (PROGRAM, "assert f(x=1) == 2"), (PROGRAM, "1"), (PROGRAM, "[1, 2], 'a'"), (PROGRAM, "set()"),
+         (PROGRAM, "f(set(), {1: 2})"), (PROGRAM, "f(1"), (PROGRAM, '"'), (PROGRAM, "\\'"),
+         (PROGRAM, "'''"), (PROGRAM, "a and b"), (PROGRAM, "lambda: 1"), (PROGRAM, "- 1"),
+         (PROGRAM, "x = 1 # = 2"), (PROGRAM, "=1"), (PROGRAM, "f'{x}'"), (PROGRAM, "# Hint: f"),
+         (MANY, "a1=1"), (MANY, "f()"), (PROGRAM, "```input"), (PROGRAM, "```input\n1\n```")]
+# what stands around it; LIST is as long as a quarter of the text
+WRAPPED = [("micro", "", ""), ("micro", PROGRAM + "\n", "\nf(1)"), ("chat", "```input\n", "\n```"),
+           ("chat", "```constraints\n", "\n```"), ("chat", "```python\n" + PROGRAM + "\n", "\n```"),
+           ("chat", "```python\n" + PROGRAM + "\nx=[LIST]\n", "\n```")]
+
+
+def seconds(program, line, n_chars):
+    """CPU seconds of the slowest way in which any kind of task reads a repeated line, and which it is."""
+    task = Task("code_f", program, TASK.inputs, TASK.outputs, "", "key")
+    slowest = 0.0, ""
+    for joint in "\n", "", "; ":
+        repeated = joint.join([line] * (n_chars // len(line + joint)))
+        for prompt_format, before, after in WRAPPED:
+            limits = Limits.for_format(prompt_format)
+            text = before.replace("LIST", "1, " * (n_chars // 12)) + repeated[:n_chars * 3 // 4] + after
+            for name in "code_o", "code_i", "code_f", "math", "logic":
+                spent = cost_of_reading(TASK_TYPES[name], text, prompt_format, task, limits)
+                slowest = max(slowest, (spent, f"{name} {prompt_format} {before[:30]!r} {joint!r}"))
+    return slowest
+
+
+def cost_of_reading(kind, text, prompt_format, task, limits):
+    """CPU seconds of parsing a text as a proposal and as an answer, and of the checks before a run."""
+    start = time.process_time()
+    proposal = kind.parse_proposal(text, prompt_format, [task], limits)
+    if isinstance(proposal, Proposal):
+        kind.check(proposal, limits)
+        kind.key(proposal, "structural")
+    if kind.name != "logic":                    # its answers need a puzzle
+        kind.parse_answer(text, prompt_format, task, limits)
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize("program, line", LINES, ids=[f"{line!r} {len(program)}" for program, line in LINES])
+def test_a_repeated_line_costs_linear_time(program, line):
+    found = []
+    for n_chars in 2_000, 8_000, 20_000:        # the better of two, for other work disturbs the clock
+        found.append(min(seconds(program, line, n_chars) for _ in range(2)))
+    short, long, longest = found
+    assert long[0] < 0.2 and longest[0] < 0.2, found
+    assert long[0] < 6 * short[0] + 0.1, found
