@@ -53,9 +53,7 @@ def cost_of_reading(kind, text, prompt_format, task, limits):
 
 @pytest.mark.parametrize("program, line", LINES, ids=[f"{line!r} {len(program)}" for program, line in LINES])
 def test_a_repeated_line_costs_linear_time(program, line):
-    found = []
-    for n_chars in 2_000, 8_000, 20_000:        # the better of two, for other work disturbs the clock
-        found.append(min(seconds(program, line, n_chars) for _ in range(2)))
-    short, long, longest = found
-    assert long[0] < 0.2 and longest[0] < 0.2, found
-    assert long[0] < 6 * short[0] + 0.1, found
+    """Well below a second at 8,000 characters, where blocks are still parsed, and at 20,000: it was 3 to 17."""
+    for n_chars in 8_000, 20_000:
+        spent, where = seconds(program, line, n_chars)
+        assert spent < 0.5, (n_chars, spent, where)
