@@ -28,7 +28,7 @@ def defaults(config: dict) -> dict[str, tuple[str, str]]:
             name = name.strip("`-").replace("-", "_")
             for part in default.split("; "):        # micro: 80; chat, base: 200, or by --algo in their place
                 names, colon, value = part.partition(": ")
-                if colon and {prompt_format, config.get("algo")} & set(names.split(", ")):
+                if colon and any(name in (prompt_format, config.get("algo")) for name in names.split(", ")):
                     default = value
             flags[name] = (written(settled.get(name, default)), meaning)
     return flags

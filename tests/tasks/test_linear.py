@@ -28,7 +28,7 @@ def seconds(program, line, n_chars):
     """CPU seconds of the slowest way in which any kind of task reads a repeated line, and which it is."""
     task = Task("code_f", program, TASK.inputs, TASK.outputs, "", "key")
     slowest = 0.0, ""
-    for joint in "\n", "", "; ":
+    for joint in "\n", "":
         repeated = joint.join([line] * (n_chars // len(line + joint)))
         for prompt_format, before, after in WRAPPED:
             limits = Limits.for_format(prompt_format)
