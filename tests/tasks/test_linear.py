@@ -51,7 +51,7 @@ def cost_of_reading(kind, text, prompt_format, task, limits):
     return time.process_time() - start
 
 
-@pytest.mark.parametrize("program, line", LINES, ids=[f"{line!r} {len(program)}" for program, line in LINES])
+@pytest.mark.parametrize("program, line", [*LINES[:4], *(pytest.param(*case, marks=pytest.mark.slow) for case in LINES[4:])])
 def test_a_repeated_line_costs_linear_time(program, line):
     """Well below a second at 8,000 characters, where blocks are still parsed, and at 20,000: it was 3 to 17."""
     for n_chars in 8_000, 20_000:
