@@ -29,6 +29,7 @@ from infra.distributed import Ranks
 from infra.weights import is_chat_model, load_base, load_model, load_peft, pick_dtype, weights_hash
 from lora import Adapters
 from model import Base
+from selfplay import member_order
 from tasks.prompts import ENVELOPE, Prompt, render
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -130,7 +131,7 @@ def peft_directories(given: list[Path]) -> dict[str, Path]:
         if not inside:
             raise ValueError(f"{directory} is no PEFT directory (no adapter_config.json) and holds none: "
                              "give for example out/NAME/step_80/S0")
-        found += sorted(inside, key=lambda p: (p.name[0] == "S", len(p.name), p.name))     # T2, T10, S0
+        found += sorted(inside, key=lambda p: member_order(p.name))
     names = [path.resolve().name for path in found]
     members = {}
     for name, path in zip(names, found):

@@ -6,11 +6,7 @@ take exponential time).
 """
 import ast
 import hashlib
-import io
-import keyword
-import math
 import re
-import tokenize
 import warnings
 from dataclasses import dataclass
 

@@ -123,6 +123,7 @@ def run_all(args: argparse.Namespace, arms: dict[str, Arm]) -> None:
     budget = {}                                       # of each seed, once its full is trained
 
     def work(job: tuple[int, Run]) -> None:
+        """Train and evaluate a run, once its seed's budget is known, and tell what it spent."""
         seed, run = job
         due = None
         if run.name != f"{FULL}-s{seed}":
@@ -130,14 +131,14 @@ def run_all(args: argparse.Namespace, arms: dict[str, Arm]) -> None:
             due = run.part * budget[seed]
         started = time.monotonic()
         train(args, crew, run, due)
-        history = spent_by(args, run)
+        rows = records.logged(args.out / run.name)
+        history = measures.spent(rows)
         if due is None:
             budget[seed] = history[-1][args.budget]
         for split in heldout.SPLITS:
             evaluate(args, crew, run, split)
         last, due = history[-1], due or budget[seed]
         final = measures.final_accuracy(records.record_of(args.out / run.name))
-        rows = records.logged(args.out / run.name)
         area = measures.area(measures.curve(rows, args.budget, due, final))
         print(f"{time.strftime('%H:%M:%S')} {run.name}: {len(history)} steps, {last['tokens']} tokens, "
               f"{last[args.budget] / due:.3f} of its budget, and {last['probe_tokens']} for probes; "

@@ -16,6 +16,7 @@ import tasks
 from evolve import Member
 from infra.distributed import Ranks
 from micro import data
+from proposals import fate
 from sandbox.values import decode
 from tasks import TASK_TYPES, prompts, read_tasks
 from tasks.archive import Archive
@@ -32,16 +33,9 @@ CHAT, MICRO = Limits.for_format("chat"), Limits.for_format("micro")
 
 
 def outcome(sandbox, kind, text, prompt_format="chat"):
-    """The whole way of a proposal: parse, check, run, accept -> Task or the reason."""
+    """The whole way of a proposal -> Task or the reason."""
     limits = Limits.for_format(prompt_format)
-    proposal = kind.parse_proposal(text, prompt_format, [], limits)
-    if isinstance(proposal, Reject):
-        return proposal.reason
-    if refused := kind.check(proposal, limits):
-        return refused.reason
-    verdict, = sandbox.run([kind.job(proposal)])
-    result = kind.accept(proposal, verdict, limits, kind.key(proposal, "structural"))
-    return result.reason if isinstance(result, Reject) else result
+    return fate(sandbox, kind.parse_proposal(text, prompt_format, [], limits), limits)
 
 
 def judge(task, prompt_format, text):

@@ -14,6 +14,7 @@ from evolve import Member
 from infra.distributed import Ranks
 from infra.metrics import describe
 from infra.task_log import task_from_row, task_rows
+from proposals import fate
 from tasks import TASK_TYPES, judge_answers, proof, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Reject, Task
@@ -30,15 +31,8 @@ SYL3 = ("h1 $e |- ( p -> q ) $. h2 $e |- ( q -> r ) $. h3 $e |- ( r -> s ) $.\n"
 
 
 def outcome(sandbox, text: str, limits: Limits = LIMITS):
-    """The whole way of a proposal: parse, check, run, accept -> Task or the reason."""
-    proposal = PROOF.parse_proposal(f"```metamath\n{text}\n```", "chat", [], limits)
-    if isinstance(proposal, Reject):
-        return proposal.reason
-    if refused := PROOF.check(proposal, limits):
-        return refused.reason
-    verdict, = sandbox.run([PROOF.job(proposal)])
-    result = PROOF.accept(proposal, verdict, limits, PROOF.key(proposal, "structural"))
-    return result.reason if isinstance(result, Reject) else result
+    """The whole way of a proposal -> Task or the reason."""
+    return fate(sandbox, PROOF.parse_proposal(f"```metamath\n{text}\n```", "chat", [], limits), limits)
 
 
 # ---------------------------------------------------------------- proposals

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tasks
+from proposals import fate
 from sandbox.values import decode, encode
 from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.base import Proposal, Reject, Task
@@ -36,13 +37,8 @@ FUN = made("code_f", REVERSE, *[(f"[{i}, 7]", [7, i]) for i in range(10)], messa
 
 
 def outcome(sandbox, proposal, limits=CHAT):
-    """The whole way of a proposal: check, run, accept -> Task or the reason."""
-    kind = TASK_TYPES[proposal.kind]
-    if refused := kind.check(proposal, limits):
-        return refused.reason
-    verdict, = sandbox.run([kind.job(proposal)])
-    result = kind.accept(proposal, verdict, limits, kind.key(proposal, "structural"))
-    return result.reason if isinstance(result, Reject) else result
+    """Its task, or the reason."""
+    return fate(sandbox, proposal, limits)
 
 
 def judge(sandbox, task, prompt_format, *texts):
@@ -274,7 +270,7 @@ def test_proposals_are_refused_by_name(sandbox, name):
     wrong = []
     for prompt_format, text, want in PROPOSALS:
         proposal = TASK_TYPES[name].parse_proposal(text, prompt_format, [], LIMITS[prompt_format])
-        found = proposal.reason if isinstance(proposal, Reject) else outcome(sandbox, proposal, LIMITS[prompt_format])
+        found = outcome(sandbox, proposal, LIMITS[prompt_format])
         assert isinstance(found, Task) or found in REASONS
         if want != ("ok" if isinstance(found, Task) else found):
             wrong.append((want, found, prompt_format, text))
@@ -327,7 +323,7 @@ LINES = "\n".join(f"[{i}, {i + 1}]" for i in range(10))
 ])
 def test_induction_proposals(sandbox, text, want):
     proposal = TASK_TYPES["code_f"].parse_proposal(text, "chat", [OUT], CHAT)
-    found = proposal.reason if isinstance(proposal, Reject) else outcome(sandbox, proposal)
+    found = outcome(sandbox, proposal)
     assert (("ok" if isinstance(found, Task) else found)) == want
     if want == "ok":
         assert len(found.inputs) == len(set(found.inputs)) == len(found.outputs) == 10 - ("\n4\n" in text)
