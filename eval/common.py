@@ -13,7 +13,6 @@ import json
 import math
 import os
 import sys
-from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +34,13 @@ from tasks.prompts import ENVELOPE, Prompt, render
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple = ()) -> ArgumentParser:
+def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple = ()):
     """The command line of `python -m name`: the flags that benchmarks share, but those `without`.
 
     default_max_new: None = as in training.
     """
     form, default = argparse.RawDescriptionHelpFormatter, default_max_new or "as in training"
-    parser = ArgumentParser(prog=f"python -m {name}", description=doc, formatter_class=form)
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=doc, formatter_class=form)
     def add(flag: str, **how) -> None:
         if flag[2:] not in without:
             parser.add_argument(flag, **how)

@@ -33,11 +33,11 @@ from pathlib import Path
 
 import numpy as np
 
-from config import PRESETS
+from config import PRESETS, config_of_run
 from eval import common
 from eval.stats import paired_bootstrap, wilson
 from eval.summary import BASE, gain_table, member_table, pass_table, passes, roles, shares, with_means
-from infra.checkpoint import task_of
+from infra.checkpoint import RunDir, task_of
 from infra.platform import open_sandbox
 from micro.evaluate import SIZES, draw_tasks
 from tasks import TASK_TYPES, judge_answers
@@ -192,11 +192,17 @@ def judge_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_config(run: str) -> dict:
-    """A run's config.json, {} without a run. Raises ValueError where the folder is no run."""
-    path = Path(run).expanduser() / "config.json"
-    if run and not path.exists():
+    """A run's config.json, {} without a run. Raises ValueError where the folder is no run, or where its flags
+    have former names: what they say would be lost."""
+    if not run:
+        return {}
+    path = Path(run).expanduser()
+    if not (path / "config.json").exists():
         raise ValueError(f"--run {run}: no run there (no config.json); give a run's directory, out/NAME")
-    return json.loads(path.read_text()) if run else {}
+    config = RunDir(path, writes=False).config()
+    if "prompt_format" not in config:
+        config_of_run(config, path)                 # raises, with the sentence that training and replay say
+    return config
 
 
 def formatted(args: argparse.Namespace, population: common.Population) -> common.Population:

@@ -124,6 +124,9 @@ def test_what_a_user_gets_wrong_in_heldout_is_said(grown, tmp_path, tiny):
         heldout.main(["--run", str(grown), "--bench", "code_0", *CPU])
     with pytest.raises(ValueError, match="no run there"):
         heldout.main(["--run", str(tmp_path), *CPU])
+    (tmp_path / "config.json").write_text(json.dumps(dict(style="micro", attempts=4)))
+    with pytest.raises(ValueError, match="before the flags got their present names"):
+        heldout.main(["--run", str(tmp_path), *CPU])
     with pytest.raises(ValueError, match="no answers.jsonl there nor in its eval-heldout"):
         heldout.main(["--run", str(grown), "--bench", "logic", "--limit", "1", "--out", str(tmp_path / "o"),
                       "--against", str(tmp_path), *CPU])
