@@ -177,7 +177,7 @@ RENAMED = {"style": "--prompt-format", "kinds": "--task-types", "group": "--prop
            "advantage": "--algo", "whiten": "--normalize-advantages", "cull": "--replace-frac",
            "max_rows": "--rollout-batch", "token_budget": "--tokens-per-microbatch",
            "clip": "--clip-low and --clip-high",
-           "replay": "python -m infra.replay RUN STEP [T2:S1]", "gate_leak": "--invalid-penalty 0"}
+           "replay": "python -m infra.replay RUN STEP [T2:S1]"}
 
 
 def spelled(name: str) -> str:

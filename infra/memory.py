@@ -174,12 +174,14 @@ def autotune_batch(cfg, base: Base, adapters: Adapters, ranks: Ranks):
     model = base.model
 
     def rollout(n: int) -> None:
+        """Take what a rollout of n rows takes."""
         trial = replace(cfg, rollout_batch=n)
         plan = memory_plan(trial, model.cfg, model.embedding.dtype, adapters.n_members)
         n_bytes = int(sum(plan[use] for use in GENERATE) * 2 ** 30)
         torch.empty(n_bytes, dtype=torch.uint8, device=model.embedding.device)
 
     def micro_batch(budget: int) -> None:
+        """Run the worst micro-batches of a budget of tokens."""
         trial = replace(cfg, tokens_per_microbatch=budget)
         try:
             for batch in worst_batches(model, trial, adapters.n_members):

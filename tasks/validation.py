@@ -122,6 +122,7 @@ def drop_demonstrations(tree: ast.Module) -> ast.Module:
             used |= names_in(node)
 
     def shows(node: ast.stmt) -> bool:
+        """Whether a statement only shows f off."""
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             unread = all(isinstance(target, ast.Name) and target.id not in used for target in targets)

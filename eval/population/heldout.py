@@ -6,7 +6,7 @@
     python -m eval.population.heldout --base micro/base --bench code_o,logic --limit 60 --split validation
 
 Five families: output, input and program tasks (code_o, code_i, code_f) by statements, word problems (math) by
-events, puzzles (logic) by variables. The programs are those that micro/data.py keeps out of the base's
+events, puzzles (logic) by variables. The programs are those that micro/programs.py keeps out of the base's
 training text; one bit of a program's hash puts it into the validation or the test split, so that none is in
 both. Of the smallest size too few programs are reserved: these 300 tasks are of programs that the base may
 know; the table by size marks them, the sums over the other 1,200 leave them out. Questions, parsers and judge
