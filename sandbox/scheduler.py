@@ -22,6 +22,8 @@ from sandbox.values import decode, encode
 
 # Hash seeds of the twins: of 1,000, the two that order small sets of letters and words most differently.
 SEEDS = 158, 299
+PAUSES_S = 0.2, 2.0             # before a fork server that could not be started is tried again
+TRIES = 3                       # of a run that the sandbox, not the program, failed
 # What a child may say instead of a value; other names of errors are for the trainer to give.
 REASON = re.compile(r"error: |unsupported: |(too big|not a literal)\Z")
 
@@ -70,12 +72,18 @@ class ForkServer:
                            NANOPOPULORA_SANDBOX=json.dumps(dict(options, fds=fds, which=which)))
         file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork_server.py")
         null = subprocess.DEVNULL
-        self.process = subprocess.Popen([sys.executable, "-sSB", file], env=environment, cwd="/",
-                                        pass_fds=fds, start_new_session=True, stdin=null, stdout=null,
-                                        stderr=null)
-        theirs.close()
-        for fd in fds[3:]:
-            os.close(fd)
+        try:
+            self.process = subprocess.Popen([sys.executable, "-sSB", file], env=environment, cwd="/",
+                                            pass_fds=fds, start_new_session=True, stdin=null, stdout=null,
+                                            stderr=null)
+        except OSError:
+            os.close(self.job)
+            os.close(self.result)
+            raise
+        finally:
+            theirs.close()
+            for fd in fds[3:]:
+                os.close(fd)
 
     def ready(self):
         """Waits for it to be locked up -> its layers."""
@@ -156,6 +164,8 @@ def read_claims(raw, order, end, profile):
     Nothing in here is trusted: one line per input, canonical values only, and anything extra is "malformed".
     """
     *lines, rest = raw.split(b"\n")
+    if raw == b">":
+        rest = b""                                      # it began, and ended before it was loaded
     extra = lines and lines[0] != b">" or len(lines) > 1 + len(order) or rest and end == "ok"
     if extra:
         return "malformed", True, []
@@ -216,9 +226,18 @@ class Scheduler:
         self.poll.unregister(server.control)
         del self.by_fd[server.control.fileno()]
         server.close()
-        fresh = self.servers[self.servers.index(server)] = ForkServer(server.which, self.options)
+        fresh = self.servers[self.servers.index(server)] = self.start_again(server.which)
         self.admit(fresh)
         self.replaced += 1
+
+    def start_again(self, which):
+        """A fresh fork server; a machine may be out of processes or memory for a moment. Raises OSError."""
+        for pause_s in PAUSES_S:
+            try:
+                return ForkServer(which, self.options)
+            except OSError:
+                time.sleep(pause_s)
+        return ForkServer(which, self.options)
 
     def busy(self):
         """The fork servers that have a child."""
@@ -281,9 +300,11 @@ class Scheduler:
             if run is None:
                 return 0
             end, used_s, raw = "sandbox failure", 0.0, b""
+        if run.case.job.entry is not None and not raw:
+            end = "sandbox failure"                     # no program can take back that it began
         run.case.open -= 1
         run.case.cpu_s += used_s
-        if end == "sandbox failure" and run.tries < 2:
+        if end == "sandbox failure" and run.tries + 1 < TRIES:
             self.plan(queue, ChildRun(run.case, run.which, run.order, run.tries + 1), first=True)
         else:
             self.absorb(queue, run, end, raw)

@@ -17,6 +17,11 @@ from tasks.validation import (CONTROL, REASONS, Limits, arguments_text, canonica
 from verifier import Job, Verdict
 
 
+# How an attempt is judged besides correct, wrong and malformed: the sandbox failed, the program made a
+# forbidden system call. The first counts nowhere, the second as wrong.
+UNJUDGED, VIOLATION = "unjudged", "violation"
+FAILED = "sandbox failure"              # its name as a Verdict's end or error
+
 # What the sandbox says -> the reason of a Reject; the rest are spelt alike.
 OTHER_NAMES = {"too big": "output_too_long", "malformed": "malformed_result", "not a literal": "not_literal"}
 
@@ -227,7 +232,8 @@ class TaskType:
 
     def judge(self, task: Task, answers: list[str | None], verdicts: list[Verdict],
               limits: Limits) -> list[str]:
-        """"correct" | "wrong" | "malformed" per attempt, by `is_correct` or what `answer_jobs` gave."""
+        """"correct" | "wrong" | "malformed" | UNJUDGED | VIOLATION per attempt, by `is_correct` or what
+        `answer_jobs` gave."""
         judged = []
         for answer in answers:
             if answer is None:
