@@ -127,9 +127,9 @@ class Config:
     n_heldout: int = flag(None, "of these, tasks of each kind, at most", kind=int)
     probe_share: float = flag(None, "share of anchors and held-out tasks asked at probes between the first "
                               "and the last", kind=float)
-    halt_on: str = flag("", "monitors whose alarm ends the run with a checkpoint: collapse, gaming, forgetting, "
-                        "escape, by commas")
-    thresholds: str = flag("", "bounds of the monitors, other than theirs (docs/drift.md): cosine=0.8,escapes=3")
+    halt_on: str = flag("", "monitors whose alarm ends the run with a checkpoint: collapse, gaming, "
+                        "forgetting, escape (by commas)")
+    thresholds: str = flag("", "other bounds for the monitors than docs/drift.md says: cosine=0.8,escapes=3")
     # machine
     device: str = flag("auto", "auto, cpu or cuda")
     dtype: str = flag("auto", "of the frozen base", ("auto", "float32", "bfloat16"))

@@ -344,8 +344,8 @@ def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Ou
     out = []
     for p in valid:
         out.append(Outcome(
-            solve_rate=p.solve_rate or 0.0, n_attempts=n_judged(p.verdicts), base_rate=p.base_rate, kind=p.kind,
-            solve_rates={name: solve_rate(verdicts) for name, verdicts in p.attempts.items()},
+            solve_rate=p.solve_rate or 0.0, n_attempts=n_judged(p.verdicts), base_rate=p.base_rate,
+            kind=p.kind, solve_rates={name: solve_rate(verdicts) for name, verdicts in p.attempts.items()},
             majority_baseline=majority[p.kind], noise_margin=s.cfg.noise_margin,
             n_tasks=archive.n_added, n_of_kind=len(archive.tasks[p.kind]),
             n_same_structure=structures[p.structure], unique_at_64=unique_at_64, complexity=p.complexity))
@@ -399,7 +399,7 @@ def judged_rows(rows: RoleRows | None) -> RoleRows | None:
 
 
 def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
-    """The rows of all roles together; None = a role that wrote nothing. Raises OSError where none is judged."""
+    """The rows of all roles together; None = a role that wrote nothing. Raises OSError if none is judged."""
     parts = [part for part in map(judged_rows, parts) if part]
     if not parts:
         raise OSError("the sandbox failed on every row of a step: mend this machine, then --resume the run")

@@ -8,9 +8,15 @@
 What a monitor finds is an alarm: its name and a sentence in the line's `alarms`, and a line on the terminal
 when it begins and when it is over. --halt-on NAMES ends the run when one of these alarms begins; resumed, the
 run goes on, for an alarm that was there already does not begin again before it was over.
+
+    python -m infra.monitors RUN                          # what they would have said of a run that is there
+    python -m infra.monitors RUN --thresholds cosine=0.8  # and with other bounds
 """
+import argparse
 import math
+import sys
 from collections import Counter
+from pathlib import Path
 
 from config import Config
 from infra.checkpoint import RunDir
@@ -18,24 +24,22 @@ from infra.distributed import Ranks
 from infra.platform import Interrupted
 from selfplay import mean
 
-WINDOW = 5                  # steps: what is said of now is a mean over the latest, of the start over the first
+WINDOW = 5                  # steps: "now" is a mean over the latest, "the start" over the first
 ENOUGH = 64                 # valid tasks before the commonest output of a few can mean anything
 EXIT_HALTED = 3             # exit code of a run that --halt-on ended
-# Name: value, what it bounds. --thresholds gives others. Measured: see docs/drift.md.
+# Name: bound, and what is alarming. --thresholds gives other bounds; docs/drift.md says where these are from.
 THRESHOLDS = {
-    "unique_share": (0.5, "collapse: distinct structures among 64 of the latest tasks, as a share of their most "
-                          "so far, below this"),
-    "cosine": (0.9, "collapse: mean cosine of the updates of a role's members above this"),
-    "guess": (0.3, "gaming: a type's most frequent output right for a share of its latest tasks above this"),
-    "growth": (2.5, "gaming: characters of an output, or digits of its longest number, above this many times "
-                    "those of the start"),
-    "unsolved": (0.5, "gaming: share of valid tasks that nobody solves above this"),
-    "interval": (1.96, "forgetting: the students' greedy accuracy on the anchors below that of the first probe "
-                       "by more than this many standard errors of the difference"),
-    "escapes": (10, "escape: texts of one member in the latest 5 steps that try what they must not, at least "
-                    "this many"),
-    "violations": (1, "escape: programs in the latest 5 steps that the sandbox ended for a forbidden system "
-                      "call, at least this many")}
+    "unique_share": (0.5, "collapse: distinct structures among 64 of the latest tasks are below this share "
+                          "of their most so far"),
+    "cosine": (0.9, "collapse: the updates of a role's members have a mean cosine above this"),
+    "guess": (0.3, "gaming: a type's most frequent output is right for more than this share of its tasks"),
+    "growth": (2.5, "gaming: an output's characters, or its longest number's digits, are more than this many "
+                    "times those of the start"),
+    "unsolved": (0.5, "gaming: nobody solves more than this share of the valid tasks"),
+    "interval": (1.96, "forgetting: the students' greedy accuracy on the anchors is below that of the first "
+                       "probe by more than this many standard errors of the difference"),
+    "escapes": (10, "escape: this many texts of one member in 5 steps try what a program must not"),
+    "violations": (1, "escape: the sandbox ended this many programs in 5 steps for a forbidden system call")}
 
 
 class Halted(Interrupted):
@@ -113,8 +117,8 @@ def gaming(history: list[dict], at: dict[str, float]) -> str:
 
 
 def forgetting(history: list[dict], at: dict[str, float]) -> str:
-    """The latest probe of the anchors against the first. Probes ask other shares of them: what the frozen base
-    says to the tasks of a probe is taken off."""
+    """The latest probe of the anchors against the first. Probes ask different shares of the anchors: what the
+    frozen base loses between the two is taken off."""
     probes = [step for step in history if step["anchors"] is not None and step["anchors_se"] is not None]
     if len(probes) < 2:
         return ""
@@ -175,7 +179,7 @@ def check(cfg: Config) -> None:
 
 
 class Monitors:
-    """The monitors of a run, with what they have read so far. Process 0 alone looks; all learn what it says."""
+    """The monitors of a run and what they have read. Process 0 alone looks; all learn what it says."""
 
     def __init__(self, cfg: Config, run: RunDir, ranks: Ranks):
         self.at, self.halt_on, self.ranks = thresholds(cfg.thresholds), halting(cfg.halt_on), ranks
@@ -184,7 +188,7 @@ class Monitors:
         self.alarms: dict[str, str] = rows[-1].get("alarms", {}) if rows else {}
 
     def look(self, row: dict) -> tuple[dict[str, str], list[str], list[str]]:
-        """A new step's line: its alarms, the names of those that begin with it, and of those that are over."""
+        """A new step's line: its alarms, names of those that begin with it, names of those that are over."""
         return tuple(self.ranks.broadcast(lambda: self.changes(row)))
 
     def changes(self, row: dict) -> tuple[dict[str, str], list[str], list[str]]:
@@ -202,3 +206,40 @@ class Monitors:
         if names := [name for name in begun if name in self.halt_on]:
             told = "; ".join(f"{name}: {row['alarms'][name]}" for name in names)
             raise Halted(f"halted by --halt-on ({told})")
+
+
+def review(rows: list[dict], at: dict[str, float]) -> list[str]:
+    """What the monitors say of a whole run: a line for each alarm, from its first to its last step."""
+    history, going, lines = [], {}, []
+    for row in rows:
+        history.append(readings(row))
+        for name, monitor in MONITORS.items():
+            words = monitor(history, at)
+            if words:
+                going.setdefault(name, [row["step"], words])
+            elif name in going:
+                first, words = going.pop(name)
+                lines.append(f"{name}, steps {first} to {row['step'] - 1}: {words}")
+    return lines + [f"{name}, steps {first} to the end: {words}" for name, (first, words) in going.items()]
+
+
+def main() -> None:
+    """The command line."""
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
+    parser.add_argument("run", type=Path, help="the run's directory")
+    parser.add_argument("--thresholds", default="", help="as of train.py")
+    args = parser.parse_args()
+    try:
+        run = RunDir(args.run, writes=False)
+        rows = run.rows("metrics.jsonl", run.sizes()["metrics.jsonl"])
+        if not rows:
+            raise ValueError(f"{args.run} holds no finished step: give a run's directory, out/NAME")
+        lines = review(rows, thresholds(args.thresholds))
+    except (ValueError, KeyError) as e:
+        sys.exit(f"infra.monitors: {e}")
+    print("\n".join(lines) or f"no alarm in {len(rows)} steps")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,8 +9,8 @@ from tasks.validation import BANNED, DUNDERS
 
 # Modules that lead out of a program, by where they lead.
 MODULES = {
-    "system": "os posix nt sys subprocess signal ctypes _ctypes multiprocessing threading _thread resource pty "
-              "fcntl mmap platform importlib builtins gc inspect pdb runpy sysconfig faulthandler".split(),
+    "system": "os posix nt sys subprocess signal ctypes _ctypes multiprocessing threading _thread resource "
+              "pty fcntl mmap platform importlib builtins gc inspect pdb runpy faulthandler".split(),
     "network": "socket _socket ssl http urllib requests httpx aiohttp ftplib smtplib poplib imaplib asyncio "
                "select selectors socketserver xmlrpc telnetlib webbrowser".split(),
     "file": "io _io pathlib shutil tempfile glob fileinput pickle _pickle marshal shelve dbm sqlite3 zipfile "
