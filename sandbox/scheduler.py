@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 from sandbox.profiles import DONE, GO, PROFILES
 from sandbox.values import decode, encode
 
-# Hash seeds of the twins: of 1,000, the two that order small sets of letters and words most differently.
-SEEDS = 158, 299
+# Hash seeds of the interpreters. Of 1,000, the first two order small sets of letters and words most
+# differently; the third orders half of the sets otherwise that these two agree on.
+SEEDS = 158, 299, 58
+CALLS = 1, 2, 5                 # of f with each input, in the passes
 PAUSES_S = 0.2, 2.0             # before a fork server that could not be started is tried again
 TRIES = 3                       # of a run that the sandbox, not the program, failed
 # What a child may say instead of a value; other names of errors are for the trainer to give.
@@ -32,7 +34,7 @@ REASON = re.compile(r"error: |unsupported: |(too big|not a literal)\Z")
 class Case:
     """One job under judgement."""
     job: object
-    seen: tuple = field(default_factory=lambda: ({}, {}))  # of each pass {input: (end, [(mark, text), ...])}
+    seen: tuple = field(default_factory=lambda: ({}, {}, {}))  # of a pass {input: (end, [(mark, text), ...])}
     open: int = 0                                       # children that are planned or under way
     cpu_s: float = 0.0
     end: str = "ok"                                     # only of a job without inputs
@@ -40,7 +42,8 @@ class Case:
 
 @dataclass
 class ChildRun:
-    """One child. Pass 0 takes each input once, pass 1 twice and backwards, with another hash seed."""
+    """One child. Pass 0 takes each input once, the others, backwards, as often as CALLS says; each is in an
+    interpreter with another hash seed and other addresses."""
     case: Case
     which: int
     order: tuple
@@ -239,6 +242,15 @@ class Scheduler:
                 time.sleep(pause_s)
         return ForkServer(which, self.options)
 
+    def idle(self, which):
+        """A fork server without a child. The third kind is started when a job first asks for it."""
+        for server in self.servers:
+            if server.which == which and not server.run:
+                return server
+        self.servers.append(self.start_again(which))
+        self.admit(self.servers[-1])
+        return self.servers[-1]
+
     def busy(self):
         """The fork servers that have a child."""
         return [server for server in self.servers if server.run]
@@ -278,9 +290,10 @@ class Scheduler:
         while queue or n_busy:
             while queue and n_busy < self.workers:
                 run = queue.popleft()
-                server = next(s for s in self.servers if s.which == run.which and not s.run)
+                server = self.idle(run.which)
                 own_s = run.case.job.cpu_s
-                server.start(run, own_s or cpu_s, max(self.wall_s, cpu_s, 5 * own_s))
+                limit_s = (own_s or cpu_s) * max(1, CALLS[run.which] // 2)
+                server.start(run, limit_s, max(self.wall_s, cpu_s, 5 * own_s))
                 n_busy += 1
             deadline = min(server.deadline for server in self.busy())
             wait_s = max(0, deadline - time.monotonic())
@@ -321,12 +334,12 @@ class Scheduler:
             case.end = end
         for i in dict.fromkeys(run.order):
             said = [claim for j, claim in zip(run.order, claims) if i == j]
-            if len(said) == 1 + run.which:
+            if len(said) == CALLS[run.which]:
                 seen[i] = ("ok", said)
             elif job.give_up:
                 seen[i] = (end if all(said for _, said in seen.values()) else "not run", [])
             elif loaded and len(set(run.order)) > 1 and (claims or i != run.order[0] or end == "malformed"):
-                self.plan(queue, ChildRun(case, run.which, (i,) * (1 + run.which)), first=True)
+                self.plan(queue, ChildRun(case, run.which, (i,) * CALLS[run.which]), first=True)
             else:
                 seen[i] = (end, [])
         if job.entry is None and len(seen) < len(job.inputs):
@@ -334,10 +347,12 @@ class Scheduler:
                 self.plan(queue, ChildRun(case, 0, (len(seen),)), first=True)
             else:
                 seen.update((i, ("not run", [])) for i in range(len(seen), len(job.inputs)))
-        if case.open == 0 and run.which == 0 and job.deterministic:
+        n_passes = 1 + job.deterministic + job.thorough
+        if case.open == 0 and run.which + 1 < n_passes:
             again = [i for i, (end, said) in sorted(seen.items()) if end == "ok"]
             if again:
-                self.plan(queue, ChildRun(case, 1, tuple(again[::-1] * 2)))
+                which = run.which + 1
+                self.plan(queue, ChildRun(case, which, tuple(again[::-1] * CALLS[which])))
 
     def close(self):
         """Kills all fork servers."""

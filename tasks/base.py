@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 from sandbox.values import decode
-from tasks.complexity import structural_hash
+from tasks.complexity import may_vary, structural_hash
 from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Prompt, show, template
 from tasks.validation import (CONTROL, REASONS, Limits, arguments_text, canonical_arguments, demonstrated,
                               input_problem, normalise, program_problem, value_problem)
@@ -169,7 +169,7 @@ class TaskType:
 
     def job(self, proposal: Proposal) -> Job:
         """The execution that decides validity and gives the gold outputs."""
-        return Job(proposal.program, proposal.inputs, deterministic=True)
+        return Job(proposal.program, proposal.inputs, deterministic=True, thorough=may_vary(proposal.program))
 
     def accept(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task | Reject:
         """Task with gold outputs from execution, or the reason why not."""
