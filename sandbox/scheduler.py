@@ -243,13 +243,15 @@ class Scheduler:
         return ForkServer(which, self.options)
 
     def idle(self, which):
-        """A fork server without a child. The third kind is started when a job first asks for it."""
+        """A fork server without a child. Those of the third kind are started when a job first needs one."""
         for server in self.servers:
             if server.which == which and not server.run:
                 return server
-        self.servers.append(self.start_again(which))
-        self.admit(self.servers[-1])
-        return self.servers[-1]
+        fresh = [self.start_again(which) for _ in range(self.workers)]
+        self.servers += fresh
+        for server in fresh:
+            self.admit(server)
+        return fresh[0]
 
     def busy(self):
         """The fork servers that have a child."""
