@@ -203,6 +203,9 @@ def evaluate(benches: list[str], subjects: list[Subject], args: argparse.Namespa
     if n_cropped := len({row["id"] for row in rows if row["shots"] < N_SHOTS}):
         print(f"note: {n_cropped} prompts have fewer than {N_SHOTS} examples: no more are there, or fit the "
               "base's context", file=sys.stderr)
+    if n_none := sum(not row["answer"] for row in rows):
+        print(f"note: {n_none} generated answers name no letter and count as wrong; with --prompt plain a "
+              "model goes on as the examples do", file=sys.stderr)
     by_subjects, macros = by_subject(rows, args.max_new), macro(rows, args.max_new)
     print(f"{subject_table(by_subjects)}\n\nmeans over subjects (macro):\n{table(macros)}\n\n"
           "means over questions (micro):")

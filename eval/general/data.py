@@ -65,12 +65,13 @@ def found(data: str | None, cache: Path) -> Iterator[tuple[str, str, bytes]]:
         raise ValueError(f"--data {data}: no such directory; give the one that holds MMLU's files, or leave "
                          "--data out and run python -m eval.fetch mmlu")
     for place in PLACES:
+        paths = sorted([*(root / place).glob("*"), *(root / place).glob("*/*")])
+        names = [path.relative_to(root / place).as_posix() for path in paths]
         for pattern in (CSV, LINES):
-            paths = sorted(path for depth in ("*", "*/*") for path in (root / place).glob(depth))
-            named = [(path, path.relative_to(root / place).as_posix()) for path in paths]
-            named = [(path, name) for path, name in named if pattern.fullmatch(name)]
-            if named:
-                yield from ((str(path), name, path.read_bytes()) for path, name in named)
+            if any(map(pattern.fullmatch, names)):
+                for path, name in zip(paths, names):
+                    if pattern.fullmatch(name):
+                        yield str(path), name, path.read_bytes()
                 return
     raise ValueError(f"--data {data} holds no MMLU: expected dev/SUBJECT_dev.csv and test/SUBJECT_test.csv "
                      "(from hendrycks/test's data.tar) or dev.jsonl and test.jsonl, there or in its data/ or "

@@ -94,10 +94,13 @@ def test_both_published_forms_are_the_same_questions(folder, tmp_path, monkeypat
         load(None, cache=cache)
 
 
-def test_fetch_knows_mmlu():
+def test_fetch_knows_mmlu(tmp_path, monkeypatch):
     published = fetch.FILES["mmlu"]
     assert fetch.cached_name("mmlu") == "mmlu.tar" and "mmlu" not in fetch.GROUPS["small"]
     assert published.url.endswith("/data.tar") and len(published.sha256) == 64 and published.n_rows == 14042
+    monkeypatch.setitem(fetch.FILES, "mmlu", fetch.Published((tmp_path / "no.tar").as_uri(), "0" * 64, 1, ("mmlu",)))
+    with pytest.raises(ValueError, match="could not be fetched from .*: download it elsewhere, unpack it into a directory"):
+        fetch.fetch("mmlu", tmp_path / "cache")
 
 
 def test_what_is_wrong_with_a_file_is_named(folder, tmp_path):
@@ -297,6 +300,8 @@ def test_a_run_with_two_members_resumes(members, folder, tmp_path, capsys, monke
     for row in likely:
         assert row["answer"] == "ABCD"[int(np.argmax(row["logp"]))] and row["correct"] == (row["answer"] == row["gold"])
     assert {row["shots"] for row in rows} == {4, 5} and "prompts have fewer than 5 examples" in said.err, "512 bytes hold four or five"
+    n_none = sum(not row["answer"] for row in rows)
+    assert n_none and f"note: {n_none} generated answers name no letter and count as wrong" in said.err
     summary = json.loads((tmp_path / "whole/summary.json").read_text())
     micro = {(line["bench"], line["member"]): line for line in summary["results"]}
     macros = {(line["bench"], line["member"]): line for line in summary["macro"]}
