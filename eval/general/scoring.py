@@ -17,7 +17,6 @@ import torch
 
 from eval.common import Population
 from eval.general.data import LETTERS, Question
-from lora import AdapterWeights
 from tasks.prompts import first_answer
 
 # A letter that is no word: neither the article nor a part of "A's".
@@ -102,7 +101,7 @@ def letter_logps(population: Population, prompts: list[list[int]], members: list
     member = torch.tensor([population.slots[name] for name in members], device=device)
     lora = None
     if population.adapters is not None:
-        lora = AdapterWeights(population.adapters, member, base.model.embedding.dtype).route(member)
+        lora = population.adapters.route(member, base.model.embedding.dtype)
     B, T = len(members), ids.shape[1]
     hidden = base.model(ids.expand(B, T), positions.expand(B, T), mask, lora=lora)
     logits = base.model.logits(hidden[:, last]).float()                 # (members, prompts, V)
