@@ -1,4 +1,5 @@
 """What the sandbox, not the program, fails at: it is tried again, else the row is left out, and nobody is paid or blamed."""
+import json
 import os
 import signal
 import sys
@@ -209,3 +210,32 @@ def test_a_step_without_any_verdict_ends_the_run_with_what_to_do(setup):
         part.reward = [None] * len(part.reward)
     with pytest.raises(OSError, match="--resume"):
         selfplay.training_batch(s, parts)
+
+
+def test_a_run_goes_on_and_counts_what_failed(micro_base, tmp_path, monkeypatch):
+    """Every sixth answer of a student loses its fork server, and is not tried again."""
+    import train
+    from tasks.code import Deduction
+    n_answers, real = [0], scheduler.ForkServer.start
+
+    def start(server, run, *limits):
+        real(server, run, *limits)
+        if run.case.job.code == Deduction.program:
+            n_answers[0] += 1
+            if n_answers[0] % 6 == 0:
+                os.kill(server.process.pid, signal.SIGKILL)
+                server.process.wait()
+
+    monkeypatch.setattr(scheduler.ForkServer, "start", start)
+    monkeypatch.setattr(scheduler, "TRIES", 1)
+    flags = dict(steps=2, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_anchors=0, n_heldout=0,
+                 probe_every=0, workers=1, evolve="none")
+    path = train.main(train.Config(**flags, base=str(micro_base), out=str(tmp_path), name="run")).path
+    tasks, metrics = ([json.loads(line) for line in (path / f"{name}.jsonl").read_text().splitlines()] for name in ("tasks", "metrics"))
+    verdicts = [verdict for row in tasks for some in row.get("attempts", {}).values() for verdict in some]
+    assert 0 < verdicts.count(UNJUDGED) < len(verdicts)
+    assert sum(row["sandbox_failures"] for row in metrics) == verdicts.count(UNJUDGED)
+    for row in tasks:
+        for some in row.get("attempts", {}).values():
+            if set(some) == {UNJUDGED}:
+                assert row["solve_rate"] is None and row["reward"] == 0
