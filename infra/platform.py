@@ -86,17 +86,21 @@ def open_sandbox(workers: int, weak: bool, **options) -> Sandbox:
         raise ValueError(with_flag(str(e))) from None
 
 
-def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
-    """What a reader of the run needs to know of where it ran."""
+def commit() -> str:
+    """Of this directory, with -dirty where something differs from it; "unknown" without git."""
     try:
         here = str(Path(__file__).resolve().parent.parent)
         words = ["git", "-C", here, "describe", "--always", "--dirty"]
-        commit = subprocess.run(words, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
     except OSError:                                   # git is not installed
-        commit = ""
+        return "unknown"
+
+
+def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
+    """What a reader of the run needs to know of where it ran."""
     device = f"CPU, {os.cpu_count()} cores"
     if ranks.device.type == "cuda":
         device = torch.cuda.get_device_name()
-    return dict(commit=commit or "unknown", python=platform.python_version(), torch=torch.__version__,
+    return dict(commit=commit(), python=platform.python_version(), torch=torch.__version__,
                 platform=platform.platform(), processes=ranks.world, device=device,
                 threads=torch.get_num_threads(), sandbox=sandbox.tier, sandbox_report=sandbox.report)

@@ -1,0 +1,233 @@
+"""card: is this card right, how fast is it, and how near to what it can do?
+
+    python -m bench card                            25 minutes, a 7B's shape on a large GPU
+    python -m bench card --shape micro --minutes 2  the same on a CPU
+
+First correctness (correct.py), then every row of the table in docs/engine.md beside its bound (speed.py), then
+ten steps of the real loop. Parts follow one another: one that fails is named with its error, and one for which
+no time is left is named, too. After each, all that is known is written to --out. Exit code 0 where everything
+was computed correctly, 1 where a check failed or was not made; goals have no say in it.
+"""
+import dataclasses
+import datetime
+import functools
+import gc
+import importlib.metadata
+import json
+import platform
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+
+from bench import correct, speed
+from bench.correct import Check
+from bench.speed import Bench, Sizes
+from bench.workload import SHAPES
+from infra.distributed import Ranks
+from infra.platform import commit
+
+
+def checked(b: Bench, check) -> list[Check]:
+    """The checks that a function of correct.py makes on small models."""
+    return check(SHAPES[b.shape], b.dtype, b.ranks.device)
+
+
+def check_graphs(b: Bench) -> list[Check]:
+    """From here on the base decodes by CUDA graphs, if these are right."""
+    checks = checked(b, correct.check_graphs)
+    b.graphs = all(check.held for check in checks)
+    return checks
+
+
+def check_shape(b: Bench) -> list[Check]:
+    """Decoding against prefill in the shape itself: other kernels than those of a small model."""
+    name = "decode against prefill, the shape itself"
+    return [correct.compare_decoding(name, b.base, b.adapters, prompt=48, new=16)]
+
+
+def parts(device: torch.device, sizes: Sizes) -> list[tuple]:
+    """What is done, in this order: name, function (checks return them), share of the time."""
+    made = [("logits", functools.partial(checked, check=correct.check_logits), 1),
+            ("decoding", functools.partial(checked, check=correct.check_decoding), 1),
+            ("gradients", functools.partial(checked, check=correct.check_gradients), 1),
+            ("routing", functools.partial(checked, check=correct.check_routing), 1)]
+    if device.type == "cuda":
+        made.append(("CUDA graphs", check_graphs, 1))
+    made += [("the shape itself", check_shape, 2),
+             ("bandwidth and arithmetic", speed.roofs, 1)]
+    for rows, share in zip(sizes.rows, (14, 24)):
+        made.append((f"decoding {rows} rows", functools.partial(speed.decoding, rows=rows), share))
+    return made + [("update", speed.update, 10), ("whole step", speed.whole_step, 14),
+                   ("PEFT", speed.peft, 8), ("loop", speed.loop, 20)]
+
+
+def is_check(name: str, made: list[tuple]) -> bool:
+    """Whether a part says something about correctness: those before the bounds do."""
+    names = [name for name, *_ in made]
+    return names.index(name) < names.index("bandwidth and arithmetic")
+
+
+def machine(device: torch.device) -> dict:
+    """What was measured where and when."""
+    known = dict(date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+                 commit=commit(), python=platform.python_version(), torch=torch.__version__,
+                 transformers=importlib.metadata.version("transformers"), threads=torch.get_num_threads(),
+                 card=platform.processor() or platform.machine())
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        known |= dict(card=properties.name, gigabytes=round(properties.total_memory / 2 ** 30, 1),
+                      cuda=torch.version.cuda, driver=driver())
+    return known
+
+
+def driver() -> str:
+    """NVIDIA's version of it, or "unknown"."""
+    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout.split()[0]
+    except (OSError, subprocess.TimeoutExpired, IndexError):
+        return "unknown"
+
+
+def free_memory() -> None:
+    """Give back what a part left behind, above all one that failed."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+class Report:
+    """All that is known so far, and the file it is kept in."""
+
+    def __init__(self, path: Path, b: Bench, known: dict):
+        self.path, self.bench, self.machine = path, b, known
+        self.checks: list[Check] = []
+        self.parts: list[dict] = []
+
+    def add(self, name: str, status: str, began: float, error: str = "") -> None:
+        """Book a part (done, failed, not run), and write the file anew."""
+        peak = torch.cuda.max_memory_allocated() / 2 ** 30 if torch.cuda.is_available() else None
+        self.parts.append(dict(name=name, status=status, error=error,
+                               seconds=round(time.monotonic() - began, 1), gigabytes=peak))
+        rows = {key: dataclasses.asdict(row) | dict(value=row.value, share=row.share, met=self.met(row))
+                for key, row in self.bench.figures.items()}
+        data = dict(self.machine, parts=self.parts, figures=rows, loop=self.bench.loop,
+                    checks=[dataclasses.asdict(check) | dict(held=check.held) for check in self.checks])
+        part = self.path.with_name(self.path.name + ".part")
+        part.write_text(json.dumps(data, indent=1) + "\n")
+        part.replace(self.path)
+
+    def met(self, row: speed.Figure) -> bool | None:
+        """Whether a goal is met; None where it was not measured, or not where the goal holds."""
+        there = "H200" in self.machine["card"] and self.bench.shape == "7b"
+        return row.met if there else None
+
+    def markdown(self) -> str:
+        """The tables for docs/engine.md."""
+        known = self.machine
+        versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "cuda", "driver") if name in known)
+        lines = [f"{known['card']}, {known['shape']} shape in {known['dtype']}, rank {self.bench.sizes.rank}, "
+                 f"{versions}, commit {known['commit']}, {known['date'][:10]}.", "",
+                 "| check | relative error | bound | a wrong answer's | |", "|---|---|---|---|---|"]
+        for check in self.checks:
+            control = number(check.control)
+            held = "held" if check.held else "**failed**"
+            lines.append(f"| {check.name} | {check.error:.1e} | {check.bound:.0e} | {control} | {held} |")
+        lines += ["", "| | measured | range | at best | of it | goal on an H200 | |", "|---|---|---|---|---|---|---|"]
+        for row in self.bench.figures.values():
+            lines.append(self.line(row))
+        for part in self.parts:
+            if part["status"] != "done":
+                lines += ["", f"{part['name']}: {part['status']}. {part['error']}"]
+        return "\n".join(lines)
+
+    def line(self, row: speed.Figure) -> str:
+        """A figure's line in the table."""
+        what = row.what if row.part == 1 else f"{row.what} (with 1/{row.part} of the tokens)"
+        share = "" if row.share is None else f"{row.share:.0%}"
+        spread = f"{number(min(row.values))} .. {number(max(row.values))}" if row.values else ""
+        goal = f"{row.goal:.0%} of it" if row.of_bound else number(row.goal)
+        verdict = {True: "met", False: "**not met**", None: "not measured" if row.goal else ""}[self.met(row)]
+        measured = f"{number(row.value)} {row.unit}" if row.values else "not measured"
+        return f"| {what} | {measured} | {spread} | {number(row.bound)} | {share} | {goal} | {verdict} |"
+
+
+def number(x: float | None) -> str:
+    """Three digits; nothing of None."""
+    if x is None:
+        return ""
+    return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
+
+
+def run_parts(report: Report, made: list[tuple], end: float) -> None:
+    """One part after another until `end` (of time.monotonic); what one leaves of its time goes to the rest."""
+    b = report.bench
+    for at, (name, function, share) in enumerate(made):
+        began = time.monotonic()
+        if began >= end:
+            report.add(name, "not run", began, "no time was left: raise --minutes")
+            continue
+        b.deadline = began + (end - began) * share / sum(share for _, _, share in made[at:])
+        print(f"--- {name}", flush=True)
+        error = ""
+        try:
+            report.checks += function(b) or []
+        except Exception as e:              # whatever it is, the other parts still have something to say
+            last = str(e).strip().splitlines() or [""]
+            error = f"{type(e).__name__}: {last[-1]}"
+            print(error, flush=True)
+        free_memory()
+        report.add(name, "failed" if error else "done", began, error)
+
+
+def default_shape(device: torch.device) -> str:
+    """The largest shape that a card has room for with 8 members, or the bundled base's on a CPU."""
+    if device.type != "cuda":
+        return "micro"
+    gigabytes = torch.cuda.get_device_properties(device).total_memory / 2 ** 30
+    return "7b" if gigabytes > 36 else "1.5b" if gigabytes > 14 else "0.5b"
+
+
+def default_dtype(device: torch.device) -> str:
+    """bfloat16 where the card computes in it, else float16; float32 on a CPU."""
+    if device.type != "cuda":
+        return "float32"
+    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+
+
+def card(args) -> dict:
+    """Is this card right, how fast is it, and how near to what it can do? Writes card.json and a table."""
+    end = time.monotonic() + 60 * args.minutes
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    ranks = Ranks.join(args.device)
+    shape = args.shape or default_shape(ranks.device)
+    dtype = args.dtype or default_dtype(ranks.device)
+    sizes = speed.MICRO if shape == "micro" else Sizes()
+    b = Bench(shape, getattr(torch, dtype), ranks, sizes, speed.figures(sizes))
+    report = Report(Path(args.out), b, machine(ranks.device) | dict(shape=shape, dtype=dtype, minutes=args.minutes))
+    made = parts(ranks.device, sizes)
+    run_parts(report, made, end)
+    print(report.markdown(), flush=True)
+    complete = all(part["status"] == "done" for part in report.parts if is_check(part["name"], made))
+    held = complete and all(check.held for check in report.checks)
+    failed = [part["name"] for part in report.parts if part["status"] == "failed"]
+    not_run = [part["name"] for part in report.parts if part["status"] == "not run"]
+    return dict(correct=held, out=args.out, failed=failed, not_run=not_run)
+
+
+def card_flags(parser) -> None:
+    """The flags of card."""
+    parser.add_argument("--minutes", type=float, default=25, help="all parts together")
+    parser.add_argument("--shape", choices=SHAPES, help="default: the largest that fits; micro on a CPU")
+    parser.add_argument("--out", default="card.json", help="all that was found, written after each part")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"),
+                        help="default: bfloat16 where the card computes in it, else float16; float32 on a CPU")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 = torch's choice")
+
+
+COMMANDS = {"card": (card, card_flags)}
