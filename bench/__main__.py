@@ -24,7 +24,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from bench import card, engine, judge, learn
 
-COMMANDS = card.COMMANDS | judge.COMMANDS | engine.COMMANDS | learn.COMMANDS    # name: what returns figures, what adds flags
+# name: what returns figures, what adds flags
+COMMANDS = card.COMMANDS | judge.COMMANDS | engine.COMMANDS | learn.COMMANDS
 
 
 def main() -> None:

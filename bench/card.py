@@ -3,10 +3,10 @@
     python -m bench card                            25 minutes, a 7B's shape on a large GPU
     python -m bench card --shape micro --minutes 2  the same on a CPU
 
-First correctness (correct.py), then every row of the table in docs/engine.md beside its bound (speed.py), then
-ten steps of the real loop. Parts follow one another: one that fails is named with its error, and one for which
-no time is left is named, too. After each, all that is known is written to --out. Exit code 0 where everything
-was computed correctly, 1 where a check failed or was not made; goals have no say in it.
+First correctness (correct.py), then every row of the table in docs/engine.md beside its bound (speed.py),
+then ten steps of the real loop. A part that fails is named with its error, and one for which no time is left is
+named, too. After each part, all that is known is written to --out. Exit code 0 where everything was computed
+correctly, 1 where a check failed or was not made; goals have no say in it.
 """
 import dataclasses
 import datetime
@@ -14,9 +14,12 @@ import functools
 import gc
 import importlib.metadata
 import json
+import os
 import platform
+import statistics
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -47,26 +50,28 @@ def check_shape(b: Bench) -> list[Check]:
     return [correct.compare_decoding(name, b.base, b.adapters, prompt=48, new=16)]
 
 
-def parts(device: torch.device, sizes: Sizes) -> list[tuple]:
-    """What is done, in this order: name, function (checks return them), share of the time."""
-    made = [("logits", functools.partial(checked, check=correct.check_logits), 1),
-            ("decoding", functools.partial(checked, check=correct.check_decoding), 1),
-            ("gradients", functools.partial(checked, check=correct.check_gradients), 1),
-            ("routing", functools.partial(checked, check=correct.check_routing), 1)]
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Something that is done by work(Bench). share: of the time, in relation to the parts that follow."""
+    name: str
+    work: Callable[[Bench], list[Check] | None]
+    share: int
+    checks: bool = False                    # correctness: work returns its checks
+
+
+def parts(device: torch.device, sizes: Sizes) -> list[Part]:
+    """What is done, in this order."""
+    made = []
+    for name, check in (("logits", correct.check_logits), ("decoding", correct.check_decoding),
+                        ("gradients", correct.check_gradients), ("routing", correct.check_routing)):
+        made.append(Part(name, functools.partial(checked, check=check), 1, True))
     if device.type == "cuda":
-        made.append(("CUDA graphs", check_graphs, 1))
-    made += [("the shape itself", check_shape, 2),
-             ("bandwidth and arithmetic", speed.roofs, 1)]
+        made.append(Part("CUDA graphs", check_graphs, 1, True))
+    made += [Part("bandwidth and arithmetic", speed.roofs, 1), Part("the shape itself", check_shape, 2, True)]
     for rows, share in zip(sizes.rows, (14, 24)):
-        made.append((f"decoding {rows} rows", functools.partial(speed.decoding, rows=rows), share))
-    return made + [("update", speed.update, 10), ("whole step", speed.whole_step, 14),
-                   ("PEFT", speed.peft, 8), ("loop", speed.loop, 20)]
-
-
-def is_check(name: str, made: list[tuple]) -> bool:
-    """Whether a part says something about correctness: those before the bounds do."""
-    names = [name for name, *_ in made]
-    return names.index(name) < names.index("bandwidth and arithmetic")
+        made.append(Part(f"decoding {rows} rows", functools.partial(speed.decoding, rows=rows), share))
+    return made + [Part("update", speed.update, 10), Part("whole step", speed.whole_step, 14),
+                   Part("PEFT", speed.peft, 8), Part("loop", speed.loop, 20)]
 
 
 def machine(device: torch.device) -> dict:
@@ -74,7 +79,7 @@ def machine(device: torch.device) -> dict:
     known = dict(date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
                  commit=commit(), python=platform.python_version(), torch=torch.__version__,
                  transformers=importlib.metadata.version("transformers"), threads=torch.get_num_threads(),
-                 card=platform.processor() or platform.machine())
+                 card=f"CPU, {os.cpu_count()} cores")
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         known |= dict(card=properties.name, gigabytes=round(properties.total_memory / 2 ** 30, 1),
@@ -107,18 +112,28 @@ class Report:
         self.checks: list[Check] = []
         self.parts: list[dict] = []
 
-    def add(self, name: str, status: str, began: float, error: str = "") -> None:
+    def add(self, part: Part, status: str, began: float, error: str = "") -> None:
         """Book a part (done, failed, not run), and write the file anew."""
         peak = torch.cuda.max_memory_allocated() / 2 ** 30 if torch.cuda.is_available() else None
-        self.parts.append(dict(name=name, status=status, error=error,
+        self.parts.append(dict(name=part.name, status=status, error=error, checks=part.checks,
                                seconds=round(time.monotonic() - began, 1), gigabytes=peak))
         rows = {key: dataclasses.asdict(row) | dict(value=row.value, share=row.share, met=self.met(row))
                 for key, row in self.bench.figures.items()}
         data = dict(self.machine, parts=self.parts, figures=rows, loop=self.bench.loop,
                     checks=[dataclasses.asdict(check) | dict(held=check.held) for check in self.checks])
-        part = self.path.with_name(self.path.name + ".part")
-        part.write_text(json.dumps(data, indent=1) + "\n")
-        part.replace(self.path)
+        new = self.path.with_name(self.path.name + ".part")
+        new.write_text(json.dumps(data, indent=1) + "\n")
+        new.replace(self.path)
+
+    @property
+    def correct(self) -> bool:
+        """Whether all checks were made, and held."""
+        complete = all(part["status"] == "done" for part in self.parts if part["checks"])
+        return complete and all(check.held for check in self.checks)
+
+    def names(self, status: str) -> list[str]:
+        """Of the parts that are done, failed or not run."""
+        return [part["name"] for part in self.parts if part["status"] == status]
 
     def met(self, row: speed.Figure) -> bool | None:
         """Whether a goal is met; None where it was not measured, or not where the goal holds."""
@@ -129,28 +144,44 @@ class Report:
         """The tables for docs/engine.md."""
         known = self.machine
         versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "cuda", "driver") if name in known)
-        lines = [f"{known['card']}, {known['shape']} shape in {known['dtype']}, rank {self.bench.sizes.rank}, "
-                 f"{versions}, commit {known['commit']}, {known['date'][:10]}.", "",
-                 "| check | relative error | bound | a wrong answer's | |", "|---|---|---|---|---|"]
+        lines = [f"{known['card']}; {known['shape']} shape in {known['dtype']}, rank {known['rank']}; "
+                 f"{versions}; commit {known['commit']}, {known['date'][:10]}.", "",
+                 "| check | relative error | bound | of a wrong answer | |", "|---|---|---|---|---|"]
         for check in self.checks:
-            control = number(check.control)
             held = "held" if check.held else "**failed**"
+            control = number(check.control)
             lines.append(f"| {check.name} | {check.error:.1e} | {check.bound:.0e} | {control} | {held} |")
-        lines += ["", "| | measured | range | at best | of it | goal on an H200 | |", "|---|---|---|---|---|---|---|"]
-        for row in self.bench.figures.values():
-            lines.append(self.line(row))
+        lines += ["", "| | measured | range | at best | of that | goal (7B, H200) | |",
+                  "|---|---|---|---|---|---|---|"]
+        lines += [self.line(row) for row in self.bench.figures.values()]
+        if self.bench.loop:
+            lines += ["", self.loop_line()]
         for part in self.parts:
             if part["status"] != "done":
                 lines += ["", f"{part['name']}: {part['status']}. {part['error']}"]
         return "\n".join(lines)
+
+    def loop_line(self) -> str:
+        """Where the loop's time went, and whether its steps were whole: valid tasks, trained tokens."""
+        rows = self.bench.loop
+        spent = {}
+        for row in rows:
+            for phase, seconds in row["seconds"].items():
+                spent[phase] = spent.get(phase, 0.0) + seconds / len(rows)
+        phases = ", ".join(f"{phase} {number(seconds)} s" for phase, seconds in spent.items() if seconds)
+        valid = statistics.fmean(row["valid"] for row in rows)
+        return (f"{len(rows)} steps of the loop, a step: {phases}; {valid:.0%} of the proposals valid, "
+                f"{rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained.")
 
     def line(self, row: speed.Figure) -> str:
         """A figure's line in the table."""
         what = row.what if row.part == 1 else f"{row.what} (with 1/{row.part} of the tokens)"
         share = "" if row.share is None else f"{row.share:.0%}"
         spread = f"{number(min(row.values))} .. {number(max(row.values))}" if row.values else ""
-        goal = f"{row.goal:.0%} of it" if row.of_bound else number(row.goal)
-        verdict = {True: "met", False: "**not met**", None: "not measured" if row.goal else ""}[self.met(row)]
+        goal, verdict = number(row.goal), ""
+        if row.goal is not None:
+            verdict = {True: "met", False: "**not met**", None: "not measured"}[self.met(row)]
+            goal = f"{row.goal:.0%} of it" if row.of_bound else goal
         measured = f"{number(row.value)} {row.unit}" if row.values else "not measured"
         return f"| {what} | {measured} | {spread} | {number(row.bound)} | {share} | {goal} | {verdict} |"
 
@@ -162,25 +193,25 @@ def number(x: float | None) -> str:
     return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
 
 
-def run_parts(report: Report, made: list[tuple], end: float) -> None:
-    """One part after another until `end` (of time.monotonic); what one leaves of its time goes to the rest."""
+def run_parts(report: Report, made: list[Part], end: float) -> None:
+    """One part after another until `end` (of time.monotonic); time that one leaves goes to the rest."""
     b = report.bench
-    for at, (name, function, share) in enumerate(made):
+    for at, part in enumerate(made):
         began = time.monotonic()
         if began >= end:
-            report.add(name, "not run", began, "no time was left: raise --minutes")
+            report.add(part, "not run", began, "no time was left: raise --minutes")
             continue
-        b.deadline = began + (end - began) * share / sum(share for _, _, share in made[at:])
-        print(f"--- {name}", flush=True)
+        b.deadline = began + (end - began) * part.share / sum(other.share for other in made[at:])
+        print(f"--- {part.name}", flush=True)
         error = ""
         try:
-            report.checks += function(b) or []
+            report.checks += part.work(b) or []
         except Exception as e:              # whatever it is, the other parts still have something to say
             last = str(e).strip().splitlines() or [""]
             error = f"{type(e).__name__}: {last[-1]}"
             print(error, flush=True)
+        report.add(part, "failed" if error else "done", began, error)
         free_memory()
-        report.add(name, "failed" if error else "done", began, error)
 
 
 def default_shape(device: torch.device) -> str:
@@ -207,16 +238,13 @@ def card(args) -> dict:
     shape = args.shape or default_shape(ranks.device)
     dtype = args.dtype or default_dtype(ranks.device)
     sizes = speed.MICRO if shape == "micro" else Sizes()
-    b = Bench(shape, getattr(torch, dtype), ranks, sizes, speed.figures(sizes))
-    report = Report(Path(args.out), b, machine(ranks.device) | dict(shape=shape, dtype=dtype, minutes=args.minutes))
-    made = parts(ranks.device, sizes)
-    run_parts(report, made, end)
+    b = Bench(shape, getattr(torch, dtype), ranks, sizes, speed.figures(sizes, shape))
+    known = machine(ranks.device) | dict(shape=shape, dtype=dtype, rank=sizes.rank, minutes=args.minutes)
+    report = Report(Path(args.out), b, known)
+    run_parts(report, parts(ranks.device, sizes), end)
     print(report.markdown(), flush=True)
-    complete = all(part["status"] == "done" for part in report.parts if is_check(part["name"], made))
-    held = complete and all(check.held for check in report.checks)
-    failed = [part["name"] for part in report.parts if part["status"] == "failed"]
-    not_run = [part["name"] for part in report.parts if part["status"] == "not run"]
-    return dict(correct=held, out=args.out, failed=failed, not_run=not_run)
+    return dict(correct=report.correct, out=args.out, failed=report.names("failed"),
+                not_run=report.names("not run"))
 
 
 def card_flags(parser) -> None:
@@ -226,7 +254,7 @@ def card_flags(parser) -> None:
     parser.add_argument("--out", default="card.json", help="all that was found, written after each part")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"),
-                        help="default: bfloat16 where the card computes in it, else float16; float32 on a CPU")
+                        help="default: bfloat16 where the card has it, else float16; float32 on a CPU")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 = torch's choice")
 
 

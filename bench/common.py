@@ -9,6 +9,7 @@ import torch
 
 # What the relative error of two ways to compute the same may be, in a base's type: a few roundings a layer.
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: .05, torch.float16: .01}
+TOLD_APART = 5              # a wrong answer's error is at least so many times the right one's
 
 
 def relative_rms(x: torch.Tensor, wanted: torch.Tensor) -> float:

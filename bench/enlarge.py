@@ -1,8 +1,8 @@
 """The micro base inside a larger shape: what the loop plays with where no real base of that shape is at hand.
 
-Random weights write no task, so that students would have nothing to solve and nobody a gradient. A model whose
-first coordinates hold the micro base, and whose others are never written to, costs what its shape costs and
-says what the micro base says (function-preserving growth, Net2Net, 1511.05641).
+Random weights write no task, so that students would have nothing to solve and nobody a gradient. A model
+whose first coordinates hold the micro base, and whose others are never written to, costs what its shape costs
+and says what the micro base says (function-preserving growth, Net2Net, 1511.05641).
 """
 import torch
 
@@ -24,7 +24,7 @@ def place(whole: torch.Tensor, part: torch.Tensor, rows: torch.Tensor | None = N
 
 
 def head_rows(n_heads: int, n_queries: int, D: int, to_queries: int, to_D: int) -> torch.Tensor:
-    """Where the numbers (n_heads D,) of heads, n_queries to a key, lie among larger heads, to_queries to a key.
+    """Where the numbers (n_heads D,) of heads, n_queries a key, lie among larger heads, to_queries a key.
 
     Rotary halves stay halves, and a pair keeps its frequency: theta^(-2 i / D) = theta^(-2 (i r) / (D r)).
     """

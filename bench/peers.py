@@ -24,7 +24,7 @@ def qwen2(cfg: ModelConfig):
 
 
 def transformers_twin(base: Base):
-    """transformers' model of a base; its parameters are the base's own tensors, so that it takes no memory."""
+    """transformers' model of a base; its parameters are the base's own tensors and take no memory."""
     from transformers import AutoConfig, AutoModelForCausalLM
     config = AutoConfig.from_pretrained(base.path) if base.tokenizer else qwen2(base.model.cfg)
     weights = base.model.state_dict()
@@ -102,5 +102,5 @@ class Peers:
             ours, wanted = map(torch.cat, zip(*pairs))
             worst = max(worst, relative_rms(ours, wanted))
         bound = BOUNDS[self.plain.dtype]
-        assert worst < bound, f"the joint gradient and the loop over PEFT adapters differ by {worst} > {bound}"
+        assert worst < bound, f"the joint gradient and the loop over PEFT's differ by {worst} > {bound}"
         return worst
