@@ -20,7 +20,7 @@ def best(work, repeats: int = 5) -> float:
 
 def bandwidth(device: torch.device) -> float:
     """Bytes a second of a copy, which reads and writes each once."""
-    n_bytes = 1 << 31 if device.type == "cuda" else 1 << 27
+    n_bytes = 1 << 30 if device.type == "cuda" else 1 << 27
     source = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * n_bytes / best(lambda: target.copy_(source))

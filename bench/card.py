@@ -4,9 +4,9 @@
     python -m bench card --shape micro --minutes 2  the same on a CPU
 
 First correctness (correct.py), then every row of the table in docs/engine.md beside its bound (speed.py),
-then ten steps of the real loop. A part that fails is named with its error, and one for which no time is left is
-named, too. After each part, all that is known is written to --out. Exit code 0 where everything was computed
-correctly, 1 where a check failed or was not made; goals have no say in it.
+then ten steps of the real loop. A part that fails is named with its error, and one for which no time is left
+is named, too. After each part, all that is known is written to --out. Exit code 0 where everything was
+computed correctly, 1 where a check failed or was not made; goals have no say in it.
 """
 import dataclasses
 import datetime

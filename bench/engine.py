@@ -113,7 +113,7 @@ def decode(args) -> dict:
         decoding = []
         for name, first in (("8 members, one batch", "8 members, prompts"),
                             ("1 member", "1 member, prompts")):
-            decoding.append([whole - prompt for whole, prompt in zip(seen[name], seen[first])])
+            decoding.append([whole - min(seen[first]) for whole in seen[name]])
             lines.append((f"{rows} rows: {name}, without the prompts", "tokens/s",
                           [rows * (new - 1) / s for s in decoding[-1]]))
         figures[f"x_pop8_over_pop1_decoding_{rows}"] = ratio(*decoding)

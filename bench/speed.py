@@ -195,12 +195,14 @@ def decoding(b: Bench, rows: int) -> None:
     n_bytes_s, flops_s = b.bounds()
     seconds = {}
     for name, (_, members, member) in ways.items():
-        seconds[name] = [whole - first for whole, first in zip(seen[name], seen[name + " prompts"])]
+        first = min(seen[name + " prompts"])
+        seconds[name] = [whole - first for whole in seen[name]]
         floor = decode_seconds(base, members, len(set(member)), rows, prompt + new / 2, n_bytes_s, flops_s)
         b.put(f"decode_{rows}{name}", [rows * (new - 1) / s for s in seconds[name]], rows / floor, part)
     b.put(f"decode_{rows}_8_over_1", [x / y for x, y in zip(seconds[""], seconds["_1"])], part=part)
-    first = [rows * prompt / s for s in seen[" prompts"]]
-    b.put(f"prefill_{rows}", first, flops_s / prefill_flops(base, rows, prompt) * rows * prompt, part)
+    n_tokens = rows * prompt
+    at_best = n_tokens * flops_s / prefill_flops(base, rows, prompt)
+    b.put(f"prefill_{rows}", [n_tokens / s for s in seen[" prompts"]], at_best, part)
 
 
 def step_lengths(sizes: Sizes, part: int) -> tuple[int, int]:
