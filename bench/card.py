@@ -71,7 +71,7 @@ def parts(device: torch.device, sizes: Sizes) -> list[Part]:
     for rows, share in zip(sizes.rows, (14, 24)):
         made.append(Part(f"decoding {rows} rows", functools.partial(speed.decoding, rows=rows), share))
     return made + [Part("update", speed.update, 10), Part("whole step", speed.whole_step, 14),
-                   Part("PEFT", speed.peft, 8), Part("loop", speed.loop, 20)]
+                   Part("loop", speed.loop, 20), Part("PEFT", speed.peft, 8)]
 
 
 def machine(device: torch.device) -> dict:

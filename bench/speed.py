@@ -96,9 +96,9 @@ def figures(sizes: Sizes, shape: str) -> dict[str, Figure]:
              "update_8_over_1": Figure("update, 8 members over 1", "ratio"),
              "step_8": Figure(f"whole step, {batch}, 8 members", "s"),
              "step_8_over_1": Figure("whole step, 8 members over 1", "ratio", 1.05),
+             "loop": Figure("the loop, a step", "s"),
              "peft_decode": Figure("rollout, PEFT with mixed adapters over ours", "ratio"),
-             "peft_update": Figure("update, a loop over PEFT's adapters over ours", "ratio"),
-             "loop": Figure("the loop, a step", "s")}
+             "peft_update": Figure("update, a loop over PEFT's adapters over ours", "ratio")}
     if shape != "7b":
         for row in rows.values():
             row.goal = None
@@ -247,6 +247,35 @@ def whole_step(b: Bench) -> None:
     b.put("step_8_over_1", [x / y for x, y in zip(seen["8"], seen["1"])], part=part)
 
 
+def loop(b: Bench) -> None:
+    """Ten steps of train.train, or as many as fit, on the micro base in the shape's size: judge, evolution
+    and all. Overwrites the base, which is made anew if asked for again. Raises ValueError where nothing was
+    learned from."""
+    micro = load_base(str(ROOT / "micro" / "base"), b.dtype, b.ranks.device)
+    plain = b.base
+    b.made = b.members = None
+    enlarge(plain.model, micro.model)
+    base = dataclasses.replace(micro, model=plain.model, graphs=plain.graphs)
+    sizes = dict(rank=b.sizes.rank, alpha=2.0 * b.sizes.rank, samples_per_task=b.sizes.attempts,
+                 rollout_batch=256, tokens_per_microbatch=b.budget)
+    never = dict(steps=10 ** 6, save_every=10 ** 6, probe_every=0, n_anchors=0, n_heldout=0)
+    cfg = resolve_config(Config(device=str(b.ranks.device), evolve_every=4, **sizes, **never), "micro")
+    with tempfile.TemporaryDirectory() as folder, open_sandbox(2, False, cpu_s=cfg.cpu_s) as sandbox:
+        setup, adam, base_hash = populate(cfg, base, b.ranks, sandbox)
+        state = init_state(cfg, setup)
+        run = RunDir(Path(folder))
+        print(header())
+        began = time.monotonic()
+        while state.step < STEPS:
+            if state.step and (time.monotonic() - began) / state.step > b.left():
+                break
+            train.train(setup, state, run, adam, base_hash, Signals(), until=state.step + 1)
+            b.loop = run.rows("metrics.jsonl", run.sizes()["metrics.jsonl"])
+            b.put("loop", [sum(row["seconds"].values()) for row in b.loop])
+    if not state.totals["trained"]:
+        raise ValueError("the loop trained no token: nothing that the members wrote was rewarded unequally")
+
+
 def peft(b: Bench) -> None:
     """Rollout and update by PEFT (a development package) on the same weights, over ours. Raises
     AssertionError where its gradients differ."""
@@ -269,31 +298,3 @@ def peft(b: Bench) -> None:
     seen = take_turns(dict(theirs=theirs, ours=ours), 3, b.left())
     b.put("peft_update", [x / y for x, y in zip(seen["theirs"], seen["ours"])], part=part)
     peers.check_gradients(adapters)
-
-
-def loop(b: Bench) -> None:
-    """Ten steps of train.train, or as many as fit, on the micro base in the shape's size: judge, evolution
-    and all. Overwrites the base. Raises ValueError where nothing was learned from."""
-    micro = load_base(str(ROOT / "micro" / "base"), b.dtype, b.ranks.device)
-    plain = b.base
-    enlarge(plain.model, micro.model)
-    base = dataclasses.replace(micro, model=plain.model, graphs=plain.graphs)
-    b.members = None
-    sizes = dict(rank=b.sizes.rank, alpha=2.0 * b.sizes.rank, samples_per_task=b.sizes.attempts,
-                 rollout_batch=256, tokens_per_microbatch=b.budget)
-    never = dict(steps=10 ** 6, save_every=10 ** 6, probe_every=0, n_anchors=0, n_heldout=0)
-    cfg = resolve_config(Config(device=str(b.ranks.device), evolve_every=4, **sizes, **never), "micro")
-    with tempfile.TemporaryDirectory() as folder, open_sandbox(2, False, cpu_s=cfg.cpu_s) as sandbox:
-        setup, adam, base_hash = populate(cfg, base, b.ranks, sandbox)
-        state = init_state(cfg, setup)
-        run = RunDir(Path(folder))
-        print(header())
-        began = time.monotonic()
-        while state.step < STEPS:
-            if state.step and (time.monotonic() - began) / state.step > b.left():
-                break
-            train.train(setup, state, run, adam, base_hash, Signals(), until=state.step + 1)
-            b.loop = run.rows("metrics.jsonl", run.sizes()["metrics.jsonl"])
-            b.put("loop", [sum(row["seconds"].values()) for row in b.loop])
-    if not state.totals["trained"]:
-        raise ValueError("the loop trained no token: nothing that the members wrote was rewarded unequally")

