@@ -29,7 +29,7 @@ from bench.correct import Check
 from bench.speed import Bench, Sizes
 from bench.workload import SHAPES
 from infra.distributed import Ranks
-from infra.platform import commit
+from infra.platform import git_commit
 
 
 def checked(b: Bench, check) -> list[Check]:
@@ -77,7 +77,7 @@ def parts(device: torch.device, sizes: Sizes) -> list[Part]:
 def machine(device: torch.device) -> dict:
     """What was measured where and when."""
     known = dict(date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-                 commit=commit(), python=platform.python_version(), torch=torch.__version__,
+                 commit=git_commit() or "unknown", python=platform.python_version(), torch=torch.__version__,
                  transformers=importlib.metadata.version("transformers"), threads=torch.get_num_threads(),
                  card=f"CPU, {os.cpu_count()} cores")
     if device.type == "cuda":

@@ -86,21 +86,22 @@ def open_sandbox(workers: int, weak: bool, **options) -> Sandbox:
         raise ValueError(with_flag(str(e))) from None
 
 
-def commit() -> str:
-    """Of this directory, with -dirty where something differs from it; "unknown" without git."""
+def git_commit() -> str:
+    """Of this directory, with -dirty where something differs from it; "" without git."""
     try:
         here = str(Path(__file__).resolve().parent.parent)
         words = ["git", "-C", here, "describe", "--always", "--dirty"]
-        return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
+        return subprocess.run(words, capture_output=True, text=True).stdout.strip()
     except OSError:                                   # git is not installed
-        return "unknown"
+        return ""
 
 
 def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
     """What a reader of the run needs to know of where it ran."""
+    commit = git_commit()
     device = f"CPU, {os.cpu_count()} cores"
     if ranks.device.type == "cuda":
         device = torch.cuda.get_device_name()
-    return dict(commit=commit(), python=platform.python_version(), torch=torch.__version__,
+    return dict(commit=commit or "unknown", python=platform.python_version(), torch=torch.__version__,
                 platform=platform.platform(), processes=ranks.world, device=device,
                 threads=torch.get_num_threads(), sandbox=sandbox.tier, sandbox_report=sandbox.report)
