@@ -19,6 +19,7 @@ import platform
 import statistics
 import subprocess
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def driver() -> str:
 
 
 def free_memory() -> None:
-    """Give back what a part left behind, above all one that failed."""
+    """Give back what the last part left behind, above all where it failed."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -112,17 +113,18 @@ class Report:
         self.checks: list[Check] = []
         self.parts: list[dict] = []
 
-    def add(self, part: Part, status: str, began: float, error: str = "") -> None:
+    def add(self, part: Part, status: str, began: float, error: str = "", trace: str = "") -> None:
         """Book a part (done, failed, not run), and write the file anew."""
         peak = torch.cuda.max_memory_allocated() / 2 ** 30 if torch.cuda.is_available() else None
         self.parts.append(dict(name=part.name, status=status, error=error, checks=part.checks,
-                               seconds=round(time.monotonic() - began, 1), gigabytes=peak))
+                               seconds=round(time.monotonic() - began, 1), gigabytes=peak, traceback=trace))
         rows = {key: dataclasses.asdict(row) | dict(value=row.value, share=row.share, met=self.met(row))
                 for key, row in self.bench.figures.items()}
         data = dict(self.machine, parts=self.parts, figures=rows, loop=self.bench.loop,
                     checks=[dataclasses.asdict(check) | dict(held=check.held) for check in self.checks])
+        finite = json.loads(json.dumps(data), parse_constant=lambda name: None)     # JSON has no NaN
         new = self.path.with_name(self.path.name + ".part")
-        new.write_text(json.dumps(data, indent=1) + "\n")
+        new.write_text(json.dumps(finite, indent=1) + "\n")
         new.replace(self.path)
 
     @property
@@ -182,7 +184,8 @@ class Report:
         if row.goal is not None:
             verdict = {True: "met", False: "**not met**", None: "not measured"}[self.met(row)]
             goal = f"{row.goal:.0%} of it" if row.of_bound else goal
-        measured = f"{number(row.value)} {row.unit}" if row.values else "not measured"
+        unit = "" if row.unit == "ratio" else f" {row.unit}"
+        measured = f"{number(row.value)}{unit}" if row.values else "not measured"
         return f"| {what} | {measured} | {spread} | {number(row.bound)} | {share} | {goal} | {verdict} |"
 
 
@@ -203,15 +206,15 @@ def run_parts(report: Report, made: list[Part], end: float) -> None:
             continue
         b.deadline = began + (end - began) * part.share / sum(other.share for other in made[at:])
         print(f"--- {part.name}", flush=True)
-        error = ""
+        error = trace = ""
         try:
+            free_memory()
             report.checks += part.work(b) or []
         except Exception as e:              # whatever it is, the other parts still have something to say
-            last = str(e).strip().splitlines() or [""]
-            error = f"{type(e).__name__}: {last[-1]}"
+            error = f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
+            trace = traceback.format_exc()
             print(error, flush=True)
-        report.add(part, "failed" if error else "done", began, error)
-        free_memory()
+        report.add(part, "failed" if error else "done", began, error, trace)
 
 
 def default_shape(device: torch.device) -> str:
@@ -219,7 +222,10 @@ def default_shape(device: torch.device) -> str:
     if device.type != "cuda":
         return "micro"
     gigabytes = torch.cuda.get_device_properties(device).total_memory / 2 ** 30
-    return "7b" if gigabytes > 36 else "1.5b" if gigabytes > 14 else "0.5b"
+    for shape, least in (("7b", 36), ("1.5b", 14)):
+        if gigabytes > least:
+            return shape
+    return "0.5b"
 
 
 def default_dtype(device: torch.device) -> str:

@@ -151,21 +151,22 @@ def test_parts_survive_each_other(run, capsys, monkeypatch):
     said, wrote = run([Part("routing", routing, 1, True), Part("big", out_of_memory, 1), Part("a copy", speed.roofs, 1),
                        Part("slow", slow, 1), Part("late", slow, 1)])
     assert said["failed"] == ["big"] and said["not_run"] == ["late"] and said["correct"]
-    assert wrote["parts"][1]["error"] == "OutOfMemoryError: Tried to allocate 20.00 GiB"
+    assert wrote["parts"][1]["error"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
+    assert "in out_of_memory" in wrote["parts"][1]["traceback"]
     assert len(wrote["checks"]) == 3 and wrote["figures"]["bandwidth"]["value"] > 0
     out = capsys.readouterr().out
-    assert "| routing, grouped |" in out and "big: failed. OutOfMemoryError: Tried" in out and "late: not run." in out
+    assert "| routing, grouped |" in out and "big: failed. OutOfMemoryError: CUDA" in out and "late: not run." in out
 
 
-@pytest.mark.parametrize("check", ["raises", "fails", "late"])
+@pytest.mark.parametrize("check", ["raises", "fails", "is no number", "late"])
 def test_not_correct_where_a_check_failed_or_was_not_made(run, check):
     def work(b):
         if check == "raises":
             raise RuntimeError("no kernel")
-        return [Check("x", 1.0, .05)]
+        return [Check("x", 1.0 if check == "fails" else math.nan, .05)]
     said, wrote = run([Part("check", work, 1, True)], minutes=0 if check == "late" else 1)
     assert not said["correct"]
-    assert wrote["parts"][0]["status"] == {"raises": "failed", "fails": "done", "late": "not run"}[check]
+    assert wrote["parts"][0]["status"] == {"raises": "failed", "late": "not run"}.get(check, "done")
 
 
 def test_sizes_shrink_to_the_time_left():
