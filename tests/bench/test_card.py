@@ -136,6 +136,15 @@ def test_goals_are_those_of_the_issue():
 
 # --- parts
 
+@pytest.mark.parametrize("gigabytes, shape", [(139.8, "7b"), (79.1, "7b"), (39.4, "7b"), (23.6, "1.5b"), (14.6, "1.5b"), (7.6, "0.5b")])
+def test_a_card_gets_the_shape_that_fits(monkeypatch, gigabytes, shape):
+    """Memory as torch tells it of an H200, H100, A100, RTX 4090, T4 and RTX 3070; nothing else of a card is asked."""
+    memory = argparse.Namespace(total_memory=gigabytes * 2 ** 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    assert card.default_shape(torch.device("cuda")) == shape
+    assert "CUDA graphs" in [part.name for part in card.parts(torch.device("cuda"), speed.Sizes())]
+
+
 def test_parts_survive_each_other(run, capsys, monkeypatch):
     """What fails is named with its last line, what finds no time is named too, and the others run."""
     def out_of_memory(b):
