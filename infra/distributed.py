@@ -89,7 +89,7 @@ class Ranks:
         return n
 
     def broadcast(self, make, source: int = 0):
-        """make() on process `source`, its JSON-able result on all of them; its ValueError is raised in all."""
+        """make() on process `source`, its JSON-able result on all of them; a ValueError is raised in all."""
         if self.world == 1:
             return make()
         said = {}
@@ -129,7 +129,10 @@ class Ranks:
         """Process 0's factors of a member for all of them, bit for bit."""
         if self.world > 1:
             for factors in adapters.parameters():
-                dist.broadcast(factors.detach()[slot], 0)
+                own = factors.detach()[slot]
+                sent = own.to(self.device)          # members may be kept elsewhere than they are computed
+                dist.broadcast(sent, 0)
+                own.copy_(sent)
 
     def check_equal(self, values: dict[str, int | torch.Tensor], where: str, advice: str = "") -> None:
         """Raises ValueError in every process if one of these values is not the same in all of them.

@@ -79,27 +79,28 @@ def check_nodes(cfg: Config, run: RunDir, ranks: Ranks) -> None:
     """Raises ValueError, in all processes, where those of another node do not see what process 0 writes into
     the run's directory, or see other files than it does under a flag's name."""
     token = run.path / "token"
-    if run.writes:
-        token.write_text(secrets.token_hex())
-    ranks.broadcast(lambda: "written")
+    ranks.broadcast(lambda: token.write_text(secrets.token_hex()))
     seen = {f"the run's directory {run.path}": digest_of(token)}
-    for flag in ("init", "seed_tasks", "anchors", "heldout", "theory"):
-        if given := getattr(cfg, flag):
-            seen[f"--{flag.replace('_', '-')} {given}"] = digest_of(Path(given))
+    for name in ("init", "seed_tasks", "anchors", "heldout", "theory"):
+        if given := getattr(cfg, name):
+            seen[f"--{name.replace('_', '-')} {given}"] = digest_of(Path(given))
     try:
-        ranks.check_equal(seen, "several nodes need a directory that all of them see", ": give --out and these "
-                          "files a place on a shared disk, by the same path on every node")
+        ranks.check_equal(seen, "several nodes need a directory that all of them see", ": put --out and "
+                          "these files on a shared disk, by the same path on every node")
     finally:
         if run.writes:
             token.unlink()
 
 
 def digest_of(path: Path) -> int:
-    """A number by which two nodes tell whether they see the same file, or files of these names and sizes; 0
-    where nothing is there."""
-    if path.is_dir():
-        return digest(repr(sorted((f.name, f.stat().st_size) for f in path.rglob("*"))).encode())
-    return digest(path.read_bytes()) if path.exists() else 0
+    """A number by which processes tell whether they see the same file, or files of the same names and sizes;
+    0 where nothing can be read."""
+    try:
+        if path.is_dir():
+            return digest(repr(sorted((f.name, f.stat().st_size) for f in path.rglob("*"))).encode())
+        return digest(path.read_bytes())
+    except OSError:
+        return 0
 
 
 def n_adapters(cfg: Config) -> int:

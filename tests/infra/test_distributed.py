@@ -2,6 +2,10 @@
 import dataclasses
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +18,13 @@ from config import Config
 from infra import distributed, startup
 from infra.checkpoint import RunDir
 from infra.distributed import Ranks, checksum, leave
+from infra.platform import Interrupted, Signals
 from infra.startup import open_run
 from infra.weights import load_model
 from lora import Adapters
 from model import Base
+
+ROOT = Path(train.__file__).parent
 
 
 @pytest.mark.parametrize("asked, local_rank, chosen", [("cuda:1", "0", "cuda:1"), ("cuda", "2", "cuda:2"),
@@ -165,14 +172,24 @@ def test_rows_are_dealt_and_all_processes_hold_the_same_bytes(two, tiny, case, s
         torch.testing.assert_close(mine["rollouts"][case][name], whole, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("n_prompts, n, world, most", [(12, 8, 8, 12), (12, 4, 8, 6), (16, 8, 8, 16), (12, 3, 8, 6), (1, 8, 8, 4), (3, 1, 8, 1)])
+@pytest.mark.parametrize("n_prompts, n, world, most", [(12, 8, 8, 12), (12, 4, 8, 6), (16, 8, 8, 16), (12, 3, 8, 6), (1, 8, 8, 4),
+                                                       (3, 1, 8, 1)])
 def test_the_largest_share(monkeypatch, n_prompts, n, world, most):
     """12 prompts on 8 cards are 12 rows each, not 16 and 8; a prompt is cut in two at most, and every row is there once."""
     rows, asked = [], []
+
+    def note(base, adapters, prompts, member, keys, n):
+        rows.append((prompts, keys, n))
+
+    def note_all(self, own, n_rows):
+        asked.append(n_rows)
+        return Rows()
+
+    monkeypatch.setattr(distributed, "generate", note)
+    monkeypatch.setattr(Ranks, "gather", note_all)
+    prompts, keys = list(range(n_prompts)), list(range(n_prompts * n))
     for rank in range(world):
-        monkeypatch.setattr(distributed, "generate", lambda base, adapters, prompts, member, keys, n: rows.append((prompts, keys, n)))
-        monkeypatch.setattr(Ranks, "gather", lambda self, own, n_rows: asked.append(n_rows) or Rows())
-        Ranks(rank, world, torch.device("cpu")).generate(None, None, list(range(n_prompts)), [0] * n_prompts, list(range(n_prompts * n)), n)
+        Ranks(rank, world, torch.device("cpu")).generate(None, None, prompts, [0] * n_prompts, keys, n)
     assert {tuple(n_rows) for n_rows in asked} == {tuple(asked[0])} and sum(asked[0]) == n_prompts * n
     assert max(asked[0]) == most == max(len(keys) for _, keys, _ in rows)
     assert sorted(key for _, keys, _ in rows for key in keys) == list(range(n_prompts * n))
@@ -209,9 +226,9 @@ def test_children_and_the_hash_come_from_process_0(two):
 def test_nodes_need_a_shared_directory(two):
     for rank, saw in enumerate(two[0]):
         nodes = saw["nodes"]
-        assert "several nodes need a directory" in nodes["apart"] and "directory out/run is not the same in process 1" in nodes["apart"]
-        assert "--seed-tasks seeds.jsonl is not the same in process 1" in nodes["seeds"]
-        assert nodes["shared"] == f"run, {rank == 0}, False, ['lock']" and "is in use" in nodes["in use"]
+        assert "several nodes need a directory" in nodes["apart"] and "directory out/run is not the same" in nodes["apart"]
+        assert "--seed-tasks seeds.jsonl is not the same in process 1" in nodes["seeds"] and "is in use" in nodes["in use"]
+        assert nodes["shared"] == f"run, {rank == 0}, False, ['lock']"
 
 
 def test_a_checksum_sees_every_bit():
@@ -222,3 +239,42 @@ def test_a_checksum_sees_every_bit():
         y = y.clone()
         y[77] = y[77].nextafter(torch.tensor(9., dtype=dtype)) if dtype != torch.bfloat16 else -y[77]
         assert checksum(y) != checksum(x.to(dtype))
+
+
+# -- leaving -------------------------------------------------------------------------------------------------
+
+def test_a_patient_process_leaves_at_the_end_of_a_step_alone():
+    """Else process 0 would wait in the middle of a step for one that is gone, and could not save."""
+    before = signal.getsignal(signal.SIGINT)
+    signals = Signals(patient=True).install()
+    try:
+        with signals:
+            pass
+        os.kill(os.getpid(), signal.SIGINT)         # between two blocks
+        with pytest.raises(Interrupted, match="SIGINT"), signals:
+            done = True
+    finally:
+        signals.restore()
+    assert done and signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait_s", [0.1, 1.0, 2.0])
+def test_ctrl_c_under_torchrun(micro_base, tmp_path, wait_s):
+    """One line of ours and a whole checkpoint. The one traceback is torchrun's own, without a file of ours in it."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py", "--base", micro_base,
+             "--out", tmp_path]
+    for name, value in (SIZES | dict(steps=40, epochs=2, save_every=50)).items():
+        words += ["--" + name.replace("_", "-"), value]
+    process = subprocess.Popen([*map(str, words)], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    for row in process.stdout:
+        if row.split()[:1] == ["0"]:
+            break
+    time.sleep(wait_s)
+    os.killpg(process.pid, signal.SIGINT)           # as a terminal does
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1 and said.count("SIGINT: saved before step ") == 1, said
+    assert said.count("Traceback") == 1 and str(ROOT / "train.py") not in said, said
+    run = RunDir(tmp_path / "run", writes=False)
+    assert run.steps() and run.part(run.steps()[-1], "state.json", lambda path: json.loads(path.read_text()))["members"]
