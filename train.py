@@ -15,8 +15,11 @@ of 2505.03335.
 import contextlib
 import dataclasses
 import os
+import signal
 import sys
 
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)       # imports take seconds: Ctrl-C ends them in silence
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # waiting threads that spin cost more than they save
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -233,6 +236,7 @@ def main(cfg: Config) -> RunDir:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         cfg = parse_args(__doc__)
         if cfg.plan:
@@ -245,5 +249,6 @@ if __name__ == "__main__":
     except Interrupted:
         sys.exit(130)
     except KeyboardInterrupt:
-        print("train.py: interrupted outside the steps of a run", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print("train.py: interrupted outside the steps of a run", file=sys.stderr)
         sys.exit(130)
