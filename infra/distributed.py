@@ -35,8 +35,8 @@ def reuse_memory() -> None:
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum of a tensor's bits as integers, modulo 2^64: the same in whatever order a device adds them up. To be
-    compared between tensors of one layout."""
+    """Sum of a tensor's bits as integers, modulo 2^64: the same in whatever order a device adds them up.
+    Comparable between tensors of one layout."""
     x, size = tensor.detach(), tensor.element_size()
     if x.is_contiguous() and x.numel() * size % 8 == 0 and x.storage_offset() * size % 8 == 0:
         return x.flatten().view(torch.int64).sum()              # on a CPU 30 times as fast
