@@ -4,7 +4,6 @@ All ways of one command share weights, adapters, prompts, lengths and process. B
 compare numbers and fail the run where they differ.
 """
 import dataclasses
-import statistics
 from functools import partial
 
 import torch

@@ -16,7 +16,7 @@ from bench.bounds import arithmetic, bandwidth, decode_seconds, prefill_flops, u
 from bench.common import take_turns
 from bench.enlarge import enlarge
 from bench.peers import Peers
-from bench.workload import (POP, SHAPES, base_of, decoder, fixed_rollout, members_of, population, prompts_of,
+from bench.workload import (SHAPES, base_of, decoder, fixed_rollout, members_of, population, prompts_of,
                             random_model, stepper, updater, without_end)
 from config import Config, resolve_config
 from infra.checkpoint import RunDir, init_state
