@@ -263,7 +263,7 @@ class CUDAGraphRunner:
             return
         try:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):    # NCCL's thread may go on
                 self.step()
             self.graph = graph
         except RuntimeError as e:

@@ -137,8 +137,11 @@ class AdapterWeights:
                 Bs.append(F.pad(B, (before, sum(sizes) - before - n)) if len(sizes) > 1 else B)
             before += n
         self.made[paths] = None
-        if len(As) == 1:                            # no copy
-            self.made[paths] = As[0], Bs[0]
+        if len(As) == 1:
+            B = Bs[0]                               # no copy, but of what `pick` has copied anyway
+            if self.dtype != torch.float32 and not torch.is_grad_enabled():
+                B = B.contiguous()                  # else every dense product would copy it
+            self.made[paths] = As[0], B
         elif As:
             self.made[paths] = torch.cat(As, 1), torch.cat(Bs, 1)
         return self.made[paths]
@@ -158,7 +161,10 @@ class AdapterWeights:
 
 
 class DenseRouter:
-    """Adds to the joint output of layers on one input x (B, T, in) the update of each row's own member."""
+    """Adds to the joint output of layers on one input x (B, T, in) the update of each row's own member.
+
+    Without a look at any value, and not for training: in place.
+    """
 
     def __init__(self, weights: AdapterWeights, member: torch.Tensor):
         self.weights = weights
@@ -173,18 +179,20 @@ class DenseRouter:
         factors = self.weights.together(paths, sizes)
         return y if factors is None else self.add(*factors, x, y)
 
-    def dense(self, A, B, x, y):
-        """Every row through every member's columns, all but its own times 0."""
-        h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1)                 # (B, T, k, m R)
-        return y + (h * self.member_mask).flatten(2) @ B.flatten(0, 1)
+    def own_columns(self, A, x):
+        """x (B, T, in) through every member's columns, all but the row's own times 0: (B, T, k m R)."""
+        h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1)
+        return (h * self.member_mask).flatten(2)
 
     def add(self, A, B, x, y):
-        """y and the update, by the product that is due."""
-        return self.dense(A, B, x, y)
+        """In place and with one product: y is fresh from the base's."""
+        h = self.own_columns(A, x).flatten(0, 1)
+        y.view(-1, y.shape[2]).addmm_(h, B.flatten(0, 1))
+        return y
 
 
 class LoRARouter(DenseRouter):
-    """A DenseRouter that looks at the rows' order for a cheaper product."""
+    """A DenseRouter that looks at the rows' order for the cheapest product, and may be trained through."""
 
     def __init__(self, weights: AdapterWeights, member: torch.Tensor):
         super().__init__(weights, member)
@@ -202,6 +210,10 @@ class LoRARouter(DenseRouter):
         if (x.shape[1] == 1 and self.k <= DENSE) or not self.weights.can_group:
             return self.dense(A, B, x, y)
         return self.grouped(A, B, x, y)
+
+    def dense(self, A, B, x, y):
+        """Every row through the columns of all."""
+        return y + self.own_columns(A, x) @ B.flatten(0, 1)
 
     def equal(self, A, B, x, y):
         """In place where no gradient is wanted: y is fresh from the base's product."""

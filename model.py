@@ -295,8 +295,8 @@ class Model(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores over the vocabulary (..., V) of hidden states (..., C).
 
-        On a GPU float32 from bfloat16 or float16 states, whose type would round a score between 8 and 16 by up
-        to .03; elsewhere of the states' type.
+        On a GPU float32 from bfloat16 or float16 states, which would round a score between 8 and 16 by up to
+        .03; elsewhere of their own type.
         """
         weight = self.embedding if self.cfg.tie_word_embeddings else self.lm_head.weight
         half = hidden.dtype in (torch.bfloat16, torch.float16)
