@@ -24,16 +24,23 @@ class Pages:
     kernel: Callable                    # varlen_attn, or what computes the same
     table: torch.Tensor                 # (B, n) int32, pages of each row in the order of their tokens
     n_seen: torch.Tensor                # (B,) int32, keys of each row
-    starts: torch.Tensor                # (B + 1,) int32, 0, 1, 2, ...: every row has one query
+    q_starts: torch.Tensor              # (B + 1,) int32, 0, 1, 2, ...: every row has one query
+    k_starts: torch.Tensor              # (B + 1,) int32, the same in slots of the table
     window: int = 0                     # a query sees so many of the latest keys, itself too; 0 = all
+
+    @classmethod
+    def of(cls, kernel: Callable, table: torch.Tensor, n_seen: torch.Tensor, window: int = 0) -> "Pages":
+        """For rows with these pages that see so many keys (B,)."""
+        starts = torch.arange(len(table) + 1, dtype=torch.int32, device=table.device)
+        return cls(kernel, table, n_seen.int(), starts, starts * (table.shape[1] * PAGE), window)
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Outputs of queries (B, H, 1, D) on a pool's keys and values (P, PAGE, K, D)."""
         B, H, _, D = q.shape
-        n_slots = self.table.shape[1] * keys.shape[1]
+        n_slots = self.table.shape[1] * PAGE
         window = (self.window - 1, 0) if self.window else (-1, -1)
         # One split: with several, torch 2.13 leaves rows unwritten (pytorch issue 194167, torchtitan 3235)
-        y = self.kernel(q.reshape(B, H, D), keys, values, self.starts, self.starts * n_slots, 1, n_slots,
+        y = self.kernel(q.reshape(B, H, D), keys, values, self.q_starts, self.k_starts, 1, n_slots,
                         window_size=window, enable_gqa=True, seqused_k=self.n_seen, block_table=self.table,
                         num_splits=1)
         return y.reshape(B, H, 1, D)
@@ -256,8 +263,7 @@ class PagedCache:
 
     def seen(self, position: torch.Tensor, window: int = 0) -> Pages:
         """What one token a row, at position (B,), sees: itself and all before it, or the latest `window`."""
-        starts = torch.arange(len(position) + 1, dtype=torch.int32, device=position.device)
-        return Pages(self.kernel, self.table, (position + 1).int(), starts, window)
+        return Pages.of(self.kernel, self.table, position + 1, window)
 
 
 # --- the kernel for pages -----------------------------------------------------------------------------------
@@ -269,10 +275,9 @@ def check_kernel(kernel: Callable, H: int, K: int, D: int, dtype: torch.dtype, d
                        for shape in ((3, H, 1, D), (5, PAGE, K, D), (5, PAGE, K, D))]
     table = torch.tensor([[2, 0], [4, 0], [3, 1]], dtype=torch.int32, device=device)
     lengths = (1, PAGE - 3, PAGE + 5)
-    n_seen = torch.tensor(lengths, dtype=torch.int32, device=device)
-    starts = torch.arange(4, dtype=torch.int32, device=device)
+    n_seen = torch.tensor(lengths, device=device)
     for window in (0, PAGE // 2):
-        got = attend(q, keys, values, Pages(kernel, table, n_seen, starts, window))
+        got = attend(q, keys, values, Pages.of(kernel, table, n_seen, window))
         for i, n in enumerate(lengths):
             first = max(0, n - window) if window else 0
             k, v = [x[table[i].long()].flatten(0, 1)[None, first:n].transpose(1, 2) for x in (keys, values)]

@@ -195,7 +195,7 @@ def test_torch_takes_our_call():
     table, ones = torch.zeros(3, 2, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
     q, pool = torch.zeros(3, 4, 1, 16, dtype=torch.bfloat16), torch.zeros(5, 256, 2, 16, dtype=torch.bfloat16)
     for window in (0, 9):
-        attend(q, pool, pool, Pages(kernel, table, ones, torch.arange(4, dtype=torch.int32), window))
+        attend(q, pool, pool, Pages.of(kernel, table, ones, window))
     for args, options in calls:
         inspect.signature(varlen_attn).bind(*args, **options)
         meta = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in args]
