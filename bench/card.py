@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from attention import paged_kernel
 from bench import correct, speed
 from bench.correct import Check
 from bench.speed import Bench, Sizes
@@ -47,6 +48,9 @@ def check_graphs(b: Bench) -> list[Check]:
 
 def check_shape(b: Bench) -> list[Check]:
     """Decoding against prefill in the shape itself: other kernels than those of a small model."""
+    cfg = SHAPES[b.shape]
+    heads = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
+    b.cache = "paged" if paged_kernel(*heads, b.dtype, b.ranks.device) else "dense"
     name = "decode against prefill, the shape itself"
     return [correct.compare_decoding(name, b.base, b.adapters, prompt=48, new=16)]
 
@@ -120,7 +124,8 @@ class Report:
                                seconds=round(time.monotonic() - began, 1), gigabytes=peak, traceback=trace))
         rows = {key: dataclasses.asdict(row) | dict(value=row.value, share=row.share, met=self.met(row))
                 for key, row in self.bench.figures.items()}
-        data = dict(self.machine, parts=self.parts, figures=rows, loop=self.bench.loop,
+        b = self.bench
+        data = dict(self.machine, cache=b.cache, graphs=b.graphs, parts=self.parts, figures=rows, loop=b.loop,
                     checks=[dataclasses.asdict(check) | dict(held=check.held) for check in self.checks])
         finite = json.loads(json.dumps(data), parse_constant=lambda name: None)     # JSON has no NaN
         new = self.path.with_name(self.path.name + ".part")
@@ -147,7 +152,7 @@ class Report:
         known = self.machine
         versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "cuda", "driver") if name in known)
         lines = [f"{known['card']}; {known['shape']} shape in {known['dtype']}, rank {known['rank']}; "
-                 f"{versions}; commit {known['commit']}, {known['date'][:10]}.", "",
+                 f"{self.bench.cache} cache; {versions}; commit {known['commit']}, {known['date'][:10]}.", "",
                  "| check | relative error | bound | of a wrong answer | |", "|---|---|---|---|---|"]
         for check in self.checks:
             held = "held" if check.held else "**failed**"

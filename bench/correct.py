@@ -111,11 +111,12 @@ def check_graphs(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
     graphs = without_end(plain, True)
     adapters = small_population(plain)
     one, other = drawn(plain, adapters), drawn(graphs, adapters)
+    failed = float(not CUDAGraphRunner.can_record)
     T = min(one.ids.shape[1], other.ids.shape[1])
     differ = (one.ids[:, :T] != other.ids[:, :T])[one.mask[:, :T]].float().mean().item()
     return [compare_decoding("decode by CUDA graphs against prefill", graphs, adapters),
             Check("CUDA graphs against none (share of tokens that differ)", differ, .3),
-            Check("CUDA graphs that could not be recorded (1 = all)", float(not CUDAGraphRunner.can_record), 0.0)]
+            Check("CUDA graphs that could not be recorded (1 = all)", failed, 0.0)]
 
 
 def fixed_rows(base: Base, device) -> Rollout:

@@ -114,6 +114,7 @@ class Bench:
     sizes: Sizes
     figures: dict[str, Figure]
     graphs: bool = False                    # whether decoding by CUDA graphs was found right
+    cache: str = "unknown"                  # that decoding uses: paged, or dense
     budget: int = 2048                      # tokens of a micro-batch; the update looks for the largest
     deadline: float = 0.0                   # of the present part
     loop: list[dict] = field(default_factory=list)          # lines of metrics.jsonl
