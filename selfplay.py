@@ -213,14 +213,22 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
 # --- the phases ---------------------------------------------------------------------------------------------
 
 def match(s: Setup, members: list[Member], step: int) -> list[tuple[Member, Member]]:
-    """Every teacher draws a student (cfg.matching), by who would win as ratings predict: pairs of both."""
+    """Teachers, all or cfg.matches of them, draw students (cfg.matching) by who would win as ratings predict:
+    pairs of both."""
     system, rng = RATINGS[s.cfg.rating](), make_rng(s.cfg.seed, step, MATCH)
 
     def p_beats(teacher: Member, student: Member) -> float:
         return system.p_win(student.rating, teacher.rating)
 
     teachers, students = members_of(members, "teacher"), members_of(members, "student")
-    return evolve.match(teachers, students, p_beats, s.cfg.matching, s.cfg.matching_floor, rng, step)
+    return evolve.match(teachers, students, p_beats, s.cfg.matching, s.cfg.matching_floor, rng, step,
+                        s.cfg.matches)
+
+
+def playing(pairs: list[tuple[Member, Member]], members: list[Member], role: str) -> list[Member]:
+    """Those of a role that have a match, in the order of members."""
+    names = {m.name for pair in pairs for m in pair}
+    return [m for m in members_of(members, role) if m.name in names]
 
 
 def prompt_teacher(s: Setup, archive: Archive, kind: str, rng: random.Random) -> tuple[Prompt, list[Task]]:
