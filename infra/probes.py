@@ -35,7 +35,7 @@ def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int,
 
     Greedily, fresh members are the base, bit for bit: it alone is asked.
     """
-    all_equal = temperature == 0 and not any(B.any() for B in s.adapters.B.values())
+    all_equal = temperature == 0 and not any(B.any() for _, B in s.adapters.masters.values())
     asked = [-1] if all_equal else list(slots.values())
     by_row = [slot for slot in asked for _ in tasks]
     done = attempt(s, tasks * len(asked), by_row, step, PROBE, 1, temperature)
