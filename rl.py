@@ -110,13 +110,13 @@ def advantages(batch: Batch, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor
 def token_weight(rollout: Rollout, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor:
     """Weight (N,) of each of a row's tokens in its member's loss: 1 / the mean's denominator. That is the
     member's answer tokens (member), rows x the row's tokens (row), or rows x max_new_tokens (constant)."""
-    member_mask = rollout.member[:, None] == rollout.member[None]
-    rows = member_mask.sum(1)
+    _, index = rollout.member.unique(return_inverse=True)
+    rows = index.bincount()[index]
     if cfg.token_weight == "row":
         return 1.0 / (rows * rollout.n_tokens)
     if cfg.token_weight == "constant":
         return 1.0 / (rows * cfg.max_new_tokens)
-    return 1.0 / (member_mask * rollout.n_tokens[None]).sum(1)
+    return 1.0 / torch.zeros_like(index).index_add_(0, index, rollout.n_tokens)[index]
 
 
 # --- packing ------------------------------------------------------------------------------------------------
