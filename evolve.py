@@ -76,6 +76,12 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0,
     return pairs
 
 
+def playing(pairs, members):
+    """Those of the members that have a match in these pairs, in their order."""
+    names = {m.name for pair in pairs for m in pair}
+    return [m for m in members if m.name in names]
+
+
 def outcome(solve_rate, expected, band=0.05, rule="expected"):
     """Who won a match: "student" | "teacher" | "draw", by the student's solve rate on the teacher's tasks.
 

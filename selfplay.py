@@ -213,8 +213,7 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
 # --- the phases ---------------------------------------------------------------------------------------------
 
 def match(s: Setup, members: list[Member], step: int) -> list[tuple[Member, Member]]:
-    """Teachers, all or cfg.matches of them, draw students (cfg.matching) by who would win as ratings predict:
-    pairs of both."""
+    """Every teacher, or cfg.matches of them, draws a student by who would win as ratings predict: pairs."""
     system, rng = RATINGS[s.cfg.rating](), make_rng(s.cfg.seed, step, MATCH)
 
     def p_beats(teacher: Member, student: Member) -> float:
@@ -223,12 +222,6 @@ def match(s: Setup, members: list[Member], step: int) -> list[tuple[Member, Memb
     teachers, students = members_of(members, "teacher"), members_of(members, "student")
     return evolve.match(teachers, students, p_beats, s.cfg.matching, s.cfg.matching_floor, rng, step,
                         s.cfg.matches)
-
-
-def playing(pairs: list[tuple[Member, Member]], members: list[Member], role: str) -> list[Member]:
-    """Those of a role that have a match, in the order of members."""
-    names = {m.name for pair in pairs for m in pair}
-    return [m for m in members_of(members, role) if m.name in names]
 
 
 def prompt_teacher(s: Setup, archive: Archive, kind: str, rng: random.Random) -> tuple[Prompt, list[Task]]:

@@ -99,7 +99,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
 
         # 1. match: every teacher draws a student, or so many as --matches says; who plays is on the device
         pairs = selfplay.match(setup, state.members, step)
-        teachers = selfplay.playing(pairs, state.members, "teacher")
+        teachers = evolve.playing(pairs, members_of(state.members, "teacher"))
         here = {m.slot for pair in pairs for m in pair}
         adapters.page_in(here)
         clock.lap("match")

@@ -19,7 +19,7 @@ def timed(work):
 
 
 def alone(run):
-    """Seconds of a timed run; without a GPU the processor's own, which others on the machine do not change."""
+    """Seconds of a timed run; without a GPU the processor's own, which others on it do not change."""
     start = time.process_time()
     seconds = run()
     return seconds if torch.cuda.is_available() else time.process_time() - start
