@@ -43,6 +43,8 @@ SWITCHES = {f.name: list(f.metadata["choices"]) for f in WITH_CHOICES} | dict(
     lora_targets=[",".join(TARGETS), "q_proj,v_proj"],
     grace=[0, -1],
     matching_floor=[0.1, 1.0],
+    matches=[0, 0, 2],
+    probe_members=[32, 2],
     temperature=[1.0, 0.7],
     archive_cap=[16384, 3],
     probe_every=[0, 1],
@@ -105,12 +107,13 @@ def test_two_steps(run, i, mode):
     path = run(**switches)
     logs = ("metrics", "tasks", "matches", "genealogy")
     metrics, tasks, matches, births = (shown(path, f"{name}.jsonl") for name in logs)
-    assert [row["step"] for row in metrics] == [0, 1] and len(tasks) == 2 * 3 * 4
-    assert len(matches) == 2 * (9 if switches["matching"] == "all" else 3)
+    met = {(m["step"], m["teacher"]) for m in matches}
+    assert [row["step"] for row in metrics] == [0, 1] and len(tasks) == 4 * len(met)
+    assert len(matches) == 2 * (switches["matches"] or (9 if switches["matching"] == "all" else 3))
     assert {row["kind"] for row in tasks} <= set(switches["task_types"].split(","))
     pools = dict(mixed=[*MUTATIONS, *CROSSOVERS], mutation=MUTATIONS, crossover=CROSSOVERS, none=[])
     allowed = pools.get(mode, [mode])
-    assert all(b["operator"] in allowed for b in births) and bool(births) == (mode != "none")
+    assert all(b["operator"] in allowed or b["note"] for b in births) and bool(births) == (mode != "none")
     assert len({m for row in metrics for m in row["members"]}) == 6 + sum(b["step"] == 0 for b in births)
     assert all(row["skipped"] == [] for row in metrics)
     gap = 0.1 if switches["dtype"] == "bfloat16" else 1e-3
