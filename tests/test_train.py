@@ -221,7 +221,8 @@ def test_metrics(finished):
         assert expected <= set(row) and (probes <= set(row)) == (row["step"] in (0, 2, 3)), row["step"]
         assert ("anchors_sampled" in row) == (row["step"] in (0, 3)), "sampled first and last"
         assert set(row["task_types"]) == {"code_o", "code_i", "code_f"} and len(row["members"]) == 4
-        assert {"propose", "verify", "solve", "probe", "update", "evolve"} == set(row["seconds"])
+        phases = {"match", "propose", "verify", "solve", "probe", "update", "rate", "record", "evolve"}
+        assert phases == set(row["seconds"])
         rates = [member["solve_rate"] for member in row["members"].values()]
         assert all(0 <= rate <= 1 for rate in rates if rate is not None)
         assert sum(row["reasons"].values()) == round((1 - row["valid"]) * row["n"])

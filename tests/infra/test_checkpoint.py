@@ -224,6 +224,10 @@ def test_who_does_not_play_is_told_of_by_rating_alone(few):
         assert len(row["anchors_greedy"]) == 1 and row["probe_members"] == 2
 
 
+def test_a_step_of_few_matches_is_replayed(few):
+    assert replay.replay(str(few), 2)
+
+
 def test_paging_changes_no_bit(words, few, tmp_path, monkeypatch):
     """The same run with all members on the device: nothing is copied there or back."""
     on = Adapters.on.__func__
