@@ -331,14 +331,13 @@ def step(args) -> dict:
 
 
 def scale(args) -> dict:
-    """Seconds of a step (of a CPU's own time) and memory at its worst, for 1 to 1,024 members: at --rows rows
-    in all, at 8 rows each, and where 32 of them play, with 8 rows each."""
+    """Seconds of a step (of a CPU's own time) and memory at its worst, by the number of members: at --rows
+    rows in all, where 32 of them play, with 8 rows each, and at 8 rows each of all."""
     base = open_base(args)
-    figures = {}
-    sizes = (1, 8, 32, 128, 512, 1024)
+    figures, sizes = {}, args.members
     cases = [(f"{args.rows[0]} rows in all, {p} members", members_of(args.rows[0], p), p) for p in sizes]
+    cases += [(f"32 of {p} members play", [i // 8 * p // 32 for i in range(256)], p) for p in sizes if p >= 32]
     cases += [(f"8 rows a member, {p} members", members_of(8 * p, p), p) for p in sizes]
-    cases += [(f"32 of {p} members play", [i // 8 * p // 32 for i in range(256)], p) for p in sizes[2:]]
     for label, members, p in cases:
         begin = peak_memory(reset=True)
         run = stepper(base, members, p, args, paged="play" in label)
@@ -394,6 +393,7 @@ def evolve_flags(parser) -> None:
 def scale_flags(parser) -> None:
     update_flags(parser)
     parser.set_defaults(rows=[512], repeats=3)
+    parser.add_argument("--members", type=int, nargs="+", default=[1, 8, 32, 128, 512, 1024])
 
 
 COMMANDS = {"decode": (decode, flags), "update": (update, update_flags), "step": (step, update_flags),
