@@ -336,7 +336,7 @@ def scale(args) -> dict:
     base = open_base(args)
     figures, sizes = {}, args.members
     cases = [(f"{args.rows[0]} rows in all, {p} members", members_of(args.rows[0], p), p) for p in sizes]
-    cases += [(f"32 of {p} members play", [i // 8 * p // 32 for i in range(256)], p) for p in sizes if p >= 32]
+    cases += [(f"32 of {p} members play", [i // 8 * p // 32 for i in range(256)], p) for p in sizes if p > 31]
     cases += [(f"8 rows a member, {p} members", members_of(8 * p, p), p) for p in sizes]
     for label, members, p in cases:
         begin = peak_memory(reset=True)
