@@ -117,6 +117,9 @@ def member_measures(setup: Setup, state: State, proposed: list[ProposalRecord], 
 
 # --- the terminal -------------------------------------------------------------------------------------------
 
+N_BORN = 8                          # names of children on a line, at most
+
+
 def columns() -> list[tuple[str, int]]:
     """Names and widths of what `line` shows."""
     best = [(f"best {role[0].upper()}", 12) for role in selfplay.ROLES]
@@ -149,7 +152,8 @@ def line(row: dict) -> str:
              *(best_of(row, role) for role in selfplay.ROLES), f"{sum(row['seconds'].values()):.1f}"]
     notes = []
     if row["births"]:
-        notes.append("born " + " ".join(row["births"]))
+        more = len(row["births"]) - N_BORN
+        notes.append("born " + " ".join(row["births"][:N_BORN]) + (f" and {more} more" if more > 0 else ""))
     if row["skipped"]:
         notes.append(f"skipped slots {row['skipped']}")
     aligned = " ".join(cell.rjust(width) for cell, (_, width) in zip(cells, columns(), strict=True))

@@ -17,6 +17,7 @@ import config
 import train
 from infra import replay, startup
 from infra.checkpoint import FROZEN, RunDir, differing, restore
+from infra.metrics import line
 from infra.platform import Interrupted, Signals
 from infra.weights import PEFT_FILES
 from lora import Adapters
@@ -222,6 +223,12 @@ def test_who_does_not_play_is_told_of_by_rating_alone(few):
         assert len(told) == 2 and len(row["members"]) == 6
         assert all({"role", "mu", "sigma"} <= set(m) for m in row["members"].values())
         assert len(row["anchors_greedy"]) == 1 and row["probe_members"] == 2
+
+
+def test_many_children_fit_on_a_line(few):
+    row = metrics(few)[-1] | dict(seconds={}, births=[f"T{i}" for i in range(20)])
+    assert line(row).endswith("born T0 T1 T2 T3 T4 T5 T6 T7 and 12 more")
+    assert line(row | dict(births=["T8", "S8"])).endswith("born T8 S8")
 
 
 def test_a_step_of_few_matches_is_replayed(few):
