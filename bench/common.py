@@ -29,6 +29,13 @@ def timed(work):
     return run
 
 
+def alone(run):
+    """Seconds of a timed run; without a GPU the processor's own, which others on it do not change."""
+    start = time.process_time()
+    seconds = run()
+    return seconds if torch.cuda.is_available() else time.process_time() - start
+
+
 def take_turns(ways, repeats, seconds=float("inf")):
     """{name: function()} -> {name: what it returned in each repeat}; forwards, then backwards, and so on.
     After the first repeat, another begins only where it ends within so many seconds."""

@@ -10,7 +10,7 @@ import torch
 
 import operators
 from bench.bounds import update_flops
-from bench.common import BOUNDS, TOLD_APART, peak_memory, ratio, relative_rms, show, take_turns, timed
+from bench.common import BOUNDS, TOLD_APART, alone, peak_memory, ratio, relative_rms, show, take_turns, timed
 from bench.peers import Peers
 from bench.workload import (POP, SHAPES, base_of, decoder, fixed_rollout, members_of, one_after_another,
                             population, prompts_of, random_model, stepper, updater, without_end)
@@ -158,9 +158,9 @@ def update(args) -> dict:
     return figures
 
 
-def step_of(base: Base, members: list[int], n_members: int, args):
-    """workload.stepper of a fresh population, by the flags."""
-    adapters = population(base, args.rank, n_members)
+def step_of(base: Base, members: list[int], n_members: int, args, paged: bool = False):
+    """workload.stepper of a fresh population, by the flags. paged: only those with rows are on the device."""
+    adapters = population(base, args.rank, n_members, paged)
     return stepper(base, adapters, members, args.prompt, args.new, args.samples_per_task,
                    args.tokens_per_microbatch)
 
@@ -180,17 +180,17 @@ def step(args) -> dict:
 
 
 def scale(args) -> dict:
-    """Seconds of a step and memory at its worst, for 1 to 128 members: at --rows rows in all, and at 8 rows
-    each."""
+    """Seconds of a step (of a CPU's own time) and memory at its worst, by the number of members: at --rows
+    rows in all, where 32 of them play, with 8 rows each, and at 8 rows each of all."""
     base = open_base(args)
-    figures = {}
-    sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-    cases = [(f"{args.rows[0]} rows in all, {p} members", args.rows[0], p) for p in sizes]
-    cases += [(f"8 rows a member, {p} members", 8 * p, p) for p in sizes]
-    for label, rows, p in cases:
+    figures, sizes = {}, args.members
+    cases = [(f"{args.rows[0]} rows in all, {p} members", members_of(args.rows[0], p), p) for p in sizes]
+    cases += [(f"32 of {p} members play", [i // 8 * p // 32 for i in range(256)], p) for p in sizes if p > 31]
+    cases += [(f"8 rows a member, {p} members", members_of(8 * p, p), p) for p in sizes]
+    for label, members, p in cases:
         begin = peak_memory(reset=True)
-        run = step_of(base, members_of(rows, p), p, args)
-        seconds = [run() for _ in range(args.repeats)]
+        run = step_of(base, members, p, args, paged="play" in label)
+        seconds = [alone(run) for _ in range(args.repeats)]
         mb = (peak_memory() - begin) / 1e6
         show([(label, "s", seconds), (f"{label}, a step's memory", "MB", [mb])])
         figures[label] = dict(s=round(sorted(seconds)[len(seconds) // 2], 4), mb=round(mb))
@@ -241,6 +241,7 @@ def evolve_flags(parser) -> None:
 def scale_flags(parser) -> None:
     update_flags(parser)
     parser.set_defaults(rows=[512], repeats=3)
+    parser.add_argument("--members", type=int, nargs="+", default=[1, 8, 32, 128, 512, 1024])
 
 
 COMMANDS = {"decode": (decode, flags), "update": (update, update_flags), "step": (step, update_flags),

@@ -48,13 +48,14 @@ def base_of(model: Model, name: str, graphs: bool = False) -> Base:
     return Base(model.fuse(), None, (), "base", Path(name), graphs)
 
 
-def population(base: Base, rank: int, n: int = POP) -> Adapters:
+def population(base: Base, rank: int, n: int = POP, paged: bool = False) -> Adapters:
     """n members that all differ from the base by a few percent of its activations."""
-    adapters = Adapters.on(base.model, n, rank, 2.0 * rank, device=base.model.embedding.device)
+    device = base.model.embedding.device
+    adapters = Adapters.on(base.model, n, rank, 2.0 * rank, device=device, paged=paged)
     gen = torch.Generator().manual_seed(0)
     for p in range(n):
         adapters.init_member(p, gen)
-        for B in adapters.B.values():
+        for _, B in adapters.masters.values():
             B.data[p] = (torch.randn(B.shape[1:], generator=gen) * .01).to(B)
     return adapters
 
@@ -125,7 +126,8 @@ def stepper(base: Base, adapters: Adapters, members: list[int], prompt: int, new
     active[rollout.member] = True
     play = decoder(base, adapters, rollout.ids[::n, :prompt].tolist(), members[::n], new, n)
     learn = updater(base, adapters, rollout, budget)
-    return one_after_another([play, learn, timed(lambda: adam.step(active))])
+    page = timed(lambda: adapters.page_in(members))
+    return one_after_another([page, play, learn, timed(lambda: adam.step(active))])
 
 
 def without_end(base: Base, graphs: bool) -> Base:

@@ -132,8 +132,8 @@ class Ranks:
     def broadcast_member(self, adapters: Adapters, slot: int) -> None:
         """Process 0's factors of a member for all of them, bit for bit."""
         if self.world > 1:
-            for factors in adapters.parameters():
-                own = factors.detach()[slot]
+            for master in (master for pair in adapters.masters.values() for master in pair):
+                own = master.detach()[slot]
                 sent = own.to(self.device)          # members may be kept elsewhere than they are computed
                 dist.broadcast(sent, 0)
                 own.copy_(sent)
@@ -162,9 +162,9 @@ class Ranks:
     def check_population(self, adapters: Adapters, members: list, where: str) -> None:
         """Raises ValueError in every process where one has other factors, names or ratings than process 0."""
         values = dict(members=digest(json.dumps([m.to_json() for m in members]).encode()))
-        for path in adapters.A:
-            values[f"{path}.lora_A"] = adapters.A[path]
-            values[f"{path}.lora_B"] = adapters.B[path]
+        for path, (A, B) in adapters.masters.items():
+            values[f"{path}.lora_A"] = A
+            values[f"{path}.lora_B"] = B
         self.check_equal(values, where, ": what was saved before stands, --resume goes on from there; if it "
                                         "comes again, leave that device out")
 

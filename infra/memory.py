@@ -176,7 +176,7 @@ def autotune_batch(cfg, base: Base, adapters: Adapters, ranks: Ranks):
     def rollout(n: int) -> None:
         """Take what a rollout of n rows takes."""
         trial = replace(cfg, rollout_batch=n)
-        plan = memory_plan(trial, model.cfg, model.embedding.dtype, adapters.n_members)
+        plan = memory_plan(trial, model.cfg, model.embedding.dtype, len(adapters.here))
         n_bytes = int(sum(plan[use] for use in GENERATE) * 2 ** 30)
         torch.empty(n_bytes, dtype=torch.uint8, device=model.embedding.device)
 
@@ -184,7 +184,7 @@ def autotune_batch(cfg, base: Base, adapters: Adapters, ranks: Ranks):
         """Run the worst micro-batches of a budget of tokens."""
         trial = replace(cfg, tokens_per_microbatch=budget)
         try:
-            for batch in worst_batches(model, trial, adapters.n_members):
+            for batch in worst_batches(model, trial, len(adapters.here)):
                 rl.accumulate(base, adapters, batch, batch.reward, rl.UpdateConfig.of(trial))
         finally:
             for p in adapters.parameters():

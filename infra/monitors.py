@@ -57,7 +57,7 @@ def readings(row: dict) -> dict:
     """What the monitors keep of a step's line of metrics.jsonl, small whatever the population."""
     by_role = {}
     for member in row["members"].values():
-        by_role.setdefault(member["role"], []).append(member["cosine"])
+        by_role.setdefault(member["role"], []).append(member.get("cosine"))
     tried = {name: member.get("escapes", 0) for name, member in row["members"].items()}
     return dict(
         tasks=row["n"] * (row["valid"] or 0.0),
