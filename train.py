@@ -123,6 +123,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         first = rl.accumulate(base, adapters, batch, adv, learning, **where)
         with signals:       # a signal may end the first gradient; from here to the checkpoint it waits
             update = rl.update(base, adapters, adam, batch, adv, learning, first, **where)
+            learning = dataclasses.replace(learning, tokens_per_microbatch=update["tokens_per_microbatch"])
             matches = rate(cfg, pairs, proposed, step)
             for p in proposed:
                 if p.task:

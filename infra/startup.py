@@ -77,7 +77,7 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtyp
         raise ValueError("--cuda-graphs needs a GPU: leave it out, or pass --device cuda where there is one")
     dtype, shape = pick_dtype(cfg.dtype, ranks.device), read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
-    cfg = resolve_config(cfg, prompt_format)
+    cfg = resolve_config(cfg, prompt_format, ranks.device.type)
     return cfg, path, dtype, *plan_table(cfg, shape, dtype, n_adapters(cfg), free_memory(ranks.device))
 
 
