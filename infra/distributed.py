@@ -47,6 +47,8 @@ class Ranks:
         if device == "cuda":
             device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         if device.startswith("cuda"):
+            if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+                os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"   # loses less between blocks
             torch.cuda.set_device(device)
             # cuDNN's attention plans anew for every shape, half a second each, and nearly every shape is new
             torch.backends.cuda.enable_cudnn_sdp(False)

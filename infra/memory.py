@@ -49,6 +49,8 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
         serving += n_members * cfg.rank * len(adapted) * (fused.layers[0].in_features + sum(fused.sizes))
 
     saved = L * (4 * C + 4 * I + 3 * q + 3 * kv) + n_adapted * cfg.rank     # a token's, for the backward pass
+    if cfg.device != "cpu" and torch.cuda.is_available():       # dense masks repeat keys and values
+        saved += L * 2 * (q - kv)
     passing = 4 * C + max(4 * I, 4 * q + 3 * kv)        # of the one layer being computed: MLP or attention
     whole = cfg.tokens_per_microbatch * (saved + passing)
     checkpointed = T * (L * C + saved / L + passing)
@@ -125,8 +127,8 @@ def halve_until(n: int, attempt, flag: str) -> int:
         try:
             attempt(n)
             return n
-        except RuntimeError as e:           # torch.OutOfMemoryError is one; a CPU's has no type of its own
-            if not isinstance(e, torch.OutOfMemoryError) and "allocate memory" not in str(e):
+        except RuntimeError as e:
+            if not rl.out_of_memory(e):
                 raise
         instead = f", trying {n // 2}" if n > 1 else ""
         print(f"note: {flag} {n} does not fit into memory{instead}", file=sys.stderr, flush=True)
@@ -180,16 +182,18 @@ def autotune_batch(cfg, base: Base, adapters: Adapters, ranks: Ranks):
         n_bytes = int(sum(plan[use] for use in GENERATE) * 2 ** 30)
         torch.empty(n_bytes, dtype=torch.uint8, device=model.embedding.device)
 
-    def micro_batch(budget: int) -> None:
-        """Run the worst micro-batches of a budget of tokens."""
+    def micro_batch(budget: int) -> int:
+        """Run the worst micro-batches of a budget of tokens; the budget with which they came through."""
         trial = replace(cfg, tokens_per_microbatch=budget)
-        try:
-            for batch in worst_batches(model, trial, adapters.n_members):
-                rl.accumulate(base, adapters, batch, batch.reward, rl.UpdateConfig.of(trial))
-        finally:
-            for p in adapters.parameters():
-                p.grad = None
+        for batch in worst_batches(model, trial, adapters.n_members):
+            found, _ = rl.accumulate(base, adapters, batch, batch.reward, rl.UpdateConfig.of(trial))
+            trial = replace(trial, tokens_per_microbatch=found.tokens_per_microbatch)
+        for p in adapters.parameters():
+            p.grad = None
+        return trial.tokens_per_microbatch
 
     n_rows = ranks.all_reduce_min(halve_until(cfg.rollout_batch, rollout, "--rollout-batch"))
-    n_tokens = halve_until(cfg.tokens_per_microbatch, micro_batch, "--tokens-per-microbatch")
+    n_tokens = cfg.tokens_per_microbatch
+    while (fitting := micro_batch(n_tokens)) < n_tokens:        # then others are the worst
+        n_tokens = fitting
     return replace(cfg, rollout_batch=n_rows, tokens_per_microbatch=ranks.all_reduce_min(n_tokens))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import config
+import pack
 import rl
 import train
 from infra import memory
@@ -125,9 +126,9 @@ def test_the_trial_runs_a_packed_line_of_the_whole_budget(tiny, population, monk
     adapters, alone = population(tiny), Ranks(0, 1, torch.device("cpu"))
     tried = []
 
-    def watch(base, route, packed, adv, cfg, on_policy, checkpointing):
+    def watch(base, route, packed, adv, cfg, old, checkpointing):
         tried.append((packed.ids.numel(), packed.mask is not None, checkpointing))
-        return token_losses(base, route, packed, adv, cfg, on_policy, checkpointing)
+        return token_losses(base, route, packed, adv, cfg, old, checkpointing)
 
     token_losses = rl.token_losses
     monkeypatch.setattr(rl, "token_losses", watch)
@@ -147,9 +148,26 @@ def test_a_gpu_is_tried_with_a_packed_line_as_well(budget):
     rows, line = memory.worst_batches(model, cfg, 4)
     assert rows.rollout.ids.shape == (max(1, budget // 80), 80) and rows.rollout.ids.is_meta
     own = memory.worst_batches(model.to_empty(device="cpu"), settled(tokens_per_microbatch=min(budget, 79)), 4)[1].rollout
-    packed = rl.lines(own, [0, 1], min(budget, 79))
-    assert packed == [[0, 1]] and rl.pack(own, packed).mask is not None, "both answers share the prompt's line"
+    packed = pack.lines(own, [0, 1], min(budget, 79))
+    assert packed == [[0, 1]] and pack.pack(own, packed).mask is not None, "both answers share the prompt's line"
     assert line.rollout.ids.shape == (2, 1 + (budget + 1) // 2)
+
+
+def test_the_trial_lowers_the_budget_until_the_worst_micro_batches_fit(tiny, population, monkeypatch, capsys):
+    """More than 100 tokens really find no memory unless checkpointed; rows have 80."""
+    losses = rl.token_losses
+
+    def limited(base, route, p, adv, cfg, old, checkpointing):
+        if p.ids.numel() > 100 and not checkpointing:
+            torch.empty(1 << 55)
+        return losses(base, route, p, adv, cfg, old, checkpointing)
+
+    monkeypatch.setattr(rl, "token_losses", limited)
+    adapters, alone = population(tiny), Ranks(0, 1, torch.device("cpu"))
+    cfg = memory.autotune_batch(settled(tokens_per_microbatch=640), tiny, adapters, alone)
+    assert 40 <= cfg.tokens_per_microbatch <= 100 and all(p.grad is None for p in adapters.parameters())
+    assert 0 < capsys.readouterr().err.count("does not fit into memory") < 5
+    assert memory.autotune_batch(cfg, tiny, adapters, alone) == cfg and capsys.readouterr().err == ""
 
 
 def test_what_never_fits_is_an_error_and_what_is_no_lack_of_memory_is_not_hidden():
