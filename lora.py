@@ -11,6 +11,7 @@ goes through one batch, in one of three ways that compute the same (LOG.md has t
 
 Layers that read the same x (q, k, v; gate, up) share the first product.
 """
+import copy
 import math
 
 import torch
@@ -105,17 +106,23 @@ class AdapterWeights:
         self.adapters = adapters
         self.dtype = dtype
         self.made = {}
-        self.present = member[member >= 0].unique()
+        self.sizes = {}
+        self.present = member[member >= 0].unique()     # where `member` is: on the CPU no GPU is waited for
         sizes = {adapters.rank}
         for path in adapters.A:
             sizes |= {adapters.A[path].shape[2], adapters.B[path].shape[1]}
         aligned = all(n * dtype.itemsize % 16 == 0 for n in sizes)
-        self.can_group = aligned and (member.device.type == "cpu" or dtype == torch.bfloat16)   # grouped_mm
+        self.can_group = aligned and (self.device.type == "cpu" or dtype == torch.bfloat16)     # grouped_mm
+
+    @property
+    def device(self) -> torch.device:
+        """Where the factors are."""
+        return next(iter(self.adapters.A.values())).device
 
     def pick(self, factor: torch.Tensor) -> torch.Tensor:
         """Those members' part (k, ...) of a stacked factor (P, ...)."""
         if len(self.present) < self.adapters.n_members:
-            factor = factor[self.present]
+            factor = factor[self.present.to(self.device, non_blocking=True)]
         return factor.to(self.dtype)
 
     def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -135,6 +142,7 @@ class AdapterWeights:
                 Bs.append(F.pad(B, (before, sum(sizes) - before - n)) if len(sizes) > 1 else B)
             before += n
         self.made[paths] = None
+        self.sizes[paths] = sizes
         if len(As) == 1:                            # no copy
             self.made[paths] = As[0], Bs[0]
         elif As:
@@ -150,6 +158,48 @@ class AdapterWeights:
         """As Adapters.route, for rows of no other members than these."""
         return LoRARouter(self, member) if (member >= 0).any() else None
 
+    def leaves(self, member: torch.Tensor) -> "AdapterWeights":
+        """Of these, once materialized, the factors that rows of members (B,) need, as leaves: a backward pass
+        leaves its gradients with them, and `add_gradients` passes them on."""
+        part = copy.copy(self)
+        part.present = member[member >= 0].unique()
+        part.made = {}
+        all_of_them = len(part.present) == len(self.present)
+        place = torch.searchsorted(self.present, part.present).to(self.device, non_blocking=True)
+        for paths, factors in self.made.items():
+            leaves = []
+            for x in factors or ():
+                x = x.detach() if all_of_them else x.detach().index_select(0, place)
+                leaves.append(x.requires_grad_())
+            part.made[paths] = tuple(leaves) or None
+        return part
+
+    def add_gradients(self, scale: float = 1.0) -> None:
+        """Add the leaves' gradients times `scale` to .grad of the stacked factors, in float32."""
+        present = self.present.to(self.device, non_blocking=True)
+
+        def add(grad: torch.Tensor, own: torch.Tensor) -> None:
+            if len(present) == len(grad):
+                grad.add_(own, alpha=scale)
+            else:
+                grad.index_add_(0, present, own.float(), alpha=scale)
+
+        for paths, factors in self.made.items():
+            row = column = 0                            # of the layer's block, see `together`
+            for path, n in zip(paths, self.sizes[paths]):
+                if path in self.adapters.A:
+                    A, B = factors
+                    rows = slice(row, row + self.adapters.rank)
+                    add(self.adapters.A[path].grad, A.grad[:, rows])
+                    add(self.adapters.B[path].grad, B.grad[:, rows, column:column + n].transpose(1, 2))
+                    row += self.adapters.rank
+                column += n
+
+    def gradients_are_finite(self) -> bool:
+        """Whether all leaves' gradients are; waits for a GPU."""
+        grads = [x.grad for factors in self.made.values() if factors is not None for x in factors]
+        return bool(torch.stack([grad.isfinite().all() for grad in grads]).all())
+
 
 class LoRARouter:
     """Adds to the joint output of layers on one input x (B, T, in) the update of each row's own member."""
@@ -159,12 +209,14 @@ class LoRARouter:
         self.k = len(weights.present)
         self.scale = weights.adapters.scale
         member_mask = member[:, None] == weights.present            # (B, k)
-        self.member_mask = self.scale * member_mask.to(weights.dtype)[:, None, :, None]     # (B, 1, k, 1)
+        own = self.scale * member_mask.to(weights.dtype)[:, None, :, None]
+        self.member_mask = own.to(weights.device, non_blocking=True)                    # (B, 1, k, 1)
         count = member_mask.sum(0)
-        self.ends = count.cumsum(0).int()                           # of each member among the rows in order
+        ends = count.cumsum(0).int()                                # of each member among the rows in order
+        self.ends = ends.to(weights.device, non_blocking=True)
         rows = member.argsort(stable=True)[(member < 0).sum():]     # in order, without those of the base
         in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
-        self.rows = None if in_order else rows
+        self.rows = None if in_order else rows.to(weights.device, non_blocking=True)
         self.is_equal = in_order and bool((count == count[0]).all())
 
     def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor,

@@ -12,7 +12,10 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
+
+import flex
 
 
 @dataclass(frozen=True)
@@ -151,8 +154,8 @@ def window_mask(mask: torch.Tensor | None, positions: torch.Tensor, n_slots: int
 
 def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """0 where a boolean mask allows a key, else -inf: else the kernels would do this in every layer."""
-    if mask is None:
-        return None
+    if mask is None or isinstance(mask, BlockMask):
+        return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
@@ -251,7 +254,9 @@ class Attention(nn.Module):
         v = v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(self.layer, k, v, slots)
-        if T == 1:
+        if isinstance(mask, BlockMask):
+            y = flex.attend(q, k, v, mask)
+        elif T == 1:
             # Decoding: one kv head's queries stand as its tokens: no repeated keys, no slow masked kernel
             q = q.view(B, k.shape[1], -1, self.D)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(B, -1, 1, self.D)
@@ -314,11 +319,11 @@ class Model(nn.Module):
                 checkpointing: bool = False) -> torch.Tensor:
         """Final hidden states (B, T, C) of ids (B, T).
 
-        positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys,
-        None means causal (one token with a cache sees every filled slot); a cache takes several tokens only
-        while it is empty; lora(paths, sizes, x, y) adds the rows' adapters to the joint output y of layers
-        that share an input x; checkpointing keeps only each block's input for the backward pass, which
-        computes the rest again (1604.06174).
+        positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys or
+        a BlockMask (see flex.py; not with sliding windows), None means causal (one token with a cache sees
+        every filled slot); a cache takes several tokens only while it is empty; lora(paths, sizes, x, y) adds
+        the rows' adapters to the joint output y of layers that share an input x; checkpointing keeps only
+        each block's input for the backward pass, which computes the rest again (1604.06174).
         """
         B, T = ids.shape
         cfg = self.cfg

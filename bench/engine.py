@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 import operators
+import pack
 import rl
 from bench.common import peak_memory, ratio, show, take_turns, timed
 from generate import Rollout, generate
@@ -234,8 +235,8 @@ def flops(base: Base, rollout: Rollout, budget: int) -> float:
     gradient); without attention."""
     n_weights = sum(x.weight.numel() for x in base.model.linears().values())
     rollout = rollout.to("cpu")
-    lines = rl.lines(rollout, list(range(len(rollout.ids))), budget)
-    return 4 * n_weights * sum(rl.size(rollout, line) for line in lines)
+    lines = pack.lines(rollout, list(range(len(rollout.ids))), budget)
+    return 4 * n_weights * sum(pack.size(rollout, line) for line in lines)
 
 
 def peft_loop(peers: Peers, rollout: Rollout, adv: torch.Tensor, weight: torch.Tensor):
