@@ -66,6 +66,7 @@ class Config:
     # 1 match
     matching: str = flag("pfsp", "how a teacher draws its student", MATCHING)
     matching_floor: float = flag(0.1, "share of the uniform distribution in matching: exploration")
+    matches: int = flag(0, "matches a step, of teachers drawn for it; 0 = every teacher's")
     # 2 propose
     task_types: str = flag(None, "task types in turn, of " + ",".join(TASK_TYPES), kind=str)
     n_prompts: int = flag(None, "prompts a teacher answers each step", kind=int)
@@ -127,6 +128,7 @@ class Config:
     heldout: str = flag("", "JSON lines of tasks of kinds that the run does not play; default: the base's "
                         "heldout.jsonl, else none")
     n_heldout: int = flag(None, "of these, tasks of each kind, at most", kind=int)
+    probe_members: int = flag(32, "members of each role that a probe asks, drawn for it where there are more")
     probe_share: float = flag(None, "share of anchors and held-out tasks asked at probes between the first "
                               "and the last", kind=float)
     # machine
@@ -162,10 +164,11 @@ PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # What check() demands of numbers.
 POSITIVE = ("steps", "rank", "alpha", "n_prompts", "proposals_per_prompt", "archive_cap", "samples_per_task",
             "max_new_tokens", "clip_low", "clip_high", "epochs", "lr", "evolve_every", "probe_share",
-            "save_every", "keep", "rollout_batch", "tokens_per_microbatch", "workers", "cpu_s")
+            "save_every", "keep", "rollout_batch", "tokens_per_microbatch", "workers", "cpu_s",
+            "probe_members")
 NOT_NEGATIVE = ("seed", "threads", "show", "n_few_shot", "max_digits", "max_output", "noise_margin",
                 "lr_teacher", "kl_coef", "entropy_coef", "outcome_band", "probe_every", "n_anchors",
-                "n_heldout")
+                "n_heldout", "matches")
 SHARES = ("max_guess", "matching_floor", "probe_share")
 # Fields that may change between a run and its resumption without changing what it computes.
 FREE = ("base", "name", "out", "resume", "init", "steps", "device", "no_cuda_graphs", "threads", "plan",
@@ -285,6 +288,7 @@ def check(cfg: Config) -> None:
     demand(not cfg.single or cfg.teachers == cfg.students == 1,
            "--single is one adapter in both roles: leave out --teachers and --students, or --single itself")
     demand(cfg.teachers >= 1 and cfg.students >= 1, "--teachers and --students must be at least 1")
+    demand(cfg.matches <= cfg.teachers, f"--matches {cfg.matches}: there are {cfg.teachers} teachers")
     task_types = cfg.task_types.split(",")
     unknown = sorted(set(task_types) - set(TASK_TYPES))
     demand(not unknown, f"--task-types: {', '.join(unknown)} unknown; valid: {', '.join(TASK_TYPES)}")

@@ -43,12 +43,12 @@ WEIGHTS = {"pfsp": lambda p: p * (1 - p), "uniform": lambda p: 1.0, "hard": lamb
 assert set(WEIGHTS) < set(MATCHING), f"config.MATCHING lacks {set(WEIGHTS) - set(MATCHING)}"
 
 
-def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0):
-    """Pairs (teacher, student) of one step, the teachers in shuffled order.
+def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0, n=0):
+    """Pairs (teacher, student) of one step, of all teachers, or of n that are drawn, in shuffled order.
 
     p_beats(teacher, student) = P(student beats teacher) = p. A student is drawn with weight WEIGHTS[mode](p),
     mixed with `floor` of the uniform distribution; without replacement until all are used, so that everybody
-    gets data. "round-robin" turns with `step`; "all" is every pair. rng: random.Random, not for "all".
+    gets data. "round-robin" turns with `step`; "all" is every pair, or n of them. rng: random.Random.
     """
     if mode not in MATCHING:
         raise ValueError(f"matching must be one of {', '.join(MATCHING)}, got {mode!r}")
@@ -56,12 +56,13 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0)
         raise ValueError(f"the matching floor is a probability, got {floor}")
     assert teachers and students, f"{len(teachers)} teachers cannot meet {len(students)} students"
     if mode == "all":
-        return [(t, s) for t in teachers for s in students]
+        pairs = [(t, s) for t in teachers for s in students]
+        return rng.sample(pairs, n) if n else pairs
     if mode == "round-robin":
         pairs = [(t, students[(i + step) % len(students)]) for i, t in enumerate(teachers)]
-        return rng.sample(pairs, len(pairs))
+        return rng.sample(pairs, n or len(pairs))
     pairs, pool = [], []
-    for teacher in rng.sample(teachers, len(teachers)):
+    for teacher in rng.sample(teachers, n or len(teachers)):
         pool = pool or list(students)
         p = [p_beats(teacher, s) for s in pool]
         weight = [WEIGHTS[mode](x) for x in p]
@@ -73,6 +74,12 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0)
         [drawn] = rng.choices(range(len(pool)), weight)
         pairs.append((teacher, pool.pop(drawn)))
     return pairs
+
+
+def playing(pairs, members):
+    """Those of the members that have a match in these pairs, in their order."""
+    names = {m.name for pair in pairs for m in pair}
+    return [m for m in members if m.name in names]
 
 
 def outcome(solve_rate, expected, band=0.05, rule="expected"):
@@ -113,22 +120,24 @@ def choose_operator(mode, n_parents, rng):
 def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rng=None):
     """Truncation selection in one role: Births for the bottom `replace_frac` by fitness(member) -> float.
 
-    At least one dies where there are two or more, but never the fittest, nor a child of an age in steps <=
-    grace (founders have no grace). Parents are drawn uniformly from the survivors. Nobody dies at
-    replace_frac 0 or in mode "none". rng: random.Random, which also breaks ties.
+    Only members that have played take part. At least one dies where there are two or more, but never the
+    fittest, nor a child of an age in steps <= grace (founders have no grace). Parents are drawn uniformly
+    from the survivors. Nobody dies at replace_frac 0 or in mode "none". rng: random.Random, which also breaks
+    ties.
     """
     if mode not in EVOLVE:
         raise ValueError(f"evolve must be one of {', '.join(EVOLVE)}, got {mode!r}")
     if not 0 <= replace_frac < 1:
         raise ValueError(f"replace_frac is the fraction of a role to replace, in [0, 1), got {replace_frac}")
-    if mode == "none" or replace_frac == 0 or len(members) < 2:
+    judged = [m for m in members if m.matches]
+    if mode == "none" or replace_frac == 0 or len(judged) < 2:
         return []
     assert len({m.role for m in members}) == 1, f"one role at a time, got {[m.name for m in members]}"
-    worst_first = sorted(rng.sample(members, len(members)), key=fitness)
-    n_cull = max(1, int(replace_frac * len(members)))
+    worst_first = sorted(rng.sample(judged, len(judged)), key=fitness)
+    n_cull = max(1, int(replace_frac * len(judged)))
     victims = [m for m in worst_first[:-1] if not m.parents or step - m.born > grace][:n_cull]
     survivors = [m for m in worst_first if m not in victims]
-    serial = max(int(m.name[1:]) for m in members)          # victims included: no name ever comes twice
+    serial = max(int(m.name[1:]) for m in members)          # of all: no name ever comes twice
     births = []
     for i, victim in enumerate(victims, 1):
         operator, note = choose_operator(mode, len(survivors), rng)

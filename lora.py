@@ -15,6 +15,7 @@ so that rows may come and go while a CUDA graph holds the step.
 """
 import copy
 import math
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -26,22 +27,36 @@ DENSE = 16                 # members up to which single tokens take the dense pr
 
 
 class Adapters:
-    """P members' float32 master factors, stacked per layer; `A[path]` (P, R, in), `B[path]` (P, out, R)."""
+    """P members' float32 master factors, stacked per layer; `A[path]` (P, R, in), `B[path]` (P, out, R).
+
+    Of a large population few play in a step. Where it is `paged`, all masters lie in the host's memory, and A
+    and B hold copies on the device of the k members that page_in named last, (k, R, in) and (k, out, R).
+    `here` (k,) says who they are, in ascending order; write_back brings home what a step has changed.
+    """
 
     def __init__(self, shapes: dict[str, tuple[int, int]], n_members: int, rank: int, alpha: float,
-                 device="cpu"):
+                 device="cpu", paged: bool = False):
         self.n_members = n_members
         self.rank = rank
         self.alpha = alpha
         self.scale = alpha / rank
-        self.A = {}
-        self.B = {}
+        self.device = torch.device(device)
+        self.paged = paged
+        self.changed = set()                                # members that differ from the last checkpoint
+        self.masters = {}
         for path, (n_in, n_out) in shapes.items():
-            self.A[path] = torch.zeros(n_members, rank, n_in, device=device, requires_grad=True)
-            self.B[path] = torch.zeros(n_members, n_out, rank, device=device, requires_grad=True)
+            home = "cpu" if paged else device
+            A = torch.zeros(n_members, rank, n_in, device=home, requires_grad=not paged)
+            B = torch.zeros(n_members, n_out, rank, device=home, requires_grad=not paged)
+            self.masters[path] = A, B
+        self.A = {path: A for path, (A, _) in self.masters.items()}
+        self.B = {path: B for path, (_, B) in self.masters.items()}
+        self.here = torch.arange(n_members)
+        self.page_in([])
 
     @classmethod
-    def on(cls, model, n_members: int, rank: int, alpha: float, targets=TARGETS, device="cpu") -> "Adapters":
+    def on(cls, model, n_members: int, rank: int, alpha: float, targets=TARGETS, device="cpu",
+           paged: bool = False) -> "Adapters":
         """Adapters for a model's linear layers with a last name in targets. Raises ValueError if none has."""
         shapes = {}
         for path, layer in model.linears().items():
@@ -52,23 +67,54 @@ class Adapters:
             wrong = ", ".join(sorted(unknown)) or "nothing"
             raise ValueError(f"--lora-targets {','.join(targets)}: {wrong} is not a linear layer; "
                              f"valid: {', '.join(TARGETS)}")
-        return cls(shapes, n_members, rank, alpha, device)
+        return cls(shapes, n_members, rank, alpha, device, paged)
 
     def parameters(self) -> list[torch.Tensor]:
-        """All stacked factors, in one fixed order: A then B of each layer."""
+        """All stacked factors on the device, in one fixed order: A then B of each layer."""
         return [factor[path] for path in self.A for factor in (self.A, self.B)]
+
+    def page_in(self, members: Iterable[int]) -> None:
+        """Put these members' factors on the device, in place of those there; unless paged, all are there.
+
+        They are copies: set_factors and init_member change the masters, which the next call shows.
+        """
+        if not self.paged:
+            return
+        self.here = torch.tensor(sorted(set(members)), dtype=torch.int64)
+        for path, (A, B) in self.masters.items():
+            self.A[path] = A[self.here].to(self.device).requires_grad_()
+            self.B[path] = B[self.here].to(self.device).requires_grad_()
+
+    def rows(self, members: torch.Tensor) -> torch.Tensor:
+        """Where these members (n,), all of them on the device, stand in A and B."""
+        if not self.paged:
+            return members
+        here = self.here.to(members.device)
+        assert torch.isin(members, here).all(), "page_in those who play in a step before they do"
+        return torch.searchsorted(here, members)
+
+    @torch.no_grad()
+    def write_back(self, members: torch.Tensor) -> None:
+        """What a step made of these members' (n,) factors on the device is what they are from now on."""
+        self.changed.update(members.tolist())
+        if self.paged:
+            home, rows = members.cpu(), self.rows(members)
+            for path, (A, B) in self.masters.items():
+                A[home] = self.A[path][rows].cpu()
+                B[home] = self.B[path][rows].cpu()
 
     @torch.no_grad()
     def init_member(self, p: int, gen: torch.Generator) -> None:
         """Fresh member: A Kaiming-uniform (as PEFT), B zero, so that it equals the base bit for bit."""
-        for path, A in self.A.items():
+        self.changed.add(p)
+        for A, B in self.masters.values():
             bound = 1 / math.sqrt(A.shape[2])                 # kaiming_uniform_(a=sqrt(5)) on (R, in)
             A[p].copy_(torch.empty(A.shape[1:]).uniform_(-bound, bound, generator=gen))
-            self.B[path][p].zero_()
+            B[p].zero_()
 
     def factors(self, p: int) -> Factors:
         """A detached copy of member p's factors."""
-        return {path: (self.A[path][p].detach().clone(), self.B[path][p].detach().clone()) for path in self.A}
+        return {path: (A[p].detach().clone(), B[p].detach().clone()) for path, (A, B) in self.masters.items()}
 
     @torch.no_grad()
     def set_factors(self, p: int, factors: Factors) -> None:
@@ -90,9 +136,10 @@ class Adapters:
             if not (A.isfinite().all() and B.isfinite().all()):
                 raise ValueError(f"adapter {path} holds numbers that are not finite: it is damaged, "
                                  "take an earlier one")
-        for path, (A, B) in factors.items():
-            self.A[path][p].copy_(A)
-            self.B[path][p].copy_(B)
+        self.changed.add(p)
+        for path, factor_pair in factors.items():
+            for master, given in zip(self.masters[path], factor_pair):
+                master[p].copy_(given)
 
     def route(self, member: torch.Tensor, dtype: torch.dtype) -> "LoRARouter | None":
         """What a Model takes as `lora` for rows of members (B,) int64, -1 = bare base; None if all are."""
@@ -123,8 +170,9 @@ class AdapterWeights:
 
     def pick(self, factor: torch.Tensor) -> torch.Tensor:
         """Those members' part (k, ...) of a stacked factor (P, ...)."""
-        if len(self.present) < self.adapters.n_members:
-            factor = factor[self.present.to(self.device, non_blocking=True)]
+        rows = self.adapters.rows(self.present)
+        if len(rows) < len(factor):
+            factor = factor[rows.to(self.device, non_blocking=True)]
         return factor.to(self.dtype)
 
     def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -181,22 +229,22 @@ class AdapterWeights:
 
     def add_gradients(self, scale: float = 1.0) -> None:
         """Add the leaves' gradients times `scale` to .grad of the stacked factors, in float32."""
-        present = self.present.to(self.device, non_blocking=True)
+        rows = self.adapters.rows(self.present).to(self.device, non_blocking=True)
 
         def add(grad: torch.Tensor, own: torch.Tensor) -> None:
-            if len(present) == len(grad):
+            if len(rows) == len(grad):
                 grad.add_(own, alpha=scale)
             else:
-                grad.index_add_(0, present, own.float(), alpha=scale)
+                grad.index_add_(0, rows, own.float(), alpha=scale)
 
         for paths, factors in self.made.items():
             row = column = 0                            # of the layer's block, see `together`
             for path, n in zip(paths, self.sizes[paths]):
                 if path in self.adapters.A:
                     A, B = factors
-                    rows = slice(row, row + self.adapters.rank)
-                    add(self.adapters.A[path].grad, A.grad[:, rows])
-                    add(self.adapters.B[path].grad, B.grad[:, rows, column:column + n].transpose(1, 2))
+                    block = slice(row, row + self.adapters.rank)
+                    add(self.adapters.A[path].grad, A.grad[:, block])
+                    add(self.adapters.B[path].grad, B.grad[:, block, column:column + n].transpose(1, 2))
                     row += self.adapters.rank
                 column += n
 

@@ -115,13 +115,13 @@ def advantages(batch: Batch, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor
 def token_weight(rollout: Rollout, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor:
     """Weight (N,) of each of a row's tokens in its member's loss: 1 / the mean's denominator. That is the
     member's answer tokens (member), rows x the row's tokens (row), or rows x max_new_tokens (constant)."""
-    member_mask = rollout.member[:, None] == rollout.member[None]
-    rows = member_mask.sum(1)
+    _, index = rollout.member.unique(return_inverse=True)
+    rows = index.bincount()[index]
     if cfg.token_weight == "row":
         return 1.0 / (rows * rollout.n_tokens)
     if cfg.token_weight == "constant":
         return 1.0 / (rows * cfg.max_new_tokens)
-    return 1.0 / (member_mask * rollout.n_tokens[None]).sum(1)
+    return 1.0 / torch.zeros_like(index).index_add_(0, index, rollout.n_tokens)[index]
 
 
 # --- loss ---------------------------------------------------------------------------------------------------
@@ -143,15 +143,18 @@ def token_logp(base: Base, hidden: torch.Tensor, target: torch.Tensor, temperatu
 
 
 class Adam:
-    """AdamW without decay over stacked factors; moments, steps, gradient norm and rate per member."""
+    """AdamW without decay over stacked factors; moments, steps, gradient norm and rate per member.
+
+    The moments m and v (P, ...) lie where the masters are: a step takes those of the members that it moves.
+    """
 
     def __init__(self, adapters: Adapters, lr: list[float], betas=(0.9, 0.95), eps=1e-8, clip=1.0):
-        self.params = adapters.parameters()
-        device = self.params[0].device
-        self.lr = torch.tensor(lr, device=device)
+        self.adapters = adapters
+        self.lr = torch.tensor(lr, device=adapters.device)
         self.betas, self.eps, self.clip = betas, eps, clip
-        self.m, self.v = [[torch.zeros_like(p, requires_grad=False) for p in self.params] for _ in range(2)]
-        self.steps = torch.zeros(adapters.n_members, dtype=torch.int64, device=device)
+        masters = [master for pair in adapters.masters.values() for master in pair]
+        self.m, self.v = [[torch.zeros_like(p, requires_grad=False) for p in masters] for _ in range(2)]
+        self.steps = torch.zeros(adapters.n_members, dtype=torch.int64, device=adapters.device)
 
     @torch.no_grad()
     def step(self, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,7 +162,10 @@ class Adam:
 
         Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,).
         """
-        norm = torch.stack([p.grad.double().pow(2).sum((1, 2)) for p in self.params]).sum(0).sqrt()
+        params = self.adapters.parameters()                                    # of the k members here
+        norm = torch.zeros(len(active), dtype=torch.float64, device=active.device)
+        squares = torch.stack([p.grad.double().pow(2).sum((1, 2)) for p in params])
+        norm[self.adapters.here] = squares.sum(0).sqrt()
         skipped = active & ~norm.isfinite()
         a = (active & norm.isfinite()).nonzero().squeeze(1)
         if len(a):
@@ -169,12 +175,16 @@ class Adam:
             scale = (self.clip / (norm[a] + 1e-6)).clamp_max(1.0).float()[:, None, None]
             lr_hat = (self.lr[a] / (1 - b1 ** t)).float()[:, None, None]       # with Adam's bias corrections
             root_hat = (1 - b2 ** t).rsqrt().float()[:, None, None]
-            for p, m, v in zip(self.params, self.m, self.v):
-                g = p.grad[a] * scale
-                m[a] = m[a].lerp(g, 1 - b1)
-                v[a] = v[a].lerp(g * g, 1 - b2)
-                p[a] -= lr_hat * m[a] / (v[a].sqrt() * root_hat + self.eps)
-        for p in self.params:
+            rows, home = self.adapters.rows(a), a.to(self.m[0].device)
+            for p, m, v in zip(params, self.m, self.v):
+                g = p.grad[rows] * scale
+                mean = m[home].to(g).lerp(g, 1 - b1)
+                square = v[home].to(g).lerp(g * g, 1 - b2)
+                p[rows] -= lr_hat * mean / (square.sqrt() * root_hat + self.eps)
+                m[home] = mean.to(m)
+                v[home] = square.to(v)
+            self.adapters.write_back(a)
+        for p in params:
             p.grad = None
         return norm, skipped
 
@@ -183,15 +193,18 @@ class Adam:
         for x in (*self.m, *self.v):
             x[p].zero_()
         self.steps[p] = 0
+        self.adapters.changed.add(p)
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Flat named tensors for safetensors."""
-        first = {f"m.{i}": x for i, x in enumerate(self.m)}
-        return {"steps": self.steps} | first | {f"v.{i}": x for i, x in enumerate(self.v)}
+    def state_dict(self, p: int) -> dict[str, torch.Tensor]:
+        """Member p's moments, as flat named tensors for safetensors; its steps are beside them."""
+        first = {f"m.{i}": x[p] for i, x in enumerate(self.m)}
+        return first | {f"v.{i}": x[p] for i, x in enumerate(self.v)}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Inverse of state_dict, in place."""
-        for name, x in self.state_dict().items():
+    def load_state_dict(self, p: int, state: dict[str, torch.Tensor]) -> None:
+        """Inverse of state_dict, in place. Raises ValueError for another shape, KeyError for a lack."""
+        for name, x in self.state_dict(p).items():
+            if state[name].shape != x.shape:
+                raise ValueError(f"{name} is {tuple(state[name].shape)}, not {tuple(x.shape)}")
             x.copy_(state[name])
 
 

@@ -213,14 +213,15 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
 # --- the phases ---------------------------------------------------------------------------------------------
 
 def match(s: Setup, members: list[Member], step: int) -> list[tuple[Member, Member]]:
-    """Every teacher draws a student (cfg.matching), by who would win as ratings predict: pairs of both."""
+    """Every teacher, or cfg.matches of them, draws a student by who would win as ratings predict: pairs."""
     system, rng = RATINGS[s.cfg.rating](), make_rng(s.cfg.seed, step, MATCH)
 
     def p_beats(teacher: Member, student: Member) -> float:
         return system.p_win(student.rating, teacher.rating)
 
     teachers, students = members_of(members, "teacher"), members_of(members, "student")
-    return evolve.match(teachers, students, p_beats, s.cfg.matching, s.cfg.matching_floor, rng, step)
+    return evolve.match(teachers, students, p_beats, s.cfg.matching, s.cfg.matching_floor, rng, step,
+                        s.cfg.matches)
 
 
 def prompt_teacher(s: Setup, archive: Archive, kind: str, rng: random.Random) -> tuple[Prompt, list[Task]]:

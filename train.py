@@ -32,7 +32,7 @@ from infra.checkpoint import RunDir, State, differing, init_state, restore, save
 from infra.distributed import Ranks
 from infra.metrics import header, line, measures, summary
 from infra.platform import Interrupted, Signals, Stopwatch, check_system, environment, open_sandbox
-from infra.probes import is_probed, probe
+from infra.probes import is_probed, probe, to_probe
 from infra.startup import open_run, populate, prepare, show_plan
 from infra.task_log import task_rows
 from infra.terminal import colored, first_of_each, format_task, print_safely
@@ -97,11 +97,14 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
     while state.step < (cfg.steps if until is None else until):
         step, clock = state.step, Stopwatch()
 
-        # 1. match: every teacher draws a student
+        # 1. match: every teacher draws a student, or so many as --matches says; who plays is on the device
         pairs = selfplay.match(setup, state.members, step)
+        teachers = evolve.playing(pairs, members_of(state.members, "teacher"))
+        here = {m.slot for pair in pairs for m in pair}
+        adapters.page_in(here)
+        clock.lap("match")
 
         # 2. propose: teachers write tasks, the sandbox says which are valid
-        teachers = members_of(state.members, "teacher")
         rollout, proposed = selfplay.propose(setup, state.archive, teachers, step, bars["propose"])
         clock.lap("propose")
         selfplay.verify(setup, state.archive, proposed, step)
@@ -112,7 +115,10 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         clock.lap("solve")
         probes = {}
         if is_probed(cfg, step):                # members as they were when they proposed and solved
-            probes = probe(setup, state.members, state.anchors, state.heldout, proposed, step, state.frozen)
+            asked = to_probe(cfg, state.members, step)
+            adapters.page_in(m.slot for m in asked)
+            probes = probe(setup, asked, state.anchors, state.heldout, proposed, step, state.frozen)
+            adapters.page_in(here)
         clock.lap("probe")
 
         # 4. reward and update: one batch for all members, each learns from its own rows; then the ratings
@@ -124,14 +130,16 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         with signals:       # a signal may end the first gradient; from here to the checkpoint it waits
             update = rl.update(base, adapters, adam, batch, adv, learning, first, **where)
             learning = dataclasses.replace(learning, tokens_per_microbatch=update["tokens_per_microbatch"])
+            clock.lap("update")
             matches = rate(cfg, pairs, proposed, step)
+            clock.lap("rate")
             for p in proposed:
                 if p.task:
                     state.archive.add(p.task, p.structure)
             state.totals["generated"] += int(batch.rollout.n_tokens.sum()) + probes.get("probe_tokens", 0)
             state.totals["trained"] += update["trained_tokens"]
             row = dict(step=step, **measures(setup, state, proposed, update, batch, adv, matches), **probes)
-            clock.lap("update")
+            clock.lap("record")
 
             # 5. evolve: the weakest are replaced by children of the others
             births = []

@@ -6,7 +6,7 @@
     python -m bench decode                  rollouts of 8 members in one batch, one after another, and by PEFT
     python -m bench update                  the joint update against a loop over PEFT adapters
     python -m bench step                    rollout and update of 8 members against 1 at equal rows
-    python -m bench scale                   seconds and memory of a step for 1 to 128 members
+    python -m bench scale                   seconds and memory of a step for 1 to 1,024 members
     python -m bench evolve                  seconds per child of each operator on 7B shapes
 
 A command measures all its ways in one process and in turns (A B C, C B A, ...), so that a load from outside

@@ -18,6 +18,13 @@ def timed(work):
     return run
 
 
+def alone(run):
+    """Seconds of a timed run; without a GPU the processor's own, which others on it do not change."""
+    start = time.process_time()
+    seconds = run()
+    return seconds if torch.cuda.is_available() else time.process_time() - start
+
+
 def take_turns(ways, repeats):
     """{name: function()} -> {name: what it returned in each repeat}; forwards, then backwards, and so on."""
     seen = {name: [] for name in ways}

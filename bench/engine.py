@@ -15,7 +15,7 @@ import torch
 import operators
 import pack
 import rl
-from bench.common import peak_memory, ratio, show, take_turns, timed
+from bench.common import alone, peak_memory, ratio, show, take_turns, timed
 from generate import Rollout, generate
 from infra.distributed import Ranks
 from infra.weights import load_base, save_peft
@@ -62,13 +62,14 @@ def open_base(args) -> Base:
     return Base(model, None, (), "base", Path(args.shape), args.cuda_graphs)
 
 
-def population(base: Base, rank: int, n: int = POP) -> Adapters:
+def population(base: Base, rank: int, n: int = POP, paged: bool = False) -> Adapters:
     """n members that all differ from the base by about a percent of its activations."""
-    adapters = Adapters.on(base.model, n, rank, 2.0 * rank, device=base.model.embedding.device)
+    device = base.model.embedding.device
+    adapters = Adapters.on(base.model, n, rank, 2.0 * rank, device=device, paged=paged)
     gen = torch.Generator().manual_seed(0)
     for p in range(n):
         adapters.init_member(p, gen)
-        for B in adapters.B.values():
+        for _, B in adapters.masters.values():
             B.data[p] = (torch.randn(B.shape[1:], generator=gen) * .01).to(B)
     return adapters
 
@@ -299,11 +300,11 @@ def update(args) -> dict:
     return figures
 
 
-def stepper(base: Base, members: list[int], n_members: int, args):
+def stepper(base: Base, members: list[int], n_members: int, args, paged: bool = False):
     """A function that does a step of n_members (rollout, gradient, optimiser) and returns its seconds; row i
-    is members[i]'s."""
+    is members[i]'s. paged: only those that have rows are on the device."""
     n = args.samples_per_task
-    adapters = population(base, args.rank, n_members)
+    adapters = population(base, args.rank, n_members, paged)
     adam = rl.Adam(adapters, [1e-5] * n_members)
     rollout = fixed_rollout(base, members, args.prompt, args.new, n)
     active = torch.zeros(n_members, dtype=torch.bool, device=rollout.ids.device)
@@ -312,7 +313,8 @@ def stepper(base: Base, members: list[int], n_members: int, args):
     prompts = rollout.ids[::n, :args.prompt].tolist()
     play = decoder(base, adapters, prompts, members[::n], args.new, n)
     learn = updater(base, adapters, rollout, args.tokens_per_microbatch)
-    return one_after_another([play, learn, timed(lambda: adam.step(active))])
+    page = timed(lambda: adapters.page_in(members))
+    return one_after_another([page, play, learn, timed(lambda: adam.step(active))])
 
 
 def step(args) -> dict:
@@ -330,17 +332,17 @@ def step(args) -> dict:
 
 
 def scale(args) -> dict:
-    """Seconds of a step and memory at its worst, for 1 to 128 members: at --rows rows in all, and at 8 rows
-    each."""
+    """Seconds of a step (of a CPU's own time) and memory at its worst, by the number of members: at --rows
+    rows in all, where 32 of them play, with 8 rows each, and at 8 rows each of all."""
     base = open_base(args)
-    figures = {}
-    sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-    cases = [(f"{args.rows[0]} rows in all, {p} members", args.rows[0], p) for p in sizes]
-    cases += [(f"8 rows a member, {p} members", 8 * p, p) for p in sizes]
-    for label, rows, p in cases:
+    figures, sizes = {}, args.members
+    cases = [(f"{args.rows[0]} rows in all, {p} members", members_of(args.rows[0], p), p) for p in sizes]
+    cases += [(f"32 of {p} members play", [i // 8 * p // 32 for i in range(256)], p) for p in sizes if p > 31]
+    cases += [(f"8 rows a member, {p} members", members_of(8 * p, p), p) for p in sizes]
+    for label, members, p in cases:
         begin = peak_memory(reset=True)
-        run = stepper(base, members_of(rows, p), p, args)
-        seconds = [run() for _ in range(args.repeats)]
+        run = stepper(base, members, p, args, paged="play" in label)
+        seconds = [alone(run) for _ in range(args.repeats)]
         mb = (peak_memory() - begin) / 1e6
         show([(label, "s", seconds), (f"{label}, a step's memory", "MB", [mb])])
         figures[label] = dict(s=round(sorted(seconds)[len(seconds) // 2], 4), mb=round(mb))
@@ -392,6 +394,7 @@ def evolve_flags(parser) -> None:
 def scale_flags(parser) -> None:
     update_flags(parser)
     parser.set_defaults(rows=[512], repeats=3)
+    parser.add_argument("--members", type=int, nargs="+", default=[1, 8, 32, 128, 512, 1024])
 
 
 COMMANDS = {"decode": (decode, flags), "update": (update, update_flags), "step": (step, update_flags),

@@ -1,11 +1,14 @@
 """A run's directory and the state that its checkpoints hold: append-only logs, atomic checkpoints, a lock.
 
     out/NAME/config.json env.json metrics.jsonl tasks.jsonl matches.jsonl genealogy.jsonl
-    out/NAME/step_N/optimizer.safetensors state.json
+    out/NAME/step_N/state.json
     out/NAME/step_N/MEMBER/adapter_model.safetensors ... one PEFT directory a member
+    out/NAME/step_N/optimizer/MEMBER.safetensors     ... its moments, once it has learned
 
 A checkpoint records how long each log was; resuming cuts the logs back to there, so that nothing is told
 twice. It is written under a temporary name and renamed: a kill at any moment leaves the previous one whole.
+Files of members that did not change are not written again: they get a second name (a hard link), and last as
+long as a checkpoint has them.
 RunDir knows files; State and what follows it say what is in them, where it comes from at step 0, and how it
 is written and read back.
 """
@@ -28,7 +31,7 @@ from safetensors.torch import load_file, save_file
 import selfplay
 from evolve import Member
 from infra.task_log import task_from_row
-from infra.weights import load_peft, save_peft
+from infra.weights import PEFT_FILES, load_peft, save_peft
 from lora import Adapters
 from rl import Adam
 from selfplay import Setup
@@ -40,6 +43,7 @@ from trueskill_lite import RATINGS
 
 LOGS = ("metrics.jsonl", "tasks.jsonl", "matches.jsonl", "genealogy.jsonl")
 FROZEN = "probe/frozen_student"         # its place in a checkpoint, one level below those of the members
+OPTIMIZER = "optimizer"
 
 
 class RunDir:
@@ -149,7 +153,7 @@ class RunDir:
             fill(part)
             (part / "state.json").write_text(json.dumps({**state, "step": step, "logs": self.sizes()}))
             for file in part.rglob("*"):
-                if file.is_file():
+                if file.is_file() and file.stat().st_nlink == 1:        # else it is on the disk since long
                     with open(file, "rb") as f:
                         os.fsync(f.fileno())
             shutil.rmtree(final, ignore_errors=True)
@@ -160,6 +164,22 @@ class RunDir:
                           f"free some space, then --resume {self.path}") from e
         for old in self.steps()[:-keep]:
             shutil.rmtree(self.path / f"step_{old}", ignore_errors=True)
+
+
+def linked(former: Path, directory: Path, names: list[str]) -> bool:
+    """Whether the former checkpoint has all these files; if so they are now in this directory, too.
+
+    Nobody changes a checkpoint's file, so that a second name does; a copy where the file system has none.
+    """
+    if not all((former / name).is_file() for name in names):
+        return False
+    for name in names:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(former / name, directory / name)
+        except OSError:
+            shutil.copyfile(former / name, directory / name)
+    return True
 
 
 def differing(old: dict, new: dict, free: tuple[str, ...]) -> list[str]:
@@ -178,6 +198,7 @@ class State:
     heldout: list[Task]                 # of types that the run does not play
     totals: dict[str, int]              # tokens generated and trained so far
     frozen: Adapters | None = None      # a student as it was early in the run, alone in slot 0: a yardstick
+    saved: int | None = None            # step of the checkpoint since which Adapters.changed counts
 
 
 def founders(cfg) -> list[Member]:
@@ -271,22 +292,49 @@ def snapshot_student(state: State, setup: Setup) -> None:
 
 
 def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, keep: int) -> None:
-    """Checkpoint of the state before `state.step`: PEFT directories, optimiser, metadata; never the base."""
+    """Checkpoint of the state before `state.step`: PEFT directories, optimiser, metadata; never the base.
+
+    Only what changed since the last one is written.
+    """
+    former, n_learned = run.path / f"step_{state.saved}", adam.steps.tolist()
+
+    def write(adapters: Adapters, slot: int, directory: Path, name: str, has_moments: bool) -> None:
+        """One member's files, or further names of those that the last checkpoint has of it."""
+        names = [f"{name}/{file}" for file in PEFT_FILES]
+        moments = f"{OPTIMIZER}/{name}.safetensors"
+        if has_moments:
+            names.append(moments)
+        if slot not in adapters.changed and linked(former, directory, names):
+            return
+        save_peft(adapters, slot, directory / name, setup.cfg.base, base_hash)
+        if has_moments:
+            (directory / moments).parent.mkdir(exist_ok=True)
+            tensors = {key: x.contiguous() for key, x in adam.state_dict(slot).items()}
+            save_file(tensors, directory / moments)
+
     def fill(directory: Path) -> None:
         """The tensors; run.save adds the metadata and makes the whole appear at once."""
         names = {m.slot: m.name for m in reversed(state.members)}
         for slot, name in names.items():
-            save_peft(setup.adapters, slot, directory / name, setup.cfg.base, base_hash)
+            write(setup.adapters, slot, directory, name, has_moments=n_learned[slot] > 0)
         if state.frozen:
-            save_peft(state.frozen, 0, directory / FROZEN, setup.cfg.base, base_hash)
-        tensors = {name: tensor.contiguous() for name, tensor in adam.state_dict().items()}
-        save_file(tensors, directory / "optimizer.safetensors")
+            write(state.frozen, 0, directory, FROZEN, has_moments=False)
 
     tasks = dict(anchors=state.anchors, heldout=state.heldout, seeds=state.archive.seeds)
     as_rows = {name: [dataclasses.asdict(task) for task in some] for name, some in tasks.items()}
     members = [m.to_json() for m in state.members]
-    metadata = dict(base_weights=base_hash, members=members, **as_rows, totals=state.totals)
+    metadata = dict(base_weights=base_hash, members=members, **as_rows, totals=state.totals,
+                    optimizer_steps=n_learned, frozen=bool(state.frozen))
     run.save(state.step, metadata, fill, keep)
+    mark_saved(state, setup)
+
+
+def mark_saved(state: State, setup: Setup) -> None:
+    """From now on Adapters.changed counts from the checkpoint of this step."""
+    state.saved = state.step
+    for adapters in (setup.adapters, state.frozen):
+        if adapters:
+            adapters.changed.clear()
 
 
 def task_of(row: dict) -> Task:
@@ -328,13 +376,19 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
     def load(adapters: Adapters, slot: int, name: str) -> None:
         run.part(step, name, lambda path: load_peft(adapters, slot, path, base_hash))
 
-    for m in members:
-        load(setup.adapters, m.slot, members[0].name if cfg.single else m.name)
-    run.part(step, "optimizer.safetensors", lambda path: adam.load_state_dict(load_file(path)))
+    adam.steps.copy_(torch.tensor(metadata["optimizer_steps"]))
+    for slot, name in {m.slot: m.name for m in reversed(members)}.items():
+        load(setup.adapters, slot, name)
+        if adam.steps[slot]:
+            run.part(step, f"{OPTIMIZER}/{name}.safetensors",
+                     lambda path: adam.load_state_dict(slot, load_file(path)))
     frozen = None
-    if (run.path / f"step_{step}" / FROZEN).is_dir():
+    if metadata["frozen"]:
         frozen = empty_adapters(setup)
         load(frozen, 0, FROZEN)
     run.truncate_logs(metadata["logs"])
     anchors, heldout = ([task_of(row) for row in metadata[name]] for name in ("anchors", "heldout"))
-    return State(metadata["step"], members, archive, anchors, heldout, metadata["totals"], frozen)
+    state = State(metadata["step"], members, archive, anchors, heldout, metadata["totals"], frozen)
+    if run.config()["base"] == cfg.base:            # else the members' files name another directory
+        mark_saved(state, setup)
+    return state

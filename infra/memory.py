@@ -178,14 +178,14 @@ def autotune_batch(cfg, base: Base, adapters: Adapters, ranks: Ranks):
     def rollout(n: int) -> None:
         """Take what a rollout of n rows takes."""
         trial = replace(cfg, rollout_batch=n)
-        plan = memory_plan(trial, model.cfg, model.embedding.dtype, adapters.n_members)
+        plan = memory_plan(trial, model.cfg, model.embedding.dtype, len(adapters.here))
         n_bytes = int(sum(plan[use] for use in GENERATE) * 2 ** 30)
         torch.empty(n_bytes, dtype=torch.uint8, device=model.embedding.device)
 
     def micro_batch(budget: int) -> int:
         """Run the worst micro-batches of a budget of tokens; the budget with which they came through."""
         trial = replace(cfg, tokens_per_microbatch=budget)
-        for batch in worst_batches(model, trial, adapters.n_members):
+        for batch in worst_batches(model, trial, len(adapters.here)):
             found, _ = rl.accumulate(base, adapters, batch, batch.reward, rl.UpdateConfig.of(trial))
             trial = replace(trial, tokens_per_microbatch=found.tokens_per_microbatch)
         for p in adapters.parameters():

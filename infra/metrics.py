@@ -70,7 +70,7 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
     return dict(
         **describe(proposed),
         task_types={kind: describe(some) for kind, some in by_kind.items()},
-        members=member_measures(setup, state, proposed, update, batch, adv, lengths),
+        members=member_measures(setup, state, proposed, update, batch, adv, matches, lengths),
         unique_structures=len(archive.structures),
         unique_at_64=archive.unique_at_64(),
         majority_baseline=baseline,
@@ -84,25 +84,26 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
 
 
 def member_measures(setup: Setup, state: State, proposed: list[ProposalRecord], update: dict, batch: Batch,
-                    adv: torch.Tensor, lengths: dict[str, list[int]]) -> dict[str, dict]:
-    """What the step was for each member, by name; `cosine` is the mean of its dW's cosines with the others of
-    its role, `lengths` those of `reasoning_lengths`."""
-    factors = [setup.adapters.factors(slot) for slot in range(setup.adapters.n_members)]
-    cosines, rollout, members = adapter_cosines(factors), batch.rollout, {}
-    for m in state.members:
+                    adv: torch.Tensor, matches: list[dict], lengths: dict[str, list[int]]) -> dict[str, dict]:
+    """What the step was for each member, by name; of those that had no match with --matches, the rating.
+    `cosine` is the mean of its dW's cosines with the others of its role that are told of, `lengths` those of
+    `reasoning_lengths`."""
+    names = {name for match in matches for name in (match["teacher"], match["student"])}
+    told = [m for m in state.members if m.name in names or not setup.cfg.matches]
+    place = {slot: i for i, slot in enumerate(sorted({m.slot for m in told}))}
+    cosines, rollout = adapter_cosines([setup.adapters.factors(slot) for slot in place]), batch.rollout
+    members = {m.name: dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma) for m in state.members}
+    for m in told:
         rows = (rollout.member == m.slot) & (batch.role == selfplay.ROLES.index(m.role))
         n_tokens, said = rollout.n_tokens[rows], lengths.get(m.name, [])
-        others = [other for other in members_of(state.members, m.role) if other is not m]
-        members[m.name] = dict(
-            role=m.role,
-            mu=m.rating.mu,
-            sigma=m.rating.sigma,
+        others = [place[other.slot] for other in members_of(told, m.role) if other is not m]
+        members[m.name] |= dict(
             reward=mean(batch.reward[rows].tolist()),
             response_tokens=mean(n_tokens.tolist()),
             adv_abs=mean(adv[rows].abs().tolist()),
             entropy=-rollout.logp[rows].sum().item() / max(1, n_tokens.sum().item()),
             grad_norm=update["grad_norm"][m.slot],
-            cosine=mean(cosines[m.slot, other.slot].item() for other in others),
+            cosine=mean(cosines[place[m.slot], other].item() for other in others),
             think=share_that_think(said),
             reasoning_chars=mean(said))
         if m.role == "teacher":

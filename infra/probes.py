@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from evolve import Member
 from lora import Adapters
-from selfplay import BASE, PROBE, ProposalRecord, Setup, attempt, mean, members_of, solve_rate
+from selfplay import (BASE, PROBE, ROLES, ProposalRecord, Setup, attempt, make_rng, mean, members_of,
+                      solve_rate)
 from tasks.base import Task
 from tasks.prompts import reasoning
 
@@ -34,7 +35,7 @@ def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int,
 
     Greedily, fresh members are the base, bit for bit: it alone is asked.
     """
-    all_equal = temperature == 0 and not any(B.any() for B in s.adapters.B.values())
+    all_equal = temperature == 0 and not any(B.any() for _, B in s.adapters.masters.values())
     asked = [-1] if all_equal else list(slots.values())
     by_row = [slot for slot in asked for _ in tasks]
     done = attempt(s, tasks * len(asked), by_row, step, PROBE, 1, temperature)
@@ -52,6 +53,18 @@ def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int,
 def is_probed(cfg, step: int) -> bool:
     """Whether a step has a probe: every --probe-every-th, and the last."""
     return bool(cfg.probe_every) and (step % cfg.probe_every == 0 or step == cfg.steps - 1)
+
+
+def to_probe(cfg, members: list[Member], step: int) -> list[Member]:
+    """Whom a step's probe asks: of a role with more than --probe-members so many, drawn for this step."""
+    asked = []
+    for number, role in enumerate(ROLES):
+        own = members_of(members, role)
+        if len(own) > cfg.probe_members:
+            drawn = make_rng(cfg.seed, step, PROBE, number).sample(range(len(own)), cfg.probe_members)
+            own = [own[i] for i in sorted(drawn)]
+        asked += own
+    return asked
 
 
 def part_of(tasks: list[Task], s: Setup) -> list[Task]:
@@ -134,8 +147,9 @@ def probe_current(s: Setup, proposed: list[ProposalRecord], step: int,
 
 def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Task],
           proposed: list[ProposalRecord], step: int, frozen: Adapters | None = None) -> dict:
-    """All absolute measures of a step, as keys of metrics.jsonl. The frozen base answers the same tasks as
-    the members each time: it never changes, but between first and last probe fewer tasks are asked."""
+    """All absolute measures of a step, as keys of metrics.jsonl, of the members that are asked (to_probe).
+    The frozen base answers the same tasks as they do each time: it never changes, but between first and last
+    probe fewer tasks are asked."""
     students = {m.name: m.slot for m in members_of(members, "student")}
     by_slot = {m.slot: m.name for m in members}                 # an adapter in several roles is asked once
     everybody = {name: slot for slot, name in sorted(by_slot.items())}
@@ -144,4 +158,4 @@ def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Ta
     out = {}
     for measured, _ in parts:
         out |= measured
-    return out | dict(probe_tokens=sum(tokens for _, tokens in parts))
+    return out | dict(probe_members=len(by_slot), probe_tokens=sum(tokens for _, tokens in parts))

@@ -13,7 +13,7 @@ from infra.weights import load_base, load_tokenizer, pick_dtype, read_config, re
 from lora import Adapters
 from model import Base
 from rl import Adam
-from selfplay import Setup
+from selfplay import ROLES, Setup
 from tasks.validation import Limits
 from verifier import Sandbox
 
@@ -68,6 +68,13 @@ def n_adapters(cfg: Config) -> int:
     return len({m.slot for m in founders(cfg)})
 
 
+def n_on_device(cfg: Config) -> int:
+    """How many of them the device holds at a time: all, or with --matches those that play or are probed."""
+    if not cfg.matches:
+        return n_adapters(cfg)
+    return min(n_adapters(cfg), max(2 * cfg.matches, len(ROLES) * cfg.probe_members))
+
+
 def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtype, str, bool]:
     """Resolved configuration, the base's directory and type, the memory plan as a table, whether it fits.
     Raises ValueError."""
@@ -76,7 +83,8 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtyp
     dtype, shape = pick_dtype(cfg.dtype, ranks.device), read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
     cfg = resolve_config(cfg, prompt_format, ranks.device.type)
-    return cfg, path, dtype, *plan_table(cfg, shape, dtype, n_adapters(cfg), free_memory(ranks.device))
+    n = n_adapters(cfg) if ranks.device.type == "cpu" else n_on_device(cfg)    # a CPU has but one memory
+    return cfg, path, dtype, *plan_table(cfg, shape, dtype, n, free_memory(ranks.device))
 
 
 def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
@@ -107,7 +115,9 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     """What stays the same during a run, with the members' adapters in it and sizes that fit this machine,
     their optimiser, and the hash of the base."""
     targets = cfg.lora_targets.split(",")
-    adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, targets, ranks.device)
+    adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, targets, ranks.device,
+                           paged=cfg.matches > 0)
+    adapters.page_in(range(n_on_device(cfg)))           # some, for the trial of what fits
     cfg = autotune_batch(cfg, base, adapters, ranks)
     limits = Limits.for_format(base.prompt_format)
     limits = dataclasses.replace(limits, theory=cfg.theory, max_digits=cfg.max_digits or limits.max_digits,

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from attention import KVCache
 from lora import Adapters
@@ -38,6 +38,7 @@ SILENT = dict(attention_bias=False, use_sliding_window=False, max_window_layers=
 # rope_type -> the numbers that it needs
 ROPES = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
          "yarn": ("factor",)}
+PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")       # of a member's directory
 
 
 # --- a base -------------------------------------------------------------------------------------------------
@@ -268,6 +269,22 @@ def weights_hash(model: nn.Module) -> str:
 
 # --- a member -----------------------------------------------------------------------------------------------
 
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file whose bytes hang on its content alone.
+
+    The library leaves the order of its metadata to chance; here they are in the order of their names.
+    """
+    data = memoryview(save(tensors, metadata))
+    n = int.from_bytes(data[:8], "little")              # of the JSON between these 8 bytes and the numbers
+    header = json.loads(bytes(data[8:8 + n]))
+    header["__metadata__"] = dict(sorted(metadata.items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(n)
+    assert len(text) == n, f"the header of {path} had {n} bytes, in order it has {len(text)}"
+    with open(path, "wb") as f:
+        for piece in (data[:8], text, data[8 + n:]):
+            f.write(piece)
+
+
 def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_hash: str = "") -> None:
     """Write member p as a PEFT directory: adapter_config.json and adapter_model.safetensors, float32."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -279,7 +296,7 @@ def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_
         tensors[f"base_model.model.{path}.lora_A.weight"] = A.cpu()
         tensors[f"base_model.model.{path}.lora_B.weight"] = B.cpu()
     metadata = {"format": "pt", "base_weights": base_hash}
-    save_file(tensors, directory / "adapter_model.safetensors", metadata=metadata)
+    write_tensors(directory / "adapter_model.safetensors", tensors, metadata)
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=1))
 
 

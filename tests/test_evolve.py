@@ -1,4 +1,5 @@
 """The population: matching, outcomes, selection, births, genealogy."""
+import dataclasses
 import json
 import random
 from collections import Counter
@@ -16,7 +17,7 @@ from trueskill_lite import Rating
 
 def team(letter, n, born=0, parents=()):
     role = {"T": "teacher", "S": "student"}[letter]
-    return [Member(f"{letter}{i}", role, i, Rating(20 + i, 2.0), born, parents) for i in range(n)]
+    return [Member(f"{letter}{i}", role, i, Rating(20 + i, 2.0), born, parents, matches=1) for i in range(n)]
 
 
 def fitness(m):
@@ -69,6 +70,19 @@ def test_matching_is_seeded_shuffled_and_survives_certainty():
         match(teachers, students, None, "uniform", 1.5, random.Random(0))
 
 
+@pytest.mark.parametrize("mode", MATCHING)
+def test_so_many_matches(mode):
+    """--matches: in the long run all teachers play, in a step no more than n, and the draw is by the generator alone."""
+    teachers, students = team("T", 9), team("S", 4)
+
+    def names(seed, n):
+        pairs = match(teachers, students, lambda t, s: 0.3, mode, 0.1, random.Random(seed), n=n)
+        return [(t.name, s.name) for t, s in pairs]
+    assert len(names(0, 3)) == 3 and names(0, 3) == names(0, 3)
+    assert {t for seed in range(40) for t, _ in names(seed, 3)} == {m.name for m in teachers}
+    assert len(names(0, 0)) == (36 if mode == "all" else 9)
+
+
 def test_outcomes():
     assert outcome(None, 0.5) == "student"
     assert [outcome(r, 0.7, 0.05) for r in (0.8, 0.7, 0.66, 0.6)] == ["student", "draw", "draw", "teacher"]
@@ -104,7 +118,7 @@ def test_grace_spares_children_but_not_founders():
 
 
 def test_ties_are_broken_by_the_seed():
-    members = [Member(f"T{i}", "teacher", i, Rating()) for i in range(4)]
+    members = [Member(f"T{i}", "teacher", i, Rating(), matches=1) for i in range(4)]
     assert len({plan(members, fitness, step=10, rng=random.Random(seed))[0].victim.name for seed in range(40)}) == 4
 
 
@@ -121,13 +135,28 @@ def test_evolve_modes(mode):
         plan(team("T", 2), fitness, mode="sexual", rng=random.Random(0))
 
 
+def test_who_has_not_played_neither_dies_nor_is_a_parent():
+    """With --matches most members wait for their first match; the share is of those that have had it."""
+    members = team("T", 20)
+    for m in members[8:]:
+        m.matches = 0
+    for seed in range(20):
+        births = plan(members, fitness, 0.25, grace=10, step=10, rng=random.Random(seed))
+        assert sorted(b.victim.slot for b in births) == [0, 1]
+        assert [b.child for b in births] == ["T20", "T21"], "no name comes twice"
+        assert all(p.slot in range(2, 8) for b in births for p in b.parents)
+    members[1].parents = ("T90",)                           # a child, born long ago, but without a match
+    members[1].matches = 0
+    assert all(b.victim.slot != 1 for b in plan(members, fitness, 0.25, 10, 99, rng=random.Random(0)))
+
+
 def test_names_never_repeat_over_a_long_run():
     members, seen, rng = team("T", 4), {f"T{i}" for i in range(4)}, random.Random(0)
     for step in range(10, 2000, 10):
         for b in plan(members, lambda m: rng.random(), 0.5, 0, step, rng=rng):
             assert b.child not in seen
             seen.add(b.child)
-            members[members.index(b.victim)] = newborn(b, Rating(), step)
+            members[members.index(b.victim)] = dataclasses.replace(newborn(b, Rating(), step), matches=1)
     assert len(seen) > 200 and sorted(m.slot for m in members) == [0, 1, 2, 3]
 
 

@@ -7,6 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+import rl
 from config import TARGETS
 from infra.weights import load_peft, save_peft, weights_hash
 from lora import Adapters, AdapterWeights
@@ -43,6 +44,41 @@ def test_any_routing_equals_alone_and_merged(tiny, population, member):
                 model = merged(tiny, adapters, p)
                 assert (mixed[i:i + 1] - model.logits(model(row))).abs().max() < 1e-4
             assert (mixed[i] - plain[i]).abs().max() > 1e-2, "the case must be able to fail: this member is the base"
+
+
+def test_members_that_are_paged_in_compute_what_they_do_among_all(tiny, population):
+    """Logits, gradients and a step of the optimiser, bit for bit; what is not there moves in neither way."""
+    whole, ids, member = population(tiny, 6), tokens(5), [4, 1, -1, 1, 2]
+    paged = Adapters.on(tiny.model, 6, whole.rank, whole.alpha, paged=True)
+    for p in range(6):
+        paged.set_factors(p, whole.factors(p))
+    before = [paged.factors(p) for p in range(6)]
+    paged.page_in([4, 1, 2, 1])
+    assert {len(p) for p in paged.parameters()} == {3} and paged.here.tolist() == [1, 2, 4]
+    assert torch.equal(logits(tiny, ids, paged, member), logits(tiny, ids, whole, member))
+    active, told = torch.tensor([p in (1, 4) for p in range(6)]), []
+    for adapters in (paged, whole):
+        adam = rl.Adam(adapters, [1e-2] * 6)
+        adapters.changed.clear()
+        for _ in range(2):
+            for p in adapters.parameters():
+                p.grad = torch.zeros_like(p)
+            route = adapters.route(torch.tensor(member), torch.float32)
+            tiny.model.logits(tiny.model(ids, lora=route)).square().sum().backward()
+            told.append(adam.step(active)[0])
+        told += [adam.steps, *adam.m, *adam.v]
+        assert adapters.changed == {1, 4}
+    half = len(told) // 2
+    assert all(torch.equal(x, y) for x, y in zip(told[:half], told[half:])) and told[0][[1, 4]].min() > 0
+    for p in range(6):
+        after = paged.factors(p)
+        same = [all(torch.equal(x, y) for path in after for x, y in zip(after[path], other[path]))
+                for other in (whole.factors(p), before[p])]
+        assert same == [True, p not in (1, 4)]
+    with pytest.raises(AssertionError, match="page_in those who play"):
+        logits(tiny, ids, paged, [3] * 5)
+    paged.page_in([3])
+    assert torch.equal(logits(tiny, ids, paged, [3] * 5), logits(tiny, ids, whole, [3] * 5))
 
 
 @pytest.mark.parametrize("T", [1, 7])

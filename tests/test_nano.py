@@ -347,7 +347,7 @@ def test_the_same_member_makes_room(step, capsys):
         for i, rating in enumerate(random_ratings(4, seed)):
             born = rng.choice([0, step - 15, step - 5])
             is_founder = rng.random() < 0.5
-            theirs.append(evolve.Member(f"S{i}", "student", i, rating, born, () if is_founder else ("S9",)))
+            theirs.append(evolve.Member(f"S{i}", "student", i, rating, born, () if is_founder else ("S9",), matches=1))
             mine.append(tiny_member(f"S{i}", ours(rating), **({} if is_founder else dict(born=born))))
         births = evolve.plan(theirs, fitness, Config.replace_frac, nano.EVOLVE_EVERY, step, rng=rng)
         before = list(mine)

@@ -36,9 +36,15 @@ def learn(base, adapters, adam, batch, algo="reinforce++", adv=None, **flags) ->
     return rl.update(base, adapters, adam, batch, adv, cfg)
 
 
+def moments(adam) -> dict:
+    """All that the optimiser knows of all members, by name."""
+    numbers = {f"{name}.{i}": x for name in "mv" for i, x in enumerate(getattr(adam, name))}
+    return numbers | dict(steps=adam.steps)
+
+
 def state_of(adapters, adam) -> dict:
     """Copies of all numbers that an update may change."""
-    numbers = {f"p.{i}": p for i, p in enumerate(adapters.parameters())} | adam.state_dict()
+    numbers = {f"p.{i}": p for i, p in enumerate(adapters.parameters())} | moments(adam)
     return {name: x.detach().clone() for name, x in numbers.items()}
 
 
@@ -305,11 +311,16 @@ def test_adam_state_travels_and_resets(tiny, population):
     adapters = population(tiny)
     adam, other = rl.Adam(adapters, [1e-3] * 3), rl.Adam(population(tiny), [1e-3] * 3)
     learn(tiny, adapters, adam, make_batch())
-    other.load_state_dict({name: x.clone() for name, x in adam.state_dict().items()})
-    assert all(torch.equal(x, y) for x, y in zip(adam.state_dict().values(), other.state_dict().values()))
+    other.steps.copy_(adam.steps)
+    for p in range(3):
+        other.load_state_dict(p, {name: x.clone() for name, x in adam.state_dict(p).items()})
+    assert all(torch.equal(x, y) for x, y in zip(moments(adam).values(), moments(other).values()))
     other.reset(1)
-    for name, x in other.state_dict().items():
-        assert (x[1] == 0).all() and torch.equal(x[[0, 2]], adam.state_dict()[name][[0, 2]])
+    for name, x in moments(other).items():
+        assert (x[1] == 0).all() and torch.equal(x[[0, 2]], moments(adam)[name][[0, 2]])
+    wrong = adam.state_dict(0) | {"m.1": torch.zeros(1)}
+    with pytest.raises(ValueError, match=r"m.1 is \(1,\), not"):
+        other.load_state_dict(0, wrong)
 
 
 # -- learning ------------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ import train
 from infra import replay, startup
 from infra.checkpoint import FROZEN, RunDir, differing, restore
 from infra.platform import Interrupted, Signals
+from infra.weights import PEFT_FILES
+from lora import Adapters
 
 ROOT = Path(train.__file__).parent
 STEPS = 3
@@ -85,17 +87,20 @@ def metrics(path: Path) -> list[dict]:
     return rows
 
 
+def contents(directory: Path) -> dict[str, bytes]:
+    """All files below a directory."""
+    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
 def assert_equal(one: Path, other: Path) -> None:
-    """The same records, adapters and optimiser, bit for bit."""
+    """The same records and the same files in the last checkpoint, byte for byte; but for the seconds in metrics.jsonl,
+    and so its length in state.json."""
     assert metrics(one) == metrics(other)
     assert all((one / name).read_bytes() == (other / name).read_bytes() for name in LOGS[1:])
-    files = [p.relative_to(one) for p in (one / f"step_{STEPS}").rglob("*.safetensors")]
-    assert len(files) == 6
-    assert one / f"step_{STEPS}" / FROZEN / "adapter_model.safetensors" in [one / p for p in files]
-    for p in files:  # not the bytes: safetensors shuffles its metadata
-        a, b = load_file(one / p), load_file(other / p)
-        assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-    first, second = (json.loads((path / f"step_{STEPS}" / "state.json").read_text()) for path in (one, other))
+    mine, theirs = contents(one / f"step_{STEPS}"), contents(other / f"step_{STEPS}")
+    assert f"{FROZEN}/adapter_model.safetensors" in mine and sum("optimizer" in name for name in mine) >= 2
+    first, second = (json.loads(files.pop("state.json")) for files in (mine, theirs))
+    assert mine == theirs
     del first["logs"]["metrics.jsonl"], second["logs"]["metrics.jsonl"]
     assert first == second and ["frozen_solve" in row for row in metrics(one)] == [False, False, True]
 
@@ -171,6 +176,105 @@ def test_a_signal_waits_for_what_must_not_be_torn():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+# -- some of many play ---------------------------------------------------------------------------------------
+
+# of three teachers one plays in a step, of three members of a role one is probed
+FEW = dict(pop=6, matches=1, probe_members=1, replace_frac=0.5, grace=0)
+
+
+@pytest.fixture(scope="module")
+def few(words, tmp_path_factory) -> Path:
+    """A run in which most members do not play, never stopped."""
+    return train.main(config.parse_args(None, words(tmp_path_factory.mktemp("few"), **FEW))).path
+
+
+def new_files(path: Path, step: int) -> set[str]:
+    """The files of a checkpoint that are not those of the one before."""
+    old = {p.stat().st_ino for p in (path / f"step_{step - 1}").rglob("*")}
+    now = path / f"step_{step}"
+    return {str(p.relative_to(now)) for p in now.rglob("*") if p.is_file() and p.stat().st_ino not in old}
+
+
+def test_a_checkpoint_writes_only_what_changed(few):
+    """Who has no match keeps factors, moments and rating; a file that is the same is there once."""
+    rows = {name: [json.loads(row) for row in (few / name).read_text().splitlines()] for name in LOGS}
+    for step in (2, 3):
+        moved = {m[role] for m in rows["matches.jsonl"] if m["step"] == step - 1 for role in ("teacher", "student")}
+        born = {b["child"] for b in rows["genealogy.jsonl"] if b["step"] == step - 1}
+        new, now = new_files(few, step), few / f"step_{step}"
+        assert len(moved) == 2
+        assert {name for name in new if not name.startswith("probe")} == {"state.json"} | {
+            f"{m}/{file}" for m in moved | born for file in PEFT_FILES if (now / m).exists()} | {
+            f"optimizer/{m}.safetensors" for m in moved if (now / m).exists()}
+        size = {name: (now / name).stat().st_size for name in contents(now)}
+        assert sum(size[name] for name in new) < 0.8 * sum(size.values())
+        members = [{m["name"]: m for m in json.loads((few / f"step_{n}" / "state.json").read_text())["members"]}
+                   for n in (step - 1, step)]
+        still = set(members[1]) - moved - born
+        assert len(still) >= 2 and all(members[0][name] == members[1][name] for name in still)
+    assert rows["genealogy.jsonl"], "the case must show births, too"
+    assert not any("probe" in name for name in new_files(few, 3)), "the frozen student never changes"
+
+
+def test_who_does_not_play_is_told_of_by_rating_alone(few):
+    for row in metrics(few):
+        told = [name for name, m in row["members"].items() if "reward" in m]
+        assert len(told) == 2 and len(row["members"]) == 6
+        assert all({"role", "mu", "sigma"} <= set(m) for m in row["members"].values())
+        assert len(row["anchors_greedy"]) == 1 and row["probe_members"] == 2
+
+
+def test_a_step_of_few_matches_is_replayed(few):
+    assert replay.replay(str(few), 2)
+
+
+def test_paging_changes_no_bit(words, few, tmp_path, monkeypatch):
+    """The same run with all members on the device: nothing is copied there or back."""
+    on = Adapters.on.__func__
+    monkeypatch.setattr(Adapters, "on", classmethod(lambda cls, *args, paged=False: on(cls, *args)))
+    assert_equal(few, train.main(config.parse_args(None, words(tmp_path, **FEW))).path)
+
+
+def test_killed_within_a_checkpoint(words, few, tmp_path):
+    """Some files are linked, others not yet: the one before counts, whose files are whole."""
+    kill = (
+        "import os, signal\n"
+        "link, n = os.link, []\n"
+        "def linked_and_killed(*names):\n"
+        "    link(*names)\n"
+        "    n.append(1)\n"
+        "    if len(n) == 3:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "os.link = linked_and_killed\n"
+        "def before(step):\n"
+        "    pass\n"
+    )
+    assert interfered(kill, words(tmp_path, **FEW)).returncode == -signal.SIGKILL
+    path = tmp_path / "run"
+    assert RunDir(path, writes=False).steps() == [1] and list((path / "step_2.part").rglob("*.safetensors"))
+    assert contents(path / "step_1").keys() == contents(few / "step_1").keys()
+    train.main(config.parse_args(None, words(tmp_path, **FEW, resume="auto", keep=1)))
+    assert RunDir(path, writes=False).steps() == [3], "what goes takes no file from those that stay"
+    assert_equal(few, path)
+
+
+def test_a_copy_where_files_have_one_name(words, few, tmp_path, monkeypatch):
+    def refuse(*names):
+        raise OSError(1, "Operation not permitted")
+    monkeypatch.setattr(os, "link", refuse)
+    path = train.main(config.parse_args(None, words(tmp_path, **FEW))).path
+    assert len(new_files(path, 3)) == len(contents(path / "step_3"))
+    assert_equal(few, path)
+
+
+def test_a_base_that_moved_is_written_down(words, few, micro_base, tmp_path):
+    """Files name the base: where it lies elsewhere now, none of the last checkpoint's is taken."""
+    copied, moved = Path(shutil.copytree(few, tmp_path / "run")), shutil.copytree(micro_base, tmp_path / "moved")
+    train.main(config.parse_args(None, words(tmp_path, **FEW, resume="auto", base=moved) + ["--steps", "4"]))
+    named = {json.loads(p.read_text())["base_model_name_or_path"] for p in copied.glob("step_4/*/adapter_config.json")}
+    assert named == {str(moved)}
+
+
 # -- from where to go on -------------------------------------------------------------------------------------
 
 
@@ -231,10 +335,10 @@ def copy(whole, tmp_path) -> Path:
 
 HALF = "half of the file is left"
 DAMAGE = [
-    ("optimizer.safetensors", HALF, r"optimizer.safetensors: .*"),
-    ("optimizer.safetensors", None, r"optimizer.safetensors: No such file or directory.*"),
-    ("optimizer.safetensors", {"steps": torch.zeros(1)}, r"optimizer.safetensors: .*"),
-    ("optimizer.safetensors", {}, r"optimizer.safetensors: it lacks 'steps'"),
+    ("optimizer/S0.safetensors", HALF, r"optimizer/S0.safetensors: .*"),
+    ("optimizer/S0.safetensors", None, r"optimizer/S0.safetensors: No such file or directory.*"),
+    ("optimizer/S0.safetensors", {"m.0": torch.zeros(1)}, r"optimizer/S0.safetensors: m.0 is \(1,\), not .*"),
+    ("optimizer/S0.safetensors", {}, r"optimizer/S0.safetensors: it lacks 'm.0'"),
     ("state.json", HALF, r"state.json: .*line 1 column.*"),
     ("state.json", b"\xff\x00", r"state.json: .*utf-8.*"),
     ("state.json", b"[]", r"state.json: .*"),
@@ -242,6 +346,7 @@ DAMAGE = [
     ("S0/adapter_model.safetensors", HALF, r"S0: .*not a readable PEFT adapter.*"),
     ("S0/adapter_config.json", None, r"S0: .*not a readable PEFT adapter.*No such file.*"),
     (f"{FROZEN}/adapter_model.safetensors", b"", rf"{FROZEN}: .*not a readable PEFT adapter.*"),
+    (FROZEN, None, rf"{FROZEN}: .*not a readable PEFT adapter.*No such file.*"),
 ]
 
 
@@ -259,7 +364,9 @@ def place(micro_base):
 
 def damage(path: Path, what) -> None:
     """Leave half of a file, nothing, these bytes or these tensors."""
-    if what is None:
+    if what is None and path.is_dir():
+        shutil.rmtree(path)
+    elif what is None:
         path.unlink()
     elif isinstance(what, dict):
         save_file(what, path)
@@ -269,7 +376,7 @@ def damage(path: Path, what) -> None:
 
 def test_a_damaged_checkpoint_says_what_to_remove(words, copy, place):
     cfg, *parts = place(words(copy.parent))
-    step, first = copy / "step_3", min(p.parent.name for p in copy.glob("step_3/S*/adapter_config.json"))
+    step, first = copy / "step_3", min(p.stem for p in copy.glob("step_3/optimizer/S*.safetensors"))
     backup = shutil.copytree(step, copy.parent / "backup")
     for name, what, match in DAMAGE:
         name, match = name.replace("S0", first), match.replace("S0", first)
@@ -288,7 +395,7 @@ def test_a_damaged_checkpoint_says_what_to_remove(words, copy, place):
 
 
 def test_its_advice_helps(words, whole, copy):
-    damage(copy / "step_3" / "optimizer.safetensors", HALF)
+    damage(min(copy.glob("step_3/optimizer/*.safetensors")), HALF)
     refused("is damaged.*to go on from step_2", words(copy.parent, resume="auto"))
     shutil.rmtree(copy / "step_3")
     train.main(config.parse_args(None, words(copy.parent, resume="auto")))
@@ -372,20 +479,31 @@ def test_differing():
     assert changed == ["b (2 -> 5)", "d (None -> 6)"]
 
 
+def interfered(code: str, words: list[str]) -> subprocess.CompletedProcess:
+    """The run as a process of its own, in which before(step), that `code` defines, is called at each checkpoint."""
+    code += (
+        "import runpy, sys\n"
+        "from infra.checkpoint import RunDir\n"
+        "save = RunDir.save\n"
+        "def save_later(self, step, *rest):\n"
+        "    before(step)\n"
+        "    return save(self, step, *rest)\n"
+        "RunDir.save, sys.argv[0] = save_later, 'train.py'\n"
+        "runpy.run_path('train.py', run_name='__main__')\n"
+    )
+    return subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, timeout=180)
+
+
 def test_disk_full_at_a_checkpoint(words, tmp_path):
     """A limit on file sizes stands for the full disk: the second checkpoint does not fit, the first does."""
     limit = (
-        "import resource, signal, runpy, sys; "
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); sys.argv[0] = 'train.py'; "
-        "import safetensors.torch as st; save, n = st.save_file, []\n"
-        "def save_file(*a, **k):\n"
-        "    n.append(1)\n"
-        "    len(n) == 6 and resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"   # 5 a checkpoint
-        "    return save(*a, **k)\n"
-        "st.save_file = save_file; runpy.run_path('train.py', run_name='__main__')"
+        "import resource, signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "def before(step):\n"
+        "    if step == 2:\n"
+        "        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"
     )
-    done = subprocess.run([sys.executable, "-c", limit, *words(tmp_path)], cwd=ROOT, capture_output=True,
-                          text=True, timeout=180)
+    done = interfered(limit, words(tmp_path))
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "step_2 could not be written" in done.stderr and done.stderr.count("\n") == 1
     assert RunDir(tmp_path / "run").steps() == [1] and not list((tmp_path / "run").glob("*.part"))

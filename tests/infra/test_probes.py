@@ -4,10 +4,12 @@ import dataclasses
 import pytest
 
 import selfplay
+from evolve import Member
 from infra import metrics, probes
 from tasks.base import Task
 from tasks.prompts import reasoning
 from tests.test_selfplay import asked, members, with_fates
+from trueskill_lite import Rating
 
 
 @pytest.mark.parametrize("prompt_format, text, wanted", [
@@ -65,7 +67,7 @@ def test_probe(setup):
     later = probes.probe(s, students, given, [], batch, 1)
     assert later["anchors_greedy_base"] == told["anchors_greedy_base"], "asked each time, it never changes"
     assert "anchors_sampled" not in later, "at the run's temperature only at the first and the last probe"
-    assert probes.probe(s, students, [], [], [], 1) == dict(probe_tokens=0)
+    assert probes.probe(s, students, [], [], [], 1) == dict(probe_members=2, probe_tokens=0)
 
 
 def test_kinds_that_nobody_plays(setup):
@@ -85,6 +87,22 @@ def test_kinds_that_nobody_plays(setup):
     alone = [dataclasses.replace(m, slot=0) for m in everybody]
     told = probes.probe(s, alone, [], tasks, [], 5)
     assert len(told["heldout"]["code_i"]) == 2, "one adapter in both roles is asked once"
+
+
+def test_of_many_members_some_are_asked(setup):
+    """Drawn for each step, in their order; the line of the step says how many they were."""
+    crowd = []
+    for letter, role in (("T", "teacher"), ("S", "student")):
+        crowd += [Member(f"{letter}{i}", role, len(crowd) + i, Rating()) for i in range(9)]
+    s = setup(probe_members=4)
+    by_step = [[m.name for m in probes.to_probe(s.cfg, crowd, step)] for step in range(20)]
+    assert all(len(names) == 8 and names == sorted(names, key=[m.name for m in crowd].index) for names in by_step)
+    assert [m.name for m in probes.to_probe(s.cfg, crowd, 0)] == by_step[0] and len(set(map(tuple, by_step))) > 15
+    assert {name for names in by_step for name in names} == {m.name for m in crowd}
+    both = members("teacher") + members("student")
+    assert probes.to_probe(s.cfg, both, 0) == both, "where there are few, all"
+    told = probes.probe(s, members("student"), play(s, "code_o", "x=x+1"), [], [], 1)
+    assert told["probe_members"] == len(told["anchors_greedy"]) == 2
 
 
 def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
