@@ -176,8 +176,6 @@ def main(cfg: Config) -> RunDir:
     check_system(cfg.weak_sandbox)
     ranks = Ranks.join(cfg.device)
     cfg, base = prepare(cfg, ranks)
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
     run, resuming = open_run(cfg, ranks)
     if resuming:
         before = dataclasses.asdict(config_of_run(run.config(), run.path))

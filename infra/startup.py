@@ -9,7 +9,8 @@ from config import Config, resolve_config
 from infra.checkpoint import LOGS, RunDir, founders
 from infra.distributed import Ranks
 from infra.memory import autotune_batch, free_memory, plan_table
-from infra.weights import load_base, load_tokenizer, pick_dtype, read_config, resolve, weights_hash
+from infra.precision import DTYPES, pick_dtype
+from infra.weights import load_base, load_tokenizer, read_config, resolve, weights_hash
 from lora import Adapters
 from model import Base
 from rl import Adam
@@ -68,6 +69,14 @@ def n_adapters(cfg: Config) -> int:
     return len({m.slot for m in founders(cfg)})
 
 
+def dtype_of_run(cfg: Config) -> str:
+    """--dtype; where that is auto, what the run that --resume names was begun with."""
+    run = RunDir(choose_directory(cfg), writes=False)
+    if cfg.dtype == "auto" and cfg.resume and (run.path / "config.json").exists():
+        return run.config().get("dtype", "auto")
+    return cfg.dtype
+
+
 def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtype, str, bool]:
     """Resolved configuration, the base's directory and type, the memory plan as a table, whether it fits.
     Raises ValueError."""
@@ -75,9 +84,15 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtyp
     path = resolve(str(ROOT / cfg.base) if bundled else cfg.base)
     if cfg.cuda_graphs and ranks.device.type != "cuda":
         raise ValueError("--cuda-graphs needs a GPU: leave it out, or pass --device cuda where there is one")
-    dtype, shape = pick_dtype(cfg.dtype, ranks.device), read_config(path)
+    shape = read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
     cfg = resolve_config(cfg, prompt_format)
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
+    layer = (shape.hidden_size, shape.intermediate_size)
+    name = ranks.broadcast(lambda: pick_dtype(dtype_of_run(cfg), ranks.device, layer))
+    cfg = dataclasses.replace(cfg, dtype=pick_dtype(name, ranks.device))        # this process's card has it
+    dtype = DTYPES[cfg.dtype]
     return cfg, path, dtype, *plan_table(cfg, shape, dtype, n_adapters(cfg), free_memory(ranks.device))
 
 
@@ -86,7 +101,7 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     cfg, path, dtype, table, fits = estimate_memory(cfg, ranks)
     if not fits:
         raise ValueError(f"not enough memory:\n{table}")
-    base = load_base(str(path), dtype, ranks.device)
+    base = load_base(str(path), dtype, ranks.device, cfg.base_dtype)
     return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format, graphs=cfg.cuda_graphs)
 
 

@@ -21,6 +21,7 @@ import torch.nn as nn
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from infra.precision import quantize
 from lora import Adapters
 from model import Base, KVCache, Model, ModelConfig
 
@@ -130,9 +131,10 @@ def shards(path: Path) -> list[Path]:
     return files
 
 
-def read_shard(file: Path, want: dict[str, torch.Tensor], tied: bool, dtype: torch.dtype,
-               device) -> dict[str, torch.Tensor]:
-    """The tensors of one file. Raises ValueError where it is damaged or they are not those that we want."""
+def read_shard(file: Path, want: dict[str, torch.Tensor], tied: bool, dtype: torch.dtype, device,
+               in_int8: set[str]) -> dict[str, torch.Tensor]:
+    """The tensors of one file, one after another: those named in_int8 become int8 at once, with a scale.
+    Raises ValueError where it is damaged or they are not those that we want."""
     state = {}
     with safe_open(file, framework="pt", device=str(device)) as f:
         for name in f.keys():
@@ -145,27 +147,40 @@ def read_shard(file: Path, want: dict[str, torch.Tensor], tied: bool, dtype: tor
             if tensor.shape != want[name].shape:
                 raise ValueError(f"{file}: {name} is {tuple(tensor.shape)}, but config.json makes it "
                                  f"{tuple(want[name].shape)}: weights and config do not belong together")
-            state[name] = tensor.to(dtype)
+            if name in in_int8:
+                state[name], scale = quantize(tensor, dtype)
+                state[name.removesuffix("weight") + "scale"] = scale
+                if not scale.isfinite().all():
+                    raise ValueError(f"{file}: {name} holds numbers that are not finite: fetch the model again")
+            else:
+                state[name] = tensor.to(dtype)
     return state
 
 
-def load_model(path: Path, dtype: torch.dtype, device="cpu") -> Model:
-    """Build on the meta device, stream each shard, assign strictly, freeze. Raises ValueError."""
+def load_model(path: Path, dtype: torch.dtype, device="cpu", base_dtype: str = "same") -> Model:
+    """Build on the meta device, stream each shard, assign strictly, freeze. Raises ValueError.
+
+    dtype: what it computes in; base_dtype: "same", or "int8" for the weights of the linear layers.
+    """
     cfg = read_config(path)
     with torch.device("meta"):
-        model = Model(cfg)
+        model = Model(cfg).requires_grad_(False)
     want, state = dict(model.named_parameters()), {}
+    layers = model.linears() if base_dtype == "int8" else {}
+    in_int8 = {f"{name}.weight" for name in layers}
     for file in shards(path):
         try:
-            state |= read_shard(file, want, cfg.tie_word_embeddings, dtype, device)
+            state |= read_shard(file, want, cfg.tie_word_embeddings, dtype, device, in_int8)
         except (SafetensorError, OSError) as e:
             raise ValueError(f"{file} cannot be read ({e}): the download is truncated or damaged, "
                              "fetch it again") from None
     if missing := sorted(set(want) - set(state)):
         raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}: "
                          "a shard is absent or belongs to another model")
+    for name, layer in layers.items():
+        layer.scale = nn.Parameter(state[f"{name}.scale"], requires_grad=False)
     model.load_state_dict(state, strict=True, assign=True)
-    return model.requires_grad_(False).eval()
+    return model.eval()
 
 
 def end_tokens(path: Path, tokenizer) -> tuple[int, ...]:
@@ -237,14 +252,10 @@ def closing_table(tokenizer, tag: str, vocab_size: int, device) -> torch.Tensor 
     return table.to(device)
 
 
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type of a --dtype flag: float32, bfloat16, or auto, which is bfloat16 on a GPU alone."""
-    auto = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-
-
-def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu") -> Base:
-    """Model, tokenizer, end tokens and prompt format of a directory or hub id. Raises ValueError."""
+def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu",
+              base_dtype: str = "same") -> Base:
+    """Model (see load_model), tokenizer, end tokens and prompt format of a directory or hub id. Raises
+    ValueError."""
     path = resolve(name)
     read_config(path)                  # complain about the architecture before anything slow
     tokenizer, prompt_format = load_tokenizer(path)
@@ -252,7 +263,7 @@ def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu") -> Ba
     if not eos_ids:
         raise ValueError(f"{path}: no end token in config.json, generation_config.json or the tokenizer; "
                          "add eos_token_id")
-    return Base(load_model(path, dtype, device).fuse(), tokenizer, eos_ids, prompt_format, path)
+    return Base(load_model(path, dtype, device, base_dtype).fuse(), tokenizer, eos_ids, prompt_format, path)
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -301,7 +312,7 @@ def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_has
                          f"and {adapters.alpha}: pass --rank {rank} --alpha {alpha}")
     if made_on and base_hash and made_on != base_hash:
         raise ValueError(f"{directory} was trained on another base, {config.get('base_model_name_or_path')}: "
-                         "pass that as --base")
+                         "pass that as --base, with its --dtype and --base-dtype")
     factors = {}
     for name, A in tensors.items():
         if name.endswith(".lora_A.weight"):
