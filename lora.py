@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from config import TARGETS
+from infra.precision import wide
 
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]      # layer path -> A (R, in), B (out, R)
 DENSE = 16                 # members up to which single tokens take the dense product
@@ -64,8 +65,14 @@ class Adapters:
             self.B[path][p].zero_()
 
     def factors(self, p: int) -> Factors:
-        """A detached copy of member p's factors."""
-        return {path: (self.A[path][p].detach().clone(), self.B[path][p].detach().clone()) for path in self.A}
+        """A detached copy of member p's factors; on the CPU where the device lacks the operators' float64."""
+        device = next(iter(self.A.values())).device
+        if wide(device) != torch.float64:
+            device = torch.device("cpu")
+        copies = {}
+        for path in self.A:
+            copies[path] = tuple(x[path][p].detach().to(device, copy=True) for x in (self.A, self.B))
+        return copies
 
     @torch.no_grad()
     def set_factors(self, p: int, factors: Factors) -> None:

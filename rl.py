@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
 from generate import Rollout
+from infra.precision import wide
 from lora import Adapters, LoRARouter
 from model import Base
 
@@ -66,13 +67,13 @@ class Batch:
 
 def group_mean(x: torch.Tensor, group: torch.Tensor, weight: torch.Tensor | None = None):
     """Weighted mean and standard deviation of x (N,) in each row's group (N,), for each row; in float64."""
-    x = x.double()
-    weight = torch.ones_like(x) if weight is None else weight.double()
+    x = x.to(wide(x.device))
+    weight = torch.ones_like(x) if weight is None else weight.to(x.dtype)
     _, index = group.unique(return_inverse=True)
     n_groups = int(index.max()) + 1
 
     def total(y):
-        return torch.zeros(n_groups, dtype=torch.float64, device=x.device).index_add_(0, index, y)
+        return x.new_zeros(n_groups).index_add_(0, index, y)
 
     mass = total(weight).clamp_min(1e-12)
     mean = (total(weight * x) / mass)[index]
@@ -87,7 +88,7 @@ def advantages(batch: Batch, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor
     baseline nor scale. A reward that is not finite makes NaN, which `accumulate` reports.
     """
     mean, std = group_mean(batch.reward, batch.group)
-    adv = batch.reward.double()
+    adv = batch.reward.to(mean.dtype)
     has_variance = ~(std <= 1e-6) | (cfg.baseline == cfg.scale_rewards == "none")      # true for NaN
     if cfg.baseline != "none":
         adv = adv - mean
@@ -243,13 +244,14 @@ class Adam:
 
         Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,).
         """
-        norm = torch.stack([p.grad.double().pow(2).sum((1, 2)) for p in self.params]).sum(0).sqrt()
+        dtype = wide(self.lr.device)
+        norm = torch.stack([p.grad.to(dtype).pow(2).sum((1, 2)) for p in self.params]).sum(0).sqrt()
         skipped = active & ~norm.isfinite()
         a = (active & norm.isfinite()).nonzero().squeeze(1)
         if len(a):
             self.steps[a] += 1
             b1, b2 = self.betas
-            t = self.steps[a].double()
+            t = self.steps[a].to(dtype)
             scale = (self.clip / (norm[a] + 1e-6)).clamp_max(1.0).float()[:, None, None]
             lr_hat = (self.lr[a] / (1 - b1 ** t)).float()[:, None, None]       # with Adam's bias corrections
             root_hat = (1 - b2 ** t).rsqrt().float()[:, None, None]
@@ -328,7 +330,7 @@ def token_losses(base: Base, route: LoRARouter, p: Packed, adv: torch.Tensor, cf
     if cfg.entropy_coef:
         terms["entropy"] = H
         loss = loss - cfg.entropy_coef * H
-    sums = {name: x.detach().double().sum() for name, x in terms.items()}
+    sums = {name: x.detach().to(wide(x.device)).sum() for name, x in terms.items()}
     return loss, now, dict.fromkeys(SUMS, 0.0) | sums | dict(trained_tokens=len(now))
 
 
@@ -363,7 +365,7 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
                 sums = {name: sums[name] + found[name] for name in SUMS}
                 break
             nonfinite |= {member[i] for i in packed.row[~loss.isfinite()].tolist()}
-    sums = torch.tensor([*map(float, sums.values())], dtype=torch.float64, device=adv.device)
+    sums = torch.tensor([*map(float, sums.values())], dtype=wide(adv.device), device=adv.device)
     broken = torch.tensor([float(p in nonfinite) for p in range(adapters.n_members)], device=adv.device)
     if world > 1:
         for x in (sums, broken, *(p.grad for p in adapters.parameters())):

@@ -121,6 +121,8 @@ def free_memory(device: torch.device) -> float:
     """Gigabytes available to one process (CPU: its share of MemAvailable; infinite where none is told)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] / 2 ** 30
+    if device.type == "mps":
+        return (torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()) / 2 ** 30
     meminfo = Path("/proc/meminfo")
     for row in meminfo.read_text().splitlines() if meminfo.exists() else []:
         if row.startswith("MemAvailable"):

@@ -2,9 +2,9 @@
 
 Members, optimiser and losses are float32 whatever the base is in. --dtype is the format that the base
 computes in. --base-dtype int8 keeps the weights of its linear layers in one byte each: a row w of a matrix
-(out, in) is scale * q with integers q in -127 .. 127 and scale = max|w| / 127 (absmax quantisation: LLM.int8(),
-2208.07339, section 2). A product makes the matrix of one layer again and forgets it; the backward pass makes
-it once more. docs/scaling.md says what that costs, and why no int8 kernel of torch's is used.
+(out, in) is scale * q with integers q in -127 .. 127 and scale = max|w| / 127 (absmax quantisation, as in
+LLM.int8(), 2208.07339, section 2). A product makes the matrix of one layer again and forgets it; the backward
+pass makes it once more. docs/scaling.md says what that costs, and why no int8 kernel of torch's is used.
 """
 import sys
 import time
@@ -17,6 +17,12 @@ TRIED_FROM = 1 << 20        # weights of a layer from which --dtype auto tries f
 TRIED_UP_TO = 1 << 23       # ... and how many it tries at most: of a larger layer it tries a part
 TRIED_ROWS = {16: 6, 64: 3, 256: 2}         # two batches of decoding, a micro-batch; how often each is tried
 CLEARLY = 1.3               # by how much bfloat16 must be faster with each of them
+WITHOUT_FLOAT64 = {"mps"}   # types of devices
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """The widest format of a device, for sums: float64, on an Apple GPU float32."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 # --- int8 ---------------------------------------------------------------------------------------------------

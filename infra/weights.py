@@ -151,7 +151,8 @@ def read_shard(file: Path, want: dict[str, torch.Tensor], tied: bool, dtype: tor
                 state[name], scale = quantize(tensor, dtype)
                 state[name.removesuffix("weight") + "scale"] = scale
                 if not scale.isfinite().all():
-                    raise ValueError(f"{file}: {name} holds numbers that are not finite: fetch the model again")
+                    raise ValueError(f"{file}: {name} holds numbers that are not finite: fetch the model "
+                                     "again")
             else:
                 state[name] = tensor.to(dtype)
     return state

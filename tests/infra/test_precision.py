@@ -9,14 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 import config
 import rl
-from generate import Rollout
+from generate import Rollout, generate
 from infra import precision, startup, weights
 from infra.distributed import Ranks
-from infra.precision import fastest, linear, pick_dtype, quantize
+from infra.precision import fastest, linear, pick_dtype, quantize, wide
 from infra.weights import load_base, load_model, load_peft, save_peft, weights_hash
+from lora import Adapters
 from model import Base
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda", 0), torch.device("mps")
@@ -259,3 +262,45 @@ def test_a_damaged_record_is_an_error(micro_base, tmp_path):
     cfg = config.Config(base=str(micro_base), out=str(tmp_path), name="run", resume="auto")
     with pytest.raises(ValueError, match="config.json cannot be read"):
         startup.estimate_memory(cfg, ALONE)
+
+
+# --- an Apple GPU ---------------------------------------------------------------------------------------------
+
+class Formats(TorchDispatchMode):
+    """Notes the format of all that torch computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func is not torch.ops.aten.lift_fresh.default:       # numpy's numbers, on the processor, not yet rounded
+            self.seen |= {x.dtype for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)}
+        return out
+
+
+@pytest.mark.parametrize("lacking", [True, False])
+def test_where_there_is_no_float64_none_is_made(tiny, population, monkeypatch, lacking):
+    """A rollout, its advantages and two epochs of the update, as on an Apple GPU, which refuses float64."""
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", {"cpu"} if lacking else set())
+    adapters = population(tiny)
+    adam = rl.Adam(adapters, [1e-3] * 3)
+    keys = [(0, row) for row in range(12)]
+    with Formats() as formats:
+        rollout = generate(tiny, adapters, [[3, 4, 7], [8, 9], [6, 2, 3]], [0, 1, 2], keys, 4, max_new_tokens=6)
+        batch = rl.Batch(rollout, torch.arange(12) % 3 / 2, torch.arange(12) // 4, torch.zeros(12).long(), torch.zeros(12).long())
+        cfg = rl.UpdateConfig(epochs=2, kl_coef=.1, entropy_coef=.1, scale_rewards="group")
+        told = rl.update(tiny, adapters, adam, batch, rl.advantages(batch, cfg), cfg)
+    assert told["trained_tokens"] and not told["skipped"] and min(told["grad_norm"]) > 0
+    assert (torch.float64 in formats.seen) != lacking and torch.float32 in formats.seen
+
+
+def test_operators_get_members_on_the_processor(monkeypatch):
+    """... where they compute in float64. The meta device stands for one that lacks it: nothing can be copied from there."""
+    assert wide(CPU) == wide(CUDA) == torch.float64 and wide(MPS) == torch.float32
+    adapters = Adapters({"q": (4, 6)}, 2, 3, 6.0, "meta")
+    assert all(x.is_meta for x in adapters.factors(1)["q"])
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", {"meta"})
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        adapters.factors(1)
