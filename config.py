@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
-from tasks import TASK_TYPES
+from tasks import TASK_TYPES, miu
 from tasks.prompts import PROMPT_FORMATS, template
 from tasks.proof import load
 from trueskill_lite import CHILD_RATINGS, RATINGS
@@ -73,7 +73,7 @@ class Config:
     n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)", kind=int)
     seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity "
                            "program, and each kind's own example")
-    theory: str = flag("prop.mm", "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
+    theory: str = flag(None, "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
     dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, so as invalid",
                        ("structural", "exact", "off"))
     max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the format's limit")
@@ -152,12 +152,12 @@ PRESETS = {
     "micro": dict(steps=80, rank=8, alpha=32.0, threads=1, rollout_batch=512, tokens_per_microbatch=1024,
                   task_types="code_o", n_prompts=3, n_few_shot=0, samples_per_task=4, max_new_tokens=80,
                   lr=1e-3, lr_teacher=3e-3, evolve_every=15,
-                  probe_every=20, n_anchors=476, n_heldout=48, probe_share=0.2),
+                  probe_every=20, n_anchors=476, n_heldout=48, probe_share=0.2, theory="miu.mm"),
     "chat": dict(steps=200, rank=32, alpha=64.0, threads=0, rollout_batch=128, tokens_per_microbatch=2048,
                  task_types="code_o,code_i,code_f", n_prompts=3, n_few_shot=6, samples_per_task=8,
                  max_new_tokens=512,
                  lr=1e-5, lr_teacher=1e-5, evolve_every=10,
-                 probe_every=20, n_anchors=96, n_heldout=96, probe_share=1.0)}
+                 probe_every=20, n_anchors=96, n_heldout=96, probe_share=1.0, theory="prop.mm")}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # What check() demands of numbers.
@@ -289,6 +289,8 @@ def check(cfg: Config) -> None:
         for phase in ("propose", "solve"):
             template(kind, cfg.prompt_format, phase)
     demand("proof" not in task_types or load(cfg.theory), "load raises what is wrong with a theory")
+    demand("proof" not in task_types or cfg.prompt_format != "micro" or cfg.theory == miu.THEORY,
+           f"--theory {cfg.theory}: the micro prompt format has words for {miu.THEORY} alone")
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
            f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks: give at least 1")
     demand(0 <= cfg.replace_frac < 1, f"--replace-frac {cfg.replace_frac}: give a share in [0, 1)")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from micro.programs import (N_STATEMENTS, Program, generate, literal, pairs, pick, program_text, puzzle,
                             type_of, word_problem)
+from tasks import miu
 
 # Phase 1 learns the skills: nearly every answer that can have a trace has one.
 MIXTURE = {"propose": .15, "out": .36, "out direct": .06, "inp": .18, "fun": .10, "args": .06,
@@ -23,6 +24,8 @@ N_FUN = (0, 50, 33, 17)                     # in what it writes from examples
 N_ARGS = (8, 34, 26, 16, 9, 4, 3)           # in what it writes inputs for: the identity program seeds code_f
 N_VARIABLES = (0, 0, 30, 40, 30)            # to solve
 N_PROPOSED_VARIABLES = (0, 0, 60, 30, 10)   # to propose
+N_STEPS = (0, 20, 25, 20, 15, 12, 8)        # of a derivation to find
+N_PROPOSED_STEPS = (0, 0, 60, 30, 10)       # and to propose: one step is no theorem
 P_HARD_PROPOSED = .03
 N_SHOWN = 4                                 # pairs shown in "fun"
 N_INPUTS = 8                                # inputs written in "args"
@@ -47,6 +50,12 @@ def habit(thinking: float) -> dict[str, float]:
         share = mixture[kind] + mixture[f"{kind} direct"]
         mixture |= {kind: share * thinking, f"{kind} direct": share * (1 - thinking)}
     return mixture
+
+
+def with_theorems(mixture: dict[str, float], share: float) -> dict[str, float]:
+    """A mixture of which this share are derivations in the MIU system, one in four of them proposed."""
+    rest = {kind: weight * (1 - share) for kind, weight in mixture.items()}
+    return rest | {"proof": share * .75, "propose proof": share * .25}
 
 
 def call(x) -> str:
@@ -116,6 +125,11 @@ def logic_answer(model) -> str:
     return "=" + ",".join(str(int(value)) for value in model)
 
 
+def proof_prompt(lines) -> str:
+    """lines: a derivation, whose last string is to follow from its first."""
+    return f"proof\n{lines[0]}\n{lines[-1]}\n"
+
+
 def example(rng: random.Random, kind: str | None = None, mixture: dict[str, float] = MIXTURE) -> Example:
     """One row of the training stream: the kind drawn from a mixture (or given), then a fresh program."""
     kind = kind or rng.choices(list(mixture), list(mixture.values()))[0]
@@ -139,6 +153,12 @@ def example(rng: random.Random, kind: str | None = None, mixture: dict[str, floa
         if kind == "logic":
             return Example(kind, n, logic_prompt(clauses), logic_answer(model))
         return Example(kind, n, f"{kind}\n", "\n".join(clauses))
+    if kind == "propose proof":
+        lines = miu.derivation(rng, pick(rng, N_PROPOSED_STEPS))
+        return Example(kind, len(lines) - 1, "propose proof\n", "\n".join(lines))
+    if kind == "proof":
+        lines = miu.derivation(rng, pick(rng, N_STEPS))
+        return Example(kind, len(lines) - 1, proof_prompt(lines), "\n".join(lines[1:]))
     p = generate(rng)
     text = program_text(p.body)
     if task == "inp":

@@ -9,8 +9,9 @@ inputs (as are puzzles of two variables). Everything that the model writes is re
 verifier.py, exactly as in self-play.
 
 out = output task, inp = input task, fun = program from 4 pairs, graded on 4 hidden ones; math = word problem
-by events, logic = puzzle by variables (from 2); propose .../args = share of valid proposals, always at
-temperature 1. Kinds whose answer can have a trace have five rows:
+by events, logic = puzzle by variables (from 2), proof = derivation in the MIU system by steps, asked with
+--theorems; propose .../args = share of valid proposals, always at temperature 1. Kinds whose answer can have
+a trace have five rows:
     greedy      accuracy, greedily decoded
     thinks      share of these answers that think, that is, write the trace
     thinks @1   the same share at temperature 1
@@ -31,19 +32,20 @@ from infra.weights import load_base
 from micro import data, programs
 from model import Base
 from sandbox.values import encode
-from tasks import TASK_TYPES, judge_answers
+from tasks import TASK_TYPES, judge_answers, miu
 from tasks.base import Reject, Task
 from tasks.complexity import measure, structural_hash
 from tasks.prompts import Prompt, reasoning, render
 from tasks.validation import Limits
 from verifier import Sandbox
 
-ROWS = {"out": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logic": "logic"}
+ROWS = {"out": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logic": "logic",
+        "proof": "proof"}
 SIZES = {"out": range(1, 7), "inp": range(1, 7), "fun": range(1, 5), "math": range(1, 7),
-         "logic": range(2, 5)}
+         "logic": range(2, 5), "proof": range(1, 7)}
 OPENS_TRACE = {"out": ">", "inp": "<", "math": ">"}            # the first character of an answer that thinks
 PROPOSED = {"propose": ("code_o", "code_i"), "args": ("code_f",), "propose math": ("math",),
-            "propose logic": ("logic",)}
+            "propose logic": ("logic",), "propose proof": ("proof",)}
 LIMITS = Limits.for_format("micro")
 MAX_NEW_TOKENS = 96
 
@@ -56,7 +58,10 @@ def task_of(kind: str, p: programs.Program, inputs: list) -> Task:
 
 
 def draw_domain(row: str, size: int, rng: random.Random, reserved: bool = True) -> Task:
-    """A word problem of `size` events, or a puzzle of `size` variables."""
+    """A word problem of `size` events, a puzzle of `size` variables, or a theorem of `size` steps."""
+    if row == "proof":
+        lines = miu.derivation(rng, size)
+        return Task("proof", "", (miu.metamath(lines),), ("",), miu.statement(lines[0], lines[-1]), "")
     if row == "math":
         lines, p = programs.word_problem(rng, size, reserved=reserved and size > 1)
         source = programs.program_text(p.body).strip("\n")
@@ -71,7 +76,7 @@ def draw_tasks(row: str, n_statements: int, n: int, seed: int | str, reserved: b
     """n tasks for one cell of the table. reserved: where there are enough, of programs never trained on."""
     rng, tasks = random.Random(f"{seed}/{row}/{n_statements}"), []
     while len(tasks) < n:
-        if row in ("math", "logic"):
+        if row in ("math", "logic", "proof"):
             tasks.append(draw_domain(row, n_statements, rng, reserved))
             continue
         p = programs.generate(rng, n_statements, reserved=reserved and n_statements > 1)
@@ -157,11 +162,12 @@ def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[s
     return cells
 
 
-def evaluate(base: Base, sandbox: Sandbox, n: int = 100, seed: int = 99) -> dict:
+def evaluate(base: Base, sandbox: Sandbox, n: int = 100, seed: int = 99, theorems: bool = False) -> dict:
     """The whole table: {row: `solving`}, and under the keys of PROPOSED what became of proposals."""
-    table = {row: solving(base, sandbox, row, n, seed) for row in SIZES}
+    table = {row: solving(base, sandbox, row, n, seed) for row in SIZES if theorems or row != "proof"}
     for row, kinds in PROPOSED.items():
-        table[row] = proposals(base, sandbox, kinds, n * len(kinds), seed)
+        if theorems or kinds != ("proof",):
+            table[row] = proposals(base, sandbox, kinds, n * len(kinds), seed)
     return table
 
 
@@ -169,10 +175,10 @@ def show(table: dict) -> str:
     """The table as text, the mean over the sizes last."""
     lines = [f"{'statements':18s}" + "".join(f"{size:<5}" for size in range(1, 7)) + " mean"]
     for row, sizes in SIZES.items():
-        for name, values in table[row].items():
+        for name, values in table.get(row, {}).items():
             cells = "     " * (sizes[0] - 1) + " ".join(f"{v:.2f}" for v in values)
             lines.append(f"{row:6s}{name:12s}{cells:30s} {sum(values) / len(values):.3f}")
-    for row in PROPOSED:
+    for row in set(PROPOSED) & set(table):
         r = table[row]
         lines.append(f"{row:14s} valid {r['valid']:.2f}; {r['statements']:.2f} statements, "
                      f"{r['distinct']:.2f} distinct structures; invalid: {r['reasons']}")
@@ -185,6 +191,7 @@ if __name__ == "__main__":
     parser.add_argument("base", help="model directory whose prompt_format is micro")
     parser.add_argument("--n", type=int, default=100, help="tasks per cell")
     parser.add_argument("--seed", type=int, default=99)
+    parser.add_argument("--theorems", action="store_true", help="ask for derivations, too")
     args = parser.parse_args()
     torch.set_num_threads(1)
     began = time.monotonic()
@@ -196,7 +203,7 @@ if __name__ == "__main__":
     except ValueError as error:
         sys.exit(f"micro.evaluate: {error}")
     with Sandbox(workers=1) as judge:
-        result = evaluate(loaded, judge, args.n, args.seed)
+        result = evaluate(loaded, judge, args.n, args.seed, args.theorems)
     print(show(result))
     print(json.dumps(dict(base=args.base, n=args.n, seed=args.seed,
                           seconds=round(time.monotonic() - began), **result)))

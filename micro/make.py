@@ -307,9 +307,12 @@ def main(cfg: argparse.Namespace) -> None:
     out, work = Path(cfg.out), Path(cfg.work)
     init = Path(cfg.init) if cfg.init else None
     start = init or out / "phase1"
-    phases = {"1": Phase("phase1", f"{cfg.seed}", cfg.tokens, cfg.lr, data.MIXTURE, init),
+    mixtures = data.MIXTURE, data.habit(cfg.thinking)
+    if cfg.theorems:
+        mixtures = [data.with_theorems(mixture, cfg.theorems) for mixture in mixtures]
+    phases = {"1": Phase("phase1", f"{cfg.seed}", cfg.tokens, cfg.lr, mixtures[0], init),
               "2": Phase("base", f"{cfg.seed}/habit", cfg.habit_tokens, cfg.habit_lr,
-                         data.habit(cfg.thinking), start if cfg.phase == "2" else out / "phase1")}
+                         mixtures[1], start if cfg.phase == "2" else out / "phase1")}
     asked = list(phases.values()) if cfg.phase == "both" else [phases[cfg.phase]]
     if cfg.resume and not any((work / f"{phase.name}.pt").exists() for phase in asked):
         raise ValueError(f"--resume: there is no checkpoint in {work}; leave --resume out to start from "
@@ -340,6 +343,8 @@ if __name__ == "__main__":
                         help="share of the answers with a trace in phase 2's data")
     parser.add_argument("--habit-tokens", type=float, default=1.6e6, help="of phase 2")
     parser.add_argument("--habit-lr", type=float, default=3e-4, help="peak learning rate of phase 2")
+    parser.add_argument("--theorems", type=float, default=0.0,
+                        help="share of MIU derivations in both phases; the committed base has none")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--init", default="",
                         help="directory of a base to start from, with its tokenizer: phase 1 then goes on "

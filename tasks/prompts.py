@@ -128,6 +128,7 @@ and nothing else.
 """,
         give="each variable as `name = True` or `name = False`, one a line,", form="{form}"),
     "proof": Template(
+        micro=("propose proof\n", "proof\n{given}\n{statement}\n"),
         opening="```metamath\n",
         propose=METAMATH + """Here are examples of theorems with their proofs:
 

@@ -5,6 +5,7 @@ every step calls the assertion it cites. Its lines are the proof's length, its l
 through all records as other programs do. It is never run. What runs in the sandbox is the verifier's own text
 (metamath.py) with `review` and its helpers from below; models' proofs are data to it.
 """
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -15,7 +16,7 @@ import warnings
 from pathlib import Path
 
 from sandbox.values import decode, encode
-from tasks import metamath
+from tasks import metamath, miu
 from tasks.base import Proposal, Reject, Task, TaskType, digest
 from tasks.metamath import SAVE, Assertion, Database
 from tasks.prompts import FORMATS, Prompt, template
@@ -255,7 +256,10 @@ class Proof(TaskType):
         return read_theorem(row["theorem"], theory)
 
     def propose(self, prompt_format, few_shot, rng, limits):
-        theory, asked = load(limits.theory), template(self.name, prompt_format, "propose")
+        asked = template(self.name, prompt_format, "propose")
+        if prompt_format == "micro":
+            return asked
+        theory = load(limits.theory)
         shown = [f"{task.message} $= {task.inputs[0]} $." for task in few_shot if task.kind == self.name]
         shown += theory.examples(rng, N_EXAMPLES - len(shown))
         cited = rng.choice([a.label for a in theory.assertions if not theory.is_type(a)])
@@ -264,7 +268,9 @@ class Proof(TaskType):
         return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
 
     def parse_proposal(self, text, prompt_format, few_shot, limits):
-        """The theorem of the first block that has one. Never raises."""
+        """The theorem of the first block that has one, or that of a derivation. Never raises."""
+        if prompt_format == "micro":
+            return self.parse_derivation(text)
         problem = "no_proof"
         for _, body in FORMATS[prompt_format].blocks(text):
             try:
@@ -272,6 +278,18 @@ class Proof(TaskType):
             except ValueError as error:
                 problem = problem if problem != "no_proof" else Reject.of(error).reason
         return Reject(problem)
+
+    def parse_derivation(self, text):
+        """The theorem that the last string of a derivation follows from its first. Never raises."""
+        lines = miu.lines_of(text)
+        if not lines or len(lines) < 2:
+            return Reject("no_proof")
+        proof = miu.metamath(lines)
+        if proof is None:
+            return Reject("unproved")
+        if len(proof) > MAX_PROOF or max(map(len, lines)) > MAX_SYMBOLS:
+            return Reject("too_long")
+        return Proposal("proof", miu.THEORY, (proof,), miu.statement(lines[0], lines[-1]))
 
     def check(self, proposal, limits):
         if proposal.program != limits.theory:
@@ -310,17 +328,26 @@ class Proof(TaskType):
         said = decode(verdict.outputs[0])
         if said.startswith("!"):
             return Reject(said[1:] if said[1:] in REASONS else "unproved")
-        if problem := program_problem(said, limits):
+        if problem := program_problem(said, dataclasses.replace(limits, reject_constant=False)):
             return Reject(problem)
         return Task(self.name, said, proposal.inputs, (encode(proposal.message),), proposal.message, key)
 
     def fields(self, prompt_format, task, limits):
+        if prompt_format == "micro":
+            _, given, proved = miu.ends_of(task.message)
+            return dict(given=given, statement=proved)
         theory, rng = load(limits.theory), random.Random(task.key)
         return dict(theory=theory.listing(rng, task.inputs[0]), example="\n".join(theory.examples(rng, 1)),
                     statement=f"{task.message} $.", tag=self.tags[0])
 
     def parse_answer(self, text, prompt_format, task, limits):
-        """The labels of a proof, perhaps between $= and $.; None = malformed. Never raises."""
+        """The labels of a proof, perhaps between $= and $.; None = malformed. Never raises.
+
+        In the micro format a derivation without its first string; a step that no rule makes is "?"."""
+        if prompt_format == "micro":
+            label, given, _ = miu.ends_of(task.message)
+            lines = miu.lines_of(text)
+            return lines and (miu.metamath([given, *lines], label) or "?")
         try:
             words = words_of(self.answer_block(text, prompt_format) or "")
         except ValueError:

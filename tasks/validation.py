@@ -73,7 +73,7 @@ class Limits:
         if prompt_format != "micro":
             return cls()
         return cls(source_chars=400, input_chars=60, output_chars=60, n_inputs=8, min_inputs=8, n_shown=4,
-                   max_digits=3, max_items=10, reject_constant=True, compact=True)
+                   max_digits=3, max_items=10, reject_constant=True, compact=True, theory="miu.mm")
 
 
 def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:

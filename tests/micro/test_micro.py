@@ -247,8 +247,8 @@ def test_the_second_phase_starts_from_the_first(tmp_path, micro_base, monkeypatc
     tasks = {name: getattr(make, name)(n=3) for name in ("anchors", "heldout")}
     for name, rows in tasks.items():
         monkeypatch.setattr(make, name, lambda rows=rows: rows)
-    cfg = argparse.Namespace(phase="both", tokens=600, lr=3e-3, habit_tokens=600, habit_lr=7e-4, thinking=.2, seed=1, resume=False,
-                             init=str(micro_base.parent / "phase1"), out=str(tmp_path), work=str(tmp_path / "work"))
+    cfg = argparse.Namespace(phase="both", tokens=600, lr=3e-3, habit_tokens=600, habit_lr=7e-4, thinking=.2, theorems=.1, seed=1,
+                             resume=False, init=str(micro_base.parent / "phase1"), out=str(tmp_path), work=str(tmp_path / "work"))
     make.main(cfg)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("phase1", "base")]
     assert weights[0] != weights[1]
