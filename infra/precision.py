@@ -1,11 +1,14 @@
 """Number formats of the frozen base: which one a device computes fastest, and int8 weights.
 
+    python -m infra.precision --layer 896 4864 --threads 1      # milliseconds of a layer in each of them
+
 Members, optimiser and losses are float32 whatever the base is in. --dtype is the format that the base
 computes in. --base-dtype int8 keeps the weights of its linear layers in one byte each: a row w of a matrix
 (out, in) is scale * q with integers q in -127 .. 127 and scale = max|w| / 127 (absmax quantisation, as in
 LLM.int8(), 2208.07339, section 2). A product makes the matrix of one layer again and forgets it; the backward
 pass makes it once more. docs/scaling.md says what that costs, and why no int8 kernel of torch's is used.
 """
+import argparse
 import sys
 import time
 
@@ -87,10 +90,11 @@ def pick_dtype(name: str, device: torch.device, layer: tuple[int, int] = (0, 0))
 
 
 def seconds(x: torch.Tensor, weight: torch.Tensor) -> float:
-    """Seconds of a product by a weight (out, in), and of the one that takes its gradient back."""
-    start = time.perf_counter()
+    """CPU seconds of a product by a weight (out, in), and of the one that takes its gradient back: other
+    programs change them less than those of a clock."""
+    start = time.process_time()
     F.linear(x, weight) @ weight
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 @torch.inference_mode()
@@ -110,7 +114,7 @@ def fastest(n_in: int, n_out: int) -> str:
     for rows, repeats in TRIED_ROWS.items():
         x = torch.randn(rows, n_in, generator=gen)
         best = [float("inf"), float("inf")]
-        for _ in range(repeats):                # in turns, lest another program slow down one of them alone
+        for _ in range(repeats):                # in turns: the processor's speed may change in between
             for i, weight in enumerate(weights):
                 best[i] = min(best[i], seconds(x.to(weight.dtype), weight))
         gains.append(best[0] / best[1])
@@ -119,3 +123,44 @@ def fastest(n_in: int, n_out: int) -> str:
     print(f"note: --dtype auto takes {chosen}: a layer of {n_in} x {n_out} in float32 and bfloat16 takes "
           f"{', '.join(texts)}", file=sys.stderr, flush=True)
     return chosen
+
+
+# --- the times of a layer -----------------------------------------------------------------------------------
+
+@torch.inference_mode()
+def times(n_in: int, n_out: int, device: torch.device, rows=(16, 64, 256)) -> str:
+    """Milliseconds of the product with a layer, the best of three, as a table in markdown: a line a format.
+    On a CPU they are CPU time."""
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    gen = torch.Generator().manual_seed(0)
+    weight = torch.randn(n_out, n_in, generator=gen).to(device)
+    xs = [torch.randn(n, n_in, generator=gen).to(device) for n in rows]
+    ways = {}
+    for name, dtype in DTYPES.items():
+        q, scale = quantize(weight, dtype)
+        ways[name] = F.linear, dtype, (weight.to(dtype),)
+        ways[f"int8, computed in {name}"] = linear, dtype, (q, scale, None)
+        ways[f"int8 by torch's kernel, in {name}"] = torch._weight_int8pack_mm, dtype, (q, scale)
+    lines = ["| format | " + " | ".join(f"{n} rows" for n in rows) + " |", "|---" * (1 + len(rows)) + "|"]
+    for name, (product, dtype, matrix) in ways.items():
+        cells = []
+        for x in xs:
+            best = float("inf")
+            for _ in range(3):
+                start = clock()
+                product(x.to(dtype), *matrix).sum().item()              # waits for the device
+                best = min(best, clock() - start)
+            cells.append(f"{1e3 * best:.2f}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layer", nargs=2, type=int, default=[896, 4864], help="inputs and outputs")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print(times(*args.layer, torch.device(args.device)))

@@ -77,11 +77,16 @@ def dtype_of_run(cfg: Config) -> str:
     return cfg.dtype
 
 
-def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtype, str, bool]:
-    """Resolved configuration, the base's directory and type, the memory plan as a table, whether it fits.
-    Raises ValueError."""
+def base_name(cfg: Config) -> str:
+    """--base, wherever the run is started from."""
     bundled = cfg.base == Config.base and not Path(cfg.base).is_dir()
-    path = resolve(str(ROOT / cfg.base) if bundled else cfg.base)
+    return str(ROOT / cfg.base) if bundled else cfg.base
+
+
+def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str, bool]:
+    """Resolved configuration, the base's format, the memory plan as a table, whether it fits: all without
+    the base's weights. Raises ValueError."""
+    path = resolve(base_name(cfg), weights=False)
     if cfg.cuda_graphs and ranks.device.type != "cuda":
         raise ValueError("--cuda-graphs needs a GPU: leave it out, or pass --device cuda where there is one")
     shape = read_config(path)
@@ -93,15 +98,15 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtyp
     name = ranks.broadcast(lambda: pick_dtype(dtype_of_run(cfg), ranks.device, layer))
     cfg = dataclasses.replace(cfg, dtype=pick_dtype(name, ranks.device))        # this process's card has it
     dtype = DTYPES[cfg.dtype]
-    return cfg, path, dtype, *plan_table(cfg, shape, dtype, n_adapters(cfg), free_memory(ranks.device))
+    return cfg, dtype, *plan_table(cfg, shape, dtype, n_adapters(cfg), free_memory(ranks.device))
 
 
 def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     """Resolved configuration and loaded base. Raises ValueError, also where the memory plan does not fit."""
-    cfg, path, dtype, table, fits = estimate_memory(cfg, ranks)
+    cfg, dtype, table, fits = estimate_memory(cfg, ranks)
     if not fits:
         raise ValueError(f"not enough memory:\n{table}")
-    base = load_base(str(path), dtype, ranks.device, cfg.base_dtype)
+    base = load_base(base_name(cfg), dtype, ranks.device, cfg.base_dtype)
     return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format, graphs=cfg.cuda_graphs)
 
 

@@ -95,8 +95,9 @@ def unsupported(raw: dict, rope: dict) -> list[str]:
     return [text for wrong, text in cases if wrong]
 
 
-def resolve(name: str) -> Path:
-    """The directory of a model directory or hub id (HF_HOME, HF_HUB_OFFLINE are honoured), or ValueError."""
+def resolve(name: str, weights: bool = True) -> Path:
+    """The directory of a model directory or hub id (HF_HOME, HF_HUB_OFFLINE are honoured), or ValueError.
+    weights: a hub's gigabytes too."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -105,7 +106,7 @@ def resolve(name: str) -> Path:
                          "like Qwen/Qwen2.5-Coder-7B")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    wanted = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.jsonl"]
+    wanted = ["*.json", "*.txt", "*.jinja", "*.jsonl"] + ["*.safetensors"] * weights
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as e:
@@ -214,7 +215,8 @@ def load_tokenizer(path: Path):
     """The directory's tokenizer through transformers, and the prompt format that model and tokenizer want."""
     if not any((path / name).exists() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
         # transformers would make up an empty one
-        raise ValueError(f"{path} has no tokenizer: tokenizer.json is needed")
+        raise ValueError(f"{path} has no tokenizer: tokenizer.json is needed (--plan does without one where "
+                         "--prompt-format is given)")
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     # transformers 5 picks a class by architecture, which may split text otherwise than tokenizer.json does
     kind = PreTrainedTokenizerFast if (path / "tokenizer.json").exists() else AutoTokenizer
