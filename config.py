@@ -132,8 +132,11 @@ class Config:
     probe_share: float = flag(None, "share of anchors and held-out tasks asked at probes between the first "
                               "and the last", kind=float)
     # machine
-    device: str = flag("auto", "auto, cpu or cuda")
-    dtype: str = flag("auto", "of the frozen base", ("auto", "float32", "bfloat16"))
+    device: str = flag("auto", "auto (cuda or cpu), cpu, cuda, cuda:1, or mps for an Apple GPU")
+    dtype: str = flag("auto", "the base computes in it; auto: bfloat16 or float16 on a GPU, the faster on "
+                      "a CPU", ("auto", "float32", "bfloat16", "float16"))
+    base_dtype: str = flag("same", "of the base's linear layers: that of --dtype, or int8 by output channel",
+                           ("same", "int8"))
     threads: int = flag(None, "CPU threads a process; 0 = torch's choice", kind=int)
     rollout_batch: int = flag(None, "rows that decode together", kind=int)
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", kind=int)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from attention import KVCache, PagedCache, attend, masks
+from infra.precision import linear
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class Linear(nn.Linear):
     def __init__(self, path: str, n_in: int, n_out: int, bias: bool = False):
         super().__init__(n_in, n_out, bias=bias)
         self.path = path
+        self.scale = None                       # (out,) of a weight in int8
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight, self.scale, self.bias)
 
 
 class FusedLinear:
@@ -60,13 +65,16 @@ class FusedLinear:
         self.paths = tuple(layer.path for layer in layers)
         self.sizes = [layer.out_features for layer in layers]
         self.weight = None
+        self.scale = None
         self.bias = None
         self.places = []
 
     @torch.no_grad()
     def fuse(self) -> None:
         """Copy the layers' frozen weights into one tensor, of which they become views."""
-        for name in ("weight", "bias") if self.layers[0].bias is not None else ("weight",):
+        for name in ("weight", "scale", "bias"):
+            if getattr(self.layers[0], name) is None:
+                continue
             whole = torch.cat([getattr(layer, name) for layer in self.layers])
             setattr(self, name, whole)
             for layer, view in zip(self.layers, whole.split(self.sizes)):
@@ -76,7 +84,7 @@ class FusedLinear:
     def __call__(self, x: torch.Tensor, lora=None) -> tuple[torch.Tensor, ...]:
         """One output (B, T, out) a layer; one by one where a layer got another weight since `fuse`."""
         if self.places == [layer.weight.data_ptr() for layer in self.layers]:
-            y = F.linear(x, self.weight, self.bias)
+            y = linear(x, self.weight, self.scale, self.bias)
         else:
             y = torch.cat([layer(x) for layer in self.layers], -1)
         if lora is not None:

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 import flex
 from generate import Rollout
+from infra.precision import wide
 from lora import Adapters, AdapterWeights, LoRARouter
 from model import Base
 from pack import Packed, micro_batches, pack
@@ -71,13 +72,13 @@ class Batch:
 
 def group_mean(x: torch.Tensor, group: torch.Tensor, weight: torch.Tensor | None = None):
     """Weighted mean and standard deviation of x (N,) in each row's group (N,), for each row; in float64."""
-    x = x.double()
-    weight = torch.ones_like(x) if weight is None else weight.double()
+    x = x.to(wide(x.device))
+    weight = torch.ones_like(x) if weight is None else weight.to(x.dtype)
     _, index = group.unique(return_inverse=True)
     n_groups = int(index.max()) + 1
 
     def total(y):
-        return torch.zeros(n_groups, dtype=torch.float64, device=x.device).index_add_(0, index, y)
+        return x.new_zeros(n_groups).index_add_(0, index, y)
 
     mass = total(weight).clamp_min(1e-12)
     mean = (total(weight * x) / mass)[index]
@@ -92,7 +93,7 @@ def advantages(batch: Batch, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor
     baseline nor scale. A reward that is not finite makes NaN, which `accumulate` reports.
     """
     mean, std = group_mean(batch.reward, batch.group)
-    adv = batch.reward.double()
+    adv = batch.reward.to(mean.dtype)
     has_variance = ~(std <= 1e-6) | (cfg.baseline == cfg.scale_rewards == "none")      # true for NaN
     if cfg.baseline != "none":
         adv = adv - mean
@@ -163,15 +164,15 @@ class Adam:
         Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,).
         """
         params = self.adapters.parameters()                                    # of the k members here
-        norm = torch.zeros(len(active), dtype=torch.float64, device=active.device)
-        squares = torch.stack([p.grad.double().pow(2).sum((1, 2)) for p in params])
+        norm = torch.zeros(len(active), dtype=wide(active.device), device=active.device)
+        squares = torch.stack([p.grad.to(norm.dtype).pow(2).sum((1, 2)) for p in params])
         norm[self.adapters.here] = squares.sum(0).sqrt()
         skipped = active & ~norm.isfinite()
         a = (active & norm.isfinite()).nonzero().squeeze(1)
         if len(a):
             self.steps[a] += 1
             b1, b2 = self.betas
-            t = self.steps[a].double()
+            t = self.steps[a].to(dtype)
             scale = (self.clip / (norm[a] + 1e-6)).clamp_max(1.0).float()[:, None, None]
             lr_hat = (self.lr[a] / (1 - b1 ** t)).float()[:, None, None]       # with Adam's bias corrections
             root_hat = (1 - b2 ** t).rsqrt().float()[:, None, None]
@@ -262,7 +263,7 @@ def token_losses(base: Base, route: LoRARouter, p: Packed, adv: torch.Tensor, cf
     if cfg.entropy_coef:
         terms["entropy"] = H
         loss = loss - cfg.entropy_coef * H
-    sums = {name: x.detach().double().sum() for name, x in terms.items()}
+    sums = {name: x.detach().to(wide(x.device)).sum() for name, x in terms.items()}
     return loss, now, dict(trained_tokens=len(now), **sums)
 
 
@@ -298,7 +299,7 @@ class Findings:
     def sum_up(self, adapters: Adapters, world: int) -> None:
         """Add up the gradients and findings of all processes."""
         device = self.logp.device
-        numbers = torch.tensor([*map(float, self.sums.values())], dtype=torch.float64, device=device)
+        numbers = torch.tensor([*map(float, self.sums.values())], dtype=wide(device), device=device)
         if world > 1:
             for x in (numbers, self.n_nonfinite, self.logp, *(p.grad for p in adapters.parameters())):
                 dist.all_reduce(x)
@@ -402,7 +403,7 @@ def learn(base: Base, weights: AdapterWeights, p: Packed, batch: Batch, adv: tor
 def gap(logp: torch.Tensor, rollout: Rollout, rows: torch.Tensor) -> dict[str, float]:
     """How log-probabilities (N, T) in training differ from the rollout's, over the answers of rows (N,) bool:
     mean, quantiles and maximum of the difference's size, and its mean with the sign."""
-    difference = (logp - rollout.logp)[rollout.mask & rows[:, None]].double()
+    difference = (logp - rollout.logp)[rollout.mask & rows[:, None]].cpu().double()
     if not len(difference):
         difference = torch.zeros(1)
     size = difference.abs().sort().values

@@ -20,6 +20,7 @@ import sys
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # waiting threads that spin cost more than they save
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")       # --device mps: what it lacks runs on the CPU
 
 import torch
 
@@ -185,8 +186,6 @@ def main(cfg: Config) -> RunDir:
     check_system(cfg.weak_sandbox)
     ranks = Ranks.join(cfg.device)
     cfg, base = prepare(cfg, ranks)
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
     run, resuming = open_run(cfg, ranks)
     if resuming:
         before = dataclasses.asdict(config_of_run(run.config(), run.path))

@@ -27,6 +27,17 @@ def reuse_memory() -> None:
         libc.mallopt(-1, 1 << 29)                      # M_TRIM_THRESHOLD
 
 
+def check_mps() -> None:
+    """Raises ValueError where an Apple GPU is not there, or not for this process alone and set up."""
+    if not torch.backends.mps.is_available():
+        raise ValueError("--device mps: torch sees no Apple GPU; use --device cpu")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("--device mps is for one process: start it without torchrun")
+    if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") != "1":        # train.py does so before it imports torch
+        raise ValueError("--device mps: operations that it lacks run on the processor only where the shell "
+                         "says export PYTORCH_ENABLE_MPS_FALLBACK=1")
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process's place: rank of world, and its device."""
@@ -37,11 +48,13 @@ class Ranks:
     @classmethod
     def join(cls, device: str) -> "Ranks":
         """Join torchrun's process group if there is one. device: "auto", "cpu", "cuda" (the card of this
-        process) or "cuda:1". Raises ValueError without CUDA."""
+        process), "cuda:1" or "mps". Raises ValueError where there is none."""
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError(f"--device {device}: torch sees no CUDA device; use --device cpu")
+        if device == "mps":
+            check_mps()
         reuse_memory()
         world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
         if device == "cuda":

@@ -40,6 +40,7 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
 
     targets = cfg.lora_targets.split(",")
     n_adapted = 0
+    base = sum(p.numel() for p in model.parameters()) * size
     factors = 0                             # numbers in all members' factors
     serving = 0                             # ... and in the copies for the products, with blocks of zeros
     for fused in model.fused_linears():
@@ -47,6 +48,11 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
         n_adapted += len(adapted)
         factors += n_members * cfg.rank * sum(x.in_features + x.out_features for x in adapted)
         serving += n_members * cfg.rank * len(adapted) * (fused.layers[0].in_features + sum(fused.sizes))
+
+    if cfg.base_dtype == "int8":
+        layers = model.linears().values()
+        base += sum(x.out_features * (size + x.in_features * (1 - size)) for x in layers)
+        base += size * max(fused.layers[0].in_features * sum(fused.sizes) for fused in model.fused_linears())
 
     saved = L * (4 * C + 4 * I + 3 * q + 3 * kv) + n_adapted * cfg.rank     # a token's, for the backward pass
     if cfg.device != "cpu" and torch.cuda.is_available():       # dense masks repeat keys and values
@@ -61,7 +67,7 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
     # the logits, and in float32 their log-probabilities, probabilities and sums
     sampling = cfg.rollout_batch * m.vocab_size * (size + 12)
     chunk = min(rl.CHUNK, max(cfg.tokens_per_microbatch, T) * m.vocab_size)
-    plan = dict(base=sum(p.numel() for p in model.parameters()) * size,
+    plan = dict(base=base,
                 adapters=factors * 4 + serving * size,
                 optimiser=factors * 8,
                 cache=cfg.rollout_batch * T * 2 * kv * size * (L + 1),  # one layer twice while rows leave
@@ -88,7 +94,10 @@ def largest_budget(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free
 def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float) -> tuple[str, bool]:
     """The plan as text, a line a use, with the largest micro-batch; and whether it fits into `free` GB."""
     plan, T = memory_plan(cfg, m, dtype, n_members), longest_row(cfg, m)
-    meaning = dict(base=f"the frozen model in {str(dtype).removeprefix('torch.')}",
+    number = str(dtype).removeprefix("torch.")
+    if cfg.base_dtype == "int8":
+        number = f"int8, and one layer of it in {number}"
+    meaning = dict(base=f"the frozen model in {number}",
                    adapters=f"{n_members} of rank {cfg.rank}",
                    optimiser="Adam's two moments",
                    cache=f"generation: keys and values of {cfg.rollout_batch} rows of {T} tokens",
@@ -106,7 +115,7 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
                 else "no --tokens-per-microbatch fits")
     if need > free:
         rows.append("lower --tokens-per-microbatch, --rollout-batch, --max-new-tokens, --rank or --pop, "
-                    "or pass --dtype bfloat16")
+                    "or pass --dtype bfloat16 or --base-dtype int8")
     return "\n".join(rows), need <= free
 
 
@@ -114,6 +123,8 @@ def free_memory(device: torch.device) -> float:
     """Gigabytes available to one process (CPU: its share of MemAvailable; infinite where none is told)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] / 2 ** 30
+    if device.type == "mps":
+        return (torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()) / 2 ** 30
     meminfo = Path("/proc/meminfo")
     for row in meminfo.read_text().splitlines() if meminfo.exists() else []:
         if row.startswith("MemAvailable"):
