@@ -164,8 +164,9 @@ class Adam:
         Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,).
         """
         params = self.adapters.parameters()                                    # of the k members here
-        norm = torch.zeros(len(active), dtype=wide(active.device), device=active.device)
-        squares = torch.stack([p.grad.to(norm.dtype).pow(2).sum((1, 2)) for p in params])
+        dtype = wide(active.device)
+        norm = torch.zeros(len(active), dtype=dtype, device=active.device)
+        squares = torch.stack([p.grad.to(dtype).pow(2).sum((1, 2)) for p in params])
         norm[self.adapters.here] = squares.sum(0).sqrt()
         skipped = active & ~norm.isfinite()
         a = (active & norm.isfinite()).nonzero().squeeze(1)
