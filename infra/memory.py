@@ -192,8 +192,13 @@ def autotune_batch(cfg, base: Base, adapters: Adapters, ranks: Ranks):
             p.grad = None
         return trial.tokens_per_microbatch
 
-    n_rows = ranks.all_reduce_min(halve_until(cfg.rollout_batch, rollout, "--rollout-batch"))
-    n_tokens = cfg.tokens_per_microbatch
-    while (fitting := micro_batch(n_tokens)) < n_tokens:        # then others are the worst
-        n_tokens = fitting
-    return replace(cfg, rollout_batch=n_rows, tokens_per_microbatch=ranks.all_reduce_min(n_tokens))
+    def try_both() -> tuple[int, int]:
+        """What this process holds."""
+        n_rows = halve_until(cfg.rollout_batch, rollout, "--rollout-batch")
+        n_tokens = cfg.tokens_per_microbatch
+        while (fitting := micro_batch(n_tokens)) < n_tokens:        # then others are the worst
+            n_tokens = fitting
+        return n_rows, n_tokens
+
+    n_rows, n_tokens = map(ranks.all_reduce_min, ranks.together(try_both))
+    return replace(cfg, rollout_batch=n_rows, tokens_per_microbatch=n_tokens)
