@@ -113,8 +113,6 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtyp
     Raises ValueError."""
     bundled = cfg.base == Config.base and not Path(cfg.base).is_dir()
     path = resolve(str(ROOT / cfg.base) if bundled else cfg.base)
-    if cfg.cuda_graphs and ranks.device.type != "cuda":
-        raise ValueError("--cuda-graphs needs a GPU: leave it out, or pass --device cuda where there is one")
     dtype, shape = pick_dtype(cfg.dtype, ranks.device), read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
     cfg = resolve_config(cfg, prompt_format, ranks.device.type)
@@ -127,7 +125,8 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     if not fits:
         raise ValueError(f"not enough memory:\n{table}")
     base = load_base(str(path), dtype, ranks.device)
-    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format, graphs=cfg.cuda_graphs)
+    graphs = base.graphs and not cfg.no_cuda_graphs
+    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format, graphs=graphs)
 
 
 def show_plan(cfg: Config) -> int:
