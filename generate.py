@@ -166,6 +166,22 @@ class DecodeBatch:
         return cls(cache, row, member=torch.full_like(row, -1), token=torch.zeros_like(row),
                    position=torch.zeros_like(row), t=torch.full_like(row, limit))
 
+    @classmethod
+    def begin(cls, base: Base, lengths: list[int], n: int, rollout_batch: int, limit: int,
+              kernel: Callable | None) -> "DecodeBatch":
+        """Rows for n answers to each prompt, longest first; in pages if there is a kernel for them."""
+        cfg, weight = base.model.cfg, base.model.embedding
+        B = min(len(lengths) * n, max(1, rollout_batch // n) * n)
+        S = lengths[0] + limit
+        if kernel is None:
+            cache = KVCache.empty(cfg, B, S, weight.dtype, weight.device)
+        else:
+            n_pages = pool_pages(B, n, lengths[0], limit)
+            cache = PagedCache(cfg, B, S, n_pages, weight.dtype, weight.device, kernel)
+        rows = cls.idle(cache, B, limit, weight.device)
+        assert rows.fitting(lengths[:B // n], n, limit) == B // n, "the first prompts must fill the batch"
+        return rows
+
     def fitting(self, lengths: list[int], n: int, limit: int) -> int:
         """How many prompts of these lengths, in turn, find room in the cache for n answers each."""
         if isinstance(self.cache, KVCache):
@@ -272,17 +288,6 @@ class CUDAGraphRunner:
                   flush=True)
 
 
-def make_cache(base: Base, n_rows: int, n: int, longest_prompt: int, n_new: int,
-               kernel: Callable | None) -> KVCache | PagedCache:
-    """A cache for n_rows rows, n a prompt: of pages where there is a kernel for them."""
-    cfg, weight = base.model.cfg, base.model.embedding
-    n_slots = longest_prompt + n_new
-    if kernel is None:
-        return KVCache.empty(cfg, n_rows, n_slots, weight.dtype, weight.device)
-    n_pages = pool_pages(n_rows, n, longest_prompt, n_new)
-    return PagedCache(cfg, n_rows, n_slots, n_pages, weight.dtype, weight.device, kernel)
-
-
 @torch.inference_mode()
 def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: torch.Tensor, n: int,
            answers: Answers, rollout_batch: int, bar: tqdm, kernel: Callable | None) -> None:
@@ -303,11 +308,9 @@ def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], memb
     slot = member.tolist()
     longest_first = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), slot[i]))      # no surprises
     waiting = deque(longest_first)
-    B = min(N, max(1, rollout_batch // n) * n)
-    S = len(prompts[waiting[0]]) + limit
-    rows = DecodeBatch.idle(make_cache(base, B, n, S - limit, limit, kernel), B, limit, member.device)
-    first = [len(prompts[i]) for i in longest_first[:B // n]]
-    assert rows.fitting(first, n, limit) == len(first), "the first prompts must fill the batch"
+    lengths = [len(prompts[i]) for i in longest_first]
+    S = lengths[0] + limit
+    rows = DecodeBatch.begin(base, lengths, n, rollout_batch, limit, kernel)
     step = None
     moved = True
     need = 0            # slots of a dense cache that hold a token by now
