@@ -28,7 +28,7 @@ FLOORS = (("sandbox", "report"),
 ROOT_FILES = 16
 # Lines that house.md gives a file or a folder, and by how much they may be exceeded.
 BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 260, "selfplay.py": 300, "rewards.py": 60, "rl.py": 360, "pack.py": 100, "flex.py": 80,
-           "generate.py": 310, "lora.py": 260, "attention.py": 260, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160,
+           "generate.py": 310, "lora.py": 270, "attention.py": 260, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160,
            "verifier.py": 250}
 MARGIN = 1.3
 WHOLE = 17_500                              # lines of everything but tests, the empty ones not counted
