@@ -14,6 +14,9 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask
+
+import flex
 
 PAGE = 256                  # tokens of a page: torch's kernel takes multiples of 256 alone
 
@@ -47,14 +50,17 @@ class Pages:
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-           mask: torch.Tensor | Pages | None = None) -> torch.Tensor:
+           mask: torch.Tensor | Pages | BlockMask | None = None) -> torch.Tensor:
     """Outputs (B, H, T, D) of queries q (B, H, T, D) on keys and values k, v (B, K, S, D).
 
     mask, what a query sees: None = all keys up to its own, and all of them if it is a row's only one; a
-    tensor (B, 1, T, S), true or 0 where it sees a key; Pages, where k and v are a pool (P, PAGE, K, D).
+    tensor (B, 1, T, S), true or 0 where it sees a key; Pages, where k and v are a pool (P, PAGE, K, D); a
+    BlockMask of packed lines: see flex.py.
     """
     if isinstance(mask, Pages):
         return mask.attend(q, k, v)
+    if isinstance(mask, BlockMask):
+        return flex.attend(q, k, v, mask)
     B, H, T, D = q.shape
     K = k.shape[1]
     if T == 1:
@@ -84,8 +90,8 @@ def window_mask(mask: torch.Tensor | None, positions: torch.Tensor, n_slots: int
 
 def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """0 where a boolean mask allows a key, else -inf: else the kernels would do this in every layer."""
-    if mask is None:
-        return None
+    if mask is None or isinstance(mask, BlockMask):
+        return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 

@@ -104,6 +104,8 @@ class Config:
     clip_low: float = flag(None, "the ratio is at least 1 - this; in the first epoch it is 1", kind=float)
     clip_high: float = flag(None, "the ratio is at most 1 + this", kind=float)
     epochs: int = flag(1, "optimiser steps on the same rollouts")
+    importance_cap: float = flag(None, "weight a token by its probability in training over that in the "
+                                 "rollout, at most this; 0 = off; default: 2 on CUDA, else 0", kind=float)
     kl_coef: float = flag(0.0, "weight of the KL to the base")
     entropy_coef: float = flag(0.0, "weight of the entropy bonus")
     lr: float = flag(None, "Adam's learning rate of students, and of --single", kind=float)
@@ -133,8 +135,11 @@ class Config:
                         "forgetting, escape (by commas)")
     thresholds: str = flag("", "other bounds for the monitors than docs/drift.md says: cosine=0.8,escapes=3")
     # machine
-    device: str = flag("auto", "auto, cpu or cuda")
-    dtype: str = flag("auto", "of the frozen base", ("auto", "float32", "bfloat16"))
+    device: str = flag("auto", "auto (cuda or cpu), cpu, cuda, cuda:1, or mps for an Apple GPU")
+    dtype: str = flag("auto", "the base computes in it; auto: bfloat16 or float16 on a GPU, the faster on "
+                      "a CPU", ("auto", "float32", "bfloat16", "float16"))
+    base_dtype: str = flag("same", "of the base's linear layers: that of --dtype, or int8 by output channel",
+                           ("same", "int8"))
     threads: int = flag(None, "CPU threads a process; 0 = torch's choice", kind=int)
     rollout_batch: int = flag(None, "rows that decode together", kind=int)
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", kind=int)
@@ -259,16 +264,19 @@ def config_of_run(saved: dict, path) -> Config:
     return Config(**saved)
 
 
-def resolve_config(cfg: Config, prompt_format: str) -> Config:
-    """Fill in what prompt format, --algo and other flags imply. Raises ValueError with the fix."""
+def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Config:
+    """Fill in what prompt format, --algo, device and other flags imply. Raises ValueError with the fix."""
     presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo]
     missing = {name: value for name, value in presets.items() if getattr(cfg, name) is None}
     cfg = dataclasses.replace(cfg, prompt_format=prompt_format, **missing)
     half = 1 if cfg.single else cfg.pop // 2
     grace = cfg.evolve_every if cfg.grace < 0 else cfg.grace
     duplicate_penalty = cfg.invalid_penalty if cfg.duplicate_penalty is None else cfg.duplicate_penalty
+    importance_cap = cfg.importance_cap
+    if importance_cap is None:              # on a CPU rollout and training agree to 1e-6
+        importance_cap = 2.0 if device == "cuda" else 0.0
     cfg = dataclasses.replace(cfg, teachers=cfg.teachers or half, students=cfg.students or half, grace=grace,
-                              duplicate_penalty=duplicate_penalty)
+                              duplicate_penalty=duplicate_penalty, importance_cap=importance_cap)
     check(cfg)
     return cfg
 
@@ -297,6 +305,8 @@ def check(cfg: Config) -> None:
            f"--theory {cfg.theory}: the micro prompt format has words for {miu.THEORY} alone")
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
            f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks: give at least 1")
+    demand(cfg.importance_cap == 0 or cfg.importance_cap >= 1,
+           f"--importance-cap {cfg.importance_cap}: give at least 1, or 0 for no weights")
     demand(0 <= cfg.replace_frac < 1, f"--replace-frac {cfg.replace_frac}: give a share in [0, 1)")
     demand(cfg.temperature > 0,
            f"--temperature {cfg.temperature}: greedy solve rates are 0 or 1; give a positive number")

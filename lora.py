@@ -13,6 +13,7 @@ Layers that read the same x (q, k, v; gate, up) share the first product. On a GP
 for any number of members: a step reads every factor once whichever the product, and this one needs no order,
 so that rows may come and go while a CUDA graph holds the step.
 """
+import copy
 import math
 from collections.abc import Iterable
 
@@ -20,6 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from config import TARGETS
+from infra.precision import wide
 
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]      # layer path -> A (R, in), B (out, R)
 DENSE = 16                 # members up to which single tokens take the dense product
@@ -112,8 +114,14 @@ class Adapters:
             B[p].zero_()
 
     def factors(self, p: int) -> Factors:
-        """A detached copy of member p's factors."""
-        return {path: (A[p].detach().clone(), B[p].detach().clone()) for path, (A, B) in self.masters.items()}
+        """A detached copy of member p's factors; on the CPU where the device lacks the operators' float64."""
+        device = next(iter(self.masters.values()))[0].device
+        if wide(device) != torch.float64:
+            device = torch.device("cpu")
+        copies = {}
+        for path, pair in self.masters.items():
+            copies[path] = tuple(x[p].detach().to(device, copy=True) for x in pair)
+        return copies
 
     @torch.no_grad()
     def set_factors(self, p: int, factors: Factors) -> None:
@@ -154,18 +162,24 @@ class AdapterWeights:
         self.adapters = adapters
         self.dtype = dtype
         self.made = {}
-        self.present = member[member >= 0].unique()
+        self.sizes = {}
+        self.present = member[member >= 0].unique()     # where `member` is: on the CPU no GPU is waited for
         sizes = {adapters.rank}
         for path in adapters.A:
             sizes |= {adapters.A[path].shape[2], adapters.B[path].shape[1]}
         aligned = all(n * dtype.itemsize % 16 == 0 for n in sizes)
-        self.can_group = aligned and (member.device.type == "cpu" or dtype == torch.bfloat16)   # grouped_mm
+        self.can_group = aligned and (self.device.type == "cpu" or dtype == torch.bfloat16)     # grouped_mm
+
+    @property
+    def device(self) -> torch.device:
+        """Where the factors are."""
+        return next(iter(self.adapters.A.values())).device
 
     def pick(self, factor: torch.Tensor) -> torch.Tensor:
         """Those members' part (k, ...) of a stacked factor (P, ...)."""
         rows = self.adapters.rows(self.present)
         if len(rows) < len(factor):
-            factor = factor[rows]
+            factor = factor[rows.to(self.device, non_blocking=True)]
         return factor.to(self.dtype)
 
     def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -185,6 +199,7 @@ class AdapterWeights:
                 Bs.append(F.pad(B, (before, sum(sizes) - before - n)) if len(sizes) > 1 else B)
             before += n
         self.made[paths] = None
+        self.sizes[paths] = sizes
         if len(As) == 1:
             B = Bs[0]                               # no copy, but of what `pick` has copied anyway
             if self.dtype != torch.float32 and not torch.is_grad_enabled():
@@ -203,6 +218,49 @@ class AdapterWeights:
         """As Adapters.route, for rows of no other members than these."""
         return LoRARouter(self, member) if (member >= 0).any() else None
 
+    def leaves(self, member: torch.Tensor) -> "AdapterWeights":
+        """Of these, once materialized, the factors that rows of members (B,) need, as leaves: a backward pass
+        leaves its gradients with them, and `add_gradients` passes them on."""
+        part = copy.copy(self)
+        part.present = member[member >= 0].unique()
+        part.made = {}
+        all_of_them = len(part.present) == len(self.present)
+        place = torch.searchsorted(self.present, part.present).to(self.device, non_blocking=True)
+        for paths, factors in self.made.items():
+            leaves = []
+            for x in factors or ():
+                x = x.detach() if all_of_them else x.detach().index_select(0, place)
+                leaves.append(x.requires_grad_())
+            part.made[paths] = tuple(leaves) or None
+        return part
+
+    def add_gradients(self, scale: float = 1.0) -> None:
+        """Add the leaves' gradients times `scale` to .grad of the stacked factors, in float32."""
+        rows = self.adapters.rows(self.present).to(self.device, non_blocking=True)
+
+        def add(grad: torch.Tensor, own: torch.Tensor) -> None:
+            if len(rows) == len(grad):
+                grad.add_(own, alpha=scale)
+            else:
+                grad.index_add_(0, rows, own.float(), alpha=scale)
+
+        for paths, factors in self.made.items():
+            row = column = 0                            # of the layer's block, see `together`
+            for path, n in zip(paths, self.sizes[paths]):
+                if path in self.adapters.A:
+                    A, B = factors
+                    block = slice(row, row + self.adapters.rank)
+                    add(self.adapters.A[path].grad, A.grad[:, block])
+                    add(self.adapters.B[path].grad, B.grad[:, block, column:column + n].transpose(1, 2))
+                    row += self.adapters.rank
+                column += n
+
+    def gradients_are_finite(self) -> bool:
+        """Whether all leaves' gradients are; waits for a GPU."""
+        grads = [x.grad for factors in self.made.values() if factors is not None for x in factors]
+        return bool(torch.stack([grad.isfinite().all() for grad in grads]).all())
+
+
     def dense_route(self, member: torch.Tensor) -> "DenseRouter | None":
         """The same without a look at any value: by the dense product; None if all rows of the call are -1."""
         return DenseRouter(self, member) if len(self.present) else None
@@ -219,7 +277,8 @@ class DenseRouter:
         self.k = len(weights.present)
         self.scale = weights.adapters.scale
         is_own = member[:, None] == weights.present                 # (B, k)
-        self.member_mask = self.scale * is_own.to(weights.dtype)[:, None, :, None]          # (B, 1, k, 1)
+        member_mask = self.scale * is_own.to(weights.dtype)[:, None, :, None]
+        self.member_mask = member_mask.to(weights.device, non_blocking=True)                # (B, 1, k, 1)
 
     def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor,
                  y: torch.Tensor) -> torch.Tensor:
@@ -245,10 +304,11 @@ class LoRARouter(DenseRouter):
     def __init__(self, weights: AdapterWeights, member: torch.Tensor):
         super().__init__(weights, member)
         count = (member[:, None] == weights.present).sum(0)
-        self.ends = count.cumsum(0).int()                           # of each member among the rows in order
+        ends = count.cumsum(0).int()                                # of each member among the rows in order
+        self.ends = ends.to(weights.device, non_blocking=True)
         rows = member.argsort(stable=True)[(member < 0).sum():]     # in order, without those of the base
         in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
-        self.rows = None if in_order else rows
+        self.rows = None if in_order else rows.to(weights.device, non_blocking=True)
         self.is_equal = in_order and bool((count == count[0]).all())
 
     def add(self, A, B, x, y):

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from attention import KVCache, PagedCache, attend, masks
+from infra.precision import linear
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class Linear(nn.Linear):
     def __init__(self, path: str, n_in: int, n_out: int, bias: bool = False):
         super().__init__(n_in, n_out, bias=bias)
         self.path = path
+        self.scale = None                       # (out,) of a weight in int8
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight, self.scale, self.bias)
 
 
 class FusedLinear:
@@ -60,13 +65,16 @@ class FusedLinear:
         self.paths = tuple(layer.path for layer in layers)
         self.sizes = [layer.out_features for layer in layers]
         self.weight = None
+        self.scale = None
         self.bias = None
         self.places = []
 
     @torch.no_grad()
     def fuse(self) -> None:
         """Copy the layers' frozen weights into one tensor, of which they become views."""
-        for name in ("weight", "bias") if self.layers[0].bias is not None else ("weight",):
+        for name in ("weight", "scale", "bias"):
+            if getattr(self.layers[0], name) is None:
+                continue
             whole = torch.cat([getattr(layer, name) for layer in self.layers])
             setattr(self, name, whole)
             for layer, view in zip(self.layers, whole.split(self.sizes)):
@@ -76,7 +84,7 @@ class FusedLinear:
     def __call__(self, x: torch.Tensor, lora=None) -> tuple[torch.Tensor, ...]:
         """One output (B, T, out) a layer; one by one where a layer got another weight since `fuse`."""
         if self.places == [layer.weight.data_ptr() for layer in self.layers]:
-            y = F.linear(x, self.weight, self.bias)
+            y = linear(x, self.weight, self.scale, self.bias)
         else:
             y = torch.cat([layer(x) for layer in self.layers], -1)
         if lora is not None:
@@ -255,11 +263,12 @@ class Model(nn.Module):
                 lora=None, checkpointing: bool = False) -> torch.Tensor:
         """Final hidden states (B, T, C) of ids (B, T).
 
-        positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys,
-        None means causal (one token with a cache sees every filled slot); a cache takes several tokens only
-        while it is empty, a PagedCache always one a row, with its position; lora(paths, sizes, x, y) adds the
-        rows' adapters to the joint output y of layers that share an input x; checkpointing keeps only each
-        block's input for the backward pass, which computes the rest again (1604.06174).
+        positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys or
+        a BlockMask (flex.py; not with sliding windows), None means causal (one token with a cache sees every
+        filled slot); a cache takes several tokens only while it is empty, a PagedCache always one a row, with
+        its position; lora(paths, sizes, x, y) adds the rows' adapters to the joint output y of layers that
+        share an input x; checkpointing keeps only each block's input for the backward pass, which computes
+        the rest again (1604.06174).
         """
         B, T = ids.shape
         cfg = self.cfg

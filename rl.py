@@ -13,19 +13,24 @@ differ is a choice of its own in UpdateConfig; config.ALGORITHMS says what each 
 
 A member's loss is a sum over its own tokens: its step does not depend on who else is in the batch.
 """
-from dataclasses import dataclass, fields, replace
+import sys
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
+import flex
 from generate import Rollout
-from lora import Adapters, LoRARouter
+from infra.precision import wide
+from lora import Adapters, AdapterWeights, LoRARouter
 from model import Base
+from pack import Packed, micro_batches, pack
 
 CHUNK = 1 << 25                            # logits that exist at once: a whole batch's would fill a GPU
-SUMS = ("trained_tokens", "kl", "entropy", "train_rollout_logprob_diff", "clip_frac", "approx_kl")
+LOSS_SCALE = 2.0 ** 16                     # of a float16 base, at first: see `learn`
+SUMS = ("trained_tokens", "overflows", "kl", "entropy", "capped_frac", "clip_frac", "approx_kl")
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class UpdateConfig:
     epochs: int = 1                        # optimiser steps on one batch; in the first the ratio is 1
     kl_coef: float = 0.0                   # of the KL to the bare base
     entropy_coef: float = 0.0
+    importance_cap: float = 0.0            # of the weight training / rollout probability; 0 = no weight
     temperature: float = 1.0               # that the rows were sampled at
     max_new_tokens: int = 128              # the constant in token_weight
     tokens_per_microbatch: int = 8192
@@ -66,13 +72,13 @@ class Batch:
 
 def group_mean(x: torch.Tensor, group: torch.Tensor, weight: torch.Tensor | None = None):
     """Weighted mean and standard deviation of x (N,) in each row's group (N,), for each row; in float64."""
-    x = x.double()
-    weight = torch.ones_like(x) if weight is None else weight.double()
+    x = x.to(wide(x.device))
+    weight = torch.ones_like(x) if weight is None else weight.to(x.dtype)
     _, index = group.unique(return_inverse=True)
     n_groups = int(index.max()) + 1
 
     def total(y):
-        return torch.zeros(n_groups, dtype=torch.float64, device=x.device).index_add_(0, index, y)
+        return x.new_zeros(n_groups).index_add_(0, index, y)
 
     mass = total(weight).clamp_min(1e-12)
     mean = (total(weight * x) / mass)[index]
@@ -87,7 +93,7 @@ def advantages(batch: Batch, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor
     baseline nor scale. A reward that is not finite makes NaN, which `accumulate` reports.
     """
     mean, std = group_mean(batch.reward, batch.group)
-    adv = batch.reward.double()
+    adv = batch.reward.to(mean.dtype)
     has_variance = ~(std <= 1e-6) | (cfg.baseline == cfg.scale_rewards == "none")      # true for NaN
     if cfg.baseline != "none":
         adv = adv - mean
@@ -119,96 +125,7 @@ def token_weight(rollout: Rollout, cfg: UpdateConfig = UpdateConfig()) -> torch.
     return 1.0 / torch.zeros_like(index).index_add_(0, index, rollout.n_tokens)[index]
 
 
-# --- packing ------------------------------------------------------------------------------------------------
-#
-# One copy of each prompt, its answers behind it: what the update runs instead of one row an answer.
-#
-#     p p p p a a a b b       a line: prompt p, then answers a and b of one member, each less its last token
-#     0 1 2 3 4 5 6 4 5       positions: every answer goes on from the prompt
-#
-# A token sees the prompt and its own answer up to itself, so that states and gradients are those of separate
-# rows. Eight proposals of 40 tokens to a prompt of 500 cost 812 tokens instead of 4,312.
-
-Line = list[int]                           # rows of a rollout that share a member and a prompt
-
-
-@dataclass
-class Packed:
-    """G lines of T tokens, padded on the right, by member, and where their M answer tokens are predicted."""
-    ids: torch.Tensor                      # (G, T) int64
-    positions: torch.Tensor                # (G, T)
-    mask: torch.Tensor | None              # (G, 1, T, T) true where seen; None = causal: one answer a line
-    member: torch.Tensor                   # (G,)
-    source: torch.Tensor                   # (M,) index into the flattened (G T) states
-    target: torch.Tensor                   # (M,) the answer token
-    row: torch.Tensor                      # (M,) its row in the rollout
-    column: torch.Tensor                   # (M,) its place in that row
-    logp: torch.Tensor                     # (M,) its log-probability in the rollout
-
-
-def size(rollout: Rollout, line: Line) -> int:
-    """Tokens of a line."""
-    return int(rollout.prompt_len[line[0]] + (rollout.n_tokens[line] - 1).sum())
-
-
-def lines(rollout: Rollout, rows: list[int], budget: int) -> list[Line]:
-    """Put rows of one member and prompt into lines of at most `budget` tokens, a longer row into its own."""
-    groups: dict[tuple, list[Line]] = {}                   # lines by member and prompt
-    cost = (rollout.n_tokens - 1).tolist()
-    for i in rows:
-        prompt = rollout.ids[i, :rollout.prompt_len[i]].tolist()
-        group = groups.setdefault((int(rollout.member[i]), *prompt), [[]])
-        used = len(prompt) + sum(cost[j] for j in group[-1])
-        if group[-1] and used + cost[i] > budget:
-            group.append([])
-        group[-1].append(i)
-    return sum(groups.values(), [])
-
-
-def micro_batches(rollout: Rollout, rows: list[int], budget: int) -> list[list[Line]]:
-    """Split rows into batches of lines of at most `budget` padded tokens, similar lengths together."""
-    todo = sorted((size(rollout, line), line) for line in lines(rollout, rows, budget))
-    out = []
-    while todo:
-        n = 1                                              # a line beyond the budget runs alone
-        while n < len(todo) and (n + 1) * todo[n][0] <= budget:
-            n += 1
-        out.append([line for _, line in todo[:n]])
-        todo = todo[n:]
-    return out
-
-
-def pack(rollout: Rollout, batch: list[Line], device="cpu") -> Packed:
-    """Lay out a batch of lines, on the given device."""
-    batch = sorted(batch, key=lambda line: int(rollout.member[line[0]]))
-    G, T = len(batch), max(size(rollout, line) for line in batch)
-    row, position = torch.zeros(2, G, T, dtype=torch.int64)
-    answer = torch.full((G, T), -1)                        # 0 = prompt; 1, 2, ... = answers; -1 = padding
-    source, targets = [], []
-    for g, line in enumerate(batch):
-        P = at = int(rollout.prompt_len[line[0]])
-        row[g, :P] = line[0]
-        position[g, :P] = torch.arange(P)
-        answer[g, :P] = 0
-        for a, i in enumerate(line, 1):
-            n = int(rollout.n_tokens[i]) - 1               # the last token is predicted, and not read
-            here = slice(at, at + n)
-            row[g, here] = i
-            position[g, here] = torch.arange(P, P + n)
-            answer[g, here] = a
-            source += [g * T + P - 1, *range(g * T + at, g * T + at + n)]      # the prompt predicts the first
-            targets += [(i, t) for t in range(P, P + n + 1)]
-            at += n
-    of, t = torch.tensor(targets).unbind(1)
-    ids, answer = rollout.ids[row, position] * (answer >= 0), answer.to(device)
-    seen = (answer[:, None] == answer[..., None]) | (answer[:, None] == 0)             # (G, T, T): query, key
-    mask = None if max(map(len, batch)) == 1 else (seen & torch.ones_like(seen).tril())[:, None]
-    here = ids, position, rollout.member[row[:, 0]], torch.tensor(source), rollout.ids[of, t], of, t
-    ids, position, *rest = (x.to(device) for x in (*here, rollout.logp[of, t]))
-    return Packed(ids, position, mask, *rest)
-
-
-# --- loss and update ----------------------------------------------------------------------------------------
+# --- loss ---------------------------------------------------------------------------------------------------
 
 def token_logp(base: Base, hidden: torch.Tensor, target: torch.Tensor, temperature: float, entropy: bool):
     """Log-probability (M,) of target tokens (M,) given states (M, C), and entropy (M,) or None; float32.
@@ -247,15 +164,16 @@ class Adam:
         Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,).
         """
         params = self.adapters.parameters()                                    # of the k members here
-        norm = torch.zeros(len(active), dtype=torch.float64, device=active.device)
-        squares = torch.stack([p.grad.double().pow(2).sum((1, 2)) for p in params])
+        dtype = wide(active.device)
+        norm = torch.zeros(len(active), dtype=dtype, device=active.device)
+        squares = torch.stack([p.grad.to(dtype).pow(2).sum((1, 2)) for p in params])
         norm[self.adapters.here] = squares.sum(0).sqrt()
         skipped = active & ~norm.isfinite()
         a = (active & norm.isfinite()).nonzero().squeeze(1)
         if len(a):
             self.steps[a] += 1
             b1, b2 = self.betas
-            t = self.steps[a].double()
+            t = self.steps[a].to(dtype)
             scale = (self.clip / (norm[a] + 1e-6)).clamp_max(1.0).float()[:, None, None]
             lr_hat = (self.lr[a] / (1 - b1 ** t)).float()[:, None, None]       # with Adam's bias corrections
             root_hat = (1 - b2 ** t).rsqrt().float()[:, None, None]
@@ -312,11 +230,13 @@ def policy_loss(logp: torch.Tensor, old: torch.Tensor, p: Packed, adv: torch.Ten
 
 
 def token_losses(base: Base, route: LoRARouter, p: Packed, adv: torch.Tensor, cfg: UpdateConfig,
-                 on_policy: bool = True, checkpointing: bool = False):
+                 old: torch.Tensor | None = None, checkpointing: bool = False):
     """Loss and log-probability (M,) of the answer tokens of packed rows with advantages (N,), and SUMS.
 
-    policy_loss + kl_coef k3 - entropy_coef H. on_policy: nothing moved since the rows were sampled, the ratio
-    is 1, the gradient the plain policy gradient; else p.logp is from then. Looks at no value.
+    policy_loss times the importance weight + kl_coef k3 - entropy_coef H. old (M,): log-probabilities that
+    training gave the tokens before the first epoch; None = this is the first: the ratio is 1, the gradient
+    the plain policy gradient. The weight, min(exp(old - p.logp), importance_cap), corrects for a rollout that
+    computes otherwise than training does (truncated importance sampling, 2505.24034). Looks at no value.
     """
     def states(lora):
         hidden = base.model(p.ids, p.positions, p.mask, lora=lora, checkpointing=checkpointing)
@@ -325,14 +245,17 @@ def token_losses(base: Base, route: LoRARouter, p: Packed, adv: torch.Tensor, cf
     def k3(log_ratio):                                     # http://joschu.net/blog/kl-approx.html
         return log_ratio.exp() - log_ratio - 1
 
-    route.weights.materialize(base.model.fused_linears())  # outside of what checkpointing computes twice
     logp, H = token_logp(base, states(route), p.target, cfg.temperature, bool(cfg.entropy_coef))
     now = logp.detach()
-    loss, clipped = policy_loss(logp, now if on_policy else p.logp, p, adv, cfg)
-    if on_policy:                                          # rollout and training compute the same in two ways
-        terms = dict(train_rollout_logprob_diff=(now - p.logp).abs())
-    else:
-        terms = dict(clip_frac=clipped, approx_kl=k3(now - p.logp))
+    before = now if old is None else old
+    loss, clipped = policy_loss(logp, before, p, adv, cfg)
+    terms = {}
+    if old is not None:
+        terms = dict(clip_frac=clipped, approx_kl=k3(now - old))
+    if cfg.importance_cap:
+        weight = (before - p.logp).exp()
+        terms["capped_frac"] = weight > cfg.importance_cap
+        loss = loss * weight.clamp_max(cfg.importance_cap)
     if cfg.kl_coef:
         with torch.no_grad():
             plain = token_logp(base, states(None), p.target, cfg.temperature, False)[0]
@@ -341,8 +264,60 @@ def token_losses(base: Base, route: LoRARouter, p: Packed, adv: torch.Tensor, cf
     if cfg.entropy_coef:
         terms["entropy"] = H
         loss = loss - cfg.entropy_coef * H
-    sums = {name: x.detach().double().sum() for name, x in terms.items()}
-    return loss, now, dict.fromkeys(SUMS, 0.0) | sums | dict(trained_tokens=len(now))
+    sums = {name: x.detach().to(wide(x.device)).sum() for name, x in terms.items()}
+    return loss, now, dict(trained_tokens=len(now), **sums)
+
+
+# --- gradient and update ------------------------------------------------------------------------------------
+
+@dataclass
+class Findings:
+    """What a pass over a batch finds out beside the gradient; once it is through, of all processes."""
+    logp: torch.Tensor                     # (N, T) log-probabilities of the trained tokens, elsewhere 0
+    n_nonfinite: torch.Tensor              # (P,) tokens of each member whose loss is not finite
+    tokens_per_microbatch: int             # what fits into memory: as asked, or less
+    loss_scale: float                      # losses are multiplied by it, gradients divided
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
+
+    @property
+    def broken(self) -> torch.Tensor:
+        """Members (P,) with a loss that is not finite."""
+        return self.n_nonfinite > 0
+
+    def halve(self, n_tokens: int, e: RuntimeError) -> None:
+        """Lower the budget after a micro-batch has failed with e, which is raised if it is no lack of memory;
+        ValueError where nothing is left to split."""
+        if not out_of_memory(e):
+            raise e
+        if n_tokens > self.tokens_per_microbatch:
+            raise ValueError(f"a row of {n_tokens} tokens does not fit into memory: lower --max-new-tokens, "
+                             "--rank or --pop, or pass --dtype bfloat16; --plan shows what takes how "
+                             "much") from e
+        self.tokens_per_microbatch = n_tokens // 2
+        print(f"note: a micro-batch of {n_tokens} tokens does not fit into memory: --tokens-per-microbatch "
+              f"is {n_tokens // 2} from now on", file=sys.stderr, flush=True)
+
+    def sum_up(self, adapters: Adapters, world: int) -> None:
+        """Add up the gradients and findings of all processes."""
+        device = self.logp.device
+        numbers = torch.tensor([*map(float, self.sums.values())], dtype=wide(device), device=device)
+        if world > 1:
+            for x in (numbers, self.n_nonfinite, self.logp, *(p.grad for p in adapters.parameters())):
+                dist.all_reduce(x)
+            budget = torch.tensor([self.tokens_per_microbatch], device=device)
+            dist.all_reduce(budget, dist.ReduceOp.MIN)
+            self.tokens_per_microbatch = int(budget)
+        self.sums = dict(zip(SUMS, numbers.tolist()))
+
+
+def out_of_memory(e: RuntimeError) -> bool:
+    """Whether this is a lack of memory, for which a CPU's allocator has no type of its own."""
+    return isinstance(e, torch.OutOfMemoryError) or "allocate memory" in str(e)
+
+
+def contributing(batch: Batch, adv: torch.Tensor, cfg: UpdateConfig) -> torch.Tensor:
+    """Rows (N,) bool with a gradient: a member's with an advantage, or with a KL or entropy term."""
+    return (batch.rollout.member >= 0) & ((adv != 0) | bool(cfg.kl_coef or cfg.entropy_coef))
 
 
 def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, cfg=UpdateConfig(), *,
@@ -350,63 +325,128 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
     """Put the gradient of every member's loss into the stacked factors' .grad, summed over all processes.
 
     A member's loss is the sum over its tokens of token_weight times the token's loss. Rows that cannot
-    contribute are left out; one beyond the budget runs alone and checkpointed. A member with a non-finite
-    loss leaves the batch, lest it spoil its neighbours'. old (N, T): log-probabilities when sampled, if the
-    policy has moved since. Returns SUMS of all trained tokens, the members (P,) bool with a non-finite loss,
-    and the log-probabilities (N, T) of those tokens that this process trained.
+    contribute are left out. Where members have a non-finite loss, all is done again without them, lest they
+    spoil their neighbours' gradients. old (N, T): log-probabilities before the first epoch, in a later one.
+    Returns the last pass's Findings and the members (P,) bool that were left out.
     """
-    rollout = (batch.rollout if old is None else replace(batch.rollout, logp=old)).to("cpu")
-    weight, logp = token_weight(batch.rollout, cfg), torch.zeros_like(batch.rollout.logp)
-    member, advantage = rollout.member.tolist(), adv.tolist()
-    every_row = cfg.kl_coef or cfg.entropy_coef
-    rows = [i for i in range(len(adv)) if member[i] >= 0 and (every_row or advantage[i] != 0)]
+    rows = contributing(batch, adv, cfg)
+    broken = torch.zeros(adapters.n_members, dtype=torch.bool, device=adv.device)
+    while True:
+        found = one_pass(base, adapters, batch, adv, rows, cfg, old, rank, world, desc)
+        if not found.broken.any():
+            return found, broken
+        broken |= found.broken
+        rows &= ~broken[batch.rollout.member]
+        cfg = replace(cfg, tokens_per_microbatch=found.tokens_per_microbatch)
+
+
+def one_pass(base, adapters, batch, adv, rows, cfg, old, rank, world, desc) -> Findings:
+    """`accumulate` of the given rows (N,) bool. The processor waits for a GPU only when it is through.
+
+    Where a micro-batch does not fit into memory, all that is left is split by half the budget.
+    """
+    rollout, numbers = batch.rollout.to("cpu"), rows.nonzero().squeeze(1).tolist()
+    weights = AdapterWeights(adapters, rollout.member[numbers], base.model.embedding.dtype)
+    with torch.no_grad():
+        weights.materialize(base.model.fused_linears())
     for p in adapters.parameters():
         p.grad = torch.zeros_like(p)
-    sums, nonfinite = dict.fromkeys(SUMS, 0.0), set()
-    parts = micro_batches(rollout, rows, cfg.tokens_per_microbatch)[rank::world]
-    for part in tqdm(parts, desc=desc, leave=False, disable=not desc):
-        while part := [line for line in part if member[line[0]] not in nonfinite]:
-            packed = pack(rollout, part, adv.device)
-            is_long = packed.ids.numel() > cfg.tokens_per_microbatch
-            route = adapters.route(packed.member, base.model.embedding.dtype)
-            loss, now, found = token_losses(base, route, packed, adv, cfg, old is None, is_long)
-            if loss.isfinite().all():
-                (loss * weight[packed.row]).sum().backward()
-                logp[packed.row, packed.column] = now
-                sums = {name: sums[name] + found[name] for name in SUMS}
-                break
-            nonfinite |= {member[i] for i in packed.row[~loss.isfinite()].tolist()}
-    sums = torch.tensor([*map(float, sums.values())], dtype=torch.float64, device=adv.device)
-    broken = torch.tensor([float(p in nonfinite) for p in range(adapters.n_members)], device=adv.device)
-    if world > 1:
-        for x in (sums, broken, *(p.grad for p in adapters.parameters())):
-            dist.all_reduce(x)
-    return dict(zip(SUMS, sums.tolist())), broken > 0, logp
+    by_blocks, weight = flex.serves(base.model), token_weight(batch.rollout, cfg)
+    found = Findings(torch.zeros_like(batch.rollout.logp), torch.zeros(adapters.n_members, device=adv.device),
+                     cfg.tokens_per_microbatch, LOSS_SCALE if weights.dtype == torch.float16 else 1.0)
+    todo = micro_batches(rollout, numbers, cfg.tokens_per_microbatch)[rank::world]
+    with tqdm(total=len(todo), desc=desc, leave=False, disable=not desc) as bar:
+        while todo:
+            packed = pack(rollout, todo[0], adv.device, by_blocks)
+            try:
+                is_done = learn(base, weights, packed, batch, adv, weight, cfg, old, found)
+            except RuntimeError as e:
+                found.halve(packed.ids.numel(), e)
+                left = [i for part in todo for line in part for i in line]
+                todo = micro_batches(rollout, left, found.tokens_per_microbatch)
+                continue
+            if is_done:
+                todo.pop(0)
+                bar.update()
+            elif found.loss_scale == 1:
+                todo[:1] = [[line] for line in todo[0]]
+    found.sum_up(adapters, world)
+    return found
+
+
+def learn(base: Base, weights: AdapterWeights, p: Packed, batch: Batch, adv: torch.Tensor,
+          weight: torch.Tensor, cfg: UpdateConfig, old: torch.Tensor | None, found: Findings) -> bool:
+    """Add a micro-batch's gradient to .grad, and what it tells to `found`. A row beyond the budget runs
+    checkpointed.
+
+    With a base in float16 small gradients would be 0 without found.loss_scale. Where they overflow, it is
+    lowered and False returned: to be done again, at scale 1 line by line, lest it spoil other members. One
+    that overflows even so is for Adam to skip.
+    """
+    leaves = weights.leaves(p.member)
+    before = None if old is None else old[p.row, p.column]
+    is_long = p.ids.numel() > found.tokens_per_microbatch
+    loss, logp, sums = token_losses(base, leaves.route(p.member), p, adv, cfg, before, is_long)
+    (loss * (found.loss_scale * weight)[p.row]).sum().backward()
+    may_shrink = weights.dtype == torch.float16 and (found.loss_scale > 1 or len(p.ids) > 1)
+    if may_shrink and loss.isfinite().all() and not leaves.gradients_are_finite():
+        found.loss_scale = max(1.0, found.loss_scale / 16)
+        found.sums["overflows"] += 1
+        return False
+    leaves.add_gradients(1 / found.loss_scale)
+    found.logp[p.row, p.column] = logp
+    found.n_nonfinite.index_add_(0, batch.rollout.member[p.row], (~loss.isfinite()).float())
+    for name, x in sums.items():
+        found.sums[name] += x
+    return True
+
+
+def gap(logp: torch.Tensor, rollout: Rollout, rows: torch.Tensor) -> dict[str, float]:
+    """How log-probabilities (N, T) in training differ from the rollout's, over the answers of rows (N,) bool:
+    mean, quantiles and maximum of the difference's size, and its mean with the sign."""
+    difference = (logp - rollout.logp)[rollout.mask & rows[:, None]].cpu().double()
+    if not len(difference):
+        difference = torch.zeros(1)
+    size = difference.abs().sort().values
+    last = len(size) - 1
+    figures = dict(diff=size.mean(), signed=difference.mean(), p50=size[last // 2],
+                   p99=size[last * 99 // 100], max=size[-1])
+    return {f"train_rollout_logprob_{name}": x.item() for name, x in figures.items()}
+
+
+def per_token(found: Findings, names: tuple[str, ...]) -> dict[str, float]:
+    """Means of some of SUMS over the trained tokens."""
+    return {name: found.sums[name] / max(1, found.sums["trained_tokens"]) for name in names}
 
 
 def update(base: Base, adapters: Adapters, adam: Adam, batch: Batch, adv: torch.Tensor, cfg=UpdateConfig(),
            first=None, **where) -> dict:
-    """cfg.epochs optimiser steps: members with rows move, by momentum alone where all advantages are 0;
-    others are not touched, nor from then on is one whose loss or gradient is not finite.
+    """cfg.epochs optimiser steps. Members without a row that contributes are not touched, whatever their
+    momentum, nor from then on is one whose loss or gradient is not finite.
 
     first: what `accumulate` returned for the first epoch, if it was called; where: its rank, world and desc.
-    Returns trained_tokens and skipped members of all epochs; of the first, grad_norm per member and means per
-    token of kl, entropy and train_rollout_logprob_diff, |log-probability in training - in rollout|; of the
-    last, if there are several, clip_frac and approx_kl, both against the policy before the first.
+    Returns trained_tokens, overflows and skipped members of all epochs and the tokens_per_microbatch that
+    fit; of the first epoch, grad_norm per member, `gap` and means per token of kl, entropy and capped_frac;
+    of the last, if there are several, clip_frac and approx_kl, both against the policy before the first.
     """
-    sums, broken, logp = first or accumulate(base, adapters, batch, adv, cfg, **where)
-    has_rows = torch.zeros_like(broken)
-    has_rows[batch.rollout.member[batch.rollout.member >= 0]] = True
-    norm, skipped = adam.step(has_rows & ~broken)
+    found, broken = first or accumulate(base, adapters, batch, adv, cfg, **where)
+    rows = contributing(batch, adv, cfg)
+    active = torch.zeros_like(broken)
+    active[batch.rollout.member[rows]] = True
+    told = gap(found.logp, batch.rollout, rows & ~broken[batch.rollout.member])
+    told |= per_token(found, ("kl", "entropy", "capped_frac"))
+    norm, skipped = adam.step(active & ~broken)
     skipped = skipped | broken
-    last, trained = sums, sums["trained_tokens"]
+    before, n_trained, n_overflows = found.logp, found.sums["trained_tokens"], found.sums["overflows"]
     for _ in range(1, cfg.epochs):
-        last, broken, _ = accumulate(base, adapters, batch, adv, cfg, old=logp, **where)
+        cfg = replace(cfg, tokens_per_microbatch=found.tokens_per_microbatch)
+        found, broken = accumulate(base, adapters, batch, adv, cfg, old=before, **where)
         skipped |= broken
-        skipped |= adam.step(has_rows & ~skipped)[1]
-        trained += last["trained_tokens"]
-    means = {name: sums[name] / max(1, sums["trained_tokens"]) for name in SUMS[1:4]}
+        skipped |= adam.step(active & ~skipped)[1]
+        n_trained += found.sums["trained_tokens"]
+        n_overflows += found.sums["overflows"]
     if cfg.epochs > 1:
-        means |= {name: last[name] / max(1, last["trained_tokens"]) for name in SUMS[4:]}
-    return dict(trained_tokens=int(trained), **means, grad_norm=[round(x, 6) for x in norm.tolist()],
-                skipped=skipped.nonzero().squeeze(1).tolist())
+        told |= per_token(found, ("clip_frac", "approx_kl"))
+    return dict(trained_tokens=int(n_trained), overflows=int(n_overflows), **told,
+                tokens_per_microbatch=found.tokens_per_microbatch,
+                grad_norm=[round(x, 6) for x in norm.tolist()], skipped=skipped.nonzero().squeeze(1).tolist())

@@ -23,6 +23,7 @@ if __name__ == "__main__":
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # waiting threads that spin cost more than they save
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")       # --device mps: what it lacks runs on the CPU
 
 import torch
 
@@ -137,6 +138,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         first = rl.accumulate(base, adapters, batch, adv, learning, **where)
         with signals:       # a signal may end the first gradient; from here to the checkpoint it waits
             update = rl.update(base, adapters, adam, batch, adv, learning, first, **where)
+            learning = dataclasses.replace(learning, tokens_per_microbatch=update["tokens_per_microbatch"])
             clock.lap("update")
             matches = rate(cfg, pairs, proposed, step)
             clock.lap("rate")
@@ -199,8 +201,6 @@ def main(cfg: Config) -> RunDir:
     check(cfg)
     ranks = Ranks.join(cfg.device)
     cfg, base = ranks.together(lambda: prepare(cfg, ranks))
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
     run, resuming = open_run(cfg, ranks)
     if resuming:
         before = dataclasses.asdict(config_of_run(run.config(), run.path))

@@ -18,7 +18,8 @@ import torch
 from eval.summary import BASE, against, against_table, summarise, table
 from infra.checkpoint import RunDir, differing
 from infra.distributed import Ranks
-from infra.weights import load_base, load_model, load_peft, pick_dtype, weights_hash
+from infra.precision import DTYPES, pick_dtype
+from infra.weights import load_base, load_model, load_peft, weights_hash
 from lora import Adapters
 from model import Base
 from selfplay import member_order
@@ -55,7 +56,8 @@ def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple =
     add("--seed", type=int, default=0)
     add("--rollout-batch", type=int, dest="max_rows", default=64, help="rows that decode together")
     add("--device", default="auto", help="auto, cpu or cuda")
-    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: bfloat16 on cuda")
+    add("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: as train.py, but float32 on a CPU")
+    add("--base-dtype", default="", choices=("same", "int8"), help="as train.py; default: the run's, or same")
     return parser
 
 
@@ -108,7 +110,8 @@ def load(args: argparse.Namespace) -> Population:
     directories = peft_directories(given)
     device = Ranks.join(args.device).device
     name = base_name(args, [adapter_config(path) for path in directories.values()])
-    base = load_base(name, pick_dtype(args.dtype, device), device)
+    dtype = DTYPES[pick_dtype(args.dtype, device)]
+    base = load_base(name, dtype, device, args.base_dtype or of_run(args, "base_dtype") or "same")
     return stack(base, weights_hash(base.model), directories)
 
 
@@ -140,12 +143,15 @@ def adapter_config(directory: Path) -> dict:
         raise ValueError(f"{directory} is not a readable PEFT adapter ({e})") from None
 
 
+def of_run(args: argparse.Namespace, name: str):
+    """A flag's value in the run that --run names; None where there is no run, or it does not say."""
+    config = Path(args.run).expanduser() / "config.json"
+    return json.loads(config.read_text()).get(name) if args.run and config.exists() else None
+
+
 def base_name(args: argparse.Namespace, configs: list[dict]) -> str:
     """--base, or what the run or the adapters were trained on. Raises ValueError where nobody says it."""
-    config = Path(args.run).expanduser() / "config.json"
-    name = args.base
-    if not name and args.run and config.exists():
-        name = json.loads(config.read_text())["base"]
+    name = args.base or of_run(args, "base")
     for adapter in configs:
         name = name or adapter.get("base_model_name_or_path")
     if not name:

@@ -34,6 +34,17 @@ def reuse_memory() -> None:
         libc.mallopt(-1, 1 << 29)                      # M_TRIM_THRESHOLD
 
 
+def check_mps() -> None:
+    """Raises ValueError where an Apple GPU is not there, or not for this process alone and set up."""
+    if not torch.backends.mps.is_available():
+        raise ValueError("--device mps: torch sees no Apple GPU; use --device cpu")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("--device mps is for one process: start it without torchrun")
+    if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") != "1":        # train.py does so before it imports torch
+        raise ValueError("--device mps: operations that it lacks run on the processor only where the shell "
+                         "says export PYTORCH_ENABLE_MPS_FALLBACK=1")
+
+
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Sum of a tensor's bits as integers, modulo 2^64: the same in whatever order a device adds them up.
     Comparable between tensors of one layout."""
@@ -65,16 +76,20 @@ class Ranks:
     @classmethod
     def join(cls, device: str) -> "Ranks":
         """Join torchrun's process group if there is one. device: "auto", "cpu", "cuda" (the card of this
-        process) or "cuda:1". Raises ValueError without CUDA."""
+        process), "cuda:1" or "mps". Raises ValueError where there is none."""
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError(f"--device {device}: torch sees no CUDA device; use --device cpu")
+        if device == "mps":
+            check_mps()
         reuse_memory()
         world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
         if device == "cuda":
             device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         if device.startswith("cuda"):
+            if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+                os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"   # loses less between blocks
             torch.cuda.set_device(device)
             # cuDNN's attention plans anew for every shape, half a second each, and nearly every shape is new
             torch.backends.cuda.enable_cudnn_sdp(False)
@@ -132,11 +147,12 @@ class Ranks:
     def broadcast_member(self, adapters: Adapters, slot: int) -> None:
         """Process 0's factors of a member for all of them, bit for bit."""
         if self.world > 1:
-            for master in (master for pair in adapters.masters.values() for master in pair):
-                own = master.detach()[slot]
-                sent = own.to(self.device)          # members may be kept elsewhere than they are computed
-                dist.broadcast(sent, 0)
-                own.copy_(sent)
+            for pair in adapters.masters.values():
+                for factor in pair:
+                    own = factor.detach()[slot]
+                    sent = own.to(self.device)      # members may be kept elsewhere than they are computed
+                    dist.broadcast(sent, 0)
+                    own.copy_(sent)
 
     def check_equal(self, values: dict[str, int | torch.Tensor], where: str, advice: str = "") -> None:
         """Raises ValueError in every process if one of these values is not the same in all of them.

@@ -40,6 +40,7 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
 
     targets = cfg.lora_targets.split(",")
     n_adapted = 0
+    base = sum(p.numel() for p in model.parameters()) * size
     factors = 0                             # numbers in all members' factors
     serving = 0                             # ... and in the copies for the products, with blocks of zeros
     for fused in model.fused_linears():
@@ -48,7 +49,14 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
         factors += n_members * cfg.rank * sum(x.in_features + x.out_features for x in adapted)
         serving += n_members * cfg.rank * len(adapted) * (fused.layers[0].in_features + sum(fused.sizes))
 
+    if cfg.base_dtype == "int8":
+        layers = model.linears().values()
+        base += sum(x.out_features * (size + x.in_features * (1 - size)) for x in layers)
+        base += size * max(fused.layers[0].in_features * sum(fused.sizes) for fused in model.fused_linears())
+
     saved = L * (4 * C + 4 * I + 3 * q + 3 * kv) + n_adapted * cfg.rank     # a token's, for the backward pass
+    if cfg.device != "cpu" and torch.cuda.is_available():       # dense masks repeat keys and values
+        saved += L * 2 * (q - kv)
     passing = 4 * C + max(4 * I, 4 * q + 3 * kv)        # of the one layer being computed: MLP or attention
     whole = cfg.tokens_per_microbatch * (saved + passing)
     checkpointed = T * (L * C + saved / L + passing)
@@ -59,7 +67,7 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
     # the logits, and in float32 their log-probabilities, probabilities and sums
     sampling = cfg.rollout_batch * m.vocab_size * (size + 12)
     chunk = min(rl.CHUNK, max(cfg.tokens_per_microbatch, T) * m.vocab_size)
-    plan = dict(base=sum(p.numel() for p in model.parameters()) * size,
+    plan = dict(base=base,
                 adapters=factors * 4 + serving * size,
                 optimiser=factors * 8,
                 cache=cfg.rollout_batch * T * 2 * kv * size * (L + 1),  # one layer twice while rows leave
@@ -86,7 +94,10 @@ def largest_budget(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free
 def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float) -> tuple[str, bool]:
     """The plan as text, a line a use, with the largest micro-batch; and whether it fits into `free` GB."""
     plan, T = memory_plan(cfg, m, dtype, n_members), longest_row(cfg, m)
-    meaning = dict(base=f"the frozen model in {str(dtype).removeprefix('torch.')}",
+    number = str(dtype).removeprefix("torch.")
+    if cfg.base_dtype == "int8":
+        number = f"int8, and one layer of it in {number}"
+    meaning = dict(base=f"the frozen model in {number}",
                    adapters=f"{n_members} of rank {cfg.rank}",
                    optimiser="Adam's two moments",
                    cache=f"generation: keys and values of {cfg.rollout_batch} rows of {T} tokens",
@@ -104,7 +115,7 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
                 else "no --tokens-per-microbatch fits")
     if need > free:
         rows.append("lower --tokens-per-microbatch, --rollout-batch, --max-new-tokens, --rank or --pop, "
-                    "or pass --dtype bfloat16")
+                    "or pass --dtype bfloat16 or --base-dtype int8")
     return "\n".join(rows), need <= free
 
 
@@ -112,6 +123,8 @@ def free_memory(device: torch.device) -> float:
     """Gigabytes available to one process (CPU: its share of MemAvailable; infinite where none is told)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] / 2 ** 30
+    if device.type == "mps":
+        return (torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()) / 2 ** 30
     meminfo = Path("/proc/meminfo")
     for row in meminfo.read_text().splitlines() if meminfo.exists() else []:
         if row.startswith("MemAvailable"):
@@ -125,8 +138,8 @@ def halve_until(n: int, attempt, flag: str) -> int:
         try:
             attempt(n)
             return n
-        except RuntimeError as e:           # torch.OutOfMemoryError is one; a CPU's has no type of its own
-            if not isinstance(e, torch.OutOfMemoryError) and "allocate memory" not in str(e):
+        except RuntimeError as e:
+            if not rl.out_of_memory(e):
                 raise
         instead = f", trying {n // 2}" if n > 1 else ""
         print(f"note: {flag} {n} does not fit into memory{instead}", file=sys.stderr, flush=True)
@@ -180,20 +193,23 @@ def autotune_batch(cfg, base: Base, adapters: Adapters, ranks: Ranks):
         n_bytes = int(sum(plan[use] for use in GENERATE) * 2 ** 30)
         torch.empty(n_bytes, dtype=torch.uint8, device=model.embedding.device)
 
-    def micro_batch(budget: int) -> None:
-        """Run the worst micro-batches of a budget of tokens."""
+    def micro_batch(budget: int) -> int:
+        """Run the worst micro-batches of a budget of tokens; the budget with which they came through."""
         trial = replace(cfg, tokens_per_microbatch=budget)
-        try:
-            for batch in worst_batches(model, trial, len(adapters.here)):
-                rl.accumulate(base, adapters, batch, batch.reward, rl.UpdateConfig.of(trial))
-        finally:
-            for p in adapters.parameters():
-                p.grad = None
+        for batch in worst_batches(model, trial, len(adapters.here)):
+            found, _ = rl.accumulate(base, adapters, batch, batch.reward, rl.UpdateConfig.of(trial))
+            trial = replace(trial, tokens_per_microbatch=found.tokens_per_microbatch)
+        for p in adapters.parameters():
+            p.grad = None
+        return trial.tokens_per_microbatch
 
     def try_both() -> tuple[int, int]:
         """What this process holds."""
-        return (halve_until(cfg.rollout_batch, rollout, "--rollout-batch"),
-                halve_until(cfg.tokens_per_microbatch, micro_batch, "--tokens-per-microbatch"))
+        n_rows = halve_until(cfg.rollout_batch, rollout, "--rollout-batch")
+        n_tokens = cfg.tokens_per_microbatch
+        while (fitting := micro_batch(n_tokens)) < n_tokens:        # then others are the worst
+            n_tokens = fitting
+        return n_rows, n_tokens
 
     n_rows, n_tokens = map(ranks.all_reduce_min, ranks.together(try_both))
     return replace(cfg, rollout_batch=n_rows, tokens_per_microbatch=n_tokens)

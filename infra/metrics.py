@@ -16,7 +16,8 @@ from tasks.prompts import reasoning
 # --- metrics.jsonl ------------------------------------------------------------------------------------------
 
 # What is told of rl.update; clip_frac and approx_kl exist from two epochs on.
-OF_UPDATE = ("kl", "entropy", "train_rollout_logprob_diff", "clip_frac", "approx_kl", "skipped")
+GAP = tuple(f"train_rollout_logprob_{name}" for name in ("diff", "signed", "p50", "p99", "max"))
+OF_UPDATE = ("kl", "entropy", *GAP, "capped_frac", "clip_frac", "approx_kl", "overflows", "skipped")
 
 
 def describe(proposed: list[ProposalRecord]) -> dict:

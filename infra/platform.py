@@ -104,6 +104,8 @@ def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
     device = f"CPU, {os.cpu_count()} cores"
     if ranks.device.type == "cuda":
         device = torch.cuda.get_device_name()
+    if ranks.device.type == "mps":
+        device = f"Apple GPU, {platform.machine()}"
     return dict(commit=commit or "unknown", python=platform.python_version(), torch=torch.__version__,
                 platform=platform.platform(), processes=ranks.world, device=device,
                 threads=torch.get_num_threads(), sandbox=sandbox.tier, sandbox_report=sandbox.report)

@@ -11,7 +11,8 @@ from config import Config, resolve_config
 from infra.checkpoint import LOGS, RunDir, founders
 from infra.distributed import Ranks, digest
 from infra.memory import autotune_batch, free_memory, plan_table
-from infra.weights import load_base, load_tokenizer, pick_dtype, read_config, resolve, weights_hash
+from infra.precision import DTYPES, pick_dtype
+from infra.weights import load_base, load_tokenizer, read_config, resolve, weights_hash
 from lora import Adapters
 from model import Base
 from rl import Adam
@@ -115,24 +116,43 @@ def n_on_device(cfg: Config) -> int:
     return min(n_adapters(cfg), max(2 * cfg.matches, len(ROLES) * cfg.probe_members))
 
 
-def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, Path, torch.dtype, str, bool]:
-    """Resolved configuration, the base's directory and type, the memory plan as a table, whether it fits.
-    Raises ValueError."""
+def dtype_of_run(cfg: Config) -> str:
+    """--dtype; where that is auto, what the run that --resume names was begun with."""
+    run = RunDir(choose_directory(cfg), writes=False)
+    if cfg.dtype == "auto" and cfg.resume and (run.path / "config.json").exists():
+        return run.config().get("dtype", "auto")
+    return cfg.dtype
+
+
+def base_name(cfg: Config) -> str:
+    """--base, wherever the run is started from."""
     bundled = cfg.base == Config.base and not Path(cfg.base).is_dir()
-    path = resolve(str(ROOT / cfg.base) if bundled else cfg.base)
-    dtype, shape = pick_dtype(cfg.dtype, ranks.device), read_config(path)
+    return str(ROOT / cfg.base) if bundled else cfg.base
+
+
+def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str, bool]:
+    """Resolved configuration, the base's format, the memory plan as a table, whether it fits: all without
+    the base's weights. Raises ValueError."""
+    path = resolve(base_name(cfg), weights=False)
+    shape = read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
-    cfg = resolve_config(cfg, prompt_format)
+    cfg = resolve_config(cfg, prompt_format, ranks.device.type)
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
+    layer = (shape.hidden_size, shape.intermediate_size)
+    name = ranks.broadcast(lambda: pick_dtype(dtype_of_run(cfg), ranks.device, layer))
+    cfg = dataclasses.replace(cfg, dtype=pick_dtype(name, ranks.device))        # this process's card has it
+    dtype = DTYPES[cfg.dtype]
     n = n_adapters(cfg) if ranks.device.type == "cpu" else n_on_device(cfg)    # a CPU has but one memory
-    return cfg, path, dtype, *plan_table(cfg, shape, dtype, n, free_memory(ranks.device))
+    return cfg, dtype, *plan_table(cfg, shape, dtype, n, free_memory(ranks.device))
 
 
 def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     """Resolved configuration and loaded base. Raises ValueError, also where the memory plan does not fit."""
-    cfg, path, dtype, table, fits = estimate_memory(cfg, ranks)
+    cfg, dtype, table, fits = estimate_memory(cfg, ranks)
     if not fits:
         raise ValueError(f"not enough memory:\n{table}")
-    base = load_base(str(path), dtype, ranks.device)
+    base = load_base(base_name(cfg), dtype, ranks.device, cfg.base_dtype)
     graphs = base.graphs and not cfg.no_cuda_graphs
     return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format, graphs=graphs)
 

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from attention import KVCache
+from infra.precision import quantize
 from lora import Adapters
 from model import Base, Model, ModelConfig
 
@@ -96,8 +97,9 @@ def unsupported(raw: dict, rope: dict) -> list[str]:
     return [text for wrong, text in cases if wrong]
 
 
-def resolve(name: str) -> Path:
-    """The directory of a model directory or hub id (HF_HOME, HF_HUB_OFFLINE are honoured), or ValueError."""
+def resolve(name: str, weights: bool = True) -> Path:
+    """The directory of a model directory or hub id (HF_HOME, HF_HUB_OFFLINE are honoured), or ValueError.
+    weights: a hub's gigabytes too."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -106,7 +108,7 @@ def resolve(name: str) -> Path:
                          "like Qwen/Qwen2.5-Coder-7B")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    wanted = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.jsonl"]
+    wanted = ["*.json", "*.txt", "*.jinja", "*.jsonl"] + ["*.safetensors"] * weights
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as e:
@@ -132,9 +134,10 @@ def shards(path: Path) -> list[Path]:
     return files
 
 
-def read_shard(file: Path, want: dict[str, torch.Tensor], tied: bool, dtype: torch.dtype,
-               device) -> dict[str, torch.Tensor]:
-    """The tensors of one file. Raises ValueError where it is damaged or they are not those that we want."""
+def read_shard(file: Path, want: dict[str, torch.Tensor], tied: bool, dtype: torch.dtype, device,
+               in_int8: set[str]) -> dict[str, torch.Tensor]:
+    """The tensors of one file, one after another: those named in_int8 become int8 at once, with a scale.
+    Raises ValueError where it is damaged or they are not those that we want."""
     state = {}
     with safe_open(file, framework="pt", device=str(device)) as f:
         for name in f.keys():
@@ -147,27 +150,41 @@ def read_shard(file: Path, want: dict[str, torch.Tensor], tied: bool, dtype: tor
             if tensor.shape != want[name].shape:
                 raise ValueError(f"{file}: {name} is {tuple(tensor.shape)}, but config.json makes it "
                                  f"{tuple(want[name].shape)}: weights and config do not belong together")
-            state[name] = tensor.to(dtype)
+            if name in in_int8:
+                state[name], scale = quantize(tensor, dtype)
+                state[name.removesuffix("weight") + "scale"] = scale
+                if not scale.isfinite().all():
+                    raise ValueError(f"{file}: {name} holds numbers that are not finite: fetch the model "
+                                     "again")
+            else:
+                state[name] = tensor.to(dtype)
     return state
 
 
-def load_model(path: Path, dtype: torch.dtype, device="cpu") -> Model:
-    """Build on the meta device, stream each shard, assign strictly, freeze. Raises ValueError."""
+def load_model(path: Path, dtype: torch.dtype, device="cpu", base_dtype: str = "same") -> Model:
+    """Build on the meta device, stream each shard, assign strictly, freeze. Raises ValueError.
+
+    dtype: what it computes in; base_dtype: "same", or "int8" for the weights of the linear layers.
+    """
     cfg = read_config(path)
     with torch.device("meta"):
-        model = Model(cfg)
+        model = Model(cfg).requires_grad_(False)
     want, state = dict(model.named_parameters()), {}
+    layers = model.linears() if base_dtype == "int8" else {}
+    in_int8 = {f"{name}.weight" for name in layers}
     for file in shards(path):
         try:
-            state |= read_shard(file, want, cfg.tie_word_embeddings, dtype, device)
+            state |= read_shard(file, want, cfg.tie_word_embeddings, dtype, device, in_int8)
         except (SafetensorError, OSError) as e:
             raise ValueError(f"{file} cannot be read ({e}): the download is truncated or damaged, "
                              "fetch it again") from None
     if missing := sorted(set(want) - set(state)):
         raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}: "
                          "a shard is absent or belongs to another model")
+    for name, layer in layers.items():
+        layer.scale = nn.Parameter(state[f"{name}.scale"], requires_grad=False)
     model.load_state_dict(state, strict=True, assign=True)
-    return model.requires_grad_(False).eval()
+    return model.eval()
 
 
 def end_tokens(path: Path, tokenizer) -> tuple[int, ...]:
@@ -200,7 +217,8 @@ def load_tokenizer(path: Path):
     """The directory's tokenizer through transformers, and the prompt format that model and tokenizer want."""
     if not any((path / name).exists() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
         # transformers would make up an empty one
-        raise ValueError(f"{path} has no tokenizer: tokenizer.json is needed")
+        raise ValueError(f"{path} has no tokenizer: tokenizer.json is needed (--plan does without one where "
+                         "--prompt-format is given)")
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     # transformers 5 picks a class by architecture, which may split text otherwise than tokenizer.json does
     kind = PreTrainedTokenizerFast if (path / "tokenizer.json").exists() else AutoTokenizer
@@ -239,14 +257,10 @@ def closing_table(tokenizer, tag: str, vocab_size: int, device) -> torch.Tensor 
     return table.to(device)
 
 
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type of a --dtype flag: float32, bfloat16, or auto, which is bfloat16 on a GPU alone."""
-    auto = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-
-
-def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu") -> Base:
-    """Model, tokenizer, end tokens and prompt format of a directory or hub id. Raises ValueError."""
+def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu",
+              base_dtype: str = "same") -> Base:
+    """Model (see load_model), tokenizer, end tokens and prompt format of a directory or hub id. Raises
+    ValueError."""
     path = resolve(name)
     read_config(path)                  # complain about the architecture before anything slow
     tokenizer, prompt_format = load_tokenizer(path)
@@ -254,7 +268,7 @@ def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu") -> Ba
     if not eos_ids:
         raise ValueError(f"{path}: no end token in config.json, generation_config.json or the tokenizer; "
                          "add eos_token_id")
-    model = load_model(path, dtype, device).fuse()
+    model = load_model(path, dtype, device, base_dtype).fuse()
     return Base(model, tokenizer, eos_ids, prompt_format, path, graphs=model.embedding.is_cuda)
 
 
@@ -320,7 +334,7 @@ def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_has
                          f"and {adapters.alpha}: pass --rank {rank} --alpha {alpha}")
     if made_on and base_hash and made_on != base_hash:
         raise ValueError(f"{directory} was trained on another base, {config.get('base_model_name_or_path')}: "
-                         "pass that as --base")
+                         "pass that as --base, with its --dtype and --base-dtype")
     factors = {}
     for name, A in tensors.items():
         if name.endswith(".lora_A.weight"):

@@ -189,15 +189,15 @@ def test_two_epochs_by_hand(tiny, population, algo):
     for epoch in range(2):
         loss = loss_by_hand(algo, tiny, adapters, batch.rollout, want, old)
         by_hand = torch.autograd.grad(loss, adapters.parameters())
-        sums, _, logp = rl.accumulate(tiny, adapters, batch, adv, cfg, old=sampled)
+        found, _ = rl.accumulate(tiny, adapters, batch, adv, cfg, old=sampled)
         for factor, grad in zip(adapters.parameters(), by_hand):
             assert (factor.grad - grad).abs().max() < 1e-5
         assert max(grad.abs().max() for grad in by_hand) > 1e-2
         if epoch == 0:
-            assert sums["clip_frac"] == sums["approx_kl"] == 0
-            sampled = logp
+            assert found.sums["clip_frac"] == found.sums["approx_kl"] == 0
+            sampled = found.logp
         adam.step(torch.ones(3, dtype=torch.bool))
-    assert 0 < sums["clip_frac"] < sums["trained_tokens"] and sums["approx_kl"] > 0
+    assert 0 < found.sums["clip_frac"] < found.sums["trained_tokens"] and found.sums["approx_kl"] > 0
 
 
 def test_an_update_of_two_epochs_is_two_steps(tiny, population):
@@ -210,8 +210,8 @@ def test_an_update_of_two_epochs_is_two_steps(tiny, population):
     for epoch in range(2):
         if epoch == 1:
             after = [answer_logp(tiny, adapters, batch.rollout, i).detach() for i in range(24)]
-        sums, _, logp = rl.accumulate(tiny, adapters, batch, adv, cfg, old=sampled)
-        sampled = logp
+        found, _ = rl.accumulate(tiny, adapters, batch, adv, cfg, old=sampled)
+        sampled = found.logp
         adam.step(everybody)
     stats = rl.update(tiny, other, rl.Adam(other, [2e-2] * 3), batch, adv, cfg)
     assert all(torch.equal(x, y) for x, y in zip(adapters.parameters(), other.parameters()))

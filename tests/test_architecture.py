@@ -15,19 +15,21 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = (("sandbox", "report"),
           ("verifier",),
           ("tasks", "rewards", "trueskill_lite"),
-          ("config",),
+          ("config", "flex"),
+          ("infra.precision",),
           ("attention", "model", "lora", "operators"),
           ("generate", "evolve"),
-          ("infra.weights", "infra.distributed"),
+          ("infra.weights", "infra.distributed", "pack"),
           ("rl",),
           ("selfplay",),
           ("infra",),
           ("train", "nano", "micro"),
           ("bench", "eval", "course", "infra.replay"))
-ROOT_FILES = 14
+ROOT_FILES = 16
 # Lines that house.md gives a file or a folder, and by how much they may be exceeded.
-BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 260, "selfplay.py": 330, "rewards.py": 60, "rl.py": 360, "generate.py": 310,
-           "lora.py": 230, "attention.py": 260, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160, "verifier.py": 250}
+BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 260, "selfplay.py": 330, "rewards.py": 60, "rl.py": 360, "pack.py": 100, "flex.py": 80,
+           "generate.py": 310, "lora.py": 270, "attention.py": 260, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160,
+           "verifier.py": 250}
 MARGIN = 1.3
 WHOLE = 18_500                              # lines of everything but tests, the empty ones not counted
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test

@@ -132,6 +132,19 @@ def test_presets_pass_the_checks_and_leave_nothing_open(prompt_format):
     assert {name: alone[name] for name in expected} == expected
 
 
+def test_importance_weights_are_for_gpus_unless_asked_for():
+    """And below 1 the cap would lower the weight of every token."""
+    caps = {}
+    for device in ("cpu", "cuda"):
+        for given in (None, 0.0, 3.0):
+            caps[device, given] = config.resolve_config(config.Config(importance_cap=given), "micro", device).importance_cap
+    assert caps == {("cpu", None): 0.0, ("cpu", 0.0): 0.0, ("cpu", 3.0): 3.0,
+                    ("cuda", None): 2.0, ("cuda", 0.0): 0.0, ("cuda", 3.0): 3.0}
+    for wrong in (0.5, -1.0):
+        with pytest.raises(ValueError, match="--importance-cap .*: give at least 1, or 0"):
+            config.resolve_config(config.Config(importance_cap=wrong), "micro")
+
+
 @pytest.mark.parametrize("algo", config.ALGORITHMS)
 def test_an_algorithm_fills_in_what_is_not_given(algo):
     """Every algorithm sets the same eight flags, to legal values, and no two set them alike."""

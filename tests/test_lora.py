@@ -334,3 +334,30 @@ def test_damaged_number(tiny, population, saved):
     rewrite(saved, lambda tensors: next(iter(tensors.values())).view(-1)[3].fill_(float("inf")))
     with pytest.raises(ValueError, match="not finite"):
         load_peft(population(tiny), 0, saved)
+
+
+@pytest.mark.parametrize("targets", [TARGETS, ("k_proj", "gate_proj", "down_proj")])
+@pytest.mark.parametrize("members", [[0, 1, 2, 3], [1, 1, 3, 3], [2, 2, 2, 2]])
+def test_gathered_gradients_are_those_of_the_factors(tiny, targets, members):
+    """Of two batches one after the other, scaled: what autograd gives through all members' factors at once."""
+    adapters = Adapters.on(tiny.model, 4, 4, 8, targets)
+    for p in adapters.parameters():
+        p.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(p.shape[1]))
+    whole = AdapterWeights(adapters, torch.tensor([0, 1, 2, 3]), torch.float32)
+    with torch.no_grad():
+        whole.materialize(tiny.model.fused_linears())
+    want = [torch.zeros_like(p) for p in adapters.parameters()]
+    for p in adapters.parameters():
+        p.grad = torch.zeros_like(p)
+    for seed, member in ((1, torch.tensor(members)), (2, torch.tensor(members).flip(0))):
+        ids = torch.randint(61, (4, 7), generator=torch.Generator().manual_seed(seed))
+        loss = tiny.model(ids, lora=adapters.route(member, torch.float32)).square().sum()
+        for total, grad in zip(want, torch.autograd.grad(loss, adapters.parameters())):
+            total += 0.5 * grad
+        leaves = whole.leaves(member)
+        tiny.model(ids, lora=leaves.route(member)).square().sum().backward()
+        leaves.add_gradients(0.5)
+    for p, total in zip(adapters.parameters(), want):
+        assert (p.grad - total).abs().max() < 1e-5 * total.abs().max().clamp_min(1)
+        others = [i for i in range(4) if i not in members]
+        assert (p.grad[others] == 0).all() and total.abs().max() > 1e-3

@@ -12,7 +12,7 @@ from generate import Answers, Rollout, DecodeBatch
 from attention import KVCache, PagedCache
 from lora import Adapters, AdapterWeights
 from model import Base, Model, ModelConfig
-from rl import micro_batches, pack
+from pack import micro_batches, pack
 
 V, L = 64, 12                                # words and tokens of an answer
 CONFIG = ModelConfig(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -29,7 +29,7 @@ def to_meta(x):
         return type(x)(map(to_meta, x))
     if isinstance(x, dict):
         return {key: to_meta(value) for key, value in x.items()}
-    if type(x).__module__ in ("attention", "lora", "model", "generate", "rl"):
+    if type(x).__module__ in ("attention", "lora", "model", "generate", "rl", "pack"):
         x = copy.copy(x)
         for name, value in vars(x).items():
             object.__setattr__(x, name, to_meta(value))
@@ -92,14 +92,23 @@ def test_losses_and_gradients(five, member, checkpointing, attempts, ratio):
     rollout = Rollout(ids, full(18), full(30), torch.zeros(10, 30), torch.tensor(member))
     packed = pack(rollout, micro_batches(rollout, list(range(10)), 10 ** 6)[0])
     assert (packed.mask is not None) == (attempts > 1)
-    base, route, packed = map(to_meta, (base, adapters.route(packed.member, torch.bfloat16), packed))
-    cfg = rl.UpdateConfig(kl_coef=.1, entropy_coef=.1, ratio=ratio)
-    on_policy = ratio == "token"
-    loss, logp, sums = rl.token_losses(base, route, packed, torch.zeros(10, device="meta"), cfg, on_policy, checkpointing)
+    own = packed.member                                                      # routes are made on the processor
+    base, adapters, packed = map(to_meta, (base, adapters, packed))
+    whole = AdapterWeights(adapters, rollout.member, torch.bfloat16)
+    whole.materialize(base.model.fused_linears())
+    leaves = whole.leaves(own)
+    route = leaves.route(own)
+    for p in adapters.parameters():
+        p.grad = torch.zeros_like(p)
+    cfg = rl.UpdateConfig(kl_coef=.1, entropy_coef=.1, importance_cap=2.0, ratio=ratio)
+    old = None if ratio == "token" else packed.logp
+    loss, logp, sums = rl.token_losses(base, route, packed, torch.zeros(10, device="meta"), cfg, old, checkpointing)
     loss.sum().backward()
-    names = ["train_rollout_logprob_diff"] if on_policy else ["clip_frac", "approx_kl"]
+    leaves.add_gradients()
+    names = ["capped_frac"] if old is None else ["capped_frac", "clip_frac", "approx_kl"]
     assert all(x.is_meta for x in (loss, logp, *(sums[name] for name in ["kl", "entropy", *names])))
-    assert all(p.grad is not None and p.grad.is_meta for p in route.weights.adapters.parameters())
+    assert all(p.grad.is_meta for p in adapters.parameters())
+    assert all(x.grad.is_meta for factors in leaves.made.values() for x in factors)
 
 
 def test_the_device_that_has_no_numbers_can_fail():

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from generate import generate
-from rl import lines, micro_batches, pack, size
+from pack import lines, micro_batches, pack, size
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2, 9, 9, 8], [7, 8, 9], [22, 23, 24, 25]]
 MEMBERS = [0, 2, 1, 2]                         # two members share a prompt, one member has two

@@ -1,5 +1,7 @@
 """The memory plan: its parts equal what the code holds, its sum what a process takes, and --plan says so."""
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +10,14 @@ import pytest
 import torch
 
 import config
+import pack
 import rl
 import train
 from infra import memory
 from infra.distributed import Ranks
 from infra.memory import largest_budget, memory_plan, peak
+from infra.precision import DTYPES
+from infra.weights import load_model, read_config
 from lora import Adapters, AdapterWeights
 from model import ModelConfig, Model
 
@@ -23,6 +28,13 @@ SHAPES = {"qwen2": dict(attention_bias=True, tie_word_embeddings=True),
           "mistral": dict(head_dim=32, sliding_window=8, sliding_layers=(0, 1, 2)),
           "qwen3": dict(head_dim=32, qk_norm=True, num_key_value_heads=4)}
 GB = 2 ** 30
+QWEN = dict(model_type="qwen2", num_hidden_layers=28, max_position_embeddings=32768, rope_theta=1e6, hidden_act="silu")
+CODERS = {"1.5B": QWEN | dict(hidden_size=1536, intermediate_size=8960, num_attention_heads=12, num_key_value_heads=2,
+                              vocab_size=151936, tie_word_embeddings=True),
+          "7B": QWEN | dict(hidden_size=3584, intermediate_size=18944, num_attention_heads=28, num_key_value_heads=4,
+                            vocab_size=152064, tie_word_embeddings=False)}
+PAGE = Path(config.__file__).parent / "docs" / "scaling.md"
+TIERS = re.findall(r"^\| (.*?)(\d+) GB \| (\S+B) \| `(.*)` \| ([\d.]+) \|$", PAGE.read_text(), re.M)
 
 
 def settled(**flags) -> train.Config:
@@ -68,6 +80,45 @@ def test_activations_are_what_autograd_saves(changes):
     passing = 160 * (4 * shape.hidden_size + max(4 * shape.intermediate_size, 4 * q + 3 * kv)) * 4
     planned = memory_plan(cfg, shape, torch.float32, 4)["activations"] * GB - passing
     assert planned == pytest.approx(sum(n for at, n in kept.items() if at not in own), rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_base_in_int8_is_counted_exactly(tiny, dtype):
+    """What is held, and the matrix of the largest layers on one input, which a product makes."""
+    model = load_model(tiny.path, dtype, base_dtype="int8")
+    held = sum(p.numel() * p.element_size() for p in model.parameters())
+    made = 2 * 48 * 32 * dtype.itemsize
+    planned = memory_plan(settled(base_dtype="int8"), read_config(tiny.path), dtype, 4)["base"] * GB
+    assert planned == pytest.approx(held + made)
+    assert planned < 1.1 * memory_plan(settled(), read_config(tiny.path), dtype, 4)["base"] * GB
+
+
+@pytest.fixture(scope="module", params=CODERS)
+def coder(request, tmp_path_factory):
+    """A directory with the config.json of a real base and nothing else, and the base's size."""
+    path = tmp_path_factory.mktemp("coder")
+    (path / "config.json").write_text(json.dumps(CODERS[request.param]))
+    return path, request.param
+
+
+def test_the_tiers_of_the_page_are_what_the_plan_says(coder):
+    """And they leave a gigabyte for CUDA and one for what a card lacks of its name."""
+    path, size = coder
+    rows = [row for row in TIERS if row[2] == size]
+    assert len(TIERS) == 10 and len(rows) >= 3
+    for _, card, _, flags, gb in rows:
+        cfg = config.resolve_config(config.parse_args(None, shlex.split(flags)), "base")
+        planned = peak(memory_plan(cfg, read_config(path), DTYPES[cfg.dtype], cfg.pop))
+        assert f"{planned:.1f}" == gb, flags
+        assert float(gb) < int(card) - 1.5, flags
+
+
+def test_a_plan_needs_config_json_and_a_prompt_format_or_a_tokenizer(coder, capsys):
+    flags = ["--base", str(coder[0]), "--plan", "--dtype", "bfloat16", "--base-dtype", "int8"]
+    with pytest.raises(ValueError, match="--plan does without one where --prompt-format is given"):
+        train.show_plan(config.parse_args(None, flags))
+    train.show_plan(config.parse_args(None, [*flags, "--prompt-format", "base"]))
+    assert re.search(r"base +[\d.]+ GB +the frozen model in int8, and one layer of it in bfloat16\n", capsys.readouterr().out)
 
 
 def test_largest_budget_is_the_last_that_fits():
@@ -125,9 +176,9 @@ def test_the_trial_runs_a_packed_line_of_the_whole_budget(tiny, population, monk
     adapters, alone = population(tiny), Ranks(0, 1, torch.device("cpu"))
     tried = []
 
-    def watch(base, route, packed, adv, cfg, on_policy, checkpointing):
+    def watch(base, route, packed, adv, cfg, old, checkpointing):
         tried.append((packed.ids.numel(), packed.mask is not None, checkpointing))
-        return token_losses(base, route, packed, adv, cfg, on_policy, checkpointing)
+        return token_losses(base, route, packed, adv, cfg, old, checkpointing)
 
     token_losses = rl.token_losses
     monkeypatch.setattr(rl, "token_losses", watch)
@@ -147,9 +198,26 @@ def test_a_gpu_is_tried_with_a_packed_line_as_well(budget):
     rows, line = memory.worst_batches(model, cfg, 4)
     assert rows.rollout.ids.shape == (max(1, budget // 80), 80) and rows.rollout.ids.is_meta
     own = memory.worst_batches(model.to_empty(device="cpu"), settled(tokens_per_microbatch=min(budget, 79)), 4)[1].rollout
-    packed = rl.lines(own, [0, 1], min(budget, 79))
-    assert packed == [[0, 1]] and rl.pack(own, packed).mask is not None, "both answers share the prompt's line"
+    packed = pack.lines(own, [0, 1], min(budget, 79))
+    assert packed == [[0, 1]] and pack.pack(own, packed).mask is not None, "both answers share the prompt's line"
     assert line.rollout.ids.shape == (2, 1 + (budget + 1) // 2)
+
+
+def test_the_trial_lowers_the_budget_until_the_worst_micro_batches_fit(tiny, population, monkeypatch, capsys):
+    """More than 100 tokens really find no memory unless checkpointed; rows have 80."""
+    losses = rl.token_losses
+
+    def limited(base, route, p, adv, cfg, old, checkpointing):
+        if p.ids.numel() > 100 and not checkpointing:
+            torch.empty(1 << 55)
+        return losses(base, route, p, adv, cfg, old, checkpointing)
+
+    monkeypatch.setattr(rl, "token_losses", limited)
+    adapters, alone = population(tiny), Ranks(0, 1, torch.device("cpu"))
+    cfg = memory.autotune_batch(settled(tokens_per_microbatch=640), tiny, adapters, alone)
+    assert 40 <= cfg.tokens_per_microbatch <= 100 and all(p.grad is None for p in adapters.parameters())
+    assert 0 < capsys.readouterr().err.count("does not fit into memory") < 5
+    assert memory.autotune_batch(cfg, tiny, adapters, alone) == cfg and capsys.readouterr().err == ""
 
 
 def test_what_never_fits_is_an_error_and_what_is_no_lack_of_memory_is_not_hidden():

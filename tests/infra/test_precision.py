@@ -1,0 +1,311 @@
+"""Number formats of the base: int8 weights and their error, and what --dtype auto takes on which device."""
+import dataclasses
+import json
+import os
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+import config
+import rl
+from generate import Rollout, generate
+from infra import precision, startup, weights
+from infra.distributed import Ranks
+from infra.precision import fastest, linear, pick_dtype, quantize, wide
+from infra.weights import load_base, load_model, load_peft, save_peft, weights_hash
+from lora import Adapters
+from model import Base
+
+CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda", 0), torch.device("mps")
+REAL_BASE = os.environ.get("NANO_REAL_BASE", "")
+
+
+@pytest.fixture(scope="module")
+def int8_base(micro_base):
+    return load_base(str(micro_base), base_dtype="int8")
+
+
+# --- int8 ---------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("shape", [(8, 16), (1, 1), (5, 7), (33, 1), (1, 47)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_number_is_off_by_half_a_step_at_most(shape, dtype):
+    """Of any shape; 1% more where the scale was rounded down and the largest number is cut off."""
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    q, scale = quantize(weight, dtype)
+    assert q.dtype == torch.int8 and q.shape == shape and scale.dtype == dtype and scale.shape == shape[:1]
+    step = weight.abs().amax(1, keepdim=True) / 127
+    assert (q.float() * scale.float()[:, None] - weight).abs().le(step * 1.01).all()
+    if dtype == torch.float32:
+        assert (q * scale[:, None] - weight).abs().le(step * .5001).all()
+
+
+def test_rows_of_zeros_stay_zero():
+    q, scale = quantize(torch.tensor([[0.0, 0.0], [1e-30, 0.0], [1.0, -1.0]]), torch.float16)
+    assert q.tolist() == [[0, 0], [0, 0], [127, -127]] and scale.isfinite().all()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_output_and_gradient_are_those_of_the_matrix(bias):
+    """... which autograd does not keep: of what is saved nothing but the scale is a fraction."""
+    gen = torch.Generator().manual_seed(1)
+    q, scale = quantize(torch.randn(7, 5, generator=gen), torch.float32)
+    b = torch.randn(7, generator=gen) if bias else None
+    x = torch.randn(2, 3, 5, generator=gen, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        y = linear(x, q, scale, b)
+    assert {(t.dtype, t.shape) for t in saved} == {(torch.int8, (7, 5)), (torch.float32, (7,))}
+    want = F.linear(x, q * scale[:, None], b)
+    assert torch.equal(y, want)
+    grad = torch.randn(2, 3, 7, generator=gen)
+    assert torch.equal(*(torch.autograd.grad(out, x, grad)[0] for out in (y, want)))
+
+
+def logits_of(base: Base, text: str) -> torch.Tensor:
+    """Logits (T, V) of a text, less their mean, which no probability depends on."""
+    with torch.inference_mode():
+        ids = torch.tensor([base.tokenizer(text)["input_ids"]])
+        logits = base.model.logits(base.model(ids))[0].float()
+    return logits - logits.mean(-1, keepdim=True)
+
+
+def compare(exact: list[torch.Tensor], other: list[torch.Tensor]) -> tuple[float, float]:
+    """Root mean square of the error over that of the logits; share of tokens with the same most likely next."""
+    a, b = torch.cat(exact), torch.cat(other)
+    same = (a.argmax(-1) == b.argmax(-1)).float().mean()
+    return float((a - b).square().sum() / a.square().sum()) ** .5, float(same)
+
+
+def test_logits_of_the_micro_base(base, int8_base, micro_base):
+    """docs/scaling.md states the error."""
+    rows = [json.loads(row) for row in (micro_base / "anchors.jsonl").read_text().splitlines()]
+    both = [[logits_of(one, row["program"]) for row in rows[:100]] for one in (base, int8_base)]
+    error, same = compare(*both)
+    assert .001 < error < .02 and same > .96, (error, same)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL_BASE, reason="NANO_REAL_BASE names no directory of Qwen2.5-Coder-0.5B")
+def test_logits_of_a_real_base():
+    """Of some files of this repository, against float32; run with -s, it prints docs/scaling.md's table."""
+    root = Path(rl.__file__).parent
+    texts = [(root / name).read_text()[:1200] for name in ("rewards.py", "docs/judge.md", "generate.py", "course/gallery.md")]
+    exact = load_base(REAL_BASE)
+    want = [logits_of(exact, text) for text in texts]
+    del exact
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for kind in ("same", "int8"):
+            if (dtype, kind) != (torch.float32, "same"):
+                other = load_base(REAL_BASE, dtype, base_dtype=kind)
+                error, same = compare(want, [logits_of(other, text) for text in texts])
+                print(f"| {dtype} {kind} | {error:.3f} | {same:.3f} |", flush=True)
+                assert error < .06 and same > .93, (dtype, kind, error, same)
+
+
+def test_only_linear_layers_are_int8_and_all_is_frozen(int8_base, base):
+    kinds = {name: p.dtype for name, p in int8_base.model.named_parameters()}
+    layers = {f"{path}.weight" for path in base.model.linears()}
+    assert {name for name, dtype in kinds.items() if dtype == torch.int8} == layers
+    assert set(kinds) == {name for name, _ in base.model.named_parameters()} | {f"{path}.scale" for path in base.model.linears()}
+    assert not any(p.requires_grad for p in int8_base.model.parameters())
+    assert int8_base.model.embedding.dtype == torch.float32, "what it computes in"
+
+
+def test_loading_holds_one_matrix_at_a_time(micro_base, monkeypatch):
+    """Else the peak would be that of the base without int8."""
+    seen = []
+
+    def watch(weight, dtype):
+        assert all(earlier() is None for earlier in seen), "an earlier layer's matrix is still there"
+        seen.append(weakref.ref(weight))
+        return quantize(weight, dtype)
+
+    monkeypatch.setattr(weights, "quantize", watch)
+    model = load_model(micro_base, torch.float32, base_dtype="int8")
+    assert len(seen) == len(model.linears()) == 28
+
+
+def test_a_damaged_matrix_is_named(micro_base, tmp_path):
+    for file in micro_base.iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    state = load_file(tmp_path / "model.safetensors")
+    state["model.layers.1.mlp.up_proj.weight"][3, 2] = float("nan")
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"model.layers.1.mlp.up_proj.weight holds numbers that are not finite"):
+        load_model(tmp_path, torch.float32, base_dtype="int8")
+
+
+def test_a_member_of_the_exact_base_is_refused(base, int8_base, population, tmp_path):
+    adapters = population(base)
+    save_peft(adapters, 0, tmp_path / "T0", "micro/base", weights_hash(base.model))
+    with pytest.raises(ValueError, match="trained on another base, micro/base: pass that as --base, with its .*--base-dtype"):
+        load_peft(adapters, 1, tmp_path / "T0", weights_hash(int8_base.model))
+
+
+def test_members_gradients_are_those_on_the_matrices(base, int8_base, population):
+    """An update on the int8 base against one on a base whose weights are what int8 stands for; also checkpointed."""
+    plain = load_base(str(base.path))
+    with torch.no_grad():
+        for path, layer in plain.model.linears().items():
+            own = int8_base.model.linears()[path]
+            layer.weight.copy_(own.weight * own.scale[:, None])
+    gen = torch.Generator().manual_seed(2)
+    n = 8
+    ids = torch.randint(3, 300, (n, 24), generator=gen)
+    numbers = torch.full((n,), 6), torch.full((n,), 24)
+    rollout = Rollout(ids, *numbers, torch.zeros(n, 24), torch.arange(n) % 3)
+    group = torch.arange(n)
+    batch = rl.Batch(rollout, torch.randn(n, generator=gen), group, 0 * group, 0 * group)
+    before = weights_hash(int8_base.model)
+    for budget in (8192, 16):
+        grads = []
+        for one in (int8_base, plain):
+            adapters = population(one)
+            rl.accumulate(one, adapters, batch, batch.reward, rl.UpdateConfig(tokens_per_microbatch=budget))
+            grads.append(torch.cat([p.grad.flatten() for p in adapters.parameters()]))
+        assert grads[0].abs().max() > 1e-3 and (grads[0] - grads[1]).abs().max() < 1e-5
+    assert weights_hash(int8_base.model) == before
+
+
+# --- --dtype ------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def card(monkeypatch):
+    """Pretend that there is a card, with or without bfloat16; a function of that."""
+    def put(native: bool):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native or including_emulation)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "H200" if native else "Tesla T4")
+        monkeypatch.setattr(torch.cuda, "device", lambda device: torch.inference_mode())
+    return put
+
+
+@pytest.mark.parametrize("native, asked, given", [(True, "auto", "bfloat16"), (True, "bfloat16", "bfloat16"), (True, "float16", "float16"),
+                                                  (False, "auto", "float16"), (False, "float16", "float16"), (False, "float32", "float32")])
+def test_a_card_is_asked_what_it_has(card, capsys, native, asked, given):
+    card(native)
+    assert pick_dtype(asked, CUDA, (4096, 4096)) == given
+    said = "note: Tesla T4 has no bfloat16: taking --dtype float16\n" if not native and asked == "auto" else ""
+    assert capsys.readouterr().err == said
+
+
+def test_bfloat16_on_a_card_without_it_is_refused(card):
+    card(False)
+    with pytest.raises(ValueError, match="--dtype bfloat16: Tesla T4 does not have it; leave --dtype out or pass --dtype float16"):
+        pick_dtype("bfloat16", CUDA)
+
+
+def test_an_apple_gpu_takes_float32_unless_told(capsys):
+    assert [pick_dtype(name, MPS, (4096, 4096)) for name in ("auto", "float16")] == ["float32", "float16"]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def speed(monkeypatch):
+    """Pretend that products take so many seconds a row in float32 and bfloat16; a function of both."""
+    def put(slow, fast):
+        monkeypatch.setattr(precision, "seconds", lambda x, weight: len(x) * (slow if x.dtype == torch.float32 else fast)(len(x)))
+    return put
+
+
+@pytest.mark.parametrize("gain, given", [(lambda n: 2.5, "bfloat16"), (lambda n: 1.31, "bfloat16"), (lambda n: 1.29, "float32"),
+                                         (lambda n: .12, "float32"), (lambda n: 1.2 if n == 64 else 9, "float32")])
+def test_a_cpu_takes_bfloat16_where_it_is_clearly_faster_at_all_sizes(speed, capsys, gain, given):
+    speed(lambda n: 1e-3, lambda n: 1e-3 / gain(n))
+    assert pick_dtype("auto", CPU, (896, 4864)) == given
+    both = f"16.0 and {16 / gain(16):.1f} ms of 16 rows, 64.0 and {64 / gain(64):.1f} ms of 64 rows, "
+    assert f"note: --dtype auto takes {given}: a layer of 896 x 4864 in float32 and bfloat16 takes {both}" in capsys.readouterr().err
+
+
+def test_a_small_base_is_not_tried(speed, capsys):
+    """The micro base computes in float32 everywhere, else its runs would not be the same."""
+    speed(lambda n: 1.0, lambda n: 1e-9)
+    assert fastest(128, 384) == fastest(1023, 1024) == "float32" and capsys.readouterr().err == ""
+    assert fastest(1024, 1024) == "bfloat16"
+
+
+def test_a_trial_is_real_and_leaves_the_draws_alone(capsys, monkeypatch):
+    """Of a large layer it tries a part."""
+    monkeypatch.setattr(precision, "TRIED_ROWS", {2: 1})
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    assert fastest(1 << 14, 1 << 14) in ("float32", "bfloat16")
+    assert torch.equal(torch.get_rng_state(), before) and "a layer of 16384 x 512 in" in capsys.readouterr().err
+
+
+# --- a run ---------------------------------------------------------------------------------------------------
+
+ALONE = Ranks(0, 1, CPU)
+
+
+def test_a_run_remembers_what_auto_took(micro_base, tmp_path, monkeypatch, capsys):
+    """Resumed, it computes in the same format, whatever a new trial would say; a new run is tried anew."""
+    monkeypatch.setattr(startup, "pick_dtype", lambda name, device, layer=None: "float16" if name == "auto" else name)
+    cfg = config.Config(base=str(micro_base), out=str(tmp_path), name="run")
+    assert startup.estimate_memory(cfg, ALONE)[0].dtype == "float16"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(dict(dtype="bfloat16")))
+    for resume in ("auto", str(tmp_path / "run")):
+        resumed = dataclasses.replace(cfg, resume=resume)
+        assert startup.estimate_memory(resumed, ALONE)[0].dtype == "bfloat16"
+        assert startup.estimate_memory(resumed, ALONE)[1] == torch.bfloat16
+        told = dataclasses.replace(resumed, dtype="float32")
+        assert startup.estimate_memory(told, ALONE)[0].dtype == "float32", "which resuming refuses by name"
+    assert startup.estimate_memory(cfg, ALONE)[0].dtype == "float16"
+
+
+def test_a_damaged_record_is_an_error(micro_base, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{")
+    cfg = config.Config(base=str(micro_base), out=str(tmp_path), name="run", resume="auto")
+    with pytest.raises(ValueError, match="config.json cannot be read"):
+        startup.estimate_memory(cfg, ALONE)
+
+
+# --- an Apple GPU ---------------------------------------------------------------------------------------------
+
+class Formats(TorchDispatchMode):
+    """Notes the format of all that torch computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func is not torch.ops.aten.lift_fresh.default:       # numpy's numbers, on the processor, not yet rounded
+            self.seen |= {x.dtype for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)}
+        return out
+
+
+@pytest.mark.parametrize("lacking", [True, False])
+def test_where_there_is_no_float64_none_is_made(tiny, population, monkeypatch, lacking):
+    """A rollout, its advantages and two epochs of the update, as on an Apple GPU, which refuses float64."""
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", {"cpu"} if lacking else set())
+    adapters = population(tiny)
+    adam = rl.Adam(adapters, [1e-3] * 3)
+    keys = [(0, row) for row in range(12)]
+    with Formats() as formats:
+        rollout = generate(tiny, adapters, [[3, 4, 7], [8, 9], [6, 2, 3]], [0, 1, 2], keys, 4, max_new_tokens=6)
+        batch = rl.Batch(rollout, torch.arange(12) % 3 / 2, torch.arange(12) // 4, torch.zeros(12).long(), torch.zeros(12).long())
+        cfg = rl.UpdateConfig(epochs=2, kl_coef=.1, entropy_coef=.1, scale_rewards="group")
+        told = rl.update(tiny, adapters, adam, batch, rl.advantages(batch, cfg), cfg)
+    assert told["trained_tokens"] and not told["skipped"] and min(told["grad_norm"]) > 0
+    assert (torch.float64 in formats.seen) != lacking and torch.float32 in formats.seen
+
+
+def test_operators_get_members_on_the_processor(monkeypatch):
+    """... where they compute in float64. The meta device stands for one that lacks it: nothing can be copied from there."""
+    assert wide(CPU) == wide(CUDA) == torch.float64 and wide(MPS) == torch.float32
+    adapters = Adapters({"q": (4, 6)}, 2, 3, 6.0, "meta")
+    assert all(x.is_meta for x in adapters.factors(1)["q"])
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", {"meta"})
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        adapters.factors(1)

@@ -1,0 +1,214 @@
+"""The update in a world that is not ideal: a rollout that computes otherwise, too little memory, half precision."""
+import pytest
+import torch
+
+import rl
+from batches import make_batch, pick, settings
+from infra.weights import load_model
+from model import Base
+
+
+def answer_logp(base, adapters, rollout, i: int) -> torch.Tensor:
+    """Log-probabilities of row i's answer, from the row alone and unpadded."""
+    start, end = int(rollout.prompt_len[i]), int(rollout.length[i])
+    route = adapters.route(rollout.member[i:i + 1], torch.float32)
+    logp = base.model.logits(base.model(rollout.ids[i:i + 1, :end], lora=route))[0, start - 1:-1].log_softmax(-1)
+    return logp.gather(1, rollout.ids[i, start:end, None])[:, 0]
+
+
+def shifted(base, adapters, batch, size: float = 0.5) -> list[torch.Tensor]:
+    """Give the rollout log-probabilities that are off by random numbers; returns those, of each row."""
+    gen, off = torch.Generator().manual_seed(3), []
+    for i in range(len(batch.reward)):
+        answer = slice(int(batch.rollout.prompt_len[i]), int(batch.rollout.length[i]))
+        right = answer_logp(base, adapters, batch.rollout, i).detach()
+        off.append(size * torch.randn(len(right), generator=gen))
+        batch.rollout.logp[i, answer] = right - off[i]
+    return off
+
+
+def gradients(adapters) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in adapters.parameters()]
+
+
+def largest(a, b) -> float:
+    return max((x - y).abs().max().item() for x, y in zip(a, b))
+
+
+# -- a rollout that computes otherwise -------------------------------------------------------------------------
+
+@pytest.mark.parametrize("flags", [{}, dict(algo="cispo"), dict(kl_coef=0.1)])
+def test_importance_weights_by_hand(tiny, population, flags):
+    """In both epochs min(exp(training - rollout), 1.3) of the first, times the loss but not times the KL."""
+    adapters, batch = population(tiny), make_batch(18)
+    off = shifted(tiny, adapters, batch)
+    cfg = settings(epochs=2, importance_cap=1.3, tokens_per_microbatch=60, **flags)
+    adv, adam, before = rl.advantages(batch, cfg), rl.Adam(adapters, [2e-2] * 3), None
+    weights = [x.exp().clamp_max(1.3) for x in off]
+    capped = torch.cat(off).exp() > 1.3
+    assert 0.1 < capped.float().mean() < 0.9
+    old = [answer_logp(tiny, adapters, batch.rollout, i).detach() for i in range(18)]
+    for epoch in range(2):
+        total = torch.zeros(())
+        for i in range(18):
+            logp = answer_logp(tiny, adapters, batch.rollout, i)
+            ratio = (logp - old[i]).exp()
+            clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high)
+            loss = -torch.minimum(ratio * adv[i], clipped * adv[i])
+            if cfg.loss == "cispo":
+                loss = -clipped.detach() * adv[i] * logp
+            with torch.no_grad():
+                bare = tiny.model(batch.rollout.ids[i:i + 1, :int(batch.rollout.length[i])])
+                start = int(batch.rollout.prompt_len[i])
+                plain = tiny.model.logits(bare)[0, start - 1:-1].log_softmax(-1)
+                plain = plain.gather(1, batch.rollout.ids[i, start:int(batch.rollout.length[i]), None])[:, 0]
+            kl = (plain - logp).exp() - (plain - logp) - 1
+            mine = batch.rollout.member == batch.rollout.member[i]
+            total = total + (weights[i] * loss + cfg.kl_coef * kl).sum() / batch.rollout.n_tokens[mine].sum()
+        by_hand = torch.autograd.grad(total, adapters.parameters())
+        found, _ = rl.accumulate(tiny, adapters, batch, adv, cfg, old=before)
+        assert largest(gradients(adapters), by_hand) < 1e-5 < max(x.abs().max() for x in by_hand)
+        assert found.sums["capped_frac"] == capped.sum()
+        before = found.logp if epoch == 0 else before
+        adam.step(torch.ones(3, dtype=torch.bool))
+
+
+def test_without_a_cap_the_rollouts_probabilities_change_nothing(tiny, population):
+    adapters, batch, found = population(tiny), make_batch(18), []
+    for size in (0.0, 0.5):
+        shifted(tiny, adapters, batch, size)
+        rl.accumulate(tiny, adapters, batch, rl.advantages(batch), settings())
+        found.append(gradients(adapters))
+    assert largest(*found) == 0
+
+
+def test_the_gap_is_told(tiny, population):
+    """Of the rows that were trained: member 1 is silent, and its rows are off by much."""
+    adapters, batch = population(tiny), make_batch(18)
+    off = shifted(tiny, adapters, batch)
+    adv = rl.advantages(batch).masked_fill(batch.rollout.member == 1, 0.0)
+    batch.rollout.logp[batch.rollout.member == 1] = -50.0
+    told = rl.update(tiny, adapters, rl.Adam(adapters, [1e-3] * 3), batch, adv, settings(importance_cap=1.0))
+    own = torch.cat([x for i, x in enumerate(off) if batch.rollout.member[i] != 1])
+    size = own.abs().sort().values
+    want = dict(diff=size.mean(), signed=own.mean(), p50=size[(len(size) - 1) // 2],
+                p99=size[(len(size) - 1) * 99 // 100], max=size[-1])
+    for name, x in want.items():
+        assert told[f"train_rollout_logprob_{name}"] == pytest.approx(x.item(), abs=1e-5), name
+    assert told["capped_frac"] == pytest.approx((own > 0).float().mean().item(), abs=0.05)
+
+
+# -- members without anything to learn -------------------------------------------------------------------------
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_a_silent_member_is_not_moved_by_its_momentum(tiny, population, kl_coef):
+    """Its advantages are 0: it moves only where the KL has a gradient of its own."""
+    adapters, batch, cfg = population(tiny), make_batch(18), settings(kl_coef=kl_coef)
+    adam, adv = rl.Adam(adapters, [1e-2] * 3), rl.advantages(batch)
+    rl.update(tiny, adapters, adam, batch, adv, cfg)
+    before = [x[1].detach().clone() for x in (*adapters.parameters(), *adam.m, *adam.v)]
+    told = rl.update(tiny, adapters, adam, batch, adv.masked_fill(batch.rollout.member == 1, 0.0), cfg)
+    after = [x[1] for x in (*adapters.parameters(), *adam.m, *adam.v)]
+    same = [torch.equal(x, y) for x, y in zip(before, after)]
+    assert not any(same) if kl_coef else all(same)
+    assert adam.steps.tolist() == ([2, 2, 2] if kl_coef else [2, 1, 2]) and told["skipped"] == []
+
+
+# -- too little memory -----------------------------------------------------------------------------------------
+
+def short_of_memory(most: int, when: str = "forward"):
+    """rl.token_losses where more than `most` tokens at once fail, as they really do, unless checkpointed."""
+    losses = rl.token_losses
+
+    def limited(base, route, p, adv, cfg, old, checkpointing):
+        loss, logp, sums = losses(base, route, p, adv, cfg, old, checkpointing)
+        if p.ids.numel() > most and not checkpointing:
+            if when == "forward":
+                torch.empty(1 << 55)
+            loss.register_hook(lambda grad: torch.empty(1 << 55))
+        return loss, logp, sums
+
+    return limited
+
+
+@pytest.mark.parametrize("when", ["forward", "backward"])
+@pytest.mark.parametrize("most", [40, 5])
+def test_what_does_not_fit_is_split(tiny, population, monkeypatch, capsys, when, most):
+    """Nothing is learned twice or lost; the next epoch begins with what fits. 5 tokens: rows run checkpointed."""
+    adapters, batch, other = population(tiny), make_batch(18), population(tiny)
+    cfg = settings(epochs=2, tokens_per_microbatch=160)
+    adv = rl.advantages(batch)
+    want = rl.update(tiny, other, rl.Adam(other, [1e-3] * 3), batch, adv, cfg)
+    assert capsys.readouterr().err == "" and want["tokens_per_microbatch"] == 160
+    monkeypatch.setattr(rl, "token_losses", short_of_memory(most, when))
+    told = rl.update(tiny, adapters, rl.Adam(adapters, [1e-3] * 3), batch, adv, cfg)
+    said = capsys.readouterr().err.splitlines()
+    assert 1 <= len(said) <= 6 and all("does not fit into memory" in line for line in said), said
+    assert said[-1].endswith(f"--tokens-per-microbatch is {told['tokens_per_microbatch']} from now on")
+    assert told["tokens_per_microbatch"] <= most and told["trained_tokens"] == want["trained_tokens"]
+    assert largest(adapters.parameters(), other.parameters()) < 1e-5
+
+
+def test_a_row_that_never_fits_is_an_error_with_the_fix(tiny, population, monkeypatch):
+    def full(*_):
+        torch.empty(1 << 55)
+
+    monkeypatch.setattr(rl, "token_losses", full)
+    adapters, batch = population(tiny), make_batch()
+    with pytest.raises(ValueError, match="a row of .* tokens does not fit into memory: lower --max-new-tokens"):
+        rl.accumulate(tiny, adapters, batch, rl.advantages(batch), settings())
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(tiny, population, monkeypatch):
+    monkeypatch.setattr(rl, "token_losses", lambda *_: torch.ones(2) @ torch.ones(3))
+    adapters, batch = population(tiny), make_batch()
+    with pytest.raises(RuntimeError, match="size"):
+        rl.accumulate(tiny, adapters, batch, rl.advantages(batch), settings())
+
+
+# -- float16 ---------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def half(tiny):
+    """The small random Qwen2 in float16."""
+    return Base(load_model(tiny.path, torch.float16), None, tiny.eos_ids, "base", tiny.path)
+
+
+def relative(got, want) -> float:
+    """Difference of all gradients together, as a share of theirs."""
+    error = sum((x - y).double().square().sum() for x, y in zip(got, want))
+    return (error / sum(y.double().square().sum() for y in want)).sqrt().item()
+
+
+def test_float16_has_the_gradient_of_float32(tiny, half, population, monkeypatch):
+    """Also where every number of it is below float16's smallest, and where the scale is far too large."""
+    adapters, batch = population(tiny), make_batch(18)
+    for factor, size in ((1.0, 2.0 ** 16), (1e-6, 2.0 ** 16), (1.0, 2.0 ** 40)):
+        adv = factor * rl.advantages(batch)
+        rl.accumulate(tiny, adapters, batch, adv, settings())
+        want = gradients(adapters)
+        monkeypatch.setattr(rl, "LOSS_SCALE", size)
+        found, broken = rl.accumulate(half, adapters, batch, adv, settings())
+        assert relative(gradients(adapters), want) < 0.02 and not broken.any()
+        assert (found.sums["overflows"] > 0) == (size > 2 ** 30) and found.sums["trained_tokens"] > 0
+    monkeypatch.setattr(rl, "LOSS_SCALE", 1.0)
+    rl.accumulate(half, adapters, batch, 1e-6 * rl.advantages(batch), settings())
+    assert relative(gradients(adapters), [1e-6 * x for x in want]) > 0.1, "the case: it needs the scale"
+
+
+@pytest.mark.parametrize("budget", [60, 10 ** 6])
+def test_a_member_that_overflows_is_skipped_and_training_goes_on(half, population, budget):
+    """Its losses are finite, its gradient is beyond float16's largest number at any scale."""
+    adapters, batch, other = population(half), make_batch(18), population(half)
+    adv = rl.advantages(batch)
+    adv[batch.rollout.member == 1] *= 1e9
+    cfg, adam = settings(tokens_per_microbatch=budget), rl.Adam(adapters, [1e-3] * 3)
+    before = [p[1].detach().clone() for p in adapters.parameters()]
+    told = rl.update(half, adapters, adam, batch, adv, cfg)
+    assert told["skipped"] == [1] and told["overflows"] > 0 and adam.steps.tolist() == [1, 0, 1]
+    assert all(torch.equal(p[1], x) for p, x in zip(adapters.parameters(), before))
+    own = (batch.rollout.member != 1).nonzero().squeeze(1)
+    rl.update(half, other, rl.Adam(other, [1e-3] * 3), pick(batch, own), adv[own], cfg)
+    moved = [(p - x).detach()[[0, 2]] for p, x in zip(adapters.parameters(), population(half).parameters())]
+    want = [(p - x).detach()[[0, 2]] for p, x in zip(other.parameters(), population(half).parameters())]
+    assert relative(moved, want) < 0.1
