@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES, miu
-from tasks.prompts import PROMPT_FORMATS, template
+from tasks.prompts import PROMPT_FORMATS
 from tasks.proof import load
 from trueskill_lite import CHILD_RATINGS, RATINGS
 
@@ -286,8 +286,7 @@ def check(cfg: Config) -> None:
     unknown = sorted(set(task_types) - set(TASK_TYPES))
     demand(not unknown, f"--task-types: {', '.join(unknown)} unknown; valid: {', '.join(TASK_TYPES)}")
     for kind in task_types:
-        for phase in ("propose", "solve"):
-            template(kind, cfg.prompt_format, phase)
+        TASK_TYPES[kind].check_templates(cfg.prompt_format)
     demand("proof" not in task_types or load(cfg.theory), "load raises what is wrong with a theory")
     demand("proof" not in task_types or cfg.prompt_format != "micro" or cfg.theory == miu.THEORY,
            f"--theory {cfg.theory}: the micro prompt format has words for {miu.THEORY} alone")

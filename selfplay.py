@@ -173,9 +173,10 @@ def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int
 
 def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
     """Verdicts of the sandbox. It runs in process 0 alone: a close time limit cannot divide the processes."""
-    if not jobs:
-        return []
-    rows = s.ranks.broadcast(lambda: [dataclasses.astuple(verdict) for verdict in s.sandbox.run(jobs)])
+    def judge() -> list[tuple]:
+        return [dataclasses.astuple(verdict) for verdict in s.sandbox.run(jobs)] if jobs else []
+
+    rows = s.ranks.broadcast(judge)                 # also of no jobs: nobody may skip what others wait in
     return [Verdict(end, tuple(outputs), tuple(errors), cpu_s) for end, outputs, errors, cpu_s in rows]
 
 

@@ -15,8 +15,11 @@ of 2505.03335.
 import contextlib
 import dataclasses
 import os
+import signal
 import sys
 
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)       # imports take seconds: Ctrl-C ends them in silence
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # waiting threads that spin cost more than they save
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -30,16 +33,16 @@ import selfplay
 from config import FREE, Config, config_of_run, parse_args
 from evolve import Member
 from infra.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
-from infra.distributed import Ranks
+from infra.distributed import Ranks, leave
 from infra.metrics import header, line, measures, summary
 from infra.platform import Interrupted, Signals, Stopwatch, check_system, environment, open_sandbox
 from infra.probes import is_probed, probe
-from infra.startup import open_run, populate, prepare, show_plan
+from infra.startup import choose_dtype, hash_base, open_run, populate, prepare, show_plan
 from infra.task_log import task_rows
 from infra.terminal import colored, first_of_each, format_task, print_safely
-from infra.weights import weights_hash
 from selfplay import ProposalRecord, Setup, members_of
 from trueskill_lite import RATINGS, child_rating
+from verifier import Sandbox
 
 
 def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[ProposalRecord],
@@ -79,7 +82,10 @@ def evolve_population(setup: Setup, state: State, adam: rl.Adam, step: int) -> l
         births = evolve.plan(members, fitness, cfg.replace_frac, cfg.grace, step, cfg.evolve, rng)
         for i, birth in enumerate(births):
             seed = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number, i).getrandbits(60)
-            ratio = evolve.apply_operator(setup.adapters, birth, torch.Generator().manual_seed(seed))
+            gen = torch.Generator().manual_seed(seed)
+            # a GPU's linear algebra must not divide the processes: process 0 makes the child for all
+            ratio = setup.ranks.broadcast(lambda: evolve.apply_operator(setup.adapters, birth, gen))
+            setup.ranks.broadcast_member(setup.adapters, birth.victim.slot)
             adam.reset(birth.victim.slot)
             rating = child_rating(system, [parent.rating for parent in birth.parents], cfg.child_rating)
             rows.append(evolve.genealogy(birth, rating, step, ratio))
@@ -137,6 +143,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
             births = []
             if (step + 1) % cfg.evolve_every == 0 and not cfg.single:
                 births = evolve_population(setup, state, adam, step)
+            setup.ranks.check_population(adapters, state.members, f"step {step}")
             clock.lap("evolve")
 
             if not state.anchors:               # without held-out tasks, the run's first ones become anchors
@@ -176,7 +183,10 @@ def main(cfg: Config) -> RunDir:
     """A whole run. Raises ValueError for what the user can mend, Interrupted after saving on a signal."""
     check_system(cfg.weak_sandbox)
     ranks = Ranks.join(cfg.device)
-    cfg, base = prepare(cfg, ranks)
+    cfg = choose_dtype(cfg, ranks)
+    cfg, base = ranks.together(lambda: prepare(cfg, ranks))
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
     run, resuming = open_run(cfg, ranks)
     if resuming:
         before = dataclasses.asdict(config_of_run(run.config(), run.path))
@@ -184,9 +194,13 @@ def main(cfg: Config) -> RunDir:
             raise ValueError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
                              "use the old values or another --name")
     with contextlib.ExitStack() as stack:
-        sandbox = None
-        if run.writes:
-            sandbox = stack.enter_context(open_sandbox(cfg.workers, cfg.weak_sandbox, cpu_s=cfg.cpu_s))
+        def judge() -> Sandbox | None:
+            """Process 0's alone."""
+            return open_sandbox(cfg.workers, cfg.weak_sandbox, cpu_s=cfg.cpu_s) if run.writes else None
+
+        sandbox = ranks.together(judge)
+        if sandbox:
+            stack.enter_context(sandbox)
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
         if resuming:
             state = restore(run, cfg, setup, adam, base_hash, run.steps()[-1])
@@ -196,9 +210,10 @@ def main(cfg: Config) -> RunDir:
             if run.writes:
                 print(f"{run.path}: already at step {state.step} of {cfg.steps}: nothing to do")
             return run
+        ranks.check_population(setup.adapters, state.members, f"before step {state.step}")
         if run.writes:
             begin(run, cfg, state, setup)
-        signals = Signals().install()
+        signals = Signals(patient=ranks.rank > 0).install()
         stack.callback(signals.restore)
         try:
             train(setup, state, run, adam, base_hash, signals)
@@ -209,7 +224,11 @@ def main(cfg: Config) -> RunDir:
                 print(f"{e}: saved before step {state.step}; go on with the same flags and "
                       f"--resume {run.path}", file=sys.stderr)
             raise
-        assert weights_hash(base.model) == base_hash, "the frozen base was changed by training"
+        except RuntimeError:
+            if not (ranks.rank and signals.pending):
+                raise
+            raise Interrupted(signals.pending) from None    # process 0 has saved and left before this one
+        assert hash_base(base, ranks) == base_hash, "the frozen base was changed by training"
         if run.writes:
             print(summary(run.rows("metrics.jsonl", run.sizes()["metrics.jsonl"])))
             print(f"everything lies in {run.path}: metrics.jsonl, tasks.jsonl, matches.jsonl, "
@@ -219,19 +238,19 @@ def main(cfg: Config) -> RunDir:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         cfg = parse_args(__doc__)
         if cfg.plan:
             sys.exit(show_plan(cfg))
         main(cfg)
+        leave()
     except (ValueError, OSError) as e:
         print(f"train.py: {e}", file=sys.stderr)
         sys.exit(2 if isinstance(e, ValueError) else 1)
     except Interrupted:
         sys.exit(130)
     except KeyboardInterrupt:
-        print("train.py: interrupted outside the steps of a run", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print("train.py: interrupted outside the steps of a run", file=sys.stderr)
         sys.exit(130)
-    finally:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()

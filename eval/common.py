@@ -1,14 +1,10 @@
-"""What every benchmark shares: flags, base and adapters, answers in mixed batches with resume, the table.
+"""What every benchmark shares: flags, base and adapters, the directory of results, the table.
 
-A benchmark gives its items (anything with .bench and .id), a question per item, and judge([(item, text)]) ->
-list of dicts with "correct" and whatever else its line in answers.jsonl should hold. All members and the bare
-base answer side by side, one member index a row; every answer is drawn from (seed, item, member, sample)
-alone, so that an interrupted run goes on as if it had not been.
+The answers themselves are `eval.answering`'s.
 """
 import argparse
 import difflib
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -16,21 +12,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from zlib import crc32
 
 import torch
-from tqdm import tqdm
 
 from eval.summary import BASE, against, against_table, summarise, table
-from generate import generate
 from infra.checkpoint import RunDir, differing
 from infra.distributed import Ranks
 from infra.precision import DTYPES, pick_dtype
-from infra.weights import is_chat_model, load_base, load_model, load_peft, weights_hash
+from infra.weights import load_base, load_model, load_peft, weights_hash
 from lora import Adapters
 from model import Base
 from selfplay import member_order
-from tasks.prompts import ENVELOPE, Prompt, render
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -58,8 +50,9 @@ def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple =
     add("--data", default=None, metavar="DIR", help="published files; default: the cache of eval.fetch")
     add("--out", default="", help="for answers and summary; default: eval-... under the run, or under out/")
     add("--against", default="", metavar="DIR", help="run or results: differences to its students' mean")
-    add("--prompt", default="auto", choices=("auto", "chat", "envelope", "plain"),
-        help="how a question is put; auto: the tokenizer's chat template, else plain")
+    add("--prompt", default="auto", choices=("auto", "chat", "direct", "envelope", "plain"),
+        help="how a question is put; auto: the tokenizer's chat template, else plain; direct: chat without "
+             "a model's own thinking")
     add("--seed", type=int, default=0)
     add("--rollout-batch", type=int, dest="max_rows", default=64, help="rows that decode together")
     add("--device", default="auto", help="auto, cpu or cuda")
@@ -192,35 +185,7 @@ def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Populatio
     return Population(base, adapters, slots | {BASE: -1}, hashes, base_hash)
 
 
-# ---- answers ----------------------------------------------------------------------------------------------
-
-def pick_prompt_format(args: argparse.Namespace, base: Base) -> str:
-    """--prompt with auto decided. Raises ValueError for a chat template that is not there."""
-    if args.prompt == "chat" and not base.tokenizer.chat_template:
-        raise ValueError(f"--prompt chat: {base.path} has no chat template; use envelope or plain")
-    if args.prompt == "auto":
-        return "chat" if is_chat_model(base.tokenizer, base.eos_ids) else "plain"
-    return args.prompt
-
-
-def put(question: str | Prompt | list[int], prompt_format: str, base: Base) -> list[int]:
-    """Token ids of a question: by the chat template, in the R1 envelope, or as "Question: ... Answer:".
-
-    A task's Prompt is put as in training; token ids, of a benchmark with its own words, stay as they are.
-    """
-    if isinstance(question, list):
-        return question
-    if isinstance(question, Prompt):
-        return render(question, base.prompt_format, base.tokenizer)
-    if prompt_format == "chat":
-        said = [{"role": "user", "content": question}]
-        text = base.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-        return list(base.tokenizer(text, add_special_tokens=False).input_ids)
-    text = f"Question: {question}\nAnswer:"
-    if prompt_format == "envelope":
-        text = ENVELOPE.format(question) + "<think>"
-    return list(base.tokenizer(text).input_ids)
-
+# ---- a directory of results --------------------------------------------------------------------------------
 
 def changes(old: dict, new: dict, free: tuple[str, ...], hashed: tuple[str, ...]) -> list[str]:
     """What differs between two configurations, other than the free fields.
@@ -256,7 +221,7 @@ def open_out(args: argparse.Namespace, population: Population, prompt_format: st
                   temperature=args.temperature, max_new=args.max_new, seed=args.seed,
                   adapters=population.hashes, data=data)
     if getattr(args, "against", ""):
-        answers_of(args.against, default, config)       # what is not comparable is said before hours of work
+        other_results(args.against, default, config)    # what is not comparable is said before hours of work
     if (run.path / "config.json").exists():
         old = json.loads((run.path / "config.json").read_text())
         if changed := changes(old, config, ("base",), ("adapters", "data")):
@@ -268,95 +233,10 @@ def open_out(args: argparse.Namespace, population: Population, prompt_format: st
     return run, saved_answers(run)
 
 
-def answer_all(population: Population, items: list, question: Callable, judge: Callable,
-               args: argparse.Namespace, run: RunDir, done: list[dict], prompt_format: str) -> list[dict]:
-    """Every member's answers to every item, those on disk first: dicts as in answers.jsonl, written by batch.
-
-    question(item) -> text, token ids, or Prompt (whose prefix the judge puts before the text); judge as in
-    `judged`. Raises ValueError where a question does not fit the context.
-    """
-    have = {(row["bench"], row["id"], row["member"], row["sample"]): row for row in done}
-    ids = {(item.bench, item.id): put(question(item), prompt_format, population.base) for item in items}
-    fits(ids, args.max_new, population.base.model.cfg.max_position_embeddings)
-    wanted, places = [], []
-    for item, member in itertools.product(items, population.slots):
-        each = [(item.bench, item.id, member, sample) for sample in range(args.samples)]
-        places += each
-        if missing := [sample for sample, place in enumerate(each) if place not in have]:
-            wanted.append((item, member, missing))
-    wanted.sort(key=lambda unit: (len(unit[2]), len(ids[unit[0].bench, unit[0].id])))
-    with tqdm(total=len(places), desc="answers", disable=not sys.stderr.isatty()) as bar:
-        bar.update(bar.total - sum(len(missing) for _, _, missing in wanted))
-        while wanted:
-            n = len(wanted[0][2])
-            batch = [unit for unit in wanted[:max(1, args.max_rows // n)] if len(unit[2]) == n]
-            wanted = wanted[len(batch):]
-            rows = answer_batch(population, batch, ids, judge, args, prompt_format)
-            run.append("answers.jsonl", rows)
-            for row in rows:
-                have[row["bench"], row["id"], row["member"], row["sample"]] = row
-            bar.update(len(rows))
-    rows = [have[place] for place in places]
-    if errors := [row["grader_error"] for row in rows if "grader_error" in row]:
-        print(f"note: the grader failed on {len(errors)} answers ({', '.join(sorted(set(errors)))}), which "
-              f"count as wrong: see grader_error in {run.path / 'answers.jsonl'}", file=sys.stderr)
-    return rows
-
-
-def fits(ids: dict, max_new: int, context: int) -> None:
-    """Raises ValueError where the longest question and max_new tokens exceed the base's context."""
-    longest = max(ids, key=lambda name: len(ids[name]))
-    n = len(ids[longest])
-    if n + max_new > context:
-        fix = f"lower --max-new-tokens to at most {context - n}" if n < context else "it is too long"
-        raise ValueError(f"{'/'.join(longest)} has {n} tokens, which with --max-new-tokens {max_new} exceeds "
-                         f"the base's context of {context}: {fix}")
-
-
-def answer_batch(population: Population, batch: list[tuple], ids: dict, judge: Callable,
-                 args: argparse.Namespace, prompt_format: str) -> list[dict]:
-    """Rows of answers.jsonl for a batch of (item, member, numbers of samples), all of one length."""
-    base, rows, items, keys = population.base, [], [], []
-    for item, member, samples in batch:
-        items += [item] * len(samples)
-        rows += [dict(bench=item.bench, id=item.id, member=member, sample=sample) for sample in samples]
-        drawn = (args.seed, crc32(f"{item.bench}/{item.id}".encode()), crc32(member.encode()))
-        keys += [(*drawn, sample) for sample in samples]
-    prompts = [ids[item.bench, item.id] for item, _, _ in batch]
-    slots = [population.slots[member] for _, member, _ in batch]
-    rollout = generate(base, population.adapters, prompts, slots, keys, len(batch[0][2]), args.temperature,
-                       args.max_new, args.max_rows)
-    texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=True,
-                                        clean_up_tokenization_spaces=False)
-    if prompt_format == "plain":
-        texts = [text.partition("\nQuestion:")[0] for text in texts]     # a base that goes on to ask itself
-    verdicts = judged(judge, list(zip(items, texts)))
-    for row, verdict, tokens, text in zip(rows, verdicts, rollout.n_tokens.tolist(), texts):
-        row |= verdict | dict(tokens=tokens, text=text)
-    return rows
-
-
-def judged(judge: Callable, answers: list[tuple]) -> list[dict]:
-    """judge([(item, text)]) -> [dict with "correct"]; an answer on which it raises counts as wrong.
-
-    Its verdict is that of an empty answer, with the exception's name as "grader_error". What is wrong with
-    the machine is raised: OSError (sympy does not start) and RuntimeError itself (the sandbox does not).
-    """
-    try:
-        return judge(answers)
-    except Exception as e:
-        if isinstance(e, OSError) or type(e) is RuntimeError:
-            raise
-        if len(answers) == 1:
-            empty, = judge([(answers[0][0], "")])
-            return [empty | dict(correct=False, grader_error=type(e).__name__)]
-    return [verdict for answer in answers for verdict in judged(judge, [answer])]
-
-
 # ---- the end of an evaluation -----------------------------------------------------------------------------
 
-def answers_of(directory: str, default: str, config: dict) -> list[dict]:
-    """Answers in a directory of results, or in the folder `default` of a run.
+def other_results(directory: str, default: str, config: dict) -> RunDir:
+    """A directory of results, or the folder `default` of a run, to be read alone; its answers are not yet.
 
     Raises ValueError where there are none, or where they were made in another way than `config` says (prompt,
     temperature, limits, questions; base and adapters may differ).
@@ -367,11 +247,11 @@ def answers_of(directory: str, default: str, config: dict) -> list[dict]:
     if not (place / "answers.jsonl").exists():
         raise ValueError(f"--against {directory}: no answers.jsonl there nor in its {default}/: run this "
                          "evaluation on that run first")
-    old = json.loads((place / "config.json").read_text())
-    if changed := changes(old, config, ("base", "base_hash", "adapters", "seed"), ("data",)):
+    other = RunDir(place, writes=False)
+    if changed := changes(other.config(), config, ("base", "base_hash", "adapters", "seed"), ("data",)):
         raise ValueError(f"--against {directory}: those answers were made otherwise: {', '.join(changed)}; "
                          "repeat one of both in the other's way")
-    return saved_answers(RunDir(place, writes=False))
+    return other
 
 
 def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], default: str, counted: Callable = list,
@@ -381,13 +261,13 @@ def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], default: s
     default: the folder of this evaluation in a run, as in open_out. counted(rows) -> rows: which answers the
     table counts, and under which names.
     """
-    config = json.loads((run.path / "config.json").read_text())
+    config, rows = run.config(), counted(rows)
     result = dict(base=config["base"], samples=args.samples, temperature=args.temperature,
-                  prompt=config["prompt"], results=summarise(counted(rows), args.max_new))
+                  prompt=config["prompt"], results=summarise(rows, args.max_new))
     print(table(result["results"]))
     if args.against:
-        theirs = counted(answers_of(args.against, default, config))
-        result |= dict(against=args.against, differences=against(counted(rows), theirs))
+        theirs = counted(saved_answers(other_results(args.against, default, config)))
+        result |= dict(against=args.against, differences=against(rows, theirs))
         print(f"\nagainst the students (or whoever there is) of {args.against}, their mean\n"
               f"{against_table(result['differences'])}")
     run.write_json("summary.json", result | more)

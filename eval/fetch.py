@@ -3,6 +3,7 @@
     python -m eval.fetch                          # seven mathematics sets, HumanEval+, MBPP+ into the cache
     python -m eval.fetch livecodebench5           # the fifth file of LiveCodeBench alone (558 MB)
     python -m eval.fetch livecodebench            # release_v5: its first five files (4.4 GB)
+    python -m eval.fetch mmlu                     # MMLU's archive (166 MB)
 
 Hashes are SHA-256 of the contents, decompressed (gzip differs from packer to packer). A file of the cache
 whose hash is not known beforehand is trusted on first use: its hash is printed, kept in the cache's
@@ -31,6 +32,7 @@ PRIME = "https://raw.githubusercontent.com/PRIME-RL/PRIME/18ad596f08d487bb546d80
 HUB = "https://huggingface.co/datasets"
 GSM8K = ("https://raw.githubusercontent.com/openai/grade-school-math/"
          "3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math")
+MMLU = f"{HUB}/cais/mmlu/resolve/c30699e8356da336a370243923dbaf21066bb9fe"
 LCB = f"{HUB}/livecodebench/code_generation_lite/resolve/0fe84c3912ea0c4d4a78037083943e8f0c4dd505"
 
 
@@ -80,6 +82,9 @@ FILES = {
         f"{PRIME}/olympiadbench/test.jsonl",
         "bb8c1e38a16ea9eacb77530315a674d883f267fbff79183effc53681b4fcc416", 675,
         ("olympiadbench", "olympiad", "oetomathsencomp", "olympiadbenchoetomathsencomp")),
+    "mmlu": Published(              # the authors' copy of people.eecs.berkeley.edu/~hendrycks/data.tar
+        f"{MMLU}/data.tar", "bec563ba4bac1d6aaf04141cd7d1605d7a5ca833e38f994051e818489592989b", 14042,
+        ("mmlu",)),
     "livecodebench1": Published(
         f"{LCB}/test.jsonl", "2bd02b38beb48e8c46b5b9987095d999ff38cd8efc255ea5d58974317c48f63f", 400,
         ("test", "codegenerationlite", "livecodebench1"))}
@@ -91,12 +96,13 @@ for i, hash_and_rows in enumerate(LCB_LATER, 2):
     names = (f"test{i}", f"livecodebench{i}")
     FILES[f"livecodebench{i}"] = Published(f"{LCB}/test{i}.jsonl", *hash_and_rows, names)
 GROUPS = {"livecodebench": [name for name in FILES if "livecode" in name],
-          "small": [name for name in FILES if "livecode" not in name]}
+          "small": [name for name in FILES if "livecode" not in name and name != "mmlu"]}
 
 
 def cached_name(name: str) -> str:
     """File name in the cache."""
-    return f"{name.replace('+', 'plus')}.jsonl" + (".gz" if FILES[name].url.endswith(".gz") else "")
+    endings = {".gz": ".jsonl.gz", ".tar": ".tar"}
+    return name.replace("+", "plus") + endings.get(Path(FILES[name].url).suffix, ".jsonl")
 
 
 def stem(path: Path, root: Path) -> str:
@@ -234,9 +240,9 @@ def fetch(name: str, cache: Path = CACHE) -> Path:
                     bar.update(len(block))
         except (urllib.error.URLError, OSError) as e:
             part.unlink(missing_ok=True)
+            put = "unpack it" if path.suffix == ".tar" else f"put it as {published.names[0]}.jsonl"
             raise ValueError(f"{name} could not be fetched from {published.url} ({e}): download it "
-                             f"elsewhere, put it into a directory as {published.names[0]}.jsonl and pass "
-                             "--data DIR") from None
+                             f"elsewhere, {put} into a directory and pass --data DIR") from None
         sha = digest(part)
         if published.sha256 and sha != published.sha256:
             part.unlink()

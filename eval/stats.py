@@ -50,11 +50,22 @@ def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
 
 def paired_bootstrap(differences: np.ndarray, n_draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
     """95% percentile interval of the mean of paired differences (n,), items drawn with replacement."""
+    return stratified_bootstrap([differences], n_draws, seed)
+
+
+def stratified_bootstrap(strata: list[np.ndarray], n_draws: int = DRAWS,
+                         seed: int = 0) -> tuple[float, float]:
+    """95% percentile interval of the mean of the strata's means, items drawn with replacement within each.
+
+    The strata (subjects, say) are those that there are: the interval says nothing of others.
+    """
     rng = np.random.default_rng(seed)
-    n = len(differences)
-    values, counts = np.unique(differences, return_counts=True)
-    means = rng.multinomial(n, counts / n, size=n_draws) @ values / n       # how often each value is drawn
-    low, high = np.percentile(means, [2.5, 97.5])
+    means = np.zeros(n_draws)
+    for stratum in strata:
+        n = len(stratum)
+        values, counts = np.unique(stratum, return_counts=True)
+        means += rng.multinomial(n, counts / n, size=n_draws) @ values / n      # how often each is drawn
+    low, high = np.percentile(means / len(strata), [2.5, 97.5])
     return float(low), float(high)
 
 

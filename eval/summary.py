@@ -64,6 +64,7 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
     answers the grader failed on, if any.
     """
     out, answers = [], {}
+    may_think = any("think" in row for row in rows)
     for row in rows:
         answers.setdefault((row["bench"], row["member"]), []).append(row)
     for bench, share in shares(rows).items():
@@ -79,7 +80,7 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
             each = [answers[bench, who] for who in groups.get(name, [name])]
             used = np.array([row["tokens"] for some in each for row in some])
             line |= dict(tokens=float(used.mean()), cut=float((used >= max_new).mean()))
-            if any("think" in row for row in rows):
+            if may_think:
                 line["think"] = float(np.mean([np.mean([row["think"] for row in some]) for some in each]))
             if errors := sum("grader_error" in row for some in each for row in some):
                 line["grader_errors"] = errors

@@ -2,18 +2,25 @@
 
 Rows of generation and micro-batches of the update are dealt out; gradients are summed in `rl.accumulate`.
 What only one process can know (verdicts, which run directory) comes from process 0 as JSON text: nothing is
-unpickled.
+unpickled. All that follows from it is computed by each of them, which must lead to the same bits: rollouts
+are gathered, children come from process 0, and checksums are compared every step.
 """
 import ctypes
+import hashlib
 import json
 import os
 import sys
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from generate import Rollout, generate
+from lora import Adapters
+
+TIMEOUT = timedelta(minutes=30)     # longest wait for another process: a hang would be worse than an error
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def reuse_memory() -> None:
@@ -36,6 +43,27 @@ def check_mps() -> None:
     if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") != "1":        # train.py does so before it imports torch
         raise ValueError("--device mps: operations that it lacks run on the processor only where the shell "
                          "says export PYTORCH_ENABLE_MPS_FALLBACK=1")
+
+
+def checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum of a tensor's bits as integers, modulo 2^64: the same in whatever order a device adds them up.
+    Comparable between tensors of one layout."""
+    x, size = tensor.detach(), tensor.element_size()
+    if x.is_contiguous() and x.numel() * size % 8 == 0 and x.storage_offset() * size % 8 == 0:
+        return x.flatten().view(torch.int64).sum()              # on a CPU 30 times as fast
+    return x.view(BITS[size]).sum(dtype=torch.int64)
+
+
+def digest(text: bytes) -> int:
+    """A number of 56 bits that stands for a text."""
+    return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+
+
+def leave() -> None:
+    """Take leave of the process group, if there is one: not after an error, for the others may wait or be
+    gone."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
@@ -64,7 +92,9 @@ class Ranks:
             # cuDNN's attention plans anew for every shape, half a second each, and nearly every shape is new
             torch.backends.cuda.enable_cudnn_sdp(False)
         if world > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+            on_gpu = device.startswith("cuda")
+            dist.init_process_group("nccl" if on_gpu else "gloo", timeout=TIMEOUT,
+                                    device_id=torch.device(device) if on_gpu else None)
         return cls(rank, world, torch.device(device))
 
     def all_reduce_min(self, n: int) -> int:
@@ -75,39 +105,112 @@ class Ranks:
             n = int(number)
         return n
 
-    def broadcast(self, make):
-        """make() on process 0, its JSON-able result on all of them."""
+    def broadcast(self, make, source: int = 0):
+        """make() on process `source`, its JSON-able result on all of them; a ValueError is raised in all."""
         if self.world == 1:
             return make()
-        text = json.dumps(make()).encode() if self.rank == 0 else b""
+        said = {}
+        if self.rank == source:
+            try:
+                said = dict(result=make())
+            except ValueError as e:
+                said = dict(error=str(e))
+        text = json.dumps(said).encode()
         size = torch.tensor([len(text)], device=self.device)
-        dist.broadcast(size, 0)
+        dist.broadcast(size, source)
         data = torch.empty(int(size), dtype=torch.uint8, device=self.device)
-        if self.rank == 0:
+        if self.rank == source:
             data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        dist.broadcast(data, 0)
-        return json.loads(data.cpu().numpy().tobytes())
+        dist.broadcast(data, source)
+        said = json.loads(data.cpu().numpy().tobytes())
+        if "error" in said:
+            raise ValueError(said["error"])
+        return said["result"]
+
+    def together(self, make):
+        """make() in every process. Where it raises ValueError in one, all raise it: nobody waits for one that
+        has left."""
+        if self.world == 1:
+            return make()
+        result, error = None, ""
+        try:
+            result = make()
+        except ValueError as e:
+            error = str(e) or repr(e)
+        failed = self.all_reduce_min(self.rank if error else self.world)
+        if failed < self.world:
+            raise ValueError(self.broadcast(lambda: error, source=failed))
+        return result
+
+    def broadcast_member(self, adapters: Adapters, slot: int) -> None:
+        """Process 0's factors of a member for all of them, bit for bit."""
+        if self.world > 1:
+            for factors in adapters.parameters():
+                own = factors.detach()[slot]
+                sent = own.to(self.device)          # members may be kept elsewhere than they are computed
+                dist.broadcast(sent, 0)
+                own.copy_(sent)
+
+    def check_equal(self, values: dict[str, int | torch.Tensor], where: str, advice: str = "") -> None:
+        """Raises ValueError in every process if one of these values is not the same in all of them.
+
+        Of a tensor the checksum is compared: one vector of a number per value is gathered. The message is
+        `where`, the value's name, the processes, and `advice`.
+        """
+        if self.world == 1:
+            return
+        numbers = [checksum(x) if isinstance(x, torch.Tensor) else torch.tensor(x) for x in values.values()]
+        own = torch.stack([number.to(self.device) for number in numbers])
+        everybody = [torch.empty_like(own) for _ in range(self.world)]
+        dist.all_gather(everybody, own)
+        differs = torch.stack(everybody).cpu() != everybody[0].cpu()            # (world, values)
+        if not differs.any():
+            return
+        names = [name for name, column in zip(values, differs.T) if column.any()]
+        ranks = [str(rank) for rank, row in enumerate(differs) if row.any()]
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        raise ValueError(f"{where}: {names[0]}{more} is not the same in process {', '.join(ranks)} as in "
+                         f"process 0{advice}")
+
+    def check_population(self, adapters: Adapters, members: list, where: str) -> None:
+        """Raises ValueError in every process where one has other factors, names or ratings than process 0."""
+        values = dict(members=digest(json.dumps([m.to_json() for m in members]).encode()))
+        for path in adapters.A:
+            values[f"{path}.lora_A"] = adapters.A[path]
+            values[f"{path}.lora_B"] = adapters.B[path]
+        self.check_equal(values, where, ": what was saved before stands, --resume goes on from there; if it "
+                                        "comes again, leave that device out")
 
     def generate(self, base, adapters, prompts, member, keys, n=1, **kw) -> Rollout:
-        """generate.generate with the prompts dealt out; every process gets all rows, in the prompts' order.
+        """generate.generate with the rows dealt out; every process gets all of them, in the prompts' order.
 
-        Process r has the prompts r, r + world, r + 2 world, ...
+        Process r has the pieces r, r + world, r + 2 world, ...: a piece is all attempts at a prompt, or half
+        of them where n is even and the largest share gets smaller so. It may have none.
         """
-        if self.world == 1 or len(prompts) < self.world:
+        if self.world == 1:
             return generate(base, adapters, prompts, member, keys, n, **kw)
-        dealt = []                      # of each process: numbers of its rows; row i n + j answers prompt i
+        n_pieces = 1
+        if n % 2 == 0 and -(-2 * len(prompts) // self.world) < 2 * -(-len(prompts) // self.world):
+            n_pieces = 2
+        size = n // n_pieces            # piece i has the rows i size, ..., i size + size - 1
+        dealt = []                      # of each process: numbers of its rows
         for rank in range(self.world):
-            own = range(rank, len(prompts), self.world)
-            dealt.append([i * n + j for i in own for j in range(n)])
-        mine = range(self.rank, len(prompts), self.world)
-        rollout = generate(base, adapters, [prompts[i] for i in mine], [member[i] for i in mine],
-                           [keys[row] for row in dealt[self.rank]], n, **kw)
-        joined = self.gather(rollout, [len(rows) for rows in dealt])
+            pieces = range(rank, len(prompts) * n_pieces, self.world)
+            dealt.append([i * size + j for i in pieces for j in range(size)])
+        mine = [i // n_pieces for i in range(self.rank, len(prompts) * n_pieces, self.world)]
+        own = None
+        if mine:
+            own = generate(base, adapters, [prompts[i] for i in mine], [member[i] for i in mine],
+                           [keys[row] for row in dealt[self.rank]], size, **kw)
+        joined = self.gather(own, [len(rows) for rows in dealt])
         order = torch.tensor([row for rows in dealt for row in rows], device=self.device).argsort()
         return joined.select(order)
 
-    def gather(self, own: Rollout, n_rows: list[int]) -> Rollout:
-        """The rollouts of all processes, one after another; n_rows of each."""
+    def gather(self, own: Rollout | None, n_rows: list[int]) -> Rollout:
+        """The rollouts of all processes, one after another; n_rows of each; None = no row."""
+        if own is None:
+            none = torch.zeros(0, dtype=torch.int64, device=self.device)
+            own = Rollout(none[:, None], none, none, none[:, None].float(), none)
         width = torch.tensor([own.ids.shape[1]], device=self.device)
         dist.all_reduce(width, op=dist.ReduceOp.MAX)
         missing = (0, int(width) - own.ids.shape[1], 0, max(n_rows) - len(own.ids))    # on the right, below

@@ -201,6 +201,10 @@ def autotune_batch(cfg, base: Base, adapters: Adapters, ranks: Ranks):
             for p in adapters.parameters():
                 p.grad = None
 
-    n_rows = ranks.all_reduce_min(halve_until(cfg.rollout_batch, rollout, "--rollout-batch"))
-    n_tokens = halve_until(cfg.tokens_per_microbatch, micro_batch, "--tokens-per-microbatch")
-    return replace(cfg, rollout_batch=n_rows, tokens_per_microbatch=ranks.all_reduce_min(n_tokens))
+    def try_both() -> tuple[int, int]:
+        """What this process holds."""
+        return (halve_until(cfg.rollout_batch, rollout, "--rollout-batch"),
+                halve_until(cfg.tokens_per_microbatch, micro_batch, "--tokens-per-microbatch"))
+
+    n_rows, n_tokens = map(ranks.all_reduce_min, ranks.together(try_both))
+    return replace(cfg, rollout_batch=n_rows, tokens_per_microbatch=n_tokens)

@@ -33,11 +33,13 @@ class Signals:
     """Turns SIGINT and SIGTERM into Interrupted, at once or, inside `with signals:`, at the end of the block.
 
     The block is for what must not be torn: from the optimiser step to the logs. A second SIGINT leaves at
-    once.
+    once. patient: always wait for the end of a block, so that process 0, which saves, never waits for a
+    process that has left.
     """
 
-    def __init__(self):
-        self.held, self.pending, self.before = False, "", {}
+    def __init__(self, patient: bool = False):
+        self.patient = self.held = patient
+        self.pending, self.before = "", {}
 
     def install(self) -> "Signals":
         """Take over both signals; only possible in the main thread."""
@@ -62,7 +64,7 @@ class Signals:
         self.held = True
 
     def __exit__(self, kind, *rest):
-        self.held = False
+        self.held = self.patient
         if self.pending and kind is None:
             raise Interrupted(self.pending)
 

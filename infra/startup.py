@@ -1,5 +1,7 @@
 """How a run begins: its directory, its base, its population, and whether they fit into memory."""
 import dataclasses
+import os
+import secrets
 import sys
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import torch
 
 from config import Config, resolve_config
 from infra.checkpoint import LOGS, RunDir, founders
-from infra.distributed import Ranks
+from infra.distributed import Ranks, digest
 from infra.memory import autotune_batch, free_memory, plan_table
 from infra.precision import DTYPES, pick_dtype
 from infra.weights import load_base, load_tokenizer, read_config, resolve, weights_hash
@@ -22,11 +24,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def choose_directory(cfg: Config) -> Path:
-    """--resume's run, --name's, or the next free number. Looks at what is on disk: for process 0 alone."""
+    """--resume's run, --name's, or the next free number. Looks at what is on disk: for process 0 alone.
+    Raises ValueError where --resume's is not there."""
     out, base = Path(cfg.out), Path(cfg.base)
     if cfg.resume and cfg.resume != "auto":
         path = Path(cfg.resume)
-        return path.parent if path.name.startswith("step_") else path
+        path = path.parent if path.name.startswith("step_") else path
+        if not path.is_dir():
+            raise ValueError(f"--resume {cfg.resume}: no such directory; runs are under {cfg.out}/")
+        return path
     if cfg.name:
         return out / cfg.name
     stem = base.parent.name if base.name == "base" else base.name
@@ -38,17 +44,12 @@ def choose_directory(cfg: Config) -> Path:
     return out / f"{stem}-{number}"
 
 
-def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
-    """The run's directory and whether to resume it. Raises ValueError where it is in use or resuming finds
-    nothing."""
-    path = Path(ranks.broadcast(lambda: str(choose_directory(cfg))))
+def steps_to_resume(cfg: Config, run: RunDir) -> list[int]:
+    """The checkpoints that a run goes on from, none = from step 0. Raises ValueError where the flags do not
+    fit what lies in its directory. For process 0 alone."""
+    path, steps = run.path, run.steps()
     given = cfg.resume if cfg.resume != "auto" else ""
-    if given and not path.is_dir():
-        raise ValueError(f"--resume {given}: no such directory; runs are under {cfg.out}/")
-    run = RunDir(path, ranks.rank == 0)              # from here on nobody else writes there
-    steps = ranks.broadcast(run.steps)
-    begun = ranks.broadcast(lambda: bool(steps or (path / "metrics.jsonl").exists()))
-    if begun and not cfg.resume:
+    if (steps or (path / "metrics.jsonl").exists()) and not cfg.resume:
         raise ValueError(f"{path} holds an earlier run: go on with --resume auto --name {path.name}, "
                          "or choose another --name")
     if given and not steps:
@@ -57,6 +58,17 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
     if wanted.startswith("step_") and wanted != f"step_{steps[-1]}":
         raise ValueError(f"--resume {given}: only the latest checkpoint, step_{steps[-1]}, can go on; "
                          "remove it to go back")
+    return steps
+
+
+def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
+    """The run's directory and whether to resume it. Raises ValueError, in all processes, where it is in use,
+    where resuming finds nothing, and where several nodes do not share it."""
+    path = Path(ranks.broadcast(lambda: str(choose_directory(cfg))))
+    run = ranks.together(lambda: RunDir(path, ranks.rank == 0))     # from here on nobody else writes there
+    if int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world)) < ranks.world:
+        check_nodes(cfg, run, ranks)
+    steps = ranks.broadcast(lambda: steps_to_resume(cfg, run))
     if not steps:
         if cfg.resume and run.writes:
             print(f"note: nothing to resume in {path}: starting at step 0", file=sys.stderr)
@@ -64,23 +76,58 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
     return run, bool(steps)
 
 
+def check_nodes(cfg: Config, run: RunDir, ranks: Ranks) -> None:
+    """Raises ValueError, in all processes, where those of another node do not see what process 0 writes into
+    the run's directory, or see other files than it does under a flag's name."""
+    token = run.path / "token"
+    ranks.broadcast(lambda: token.write_text(secrets.token_hex()))
+    seen = {f"the run's directory {run.path}": digest_of(token)}
+    for name in ("init", "seed_tasks", "anchors", "heldout", "theory"):
+        if given := getattr(cfg, name):
+            seen[f"--{name.replace('_', '-')} {given}"] = digest_of(Path(given))
+    try:
+        ranks.check_equal(seen, "several nodes need a directory that all of them see", ": put --out and "
+                          "these files on a shared disk, by the same path on every node")
+    finally:
+        if run.writes:
+            token.unlink()
+
+
+def digest_of(path: Path) -> int:
+    """A number by which processes tell whether they see the same file, or files of the same names and sizes;
+    0 where nothing can be read."""
+    try:
+        if path.is_dir():
+            return digest(repr(sorted((f.name, f.stat().st_size) for f in path.rglob("*"))).encode())
+        return digest(path.read_bytes())
+    except OSError:
+        return 0
+
+
 def n_adapters(cfg: Config) -> int:
     """How many adapters the population has."""
     return len({m.slot for m in founders(cfg)})
-
-
-def dtype_of_run(cfg: Config) -> str:
-    """--dtype; where that is auto, what the run that --resume names was begun with."""
-    run = RunDir(choose_directory(cfg), writes=False)
-    if cfg.dtype == "auto" and cfg.resume and (run.path / "config.json").exists():
-        return run.config().get("dtype", "auto")
-    return cfg.dtype
 
 
 def base_name(cfg: Config) -> str:
     """--base, wherever the run is started from."""
     bundled = cfg.base == Config.base and not Path(cfg.base).is_dir()
     return str(ROOT / cfg.base) if bundled else cfg.base
+
+
+def choose_dtype(cfg: Config, ranks: Ranks) -> Config:
+    """cfg with --dtype auto decided, by process 0 for all: what the run to be resumed began with, else what
+    suits the device. Raises ValueError."""
+    def choose() -> str:
+        run = RunDir(choose_directory(cfg), writes=False)
+        if cfg.resume and (run.path / "config.json").exists():
+            return run.config().get("dtype", "auto")
+        if cfg.threads:
+            torch.set_num_threads(cfg.threads)
+        shape = read_config(resolve(base_name(cfg), weights=False))
+        return pick_dtype("auto", ranks.device, (shape.hidden_size, shape.intermediate_size))
+
+    return dataclasses.replace(cfg, dtype=ranks.broadcast(choose)) if cfg.dtype == "auto" else cfg
 
 
 def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str, bool]:
@@ -92,12 +139,7 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str
     shape = read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
     cfg = resolve_config(cfg, prompt_format)
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
-    layer = (shape.hidden_size, shape.intermediate_size)
-    name = ranks.broadcast(lambda: pick_dtype(dtype_of_run(cfg), ranks.device, layer))
-    cfg = dataclasses.replace(cfg, dtype=pick_dtype(name, ranks.device))        # this process's card has it
-    dtype = DTYPES[cfg.dtype]
+    dtype = DTYPES[pick_dtype(cfg.dtype, ranks.device)]
     return cfg, dtype, *plan_table(cfg, shape, dtype, n_adapters(cfg), free_memory(ranks.device))
 
 
@@ -112,7 +154,8 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
 
 def show_plan(cfg: Config) -> int:
     """Print the memory plan; returns the exit code. Raises ValueError for what the user can mend."""
-    *_, table, fits = estimate_memory(cfg, Ranks.join(cfg.device))
+    ranks = Ranks.join(cfg.device)
+    *_, table, fits = estimate_memory(choose_dtype(cfg, ranks), ranks)
     print(table)
     return 0 if fits else 2
 
@@ -134,4 +177,14 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     limits = dataclasses.replace(limits, theory=cfg.theory, max_digits=cfg.max_digits or limits.max_digits,
                                  output_chars=cfg.max_output or limits.output_chars)
     setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.task_types.split(",")))
-    return setup, Adam(adapters, learning_rates(cfg)), weights_hash(base.model)
+    return setup, Adam(adapters, learning_rates(cfg)), hash_base(base, ranks)
+
+
+def hash_base(base: Base, ranks: Ranks) -> str:
+    """SHA-256 of the base, which process 0 computes. Raises ValueError, in all processes, where another one
+    has other weights, or other files of those that a run reads."""
+    values = dict(base.model.named_parameters())
+    for name in ("tokenizer.json", "anchors.jsonl", "heldout.jsonl"):
+        values[name] = digest_of(base.path / name)
+    ranks.check_equal(values, f"--base {base.path}")
+    return ranks.broadcast(lambda: weights_hash(base.model))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sandbox.values import decode
 from tasks.complexity import structural_hash
-from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Prompt, show, template
+from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Prompt, check_fields, show, template
 from tasks.validation import (CONTROL, REASONS, Limits, arguments_text, canonical_arguments, demonstrated,
                               input_problem, normalise, program_problem, value_problem)
 from verifier import Job, Verdict
@@ -80,6 +80,16 @@ class TaskType:
     by_input = False        # whether one program on other inputs is another task, not a duplicate
     topics = TOPICS         # (what a proposal is about, how its input begins); one is drawn for each prompt
     seed: Proposal | None = None        # a task to show before there are any, or else those of code
+    # {names} that its template may use: to ask a teacher; to ask a student and to show a task to a teacher
+    propose_fields = ("type", "topic", "opening", "examples", "n_inputs", "program", "input")
+    solve_fields = ("program", "input", "output", "pairs", "question", "hint", "tag")
+
+    def check_templates(self, prompt_format: str) -> None:
+        """Raises ValueError where a prompt format asks nothing, or names a field that there is not."""
+        for phase, fields in (("propose", self.propose_fields), ("solve", self.solve_fields)):
+            prompt = template(self.name, prompt_format, phase)
+            check_fields(self.name, phase, prompt.user + prompt.prefix, fields)
+        check_fields(self.name, "example", TEMPLATES[self.name].example, self.solve_fields)
 
     def propose(self, prompt_format: str, few_shot: list[Task], rng: random.Random, limits: Limits) -> Prompt:
         """Prompt for a teacher. few_shot: tasks to learn from; in code_f the first is to be given inputs."""
@@ -189,7 +199,7 @@ class TaskType:
         return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
-        """What a prompt format's template may say of a task, by name."""
+        """What a prompt format's template may say of a task, by name: see solve_fields."""
         shown = [show(decode(output), limits.compact) for output in task.outputs]
         n_shown = self.n_shown(task, limits)
         pairs = []

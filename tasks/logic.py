@@ -26,6 +26,7 @@ class Logic(TaskType):
     name = "logic"
     tags = ("answer", "output", "input")
     topics = LOGIC_TOPICS
+    solve_fields = (*TaskType.solve_fields, "form", "constraints")
     allowed = (ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Compare, ast.Eq, ast.NotEq, ast.Name,
                ast.Load)
     n_variables = range(2, 7)

@@ -4,9 +4,11 @@ A task type is one row of TEMPLATES. A prompt format is one row of FORMATS: what
 how the answer opens, and the splitter that turns text into (tag, body) blocks. `micro` is the compact
 protocol of the bundled base (micro/data.py writes the same), `chat` uses the tokenizer's own chat template,
 `direct` is chat whose students answer at once (small models lose themselves in their reasoning), `base` puts
-the chat template into the R1 think/answer envelope for models without chat training.
+the chat template into the R1 think/answer envelope for models without chat training. Whether a hybrid model
+such as Qwen3 thinks before it answers is the prompt format's choice too: in chat it does, in direct not.
 """
 import re
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +18,8 @@ from dataclasses import dataclass
 class Template:
     """What is said of one task type; what is left "" is not served.
 
-    {names} are fields of `TaskType.propose` and `TaskType.fields`. FINAL or AT_ONCE follow on `solve`.
+    {names} are those of `TaskType.propose_fields` and `TaskType.solve_fields`: others are refused before a
+    run. FINAL or AT_ONCE follow on `solve`.
     """
     propose: str = ""                       # what a teacher is asked in chat, direct and base
     opening: str = ""                       # of its answer in chat and direct
@@ -149,7 +152,7 @@ Prove this theorem:
 ```metamath
 {statement}
 ```
-""", give="the proof, its labels alone,", form="LABELS")}
+""", give="the proof, its labels alone,", form="LABELS", example="")}
 FINAL = "Think step by step, then give {give} in a final block:\n\n```{{tag}}\n{form}\n```\n"
 AT_ONCE = "Give {give}.\n"      # no form, the block is opened for the student: it would copy the placeholder
 ENVELOPE = """A conversation between User and Assistant. The user asks a question, and the Assistant solves \
@@ -242,11 +245,17 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     return blocks
 
 
+def first_answer(text: str) -> str:
+    """A text up to the end of its first answer: a base model may go on, and ask and answer itself."""
+    first, tag, _ = text.partition("</answer>")
+    return first + tag
+
+
 def envelope_blocks(text: str) -> list[tuple[str, str]]:
     """As `fenced_blocks`, for base models: the first answer counts, lest one to a question of the model's own
     override it, and without an answer tag there is none."""
-    first, tag, _ = text.partition("</answer>")
-    return fenced_blocks(first + tag) if "<answer>" in first else []
+    first = first_answer(text)
+    return fenced_blocks(first) if "<answer>" in first else []
 
 
 def trace_of(text: str) -> str:
@@ -274,6 +283,7 @@ class PromptFormat:
     pair: str = "```input\n{input}\n```\n```output\n{output}\n```\n"
     tidy: bool = True                       # store programs without comments, docstrings and annotations
     closing: str = ""                       # text that ends an answer where the model may have no end token
+    thinking: bool = True                   # enable_thinking of a chat template that has the switch (Qwen3's)
 
 
 def thoughtful(t: Template) -> str:
@@ -292,7 +302,7 @@ FORMATS = {
     "chat": PromptFormat(lambda t: Prompt(t.propose, t.opening), lambda t: Prompt(thoughtful(t)),
                          fenced_blocks, before_block),
     "direct": PromptFormat(lambda t: Prompt(t.propose, t.opening), lambda t: Prompt(at_once(t), "```{tag}\n"),
-                           fenced_blocks, before_block),
+                           fenced_blocks, before_block, thinking=False),
     "base": PromptFormat(lambda t: Prompt(t.propose, "<think>"), lambda t: Prompt(thoughtful(t), "<think>"),
                          envelope_blocks, inside_think, closing="</answer>")}
 PROMPT_FORMATS = tuple(FORMATS)
@@ -307,17 +317,37 @@ def template(kind: str, prompt_format: str, phase: str) -> Prompt:
     return prompt
 
 
+def check_fields(kind: str, part: str, text: str, fields: tuple[str, ...]) -> None:
+    """Raises ValueError where a part of a task type's template names a {field} that nobody fills in."""
+    where = f"tasks/prompts.py, template of {kind}, {part}"
+    try:
+        named = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+    except ValueError as e:
+        raise ValueError(f"{where}: {e}; a brace of the text itself is written twice") from None
+    if unknown := sorted(named - set(fields)):
+        raise ValueError(f"{where}: {{{unknown[0]}}} is no field; valid: {', '.join(fields)}. A "
+                         "field of your own stands in the class's propose_fields or solve_fields")
+
+
 def reasoning(text: str, prompt_format: str) -> str:
     """The reasoning in an answer, its prefix included; "" where it answers at once."""
     return FORMATS[prompt_format].reasoning(text)
+
+
+def chat_text(messages: list[dict], prompt_format: str, tokenizer, begins: bool = True) -> str:
+    """Messages by the tokenizer's chat template, with thinking as the prompt format has it.
+
+    begins: the assistant's turn follows; templates without a switch for thinking pass over it.
+    """
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=begins,
+                                         enable_thinking=FORMATS[prompt_format].thinking)
 
 
 def render(prompt: Prompt, prompt_format: str, tokenizer) -> list[int]:
     """Token ids of a prompt. The prefix is tokenised apart: it cannot merge with what stands before it."""
     text = prompt.user
     if prompt_format in ("chat", "direct"):
-        text = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False,
-                                             add_generation_prompt=True)
+        text = chat_text([{"role": "user", "content": text}], prompt_format, tokenizer)
     elif prompt_format == "base":
         text = ENVELOPE.format(text)
     ids = list(tokenizer(text, add_special_tokens=prompt_format == "base").input_ids)

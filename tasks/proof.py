@@ -249,6 +249,8 @@ class Proof(TaskType):
     """A statement and its proof; the student sees statement and database, and answers any proof of it."""
     name, tags = "proof", ("proof", "metamath", "answer")
     topics = ("without hypotheses", "with one hypothesis", "with two hypotheses")
+    propose_fields = ("theory", "cited", "topic", "examples")
+    solve_fields = ("theory", "example", "statement", "tag", "given")       # given: in the micro format alone
 
     def from_row(self, row):
         theory = row.get("theory", "prop.mm")

@@ -12,13 +12,14 @@ import argparse
 import json
 import sys
 
-from eval import common
+from eval import answering, common
 from eval.code.problems import PARTS, SETS, Problem, load, opened
 from eval.code.programs import complete, extract
 from eval.code.suites import Suite, judge, suites
 from eval.fetch import CACHE, at_hand
 from infra.platform import open_sandbox
 from model import Base
+from tasks.prompts import chat_text, first_answer
 from verifier import Sandbox
 
 # The words of EvalPlus (evalplus/codegen.py) and of LiveCodeBench (lcb_runner/prompts/code_generation.py).
@@ -52,7 +53,7 @@ def put(problem: Problem, prompt_format: str, base: Base) -> list[int]:
     """
     live = problem.bench.startswith("livecodebench")
     if prompt_format == "envelope":
-        return common.put(question(problem), prompt_format, base)
+        return answering.put(question(problem), prompt_format, base)
     if prompt_format == "plain":
         text = question(problem) if live else problem.prompt.strip() + "\n"
         return list(base.tokenizer(text).input_ids)
@@ -61,7 +62,7 @@ def put(problem: Problem, prompt_format: str, base: Base) -> list[int]:
         said.insert(0, dict(role="system", content=LIVE_SYSTEM))
     else:
         said.append(dict(role="assistant", content=f"{BEGIN}{MARK}\n```\n"))
-    text = base.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=live)
+    text = chat_text(said, prompt_format, base.tokenizer, begins=live)
     return list(base.tokenizer(text.split(MARK)[0], add_special_tokens=False).input_ids)
 
 
@@ -69,14 +70,14 @@ def program(problem: Problem, text: str, prompt_format: str) -> str:
     """The program in an answer, "" where there is none."""
     if not text.strip():
         return ""
+    if prompt_format == "envelope":
+        text = first_answer(text).rpartition("</think>")[2]
     if problem.bench.startswith("livecodebench"):
         return extract(text, None)
     if prompt_format == "plain":
         text = complete(problem.prompt.strip() + "\n", text, problem.bench)
-    elif prompt_format == "chat":
+    elif prompt_format in ("chat", "direct"):
         text = f"```python\n{text}"                   # which put() has begun
-    else:
-        text = text.rpartition("</think>")[2]
     return extract(text, problem.entry)
 
 
@@ -97,7 +98,7 @@ def self_test(name: str, args: argparse.Namespace, sandbox: Sandbox) -> dict:
     for problem in problems:
         with_tests = opened(problem) if problem.packed else problem
         n_tests += len(with_tests.base + with_tests.plus)
-        for prompt_format in ("plain", "chat", "envelope"):
+        for prompt_format in ("plain", "chat", "direct", "envelope"):
             empty += [(Suite(problem, [], []), program(problem, text, prompt_format)) for text in ("", "\n")]
     line = dict(n=len(problems), empty=sum(found["base"] for found in judge(sandbox, empty)), n_tests=n_tests)
     if name.startswith("livecodebench"):                              # which publishes no solutions
@@ -163,7 +164,7 @@ def evaluate(sets: list[str], args: argparse.Namespace, sandbox: Sandbox) -> Non
         part, hashes[name] = load(name, args.data, limit=args.limit)
         problems += part
     population = common.load(args)
-    prompt_format = common.pick_prompt_format(args, population.base)
+    prompt_format = answering.pick_prompt_format(args, population.base)
     run, done = common.open_out(args, population, prompt_format, hashes, "eval-code")
     known: dict[tuple[str, str], Suite] = {}
 
@@ -181,7 +182,7 @@ def evaluate(sets: list[str], args: argparse.Namespace, sandbox: Sandbox) -> Non
         found = judge(sandbox, programs)
         return [dict(correct=f["plus"], **f, program=code) for f, (_, code) in zip(found, programs)]
 
-    rows = common.answer_all(population, problems, ask, verdicts, args, run, done, prompt_format)
+    rows = answering.answer_all(population, problems, ask, verdicts, args, run, done, prompt_format)
     common.conclude(args, run, rows, "eval-code", counted=both, sandbox=sandbox.tier)
 
 

@@ -12,7 +12,7 @@ import functools
 import json
 import sys
 
-from eval import common
+from eval import answering, common
 from eval.fetch import CACHE, at_hand
 from eval.math.data import SETS, Item, load
 from eval.math.grading import extract, grade, readings
@@ -82,9 +82,9 @@ def main(argv: list[str] | None = None) -> int:
         part, hashes[name] = load(name, args.data)
         items += part[:args.limit or None]
     population = common.load(args)
-    prompt_format = common.pick_prompt_format(args, population.base)
+    prompt_format = answering.pick_prompt_format(args, population.base)
     run, done = common.open_out(args, population, prompt_format, hashes, "eval-math")
-    rows = common.answer_all(population, items, question, judge, args, run, done, prompt_format)
+    rows = answering.answer_all(population, items, question, judge, args, run, done, prompt_format)
     if WORKER.n_late:
         print(f"note: {WORKER.n_late} answers took too long to compare and count as wrong", file=sys.stderr)
     common.conclude(args, run, rows, "eval-math")

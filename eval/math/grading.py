@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from eval.math.expression import read
 from eval.math.symbolic import GRADE_S, WORKER, Late, exact, same
+from tasks.prompts import first_answer
 
 MAX_ANSWER, MAX_ITEMS = 2000, 30        # characters compared, items of a list
 TAIL = 4000                             # characters that are searched for a closing sentence
@@ -91,7 +92,11 @@ def closing(text: str) -> str:
 
 
 def extract(text: str) -> str:
-    """The final answer that a text states, as written; "" without one. Text after </think> counts first."""
+    """The final answer that a text states, as written; "" without one. Text after </think> counts first.
+
+    In the R1 envelope it is the first one: what follows </answer> are questions of the model's own.
+    """
+    text = first_answer(text)
     if "</think>" in text:
         text = text.rpartition("</think>")[2]
     if "<answer>" in text:

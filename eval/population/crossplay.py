@@ -23,7 +23,7 @@ import numpy as np
 
 import selfplay
 from config import Config, resolve_config
-from eval import common
+from eval import answering, common
 from eval.population.heldout import asking, judge_flags, judging, run_config, formatted
 from eval.stats import paired_bootstrap, wilson
 from eval.summary import BASE, shares
@@ -232,7 +232,7 @@ def main(argv: list[str] | None = None) -> int:
         ask = asking(prompt_format)
 
         def answer(population: common.Population) -> list[dict]:
-            return common.answer_all(population, items, ask, judge, args, out, done, prompt_format)
+            return answering.answer_all(population, items, ask, judge, args, out, done, prompt_format)
         rows = answer(players.bare)
         for step in steps:
             population = players.at(step)

@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 
 from config import PRESETS, config_of_run
-from eval import common
+from eval import answering, common
 from eval.stats import paired_bootstrap, wilson
 from eval.summary import BASE, gain_table, member_table, pass_table, passes, roles, shares, with_means
 from infra.checkpoint import RunDir, task_of
@@ -376,7 +376,7 @@ def main(argv: list[str] | None = None) -> int:
                              "sum counts such tasks; give 2 or more")
         judge = judging(sandbox, prompt_format, ("size", "seen"))
         ask = asking(prompt_format)
-        rows = common.answer_all(population, items, ask, judge, args, out, done, prompt_format)
+        rows = answering.answer_all(population, items, ask, judge, args, out, done, prompt_format)
     note_thinking(rows, items, prompt_format)
     sizes = by_size(rows)
     n_told = told(args.run, items)

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from eval import common
+from eval import answering, common
 from eval.population import heldout, records
 from eval.population.measures import children, children_table
 from eval.stats import hierarchical_bootstrap, ratio_bootstrap
@@ -155,7 +155,7 @@ def at_birth(args: argparse.Namespace, population: common.Population, students: 
 
     def answer(some: common.Population) -> list[dict]:
         ask = heldout.asking(prompt_format)
-        rows = common.answer_all(some, items, ask, judge, args, out, done, prompt_format)
+        rows = answering.answer_all(some, items, ask, judge, args, out, done, prompt_format)
         heldout.note_thinking(rows, items, prompt_format)
         return rows
     slots = {m.name: population.slots.get(m.name, 0) for m in students} | {BASE: -1}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eval import common
+from eval import answering
 from eval.code import __main__ as code, suites
 from eval.code.problems import Problem, call_text, load, opened, restore, unpack
 from eval.code.programs import complete, extract
@@ -377,7 +377,7 @@ def test_what_the_machine_lacks_is_no_wrong_answer():
 
     for kind in (OSError("no worker"), RuntimeError("no sandbox"), KeyboardInterrupt()):
         with pytest.raises(type(kind)):
-            common.judged(judge, [("item", "a"), ("item", "b")])
+            answering.judged(judge, [("item", "a"), ("item", "b")])
 
 
 def test_wrong_words(data, tmp_path):

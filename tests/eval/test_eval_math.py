@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from eval import common, fetch, stats
+from eval import answering, common, fetch, stats
 from eval.math import __main__ as math, data, grading, symbolic
 from eval.math.expression import read
 from eval.math.grading import extract, grade
@@ -250,46 +250,6 @@ def test_paired_bootstrap():
 
 # ---------------------------------------------------------------- whole runs
 
-@pytest.fixture(scope="module")
-def bytes_base(tmp_path_factory):
-    """Directory of a tiny random Qwen2 that reads and writes bytes."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-    directory = tmp_path_factory.mktemp("bytes")
-    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))} | {"<end>": 256}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(directory)
-    torch.manual_seed(3)
-    config = Qwen2Config(vocab_size=257, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-                         eos_token_id=256)
-    made = Qwen2ForCausalLM(config)
-    with torch.no_grad():
-        for name, p in made.named_parameters():
-            p.normal_(mean=float("norm" in name), std=0.2)
-    made.save_pretrained(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def members(bytes_base, tmp_path_factory):
-    """Two adapters that differ, as a run's checkpoint: out/step_3/{T0,S0}."""
-    from lora import Adapters
-    base, run = load_base(str(bytes_base)), tmp_path_factory.mktemp("out")
-    adapters, gen = Adapters.on(base.model, 2, 4, 8), torch.Generator().manual_seed(0)
-    for p, name in enumerate(("T0", "S0")):
-        adapters.init_member(p, gen)
-        with torch.no_grad():
-            for B in adapters.B.values():
-                B[p].normal_(0, 0.1, generator=gen)
-        save_peft(adapters, p, run / "step_3" / name, str(bytes_base), weights_hash(base.model))
-    (run / "step_3" / "state.json").write_text("{}")
-    (run / "config.json").write_text(json.dumps(dict(base=str(bytes_base))))
-    return run
-
-
 @pytest.fixture
 def questions(tmp_path):
     folder = tmp_path / "data"
@@ -372,7 +332,7 @@ def test_adapters_are_recognised_at_either_precision(bytes_base, members, tmp_pa
     assert full.base_hash != half.base_hash and list(full.slots) == ["S1", "base"]
 
     def decode(prompt_format: str) -> str:
-        return full.base.tokenizer.decode(common.put("Why?", prompt_format, full.base))
+        return full.base.tokenizer.decode(answering.put("Why?", prompt_format, full.base))
 
     assert decode("plain") == "Question: Why?\nAnswer:"
     assert decode("envelope").endswith("User: Why?\nAssistant: <think>")
@@ -380,10 +340,10 @@ def test_adapters_are_recognised_at_either_precision(bytes_base, members, tmp_pa
                 "{% if add_generation_prompt %}<assistant>{% endif %}")
     full.base.tokenizer.chat_template = template
     assert decode("chat") == "<user>Why?END<assistant>"
-    picked = common.pick_prompt_format(parser.parse_args([]), full.base)
+    picked = answering.pick_prompt_format(parser.parse_args([]), full.base)
     assert picked == "plain", "a base that carries its family's template"
     full.base.tokenizer.chat_template = template.replace("END", "{{ eos_token }}")
-    assert common.pick_prompt_format(parser.parse_args([]), full.base) == "chat"
+    assert answering.pick_prompt_format(parser.parse_args([]), full.base) == "chat"
 
 
 def test_exit_codes(capsys):

@@ -1,8 +1,30 @@
-"""Which device a process takes, and what is set there before anything runs."""
+"""Which device a process takes, and two processes over gloo: they hold the same bytes, or stop together and say what differs."""
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 
-from infra.distributed import Ranks
+import train
+from config import Config
+from infra import distributed, startup
+from infra.checkpoint import RunDir
+from infra.distributed import Ranks, checksum, leave
+from infra.platform import Interrupted, Signals
+from infra.startup import open_run
+from infra.weights import load_model
+from lora import Adapters
+from model import Base
+
+ROOT = Path(train.__file__).parent
 
 
 @pytest.mark.parametrize("asked, local_rank, chosen", [("cuda:1", "0", "cuda:1"), ("cuda", "2", "cuda:2"),
@@ -45,3 +67,234 @@ def test_a_processor_needs_none_of_it(monkeypatch):
     current = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     assert Ranks.join("cpu") == Ranks(0, 1, torch.device("cpu")) and not current
+
+
+# -- two processes -------------------------------------------------------------------------------------------
+
+# prompts x attempts: fewer rows than processes, fewer prompts, an even number of halves, what cannot be halved
+DEALT = [(1, 1), (1, 4), (3, 4), (3, 3), (4, 2)]
+SIZES = dict(steps=3, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_anchors=2, n_heldout=0,
+             evolve_every=1, probe_every=0, save_every=1, workers=1, name="run", grace=-1)
+
+
+def rollout_of(ranks: Ranks, base, adapters: Adapters, n_prompts: int, n: int) -> dict:
+    """What a process holds after n attempts at some prompts of 2, 3, 4, ... tokens."""
+    prompts = [list(range(6, 8 + i)) for i in range(n_prompts)]
+    keys = [(n_prompts, n, row) for row in range(n_prompts * n)]
+    rollout = ranks.generate(base, adapters, prompts, [i % 3 for i in range(n_prompts)], keys, n, max_new_tokens=6)
+    return vars(rollout)
+
+
+def said_by(make) -> str:
+    """The sentence of the ValueError that make() raises; "" = it raises none."""
+    try:
+        make()
+    except ValueError as e:
+        return str(e)
+    return ""
+
+
+def only_in(rank: int, wanted: int, said: str) -> int:
+    """Raises ValueError in one process; the others get 1."""
+    if rank == wanted:
+        raise ValueError(said)
+    return 1
+
+
+def of_nodes(ranks: Ranks, folder: Path) -> dict[str, str]:
+    """What open_run says where each process is a node of its own, in a folder of its own and in a shared one."""
+    os.environ["LOCAL_WORLD_SIZE"] = "1"
+    own = folder / f"node_{ranks.rank}"
+    own.mkdir()
+    os.chdir(own)
+    said = dict(apart=said_by(lambda: open_run(Config(out="out", name="run"), ranks)))
+    (own / "seeds.jsonl").write_text(f"of node {ranks.rank}")
+    shared = Config(out=str(folder / "shared"), name="run")
+    said["seeds"] = said_by(lambda: open_run(dataclasses.replace(shared, seed_tasks="seeds.jsonl"), ranks))
+    run, resuming = open_run(dataclasses.replace(shared, seed_tasks=str(folder / "seeds.jsonl")), ranks)
+    said["shared"] = f"{run.path.name}, {run.writes}, {resuming}, {sorted(path.name for path in run.path.iterdir())}"
+    del os.environ["LOCAL_WORLD_SIZE"]
+    said["in use"] = said_by(lambda: open_run(shared, ranks))
+    return said
+
+
+def forbidden(*args):
+    """What process 0 alone may do."""
+    raise AssertionError("computed in every process")
+
+
+def altered_run(ranks: Ranks, folder: Path, micro_base: Path) -> str:
+    """What a run says in whose second step process 1 changes the last bit of one number."""
+    evolve_population = train.evolve_population
+
+    def alter(setup, state, adam, step):
+        births = evolve_population(setup, state, adam, step)
+        if step == 1 and ranks.rank == 1:
+            number = setup.adapters.B[ALTERED].detach()[2, :1, 0]
+            number.copy_(number.nextafter(torch.ones(1)))
+        return births
+
+    train.evolve_population = alter
+    if ranks.rank == 1:
+        train.evolve.apply_operator = forbidden
+        startup.weights_hash = forbidden
+    os.environ.update(WORLD_SIZE="2", RANK=str(ranks.rank))
+    return said_by(lambda: train.main(Config(base=str(micro_base), out=str(folder), device="cpu", **SIZES)))
+
+
+ALTERED = "model.layers.0.self_attn.v_proj"
+
+
+def one_of_two(rank: int, folder: Path, base_path: Path, micro_base: Path) -> None:
+    """A process: all that it saw, in a file."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    ranks = Ranks(rank, 2, torch.device("cpu"))
+    base = Base(load_model(base_path, torch.float32), None, (1, 5), "base", base_path)
+    adapters = Adapters.on(base.model, 3, 4, 8)
+    for p, factors in enumerate(torch.load(folder / "factors.pt")):
+        adapters.set_factors(p, factors)
+    saw = dict(rollouts=[rollout_of(ranks, base, adapters, *sizes) for sizes in DEALT])
+    saw["told"] = ranks.broadcast(lambda: ["ä", None, rank])
+    saw["refused"] = said_by(lambda: ranks.broadcast(lambda: only_in(rank, 0, "mend it")))
+    saw["together"] = [said_by(lambda: ranks.together(lambda: only_in(rank, at, f"{at} fails"))) for at in range(3)]
+    saw["equal"] = said_by(lambda: ranks.check_equal(dict(a=torch.ones(3), b=7), "here"))
+    saw["different"] = said_by(lambda: ranks.check_equal(dict(a=torch.ones(3), b=7, c=torch.tensor([0., -0.][rank])), "here"))
+    saw["nodes"] = of_nodes(ranks, folder)
+    saw["altered"] = altered_run(ranks, folder, micro_base)
+    torch.save(saw, folder / f"process_{rank}.pt")
+    leave()
+    assert not dist.is_initialized()
+
+
+@pytest.fixture(scope="module")
+def two(tiny, micro_base, tmp_path_factory):
+    """What each of two processes saw, the folder they were in, and the population they began with."""
+    folder = tmp_path_factory.mktemp("two")
+    adapters, gen = Adapters.on(tiny.model, 3, 4, 8), torch.Generator().manual_seed(0)
+    for p in range(3):
+        adapters.init_member(p, gen)
+        for B in adapters.B.values():
+            B.data[p].normal_(0, .3, generator=gen)
+    torch.save([adapters.factors(p) for p in range(3)], folder / "factors.pt")
+    mp.spawn(one_of_two, (folder, tiny.path, micro_base), nprocs=2)
+    return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)], folder, adapters
+
+
+@pytest.mark.parametrize("case, sizes", list(enumerate(DEALT)), ids=str)
+def test_rows_are_dealt_and_all_processes_hold_the_same_bytes(two, tiny, case, sizes):
+    (mine, theirs), _, adapters = two
+    alone = rollout_of(Ranks(0, 1, torch.device("cpu")), tiny, adapters, *sizes)
+    for name, whole in alone.items():
+        assert torch.equal(mine["rollouts"][case][name], theirs["rollouts"][case][name])
+        torch.testing.assert_close(mine["rollouts"][case][name], whole, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_prompts, n, world, most", [(12, 8, 8, 12), (12, 4, 8, 6), (16, 8, 8, 16), (12, 3, 8, 6), (1, 8, 8, 4),
+                                                       (3, 1, 8, 1)])
+def test_the_largest_share(monkeypatch, n_prompts, n, world, most):
+    """12 prompts on 8 cards are 12 rows each, not 16 and 8; a prompt is cut in two at most, and every row is there once."""
+    rows, asked = [], []
+
+    def note(base, adapters, prompts, member, keys, n):
+        rows.append((prompts, keys, n))
+
+    def note_all(self, own, n_rows):
+        asked.append(n_rows)
+        return Rows()
+
+    monkeypatch.setattr(distributed, "generate", note)
+    monkeypatch.setattr(Ranks, "gather", note_all)
+    prompts, keys = list(range(n_prompts)), list(range(n_prompts * n))
+    for rank in range(world):
+        Ranks(rank, world, torch.device("cpu")).generate(None, None, prompts, [0] * n_prompts, keys, n)
+    assert {tuple(n_rows) for n_rows in asked} == {tuple(asked[0])} and sum(asked[0]) == n_prompts * n
+    assert max(asked[0]) == most == max(len(keys) for _, keys, _ in rows)
+    assert sorted(key for _, keys, _ in rows for key in keys) == list(range(n_prompts * n))
+    for prompts, keys, size in rows:
+        assert size in (n, n / 2) and [key // n for key in keys] == [i for i in prompts for _ in range(size)]
+
+
+class Rows:
+    """A rollout that nobody looks at."""
+    def select(self, rows):
+        return self
+
+
+def test_what_process_0_finds_out_all_are_told_its_errors_too(two):
+    for saw in two[0]:
+        assert saw["told"] == ["ä", None, 0] and saw["refused"] == "mend it"
+        assert saw["together"] == ["0 fails", "1 fails", ""]
+
+
+def test_a_process_that_differs_stops_all_with_the_name(two):
+    for saw in two[0]:
+        assert not saw["equal"] and saw["different"] == "here: c is not the same in process 1 as in process 0"
+        assert saw["altered"].startswith(f"step 1: {ALTERED}.lora_B is not the same in process 1 as in process 0")
+
+
+def test_children_and_the_hash_come_from_process_0(two):
+    """Process 1 may make neither; the step whose children it was given was saved, the one that it spoilt was not."""
+    _, folder, _ = two
+    assert RunDir(folder / "run", writes=False).steps() == [1]
+    births = [json.loads(row) for row in (folder / "run/genealogy.jsonl").read_text().splitlines()]
+    assert {birth["step"] for birth in births} == {0} and len(births) == 2
+
+
+def test_nodes_need_a_shared_directory(two):
+    for rank, saw in enumerate(two[0]):
+        nodes = saw["nodes"]
+        assert "several nodes need a directory" in nodes["apart"] and "directory out/run is not the same" in nodes["apart"]
+        assert "--seed-tasks seeds.jsonl is not the same in process 1" in nodes["seeds"] and "is in use" in nodes["in use"]
+        assert nodes["shared"] == f"run, {rank == 0}, False, ['lock']"
+
+
+def test_a_checksum_sees_every_bit():
+    """Also of a tensor that cannot be read in words of eight bytes, for its size, its strides or where it begins."""
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for part in (slice(0, 1000), slice(0, 999), slice(1, 999), slice(0, 1000, 2)):
+            y = x.to(dtype)[part]
+            before = checksum(y)
+            assert before == checksum(x.to(dtype)[part]) and before.dtype == torch.int64
+            y.view(distributed.BITS[y.element_size()])[77] ^= 1
+            assert checksum(y) != before
+
+
+# -- leaving -------------------------------------------------------------------------------------------------
+
+def test_a_patient_process_leaves_at_the_end_of_a_step_alone():
+    """Else process 0 would wait in the middle of a step for one that is gone, and could not save."""
+    before = signal.getsignal(signal.SIGINT)
+    signals = Signals(patient=True).install()
+    try:
+        with signals:
+            pass
+        os.kill(os.getpid(), signal.SIGINT)         # between two blocks
+        with pytest.raises(Interrupted, match="SIGINT"), signals:
+            done = True
+    finally:
+        signals.restore()
+    assert done and signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait_s", [0.1, 1.0, 2.0])
+def test_ctrl_c_under_torchrun(micro_base, tmp_path, wait_s):
+    """One line of ours and a whole checkpoint. The one traceback is torchrun's own, without a file of ours in it."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py", "--base", micro_base,
+             "--out", tmp_path]
+    for name, value in (SIZES | dict(steps=40, epochs=2, save_every=50)).items():
+        words += ["--" + name.replace("_", "-"), value]
+    process = subprocess.Popen([*map(str, words)], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    for row in process.stdout:
+        if row.split()[:1] == ["0"]:
+            break
+    time.sleep(wait_s)
+    os.killpg(process.pid, signal.SIGINT)           # as a terminal does
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1 and said.count("SIGINT: saved before step ") == 1, said
+    assert said.count("Traceback") == 1 and str(ROOT / "train.py") not in said, said
+    run = RunDir(tmp_path / "run", writes=False)
+    assert run.steps() and run.part(run.steps()[-1], "state.json", lambda path: json.loads(path.read_text()))["members"]

@@ -1,0 +1,1 @@
+"""General knowledge: `python -m eval.general`."""
