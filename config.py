@@ -137,7 +137,7 @@ class Config:
     rollout_batch: int = flag(None, "rows that decode together", kind=int)
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", kind=int)
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
-    cuda_graphs: bool = flag(False, "decode by CUDA graphs (no GPU has run this yet: see docs/engine.md)")
+    no_cuda_graphs: bool = flag(False, "decode on a GPU without CUDA graphs: see docs/engine.md")
     workers: int = flag(2, "sandbox processes")
     cpu_s: float = flag(0.5, "CPU seconds a program may use")
     weak_sandbox: bool = flag(False, "run model code behind weaker walls where seccomp is missing: dangerous")
@@ -169,8 +169,8 @@ NOT_NEGATIVE = ("seed", "threads", "show", "n_few_shot", "max_digits", "max_outp
                 "n_heldout")
 SHARES = ("max_guess", "matching_floor", "probe_share")
 # Fields that may change between a run and its resumption without changing what it computes.
-FREE = ("base", "name", "out", "resume", "init", "steps", "device", "cuda_graphs", "threads", "plan", "show",
-        "save_every", "keep", "workers")
+FREE = ("base", "name", "out", "resume", "init", "steps", "device", "no_cuda_graphs", "threads", "plan",
+        "show", "save_every", "keep", "workers")
 
 
 # Names that flags had until 2026-11-22, and what to write instead.
@@ -180,6 +180,7 @@ RENAMED = {"style": "--prompt-format", "kinds": "--task-types", "group": "--prop
            "advantage": "--algo", "whiten": "--normalize-advantages", "cull": "--replace-frac",
            "max_rows": "--rollout-batch", "token_budget": "--tokens-per-microbatch",
            "clip": "--clip-low and --clip-high",
+           "cuda_graphs": "the default on a GPU; --no-cuda-graphs turns it off",
            "replay": "python -m infra.replay RUN STEP [T2:S1]"}
 
 

@@ -5,22 +5,28 @@ of them has ended, waiting prompts take their places, and when none waits, the b
 the cache slot of its position, so that rows of any length stand beside each other without padding. Every
 token of a row is drawn by inverting its cumulative distribution at a uniform number that depends on the row's
 key alone, not on its neighbours.
+
+On a GPU the cache is paged (attention.py) and a step is static: it reads and writes tensors that stay where
+they are while rows come and go, so that one CUDA graph holds it for as long as the batch has its size.
 """
+import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from attention import KVCache, PagedCache, paged_kernel, pool_pages
 from lora import Adapters, AdapterWeights, LoRARouter
-from model import Base, KVCache
+from model import Base
 
 PREFILL = 1 << 12           # padded tokens of prompts run at a time: never a long prompt of each row at once
 PATIENCE = {"cuda": 8}      # steps between looks at who has ended: each makes the processor wait for the GPU
-STRIDE = 128                # cache slots by which a recorded step's width grows: every width is a recording
 
 
 @dataclass
@@ -146,7 +152,7 @@ class Answers:
 class DecodeBatch:
     """B rows that decode together. Idle ones, whose answers have ended, have t = limit and stay where they
     are."""
-    cache: KVCache
+    cache: KVCache | PagedCache
     row: torch.Tensor                  # (B,) which row of the call this is
     member: torch.Tensor               # (B,)
     token: torch.Tensor                # (B,) the last one drawn, not yet in the cache
@@ -154,11 +160,39 @@ class DecodeBatch:
     t: torch.Tensor                    # (B,) answer tokens so far
 
     @classmethod
-    def idle(cls, cache: KVCache, limit: int) -> "DecodeBatch":
-        """One row for each of the cache, without a prompt yet."""
-        row = torch.arange(len(cache.keys[0]), device=cache.keys[0].device)
+    def idle(cls, cache: KVCache | PagedCache, n_rows: int, limit: int, device) -> "DecodeBatch":
+        """Rows without a prompt yet."""
+        row = torch.arange(n_rows, device=device)
         return cls(cache, row, member=torch.full_like(row, -1), token=torch.zeros_like(row),
                    position=torch.zeros_like(row), t=torch.full_like(row, limit))
+
+    @classmethod
+    def begin(cls, base: Base, lengths: list[int], n: int, rollout_batch: int, limit: int,
+              kernel: Callable | None) -> "DecodeBatch":
+        """Rows for n answers to each prompt, longest first; in pages if there is a kernel for them."""
+        cfg, weight = base.model.cfg, base.model.embedding
+        B = min(len(lengths) * n, max(1, rollout_batch // n) * n)
+        S = lengths[0] + limit
+        if kernel is None:
+            cache = KVCache.empty(cfg, B, S, weight.dtype, weight.device)
+        else:
+            n_pages = pool_pages(B, n, lengths[0], limit)
+            cache = PagedCache(cfg, B, S, n_pages, weight.dtype, weight.device, kernel)
+        rows = cls.idle(cache, B, limit, weight.device)
+        assert rows.fitting(lengths[:B // n], n, limit) == B // n, "the first prompts must fill the batch"
+        return rows
+
+    def fitting(self, lengths: list[int], n: int, limit: int) -> int:
+        """How many prompts of these lengths, in turn, find room in the cache for n answers each."""
+        if isinstance(self.cache, KVCache):
+            return len(lengths)                     # every row has its slots
+        return self.cache.fitting(lengths, n, limit)
+
+    def release(self, idle: torch.Tensor) -> None:
+        """Give back the pages of rows (B,) bool that have ended: from now on they write to page 0."""
+        if isinstance(self.cache, PagedCache):
+            self.cache.release(idle)
+            self.position.masked_fill_(idle, 0)
 
     def keep(self, kept: torch.Tensor) -> None:
         """Drop all rows but the given ones (n,)."""
@@ -171,11 +205,14 @@ class DecodeBatch:
         """Run prompts (U) of members (U,); n attempts at each begin in places (U n,), as rows first[i] +
         0..n-1."""
         model, device = base.model, places.device
-        length = torch.tensor([len(p) for p in prompts], device=device)
+        lengths = list(map(len, prompts))
+        if isinstance(self.cache, PagedCache):
+            self.cache.admit(places.tolist(), lengths, answers.u.shape[1] - 1)
+        length = torch.tensor(lengths, device=device)
         self.row[places] = (first[:, None] + torch.arange(n, device=device)).flatten()
         self.member[places] = member.repeat_interleave(n)
         self.position[places] = length.repeat_interleave(n)
-        size = max(1, PREFILL // max(map(len, prompts)))
+        size = max(1, PREFILL // max(lengths))
         for at in range(0, len(prompts), size):
             part = slice(at, at + size)
             some = prompts[part]
@@ -188,19 +225,24 @@ class DecodeBatch:
             logits = model.logits(hidden[prompt, length[part] - 1])
             into = places.view(-1, n)[part].flatten()
             source = prompt.repeat_interleave(n)
-            self.cache.put(into, cache, source)
+            self.cache.put(into, cache, source, self.position[into])
             token, t = answers.draw(self.row[into], torch.zeros_like(into), logits[source])
             self.token[into] = token
             self.t[into] = t
 
-    def step(self, base: Base, answers: Answers, route: LoRARouter | None, width: int) -> None:
-        """One more token for every row, from the cache's first `width` slots.
+    def step(self, base: Base, answers: Answers, lora: AdapterWeights | LoRARouter | None,
+             width: int | None) -> None:
+        """One more token for every row: from a dense cache's first `width` slots, or from all its pages.
 
-        In place and without a look at any value, so that a GPU can run ahead and a CUDA graph can hold it.
+        lora: a route of the rows as they are, or the factors, of which a route is made here: then rows may
+        come and go between two steps. In place and without a look at any value, so that a GPU can run ahead
+        and a CUDA graph can hold it.
         """
         model, limit = base.model, answers.u.shape[1] - 1
-        seen = torch.arange(width, device=self.t.device) <= self.position[:, None]
-        mask = seen[:, None, None]
+        route = lora.dense_route(self.member) if isinstance(lora, AdapterWeights) else lora
+        mask = None
+        if width is not None:
+            mask = (torch.arange(width, device=self.t.device) <= self.position[:, None])[:, None, None]
         hidden = model(self.token[:, None], self.position[:, None], mask, self.cache, route)    # (B, 1, C)
         token, t = answers.draw(self.row, self.t, model.logits(hidden[:, 0]))
         self.token.copy_(token)
@@ -212,7 +254,9 @@ class CUDAGraphRunner:
     """A step that is called over and over.
 
     As a CUDA graph its third call is recorded and from then on replayed: one launch instead of a thousand.
+    Where that fails, nothing is recorded any more and every call runs the step, said once on stderr.
     """
+    can_record = True
 
     def __init__(self, step, as_graph: bool):
         self.step = step
@@ -223,45 +267,64 @@ class CUDAGraphRunner:
     def __call__(self) -> None:
         self.n_calls += 1
         if self.as_graph and self.n_calls == 3:     # the first two load kernels, which no recording may do
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.step()                         # computes nothing
+            self.record()
         if self.graph:
             self.graph.replay()
         else:
             self.step()
 
+    def record(self) -> None:
+        """Record the step, which computes nothing."""
+        if not CUDAGraphRunner.can_record:
+            return
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):    # NCCL's thread may go on
+                self.step()
+            self.graph = graph
+        except RuntimeError as e:
+            CUDAGraphRunner.can_record = False
+            print(f"note: decoding without CUDA graphs, as none could be recorded: {e}", file=sys.stderr,
+                  flush=True)
+
 
 @torch.inference_mode()
 def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: torch.Tensor, n: int,
-           answers: Answers, rollout_batch: int, bar: tqdm) -> None:
+           answers: Answers, rollout_batch: int, bar: tqdm, kernel: Callable | None) -> None:
     """Fill in the answers to n attempts at each prompt.
 
     A round: let prompts in where enough rows have ended, or drop ended rows if nobody waits and they are
-    many; then `patience` steps, which look at as much of the cache as the furthest row needs.
+    many; then `patience` steps. A static step serves until the batch shrinks; another is made anew each
+    round, for the rows as they are and as much of the cache as the furthest of them needs.
     """
     N = len(prompts) * n
     limit = answers.u.shape[1] - 1
-    dtype = base.model.embedding.dtype
     patience = PATIENCE.get(member.device.type, 1)
-    stride = STRIDE if base.graphs else 1
-    shrink = 2 if base.graphs else 4
-    weights = AdapterWeights(adapters, member, dtype) if adapters is not None else None
+    static = kernel is not None or base.graphs
+    shrink = 2 if static else 4
+    weights = None
+    if adapters is not None:
+        weights = AdapterWeights(adapters, member, base.model.embedding.dtype)
     slot = member.tolist()
     longest_first = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), slot[i]))      # no surprises
     waiting = deque(longest_first)
-    B = min(N, max(1, rollout_batch // n) * n)
-    S = len(prompts[waiting[0]]) + limit
-    rows = DecodeBatch.idle(KVCache.empty(base.model.cfg, B, S, dtype, member.device), limit)
+    lengths = [len(prompts[i]) for i in longest_first]
+    S = lengths[0] + limit
+    rows = DecodeBatch.begin(base, lengths, n, rollout_batch, limit, kernel)
+    step = None
     moved = True
-    need = 0            # slots of the cache that hold a token by now
-    width = 0           # slots that a step looks at
+    need = 0            # slots of a dense cache that hold a token by now
     while True:
         idle = rows.t == limit
         n_idle = int(idle.sum())
         bar.update(N - len(waiting) * n - len(rows.t) + n_idle - bar.n)
+        rows.release(idle)
+        n_chosen = 0
         if waiting and n_idle >= max(n, len(rows.t) / 4):
-            chosen = [waiting.popleft() for _ in range(min(len(waiting), n_idle // n))]
+            candidates = islice(waiting, n_idle // n)
+            n_chosen = rows.fitting([len(prompts[i]) for i in candidates], n, limit)
+        if n_chosen:
+            chosen = [waiting.popleft() for _ in range(n_chosen)]
             chosen.sort(key=slot.__getitem__)
             places = idle.nonzero().squeeze(1)[:len(chosen) * n]
             index = torch.tensor(chosen, device=member.device)
@@ -270,18 +333,22 @@ def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], memb
             moved = True
             continue
         if n_idle == len(rows.t):
+            assert not waiting, "a prompt that fits into an empty cache was not let in"
             return
         if not waiting and shrink * n_idle >= len(rows.t):              # idle rows stop costing
             rows.keep((~idle).nonzero().squeeze(1))
+            step = None
             moved = True
-        if moved:
-            route = weights and weights.route(rows.member)
-            need = int(rows.position.max())
-        need = min(need + patience, S)
-        if moved or need > width:
-            width = min(-(-need // stride) * stride, S)
-            step = CUDAGraphRunner(partial(rows.step, base, answers, route, width), base.graphs)
-            moved = False
+        if static and step is None:
+            width = None if kernel is not None else S
+            step = CUDAGraphRunner(partial(rows.step, base, answers, weights, width), base.graphs)
+        if not static:
+            if moved:
+                route = weights and weights.route(rows.member)
+                need = int(rows.position.max())
+            need = min(need + patience, S)
+            step = partial(rows.step, base, answers, route, need)
+        moved = False
         for _ in range(patience):
             step()
 
@@ -289,29 +356,34 @@ def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], memb
 def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: list[int],
              keys: list[tuple[int, ...]], n: int = 1, temperature: float | list[float] = 1.0,
              max_new_tokens: int = 128, rollout_batch: int = 512, desc: str = "",
-             closing: torch.Tensor | None = None) -> Rollout:
+             closing: torch.Tensor | None = None, kernel: Callable | None = None) -> Rollout:
     """n attempts at each prompt by the prompt's member; row i*n+j is attempt j at prompt i.
 
     prompts: token ids; member: one index per prompt, -1 = bare base; keys: one per row, the source of its
     draws; temperature: one or one per row, 0 = greedy; closing: weights.closing_table of a text that ends an
-    answer as an end token does. At most rollout_batch rows decode together, but n at least. Raises ValueError
-    when a prompt and its answer would not fit the base's context.
+    answer as an end token does; kernel: attention over pages, by default torch's where it works, else the
+    cache is dense. At most rollout_batch rows decode together, but n at least. Raises ValueError when a
+    prompt and its answer would not fit the base's context.
     """
-    limit = base.model.cfg.max_position_embeddings
+    cfg, weight = base.model.cfg, base.model.embedding
+    limit = cfg.max_position_embeddings
     longest = max(map(len, prompts))
     if longest + max_new_tokens > limit:
         raise ValueError(f"a prompt of {longest} tokens and an answer of {max_new_tokens} exceed the base's "
                          f"context of {limit}: lower --max-new-tokens or --n-few-shot")
     N = len(keys)
     assert N == len(prompts) * n and len(member) == len(prompts), (N, len(prompts), n, len(member))
-    device = base.model.embedding.device
+    device = weight.device
+    if kernel is None:
+        heads = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
+        kernel = paged_kernel(*heads, weight.dtype, device)
     temperatures = temperature if isinstance(temperature, list) else [temperature] * N
     u = np.stack([uniforms(key, max_new_tokens + 1) for key in keys])
     answers = Answers.begin(torch.tensor(temperatures, device=device),
                             torch.from_numpy(u).float().to(device), base.eos_ids, closing)
     members = torch.tensor(member, device=device)
     with tqdm(total=N, desc=desc, leave=False, disable=not desc) as bar:
-        decode(base, adapters, prompts, members, n, answers, rollout_batch, bar)
+        decode(base, adapters, prompts, members, n, answers, rollout_batch, bar, kernel)
     prompt_len = torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(n)
     T = int((prompt_len + answers.length).max())
     rollout = Rollout(ids=torch.zeros(N, T, dtype=torch.int64, device=device), prompt_len=prompt_len,

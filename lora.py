@@ -9,7 +9,9 @@ goes through one batch, in one of three ways that compute the same (LOG.md has t
               {0, alpha/R}: needs no order, costs k times the arithmetic: for single tokens of few members
     grouped   rows put into the order of their members, two products over groups of any size
 
-Layers that read the same x (q, k, v; gate, up) share the first product.
+Layers that read the same x (q, k, v; gate, up) share the first product. On a GPU decoding takes the dense one
+for any number of members: a step reads every factor once whichever the product, and this one needs no order,
+so that rows may come and go while a CUDA graph holds the step.
 """
 import math
 
@@ -142,8 +144,11 @@ class AdapterWeights:
                 Bs.append(F.pad(B, (before, sum(sizes) - before - n)) if len(sizes) > 1 else B)
             before += n
         self.made[paths] = None
-        if len(As) == 1:                            # no copy
-            self.made[paths] = As[0], Bs[0]
+        if len(As) == 1:
+            B = Bs[0]                               # no copy, but of what `pick` has copied anyway
+            if self.dtype != torch.float32 and not torch.is_grad_enabled():
+                B = B.contiguous()                  # else every dense product would copy it
+            self.made[paths] = As[0], B
         elif As:
             self.made[paths] = torch.cat(As, 1), torch.cat(Bs, 1)
         return self.made[paths]
@@ -157,34 +162,65 @@ class AdapterWeights:
         """As Adapters.route, for rows of no other members than these."""
         return LoRARouter(self, member) if (member >= 0).any() else None
 
+    def dense_route(self, member: torch.Tensor) -> "DenseRouter | None":
+        """The same without a look at any value: by the dense product; None if all rows of the call are -1."""
+        return DenseRouter(self, member) if len(self.present) else None
 
-class LoRARouter:
-    """Adds to the joint output of layers on one input x (B, T, in) the update of each row's own member."""
+
+class DenseRouter:
+    """Adds to the joint output of layers on one input x (B, T, in) the update of each row's own member.
+
+    Without a look at any value, and not for training: in place.
+    """
 
     def __init__(self, weights: AdapterWeights, member: torch.Tensor):
         self.weights = weights
         self.k = len(weights.present)
         self.scale = weights.adapters.scale
-        member_mask = member[:, None] == weights.present            # (B, k)
-        self.member_mask = self.scale * member_mask.to(weights.dtype)[:, None, :, None]     # (B, 1, k, 1)
-        count = member_mask.sum(0)
+        is_own = member[:, None] == weights.present                 # (B, k)
+        self.member_mask = self.scale * is_own.to(weights.dtype)[:, None, :, None]          # (B, 1, k, 1)
+
+    def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor,
+                 y: torch.Tensor) -> torch.Tensor:
+        """Outputs y (B, T, sum of sizes) of the layers `paths`, plus the updates of those with adapters."""
+        factors = self.weights.together(paths, sizes)
+        return y if factors is None else self.add(*factors, x, y)
+
+    def own_columns(self, A, x):
+        """x (B, T, in) through every member's columns, all but the row's own times 0: (B, T, k m R)."""
+        h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1)
+        return (h * self.member_mask).flatten(2)
+
+    def add(self, A, B, x, y):
+        """In place and with one product: y is fresh from the base's."""
+        h = self.own_columns(A, x).flatten(0, 1)
+        y.view(-1, y.shape[2]).addmm_(h, B.flatten(0, 1))
+        return y
+
+
+class LoRARouter(DenseRouter):
+    """A DenseRouter that looks at the rows' order for the cheapest product, and may be trained through."""
+
+    def __init__(self, weights: AdapterWeights, member: torch.Tensor):
+        super().__init__(weights, member)
+        count = (member[:, None] == weights.present).sum(0)
         self.ends = count.cumsum(0).int()                           # of each member among the rows in order
         rows = member.argsort(stable=True)[(member < 0).sum():]     # in order, without those of the base
         in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
         self.rows = None if in_order else rows
         self.is_equal = in_order and bool((count == count[0]).all())
 
-    def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor,
-                 y: torch.Tensor) -> torch.Tensor:
-        """Outputs y (B, T, sum of sizes) of the layers `paths`, plus the updates of those with adapters."""
-        factors = self.weights.together(paths, sizes)
-        if factors is None:
-            return y
+    def add(self, A, B, x, y):
+        """y and the update, by the product that is due."""
         if self.is_equal:
-            return self.equal(*factors, x, y)
+            return self.equal(A, B, x, y)
         if (x.shape[1] == 1 and self.k <= DENSE) or not self.weights.can_group:
-            return self.dense(*factors, x, y)
-        return self.grouped(*factors, x, y)
+            return self.dense(A, B, x, y)
+        return self.grouped(A, B, x, y)
+
+    def dense(self, A, B, x, y):
+        """Every row through the columns of all."""
+        return y + self.own_columns(A, x) @ B.flatten(0, 1)
 
     def equal(self, A, B, x, y):
         """In place where no gradient is wanted: y is fresh from the base's product."""
@@ -194,11 +230,6 @@ class LoRARouter:
             return torch.baddbmm(groups, h, B, alpha=self.scale).view(y.shape)
         groups.baddbmm_(h, B, alpha=self.scale)
         return y
-
-    def dense(self, A, B, x, y):
-        """Every row through every member's columns, all but its own times 0."""
-        h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1)                 # (B, T, k, m R)
-        return y + (h * self.member_mask).flatten(2) @ B.flatten(0, 1)
 
     def grouped(self, A, B, x, y):
         """Rows in the order of their members, who own any number of them."""

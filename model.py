@@ -2,8 +2,9 @@
 
 Shapes: B rows, T tokens, S cache slots, C width, H heads, K kv heads, D head size, V vocabulary.
 Parameter names are Hugging Face's, so that infra/weights.py loads a file by assigning it strictly. Caches,
-masks and adapters are arguments: the model itself holds nothing but weights. What architectures differ in are
-fields of ModelConfig, which infra/weights.py reads from config.json, never classes.
+masks (attention.py has both) and adapters are arguments: the model itself holds nothing but weights. What
+architectures differ in are fields of ModelConfig, which infra/weights.py reads from config.json, never
+classes.
 """
 import math
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from attention import KVCache, PagedCache, attend, masks
 from infra.precision import linear
 
 
@@ -41,52 +43,6 @@ class ModelConfig:
 
     def __post_init__(self):
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden_size // self.num_attention_heads)
-
-
-class KVCache:
-    """Keys and values (B, K, S, D) of each layer; a token's slot is its position; `length` slots are seen."""
-
-    def __init__(self, keys: list[torch.Tensor], values: list[torch.Tensor], length: int = 0):
-        self.keys = keys
-        self.values = values
-        self.length = length
-
-    @classmethod
-    def empty(cls, cfg: ModelConfig, n_rows: int, n_slots: int, dtype: torch.dtype, device) -> "KVCache":
-        """Zeroed cache for n_rows rows of up to n_slots tokens."""
-        shape = (n_rows, cfg.num_key_value_heads, n_slots, cfg.head_dim)
-        tensors = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * cfg.num_hidden_layers)]
-        return cls(tensors[::2], tensors[1::2])
-
-    def select(self, rows: torch.Tensor) -> None:
-        """Keep the given rows (n,); layer by layer, as two whole caches may not fit."""
-        for all_layers in (self.keys, self.values):
-            for i, x in enumerate(all_layers):
-                all_layers[i] = x.index_select(0, rows)
-
-    def put(self, rows: torch.Tensor, other: "KVCache", source: torch.Tensor) -> None:
-        """Overwrite the beginning of the given rows (n,) with the rows `source` (n,) of another cache."""
-        for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
-            for x, y in zip(mine, theirs):
-                x[rows, :, :y.shape[2]] = y[source]
-
-    def slots(self, position: torch.Tensor) -> torch.Tensor:
-        """Where in the flattened (B K S, D) keys one token of each row at position (B,) belongs: (B K,)."""
-        B, K, S, _ = self.keys[0].shape
-        head = torch.arange(B * K, device=position.device)
-        return head * S + position.repeat_interleave(K)
-
-    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor | None):
-        """Write k, v (B, K, T, D) from slot 0 on, or one token a row into its slot; returns what is seen."""
-        D = k.shape[3]
-        seen = []
-        for x, whole in ((k, self.keys[layer]), (v, self.values[layer])):
-            if slots is None:
-                whole[:, :, :x.shape[2]] = x
-            else:
-                whole.view(-1, D).index_copy_(0, slots, x.reshape(-1, D))
-            seen.append(whole[:, :, :self.length])
-        return seen
 
 
 class Linear(nn.Linear):
@@ -143,26 +99,6 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
-def window_mask(mask: torch.Tensor | None, positions: torch.Tensor, n_slots: int,
-                window: int) -> torch.Tensor:
-    """The mask (B, 1, T, S), None = causal, less the keys `window` or more positions before their query.
-
-    Without a cache the keys are the queries; in a cache a token lies in the slot of its position.
-    """
-    T = positions.shape[1]
-    key = positions if n_slots == T else torch.arange(n_slots, device=positions.device)[None]
-    far = key[:, None] <= positions[:, :, None] - window                                # (B, T, S)
-    causal = torch.ones(T, n_slots, dtype=torch.bool, device=positions.device).tril(n_slots - T)
-    return (causal if mask is None else mask) & ~far[:, None]
-
-
-def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """0 where a boolean mask allows a key, else -inf: else the kernels would do this in every layer."""
-    if mask is None:
-        return None
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 def yarn(cfg: ModelConfig, freq: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -252,7 +188,7 @@ class Attention(nn.Module):
         self.out = FusedLinear(self.o_proj)
 
     def forward(self, x, cos, sin, mask, cache, slots, lora):
-        """x (B, T, C) -> (B, T, C); cos, sin (B, 1, T, D); slots (B K,) of one token a row, else None."""
+        """x (B, T, C) -> (B, T, C); cos, sin (B, 1, T, D); slots: the cache's of one token a row."""
         B, T, _ = x.shape
         q, k, v = [y.view(B, T, -1, self.D) for y in self.qkv(x, lora)]
         q = rotate(self.q_norm(q).transpose(1, 2), cos, sin)                                # (B, H, T, D)
@@ -260,17 +196,7 @@ class Attention(nn.Module):
         v = v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(self.layer, k, v, slots)
-        if T == 1:
-            # Decoding: one kv head's queries stand as its tokens: no repeated keys, no slow masked kernel
-            q = q.view(B, k.shape[1], -1, self.D)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(B, -1, 1, self.D)
-        else:
-            if mask is not None and q.is_cuda:      # unequal heads with a mask would take CUDA's slow kernel
-                n = q.shape[1] // k.shape[1]
-                k = k.repeat_interleave(n, 1)
-                v = v.repeat_interleave(n, 1)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None,
-                                               enable_gqa=True)
+        y = attend(q, k, v, mask)
         return self.out(y.transpose(1, 2).reshape(B, T, -1), lora)[0]
 
 
@@ -302,6 +228,20 @@ class Block(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x), lora)
 
 
+class Float32Product(torch.autograd.Function):
+    """h (M, C) times a frozen weight (V, C) of the same half precision, in float32 (M, V)."""
+
+    @staticmethod
+    def forward(ctx, h, weight):
+        ctx.save_for_backward(weight)
+        return torch.mm(h, weight.T, out_dtype=torch.float32)       # which has no derivative of its own
+
+    @staticmethod
+    def backward(ctx, grad):
+        weight, = ctx.saved_tensors
+        return grad.to(weight.dtype) @ weight, None
+
+
 class Model(nn.Module):
     """The decoder, its parameters named as in transformers; a tied head has none of its own."""
 
@@ -319,33 +259,30 @@ class Model(nn.Module):
     def embedding(self) -> torch.Tensor:
         return self.model.embed_tokens.weight
 
-    def forward(self, ids, positions=None, mask=None, cache: KVCache | None = None, lora=None,
-                checkpointing: bool = False) -> torch.Tensor:
+    def forward(self, ids, positions=None, mask=None, cache: KVCache | PagedCache | None = None,
+                lora=None, checkpointing: bool = False) -> torch.Tensor:
         """Final hidden states (B, T, C) of ids (B, T).
 
         positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys,
         None means causal (one token with a cache sees every filled slot); a cache takes several tokens only
-        while it is empty; lora(paths, sizes, x, y) adds the rows' adapters to the joint output y of layers
-        that share an input x; checkpointing keeps only each block's input for the backward pass, which
-        computes the rest again (1604.06174).
+        while it is empty, a PagedCache always one a row, with its position; lora(paths, sizes, x, y) adds the
+        rows' adapters to the joint output y of layers that share an input x; checkpointing keeps only each
+        block's input for the backward pass, which computes the rest again (1604.06174).
         """
         B, T = ids.shape
         cfg = self.cfg
-        start = cache.length if cache is not None else 0
+        start = cache.length if isinstance(cache, KVCache) else 0
         assert start == 0 or T == 1, "only an empty cache takes several tokens"
         if positions is None:
             positions = torch.arange(start, start + T, device=ids.device).expand(B, T)
-        S = mask.shape[-1] if mask is not None else start + T
+        if isinstance(cache, KVCache):
+            cache.length = mask.shape[-1] if mask is not None else start + T
         slots = cache.slots(positions[:, 0]) if cache is not None and T == 1 else None
-        if cache is not None:
-            cache.length = S
         x = self.model.embed_tokens(ids)
         cos, sin = rope_table(positions, cfg, x.dtype)
-        cut = cfg.sliding_layers and S > cfg.sliding_window
-        near = additive(window_mask(mask, positions, S, cfg.sliding_window), x.dtype) if cut else None
-        mask = additive(mask, x.dtype)
+        mask, near = masks(mask, positions, cache, cfg.sliding_window if cfg.sliding_layers else 0, x.dtype)
         for i, block in enumerate(self.model.layers):
-            seen = near if cut and i in cfg.sliding_layers else mask
+            seen = near if i in cfg.sliding_layers else mask
             args = (x, cos, sin, seen, cache, slots, lora)
             x = checkpoint(block, *args, use_reentrant=False) if checkpointing else block(*args)
         return self.model.norm(x)
@@ -364,8 +301,16 @@ class Model(nn.Module):
         return self
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores over the vocabulary (..., V) of hidden states (..., C)."""
-        return F.linear(hidden, self.embedding if self.cfg.tie_word_embeddings else self.lm_head.weight)
+        """Scores over the vocabulary (..., V) of hidden states (..., C).
+
+        On a GPU float32 from bfloat16 or float16 states, which would round a score between 8 and 16 by up to
+        .03; elsewhere of their own type.
+        """
+        weight = self.embedding if self.cfg.tie_word_embeddings else self.lm_head.weight
+        half = hidden.dtype in (torch.bfloat16, torch.float16)
+        if half and hidden.device.type not in ("cpu", "mps") and not weight.requires_grad:
+            return Float32Product.apply(hidden.flatten(0, -2), weight).view(*hidden.shape[:-1], -1)
+        return F.linear(hidden, weight)
 
     def linears(self) -> dict[str, Linear]:
         """Every adaptable linear layer (q, k, v, o, gate, up, down of each block) by full name, in order."""
@@ -380,4 +325,4 @@ class Base:
     eos_ids: tuple[int, ...]
     prompt_format: str              # how it is talked to: one of prompts.PROMPT_FORMATS
     path: Path
-    graphs: bool = False            # decode by CUDA graphs
+    graphs: bool = False            # decode by CUDA graphs; load_base: on a GPU

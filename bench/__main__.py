@@ -1,5 +1,6 @@
 """The measured claims of docs/engine.md and docs/judge.md.
 
+    python -m bench card                    a card: right? how fast? how near its bounds? all in 25 minutes
     python -m bench verify                  the judge beside other ways to run a program: two minutes
     python -m bench verify --soak 20000     and so many programs of all kinds; no verdict may be wrong
     python -m bench learn --lr 3e-4 1e-3    does a student learn, on fresh tasks without teachers?
@@ -16,13 +17,15 @@ x_ are ratios, ours = 1.
 import argparse
 import json
 import os
+import sys
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # read when torch is imported, hence before it
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from bench import engine, judge, learn
+from bench import card, engine, judge, learn
 
-COMMANDS = judge.COMMANDS | engine.COMMANDS | learn.COMMANDS    # name: what returns figures, what adds flags
+# name: what returns figures, what adds flags
+COMMANDS = card.COMMANDS | judge.COMMANDS | engine.COMMANDS | learn.COMMANDS
 
 
 def main() -> None:
@@ -34,7 +37,9 @@ def main() -> None:
         flags(subs.add_parser(name, help=function.__doc__))
     args = parser.parse_args()
     try:
-        print(json.dumps(dict(command=args.command, **COMMANDS[args.command][0](args))))
+        figures = COMMANDS[args.command][0](args)
+        print(json.dumps(dict(command=args.command, **figures)))
+        sys.exit(0 if figures.get("correct", True) else 1)
     except ValueError as error:
         parser.exit(2, f"bench {args.command}: {error}\n")
 

@@ -7,6 +7,17 @@ from pathlib import Path
 import torch
 
 
+# What the relative error of two ways to compute the same may be, in a base's type: a few roundings a layer.
+BOUNDS = {torch.float32: 1e-4, torch.bfloat16: .05, torch.float16: .01}
+TOLD_APART = 5              # a wrong answer's error is at least so many times the right one's
+
+
+def relative_rms(x: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Root mean square of x - wanted, divided by that of wanted; in float64 on the CPU."""
+    x, wanted = x.detach().cpu().double(), wanted.detach().cpu().double()
+    return ((x - wanted).norm() / wanted.norm()).item()
+
+
 def timed(work):
     """A function that does the work and returns its seconds."""
     def run() -> float:
@@ -18,10 +29,14 @@ def timed(work):
     return run
 
 
-def take_turns(ways, repeats):
-    """{name: function()} -> {name: what it returned in each repeat}; forwards, then backwards, and so on."""
+def take_turns(ways, repeats, seconds=float("inf")):
+    """{name: function()} -> {name: what it returned in each repeat}; forwards, then backwards, and so on.
+    After the first repeat, another begins only where it ends within so many seconds."""
     seen = {name: [] for name in ways}
+    start = time.perf_counter()
     for i in range(repeats):
+        if i and (time.perf_counter() - start) * (i + 1) / i > seconds:
+            break
         for name in list(ways)[::-1 if i % 2 else 1]:
             seen[name].append(ways[name]())
     return seen

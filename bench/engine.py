@@ -1,46 +1,41 @@
 """decode, update, step, scale and evolve: the engine beside transformers, PEFT and itself adapter by adapter.
 
-All ways of one command share weights, adapters, prompts, lengths and process. Every row decodes exactly --new
-tokens (no end token), so that the ways do the same work. Before anything is timed, gates compare numbers and
-fail the run where they differ.
+All ways of one command share weights, adapters, prompts, lengths and process. Before anything is timed, gates
+compare numbers and fail the run where they differ.
 """
-import copy
 import dataclasses
-import tempfile
 from functools import partial
-from pathlib import Path
 
 import torch
 
 import operators
-import rl
-from bench.common import peak_memory, ratio, show, take_turns, timed
-from generate import Rollout, generate
+from bench.bounds import update_flops
+from bench.common import BOUNDS, TOLD_APART, peak_memory, ratio, relative_rms, show, take_turns, timed
+from bench.peers import Peers
+from bench.workload import (POP, SHAPES, base_of, decoder, fixed_rollout, members_of, one_after_another,
+                            population, prompts_of, random_model, stepper, updater, without_end)
 from infra.distributed import Ranks
-from infra.weights import load_base, save_peft
+from infra.weights import load_base
 from lora import Adapters
-from model import Base, Model, ModelConfig
-
-SHAPES = {"7b": dict(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
-                     num_attention_heads=28, num_key_value_heads=4, max_position_embeddings=32768,
-                     tie_word_embeddings=False)}
-POP = 8
+from model import Base, Model
 
 
 def flags(parser) -> None:
     """What all engine commands take."""
     parser.add_argument("--base", default="micro/base", help="directory of the base")
-    parser.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead, and no peers")
+    parser.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead")
+    parser.add_argument("--no-peers", dest="peers", action="store_false",
+                        help="without transformers and PEFT")
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 16], help="rows of a batch")
     parser.add_argument("--prompt", type=int, default=48, help="tokens of a prompt, at least 1")
-    parser.add_argument("--new", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--new", type=int, default=32, help="tokens of an answer, at least 2")
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--cuda-graphs", action="store_true", help="our engine decodes by CUDA graphs")
+    parser.add_argument("--no-cuda-graphs", action="store_true", help="decode on a GPU without CUDA graphs")
     device, dtype = ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
     parser.add_argument("--device", default=device)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default=dtype)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default=dtype)
 
 
 def open_base(args) -> Base:
@@ -48,134 +43,49 @@ def open_base(args) -> Base:
     torch.set_num_threads(args.threads)
     Ranks.join(args.device)             # sets the device up as a run does
     dtype = getattr(torch, args.dtype)
-    if not args.shape:
-        base = load_base(args.base, dtype, torch.device(args.device))
-        return dataclasses.replace(base, eos_ids=(), graphs=args.cuda_graphs)
-    with torch.device(args.device):
-        torch.set_default_dtype(dtype)
-        model = Model(ModelConfig(**SHAPES[args.shape])).requires_grad_(False).eval()
-        torch.set_default_dtype(torch.float32)
-        for p in model.parameters():
-            if p.dim() > 1:
-                p.normal_(0, .02)
-    return Base(model, None, (), "base", Path(args.shape), args.cuda_graphs)
+    graphs = args.device.startswith("cuda") and not args.no_cuda_graphs
+    if args.shape:
+        return base_of(random_model(SHAPES[args.shape], dtype, args.device), args.shape, graphs)
+    return without_end(load_base(args.base, dtype, torch.device(args.device)), graphs)
 
-
-def population(base: Base, rank: int, n: int = POP) -> Adapters:
-    """n members that all differ from the base by about a percent of its activations."""
-    adapters = Adapters.on(base.model, n, rank, 2.0 * rank, device=base.model.embedding.device)
-    gen = torch.Generator().manual_seed(0)
-    for p in range(n):
-        adapters.init_member(p, gen)
-        for B in adapters.B.values():
-            B.data[p] = (torch.randn(B.shape[1:], generator=gen) * .01).to(B)
-    return adapters
-
-
-def prompts_of(base: Base, rows: int, length: int) -> list[list[int]]:
-    """Random token ids, the same on every call."""
-    gen = torch.Generator().manual_seed(1)
-    return torch.randint(10, base.model.cfg.vocab_size, (rows, length), generator=gen).tolist()
-
-
-def members_of(rows: int, n_members: int = POP) -> list[int]:
-    """The member of each row: equally many each, in order."""
-    return [i * n_members // rows for i in range(rows)]
-
-
-def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], members: list[int], new: int,
-            n: int = 1):
-    """A function that decodes n answers to each prompt in one batch and returns its seconds."""
-    keys = [(0, i) for i in range(len(prompts) * n)]
-
-    @timed
-    def run() -> None:
-        rollout = generate(base, adapters, prompts, members, keys, n, max_new_tokens=new,
-                           rollout_batch=len(keys))
-        assert int(rollout.n_tokens.sum()) == new * len(keys)
-    return run
-
-
-def one_after_another(runs: list):
-    """A function that runs several in turn and returns the sum of their seconds."""
-    return lambda: sum(run() for run in runs)
-
-
-# ---------------------------------------------------------------- gates
 
 @torch.no_grad()
-def check_routing(base: Base, adapters: Adapters, tolerance: float) -> float:
-    """Largest difference between the logits of a mixed batch and those of bases with one member merged in.
+def check_routing(base: Base, adapters: Adapters) -> float:
+    """Relative error of a mixed batch's logits against those of bases with one member merged in.
 
-    Raises AssertionError above the tolerance, and where a wrong member would pass as well.
+    Raises AssertionError above the bound of the base's type, and where a wrong member would pass as well.
     """
     dtype = base.model.embedding.dtype
+    bound = BOUNDS[dtype]
     ids = torch.tensor(prompts_of(base, POP, 24), device=base.model.embedding.device)
     own = torch.arange(POP, device=ids.device)
     mixed = base.model.logits(base.model(ids, lora=adapters.route(own, dtype)))
     moved = base.model.logits(base.model(ids, lora=adapters.route(own.roll(1), dtype)))
-    worst = 0.0
+    adapted = {path: layer.weight for path, layer in base.model.linears().items() if path in adapters.A}
+    before = {path: weight.clone() for path, weight in adapted.items()}
+    worst, of_another = 0.0, float("inf")
     for p in (0, POP - 1):
-        merged = copy.deepcopy(base.model)
-        for path, layer in merged.linears().items():
-            if path in adapters.A:
-                layer.weight += (adapters.scale * adapters.B[path][p] @ adapters.A[path][p]).to(layer.weight)
-        alone = merged.logits(merged(ids[p:p + 1]))
-        worst = max(worst, (alone - mixed[p:p + 1]).abs().max().item())
-        of_another = (alone - moved[p:p + 1]).abs().max().item()
-        assert of_another > 10 * tolerance, "a wrong member is not told apart"
-    assert worst < tolerance, f"mixed batch and merged weights differ by {worst}"
+        for path, weight in adapted.items():
+            weight += (adapters.scale * adapters.B[path][p] @ adapters.A[path][p]).to(weight)
+        alone = base.model.logits(base.model(ids[p:p + 1]))
+        for path, weight in adapted.items():
+            weight.copy_(before[path])
+        worst = max(worst, relative_rms(mixed[p:p + 1], alone))
+        of_another = min(of_another, relative_rms(moved[p:p + 1], alone))
+    assert worst < bound, f"mixed batch and merged weights differ by {worst} > {bound}"
+    assert of_another > TOLD_APART * worst, f"a wrong member's error is {of_another}, the right one's {worst}"
     return worst
 
 
-# ---------------------------------------------------------------- peers
-
-class Peers:
-    """transformers, and PEFT (a development package, imported only here) with the same adapters."""
-
-    def __init__(self, base: Base, adapters: Adapters, dtype: torch.dtype):
-        from peft import PeftModel
-        from transformers import AutoModelForCausalLM, logging
-        logging.disable_progress_bar()
-        device = base.model.embedding.device
-        self.plain = AutoModelForCausalLM.from_pretrained(base.path, dtype=dtype).to(device).eval()
-        with tempfile.TemporaryDirectory() as folder:
-            for p in range(POP):
-                save_peft(adapters, p, Path(folder, f"m{p}"), str(base.path))
-            wrapped = copy.deepcopy(self.plain)
-            self.lora = PeftModel.from_pretrained(wrapped, f"{folder}/m0", "m0", is_trainable=True)
-            for p in range(1, POP):
-                self.lora.load_adapter(f"{folder}/m{p}", f"m{p}", is_trainable=True)
-        self.lora.eval()
-
-    def decoder(self, model, prompts: list[list[int]], new: int, names: list[str] | None = None,
-                active: str = ""):
-        """A function that samples with Hugging Face's generate at temperature 1 and returns its seconds."""
-        ids = torch.tensor(prompts, device=model.device)
-        mixed = dict(adapter_names=names) if names else {}
-
-        @timed
-        @torch.inference_mode()
-        def run() -> None:
-            if active:
-                model.set_adapter(active)
-            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0,
-                                 max_new_tokens=new, min_new_tokens=new, eos_token_id=None, pad_token_id=0,
-                                 **mixed)
-            assert out.shape[1] == ids.shape[1] + new
-        return run
-
-
-# ---------------------------------------------------------------- commands
-
 def decode(args) -> dict:
-    """Rollouts: 8 members in one batch, one after another, 1 member, none; PEFT mixed and one by one."""
+    """Rollouts: 8 members in one batch, one after another, 1 member, none; PEFT mixed and one by one. Prompts
+    and decoding apart too: what a run of one new token takes is subtracted."""
     base = open_base(args)
     adapters = population(base, args.rank)
     new = args.new
-    figures = {"max_abs_diff": check_routing(base, adapters, 1e-3 if args.dtype == "float32" else .3)}
+    figures = {"routing_error": check_routing(base, adapters)}
     lines = []
-    peers = None if args.shape else Peers(base, adapters, getattr(torch, args.dtype))
+    peers = Peers(base, adapters) if args.peers else None
     for rows in args.rows:
         prompts = prompts_of(base, rows, args.prompt)
         members = members_of(rows)
@@ -193,9 +103,19 @@ def decode(args) -> dict:
                      "PEFT, adapter_names": peers.decoder(peers.lora, prompts, new,
                                                           [f"m{p}" for p in members]),
                      "PEFT, one after another": one_after_another(alone)}
+        ways |= {"8 members, prompts": decoder(base, adapters, prompts, members, 1),
+                 "1 member, prompts": decoder(base, adapters, prompts, [0] * rows, 1)}
         seen = take_turns(ways, args.repeats)
         for name, seconds in seen.items():
-            lines.append((f"{rows} rows: {name}", "tokens/s", [rows * new / s for s in seconds]))
+            tokens = args.prompt if "prompts" in name else new
+            lines.append((f"{rows} rows: {name}", "tokens/s", [rows * tokens / s for s in seconds]))
+        decoding = []
+        for name, first in (("8 members, one batch", "8 members, prompts"),
+                            ("1 member", "1 member, prompts")):
+            decoding.append([whole - min(seen[first]) for whole in seen[name]])
+            lines.append((f"{rows} rows: {name}, without the prompts", "tokens/s",
+                          [rows * (new - 1) / s for s in decoding[-1]]))
+        figures[f"x_pop8_over_pop1_decoding_{rows}"] = ratio(*decoding)
         ours = seen["8 members, one batch"]
         others = {"x_own_sequential": "8 members, one after another", "x_peft_mixed": "PEFT, adapter_names",
                   "x_peft_sequential": "PEFT, one after another",
@@ -207,67 +127,6 @@ def decode(args) -> dict:
     return figures
 
 
-def fixed_rollout(base: Base, members: list[int], prompt: int, new: int, attempts: int) -> Rollout:
-    """Rows of arbitrary tokens, equally long, so many attempts at each prompt, log-probabilities 0."""
-    device, rows = base.model.embedding.device, len(members)
-    ids = torch.tensor(prompts_of(base, rows, prompt + new), device=device)
-    ids[:, :prompt] = ids[torch.arange(rows, device=device) // attempts * attempts, :prompt]
-    return Rollout(ids, torch.full((rows,), prompt, device=device),
-                   torch.full((rows,), prompt + new, device=device), torch.zeros(ids.shape, device=device),
-                   torch.tensor(members, device=device))
-
-
-def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
-    """A function that accumulates the joint gradient and returns its seconds."""
-    device, n = rollout.ids.device, len(rollout.ids)
-    adv = torch.linspace(-1, 1, n, device=device) + .01
-    column = torch.zeros(n, dtype=torch.int64, device=device)
-    batch = rl.Batch(rollout, adv, column, column, column)
-    cfg = rl.UpdateConfig(tokens_per_microbatch=budget)
-    run = timed(lambda: rl.accumulate(base, adapters, batch, adv, cfg))
-    run.adv, run.weight = adv, rl.token_weight(rollout)
-    return run
-
-
-def flops(base: Base, rollout: Rollout, budget: int) -> float:
-    """Of an update: 2 for each weight of the frozen layers and token forward, 2 backward (weights have no
-    gradient); without attention."""
-    n_weights = sum(x.weight.numel() for x in base.model.linears().values())
-    rollout = rollout.to("cpu")
-    lines = rl.lines(rollout, list(range(len(rollout.ids))), budget)
-    return 4 * n_weights * sum(rl.size(rollout, line) for line in lines)
-
-
-def peft_loop(peers: Peers, rollout: Rollout, adv: torch.Tensor, weight: torch.Tensor):
-    """A function that does the same with PEFT, member after member, and returns its seconds."""
-    prompt = int(rollout.prompt_len[0])
-
-    @timed
-    def run() -> None:
-        peers.lora.zero_grad()
-        for p in rollout.member.unique().tolist():
-            rows = (rollout.member == p).nonzero().squeeze(1)
-            peers.lora.set_adapter(f"m{p}")
-            ids = rollout.ids[rows]
-            logits = peers.lora(input_ids=ids).logits[:, prompt - 1:-1].float()
-            logp = logits.log_softmax(-1).gather(-1, ids[:, prompt:, None]).squeeze(-1)
-            (-(logp * (adv * weight)[rows, None])).sum().backward()
-    return run
-
-
-def check_gradients(adapters: Adapters, peers: Peers) -> float:
-    """Largest difference of a gradient to PEFT's after one run of each, relative to the largest gradient of
-    its tensor."""
-    theirs, worst = dict(peers.lora.named_parameters()), 0.0
-    for path in adapters.A:
-        for side, factor in (("A", adapters.A[path]), ("B", adapters.B[path])):
-            for p in range(POP):
-                grad = theirs[f"base_model.model.{path}.lora_{side}.m{p}.weight"].grad
-                worst = max(worst, ((factor.grad[p] - grad).abs().max() / grad.abs().max()).item())
-    assert worst < 1e-3, f"the joint gradient differs from the loop over PEFT adapters by {worst}"
-    return worst
-
-
 def update(args) -> dict:
     """The joint update of 8 members against a loop over PEFT adapters, and against one member with all the
     rows."""
@@ -276,42 +135,34 @@ def update(args) -> dict:
     adapters = population(base, args.rank)
     figures = {}
     lines = []
-    peers = None if args.shape else Peers(base, adapters, getattr(torch, args.dtype))
+    peers = Peers(base, adapters) if args.peers else None
     for rows in args.rows:
         rollout = fixed_rollout(base, members_of(rows), args.prompt, args.new, args.samples_per_task)
         single = dataclasses.replace(rollout, member=torch.zeros_like(rollout.member))
         joint = updater(base, adapters, rollout, budget)
         ways = {"8 members, one pass": joint, "1 member": updater(base, adapters, single, budget)}
         if peers:
-            ways["PEFT, one after another"] = peft_loop(peers, rollout, joint.adv, joint.weight)
+            ways["PEFT, one after another"] = peers.updater(rollout)
             ways["PEFT, one after another"]()
             joint()
-            figures[f"gradient_diff_{rows}"] = check_gradients(adapters, peers)
+            figures[f"gradient_error_{rows}"] = peers.check_gradients(adapters)
         seen = take_turns(ways, args.repeats)
         lines += [(f"{rows} rows: {name}", "s", seconds) for name, seconds in seen.items()]
         ours = seen["8 members, one pass"]
+        flops = update_flops(base, rollout, min(args.samples_per_task, max(1, rows // POP)))
         figures[f"x_pop8_over_pop1_{rows}"] = ratio(ours, seen["1 member"])
-        figures[f"tflops_{rows}"] = round(flops(base, rollout, budget) / min(ours) / 1e12, 4)
+        figures[f"tflops_{rows}"] = round(flops / min(ours) / 1e12, 4)
         if peers:
             figures[f"x_peft_loop_{rows}"] = ratio(seen["PEFT, one after another"], ours)
     show(lines)
     return figures
 
 
-def stepper(base: Base, members: list[int], n_members: int, args):
-    """A function that does a step of n_members (rollout, gradient, optimiser) and returns its seconds; row i
-    is members[i]'s."""
-    n = args.samples_per_task
+def step_of(base: Base, members: list[int], n_members: int, args):
+    """workload.stepper of a fresh population, by the flags."""
     adapters = population(base, args.rank, n_members)
-    adam = rl.Adam(adapters, [1e-5] * n_members)
-    rollout = fixed_rollout(base, members, args.prompt, args.new, n)
-    active = torch.zeros(n_members, dtype=torch.bool, device=rollout.ids.device)
-    active[rollout.member] = True
-
-    prompts = rollout.ids[::n, :args.prompt].tolist()
-    play = decoder(base, adapters, prompts, members[::n], args.new, n)
-    learn = updater(base, adapters, rollout, args.tokens_per_microbatch)
-    return one_after_another([play, learn, timed(lambda: adam.step(active))])
+    return stepper(base, adapters, members, args.prompt, args.new, args.samples_per_task,
+                   args.tokens_per_microbatch)
 
 
 def step(args) -> dict:
@@ -320,8 +171,8 @@ def step(args) -> dict:
     figures = {}
     lines = []
     for rows in args.rows:
-        seen = take_turns({"8 members": stepper(base, members_of(rows), POP, args),
-                           "1 member": stepper(base, [0] * rows, 1, args)}, args.repeats)
+        seen = take_turns({"8 members": step_of(base, members_of(rows), POP, args),
+                           "1 member": step_of(base, [0] * rows, 1, args)}, args.repeats)
         lines += [(f"{rows} rows: {name}", "s", seconds) for name, seconds in seen.items()]
         figures[f"x_pop8_over_pop1_{rows}"] = ratio(seen["8 members"], seen["1 member"])
     show(lines)
@@ -338,7 +189,7 @@ def scale(args) -> dict:
     cases += [(f"8 rows a member, {p} members", 8 * p, p) for p in sizes]
     for label, rows, p in cases:
         begin = peak_memory(reset=True)
-        run = stepper(base, members_of(rows, p), p, args)
+        run = step_of(base, members_of(rows, p), p, args)
         seconds = [run() for _ in range(args.repeats)]
         mb = (peak_memory() - begin) / 1e6
         show([(label, "s", seconds), (f"{label}, a step's memory", "MB", [mb])])
@@ -359,9 +210,8 @@ def update_flags(parser) -> None:
 def evolve(args) -> dict:
     """Seconds that each operator takes for one child, on all linear layers of the shape."""
     torch.set_num_threads(args.threads)
-    shape = ModelConfig(**SHAPES[args.shape])
     with torch.device("meta"):
-        linears = Model(shape).linears()
+        linears = Model(SHAPES[args.shape]).linears()
     gen = torch.Generator().manual_seed(0)
     parents = [{}, {}]
     for parent in parents:

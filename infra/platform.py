@@ -88,14 +88,19 @@ def open_sandbox(workers: int, weak: bool, **options) -> Sandbox:
         raise ValueError(with_flag(str(e))) from None
 
 
-def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
-    """What a reader of the run needs to know of where it ran."""
+def git_commit() -> str:
+    """Of this directory, with -dirty where something differs from it; "" without git."""
     try:
         here = str(Path(__file__).resolve().parent.parent)
         words = ["git", "-C", here, "describe", "--always", "--dirty"]
-        commit = subprocess.run(words, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(words, capture_output=True, text=True).stdout.strip()
     except OSError:                                   # git is not installed
-        commit = ""
+        return ""
+
+
+def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
+    """What a reader of the run needs to know of where it ran."""
+    commit = git_commit()
     device = f"CPU, {os.cpu_count()} cores"
     if ranks.device.type == "cuda":
         device = torch.cuda.get_device_name()

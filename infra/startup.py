@@ -134,8 +134,6 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str
     """Resolved configuration, the base's format, the memory plan as a table, whether it fits: all without
     the base's weights. Raises ValueError."""
     path = resolve(base_name(cfg), weights=False)
-    if cfg.cuda_graphs and ranks.device.type != "cuda":
-        raise ValueError("--cuda-graphs needs a GPU: leave it out, or pass --device cuda where there is one")
     shape = read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
     cfg = resolve_config(cfg, prompt_format)
@@ -149,7 +147,8 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     if not fits:
         raise ValueError(f"not enough memory:\n{table}")
     base = load_base(base_name(cfg), dtype, ranks.device, cfg.base_dtype)
-    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format, graphs=cfg.cuda_graphs)
+    graphs = base.graphs and not cfg.no_cuda_graphs
+    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format, graphs=graphs)
 
 
 def show_plan(cfg: Config) -> int:

@@ -21,9 +21,10 @@ import torch.nn as nn
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from attention import KVCache
 from infra.precision import quantize
 from lora import Adapters
-from model import Base, KVCache, Model, ModelConfig
+from model import Base, Model, ModelConfig
 
 # model_type -> what holds whatever its config.json says, and transformers' defaults where that is silent
 ARCHITECTURES = {
@@ -266,7 +267,8 @@ def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu",
     if not eos_ids:
         raise ValueError(f"{path}: no end token in config.json, generation_config.json or the tokenizer; "
                          "add eos_token_id")
-    return Base(load_model(path, dtype, device, base_dtype).fuse(), tokenizer, eos_ids, prompt_format, path)
+    model = load_model(path, dtype, device, base_dtype).fuse()
+    return Base(model, tokenizer, eos_ids, prompt_format, path, graphs=model.embedding.is_cuda)
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -17,7 +17,7 @@ FLOORS = (("sandbox", "report"),
           ("tasks", "rewards", "trueskill_lite"),
           ("config",),
           ("infra.precision",),
-          ("model", "lora", "operators"),
+          ("attention", "model", "lora", "operators"),
           ("generate", "evolve"),
           ("infra.weights", "infra.distributed"),
           ("rl",),
@@ -25,10 +25,10 @@ FLOORS = (("sandbox", "report"),
           ("infra",),
           ("train", "nano", "micro"),
           ("bench", "eval", "course", "infra.replay"))
-ROOT_FILES = 13
+ROOT_FILES = 14
 # Lines that house.md gives a file or a folder, and by how much they may be exceeded.
-BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 260, "selfplay.py": 300, "rewards.py": 60, "rl.py": 360, "generate.py": 260,
-           "lora.py": 180, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160, "verifier.py": 250}
+BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 260, "selfplay.py": 300, "rewards.py": 60, "rl.py": 360, "generate.py": 310,
+           "lora.py": 180, "attention.py": 260, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160, "verifier.py": 250}
 MARGIN = 1.3
 WHOLE = 17_500                              # lines of everything but tests, the empty ones not counted
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test

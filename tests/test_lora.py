@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from config import TARGETS
 from infra.weights import load_peft, save_peft, weights_hash
-from lora import Adapters
+from lora import Adapters, AdapterWeights
 
 
 def tokens(n_rows: int = 5, T: int = 11, seed: int = 1) -> torch.Tensor:
@@ -60,6 +60,20 @@ def test_every_way_computes_the_same(tiny, population, n_members, rank, member, 
     assert set(taken) == {way.split()[0 if T == 1 else -1]}
     for i, p in enumerate(member):
         assert (mixed[i:i + 1] - logits(tiny, ids[i:i + 1], adapters, [p])).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("n_members, rank", [(3, 4), (20, 3)])
+def test_a_route_that_looks_at_nothing(tiny, population, n_members, rank):
+    """As decoding on a GPU takes it, for any number of members: each row as alone, those of the base bit for bit."""
+    adapters, member = population(tiny, n_members, rank=rank), [2, 0, -1, n_members - 1, 0, -1]
+    ids, plain = tokens(len(member), 1), logits(tiny, tokens(len(member), 1))
+    route = AdapterWeights(adapters, torch.tensor(member), torch.float32).dense_route(torch.tensor(member))
+    with torch.inference_mode():
+        mixed = tiny.model.logits(tiny.model(ids, lora=route))
+    assert torch.equal(mixed[[2, 5]], plain[[2, 5]])
+    for i, p in enumerate(member):
+        assert (mixed[i:i + 1] - logits(tiny, ids[i:i + 1], adapters, [p])).abs().max() < 1e-4
+    assert AdapterWeights(adapters, torch.tensor([-1]), torch.float32).dense_route(torch.tensor([-1])) is None
 
 
 def test_copied_or_exchanged_weights_count(tiny):

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from attention import KVCache
 from infra import weights
 from infra.weights import load_base, load_model, read_config
-from model import KVCache, Model
+from model import Float32Product, Model, ModelConfig
 
 SMALL = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=128, eos_token_id=1)
@@ -157,6 +158,33 @@ def test_decoding_takes_the_strides_of_cuda_s_efficient_kernel(tmp_path, monkeyp
     expected = decoded()
     monkeypatch.setattr(F, "scaled_dot_product_attention", efficient)
     assert torch.equal(decoded(), expected)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_are_float32_on_a_gpu(monkeypatch, tied, dtype):
+    """torch's product for that has no CPU version and no derivative: its shape and type on the meta device, its numbers here."""
+    cfg = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+                      num_key_value_heads=2, tie_word_embeddings=tied)
+    model = Model(cfg).to(dtype).requires_grad_(False)
+    hidden = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    on_gpu = hidden.to("meta").requires_grad_()
+    logits = Model(cfg).to(dtype).to("meta").requires_grad_(False).logits(on_gpu)
+    assert logits.shape == (2, 5, 97) and logits.dtype == torch.float32 and model.logits(hidden).dtype == dtype
+    logits.sum().backward()
+    assert on_gpu.grad.shape == hidden.shape and on_gpu.grad.dtype == dtype
+
+    weight = model.embedding if tied else model.lm_head.weight
+    monkeypatch.setattr(torch, "mm", lambda h, W, out_dtype: h.to(out_dtype) @ W.to(out_dtype))
+    h = hidden.flatten(0, 1).requires_grad_()
+    ours = Float32Product.apply(h, weight)
+    ours.logsumexp(-1).sum().backward()
+    exact = hidden.flatten(0, 1).float().requires_grad_()
+    wanted = F.linear(exact, weight.float())
+    wanted.logsumexp(-1).sum().backward()
+    assert torch.equal(ours, wanted) and (h.grad - exact.grad).abs().max() < 0.01 * exact.grad.abs().max()
+    rounded = model.logits(hidden).float().flatten(0, 1)
+    assert (rounded - wanted).abs().max() > 1e-4, "the case must be able to fail: half precision rounds"
 
 
 def test_micro_base_equals_transformers(micro_base):

@@ -1,14 +1,17 @@
 """What a GPU would be given, without a GPU: tensors on torch's meta device have a shape, a type and a device but no numbers.
 Mixing devices raises, and so does looking at a value, which would make the processor wait and a CUDA graph impossible."""
 import copy
+import dataclasses
 
 import pytest
 import torch
+from torch.nn.attention.varlen import varlen_attn
 
 import rl
 from generate import Answers, Rollout, DecodeBatch
-from lora import Adapters
-from model import Base, KVCache, Model, ModelConfig
+from attention import KVCache, PagedCache
+from lora import Adapters, AdapterWeights
+from model import Base, Model, ModelConfig
 from rl import micro_batches, pack
 
 V, L = 64, 12                                # words and tokens of an answer
@@ -26,7 +29,7 @@ def to_meta(x):
         return type(x)(map(to_meta, x))
     if isinstance(x, dict):
         return {key: to_meta(value) for key, value in x.items()}
-    if type(x).__module__ in ("lora", "model", "generate", "rl"):
+    if type(x).__module__ in ("attention", "lora", "model", "generate", "rl"):
         x = copy.copy(x)
         for name, value in vars(x).items():
             object.__setattr__(x, name, to_meta(value))
@@ -55,6 +58,26 @@ def test_a_step_of_decoding(five, monkeypatch, member, dense):
     with torch.inference_mode():
         rows.step(base, answers, route, 32)
     after = [rows.token, rows.t, rows.position, *rows.cache.keys, answers.ids, answers.length, answers.n_matched]
+    assert all(x is y and x.is_meta for x, y in zip(before, after)), "a graph writes where it wrote when it was recorded"
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("sliding_layers", [(), (1,)])
+def test_a_step_that_serves_while_rows_come_and_go(five, dense, sliding_layers):
+    """What a CUDA graph holds by default: torch's own kernel for pages, or a dense cache at its full width, and a route that is made
+    in the step."""
+    base, adapters = five
+    cfg, bf16 = dataclasses.replace(CONFIG, sliding_layers=sliding_layers, sliding_window=9), torch.bfloat16
+    base.model.cfg = cfg
+    cache = KVCache.empty(cfg, 10, 40, bf16, "cpu") if dense else PagedCache(cfg, 10, 400, 21, bf16, "cpu", varlen_attn)
+    rows = DecodeBatch.idle(cache, 10, L, "cpu")
+    answers = Answers.begin(torch.ones(10), torch.zeros(10, L + 1), (1, 5))
+    weights = AdapterWeights(adapters, torch.arange(5), torch.bfloat16)
+    base, weights, rows, answers = map(to_meta, (base, weights, rows, answers))
+    before = [rows.member, rows.token, rows.t, rows.position, *rows.cache.keys, answers.ids, answers.logp, answers.length]
+    with torch.inference_mode():
+        rows.step(base, answers, weights, 40 if dense else None)
+    after = [rows.member, rows.token, rows.t, rows.position, *rows.cache.keys, answers.ids, answers.logp, answers.length]
     assert all(x is y and x.is_meta for x, y in zip(before, after)), "a graph writes where it wrote when it was recorded"
 
 

@@ -315,7 +315,6 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
         ("--init /nowhere", "holds 0 adapters for 6 members"),
         ("--device cuda", "sees no CUDA device"),
         ("--device mps", "--device mps"),
-        ("--device cpu --cuda-graphs", "--cuda-graphs needs a GPU"),
         ("--max-new-tokens 9999", "exceed the base's context"),
         ("--invalid-penalty nan", "--invalid-penalty"),
     ],

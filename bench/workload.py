@@ -1,0 +1,133 @@
+"""What is measured: bases of a shape, populations, prompts, and functions that work once and return seconds.
+
+Every row decodes exactly `new` tokens (bases have no end token), so that all ways do the same work.
+"""
+import dataclasses
+from pathlib import Path
+
+import torch
+
+import rl
+from bench.common import timed
+from generate import Rollout, generate
+from lora import Adapters
+from model import Base, Model, ModelConfig
+
+POP = 8
+# Qwen2.5-Coder's sizes of the same names, and the bundled base's.
+SHAPES = {
+    "7b": ModelConfig(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
+                      num_attention_heads=28, num_key_value_heads=4),
+    "1.5b": ModelConfig(vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
+                        num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True),
+    "0.5b": ModelConfig(vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+                        num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True),
+    "micro": ModelConfig(vocab_size=384, hidden_size=128, intermediate_size=384, num_hidden_layers=4,
+                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+                         tie_word_embeddings=True)}
+
+
+@torch.no_grad()
+def random_model(shape: ModelConfig, dtype: torch.dtype, device) -> Model:
+    """Frozen random weights, drawn on the device: norms 1, others of a standard deviation that keeps the size
+    of what passes through. Not yet fused."""
+    with torch.device("meta"):
+        model = Model(shape).to(dtype)
+    model = model.to_empty(device=device).requires_grad_(False).eval()
+    gen = torch.Generator(device).manual_seed(0)
+    for name, p in model.named_parameters():
+        if "norm" in name:
+            p.fill_(1)
+        else:
+            p.normal_(0, p.shape[-1] ** -.5, generator=gen)
+    return model
+
+
+def base_of(model: Model, name: str, graphs: bool = False) -> Base:
+    """A model as a base without tokenizer and end token; its layers are joined where they share an input."""
+    return Base(model.fuse(), None, (), "base", Path(name), graphs)
+
+
+def population(base: Base, rank: int, n: int = POP) -> Adapters:
+    """n members that all differ from the base by a few percent of its activations."""
+    adapters = Adapters.on(base.model, n, rank, 2.0 * rank, device=base.model.embedding.device)
+    gen = torch.Generator().manual_seed(0)
+    for p in range(n):
+        adapters.init_member(p, gen)
+        for B in adapters.B.values():
+            B.data[p] = (torch.randn(B.shape[1:], generator=gen) * .01).to(B)
+    return adapters
+
+
+def prompts_of(base: Base, rows: int, length: int) -> list[list[int]]:
+    """Random token ids, the same on every call."""
+    gen = torch.Generator().manual_seed(1)
+    return torch.randint(10, base.model.cfg.vocab_size, (rows, length), generator=gen).tolist()
+
+
+def members_of(rows: int, n_members: int = POP) -> list[int]:
+    """The member of each row: equally many each, in order."""
+    return [i * n_members // rows for i in range(rows)]
+
+
+def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], members: list[int], new: int,
+            n: int = 1):
+    """A function that decodes n answers to each prompt in one batch and returns its seconds.
+
+    With new = 1 it runs the prompts alone: their last states give the first token.
+    """
+    keys = [(0, i) for i in range(len(prompts) * n)]
+
+    @timed
+    def run() -> None:
+        rollout = generate(base, adapters, prompts, members, keys, n, max_new_tokens=new,
+                           rollout_batch=len(keys))
+        assert int(rollout.n_tokens.sum()) == new * len(keys)
+    return run
+
+
+def one_after_another(runs: list):
+    """A function that runs several in turn and returns the sum of their seconds."""
+    return lambda: sum(run() for run in runs)
+
+
+def fixed_rollout(base: Base, members: list[int], prompt: int, new: int, attempts: int) -> Rollout:
+    """Rows of arbitrary tokens, equally long, so many attempts at each prompt, log-probabilities 0."""
+    device, rows = base.model.embedding.device, len(members)
+    ids = torch.tensor(prompts_of(base, rows, prompt + new), device=device)
+    ids[:, :prompt] = ids[torch.arange(rows, device=device) // attempts * attempts, :prompt]
+    return Rollout(ids, torch.full((rows,), prompt, device=device),
+                   torch.full((rows,), prompt + new, device=device), torch.zeros(ids.shape, device=device),
+                   torch.tensor(members, device=device))
+
+
+def batch_of(rollout: Rollout) -> tuple[rl.Batch, torch.Tensor]:
+    """A rollout as a batch of one group, and advantages (N,) of which none is 0."""
+    device, n = rollout.ids.device, len(rollout.ids)
+    adv = torch.linspace(-1, 1, n, device=device) + .01
+    column = torch.zeros(n, dtype=torch.int64, device=device)
+    return rl.Batch(rollout, adv, column, column, column), adv
+
+
+def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
+    """A function that accumulates the joint gradient and returns its seconds."""
+    batch, adv = batch_of(rollout)
+    cfg = rl.UpdateConfig(tokens_per_microbatch=budget)
+    return timed(lambda: rl.accumulate(base, adapters, batch, adv, cfg))
+
+
+def stepper(base: Base, adapters: Adapters, members: list[int], prompt: int, new: int, n: int, budget: int):
+    """A function that does a step (rollout, gradient, optimiser) and returns its seconds; row i is
+    members[i]'s, n rows share a prompt."""
+    adam = rl.Adam(adapters, [1e-5] * adapters.n_members)
+    rollout = fixed_rollout(base, members, prompt, new, n)
+    active = torch.zeros(adapters.n_members, dtype=torch.bool, device=rollout.ids.device)
+    active[rollout.member] = True
+    play = decoder(base, adapters, rollout.ids[::n, :prompt].tolist(), members[::n], new, n)
+    learn = updater(base, adapters, rollout, budget)
+    return one_after_another([play, learn, timed(lambda: adam.step(active))])
+
+
+def without_end(base: Base, graphs: bool) -> Base:
+    """A base whose answers never end by themselves."""
+    return dataclasses.replace(base, eos_ids=(), graphs=graphs)
