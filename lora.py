@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from config import TARGETS
-from infra.precision import wide
+from infra.precision import detached
 
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]      # layer path -> A (R, in), B (out, R)
 DENSE = 16                 # members up to which single tokens take the dense product
@@ -67,14 +67,8 @@ class Adapters:
             self.B[path][p].zero_()
 
     def factors(self, p: int) -> Factors:
-        """A detached copy of member p's factors; on the CPU where the device lacks the operators' float64."""
-        device = next(iter(self.A.values())).device
-        if wide(device) != torch.float64:
-            device = torch.device("cpu")
-        copies = {}
-        for path in self.A:
-            copies[path] = tuple(x[path][p].detach().to(device, copy=True) for x in (self.A, self.B))
-        return copies
+        """A copy of member p's factors, detached, where float64 is: the operators and distances need it."""
+        return {path: (detached(self.A[path][p]), detached(self.B[path][p])) for path in self.A}
 
     @torch.no_grad()
     def set_factors(self, p: int, factors: Factors) -> None:
