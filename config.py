@@ -127,6 +127,9 @@ class Config:
     n_heldout: int = flag(None, "of these, tasks of each kind, at most", kind=int)
     probe_share: float = flag(None, "share of anchors and held-out tasks asked at probes between the first "
                               "and the last", kind=float)
+    halt_on: str = flag("", "monitors whose alarm ends the run with a checkpoint: collapse, gaming, "
+                        "forgetting, escape (by commas)")
+    thresholds: str = flag("", "other bounds for the monitors than docs/drift.md says: cosine=0.8,escapes=3")
     # machine
     device: str = flag("auto", "auto (cuda or cpu), cpu, cuda, cuda:1, or mps for an Apple GPU")
     dtype: str = flag("auto", "the base computes in it; auto: bfloat16 or float16 on a GPU, the faster on "
@@ -170,7 +173,7 @@ NOT_NEGATIVE = ("seed", "threads", "show", "n_few_shot", "max_digits", "max_outp
 SHARES = ("max_guess", "matching_floor", "probe_share")
 # Fields that may change between a run and its resumption without changing what it computes.
 FREE = ("base", "name", "out", "resume", "init", "steps", "device", "no_cuda_graphs", "threads", "plan",
-        "show", "save_every", "keep", "workers")
+        "show", "save_every", "keep", "workers", "halt_on", "thresholds")
 
 
 # Names that flags had until 2026-11-22, and what to write instead.

@@ -168,7 +168,7 @@ def solve(model, sandbox, student, tasks, n, gen, greedy=False):
         results = sandbox.run(DEDUCTION.answer_jobs(task, answers, LIMITS))
         for row, verdict in zip(group, DEDUCTION.judge(task, answers, results, LIMITS)):
             row.verdict = verdict
-            row.reward = REWARD[verdict]
+            row.reward = REWARD.get(verdict, 0.0)       # 0 where the judge itself failed
     return groups
 
 def solve_rate(rows):

@@ -25,7 +25,7 @@ from rl import Batch
 from sandbox.values import decode
 from tasks import TASK_TYPES, judge_answers
 from tasks.archive import Archive
-from tasks.base import Proposal, Reject, Task
+from tasks.base import UNJUDGED, Proposal, Reject, Task
 from tasks.complexity import measure, structural_hash
 from tasks.prompts import FORMATS, Prompt, render, show
 from tasks.validation import Limits
@@ -92,8 +92,13 @@ class ProposalRecord:
 
     @property
     def solve_rate(self) -> float | None:
-        """Share of all attempts that were correct; None without attempts."""
+        """Share of all attempts that were correct; None without attempts that were judged."""
         return solve_rate(self.verdicts)
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether the sandbox failed on it, or on every attempt at it: nobody learns from its row."""
+        return self.reason == "sandbox_failure" or bool(self.verdicts) and self.solve_rate is None
 
 
 @dataclass
@@ -101,7 +106,7 @@ class Attempts:
     """n attempts at each of a list of tasks by one member each; row i*n+j is attempt j at task i."""
     rollout: Rollout
     texts: list[str]
-    verdicts: list[list[str]]       # per task: "correct" | "wrong" | "malformed" per attempt
+    verdicts: list[list[str]]       # per task: of each attempt, as TaskType.judge says
 
 
 @dataclass
@@ -109,7 +114,7 @@ class RoleRows:
     """What the members of a role wrote in a step, N rows, and what each row is paid."""
     role: str
     rollout: Rollout
-    reward: list[float]
+    reward: list[float | None]      # None: the sandbox failed on it, the row is left out
     group: list[int]                # rows of one prompt share a number
     kind: list[str]                 # task type
 
@@ -125,9 +130,14 @@ def mean(values) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def n_judged(verdicts: list[str]) -> int:
+    """How many there are but those that the sandbox failed on."""
+    return len(verdicts) - verdicts.count(UNJUDGED)
+
+
 def solve_rate(verdicts: list[str]) -> float | None:
-    """Share of verdicts that say correct; None of nothing."""
-    return verdicts.count("correct") / len(verdicts) if verdicts else None
+    """Share of what was judged that is correct; None of nothing."""
+    return verdicts.count("correct") / n_judged(verdicts) if n_judged(verdicts) else None
 
 
 # --- roles --------------------------------------------------------------------------------------------------
@@ -335,8 +345,8 @@ def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Ou
     out = []
     for p in valid:
         out.append(Outcome(
-            solve_rate=p.solve_rate or 0.0, n_attempts=len(p.verdicts), base_rate=p.base_rate, kind=p.kind,
-            solve_rates={name: solve_rate(verdicts) for name, verdicts in p.attempts.items()},
+            solve_rate=p.solve_rate or 0.0, n_attempts=n_judged(p.verdicts), base_rate=p.base_rate,
+            kind=p.kind, solve_rates={name: solve_rate(verdicts) for name, verdicts in p.attempts.items()},
             majority_baseline=majority[p.kind], noise_margin=s.cfg.noise_margin,
             n_tasks=archive.n_added, n_of_kind=len(archive.tasks[p.kind]),
             n_same_structure=structures[p.structure], unique_at_64=unique_at_64, complexity=p.complexity))
@@ -350,14 +360,16 @@ def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> 
     for p, outcome in zip(valid, outcomes(s, archive, valid), strict=True):
         p.reward = TEACHER_REWARDS[s.cfg.teacher_reward](outcome)
     for p in proposed:
-        if p.reason:
+        if p.unjudged:
+            p.reward = 0.0
+        elif p.reason:
             p.reward = s.cfg.duplicate_penalty if p.reason == "duplicate" else s.cfg.invalid_penalty
 
 
 def teacher_rows(rollout: Rollout, proposed: list[ProposalRecord]) -> RoleRows:
     """What teachers learn from: their proposals, once paid."""
-    rewards, groups = [p.reward for p in proposed], [p.group for p in proposed]
-    return RoleRows("teacher", rollout, rewards, groups, [p.kind for p in proposed])
+    rewards = [None if p.unjudged else p.reward for p in proposed]
+    return RoleRows("teacher", rollout, rewards, [p.group for p in proposed], [p.kind for p in proposed])
 
 
 def student_rows(s: Setup, solved: list[tuple[ProposalRecord, Member]],
@@ -368,15 +380,30 @@ def student_rows(s: Setup, solved: list[tuple[ProposalRecord, Member]],
     pay = STUDENT_REWARDS[s.cfg.student_reward]
     rows = RoleRows("student", attempts.rollout, [], [], [])
     for number, ((p, _), verdicts) in enumerate(zip(solved, attempts.verdicts, strict=True)):
-        rows.reward += [pay[verdict] for verdict in verdicts]
+        for verdict in verdicts:        # a violation is paid as wrong
+            rows.reward.append(None if verdict == UNJUDGED else pay.get(verdict, pay["wrong"]))
         rows.group += [number] * len(verdicts)
         rows.kind += [p.kind] * len(verdicts)
     return rows
 
 
+def judged_rows(rows: RoleRows | None) -> RoleRows | None:
+    """Without those that the sandbox failed on: no reward, no gradient, no part in a group's baseline."""
+    kept = [i for i, reward in enumerate(rows.reward) if reward is not None] if rows else []
+    if not kept:
+        return None
+    rollout = rows.rollout
+    if len(kept) < len(rows.reward):
+        rollout = rollout.select(torch.tensor(kept, device=rollout.ids.device))
+    columns = [[column[i] for i in kept] for column in (rows.reward, rows.group, rows.kind)]
+    return RoleRows(rows.role, rollout, *columns)
+
+
 def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
-    """The rows of all roles together; None = a role that wrote nothing."""
-    parts = [part for part in parts if part]
+    """The rows of all roles together; None = a role that wrote nothing. Raises OSError if none is judged."""
+    parts = [part for part in map(judged_rows, parts) if part]
+    if not parts:
+        raise OSError("the sandbox failed on every row of a step: mend this machine, then --resume the run")
     reward, group, role, kind = [], [], [], []
     for part in parts:
         group += [len(reward) + number for number in part.group]

@@ -35,11 +35,12 @@ from evolve import Member
 from infra.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
 from infra.distributed import Ranks, leave
 from infra.metrics import header, line, measures, summary
+from infra.monitors import EXIT_HALTED, Halted, Monitors, check
 from infra.platform import Interrupted, Signals, Stopwatch, check_system, environment, open_sandbox
 from infra.probes import is_probed, probe
 from infra.startup import choose_dtype, hash_base, open_run, populate, prepare, show_plan
 from infra.task_log import task_rows
-from infra.terminal import colored, first_of_each, format_task, print_safely
+from infra.terminal import colored, first_of_each, format_task, print_alarms, print_safely
 from selfplay import ProposalRecord, Setup, members_of
 from trueskill_lite import RATINGS, child_rating
 from verifier import Sandbox
@@ -101,6 +102,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
     learning, shows = rl.UpdateConfig.of(cfg), run.writes and sys.stderr.isatty()
     bars = {phase: phase if shows else "" for phase in ("propose", "solve", "update")}      # "" = none
     where = dict(rank=setup.ranks.rank, world=setup.ranks.world, desc=bars["update"])
+    monitors = Monitors(cfg, run, setup.ranks)
     while state.step < (cfg.steps if until is None else until):
         step, clock = state.step, Stopwatch()
 
@@ -151,10 +153,15 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
             if probes and step and not state.frozen:
                 snapshot_student(state, setup)
             state.step += 1
+            row["alarms"], begun, over = monitors.look(row)
             row |= dict(births=[birth["child"] for birth in births], seconds=clock.seconds)
             tell(run, row, task_rows(proposed, step), matches, births, cfg.show)
+            if run.writes:
+                print_alarms(row["alarms"], begun, over)
             if state.step % cfg.save_every == 0 or state.step == cfg.steps:
                 save(run, state, setup, adam, base_hash, cfg.keep)
+            if state.step < cfg.steps:
+                monitors.halt(row, begun)
 
 
 def tell(run: RunDir, row: dict, tasks: list[dict], matches: list[dict], births: list[dict],
@@ -182,6 +189,7 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
 def main(cfg: Config) -> RunDir:
     """A whole run. Raises ValueError for what the user can mend, Interrupted after saving on a signal."""
     check_system(cfg.weak_sandbox)
+    check(cfg)
     ranks = Ranks.join(cfg.device)
     cfg = choose_dtype(cfg, ranks)
     cfg, base = ranks.together(lambda: prepare(cfg, ranks))
@@ -223,6 +231,8 @@ def main(cfg: Config) -> RunDir:
             if run.writes:
                 print(f"{e}: saved before step {state.step}; go on with the same flags and "
                       f"--resume {run.path}", file=sys.stderr)
+            if isinstance(e, Halted):       # torchrun ends all when one leaves: first the checkpoint
+                ranks.broadcast(lambda: None)
             raise
         except RuntimeError:
             if not (ranks.rank and signals.pending):
@@ -248,6 +258,8 @@ if __name__ == "__main__":
     except (ValueError, OSError) as e:
         print(f"train.py: {e}", file=sys.stderr)
         sys.exit(2 if isinstance(e, ValueError) else 1)
+    except Halted:
+        sys.exit(EXIT_HALTED)
     except Interrupted:
         sys.exit(130)
     except KeyboardInterrupt:

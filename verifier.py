@@ -21,7 +21,7 @@ Layers. Fresh exec: no memory, environment or descriptor of the trainer gets in.
 a second wall, should the first have a hole; best effort. Limits: CPU timer, address space, file size, and the
 fork server's wall clock. Canonical text: nothing that a program made is unpickled, evaluated, or compared by
 its own methods. Two hash seeds and address layouts: deterministic jobs run in two interpreters, the second
-time in reverse and twice over.
+time in reverse and twice over, thorough ones in a third, where each input is given five times.
 
 Tiers. "full"; "no namespaces" (the wall without the second one); "weak" (no seccomp: not Linux, other
 processors; for development with programs you trust, only with weak=True). Canary programs through the normal
@@ -47,8 +47,9 @@ class Job:
     entry: the function that is called; None: each input is the standard input of the whole program, in a
     child of its own, and what it prints is the value. deterministic: also demand that every input gives one
     value in two interpreters, in any order, once or twice (both calls within one CPU limit, so that a task
-    which is accepted does not meet the limit by chance later). give_up: after an input that ended its child,
-    do not run the others. cpu_s: its own CPU limit, 0 for the sandbox's.
+    which is accepted does not meet the limit by chance later); thorough: of such a job, in a third one as
+    well, five times. give_up: after an input that ended its child, do not run the others. cpu_s: its own CPU
+    limit, 0 for the sandbox's.
     """
     code: str
     inputs: tuple[str, ...]
@@ -56,6 +57,7 @@ class Job:
     deterministic: bool = False
     give_up: bool = False
     cpu_s: float = 0.0
+    thorough: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,12 +187,14 @@ def conclude(case):
     for i in range(len(case.job.inputs)):
         end, said = case.seen[0][i]
         mark, text = said[0] if said else (b"!", end)
-        end_again, again = case.seen[1].get(i, ("ok", []))
-        ends += [end, end_again]
-        if end_again in ("timeout", "killed", "sandbox failure") and mark == b"=":
-            mark, text = b"!", end_again
-        elif end_again != "ok" or any(m != mark or m == b"=" and t != text for m, t in again):
-            mark, text = b"!", "nondeterministic"
+        ends.append(end)
+        for seen in case.seen[1:]:
+            end_again, again = seen.get(i, ("ok", []))
+            ends.append(end_again)
+            if end_again in ("timeout", "killed", "sandbox failure") and mark == b"=":
+                mark, text = b"!", end_again
+            elif end_again != "ok" or any(m != mark or m == b"=" and t != text for m, t in again):
+                mark, text = b"!", "nondeterministic"
         outputs.append(text if mark == b"=" else None)
         errors.append(None if mark == b"=" else text)
     end = next((end for end in ends if end != "ok"), "ok")

@@ -8,6 +8,8 @@ from infra.checkpoint import State
 from operators import adapter_cosines
 from rl import Batch
 from selfplay import ProposalRecord, Setup, mean, members_of, solve_rate
+from tasks.base import UNJUDGED, VIOLATION
+from tasks.escapes import escapes
 from tasks.prompts import reasoning
 
 
@@ -48,6 +50,23 @@ def reasoning_lengths(proposed: list[ProposalRecord], prompt_format: str) -> dic
     return lengths
 
 
+def escape_attempts(proposed: list[ProposalRecord]) -> tuple[Counter, Counter]:
+    """Texts of the step that try what a program must not, by who wrote them; and what they try, by name: what
+    reading finds (tasks.escapes), and the violations that the sandbox ended."""
+    by_member, by_what = Counter(), Counter()
+    for p in proposed:
+        said = [(p.teacher.name, p.text, p.reason)]
+        for name, texts in p.answers.items():
+            said += [(name, text, verdict) for text, verdict in zip(texts, p.attempts[name], strict=True)]
+        for name, text, fate in said:
+            tried = escapes(text)
+            if fate == VIOLATION:
+                tried.append(VIOLATION)
+            by_what.update(tried)
+            by_member[name] += bool(tried)
+    return by_member, by_what
+
+
 def share_that_think(lengths: list[int]) -> float | None:
     """Share of texts that show reasoning before they answer."""
     return mean(float(length > 0) for length in lengths)
@@ -60,7 +79,8 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
     for p in proposed:
         by_kind[p.kind].append(p)
     baseline = {kind: archive.modal_output(kind)[1] for kind in setup.task_types}
-    solved = [p for p in proposed if p.attempts]
+    solved = [p for p in proposed if p.solve_rate is not None]
+    tried_by, tried = escape_attempts(proposed)
     lucky = {kind: share + setup.cfg.noise_margin for kind, share in baseline.items()}
     lengths = reasoning_lengths(proposed, setup.base.prompt_format)
     of_students = []
@@ -69,7 +89,7 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
     return dict(
         **describe(proposed),
         task_types={kind: describe(some) for kind, some in by_kind.items()},
-        members=member_measures(setup, state, proposed, update, batch, adv, lengths),
+        members=member_measures(setup, state, proposed, update, batch, adv, lengths, tried_by),
         unique_structures=len(archive.structures),
         unique_at_64=archive.unique_at_64(),
         majority_baseline=baseline,
@@ -78,14 +98,17 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
         brier=mean(match["brier"] for match in matches),
         frac_zero_advantage=(adv == 0).float().mean().item(),
         **{name: update[name] for name in OF_UPDATE if name in update},
+        escapes=dict(tried),
+        sandbox_failures=sum(p.reason == "sandbox_failure" for p in proposed)
+        + sum(p.verdicts.count(UNJUDGED) for p in proposed),
         tokens_generated=state.totals["generated"],
         tokens_trained=state.totals["trained"])
 
 
 def member_measures(setup: Setup, state: State, proposed: list[ProposalRecord], update: dict, batch: Batch,
-                    adv: torch.Tensor, lengths: dict[str, list[int]]) -> dict[str, dict]:
+                    adv: torch.Tensor, lengths: dict[str, list[int]], tried_by: Counter) -> dict[str, dict]:
     """What the step was for each member, by name; `cosine` is the mean of its dW's cosines with the others of
-    its role, `lengths` those of `reasoning_lengths`."""
+    its role, `lengths` those of `reasoning_lengths`, `tried_by` those of `escape_attempts`."""
     factors = [setup.adapters.factors(slot) for slot in range(setup.adapters.n_members)]
     cosines, rollout, members = adapter_cosines(factors), batch.rollout, {}
     for m in state.members:
@@ -103,7 +126,8 @@ def member_measures(setup: Setup, state: State, proposed: list[ProposalRecord], 
             grad_norm=update["grad_norm"][m.slot],
             cosine=mean(cosines[m.slot, other.slot].item() for other in others),
             think=share_that_think(said),
-            reasoning_chars=mean(said))
+            reasoning_chars=mean(said),
+            escapes=tried_by[m.name])
         if m.role == "teacher":
             own = describe([p for p in proposed if p.teacher is m])
             del own["teacher_reward"]                                   # is its `reward`
@@ -182,6 +206,7 @@ def summary(rows: list[dict]) -> str:
             out.append(f"  {what} {'rose' if after > before else 'fell'} from {before:.2f} to {after:.2f}")
     out += discovery_words(rows)
     out += probe_words([row for row in rows if row.get("anchors_greedy")])
+    out += alarm_words(rows)
     n_born = sum(len(row["births"]) for row in rows)
     out.append(f"  {rows[-1]['unique_structures']} distinct program structures, {n_born} members replaced, "
                f"{rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained")
@@ -210,6 +235,16 @@ def discovery_words(rows: list[dict]) -> list[str]:
         return []                                       # a base that thinks by itself has nothing to discover
     return [f"  first step in which one student thinks in most of its answers: {first}; in which all do: "
             f"{'none' if everybody is None else everybody}"]
+
+
+def alarm_words(rows: list[dict]) -> list[str]:
+    """When which monitor gave alarm, in words."""
+    steps = {}
+    for row in rows:
+        for name in row.get("alarms", {}):
+            steps.setdefault(name, []).append(row["step"])
+    return [f"  alarm {name} in {len(some)} steps, the first {some[0]}, the last {some[-1]}"
+            for name, some in steps.items()]
 
 
 def probe_words(probes: list[dict]) -> list[str]:

@@ -10,7 +10,9 @@ from itertools import zip_longest
 
 from report.svg import visible
 
-CODES = {"correct": 32, "wrong": 31, "malformed": 33, "refused": 33, "head": 1, "faint": 2}     # ANSI colours
+# ANSI colours
+CODES = {"correct": 32, "wrong": 31, "malformed": 33, "violation": 31, "unjudged": 2, "refused": 33,
+         "head": 1, "faint": 2}
 LINE = 160                          # characters of an attempt, with --show
 
 
@@ -57,6 +59,14 @@ def format_task(row: dict, color: bool, whole: bool = False) -> str:
                 short = visible(text.replace("\n", " / "))[-LINE:]
                 out.append(f"{said}  {paint('faint', short, color)}")
     return "\n".join(out)
+
+
+def print_alarms(alarms: dict[str, str], begun: list[str], over: list[str]) -> None:
+    """A line for each alarm (infra.monitors) that begins with a step, or is over with it."""
+    for name in begun:
+        print_safely(paint("wrong", f"alarm {name}: {alarms[name]}", colored()))
+    for name in over:
+        print_safely(f"alarm {name} is over")
 
 
 def first_of_each(rows: list[dict], n: int) -> list[dict]:

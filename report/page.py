@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 
+from report.drift import drift
 from report.layout import CSS, JS, curves, figure, section, table
 from report.population import by_member, population, roles
 from report.run import RunLog, average, items, known, measures, num
@@ -237,6 +238,7 @@ def page(runs: list[RunLog], watch: float = 0) -> str:
     if run.metrics:
         first, links = opening(run), {"thinking": "Thinking"}
         for part, word in ((absolute, "Absolute"), (difficulty, "Tasks written"), (validity, "Judge"),
+                           (drift, "Drift"),
                            (population, "Population"), (machine, "Cost")):
             parts[part.__name__] = (word, part(run))
     foot = f"<footer>{text(habit(run))}</footer>" if habit(run) else ""

@@ -6,7 +6,8 @@ from report.layout import section
 from report.run import RunLog, items, num
 from report.svg import brief, short, text
 
-VERDICTS = {"correct": "✓ correct", "wrong": "✗ wrong", "malformed": "∅ malformed"}
+VERDICTS = {"correct": "✓ correct", "wrong": "✗ wrong", "malformed": "∅ malformed",
+            "violation": "⚠ forbidden system call", "unjudged": "? the sandbox failed"}
 TEXTS = {"program": "program", "message": "hint", "inputs": "input", "outputs": "output",
          "text": "what the teacher wrote"}
 # The script fills the menus with what the tasks hold, and shows the form.

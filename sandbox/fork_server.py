@@ -81,6 +81,7 @@ def text_of(value, profile):
 def perform(job, write, profile):
     """The untrusted side: whatever happens or is faked in here is only a claim about values."""
     code, entry, inputs, order = job
+    write(b">")                                         # what ended before this was no doing of the program's
     calls = [arguments(inputs[i]) for i in order]       # before the program can change what a literal is
     failed = None
     try:
@@ -91,7 +92,7 @@ def perform(job, write, profile):
         function = module.__dict__[entry]
     except BaseException as e:
         failed = reason(e)
-    write(b">\n")                                       # what dies from here on dies of one of its inputs
+    write(b"\n")                                        # what dies from here on dies of one of its inputs
     for args in calls:
         try:
             if failed:

@@ -20,8 +20,12 @@ from dataclasses import dataclass, field
 from sandbox.profiles import DONE, GO, PROFILES
 from sandbox.values import decode, encode
 
-# Hash seeds of the twins: of 1,000, the two that order small sets of letters and words most differently.
-SEEDS = 158, 299
+# Hash seeds of the interpreters. Of 1,000, the first two order small sets of letters and words most
+# differently; the third orders half of the sets otherwise that these two agree on.
+SEEDS = 158, 299, 58
+CALLS = 1, 2, 5                 # of f with each input, in the passes
+PAUSES_S = 0.2, 2.0             # before a fork server that could not be started is tried again
+TRIES = 3                       # of a run that the sandbox, not the program, failed
 # What a child may say instead of a value; other names of errors are for the trainer to give.
 REASON = re.compile(r"error: |unsupported: |(too big|not a literal)\Z")
 
@@ -30,7 +34,7 @@ REASON = re.compile(r"error: |unsupported: |(too big|not a literal)\Z")
 class Case:
     """One job under judgement."""
     job: object
-    seen: tuple = field(default_factory=lambda: ({}, {}))  # of each pass {input: (end, [(mark, text), ...])}
+    seen: tuple = field(default_factory=lambda: ({}, {}, {}))  # of a pass {input: (end, [(mark, text), ...])}
     open: int = 0                                       # children that are planned or under way
     cpu_s: float = 0.0
     end: str = "ok"                                     # only of a job without inputs
@@ -38,7 +42,8 @@ class Case:
 
 @dataclass
 class ChildRun:
-    """One child. Pass 0 takes each input once, pass 1 twice and backwards, with another hash seed."""
+    """One child. Pass 0 takes each input once, the others, backwards, as often as CALLS says; each is in an
+    interpreter with another hash seed and other addresses."""
     case: Case
     which: int
     order: tuple
@@ -70,12 +75,18 @@ class ForkServer:
                            NANOPOPULORA_SANDBOX=json.dumps(dict(options, fds=fds, which=which)))
         file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork_server.py")
         null = subprocess.DEVNULL
-        self.process = subprocess.Popen([sys.executable, "-sSB", file], env=environment, cwd="/",
-                                        pass_fds=fds, start_new_session=True, stdin=null, stdout=null,
-                                        stderr=null)
-        theirs.close()
-        for fd in fds[3:]:
-            os.close(fd)
+        try:
+            self.process = subprocess.Popen([sys.executable, "-sSB", file], env=environment, cwd="/",
+                                            pass_fds=fds, start_new_session=True, stdin=null, stdout=null,
+                                            stderr=null)
+        except OSError:
+            os.close(self.job)
+            os.close(self.result)
+            raise
+        finally:
+            theirs.close()
+            for fd in fds[3:]:
+                os.close(fd)
 
     def ready(self):
         """Waits for it to be locked up -> its layers."""
@@ -156,6 +167,8 @@ def read_claims(raw, order, end, profile):
     Nothing in here is trusted: one line per input, canonical values only, and anything extra is "malformed".
     """
     *lines, rest = raw.split(b"\n")
+    if raw == b">":
+        rest = b""                                      # it began, and ended before it was loaded
     extra = lines and lines[0] != b">" or len(lines) > 1 + len(order) or rest and end == "ok"
     if extra:
         return "malformed", True, []
@@ -216,9 +229,29 @@ class Scheduler:
         self.poll.unregister(server.control)
         del self.by_fd[server.control.fileno()]
         server.close()
-        fresh = self.servers[self.servers.index(server)] = ForkServer(server.which, self.options)
+        fresh = self.servers[self.servers.index(server)] = self.start_again(server.which)
         self.admit(fresh)
         self.replaced += 1
+
+    def start_again(self, which):
+        """A fresh fork server; a machine may be out of processes or memory for a moment. Raises OSError."""
+        for pause_s in PAUSES_S:
+            try:
+                return ForkServer(which, self.options)
+            except OSError:
+                time.sleep(pause_s)
+        return ForkServer(which, self.options)
+
+    def idle(self, which):
+        """A fork server without a child. Those of the third kind are started when a job first needs one."""
+        for server in self.servers:
+            if server.which == which and not server.run:
+                return server
+        fresh = [self.start_again(which) for _ in range(self.workers)]
+        self.servers += fresh
+        for server in fresh:
+            self.admit(server)
+        return fresh[0]
 
     def busy(self):
         """The fork servers that have a child."""
@@ -259,9 +292,10 @@ class Scheduler:
         while queue or n_busy:
             while queue and n_busy < self.workers:
                 run = queue.popleft()
-                server = next(s for s in self.servers if s.which == run.which and not s.run)
+                server = self.idle(run.which)
                 own_s = run.case.job.cpu_s
-                server.start(run, own_s or cpu_s, max(self.wall_s, cpu_s, 5 * own_s))
+                limit_s = (own_s or cpu_s) * max(1, CALLS[run.which] // 2)
+                server.start(run, limit_s, max(self.wall_s, cpu_s, 5 * own_s))
                 n_busy += 1
             deadline = min(server.deadline for server in self.busy())
             wait_s = max(0, deadline - time.monotonic())
@@ -281,9 +315,11 @@ class Scheduler:
             if run is None:
                 return 0
             end, used_s, raw = "sandbox failure", 0.0, b""
+        if run.case.job.entry is not None and not raw:
+            end = "sandbox failure"                     # no program can take back that it began
         run.case.open -= 1
         run.case.cpu_s += used_s
-        if end == "sandbox failure" and run.tries < 2:
+        if end == "sandbox failure" and run.tries + 1 < TRIES:
             self.plan(queue, ChildRun(run.case, run.which, run.order, run.tries + 1), first=True)
         else:
             self.absorb(queue, run, end, raw)
@@ -300,12 +336,12 @@ class Scheduler:
             case.end = end
         for i in dict.fromkeys(run.order):
             said = [claim for j, claim in zip(run.order, claims) if i == j]
-            if len(said) == 1 + run.which:
+            if len(said) == CALLS[run.which]:
                 seen[i] = ("ok", said)
             elif job.give_up:
                 seen[i] = (end if all(said for _, said in seen.values()) else "not run", [])
             elif loaded and len(set(run.order)) > 1 and (claims or i != run.order[0] or end == "malformed"):
-                self.plan(queue, ChildRun(case, run.which, (i,) * (1 + run.which)), first=True)
+                self.plan(queue, ChildRun(case, run.which, (i,) * CALLS[run.which]), first=True)
             else:
                 seen[i] = (end, [])
         if job.entry is None and len(seen) < len(job.inputs):
@@ -313,10 +349,12 @@ class Scheduler:
                 self.plan(queue, ChildRun(case, 0, (len(seen),)), first=True)
             else:
                 seen.update((i, ("not run", [])) for i in range(len(seen), len(job.inputs)))
-        if case.open == 0 and run.which == 0 and job.deterministic:
+        n_passes = 1 + job.deterministic + job.thorough
+        if case.open == 0 and run.which + 1 < n_passes:
             again = [i for i, (end, said) in sorted(seen.items()) if end == "ok"]
             if again:
-                self.plan(queue, ChildRun(case, 1, tuple(again[::-1] * 2)))
+                which = run.which + 1
+                self.plan(queue, ChildRun(case, which, tuple(again[::-1] * CALLS[which])))
 
     def close(self):
         """Kills all fork servers."""

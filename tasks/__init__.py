@@ -48,7 +48,7 @@ def read_tasks(path: str | Path) -> list[Proposal]:
 
 def judge_answers(tasks: list[Task], texts: list[list[str]], prompt_format: str, limits: Limits,
                   run: Callable[[list[Job]], list[Verdict]]) -> list[list[str]]:
-    """"correct" | "wrong" | "malformed" of each of a task's texts, which include the prefix.
+    """What TaskType.judge says of each of a task's texts, which include the prefix.
 
     All jobs go to `run` (the sandbox's) in one call, so that its workers have enough to do.
     """

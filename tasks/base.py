@@ -10,12 +10,17 @@ import random
 from dataclasses import dataclass
 
 from sandbox.values import decode
-from tasks.complexity import structural_hash
+from tasks.complexity import may_vary, structural_hash
 from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Prompt, check_fields, show, template
 from tasks.validation import (CONTROL, REASONS, Limits, arguments_text, canonical_arguments, demonstrated,
                               input_problem, normalise, program_problem, value_problem)
 from verifier import Job, Verdict
 
+
+# How an attempt is judged besides correct, wrong and malformed: the sandbox failed, the program made a
+# forbidden system call. The first counts nowhere, the second as wrong.
+UNJUDGED, VIOLATION = "unjudged", "violation"
+FAILED = "sandbox failure"              # its name as a Verdict's end or error
 
 # What the sandbox says -> the reason of a Reject; the rest are spelt alike.
 OTHER_NAMES = {"too big": "output_too_long", "malformed": "malformed_result", "not a literal": "not_literal"}
@@ -174,7 +179,7 @@ class TaskType:
 
     def job(self, proposal: Proposal) -> Job:
         """The execution that decides validity and gives the gold outputs."""
-        return Job(proposal.program, proposal.inputs, deterministic=True)
+        return Job(proposal.program, proposal.inputs, deterministic=True, thorough=may_vary(proposal.program))
 
     def accept(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task | Reject:
         """Task with gold outputs from execution, or the reason why not."""
@@ -237,7 +242,8 @@ class TaskType:
 
     def judge(self, task: Task, answers: list[str | None], verdicts: list[Verdict],
               limits: Limits) -> list[str]:
-        """"correct" | "wrong" | "malformed" per attempt, by `is_correct` or what `answer_jobs` gave."""
+        """"correct" | "wrong" | "malformed" | UNJUDGED | VIOLATION per attempt, by `is_correct` or what
+        `answer_jobs` gave."""
         judged = []
         for answer in answers:
             if answer is None:

@@ -3,7 +3,7 @@ from dataclasses import replace
 from itertools import compress
 
 from sandbox.values import decode, same
-from tasks.base import Proposal, Reject, TaskType
+from tasks.base import FAILED, UNJUDGED, VIOLATION, Proposal, Reject, TaskType
 from tasks.prompts import FORMATS, HINT
 from tasks.validation import arguments_text, canonical_arguments, normalise, program_problem, split_inputs
 from verifier import Job, Verdict
@@ -42,6 +42,8 @@ class ValueTask(TaskType):
 
     def grade(self, gold, output: str | None, error: str | None) -> str:
         """Verdict on one attempt."""
+        if error == FAILED:
+            return UNJUDGED
         if error is not None or output is None:
             # an answer that is no literal is malformed; one that the program cannot digest is merely wrong
             return "malformed" if self.program or (error or "").startswith("not a literal") else "wrong"
@@ -127,12 +129,16 @@ class Induction(TaskType):
 
     def grade(self, gold: list, verdict: Verdict) -> str:
         """Correct where every hidden output is reproduced."""
+        if VIOLATION in verdict.errors:
+            return VIOLATION
         if not gold or len(verdict.outputs) != len(gold):
             return "wrong"
         try:
             for output, error, value in zip(verdict.outputs, verdict.errors, gold, strict=True):
+                if error == FAILED:
+                    continue
                 if error is not None or output is None or not same(decode(output), value):
                     return "wrong"
         except ValueError:
             return "wrong"
-        return "correct"
+        return UNJUDGED if FAILED in verdict.errors else "correct"

@@ -78,6 +78,30 @@ def depth(tree: ast.AST) -> int:
     return n_levels
 
 
+def may_vary(source: str) -> bool:
+    """Whether a program has what two interpreters can agree on by chance: sets, whose order hangs on the hash
+    seed, or something that outlives a call. One in twenty ordinary programs has."""
+    try:
+        tree = parse(source)
+    except ValueError:
+        return False
+    for node in tree.body:
+        if not isinstance(node, (ast.FunctionDef, ast.Import, ast.ImportFrom)):
+            return True
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Set, ast.SetComp, ast.Global)):
+            return True
+        if isinstance(node, ast.Name) and node.id in ("set", "frozenset", "setattr"):
+            return True
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            return True
+        if isinstance(node, ast.arguments):
+            defaults = [*node.defaults, *filter(None, node.kw_defaults)]
+            if not all(isinstance(default, ast.Constant) for default in defaults):
+                return True
+    return False
+
+
 def entry(tree: ast.Module, name: str = "f") -> ast.FunctionDef | None:
     """The top-level function `name` (the last one, as Python would call it), or None."""
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]

@@ -41,10 +41,13 @@ def statement(given: str, proved: str) -> str:
 
 
 def ends_of(said: str) -> tuple[str, str, str]:
-    """Label and string of the first hypothesis of a statement, or else of the axiom; and what is proved."""
-    *given, proved = re.findall(r"(\S+) \$[ep] \|- ([MIU ]+)", said)
-    label, string = given[0] if given else ("mi", "M I")
-    return label, string.replace(" ", ""), proved[1].replace(" ", "")
+    """Label and string of the first hypothesis of a statement, or else of the axiom; and what is proved,
+    nothing if that is no string."""
+    found = re.findall(r"(\S+) \$([ep]) \|- ([MIU ]+)", said)
+    given = [(label, string) for label, kind, string in found if kind == "e"] or [("mi", "M I")]
+    proved = [string for _, kind, string in found if kind == "p"] or [""]
+    label, string = given[0]
+    return label, string.replace(" ", ""), proved[0].replace(" ", "")
 
 
 def metamath(lines: list[str], label: str = "h") -> str | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sandbox.values import decode, encode
 from tasks import metamath, miu
-from tasks.base import Proposal, Reject, Task, TaskType, digest
+from tasks.base import FAILED, UNJUDGED, Proposal, Reject, Task, TaskType, digest
 from tasks.metamath import SAVE, Assertion, Database
 from tasks.prompts import FORMATS, Prompt, template
 from tasks.validation import CONTROL, REASONS, program_problem
@@ -364,6 +364,14 @@ class Proof(TaskType):
         return [Job(self.program(limits.theory, task.message), given)] if given else []
 
     def judge(self, task, answers, verdicts, limits):
-        outputs = iter(verdicts[0].outputs if verdicts else ())
-        said = ["malformed" if answer is None else next(outputs) for answer in answers]
-        return [one if one == "malformed" else "correct" if one == encode("") else "wrong" for one in said]
+        said = iter(zip(verdicts[0].outputs, verdicts[0].errors) if verdicts else ())
+        judged = []
+        for answer in answers:
+            output, error = (None, None) if answer is None else next(said)
+            if error == FAILED:
+                judged.append(UNJUDGED)
+            elif answer is None:
+                judged.append("malformed")
+            else:
+                judged.append("correct" if output == encode("") else "wrong")
+        return judged

@@ -19,7 +19,7 @@ REASONS = {
     "few_inputs": "fewer distinct inputs than asked for", "syntax": "not Python, or not the protocol",
     "too_long": "program over the limit", "too_deep": "nested too deeply",
     "no_entry": "no function f and not exactly one other to call f",
-    "import": "imports outside the allow-list", "banned_name": "eval, open, dunder attributes and the like",
+    "import": "imports outside the allow-list", "banned_name": "eval, open, id, dunders and the like",
     "ignores_input": "the result cannot depend on the input",
     "control_text": "contains chat markup or a code fence", "not_literal": "the input is no plain literal",
     "input_too_long": "input over the limit", "message_too_long": "hint over the limit",
@@ -43,8 +43,9 @@ REASONS = {
 IMPORTS = frozenset("math itertools functools collections string re heapq bisect operator copy fractions "
                     "decimal statistics typing dataclasses".split())
 # The sandbox is the wall; this list only gives the ordinary cases a name and keeps them out of the archive.
+# id and hash: hash(None) is an address, the same in every process of one machine and another on the next.
 BANNED = frozenset("__import__ eval exec compile open input breakpoint globals locals vars exit quit help "
-                   "__builtins__ __loader__ __spec__".split())
+                   "id hash __builtins__ __loader__ __spec__".split())
 DUNDERS = frozenset("__init__ __name__ __len__ __iter__ __next__ __getitem__ __add__ __mul__ __eq__ "
                     "__lt__".split())
 CONTROL = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:think|answer|eos)>|```")

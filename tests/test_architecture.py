@@ -27,10 +27,10 @@ FLOORS = (("sandbox", "report"),
           ("bench", "eval", "course", "infra.replay"))
 ROOT_FILES = 14
 # Lines that house.md gives a file or a folder, and by how much they may be exceeded.
-BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 260, "selfplay.py": 300, "rewards.py": 60, "rl.py": 360, "generate.py": 310,
+BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 260, "selfplay.py": 330, "rewards.py": 60, "rl.py": 360, "generate.py": 310,
            "lora.py": 181, "attention.py": 260, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160, "verifier.py": 250}
 MARGIN = 1.3
-WHOLE = 17_700                              # lines of everything but tests, the empty ones not counted
+WHOLE = 18_500                              # lines of everything but tests, the empty ones not counted
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test
 COLUMNS = 110
 FUNCTION_LINES = 75                         # a screen of 60, with a margin

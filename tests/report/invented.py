@@ -89,7 +89,7 @@ def member(rng, step: int, role: str) -> dict:
     """What train.py says of a member of either role."""
     return dict(role=role, mu=25 + rng.gauss(0, 2), sigma=8 / (step + 1), reward=0.5, response_tokens=9.0,
                 think=rng.random(), reasoning_chars=20.0, entropy=1.0, adv_abs=0.5, grad_norm=0.1,
-                cosine=rng.random())
+                cosine=rng.random(), escapes=0)
 
 
 def probe(rng, step: int, teachers: list[str], students: list[str]) -> dict:
@@ -114,6 +114,7 @@ def measured(rng, step: int, teachers: list[str], students: list[str], n: int) -
                task_types=dict(code_o=described(rng), code_i=described(rng)),
                unique_structures=50 * (step + 1), unique_at_64=60.0, majority_baseline=dict(code_o=0.05),
                beats_guessing=0.8, brier=0.1, frac_zero_advantage=0.5, kl=0.0, entropy=0.0, skipped=[],
+               alarms={}, escapes={}, sandbox_failures=0,
                tokens_generated=1000 * (step + 1), tokens_trained=500 * (step + 1),
                seconds=dict(propose=1.0, verify=0.5, solve=2.0, probe=0.0, update=3.0, evolve=0.0))
     return row | (probe(rng, step, teachers, students) if step % 5 == 0 else {})

@@ -13,7 +13,7 @@ import pytest
 
 import report
 from invented import HOSTILE, check, described, invent, made, rewrite, rows
-from report import __main__ as command, layout, page as pages, population, setup, svg
+from report import __main__ as command, drift, layout, page as pages, population, setup, svg
 from report.run import RunLog
 
 ROOT = Path(report.__file__).parent.parent
@@ -28,6 +28,32 @@ def test_a_whole_run_is_told(tmp_path):
         assert words in page.text, words
     assert "Absent" not in page.text and "About the logs" not in page.text
     assert {"T0", "S1"} <= {v for tag, k, v in page.attributes if k in ("data-teacher", "data-students")}
+
+
+def test_alarms_and_escapes_are_told(tmp_path):
+    path = invent(tmp_path / "run", steps=8, every=0)
+    assert "No monitor gave alarm" in check(made(path)).text
+    some = rows(path / "metrics.jsonl")
+    for step in (2, 3, 5):
+        some[step]["alarms"] = dict(collapse=f"like eggs, said at {step} <b>")
+    some[4]["escapes"], some[4]["members"]["S1"]["escapes"] = {"system": 2, "file": 1, "<i>": 1}, 3
+    some[6]["sandbox_failures"] = 4
+    rewrite(path / "metrics.jsonl", some)
+    page = check(made(path))
+    assert [entry[:3] for entry in drift.alarms(RunLog(path))] == [("collapse", 2, 3), ("collapse", 5, 5)]
+    for words in ("like eggs, said at 2 <b>", "like eggs, said at 5", "the sandbox itself failed: 4", "What is tried", "first in step"):
+        assert words in page.text, words
+    assert "said at 3" not in page.text
+    for row in some:
+        del row["alarms"], row["escapes"], row["sandbox_failures"]
+        for member in row["members"].values():
+            del member["escapes"]
+    rewrite(path / "metrics.jsonl", some)
+    assert check(made(path)).text.count("Absent: this run did not log it") == 2
+    for row, odd in zip(some, (1, "x", [1], {"collapse": {}}, {"": None}, None, {"a": [1]}, {"a" * 900: "b" * 9000})):
+        row["alarms"] = row["escapes"] = row["sandbox_failures"] = odd
+    rewrite(path / "metrics.jsonl", some)
+    check(made(path))
 
 
 def test_words_say_what_rose_and_what_fell(tmp_path):

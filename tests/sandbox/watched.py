@@ -16,7 +16,7 @@ from tasks import TASK_TYPES
 from tasks.base import Reject, Task
 from tasks.prompts import PROMPT_FORMATS
 from tasks.validation import Limits
-from verifier import Sandbox
+from verifier import Job, Sandbox
 
 DEED = f"__import__('os').system('touch {sys.argv[1]}')"
 PROGRAMS = ["def f(x):\n    return x", f"def f(x):\n    {DEED}\n    return x",
@@ -80,6 +80,7 @@ with Sandbox(workers=2) as judge:
     texts = hostile_texts()
     ran = meet(judge, texts[0],
                "chat")                             # whatever is imported late is imported now
+    judge.run([Job("def f(x): return {x}", ("1",), deterministic=True, thorough=True)])     # and started
     sys.addaudithook(hook)
     for prompt_format in PROMPT_FORMATS:
         for text in texts[::1 if prompt_format == "micro" else 3]:

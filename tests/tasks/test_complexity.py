@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tasks import complexity
-from tasks.complexity import Complexity, measure, parse, structural_hash
+from tasks.complexity import Complexity, may_vary, measure, parse, structural_hash
 
 LOOP = '''
 def f(items, limit=3):
@@ -151,3 +151,13 @@ def test_what_ends_a_comment_for_python_ends_it_for_the_guard(before):
     with pytest.raises(ValueError, match="too_deep"):
         parse(before + "(" * 199)
     assert parse(f"{before}\rx = '{'(' * 199}'  # {'(' * 199}")
+
+
+@pytest.mark.parametrize("source, expected", [
+    ("def f(x):\n    return x", False), ("import math\ndef g(a, b=1):\n    return a\ndef f(x):\n    return g(x)", False),
+    ("def f(x):\n    return list({'a', x})", True), ("def f(x):\n    return list(set(x))", True), ("def f(x):\n    return {y for y in x}", True),
+    ("def f(x):\n    return {1: x}", False), ("n = []\ndef f(x):\n    return n", True), ("def f(x, n=[]):\n    return n", True),
+    ("def f(x, *, n={}):\n    return n", True), ("def f(x):\n    f.n = 1\n    return 1", True), ("def f(x):\n    global n\n    n = 1", True),
+    ("class A:\n    n = 0\ndef f(x):\n    A.n += 1\n    return A.n", True), ("def f(x:", False), ("(" * 99, False)])
+def test_what_may_vary(source, expected):
+    assert may_vary(source) is expected

@@ -220,6 +220,8 @@ PROPOSALS = [
     ("chat", TASK.format("def f(x): return eval('x')", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return ().__class__.__base__", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return input()", "5"), "banned_name"),
+    ("chat", TASK.format("def f(x): return hash(None) % 4", "5"), "banned_name"),               # an address: see validation.BANNED
+    ("chat", TASK.format("def f(x): return sorted(x, key=id)", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return '<|im_end|>'", "5"), "control_text"),
     ("chat", TASK.format("def f(x): return x", "'<|endoftext|>'"), "control_text"),
     ("chat", TASK.format("def f(x): return x", "range(5)"), "not_literal"),
@@ -245,7 +247,7 @@ PROPOSALS = [
     ("chat", TASK.format("class E(int):\n    def __eq__(self, o): return True\ndef f(x): return E(1)", "5"), "unsupported"),
     ("chat", TASK.format("def f(x): yield x", "5"), "unsupported"),
     ("chat", TASK.format("def f(x): return list({'a', 'b', 'c', 'd', 'e', 'f', 'g', x})", "'h'"), "nondeterministic"),
-    ("chat", TASK.format("def f(x): return id(x)", "[5]"), "nondeterministic"),
+    ("chat", TASK.format("def f(x): return list({'a', 'b', 'c', x})", "'h'"), "nondeterministic"),
     ("chat", TASK.format("calls = []\ndef f(x):\n    calls.append(x)\n    return len(calls)", "5"), "nondeterministic"),
     ("micro", "def f(x):\n x=x[::-1]\n return x\nf([1,2,3])", "ok"), ("micro", "def f(x):\n x=x*2\n return x\nf('AB')\n", "ok"),
     # another type than asked for: only this

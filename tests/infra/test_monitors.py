@@ -1,0 +1,217 @@
+"""Each monitor is provoked once: on lines of metrics.jsonl made up here, by real texts, and in a run that --halt-on ends."""
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import selfplay
+import train
+from config import FREE, Config
+from evolve import Member
+from infra import metrics, monitors
+from infra.checkpoint import RunDir
+from infra.distributed import Ranks
+from infra.monitors import MONITORS, THRESHOLDS, WINDOW, Halted, Monitors
+from trueskill_lite import RATINGS
+
+ROOT = Path(train.__file__).parent
+AT = monitors.thresholds("")
+
+
+def row(step: int = 0, **changes) -> dict:
+    """What monitors read of a step's line, of a healthy run."""
+    members = {name: dict(role=role, cosine=0.4, escapes=0) for name, role in (("T0", "teacher"), ("S1", "student"))}
+    return dict(step=step, n=24, valid=0.75, unique_at_64=60.0, members=members, majority_baseline=dict(code_o=0.06), output_chars=6.0,
+                output_digits=0.9, solve_0=0.2, escapes={}) | changes
+
+
+def alarms(rows: list[dict], **thresholds: float) -> dict[str, str]:
+    """What the monitors say after these lines."""
+    history = [monitors.readings(some) for some in rows]
+    told = {name: monitor(history, AT | thresholds) for name, monitor in MONITORS.items()}
+    return {name: words for name, words in told.items() if words}
+
+
+def probe(step: int, accuracy: float, base: float = 0.3, se: float | None = 0.02) -> dict:
+    """The line of a step with a probe of the anchors."""
+    return row(step, anchors_greedy=dict(S1=accuracy, S2=accuracy), anchors_greedy_base=base, anchors_greedy_se=se)
+
+
+HEALTHY = [row(step) for step in range(20)]
+LIKE = dict(T0=dict(role="teacher", cosine=0.3), S1=dict(role="student", cosine=0.97))
+TRIES = dict(T0=dict(role="teacher", cosine=0.4, escapes=2), S1=dict(role="student", cosine=0.4, escapes=1))
+DRIFTING = {
+    "collapse": [("structures", dict(unique_at_64=20.0)), ("mean cosine of 0.97", dict(members=LIKE))],
+    "gaming": [("one output is right for 55%", dict(majority_baseline=dict(code_o=0.1, code_i=0.55))),
+               ("characters of an output grew from 6.0 to 18.0", dict(output_chars=18.0)),
+               ("digits of an output grew from 0.9 to 3.0", dict(output_digits=3.0)), ("nobody solves 80%", dict(solve_0=0.8))],
+    "escape": [("10 texts of T0", dict(members=TRIES)), ("5 programs", dict(escapes=dict(violation=1, system=3)))]}
+CASES = [(name, words, changes) for name, some in DRIFTING.items() for words, changes in some]
+
+
+def test_a_healthy_run_gives_no_alarm():
+    assert not alarms(HEALTHY) and not alarms(HEALTHY[:1])
+    assert not alarms([probe(0, 0.3), *HEALTHY, probe(20, 0.7)])
+
+
+@pytest.mark.parametrize("name, words, changes", CASES)
+def test_what_drifts_is_told(name, words, changes):
+    told = alarms([*HEALTHY, *(row(20 + i, **changes) for i in range(WINDOW))])
+    assert list(told) == [name] and words in told[name]
+    assert not alarms([*HEALTHY, *(row(20 + i, **changes) for i in range(WINDOW)), *(row(30 + i) for i in range(WINDOW))]), "it is over"
+
+
+@pytest.mark.parametrize("name, words, changes", [case for case in CASES if case[0] != "escape"])
+def test_one_odd_step_is_no_drift(name, words, changes):
+    mild = {key: value for key, value in changes.items() if key not in ("majority_baseline", "output_chars")}
+    assert not alarms([*HEALTHY, row(20, **mild)])
+
+
+def test_forgetting_is_told_beyond_its_interval_and_takes_off_what_the_base_loses():
+    assert "0.10 below" in alarms([probe(0, 0.4), row(1), probe(2, 0.3)])["forgetting"]
+    assert not alarms([probe(0, 0.4), row(1), probe(2, 0.36)]), "within the interval"
+    assert not alarms([probe(0, 0.4, base=0.4), row(1), probe(2, 0.3, base=0.3)]), "this probe's tasks are harder"
+    assert not alarms([probe(0, 0.4, se=None), probe(2, 0.1, se=None)]), "one anchor has no interval"
+    assert not alarms([row(0), probe(2, 0.1)])
+
+
+def test_few_tasks_prove_no_guessing():
+    lucky = [row(step, n=4, majority_baseline=dict(code_o=0.5)) for step in range(30)]
+    assert not alarms(lucky[:20]) and "gaming" in alarms(lucky)
+
+
+def test_what_was_not_measured_gives_no_alarm():
+    nothing = row(valid=None, output_chars=None, output_digits=None, solve_0=None, majority_baseline={},
+                  members=dict(T0=dict(role="teacher", cosine=None)))
+    assert not alarms([nothing] * 10)
+
+
+def test_thresholds_and_names_are_checked_at_the_start():
+    assert monitors.thresholds("cosine=0.8,escapes=3") == AT | dict(cosine=0.8, escapes=3)
+    for given in ("cosine", "cosine=", "cosine=x", "cosine=nan", "kosine=1", "cosine=inf"):
+        with pytest.raises(ValueError, match="unique_share, cosine"):
+            monitors.thresholds(given)
+    with pytest.raises(ValueError, match="colapse.*valid: collapse, gaming, forgetting, escape"):
+        train.main(Config(base="not there", halt_on="escape,colapse"))
+    with pytest.raises(ValueError, match="NAME=NUMBER"):
+        train.main(Config(base="not there", thresholds="cosine"))
+    assert {"halt_on", "thresholds"} <= set(FREE)
+
+
+def test_the_page_has_the_table():
+    page = (ROOT / "docs" / "drift.md").read_text(encoding="utf-8")
+    for name, (value, words) in THRESHOLDS.items():
+        assert f"| `{name}` | {value} | {words} |" in page
+
+
+def test_an_alarm_begins_once_and_a_resumed_run_knows_it(tmp_path, capsys):
+    run, ranks = RunDir(tmp_path), Ranks(0, 1, torch.device("cpu"))
+    watching, begun = Monitors(Config(halt_on="collapse"), run, ranks), {}
+    for step in range(8):
+        line = row(step, members=LIKE if step < 6 else HEALTHY[0]["members"])
+        line["alarms"], begun[step], over = watching.look(line)
+        run.append("metrics.jsonl", [line])
+        assert over == (["collapse"] if step == 6 else [])
+        if begun[step]:
+            with pytest.raises(Halted, match="--halt-on .collapse: the updates"):
+                watching.halt(line, begun[step])
+            watching = Monitors(Config(halt_on="collapse"), run, ranks)             # as after --resume
+        else:
+            watching.halt(line, begun[step])
+    assert [step for step in begun if begun[step]] == [4]
+    Monitors(Config(), run, ranks).halt(line | dict(alarms=dict(collapse="x")), ["collapse"])         # nobody asked for it
+    assert not Monitors(Config(), RunDir(tmp_path, writes=False), ranks).history, "process 0 alone reads"
+
+
+def test_a_large_run_costs_little():
+    """Far below a hundredth of a step: a step of a thousand members takes minutes."""
+    members = {f"T{i}": dict(role="teacher", cosine=0.1, escapes=0) for i in range(1000)}
+    history = [monitors.readings(row(step)) for step in range(2000)]
+    began = time.perf_counter()
+    history.append(monitors.readings(row(members=members)))
+    for monitor in MONITORS.values():
+        monitor(history, AT)
+    assert time.perf_counter() - began < 0.2
+
+
+def test_a_run_that_is_there_can_be_looked_at(tmp_path, monkeypatch, capsys):
+    rows = [*HEALTHY[:6], *(row(6 + i, members=LIKE) for i in range(6)), *(row(12 + i) for i in range(6)), *(row(18 + i, solve_0=1.0) for i in range(9))]
+    RunDir(tmp_path).append("metrics.jsonl", rows)
+    monkeypatch.setattr(sys, "argv", ["monitors", str(tmp_path), "--thresholds", "cosine=0.8"])
+    monitors.main()
+    collapse, gaming = capsys.readouterr().out.splitlines()
+    assert collapse.startswith("collapse, steps 9 to 12: the updates") and gaming.startswith("gaming, steps 19 to the end: nobody")
+    monkeypatch.setattr(sys, "argv", ["monitors", str(tmp_path / "none")])
+    with pytest.raises(SystemExit, match="holds no finished step"):
+        monitors.main()
+
+
+# -- who tries what: the texts of a step ---------------------------------------------------------------------
+
+
+def test_texts_are_counted_by_member_and_by_what_they_try():
+    teacher, student = (Member(name, role, i, RATINGS["trueskill"]().new()) for i, (name, role) in enumerate((("T0", "teacher"), ("S1", "student"))))
+    texts = ["def f(x):\n    return x", "import os\ndef f(x):\n    return os.getcwd()", "def f(x):\n    return 1", "open('/etc/passwd')"]
+    proposed = [selfplay.ProposalRecord(teacher, "code_f", i, 0, [], text=text) for i, text in enumerate(texts)]
+    proposed[2].reason = "violation"
+    proposed[0].answers = {student.name: ["print(1)", "eval('1')", "def f(x): return x"]}
+    proposed[0].attempts = {student.name: ["wrong", "malformed", "violation"]}
+    by_member, by_what = metrics.escape_attempts(proposed)
+    assert by_member == dict(T0=3, S1=2) and by_what == dict(system=1, file=1, escape=1, violation=2)
+
+
+# -- in a run ------------------------------------------------------------------------------------------------
+
+TINY = dict(steps=6, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_anchors=2, n_heldout=0,
+            probe_every=0, workers=1, evolve="none", save_every=3)
+
+
+def told(path: Path) -> list[dict]:
+    """The lines of metrics.jsonl without the seconds."""
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def test_a_run_halts_with_a_checkpoint_and_goes_on(micro_base, tmp_path, capsys):
+    flags = TINY | dict(base=str(micro_base), out=str(tmp_path), thresholds="cosine=-1", halt_on="collapse,escape")
+    with pytest.raises(Halted):
+        train.main(Config(**flags, name="run"))
+    said = capsys.readouterr()
+    run = RunDir(tmp_path / "run", writes=False)
+    assert run.steps()[-1] == WINDOW and "alarm collapse: the updates" in said.out
+    assert len(said.err.splitlines()) == 1
+    assert re.match("halted by --halt-on .collapse: .*: saved before step 5; go on with .*--resume", said.err)
+    assert list(told(run.path)[-1]["alarms"]) == ["collapse"] and not told(run.path)[-2]["alarms"]
+    whole = train.main(Config(**flags | dict(halt_on=""), name="whole")).path
+    resumed = train.main(Config(**flags, name="run", resume="auto")).path
+    assert told(resumed) == told(whole) and len(told(whole)) == TINY["steps"]
+    assert "alarm collapse in 2 steps, the first 4, the last 5" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_all_processes_halt_together(micro_base, tmp_path):
+    """Under torchrun, whose own exit code is 1 for any of a process; each says 3, and the checkpoint is whole."""
+    flags = TINY | dict(base=micro_base, out=tmp_path, name="two", thresholds="cosine=-1", halt_on="collapse")
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
+    for name, value in flags.items():
+        words += ["--" + name.replace("_", "-"), str(value)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, env=os.environ | dict(OMP_NUM_THREADS="1"))
+    assert done.returncode == 1 and done.stderr.count("halted by --halt-on") == 1, done.stderr
+    assert "exitcode  : 3" in done.stderr
+    assert RunDir(tmp_path / "two", writes=False).steps()[-1] == WINDOW and len(told(tmp_path / "two")) == WINDOW
+
+
+@pytest.mark.slow
+def test_the_exit_code_is_its_own(micro_base, tmp_path):
+    flags = TINY | dict(base=micro_base, out=tmp_path, name="one", thresholds="cosine=-1", halt_on="collapse")
+    words = [sys.executable, "train.py"]
+    for name, value in flags.items():
+        words += ["--" + name.replace("_", "-"), str(value)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert done.returncode == monitors.EXIT_HALTED == 3 and "Traceback" not in done.stderr
