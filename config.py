@@ -105,7 +105,7 @@ class Config:
     clip_high: float = flag(None, "the ratio is at most 1 + this", kind=float)
     epochs: int = flag(1, "optimiser steps on the same rollouts")
     importance_cap: float = flag(None, "weight a token by its probability in training over that in the "
-                                 "rollout, at most this; 0 = off; default: 2 on CUDA, else 0", kind=float)
+                                 "rollout, at most this; 0 = off; default: 0 in float32 on a CPU, else 2", kind=float)
     kl_coef: float = flag(0.0, "weight of the KL to the base")
     entropy_coef: float = flag(0.0, "weight of the entropy bonus")
     lr: float = flag(None, "Adam's learning rate of students, and of --single", kind=float)
@@ -273,8 +273,8 @@ def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Conf
     grace = cfg.evolve_every if cfg.grace < 0 else cfg.grace
     duplicate_penalty = cfg.invalid_penalty if cfg.duplicate_penalty is None else cfg.duplicate_penalty
     importance_cap = cfg.importance_cap
-    if importance_cap is None:              # on a CPU rollout and training agree to 1e-6
-        importance_cap = 2.0 if device == "cuda" else 0.0
+    if importance_cap is None:              # in float32 on a CPU rollout and training agree to 1e-6
+        importance_cap = 0.0 if device == "cpu" and cfg.dtype in ("auto", "float32") else 2.0
     cfg = dataclasses.replace(cfg, teachers=cfg.teachers or half, students=cfg.students or half, grace=grace,
                               duplicate_penalty=duplicate_penalty, importance_cap=importance_cap)
     check(cfg)

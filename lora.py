@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from config import TARGETS
-from infra.precision import wide
+from infra.precision import detached
 
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]      # layer path -> A (R, in), B (out, R)
 DENSE = 16                 # members up to which single tokens take the dense product
@@ -114,14 +114,8 @@ class Adapters:
             B[p].zero_()
 
     def factors(self, p: int) -> Factors:
-        """A detached copy of member p's factors; on the CPU where the device lacks the operators' float64."""
-        device = next(iter(self.masters.values()))[0].device
-        if wide(device) != torch.float64:
-            device = torch.device("cpu")
-        copies = {}
-        for path, pair in self.masters.items():
-            copies[path] = tuple(x[p].detach().to(device, copy=True) for x in pair)
-        return copies
+        """A copy of member p's factors, detached, where float64 is: the operators and distances need it."""
+        return {path: (detached(A[p]), detached(B[p])) for path, (A, B) in self.masters.items()}
 
     @torch.no_grad()
     def set_factors(self, p: int, factors: Factors) -> None:

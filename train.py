@@ -38,7 +38,7 @@ from infra.metrics import header, line, measures, summary
 from infra.monitors import EXIT_HALTED, Halted, Monitors, check
 from infra.platform import Interrupted, Signals, Stopwatch, check_system, environment, open_sandbox
 from infra.probes import is_probed, probe, to_probe
-from infra.startup import hash_base, open_run, populate, prepare, show_plan
+from infra.startup import choose_dtype, hash_base, open_run, populate, prepare, show_plan
 from infra.task_log import task_rows
 from infra.terminal import colored, first_of_each, format_task, print_alarms, print_safely
 from selfplay import ProposalRecord, Setup, members_of
@@ -200,7 +200,10 @@ def main(cfg: Config) -> RunDir:
     check_system(cfg.weak_sandbox)
     check(cfg)
     ranks = Ranks.join(cfg.device)
+    cfg = choose_dtype(cfg, ranks)
     cfg, base = ranks.together(lambda: prepare(cfg, ranks))
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
     run, resuming = open_run(cfg, ranks)
     if resuming:
         before = dataclasses.asdict(config_of_run(run.config(), run.path))

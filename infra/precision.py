@@ -28,6 +28,12 @@ def wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
+def detached(x: torch.Tensor) -> torch.Tensor:
+    """A copy apart from autograd; on the CPU where the device lacks float64."""
+    x = x.detach()
+    return x.cpu() if x.device.type in WITHOUT_FLOAT64 else x.clone()
+
+
 # --- int8 ---------------------------------------------------------------------------------------------------
 
 def quantize(weight: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

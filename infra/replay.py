@@ -14,6 +14,8 @@ import json
 import sys
 from pathlib import Path
 
+import torch
+
 import evolve
 import selfplay
 from config import Config, config_of_run
@@ -95,6 +97,8 @@ def replay(path: str, step: int, match: str = "", device: str = "auto") -> bool:
         raise ValueError("a step is replayed by one process: start it without torchrun")
     cfg, matches, logged = wanted(run, step, match)
     cfg, base = prepare(cfg, ranks)
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
     with open_sandbox(cfg.workers, cfg.weak_sandbox, cpu_s=cfg.cpu_s) as sandbox:
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
         before = [n for n in run.steps() if n <= step]

@@ -116,18 +116,25 @@ def n_on_device(cfg: Config) -> int:
     return min(n_adapters(cfg), max(2 * cfg.matches, len(ROLES) * cfg.probe_members))
 
 
-def dtype_of_run(cfg: Config) -> str:
-    """--dtype; where that is auto, what the run that --resume names was begun with."""
-    run = RunDir(choose_directory(cfg), writes=False)
-    if cfg.dtype == "auto" and cfg.resume and (run.path / "config.json").exists():
-        return run.config().get("dtype", "auto")
-    return cfg.dtype
-
-
 def base_name(cfg: Config) -> str:
     """--base, wherever the run is started from."""
     bundled = cfg.base == Config.base and not Path(cfg.base).is_dir()
     return str(ROOT / cfg.base) if bundled else cfg.base
+
+
+def choose_dtype(cfg: Config, ranks: Ranks) -> Config:
+    """cfg with --dtype auto decided, by process 0 for all: what the run to be resumed began with, else what
+    suits the device. Raises ValueError."""
+    def choose() -> str:
+        run = RunDir(choose_directory(cfg), writes=False)
+        if cfg.resume and (run.path / "config.json").exists():
+            return run.config().get("dtype", "auto")
+        if cfg.threads:
+            torch.set_num_threads(cfg.threads)
+        shape = read_config(resolve(base_name(cfg), weights=False))
+        return pick_dtype("auto", ranks.device, (shape.hidden_size, shape.intermediate_size))
+
+    return dataclasses.replace(cfg, dtype=ranks.broadcast(choose)) if cfg.dtype == "auto" else cfg
 
 
 def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str, bool]:
@@ -137,12 +144,7 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str
     shape = read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
     cfg = resolve_config(cfg, prompt_format, ranks.device.type)
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
-    layer = (shape.hidden_size, shape.intermediate_size)
-    name = ranks.broadcast(lambda: pick_dtype(dtype_of_run(cfg), ranks.device, layer))
-    cfg = dataclasses.replace(cfg, dtype=pick_dtype(name, ranks.device))        # this process's card has it
-    dtype = DTYPES[cfg.dtype]
+    dtype = DTYPES[pick_dtype(cfg.dtype, ranks.device)]
     n = n_adapters(cfg) if ranks.device.type == "cpu" else n_on_device(cfg)    # a CPU has but one memory
     return cfg, dtype, *plan_table(cfg, shape, dtype, n, free_memory(ranks.device))
 
@@ -159,7 +161,8 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
 
 def show_plan(cfg: Config) -> int:
     """Print the memory plan; returns the exit code. Raises ValueError for what the user can mend."""
-    *_, table, fits = estimate_memory(cfg, Ranks.join(cfg.device))
+    ranks = Ranks.join(cfg.device)
+    *_, table, fits = estimate_memory(choose_dtype(cfg, ranks), ranks)
     print(table)
     return 0 if fits else 2
 

@@ -318,6 +318,7 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
         ("--anchors /nowhere", "/nowhere"),
         ("--init /nowhere", "holds 0 adapters for 6 members"),
         ("--device cuda", "sees no CUDA device"),
+        ("--device mps", "--device mps"),
         ("--max-new-tokens 9999", "exceed the base's context"),
         ("--invalid-penalty nan", "--invalid-penalty"),
     ],

@@ -352,3 +352,17 @@ def test_exit_codes(capsys):
             common.command("eval.math", lambda: (_ for _ in ()).throw(raised))
         assert end.value.code == code
     assert "eval.math: mend" in capsys.readouterr().err
+
+
+def test_members_of_a_base_in_int8_are_asked_on_it(bytes_base, tmp_path):
+    """As their run's config.json says; on the base without int8 they are refused."""
+    from lora import Adapters
+    base, run = load_base(str(bytes_base), base_dtype="int8"), tmp_path / "run"
+    save_peft(Adapters.on(base.model, 1, 4, 8), 0, run / "step_1" / "S0", str(bytes_base), weights_hash(base.model))
+    (run / "step_1" / "state.json").write_text("{}")
+    (run / "config.json").write_text(json.dumps(dict(base=str(bytes_base), base_dtype="int8")))
+    flags = ["--run", str(run), "--device", "cpu"]
+    parser = common.parser_of("eval.math", "", 8)
+    assert common.load(parser.parse_args(flags)).base_hash == weights_hash(base.model)
+    with pytest.raises(ValueError, match="with its --dtype and --base-dtype"):
+        common.load(parser.parse_args([*flags, "--base-dtype", "same"]))

@@ -247,18 +247,18 @@ ALONE = Ranks(0, 1, CPU)
 
 def test_a_run_remembers_what_auto_took(micro_base, tmp_path, monkeypatch, capsys):
     """Resumed, it computes in the same format, whatever a new trial would say; a new run is tried anew."""
-    monkeypatch.setattr(startup, "pick_dtype", lambda name, device, layer=None: "float16" if name == "auto" else name)
+    layers = []
+    monkeypatch.setattr(startup, "pick_dtype", lambda name, device, layer: layers.append(layer) or "float16")
     cfg = config.Config(base=str(micro_base), out=str(tmp_path), name="run")
-    assert startup.estimate_memory(cfg, ALONE)[0].dtype == "float16"
+    assert startup.choose_dtype(cfg, ALONE).dtype == "float16" and layers == [(128, 384)]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text(json.dumps(dict(dtype="bfloat16")))
     for resume in ("auto", str(tmp_path / "run")):
         resumed = dataclasses.replace(cfg, resume=resume)
-        assert startup.estimate_memory(resumed, ALONE)[0].dtype == "bfloat16"
-        assert startup.estimate_memory(resumed, ALONE)[1] == torch.bfloat16
+        assert startup.choose_dtype(resumed, ALONE).dtype == "bfloat16"
         told = dataclasses.replace(resumed, dtype="float32")
-        assert startup.estimate_memory(told, ALONE)[0].dtype == "float32", "which resuming refuses by name"
-    assert startup.estimate_memory(cfg, ALONE)[0].dtype == "float16"
+        assert startup.choose_dtype(told, ALONE) == told, "which resuming refuses by name"
+    assert startup.choose_dtype(cfg, ALONE).dtype == "float16"
 
 
 def test_a_damaged_record_is_an_error(micro_base, tmp_path):
@@ -266,7 +266,7 @@ def test_a_damaged_record_is_an_error(micro_base, tmp_path):
     (tmp_path / "run" / "config.json").write_text("{")
     cfg = config.Config(base=str(micro_base), out=str(tmp_path), name="run", resume="auto")
     with pytest.raises(ValueError, match="config.json cannot be read"):
-        startup.estimate_memory(cfg, ALONE)
+        startup.choose_dtype(cfg, ALONE)
 
 
 # --- an Apple GPU ---------------------------------------------------------------------------------------------
