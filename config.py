@@ -105,7 +105,8 @@ class Config:
     clip_high: float = flag(None, "the ratio is at most 1 + this", kind=float)
     epochs: int = flag(1, "optimiser steps on the same rollouts")
     importance_cap: float = flag(None, "weight a token by its probability in training over that in the "
-                                 "rollout, at most this; 0 = off; default: 0 in float32 on a CPU, else 2", kind=float)
+                                 "rollout, at most this; 0 = off; default: 0 on a CPU in float32, else 2",
+                                 kind=float)
     kl_coef: float = flag(0.0, "weight of the KL to the base")
     entropy_coef: float = flag(0.0, "weight of the entropy bonus")
     lr: float = flag(None, "Adam's learning rate of students, and of --single", kind=float)

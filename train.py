@@ -37,7 +37,7 @@ from infra.distributed import Ranks, leave
 from infra.metrics import header, line, measures, summary
 from infra.monitors import EXIT_HALTED, Halted, Monitors, check
 from infra.platform import Interrupted, Signals, Stopwatch, check_system, environment, open_sandbox
-from infra.probes import is_probed, probe, to_probe
+from infra.probes import probe
 from infra.startup import choose_dtype, hash_base, open_run, populate, prepare, show_plan
 from infra.task_log import task_rows
 from infra.terminal import colored, first_of_each, format_task, print_alarms, print_safely
@@ -109,8 +109,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         # 1. match: every teacher draws a student, or so many as --matches says; who plays is on the device
         pairs = selfplay.match(setup, state.members, step)
         teachers = evolve.playing(pairs, members_of(state.members, "teacher"))
-        here = {m.slot for pair in pairs for m in pair}
-        adapters.page_in(here)
+        adapters.page_in(m.slot for pair in pairs for m in pair)
         clock.lap("match")
 
         # 2. propose: teachers write tasks, the sandbox says which are valid
@@ -122,12 +121,8 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
         # 3. solve: each student attempts the valid tasks of its teachers
         solved, attempts = selfplay.solve(setup, pairs, proposed, step, bars["solve"])
         clock.lap("solve")
-        probes = {}
-        if is_probed(cfg, step):                # members as they were when they proposed and solved
-            asked = to_probe(cfg, state.members, step)
-            adapters.page_in(m.slot for m in asked)
-            probes = probe(setup, asked, state.anchors, state.heldout, proposed, step, state.frozen)
-            adapters.page_in(here)
+        # members as they were when they proposed and solved
+        probes = probe(setup, state.members, state.anchors, state.heldout, proposed, step, state.frozen)
         clock.lap("probe")
 
         # 4. reward and update: one batch for all members, each learns from its own rows; then the ratings

@@ -147,14 +147,20 @@ def probe_current(s: Setup, proposed: list[ProposalRecord], step: int,
 
 def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Task],
           proposed: list[ProposalRecord], step: int, frozen: Adapters | None = None) -> dict:
-    """All absolute measures of a step, as keys of metrics.jsonl, of the members that are asked (to_probe).
-    The frozen base answers the same tasks as they do each time: it never changes, but between first and last
-    probe fewer tasks are asked."""
-    students = {m.name: m.slot for m in members_of(members, "student")}
-    by_slot = {m.slot: m.name for m in members}                 # an adapter in several roles is asked once
+    """All absolute measures of a step, as keys of metrics.jsonl, of those that are asked (to_probe); nothing
+    of a step without a probe. The frozen base answers the same tasks as they do each time: it never changes,
+    but between first and last probe fewer tasks are asked."""
+    if not is_probed(s.cfg, step):
+        return {}
+    asked = to_probe(s.cfg, members, step)
+    players = s.adapters.here
+    s.adapters.page_in(m.slot for m in asked)
+    students = {m.name: m.slot for m in members_of(asked, "student")}
+    by_slot = {m.slot: m.name for m in asked}                   # an adapter in several roles is asked once
     everybody = {name: slot for slot, name in sorted(by_slot.items())}
     parts = [probe_anchors(s, students, anchors, step), probe_heldout(s, everybody, heldout, step),
              probe_current(s, proposed, step, frozen)]
+    s.adapters.page_in(players.tolist())
     out = {}
     for measured, _ in parts:
         out |= measured

@@ -80,7 +80,8 @@ def spent(rows: list[dict]) -> list[dict[str, float]]:
     out = []
     total = dict.fromkeys(("rows", "proposals", "probe_tokens", "seconds", "probe_seconds"), 0)
     for row in rows:
-        attempts = sum(member.get("n", 0) for member in row["members"].values() if member["role"] == "student")
+        students = [member for member in row["members"].values() if member["role"] == "student"]
+        attempts = sum(student.get("n", 0) for student in students)
         total["rows"] += row["n"] + attempts
         total["proposals"] += row["n"]
         total["probe_tokens"] += row.get("probe_tokens", 0)

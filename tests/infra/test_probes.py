@@ -55,7 +55,7 @@ def play(setup_, kind: str, *bodies: str) -> list[Task]:
 
 
 def test_probe(setup):
-    s, students = setup(), members("student")
+    s, students = setup(probe_every=1), members("student")
     given = play(s, "code_o", "x=x+1")
     batch = with_fates()[:1]
     batch[0].task = given[0]
@@ -72,7 +72,7 @@ def test_probe(setup):
 
 def test_kinds_that_nobody_plays(setup):
     """Students, teachers and the frozen base; between the first and the last probe a share of the tasks."""
-    s = setup()
+    s = setup(probe_every=1)
     s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, probe_share=.5, steps=10))
     both = members("teacher")[:1] + members("student")[:1]
     everybody = [dataclasses.replace(m, slot=i) for i, m in enumerate(both)]
@@ -94,7 +94,7 @@ def test_of_many_members_some_are_asked(setup):
     crowd = []
     for letter, role in (("T", "teacher"), ("S", "student")):
         crowd += [Member(f"{letter}{i}", role, len(crowd) + i, Rating()) for i in range(9)]
-    s = setup(probe_members=4)
+    s = setup(probe_every=1, probe_members=4)
     by_step = [[m.name for m in probes.to_probe(s.cfg, crowd, step)] for step in range(20)]
     assert all(len(names) == 8 and names == sorted(names, key=[m.name for m in crowd].index) for names in by_step)
     assert [m.name for m in probes.to_probe(s.cfg, crowd, 0)] == by_step[0] and len(set(map(tuple, by_step))) > 15
@@ -107,7 +107,7 @@ def test_of_many_members_some_are_asked(setup):
 
 def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
     """Greedily they say the same, bit for bit; members that have learned are asked themselves."""
-    s = setup()
+    s = setup(probe_every=1)
     s = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=0.0))
     tasks = play(s, "code_o", "x=x+1", "x=x*2")
     slots = {"S0": 0, "S1": 1, "base": -1}
@@ -121,7 +121,7 @@ def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
 
 def test_probe_of_a_frozen_student(setup, population):
     """The frozen student is asked beside the base, whose answers stay what they were and are noted."""
-    s, students = setup(), members("student")
+    s, students = setup(probe_every=1), members("student")
     proposals = [asked("code_o", "x=x+1", "4"), asked("code_o", "x=x[::-1]", "[1,2,3]")]
     given = selfplay.make_tasks(s, proposals, "")
     batch = with_fates()[:2]
