@@ -404,7 +404,8 @@ def learn(base: Base, weights: AdapterWeights, p: Packed, batch: Batch, adv: tor
 def gap(logp: torch.Tensor, rollout: Rollout, rows: torch.Tensor) -> dict[str, float]:
     """How log-probabilities (N, T) in training differ from the rollout's, over the answers of rows (N,) bool:
     mean, quantiles and maximum of the difference's size, and its mean with the sign."""
-    difference = (logp - rollout.logp)[rollout.mask & rows[:, None]].cpu().double()
+    difference = (logp - rollout.logp)[rollout.mask & rows[:, None]]
+    difference = difference.to(wide(difference.device)).cpu()
     if not len(difference):
         difference = torch.zeros(1)
     size = difference.abs().sort().values

@@ -144,7 +144,7 @@ def test_a_later_call_that_flips_is_noticed(judge, flips):
 
 def test_the_calls_of_a_thorough_job_have_the_time_of_two(judge):
     slow = "import time\ndef f(x):\n t = time.process_time()\n while time.process_time() - t < x: pass\n return 1"
-    assert one(judge, slow, str(0.3 * CPU_S), deterministic=True, thorough=True).errors == (None,)
+    assert one(judge, slow, str(0.25 * CPU_S), deterministic=True, thorough=True).errors == (None,)
     assert one(judge, slow, str(0.7 * CPU_S), deterministic=True, thorough=True).errors == ("timeout",)
 
 
