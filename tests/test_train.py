@@ -101,7 +101,11 @@ def start(words: list[str], **kw) -> subprocess.CompletedProcess:
 # -- every value of every switch -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("i,mode", list(enumerate(EVOLVE)), ids=EVOLVE)
+QUICK = ("mixed", "none", "copy")           # each operator alone has tests of its own: here they are slow ones
+
+
+@pytest.mark.parametrize("i,mode", [pytest.param(i, mode, id=mode, marks=() if mode in QUICK else pytest.mark.slow)
+                                    for i, mode in enumerate(EVOLVE)])
 def test_two_steps(run, i, mode):
     switches = dict(evolve=mode, **{name: values[i % len(values)] for name, values in SWITCHES.items()})
     path = run(**switches)

@@ -29,6 +29,7 @@ def test_half_way(curve, half):
     assert learn.attempts_to_half(curve) == half
 
 
+@pytest.mark.slow
 def test_a_few_steps_print_the_line(micro_base):
     words = [sys.executable, "-m", "bench", "learn", "--base", micro_base, "--budget", 32, "--tasks", 4,
              "--samples-per-task", 4, "--evals", 1, "--held-out", 3, "--sizes", 2, 3, "--algo", "gspo",

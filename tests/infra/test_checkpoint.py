@@ -120,7 +120,7 @@ def test_killed_then_resumed_equals_never_stopped(words, whole, tmp_path, capsys
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_saves_and_leaves(words, whole, tmp_path, number):
     process = begin(words(tmp_path, save_every=50))
     wait_for(process, 0)
@@ -135,6 +135,7 @@ def test_a_signal_saves_and_leaves(words, whole, tmp_path, number):
     assert_equal(whole, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_killed_before_the_first_checkpoint(words, whole, tmp_path, capsys):
     process = begin(words(tmp_path, save_every=50))
     wait_for(process, 0)
@@ -501,6 +502,7 @@ def interfered(code: str, words: list[str]) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, timeout=180)
 
 
+@pytest.mark.slow
 def test_disk_full_at_a_checkpoint(words, tmp_path):
     """A limit on file sizes stands for the full disk: the second checkpoint does not fit, the first does."""
     limit = (
