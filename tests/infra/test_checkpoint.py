@@ -120,7 +120,8 @@ def test_killed_then_resumed_equals_never_stopped(words, whole, tmp_path, capsys
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, id="SIGTERM"),
+                                    pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.slow)])
 def test_a_signal_saves_and_leaves(words, whole, tmp_path, number):
     process = begin(words(tmp_path, save_every=50))
     wait_for(process, 0)
