@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip install -q -c constraints.txt
 ANSWERS := import os, threading, urllib.request; limit = threading.Timer(5, os._exit, [1]); \
 	limit.daemon = True; limit.start(); urllib.request.urlopen("$(CPU_WHEELS)/torch/", timeout=5)
 
-.PHONY: help setup demo test test-slow micro clean
+.PHONY: help setup demo test test-rooms test-rest test-slow micro clean
 help:
 	@echo "make setup | demo | test | test-slow | micro | clean"
 	@echo "PYTHON=python3.12 picks the interpreter, GPU=1 (GPU=0) at setup torch's CUDA (CPU) build"
@@ -40,8 +40,17 @@ demo: setup
 	$(BIN)/torchrun --standalone train.py --pop 8
 	$(BIN)/python -m report $$(ls -td out/*/ | head -n 1)
 
+# Two halves side by side, each on a core of its own; what one prints comes when it has ended.
+ROOMS := tests/bench tests/course tests/infra tests/report tests/sandbox
 test: setup
-	$(BIN)/python -m pytest -q
+	@echo "two halves of the fast tests, some five minutes; each is shown when it has ended"
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-rooms test-rest
+
+test-rooms: setup
+	$(BIN)/python -m pytest -q $(ROOMS)
+
+test-rest: setup
+	$(BIN)/python -m pytest -q tests $(ROOMS:%=--ignore=%)
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow
