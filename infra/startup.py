@@ -126,6 +126,7 @@ def choose_dtype(cfg: Config, ranks: Ranks) -> Config:
     """cfg with --dtype auto decided, by process 0 for all: what the run to be resumed began with, else what
     suits the device. Raises ValueError."""
     def choose() -> str:
+        """A key of DTYPES. Raises ValueError where there is no base."""
         run = RunDir(choose_directory(cfg), writes=False)
         if cfg.resume and (run.path / "config.json").exists():
             return run.config().get("dtype", "auto")

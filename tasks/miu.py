@@ -54,9 +54,10 @@ def metamath(lines: list[str], label: str = "h") -> str | None:
     """The proof of the last string from the first, which has a label; None where no rule makes a step."""
     proof = label
     for before, after in zip(lines, lines[1:]):
-        if after not in rules(before):
+        found = rules(before)
+        if after not in found:
             return None
-        rule, parts = rules(before)[after]
+        rule, parts = found[after]
         spelled = [" ".join(["se", *(f"s{letter}" for letter in part)]) for part in parts]
         proof = " ".join([*spelled, proof, rule])
     return proof
