@@ -143,6 +143,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str
             state.totals["generated"] += int(batch.rollout.n_tokens.sum()) + probes.get("probe_tokens", 0)
             state.totals["trained"] += update["trained_tokens"]
             row = dict(step=step, **measures(setup, state, proposed, update, batch, adv, matches), **probes)
+            row["sandbox_failures"] += row.pop("probe_failures", 0)
             clock.lap("record")
 
             # 5. evolve: the weakest are replaced by children of the others

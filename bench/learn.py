@@ -121,7 +121,7 @@ def score(setup: Setup, held_out: list[tuple[int, Task]], step: int, temperature
         right = {size: [] for size, _ in held_out}
         for (size, _), correct in zip(held_out, given.correct):
             right[size].append(correct)
-        accuracy = {size: fmean(values) for size, values in sorted(right.items())}
+        accuracy = {size: selfplay.mean(values) for size, values in sorted(right.items())}
         scores.append(Score(accuracy, fmean(given.thinks), fmean(given.tokens)))
     return scores
 

@@ -87,7 +87,8 @@ def answer_all(population: Population, items: list, question: Callable, judge: C
     """Every member's answers to every item, those on disk first: dicts as in answers.jsonl, written by batch.
 
     question(item) -> text, token ids, or Prompt (whose prefix the judge puts before the text); judge as in
-    `judged`. Raises ValueError where a question does not fit the context.
+    `judged`; summary.comparable leaves out what the sandbox failed on. Raises ValueError where a question does
+    not fit the context.
     """
     have = {place_of(row): row for row in done}
     ids = {(item.bench, item.id): put(question(item), prompt_format, population.base) for item in items}
@@ -117,6 +118,9 @@ def answer_all(population: Population, items: list, question: Callable, judge: C
                 have |= {place_of(row): row for row in rows}
                 bar.update(len(rows))
     rows = [have[place] for place in places]
+    if n_failed := sum(row["correct"] is None for row in rows):
+        print(f"note: the sandbox failed on {n_failed} answers, whose questions count for nobody; the same "
+              "command asks them again", file=sys.stderr)
     if errors := [row["grader_error"] for row in rows if "grader_error" in row]:
         print(f"note: the grader failed on {len(errors)} answers ({', '.join(sorted(set(errors)))}), which "
               f"count as wrong: see grader_error in {run.path / 'answers.jsonl'}", file=sys.stderr)

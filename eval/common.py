@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from eval.summary import BASE, against, against_table, summarise, table
+from eval.summary import BASE, against, against_table, comparable, summarise, table
 from infra.checkpoint import RunDir, differing
 from infra.distributed import Ranks
 from infra.precision import DTYPES, pick_dtype
@@ -199,14 +199,15 @@ def changes(old: dict, new: dict, free: tuple[str, ...], hashed: tuple[str, ...]
 
 
 def saved_answers(run: RunDir) -> list[dict]:
-    """The rows of answers.jsonl; a half-written last line is left out, and cut off where `run` writes."""
+    """The rows of answers.jsonl but those that the sandbox failed on, which are asked again; a half-written
+    last line is left out, and cut off where `run` writes."""
     path = run.path / "answers.jsonl"
     if not path.exists():
         return []
     whole = path.read_bytes().rfind(b"\n") + 1
     if run.writes:
         os.truncate(path, whole)
-    return run.rows(path.name, whole)
+    return [row for row in run.rows(path.name, whole) if row["correct"] is not None]
 
 
 def open_out(args: argparse.Namespace, population: Population, prompt_format: str, data: dict[str, str],
@@ -261,7 +262,7 @@ def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], default: s
     default: the folder of this evaluation in a run, as in open_out. counted(rows) -> rows: which answers the
     table counts, and under which names.
     """
-    config, rows = run.config(), counted(rows)
+    config, rows = run.config(), counted(comparable(rows))
     result = dict(base=config["base"], samples=args.samples, temperature=args.temperature,
                   prompt=config["prompt"], results=summarise(rows, args.max_new))
     print(table(result["results"]))

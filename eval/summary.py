@@ -1,7 +1,8 @@
 """From answers to tables: shares of right answers, pass@k, means of a population, differences to others.
 
 Rows are those of answers.jsonl: dicts with bench, id, member, sample, correct and tokens, and with think
-where it is known whether an answer reasons. A question counts once, as the mean of its samples.
+where it is known whether an answer reasons. A question counts once, as the mean of its samples. correct is
+None where the sandbox failed, not the answer: `comparable` takes such rows out before anything counts.
 """
 import itertools
 from collections.abc import Callable
@@ -12,6 +13,12 @@ from eval.stats import bootstrap_columns, paired_bootstrap, pass_at_k, wilson
 
 BASE, MEAN = "base", "mean"                       # the bare base among the members, and the members' mean
 COLUMNS = 5                                       # of pass@k beside each other, in 110 characters
+
+
+def comparable(rows: list[dict]) -> list[dict]:
+    """Without the questions on which the sandbox failed for anybody: who is compared has answered the same."""
+    failed = {(row["bench"], row["id"]) for row in rows if row["correct"] is None}
+    return [row for row in rows if (row["bench"], row["id"]) not in failed]
 
 
 def samples(rows: list[dict]) -> dict[str, dict[str, dict[str, list[bool]]]]:

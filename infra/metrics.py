@@ -182,6 +182,8 @@ def line(row: dict) -> str:
         notes.append("born " + " ".join(row["births"][:N_BORN]) + (f" and {more} more" if more > 0 else ""))
     if row["skipped"]:
         notes.append(f"skipped slots {row['skipped']}")
+    if row["sandbox_failures"]:
+        notes.append(f"{row['sandbox_failures']} left out: the sandbox failed")
     aligned = " ".join(cell.rjust(width) for cell, (_, width) in zip(cells, columns(), strict=True))
     return aligned + ("  " + ", ".join(notes) if notes else "")
 

@@ -8,13 +8,14 @@ probes cost less than a fifth of a run.
 """
 import dataclasses
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 
 from evolve import Member
 from lora import Adapters
-from selfplay import (BASE, PROBE, ROLES, ProposalRecord, Setup, attempt, make_rng, mean, members_of,
-                      solve_rate)
-from tasks.base import Task
+from selfplay import (BASE, PROBE, ROLES, Attempts, ProposalRecord, Setup, attempt, make_rng, mean,
+                      members_of, solve_rate)
+from tasks.base import UNJUDGED, Task
 from tasks.prompts import reasoning
 
 FROZEN_BASE = "base"                # its name among the members
@@ -24,14 +25,14 @@ CURRENT_ATTEMPTS = 1                # of the frozen ones at a current task: task
 @dataclass(frozen=True)
 class Answers:
     """One member's answers to the tasks of a probe, task by task."""
-    correct: list[bool]
+    correct: list[float | None]     # 1, 0, or None: the sandbox failed on it, no share counts it
     thinks: list[bool]              # whether the answer shows reasoning before it answers
     tokens: list[int]
 
 
 def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int,
-            temperature: float) -> tuple[dict[str, Answers], int]:
-    """One attempt at each task by each member (name -> slot, -1 = frozen base), in one batch; tokens in all.
+            temperature: float) -> tuple[dict[str, Answers], Counter]:
+    """One attempt at each task by each member (name -> slot, -1 = frozen base), in one batch; its cost.
 
     Greedily, fresh members are the base, bit for bit: it alone is asked.
     """
@@ -39,7 +40,7 @@ def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int,
     asked = [-1] if all_equal else list(slots.values())
     by_row = [slot for slot in asked for _ in tasks]
     done = attempt(s, tasks * len(asked), by_row, step, PROBE, 1, temperature)
-    correct = [verdicts == ["correct"] for verdicts in done.verdicts]
+    correct = [solve_rate(verdicts) for verdicts in done.verdicts]
     thinks = [bool(reasoning(text, s.base.prompt_format)) for text in done.texts]
     tokens = done.rollout.n_tokens.tolist()
     found = {}
@@ -47,7 +48,13 @@ def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int,
         first = 0 if all_equal else i * len(tasks)
         own = slice(first, first + len(tasks))
         found[name] = Answers(correct[own], thinks[own], tokens[own])
-    return found, sum(tokens)
+    return found, cost_of(done)
+
+
+def cost_of(done: Attempts) -> Counter:
+    """Tokens of a probe's answers, and on how many the sandbox failed."""
+    n_failed = sum(verdicts.count(UNJUDGED) for verdicts in done.verdicts)
+    return Counter(probe_tokens=int(done.rollout.n_tokens.sum()), probe_failures=n_failed)
 
 
 def is_probed(cfg, step: int) -> bool:
@@ -78,8 +85,9 @@ def whole(s: Setup, step: int) -> bool:
 
 
 def accuracies(found: dict[str, Answers]) -> dict[str, float]:
-    """Share of tasks that each solved, by name."""
-    return {name: mean(a.correct) for name, a in found.items()}
+    """Share of the judged tasks that each solved, by name; nothing of those for whom none was judged."""
+    shares = {name: mean(a.correct) for name, a in found.items()}
+    return {name: share for name, share in shares.items() if share is not None}
 
 
 def think_shares(found: dict[str, Answers]) -> dict[str, float]:
@@ -89,48 +97,51 @@ def think_shares(found: dict[str, Answers]) -> dict[str, float]:
 
 def standard_error(found: dict[str, Answers]) -> float | None:
     """Of the members' mean accuracy, over tasks: members answer the same ones, so that a task counts once."""
-    by_task = [statistics.fmean(column) for column in zip(*(a.correct for a in found.values()))]
+    by_task = [mean(column) for column in zip(*(a.correct for a in found.values()))]
+    by_task = [share for share in by_task if share is not None]
     return statistics.stdev(by_task) / len(by_task) ** .5 if len(by_task) > 1 else None
 
 
-def probe_anchors(s: Setup, students: dict[str, int], anchors: list[Task], step: int) -> tuple[dict, int]:
+def probe_anchors(s: Setup, students: dict[str, int], anchors: list[Task],
+                  step: int) -> tuple[dict, Counter]:
     """Every student on the anchors, greedily, and at the first and last probe on a share of them at the run's
-    temperature; keys of metrics.jsonl, tokens."""
+    temperature; keys of metrics.jsonl, cost."""
     if not anchors:
-        return {}, 0
+        return {}, Counter()
     slots, part = students | {FROZEN_BASE: -1}, part_of(anchors, s)
-    found, tokens = answers(s, slots, anchors if whole(s, step) else part, step, 0.0)
+    found, cost = answers(s, slots, anchors if whole(s, step) else part, step, 0.0)
     base = found.pop(FROZEN_BASE)
     out = dict(anchors_greedy=accuracies(found), anchors_greedy_base=mean(base.correct),
                anchors_think=think_shares(found), anchors_think_base=mean(base.thinks),
                anchors_greedy_se=standard_error(found))
     if whole(s, step):
-        found, n_tokens = answers(s, slots, part, step, s.cfg.temperature)
+        found, more = answers(s, slots, part, step, s.cfg.temperature)
         base = found.pop(FROZEN_BASE)
         out |= dict(anchors_sampled=accuracies(found), anchors_sampled_base=mean(base.correct))
-        tokens += n_tokens
-    return out, tokens
+        cost.update(more)
+    return out, cost
 
 
-def probe_heldout(s: Setup, members: dict[str, int], heldout: list[Task], step: int) -> tuple[dict, int]:
+def probe_heldout(s: Setup, members: dict[str, int], heldout: list[Task],
+                  step: int) -> tuple[dict, Counter]:
     """Members and frozen base on the types of tasks that the run does not play, greedily; keys of
-    metrics.jsonl, tokens."""
-    slots, accuracy, thinking, tokens = members | {FROZEN_BASE: -1}, {}, {}, 0
+    metrics.jsonl, cost."""
+    slots, accuracy, thinking, cost = members | {FROZEN_BASE: -1}, {}, {}, Counter()
     for kind in dict.fromkeys(task.kind for task in heldout):
         tasks = [task for task in heldout if task.kind == kind]
-        found, n_tokens = answers(s, slots, tasks if whole(s, step) else part_of(tasks, s), step, 0.0)
+        found, more = answers(s, slots, tasks if whole(s, step) else part_of(tasks, s), step, 0.0)
         accuracy[kind], thinking[kind] = accuracies(found), think_shares(found)
-        tokens += n_tokens
-    return dict(heldout=accuracy, heldout_think=thinking) if accuracy else {}, tokens
+        cost.update(more)
+    return dict(heldout=accuracy, heldout_think=thinking) if accuracy else {}, cost
 
 
 def probe_current(s: Setup, proposed: list[ProposalRecord], step: int,
-                  frozen: Adapters | None) -> tuple[dict, int]:
+                  frozen: Adapters | None) -> tuple[dict, Counter]:
     """The frozen base on the teachers' current tasks, whose base_rate it sets, and a student frozen early in
-    the run (slot 0 of `frozen`), beside the students of the day; keys of metrics.jsonl, tokens."""
+    the run (slot 0 of `frozen`), beside the students of the day; keys of metrics.jsonl, cost."""
     valid = [p for p in proposed if p.task]
     if not valid:
-        return {}, 0
+        return {}, Counter()
     tasks, slots = [p.task for p in valid], [-1] * len(valid)
     if frozen:
         tasks, slots = tasks * 2, slots + [0] * len(valid)
@@ -142,7 +153,7 @@ def probe_current(s: Setup, proposed: list[ProposalRecord], step: int,
     out = dict(base_solve=mean(rates[:len(valid)]), student_solve=mean(p.solve_rate for p in proposed))
     if frozen:
         out["frozen_solve"] = mean(rates[len(valid):])
-    return out, int(done.rollout.n_tokens.sum())
+    return out, cost_of(done)
 
 
 def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Task],
@@ -161,7 +172,8 @@ def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Ta
     parts = [probe_anchors(s, students, anchors, step), probe_heldout(s, everybody, heldout, step),
              probe_current(s, proposed, step, frozen)]
     s.adapters.page_in(players.tolist())
-    out = {}
-    for measured, _ in parts:
+    out, cost = {}, Counter(probe_tokens=0)
+    for measured, spent in parts:
         out |= measured
-    return out | dict(probe_members=len(by_slot), probe_tokens=sum(tokens for _, tokens in parts))
+        cost.update(spent)
+    return out | dict(probe_members=len(by_slot)) | cost

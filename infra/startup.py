@@ -183,9 +183,7 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
                            paged=cfg.matches > 0)
     adapters.page_in(range(n_on_device(cfg)))           # some, for the trial of what fits
     cfg = autotune_batch(cfg, base, adapters, ranks)
-    limits = Limits.for_format(base.prompt_format)
-    limits = dataclasses.replace(limits, theory=cfg.theory, max_digits=cfg.max_digits or limits.max_digits,
-                                 output_chars=cfg.max_output or limits.output_chars)
+    limits = Limits.of_run(cfg, base.prompt_format)
     setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.task_types.split(",")))
     return setup, Adam(adapters, learning_rates(cfg)), hash_base(base, ranks)
 

@@ -7,7 +7,7 @@ import ast
 import cmath
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tasks.complexity import (DEFINITIONS, MAX_CHARS, bound_names, drop_annotations, drop_docstrings, entry,
                               parse)
@@ -75,6 +75,12 @@ class Limits:
             return cls()
         return cls(source_chars=400, input_chars=60, output_chars=60, n_inputs=8, min_inputs=8, n_shown=4,
                    max_digits=3, max_items=10, reject_constant=True, compact=True, theory="miu.mm")
+
+    @classmethod
+    def of_run(cls, cfg, prompt_format: str) -> "Limits":
+        """Those of a run: its prompt format's, with what its flags (config.Config) say instead."""
+        given = dict(theory=cfg.theory, max_digits=cfg.max_digits, output_chars=cfg.max_output)
+        return replace(cls.for_format(prompt_format), **{name: x for name, x in given.items() if x})
 
 
 def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:

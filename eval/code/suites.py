@@ -13,6 +13,7 @@ from decimal import Decimal
 from eval.code.problems import Problem, opened
 from sandbox.profiles import PROFILES
 from sandbox.values import decode
+from tasks.base import FAILED
 from verifier import Job, Sandbox, Verdict
 
 NUMBERS = (bool, int, float, complex)
@@ -181,7 +182,8 @@ def tolerances(problem: Problem, expected: list) -> list[float]:
 
 
 def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
-    """The problems' tests; canonical solutions run where no outputs are published."""
+    """The problems' tests; canonical solutions run where no outputs are published. Raises OSError where the
+    sandbox fails on one."""
     problems = [opened(p) if p.packed else p for p in problems]
     jobs = []
     for problem in [p for p in problems if p.expected is None]:
@@ -193,6 +195,8 @@ def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
             out.append(Suite(problem, list(problem.expected), live_chunks(problem)))
             continue
         base, plus = next(verdicts), next(verdicts)
+        if FAILED in base.errors + plus.errors:
+            raise OSError(f"the sandbox failed on the solution of {problem.id}: give the same command again")
         expected = [*base.outputs, *plus.outputs]
         chunks = chunks_of(base, 0, False) + chunks_of(plus, len(problem.base), True)
         out.append(Suite(problem, expected, chunks, tolerances(problem, expected)))
@@ -242,7 +246,8 @@ def wrong(suite: Suite, i: int, text: str | None, error: str | None) -> str:
 
 
 def judge(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
-    """Verdicts of programs: whether the base tests and all tests are passed, and the first reason why not.
+    """Verdicts of programs: whether the base tests and all tests are passed (None: the sandbox failed), and
+    the first reason why not.
 
     The first chunk of every program runs, then the second of those still right, and so on.
     """
@@ -259,6 +264,7 @@ def judge(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
             suite, rest = answers[i][0], answers[i][0].chunks[turn + 1:]
             found[i]["why"] = failure(suite, suite.chunks[turn], verdict)
             if found[i]["why"]:
+                found[i]["plus"] = None if found[i]["why"] == FAILED else False
                 continue
             if not rest or rest[0].plus:
                 found[i]["base"] = True
@@ -270,8 +276,10 @@ def judge(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
 
 
 def failure(suite: Suite, chunk: Chunk, verdict: Verdict) -> str:
-    """The first input of a chunk that is not answered rightly, and why; "" without one."""
+    """The first input of a chunk that is not answered rightly, and why; "" without one, or FAILED."""
     for i, text, error in zip(chunk.inputs, verdict.outputs, verdict.errors):
+        if error == FAILED:                         # no program's error has this name: theirs begin otherwise
+            return FAILED
         if why := wrong(suite, i, text, error):
             part, at = ("plus", i - len(suite.problem.base)) if chunk.plus else ("base", i)
             return f"{part} input {at}: {why}"[:200]

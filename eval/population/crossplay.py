@@ -26,7 +26,7 @@ from config import Config, resolve_config
 from eval import answering, common
 from eval.population.heldout import asking, judge_flags, judging, run_config, formatted
 from eval.stats import paired_bootstrap, wilson
-from eval.summary import BASE, shares
+from eval.summary import BASE, comparable, shares
 from evolve import Member
 from infra.checkpoint import RunDir, archive_at, members_at, task_of
 from infra.distributed import Ranks
@@ -95,6 +95,7 @@ class Players:
         known = {f.name: config[f.name] for f in dataclasses.fields(Config) if f.name in config}
         cfg = Config(**known | dict(rollout_batch=args.max_rows))
         self.cfg = resolve_config(cfg, self.bare.base.prompt_format)
+        self.limits = Limits.of_run(self.cfg, self.bare.base.prompt_format)
 
     def adapters(self, step: int) -> dict[str, Path]:
         """Member -> PEFT directory of a checkpoint."""
@@ -126,11 +127,8 @@ class Players:
         path = out.path / f"tasks_{step}.json"
         if not path.exists():
             population = self.at(step)
-            limits = Limits.for_format(self.bare.base.prompt_format)
-            limits = dataclasses.replace(limits, max_digits=self.cfg.max_digits or limits.max_digits,
-                                         output_chars=self.cfg.max_output or limits.output_chars)
             setup = Setup(self.cfg, self.bare.base, population.adapters, Ranks.join(self.args.device),
-                          self.sandbox, limits, tuple(self.cfg.task_types.split(",")))
+                          self.sandbox, self.limits, tuple(self.cfg.task_types.split(",")))
             archive, whole = [archive_at(self.run, members_at(self.run, s)[1], setup.task_types,
                                          self.cfg.archive_cap) for s in (step, self.run.steps()[-1])]
             archive.keys |= whole.keys
@@ -228,8 +226,8 @@ def main(argv: list[str] | None = None) -> int:
         if not items:
             raise ValueError(f"no teacher of {run.path} wrote a valid new task in {ROUNDS} rounds: there is "
                              "nothing to solve")
-        judge = judging(players.sandbox, prompt_format)
-        ask = asking(prompt_format)
+        judge = judging(players.sandbox, prompt_format, players.limits)
+        ask = asking(prompt_format, players.limits)
 
         def answer(population: common.Population) -> list[dict]:
             return answering.answer_all(population, items, ask, judge, args, out, done, prompt_format)
@@ -238,7 +236,7 @@ def main(argv: list[str] | None = None) -> int:
             population = players.at(step)
             seats = {f"{step}/{m.name}": m.slot for m in players.seated(step, "student", population.slots)}
             rows += answer(dataclasses.replace(population, slots=seats))
-    result = judged(cells(rows), steps)
+    result = judged(cells(comparable(rows)), steps)
     out.write_json("summary.json", dict(run=str(run.path), temperature=args.temperature, samples=args.samples,
                                         **result))
     print(f"{table(result)}\nevery answer with its verdict: {out.path / 'answers.jsonl'}")

@@ -36,12 +36,13 @@ import numpy as np
 from config import PRESETS, config_of_run
 from eval import answering, common
 from eval.stats import paired_bootstrap, wilson
-from eval.summary import BASE, gain_table, member_table, pass_table, passes, roles, shares, with_means
+from eval.summary import (BASE, comparable, gain_table, member_table, pass_table, passes, roles, shares,
+                          with_means)
 from infra.checkpoint import RunDir, task_of
 from infra.platform import open_sandbox
 from micro.evaluate import SIZES, draw_tasks
 from tasks import TASK_TYPES, judge_answers
-from tasks.base import Task
+from tasks.base import UNJUDGED, Task
 from tasks.prompts import PROMPT_FORMATS, Prompt, reasoning
 from tasks.validation import Limits
 from verifier import Sandbox
@@ -152,23 +153,26 @@ def told(run: str, items: list[Item]) -> int:
 
 # ---- asking and judging ------------------------------------------------------------------------------------
 
-def asking(prompt_format: str) -> Callable[[Item], Prompt]:
-    """The question of an item (anything with .task), as a student is asked in training."""
-    limits = Limits.for_format(prompt_format)
+def asking(prompt_format: str, limits: Limits | None = None) -> Callable[[Item], Prompt]:
+    """The question of an item (anything with .task), as a student is asked in training.
+
+    limits: those of the run whose tasks they are, else the format's.
+    """
+    limits = limits or Limits.for_format(prompt_format)
 
     def ask(item: Item) -> Prompt:
         return TASK_TYPES[item.task.kind].solve(prompt_format, item.task, limits)
     return ask
 
 
-def judging(sandbox: Sandbox, prompt_format: str,
+def judging(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None,
             noted: tuple[str, ...] = ()) -> Callable[[list], list[dict]]:
-    """judge([(item, text)]) -> [dict(correct, verdict)], as in training: the sandbox decides.
+    """judge([(item, text)]) -> [dict(correct, verdict)], as in training: the sandbox decides, or fails (None).
 
     noted: fields of the items that go along.
     """
-    limits = Limits.for_format(prompt_format)
-    ask = asking(prompt_format)
+    limits = limits or Limits.for_format(prompt_format)
+    ask = asking(prompt_format, limits)
 
     def judge(answers: list[tuple]) -> list[dict]:
         texts = [[ask(item).prefix + text] for item, text in answers]
@@ -177,7 +181,8 @@ def judging(sandbox: Sandbox, prompt_format: str,
         out = []
         for [verdict], (item, _) in zip(verdicts, answers):
             more = {name: getattr(item, name) for name in noted}
-            out.append(dict(correct=verdict == "correct", verdict=verdict, **more))
+            correct = None if verdict == UNJUDGED else verdict == "correct"
+            out.append(dict(correct=correct, verdict=verdict, **more))
         return out
     return judge
 
@@ -374,9 +379,10 @@ def main(argv: list[str] | None = None) -> int:
         if all(item.seen for item in items):
             raise ValueError(f"--limit {args.limit}: the base may know the only task of each family, and no "
                              "sum counts such tasks; give 2 or more")
-        judge = judging(sandbox, prompt_format, ("size", "seen"))
+        judge = judging(sandbox, prompt_format, noted=("size", "seen"))
         ask = asking(prompt_format)
         rows = answering.answer_all(population, items, ask, judge, args, out, done, prompt_format)
+    rows = comparable(rows)
     note_thinking(rows, items, prompt_format)
     sizes = by_size(rows)
     n_told = told(args.run, items)

@@ -10,8 +10,10 @@ import lzma
 from collections import Counter
 from pathlib import Path
 
+from eval.answering import place_of
 from eval.population import heldout
 from eval.population.arms import Arm
+from eval.summary import comparable
 from infra.checkpoint import RunDir, differing
 
 SUFFIX = ".json.xz"
@@ -84,7 +86,8 @@ def read_answers(directory: Path, prompt_format: str) -> dict:
     dict(samples, temperature, limit, data, base_hash, answers: family -> dict(ids, right: member -> counts,
     think: member -> counts)).
     """
-    rows = [json.loads(line) for line in (directory / "answers.jsonl").read_bytes().splitlines()]
+    rows = map(json.loads, (directory / "answers.jsonl").read_bytes().splitlines())
+    rows = comparable(list({place_of(row): row for row in rows}.values()))     # of one asked again, the last
     items = heldout.read_items(directory / "items.jsonl")
     heldout.note_thinking(rows, items, prompt_format)
     told = {}

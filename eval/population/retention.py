@@ -26,7 +26,7 @@ from eval import answering, common
 from eval.population import heldout, records
 from eval.population.measures import children, children_table
 from eval.stats import hierarchical_bootstrap, ratio_bootstrap
-from eval.summary import BASE, shares
+from eval.summary import BASE, comparable, shares
 from evolve import Member
 from generate import Rollout, generate
 from infra.checkpoint import RunDir, members_at
@@ -156,6 +156,8 @@ def at_birth(args: argparse.Namespace, population: common.Population, students: 
     def answer(some: common.Population) -> list[dict]:
         ask = heldout.asking(prompt_format)
         rows = answering.answer_all(some, items, ask, judge, args, out, done, prompt_format)
+        if comparable(rows) != rows:
+            raise OSError("the sandbox failed on some answers, and retention compares all: repeat the command")
         heldout.note_thinking(rows, items, prompt_format)
         return rows
     slots = {m.name: population.slots.get(m.name, 0) for m in students} | {BASE: -1}

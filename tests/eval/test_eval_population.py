@@ -2,18 +2,21 @@
 import argparse
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 import train
-from eval import stats
+from eval import common, stats
 from eval.population import ablation, arms, crossplay, heldout, measures, records, retention
 from eval.population.crew import Crew
 from eval.summary import against, summarise, with_means
+from infra.checkpoint import RunDir
 from micro import programs
 from operators import OPERATORS
-from tasks import read_tasks
+from tasks import TASK_TYPES, read_tasks
+from tasks.validation import Limits
 
 CPU = ["--device", "cpu", "--workers", "1"]
 
@@ -174,6 +177,27 @@ def test_crossplay_on_a_run(grown, tmp_path, capsys):
         crossplay.main(CPU)
     with pytest.raises(ValueError, match="--keep 1000"):
         crossplay.main([*flags, "--generations", "1"])
+
+
+def test_theorems_are_asked_and_judged_over_the_run_s_own_theory(grown, sandbox, tmp_path):
+    """As --theory of the run's config.json says: crossplay's teachers may have written proofs."""
+    limits, kind = Limits(theory="miu.mm"), TASK_TYPES["proof"]
+    theorem = "x $p |- M I I I I $= se sI sI se sI mi double double $."
+    proposal = kind.parse_proposal(f"```metamath\n{theorem}\n```", "chat", [], limits)
+    verdict, = sandbox.run([kind.job(proposal)])
+    task = kind.accept(proposal, verdict, limits, "key")
+    answer = crossplay.Item("1", "0", task), f"```metamath\n{proposal.inputs[0]}\n```"
+    for given, right in ((limits, True), (None, False)):
+        assert ("string x M" in heldout.asking("chat", given)(answer[0]).user) is right
+        assert heldout.judging(sandbox, "chat", given)([answer])[0]["correct"] is right
+    run = tmp_path / "run"
+    shutil.copytree(grown, run)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | dict(theory="/its/own.mm", max_output=17)))
+    args = common.parser_of("eval", "", None).parse_args(["--run", str(run), "--device", "cpu"])
+    args.prompt_format, args.max_rows = "", None
+    players = crossplay.Players(args, RunDir(run, writes=False), sandbox)
+    assert (players.limits.theory, players.limits.output_chars, players.limits.compact) == ("/its/own.mm", 17, True)
 
 
 # ---- children and parents ----------------------------------------------------------------------------------

@@ -1,15 +1,21 @@
 """What the sandbox, not the program, fails at: it is tried again, else the row is left out, and nobody is paid or blamed."""
+import contextlib
+import dataclasses
 import json
 import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import selfplay
 from cases import LOOP, one
+from eval.code import suites
+from eval.population import heldout
 from evolve import Member
+from infra import probes
 from sandbox import scheduler
 from tasks import TASK_TYPES, judge_answers
 from tasks.base import UNJUDGED, VIOLATION, Proposal
@@ -144,8 +150,6 @@ def member(role, slot):
 
 def played(s, sandbox_of):
     """A step up to the batch, its students judged by the sandbox that `sandbox_of` makes of the honest one."""
-    import dataclasses
-
     from tasks.archive import Archive
     seed, = selfplay.make_tasks(s, [Proposal("code_o", "def f(x):\n x=x+1\n return x", ("4",))], "")
     archive = Archive(["code_o"], 100)
@@ -239,3 +243,66 @@ def test_a_run_goes_on_and_counts_what_failed(micro_base, tmp_path, monkeypatch)
         for some in row.get("attempts", {}).values():
             if set(some) == {UNJUDGED}:
                 assert row["solve_rate"] is None and row["reward"] == 0
+
+
+# -- probes and evaluations ----------------------------------------------------------------------------------
+
+
+def test_a_probe_counts_only_what_was_judged(setup, monkeypatch):
+    """One answer in two meets a sandbox that fails: accuracies are over the others, and the row says how many."""
+    s = setup(probe_every=1)
+    tasks = selfplay.make_tasks(s, [Proposal("code_o", f"def f(x):\n x=x+{i}\n return x", ("4",)) for i in range(6)], "")
+    slots = {"S0": 2, "S1": 3, "base": -1}
+    whole, cost = probes.answers(s, slots, tasks, 0, 1.0)
+    assert cost["probe_failures"] == 0 and all(None not in a.correct for a in whole.values())
+    broken = dataclasses.replace(s, sandbox=Failing(s.sandbox, 3))         # jobs of a call in order: the first 3 are judged
+    found, cost = probes.answers(broken, slots, tasks, 0, 1.0)
+    answered = [a.correct for a in found.values()]
+    assert cost["probe_failures"] == sum(correct.count(None) for correct in answered) > 0
+    for name, a in found.items():
+        assert all(mine in (None, honest) for mine, honest in zip(a.correct, whole[name].correct))
+    shares = probes.accuracies(found)
+    assert shares == {name: selfplay.mean(a.correct) for name, a in found.items() if a.correct.count(None) < 6}
+    told = probes.probe(broken, [member("student", 2), member("student", 3)], tasks, tasks, [], 0)
+    assert told["probe_failures"] > 0 and None not in told["anchors_greedy"].values()
+
+
+def test_standard_error_leaves_out_what_nobody_was_judged_on():
+    some = probes.Answers([1.0, None, 0.0, None], [False] * 4, [9] * 4)
+    other = probes.Answers([None, 1.0, 0.0, None], [False] * 4, [9] * 4)
+    assert probes.standard_error({"S0": some, "S1": other}) == pytest.approx((1 / 3) ** .5 / 3 ** .5)
+
+
+def test_held_out_questions_that_the_sandbox_failed_on_count_for_nobody(micro_base, tmp_path, monkeypatch, capsys, judge):
+    """They are told of, and asked again by the same command."""
+    broken = Failing(judge, 5)
+    monkeypatch.setattr(heldout, "open_sandbox", lambda workers, weak: contextlib.nullcontext(broken))
+    flags = ["--base", str(micro_base), "--bench", "code_o", "--limit", "12", "--split", "validation", "--workers", "1",
+             "--device", "cpu", "--out", str(tmp_path)]
+    assert heldout.main(flags) == 0
+    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    failed = [row for row in rows if row["verdict"] == UNJUDGED]
+    assert 0 < len(failed) < len(rows) == 12 and all(row["correct"] is None for row in failed)
+    told = capsys.readouterr()
+    assert f"the sandbox failed on {len(failed)} answers" in told.err
+    sizes = json.loads((tmp_path / "summary.json").read_text())["sizes"]
+    assert sum(line["n"] for line in sizes) == 12 - len(failed)
+    broken.n = 99
+    assert heldout.main(flags) == 0 and "the sandbox failed" not in capsys.readouterr().err
+    again = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()][12:]
+    assert [row["id"] for row in again] == [row["id"] for row in failed] and UNJUDGED not in [row["verdict"] for row in again]
+    assert [row["text"] for row in again] == [row["text"] for row in failed], "the same answers"
+    assert sum(line["n"] for line in json.loads((tmp_path / "summary.json").read_text())["sizes"]) == 12
+
+
+def test_a_benchmark_s_answer_that_the_sandbox_failed_on_is_not_wrong():
+    problem = SimpleNamespace(id="1", bench="humaneval+", entry="f", base=("1",), plus=("2",), expected=None, packed=False,
+                              atol=0, canonical="def f(x): return x", arguments=((1,), (2,)))
+    with Sandbox(workers=1, profile="eval") as wide:
+        ready = suites.suites(wide, [problem])
+        answers = [(ready[0], "def f(x): return x"), (ready[0], "def f(x): raise Exception('sandbox failure')")]
+        assert [found["plus"] for found in suites.judge(wide, answers)] == [True, False]
+        first, = suites.judge(Failing(wide, 0), answers[:1])
+        assert first["plus"] is None and first["why"] == "sandbox failure"
+        with pytest.raises(OSError, match="failed on the solution of 1"):
+            suites.suites(Failing(wide, 0), [problem])
