@@ -80,6 +80,7 @@ def evolve_population(setup: Setup, state: State, adam: rl.Adam, step: int) -> l
     for number, role in enumerate(selfplay.ROLES):
         rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number)
         members = members_of(state.members, role)
+        place = {m.name: i for i, m in enumerate(state.members)}
         births = evolve.plan(members, fitness, cfg.replace_frac, cfg.grace, step, cfg.evolve, rng)
         for i, birth in enumerate(births):
             seed = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number, i).getrandbits(60)
@@ -90,7 +91,7 @@ def evolve_population(setup: Setup, state: State, adam: rl.Adam, step: int) -> l
             adam.reset(birth.victim.slot)
             rating = child_rating(system, [parent.rating for parent in birth.parents], cfg.child_rating)
             rows.append(evolve.genealogy(birth, rating, step, ratio))
-            state.members[state.members.index(birth.victim)] = evolve.newborn(birth, rating, step)
+            state.members[place[birth.victim.name]] = evolve.newborn(birth, rating, step)
     return rows
 
 

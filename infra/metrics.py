@@ -4,6 +4,7 @@ from collections import Counter
 import torch
 
 import selfplay
+from evolve import Member
 from infra.checkpoint import State
 from operators import adapter_cosines
 from rl import Batch
@@ -18,6 +19,8 @@ from tasks.prompts import reasoning
 # What is told of rl.update; clip_frac and approx_kl exist from two epochs on.
 GAP = tuple(f"train_rollout_logprob_{name}" for name in ("diff", "signed", "p50", "p99", "max"))
 OF_UPDATE = ("kl", "entropy", *GAP, "capped_frac", "clip_frac", "approx_kl", "overflows", "skipped")
+
+N_COMPARED = 64                     # members whose updates are all compared with each other
 
 
 def describe(proposed: list[ProposalRecord]) -> dict:
@@ -106,28 +109,45 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
         tokens_trained=state.totals["trained"])
 
 
+def mean_cosines(setup: Setup, members: list[Member], step: int) -> dict[str, float | None]:
+    """Of each member the mean of its dW's cosines with the others of its role, by name; where there are more
+    than N_COMPARED, with those of a group that is drawn for the step: all pairs of a thousand cost minutes."""
+    groups, cosine = [members], {}
+    if len(members) > N_COMPARED:
+        groups = []
+        for number, role in enumerate(selfplay.ROLES):
+            own = members_of(members, role)
+            selfplay.make_rng(setup.cfg.seed, step, selfplay.PROBE, -1, number).shuffle(own)
+            n_groups = -(-2 * len(own) // N_COMPARED)
+            groups += [own[i::n_groups] for i in range(n_groups)]
+    for group in groups:
+        place = {slot: i for i, slot in enumerate(sorted({m.slot for m in group}))}
+        cosines = adapter_cosines([setup.adapters.factors(slot) for slot in place])
+        for m in group:
+            others = [place[other.slot] for other in members_of(group, m.role) if other is not m]
+            cosine[m.name] = mean(cosines[place[m.slot], other].item() for other in others)
+    return cosine
+
+
 def member_measures(setup: Setup, state: State, proposed: list[ProposalRecord], update: dict, batch: Batch,
                     adv: torch.Tensor, matches: list[dict], lengths: dict[str, list[int]],
                     tried_by: Counter) -> dict[str, dict]:
     """What the step was for each member, by name; of those that had no match with --matches, the rating.
-    `cosine` is the mean of its dW's cosines with the others of its role that are told of, `lengths` those of
-    `reasoning_lengths`, `tried_by` those of `escape_attempts`."""
+    cosine: see mean_cosines; lengths: those of reasoning_lengths; tried_by: those of escape_attempts."""
     names = {name for match in matches for name in (match["teacher"], match["student"])}
     told = [m for m in state.members if m.name in names or not setup.cfg.matches]
-    place = {slot: i for i, slot in enumerate(sorted({m.slot for m in told}))}
-    cosines, rollout = adapter_cosines([setup.adapters.factors(slot) for slot in place]), batch.rollout
+    cosines, rollout = mean_cosines(setup, told, state.step), batch.rollout
     members = {m.name: dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma) for m in state.members}
     for m in told:
         rows = (rollout.member == m.slot) & (batch.role == selfplay.ROLES.index(m.role))
         n_tokens, said = rollout.n_tokens[rows], lengths.get(m.name, [])
-        others = [place[other.slot] for other in members_of(told, m.role) if other is not m]
         members[m.name] |= dict(
             reward=mean(batch.reward[rows].tolist()),
             response_tokens=mean(n_tokens.tolist()),
             adv_abs=mean(adv[rows].abs().tolist()),
             entropy=-rollout.logp[rows].sum().item() / max(1, n_tokens.sum().item()),
             grad_norm=update["grad_norm"][m.slot],
-            cosine=mean(cosines[place[m.slot], other].item() for other in others),
+            cosine=cosines[m.name],
             think=share_that_think(said),
             reasoning_chars=mean(said),
             escapes=tried_by[m.name])

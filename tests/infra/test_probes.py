@@ -143,3 +143,29 @@ def test_only_kinds_that_are_not_played_are_held_out():
     given = [Proposal(kind, f"{kind} {i}", ("1",)) for i in range(3) for kind in ("code_o", "math", "logic")]
     found = [p.program for p in unplayed(given, ("code_o",), 2)]
     assert found == ["math 0", "math 1", "logic 0", "logic 1"] and not unplayed(given, ("code_o",), 0)
+
+
+def test_many_members_are_compared_in_groups_of_a_role(setup, population, monkeypatch):
+    """A cosine of every member, with some others of its role: the work grows with their number, not with its square."""
+    s, crowd = setup(), []
+    for letter, role, n in (("T", "teacher", 2), ("S", "student", 21)):
+        crowd += [Member(f"{letter}{i}", role, len(crowd) + i, Rating()) for i in range(n)]
+    s = dataclasses.replace(s, adapters=population(s.base, len(crowd), rank=2, b_std=0.01))
+    all_alike = population(s.base, len(crowd), rank=2, b_std=0.01)
+    for slot in range(1, len(crowd)):
+        all_alike.set_factors(slot, all_alike.factors(0))
+    whole, sizes = metrics.mean_cosines(s, crowd, 0), []
+    real = metrics.adapter_cosines
+
+    def counted(factors):
+        sizes.append(len(factors))
+        return real(factors)
+
+    monkeypatch.setattr(metrics, "adapter_cosines", counted)
+    monkeypatch.setattr(metrics, "N_COMPARED", 8)
+    found = metrics.mean_cosines(s, crowd, 0)
+    assert sizes == [2, 4, 4, 4, 3, 3, 3] and set(found) == set(whole) == {m.name for m in crowd}
+    assert all(abs(cosine) < 0.1 for cosine in found.values()) and found["T0"] == pytest.approx(whole["T0"], abs=1e-5)
+    assert found != metrics.mean_cosines(s, crowd, 1), "drawn for the step"
+    alike = metrics.mean_cosines(dataclasses.replace(s, adapters=all_alike), crowd, 0)
+    assert all(cosine == pytest.approx(1, abs=1e-4) for cosine in alike.values())
