@@ -16,6 +16,7 @@ import dataclasses
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,10 +153,8 @@ class RunDir:
             part.mkdir()
             fill(part)
             (part / "state.json").write_text(json.dumps({**state, "step": step, "logs": self.sizes()}))
-            for file in part.rglob("*"):
-                if file.is_file() and file.stat().st_nlink == 1:        # else it is on the disk since long
-                    with open(file, "rb") as f:
-                        os.fsync(f.fileno())
+            with ThreadPoolExecutor(16) as pool:        # a disk takes many at once, in a twentieth of the time
+                list(pool.map(to_disk, part.rglob("*")))
             shutil.rmtree(final, ignore_errors=True)
             part.rename(final)
         except (OSError, SafetensorError) as e:
@@ -164,6 +163,13 @@ class RunDir:
                           f"free some space, then --resume {self.path}") from e
         for old in self.steps()[:-keep]:
             shutil.rmtree(self.path / f"step_{old}", ignore_errors=True)
+
+
+def to_disk(file: Path) -> None:
+    """Waits until what was written to a file is on the disk; one with two names is there since long."""
+    if file.is_file() and file.stat().st_nlink == 1:
+        with open(file, "rb") as f:
+            os.fsync(f.fileno())
 
 
 def linked(former: Path, directory: Path, names: list[str]) -> bool:

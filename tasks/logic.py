@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from sandbox.values import decode, encode
 from tasks.base import Proposal, Reject, TaskType
-from tasks.complexity import MAX_CHARS, entry, parse
+from tasks.complexity import MAX_CHARS, entry, tree_of, walk
 from tasks.prompts import FORMATS, LOGIC_TOPICS
 
 TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
@@ -32,14 +32,16 @@ class Logic(TaskType):
     n_variables = range(2, 7)
 
     def puzzle(self, lines: list[str]) -> Proposal:
-        """The proposal of a list of constraints. Raises ValueError with a reason of validation.REASONS."""
-        parsed = {line: parse(line).body for line in dict.fromkeys(lines)}
+        """The proposal of a list of constraints, of which repetitions are left out.
+
+        Raises ValueError with a reason of validation.REASONS.
+        """
         clauses = []
-        for line in lines:
-            clauses += parsed[line]
+        for line in dict.fromkeys(lines):
+            clauses += tree_of(line).body
         names = set()
         for clause in clauses:
-            nodes = list(ast.walk(clause))[1:] if isinstance(clause, ast.Expr) else [clause]
+            nodes = walk(clause)[1:] if isinstance(clause, ast.Expr) else [clause]
             if not all(isinstance(node, self.allowed) for node in nodes):
                 raise ValueError("not_logic")
             names |= {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -82,11 +84,11 @@ class Logic(TaskType):
 
     def variables(self, task) -> list[str]:
         """Names of the puzzle's variables in alphabetical order."""
-        return [argument.arg for argument in entry(parse(task.program)).args.args]
+        return [argument.arg for argument in entry(tree_of(task.program)).args.args]
 
     def fields(self, prompt_format, task, limits):
         """The clauses, one a line, and the form of the answer: every variable by name."""
-        formula = entry(parse(task.program)).body[0].value
+        formula = entry(tree_of(task.program)).body[0].value
         is_conjunction = isinstance(formula, ast.BoolOp) and isinstance(formula.op, ast.And)
         clauses = formula.values if is_conjunction else [formula]
         lines = "\n".join(map(ast.unparse, clauses))

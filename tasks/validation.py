@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from tasks.complexity import (DEFINITIONS, MAX_CHARS, bound_names, drop_annotations, drop_docstrings, entry,
-                              parse)
+                              parse, tree_of, walk)
 from tasks.prompts import show
 
 # Why a proposal was refused; the keys are what the logs count.
@@ -100,7 +100,7 @@ def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:
             raise ValueError("no_entry")
         renamed = True
         old = functions[0].name
-        for node in ast.walk(tree):
+        for node in walk(tree):
             if isinstance(node, ast.FunctionDef) and node is functions[0]:
                 node.name = "f"
             elif isinstance(node, ast.Name) and node.id == old:
@@ -109,12 +109,12 @@ def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:
                 node.names = ["f" if name == old else name for name in node.names]
     if tidy:
         tree = drop_demonstrations(drop_annotations(drop_docstrings(tree), everywhere=False))
-    return ast.unparse(ast.fix_missing_locations(tree)) if tidy or renamed else source.strip("\n")
+    return ast.unparse(tree) if tidy or renamed else source.strip("\n")
 
 
 def names_in(node: ast.AST) -> set[str]:
     """Every name that is read or set anywhere below a node."""
-    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    return {inner.id for inner in walk(node) if isinstance(inner, ast.Name)}
 
 
 def drop_demonstrations(tree: ast.Module) -> ast.Module:
@@ -149,7 +149,7 @@ def demonstrated(source: str, name: str = "") -> list[str]:
     literals are left out; unreadable source gives none.
     """
     try:
-        tree = parse(source)
+        tree = tree_of(source)
     except ValueError:
         return []
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -158,7 +158,7 @@ def demonstrated(source: str, name: str = "") -> list[str]:
     values = {}
     calls = []
     for top in tree.body:
-        for node in ast.walk(top) if not isinstance(top, DEFINITIONS) else ():
+        for node in walk(top) if not isinstance(top, DEFINITIONS) else ():
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 values[node.targets[0].id] = node.value
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
@@ -182,7 +182,7 @@ def demonstrated(source: str, name: str = "") -> list[str]:
 
 def literal_text(node: ast.expr) -> str | None:
     """A plain literal as Python prints it; None if it is none, or too long to be read again."""
-    if not all(map(is_plain, ast.walk(node))):
+    if not all(map(is_plain, walk(node))):
         return None
     try:
         text = ast.unparse(node)
@@ -198,11 +198,11 @@ def program_problem(source: str, limits: Limits) -> str | None:
     if CONTROL.search(source):
         return "control_text"
     try:
-        tree = parse(source)
+        tree = tree_of(source)
     except ValueError as error:
         return str(error).split(":")[0]
     banned = BANNED - bound_names(tree)         # a parameter called `input` is nothing bad
-    for node in ast.walk(tree):
+    for node in walk(tree):
         modules = set()
         if isinstance(node, ast.Import):
             modules = {alias.name.split(".")[0] for alias in node.names}
@@ -233,7 +233,7 @@ def ignores_input(function: ast.FunctionDef) -> bool:
     alive = set(parameters(function))
     for statement in function.body:
         updated = statement.target if isinstance(statement, ast.AugAssign) else None    # x += 1 says Store
-        for node in ast.walk(statement):
+        for node in walk(statement):
             is_read = isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Load) or node is updated)
             if is_read and node.id in alive:
                 return False
@@ -244,12 +244,12 @@ def ignores_input(function: ast.FunctionDef) -> bool:
 
 def read_arguments(text: str) -> list[ast.expr]:
     """Syntax trees of the literals in an argument text. Raises ValueError unless it is plain arguments."""
-    tree = parse(f"f({text}\n)")
+    tree = tree_of(f"f({text}\n)")
     call = tree.body[0].value if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords:
         raise ValueError("not_literal")
     for argument in call.args:
-        if not all(map(is_plain, ast.walk(argument))):
+        if not all(map(is_plain, walk(argument))):
             raise ValueError("not_literal")
     return call.args
 
@@ -281,7 +281,7 @@ def input_problem(text: str, limits: Limits) -> str | None:
     except ValueError as error:
         return "too_deep" if str(error).startswith("too_deep") else "not_literal"
     for argument in arguments:
-        for node in ast.walk(argument):
+        for node in walk(argument):
             value = getattr(node, "elts", getattr(node, "keys", 0))
             if isinstance(node, ast.Constant):
                 value = node.value
@@ -307,7 +307,7 @@ def arguments_text(text: str, program: str) -> str:
     if not names:
         return text
     try:
-        lines = parse(text).body
+        lines = tree_of(text).body
     except ValueError:
         return text
     values = {}
@@ -331,7 +331,7 @@ def arguments_text(text: str, program: str) -> str:
 def parameters_of(program: str) -> list[str]:
     """Parameters of a program's f; none where it cannot be read. Kept, for all lines of an answer ask it."""
     try:
-        function = entry(parse(program))
+        function = entry(tree_of(program))
     except ValueError:
         return []
     return parameters(function) if function else []

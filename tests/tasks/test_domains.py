@@ -1,5 +1,6 @@
 """math.py and logic.py: numbers and truth values as models write them, puzzles and problems, run."""
 import dataclasses
+import itertools
 import random
 import re
 import sys
@@ -169,7 +170,7 @@ def test_a_puzzle_becomes_a_task(sandbox):
     ("a\n__import__('os')", "not_logic"),
     ("a\nb if a else c", "not_logic"), ("a\n" + "not " * 60 + "b", "too_deep"),
     ("a\n" + "(" * 90 + "b" + ")" * 90, "too_deep"),
-    ("a\n\x00b", "syntax"), ("\n".join(["a or b"] * 400), "too_long")])
+    ("a\n\x00b", "syntax"), ("\n".join(map(" or ".join, itertools.permutations("abcdef", 4))), "too_long")])
 def test_puzzles_are_refused_by_name(sandbox, lines, reason):
     assert outcome(sandbox, LOGIC, f"```constraints\n{lines}\n```") == reason
 
@@ -340,3 +341,10 @@ def test_a_kind_without_template_is_refused_before_the_run(sortwords):
     del prompts.TEMPLATES["sortwords"]
     with pytest.raises(ValueError, match=r"no template of it for the chat prompt format \(propose\)"):
         config.resolve_config(config.Config(task_types="sortwords"), "chat")
+
+
+def test_a_constraint_that_comes_twice_is_one():
+    """A puzzle of a repeated line is the puzzle without it: reading costs no more, and the two are duplicates."""
+    logic = TASK_TYPES["logic"]
+    lines = ["a or b", "not a or c", "not c"]
+    assert logic.puzzle([*lines, *lines * 50]) == logic.puzzle(lines)
