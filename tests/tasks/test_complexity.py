@@ -1,14 +1,17 @@
 """complexity.py: known programs, properties of the structural hash, and texts that try to hurt the parser."""
 import ast
+import json
 import math
 import random
 import time
+from pathlib import Path
 
 import pytest
 
 from tasks import complexity
 from tasks.complexity import Complexity, may_vary, measure, parse, structural_hash
 
+ROOT = Path(__file__).resolve().parents[2]
 LOOP = '''
 def f(items, limit=3):
     """Counts."""
@@ -151,6 +154,27 @@ def test_what_ends_a_comment_for_python_ends_it_for_the_guard(before):
     with pytest.raises(ValueError, match="too_deep"):
         parse(before + "(" * 199)
     assert parse(f"{before}\rx = '{'(' * 199}'  # {'(' * 199}")
+
+
+@pytest.mark.parametrize("prefix", ["f", "F", "rf", "fR", "Rf"])
+@pytest.mark.parametrize("quote", ["'", '"', "'''", '"""'])
+@pytest.mark.parametrize("inside", ["{(" + "(" * 40, "{" * 40, "{" + "[{(" * 10 + "1" + ")}]" * 10 + "}", ")" * 40 + "{" + "(" * 30 + "1" + ")" * 30 + "}",
+                                    "{1:{1:" * 20, "{lambda: " + "(lambda: " * 30])
+def test_brackets_in_f_strings_nest(prefix, quote, inside):
+    """Also those that close for the eye alone: what stands outside of the braces is text."""
+    for closing in (quote, "") if len(quote) == 1 else (quote,):
+        with pytest.raises(ValueError, match="too_deep"):
+            parse(f"x = {prefix}{quote}{inside}{closing}")
+    assert parse(f"x = b{quote}{inside}{quote}, {quote}{inside}{quote}"), "other strings are text"
+
+
+def test_ordinary_f_strings_are_read():
+    parse("def f(x):\n    return f'{x[0]}, {x[1]:>{x[2]}} {{}} ' + f\"{f'{x}'}\" + rf'\\{x}' + '([{' * 9")
+    for path in (ROOT / "micro" / "base").glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            if "program" in row:
+                parse(row["program"])
 
 
 @pytest.mark.parametrize("source, expected", [
