@@ -3,12 +3,12 @@
 A benchmark gives its items (anything with .bench and .id), a question per item, and judge([(item, text)]) ->
 list of dicts with "correct" and whatever else its line in answers.jsonl should hold. All members and the bare
 base answer side by side, one member index a row; every answer is drawn from (seed, item, member, sample)
-alone, so that an interrupted run goes on as if it had not been.
+alone, so that an interrupted run goes on as if it had not been. Where the last bits of a row hang on those
+beside it (bfloat16, GPUs): which these are depends on questions and flags alone.
 """
 import argparse
 import itertools
 import sys
-import time
 from collections.abc import Callable
 from zlib import crc32
 
@@ -21,11 +21,10 @@ from infra.weights import closing_table, is_chat_model
 from model import Base
 from tasks.prompts import ENVELOPE, FORMATS, Prompt, chat_text, render
 
-# A call of `generate` is given many rollout batches, so that waiting rows take the places of those that have
-# ended. It begins with one batch and doubles while a call takes less than a minute: nobody loses more than
-# about two minutes, or one batch where that takes longer, by a kill.
-MOST_BATCHES = 16
-CALL_S = 60.0
+# A call of `generate` is given several rollout batches, so that waiting rows take the places of those that
+# have ended: at least one, and at most so many tokens. Its answers reach the disk together, so that after a
+# kill, which costs one call, the remaining calls are the same.
+CALL_TOKENS = 1 << 18
 
 
 # ---- questions ---------------------------------------------------------------------------------------------
@@ -87,8 +86,8 @@ def answer_all(population: Population, items: list, question: Callable, judge: C
     """Every member's answers to every item, those on disk first: dicts as in answers.jsonl, written by batch.
 
     question(item) -> text, token ids, or Prompt (whose prefix the judge puts before the text); judge as in
-    `judged`; summary.comparable leaves out what the sandbox failed on. Raises ValueError where a question does
-    not fit the context.
+    `judged`; summary.comparable leaves out what the sandbox failed on. Raises ValueError where a question
+    does not fit the context.
     """
     have = {place_of(row): row for row in done}
     ids = {(item.bench, item.id): put(question(item), prompt_format, population.base) for item in items}
@@ -100,23 +99,20 @@ def answer_all(population: Population, items: list, question: Callable, judge: C
         if missing := [sample for sample, place in enumerate(each) if place not in have]:
             wanted.append((item, member, missing))
     wanted.sort(key=lambda unit: (len(unit[2]), len(ids[unit[0].bench, unit[0].id])))
-    n_batches = 1
+    n_rows = args.max_rows * max(1, CALL_TOKENS // (args.max_rows * args.max_new))
     with tqdm(total=len(places), desc="answers", disable=not sys.stderr.isatty()) as bar:
         bar.update(bar.total - sum(len(missing) for _, _, missing in wanted))
         while wanted:
             n = len(wanted[0][2])
-            several = wanted[:n_batches * max(1, args.max_rows // n)]
+            several = wanted[:max(1, n_rows // n)]
             several = [unit for unit in several if len(unit[2]) == n]
             wanted = wanted[len(several):]
-            begun = time.monotonic()
-            answers = answer_units(population, several, ids, args, prompt_format)
-            is_fast = time.monotonic() - begun < CALL_S
-            n_batches = min(2 * n_batches, MOST_BATCHES) if is_fast else max(1, n_batches // 2)
+            answers, rows = answer_units(population, several, ids, args, prompt_format), []
             for start in range(0, len(answers), args.max_rows):     # a suite of tests in memory is large
-                rows = judged_rows(answers[start:start + args.max_rows], judge)
-                run.append("answers.jsonl", rows)
-                have |= {place_of(row): row for row in rows}
-                bar.update(len(rows))
+                rows += judged_rows(answers[start:start + args.max_rows], judge)
+            run.append("answers.jsonl", rows)
+            have |= {place_of(row): row for row in rows}
+            bar.update(len(rows))
     rows = [have[place] for place in places]
     if n_failed := sum(row["correct"] is None for row in rows):
         print(f"note: the sandbox failed on {n_failed} answers, whose questions count for nobody; the same "

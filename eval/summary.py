@@ -2,7 +2,7 @@
 
 Rows are those of answers.jsonl: dicts with bench, id, member, sample, correct and tokens, and with think
 where it is known whether an answer reasons. A question counts once, as the mean of its samples. correct is
-None where the sandbox failed, not the answer: `comparable` takes such rows out before anything counts.
+None where the sandbox failed: see `comparable`.
 """
 import itertools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ COLUMNS = 5                                       # of pass@k beside each other,
 
 
 def comparable(rows: list[dict]) -> list[dict]:
-    """Without the questions on which the sandbox failed for anybody: who is compared has answered the same."""
+    """Without the questions on which the sandbox failed for anybody: all that are left have answered them."""
     failed = {(row["bench"], row["id"]) for row in rows if row["correct"] is None}
     return [row for row in rows if (row["bench"], row["id"]) not in failed]
 

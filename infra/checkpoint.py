@@ -153,7 +153,7 @@ class RunDir:
             part.mkdir()
             fill(part)
             (part / "state.json").write_text(json.dumps({**state, "step": step, "logs": self.sizes()}))
-            with ThreadPoolExecutor(16) as pool:        # a disk takes many at once, in a twentieth of the time
+            with ThreadPoolExecutor(16) as pool:            # together they take a twentieth of the time
                 list(pool.map(to_disk, part.rglob("*")))
             shutil.rmtree(final, ignore_errors=True)
             part.rename(final)

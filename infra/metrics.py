@@ -19,7 +19,6 @@ from tasks.prompts import reasoning
 # What is told of rl.update; clip_frac and approx_kl exist from two epochs on.
 GAP = tuple(f"train_rollout_logprob_{name}" for name in ("diff", "signed", "p50", "p99", "max"))
 OF_UPDATE = ("kl", "entropy", *GAP, "capped_frac", "clip_frac", "approx_kl", "overflows", "skipped")
-
 N_COMPARED = 64                     # members whose updates are all compared with each other
 
 
@@ -110,8 +109,8 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
 
 
 def mean_cosines(setup: Setup, members: list[Member], step: int) -> dict[str, float | None]:
-    """Of each member the mean of its dW's cosines with the others of its role, by name; where there are more
-    than N_COMPARED, with those of a group that is drawn for the step: all pairs of a thousand cost minutes."""
+    """Of each member the mean of its dW's cosines with the others of its role, by name; of more members than
+    N_COMPARED with those of a group drawn for the step: all pairs of a thousand cost minutes."""
     groups, cosine = [members], {}
     if len(members) > N_COMPARED:
         groups = []

@@ -81,8 +81,8 @@ def tree_or_error(source: str) -> ast.Module | ValueError:
 
 def without_text(match: re.Match) -> str:
     """What stands for a string or a comment where only nesting counts; of an f-string all brackets that open,
-    as if each closed at its end: what closes them may be text. Since Python 3.12 an f-string's quotes may come
-    again inside it, which is not seen here; that parser reads 199 open brackets in a millisecond."""
+    as if each closed at its end: what closes them may be text. (Not seen: quotes that come again inside it,
+    as from Python 3.12 on they may. That parser reads 199 open brackets in a millisecond.)"""
     if match[0].startswith("#"):
         return " "
     n_open = len(re.findall(r"[(\[{]", match[0])) if match[1] else 0

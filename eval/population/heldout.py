@@ -167,7 +167,7 @@ def asking(prompt_format: str, limits: Limits | None = None) -> Callable[[Item],
 
 def judging(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None,
             noted: tuple[str, ...] = ()) -> Callable[[list], list[dict]]:
-    """judge([(item, text)]) -> [dict(correct, verdict)], as in training: the sandbox decides, or fails (None).
+    """judge([(item, text)]) -> [dict(correct, verdict)], as in training; None: the sandbox failed.
 
     noted: fields of the items that go along.
     """

@@ -157,7 +157,7 @@ def at_birth(args: argparse.Namespace, population: common.Population, students: 
         ask = heldout.asking(prompt_format)
         rows = answering.answer_all(some, items, ask, judge, args, out, done, prompt_format)
         if comparable(rows) != rows:
-            raise OSError("the sandbox failed on some answers, and retention compares all: repeat the command")
+            raise OSError("the sandbox failed on some answers: give the same command again")
         heldout.note_thinking(rows, items, prompt_format)
         return rows
     slots = {m.name: population.slots.get(m.name, 0) for m in students} | {BASE: -1}

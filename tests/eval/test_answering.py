@@ -90,37 +90,45 @@ def calls(monkeypatch):
     return sizes
 
 
-def test_calls_grow_and_the_answers_stay(population, tmp_path, calls, monkeypatch):
+def test_a_call_is_so_many_tokens_and_the_answers_stay(population, tmp_path, calls, monkeypatch):
     args = flags("--samples", "2")
-    rows = ask_all(population, tmp_path / "many", args)
-    assert len(rows) == 12 * 3 * 2 and calls == [6, 12, 24, 30], "twice as many a call, as long as it is quick"
-    monkeypatch.setattr(answering, "MOST_BATCHES", 2)
-    calls.clear()
-    assert ask_all(population, tmp_path / "two", args) == rows and calls == [6, 12, 12, 12, 12, 12, 6]
-    monkeypatch.setattr(answering, "CALL_S", 0.0)
-    calls.clear()
-    assert ask_all(population, tmp_path / "slow", args) == rows and calls == [6] * 12, "what is slow is not lost by the hour"
-    calls.clear()
-    assert ask_all(population, tmp_path / "slow", args) == rows and not calls
+    rows = ask_all(population, tmp_path / "one", args)
+    assert len(rows) == 12 * 3 * 2 and calls == [72], "little is asked at once"
+    for n_tokens, wanted in ((6 * 24 * 2, [12] * 6), (6 * 24 * 3 - 1, [12] * 6), (6 * 24 * 5, [30, 30, 12]), (1, [6] * 12)):
+        calls.clear()
+        monkeypatch.setattr(answering, "CALL_TOKENS", n_tokens)
+        assert ask_all(population, tmp_path / str(n_tokens), args) == rows and calls == wanted
+        calls.clear()
+        assert ask_all(population, tmp_path / str(n_tokens), args) == rows and not calls
 
 
-def test_what_was_judged_is_on_the_disk(population, tmp_path, calls):
-    """Answers of a large call are judged and written by rollout batches: a kill between two loses no verdict."""
-    args, n_judged = flags(), 0
+def test_after_a_kill_the_remaining_calls_are_the_same(population, tmp_path, monkeypatch):
+    """Each with the same rows: where the last bits hang on the batch, the answers are those of a run that was not killed."""
+    asked, generate, n_judged = [], answering.generate, 0
+
+    def noting(base, adapters, prompts, member, keys, *rest, **more):
+        asked.append(keys)
+        return generate(base, adapters, prompts, member, keys, *rest, **more)
 
     def failing(answers):
         nonlocal n_judged
         n_judged += len(answers)
-        if n_judged > 24:
+        if n_judged > 20:
             raise RuntimeError("the sandbox has ended")
         return judge(answers)
 
+    monkeypatch.setattr(answering, "generate", noting)
+    monkeypatch.setattr(answering, "CALL_TOKENS", 6 * 24 * 2)
+    rows, whole = ask_all(population, tmp_path / "whole", flags()), list(asked)
+    assert [len(keys) for keys in whole] == [12, 12, 12]
+    asked.clear()
     with pytest.raises(RuntimeError, match="sandbox"):
-        ask_all(population, tmp_path / "o", args, judge=failing)
-    assert calls == [6, 12, 18] and len((tmp_path / "o/answers.jsonl").read_text().splitlines()) == 24
-    calls.clear()
-    rows = ask_all(population, tmp_path / "o", args)
-    assert sum(calls) == 12 and rows == ask_all(population, tmp_path / "anew", args)
+        ask_all(population, tmp_path / "killed", flags(), judge=failing)
+    assert asked == whole[:2] and len((tmp_path / "killed/answers.jsonl").read_text().splitlines()) == 12
+    asked.clear()
+    assert ask_all(population, tmp_path / "killed", flags()) == rows and asked == whole[1:]
+    texts = [(tmp_path / name / "answers.jsonl").read_bytes() for name in ("whole", "killed")]
+    assert texts[0] == texts[1]
 
 
 # ---------------------------------------------------------------- --against
