@@ -133,6 +133,7 @@ def child(given, size, cpu_s, wall, profile):
     os.closerange(RESULT if script else JOB, OWNER + 1)
     walls.wall_in(wall)
     if script:
+        os.write(1, b">")                               # as `perform` does, for the same reason
         os._exit(run_script(job[0]))
     perform(job, lambda line: os.write(RESULT, line), profile)
     os._exit(0)

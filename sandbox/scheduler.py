@@ -186,13 +186,15 @@ def read_claims(raw, order, end, profile):
 
 
 def read_output(raw, end, profile):
-    """What a whole program printed, from a child, like read_claims: its canonical text as the only claim."""
+    """What a whole program printed after the mark, like read_claims: its canonical text as the only claim."""
     if len(raw) >= profile.max_file:
         end = "too big"
+    if end == "ok" and raw[:1] != b">":
+        end = "malformed"                               # it went back and wrote over the mark
     if end != "ok":
         return end, True, []
     try:
-        return end, True, [(b"=", encode(raw.decode("utf-8", "replace"), limit=profile.max_text))]
+        return end, True, [(b"=", encode(raw[1:].decode("utf-8", "replace"), limit=profile.max_text))]
     except ValueError:
         return "too big", True, []
 
@@ -315,7 +317,7 @@ class Scheduler:
             if run is None:
                 return 0
             end, used_s, raw = "sandbox failure", 0.0, b""
-        if run.case.job.entry is not None and not raw:
+        if not raw:
             end = "sandbox failure"                     # no program can take back that it began
         run.case.open -= 1
         run.case.cpu_s += used_s

@@ -62,21 +62,10 @@ def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
     return tree
 
 
-def tree_of(source: str) -> ast.Module:
-    """As `parse`, of a tree that nobody may change: it is kept for the next who asks."""
-    found = tree_or_error(source)
-    if isinstance(found, ValueError):
-        raise ValueError(*found.args)
-    return found
-
-
 @functools.lru_cache(maxsize=16)
-def tree_or_error(source: str) -> ast.Module | ValueError:
-    """What `parse` returns or raises. A text is read by several functions one after the other."""
-    try:
-        return parse(source)
-    except ValueError as error:
-        return error
+def tree_of(source: str) -> ast.Module:
+    """As `parse`, for those who only read: it is kept for the next, so that nobody may change it."""
+    return parse(source)
 
 
 def without_text(match: re.Match) -> str:

@@ -100,6 +100,29 @@ def test_a_machine_out_of_processes_for_a_moment(judge, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == n_open
 
 
+def test_a_whole_program_that_never_began_is_a_failure_too(judge, monkeypatch):
+    """It says that it begins in front of what it prints, and cannot take that back."""
+    ends, real = [], scheduler.ForkServer.finish
+
+    def finish(server):
+        ends.append(real(server))
+        return ("killed", 0.0, b"") if len(ends) == 1 else ends[-1]
+
+    monkeypatch.setattr(scheduler.ForkServer, "finish", finish)
+
+    def script(code):
+        return judge.run([Job(code, ("7\n",), entry=None)])[0]
+
+    assert script("print(int(input()) + 1)").outputs == ('"8\\n"',) and len(ends) == 2, "tried again, and nothing is seen"
+    for code, wanted in (("import os\nos._exit(111)", "exit"), ("import ctypes\nctypes.memset(8, 0, 8)", "crash"), ("", "ok"),
+                         ("import os\nos.pwrite(1, b'x', 0)", "malformed"), ("import os\nos.lseek(1, 0, 0)\nprint(8)", "malformed"),
+                         ("import os\nos.ftruncate(1, 0)", "exit"), ("print('>')", "ok"), ("import sys\nsys.stdout.buffer.write(b'>\\n>')", "ok")):
+        assert script(code).end == wanted, code
+    assert script("print('>')").outputs == ('">\\n"',) and script("").outputs == ('""',)
+    monkeypatch.setattr(scheduler.ForkServer, "finish", lambda server: (real(server), ("killed", 0.0, b""))[1])
+    assert script("print(1)").errors == ("sandbox failure",)
+
+
 def made(judge, kind, program, *inputs):
     """A task of a kind."""
     proposal = Proposal(kind, program, inputs)

@@ -60,7 +60,7 @@ def readings(program, line, n_chars):
 
 def cost_of_reading(kind, text, prompt_format, task, limits):
     """CPU seconds of parsing a text as a proposal and as an answer, and of the checks before a run; nothing is kept of before."""
-    complexity.tree_or_error.cache_clear()
+    complexity.tree_of.cache_clear()
     validation.parameters_of.cache_clear()
     start = time.process_time()
     proposal = kind.parse_proposal(text, prompt_format, [task], limits)
