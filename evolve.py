@@ -138,13 +138,12 @@ def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rn
     victims = [m for m in worst_first[:-1] if not m.parents or step - m.born > grace][:n_cull]
     dying = {m.name for m in victims}
     survivors = [m for m in worst_first if m.name not in dying]
-    place = {m.name: i for i, m in enumerate(survivors)}
     serial = max(int(m.name[1:]) for m in members)          # of all: no name ever comes twice
     births = []
     for i, victim in enumerate(victims, 1):
         operator, note = choose_operator(mode, len(survivors), rng)
         parents = rng.sample(survivors, OPERATORS[operator].n_parents)
-        parents.sort(key=lambda m: place[m.name], reverse=True)     # survivors are worst first
+        parents.sort(key=survivors.index, reverse=True)     # survivors are worst first
         births.append(Birth(f"{victim.name[0]}{serial + i}", victim, tuple(parents), operator, note))
     return births
 

@@ -137,6 +137,11 @@ def member_measures(setup: Setup, state: State, proposed: list[ProposalRecord], 
     told = [m for m in state.members if m.name in names or not setup.cfg.matches]
     cosines, rollout = mean_cosines(setup, told, state.step), batch.rollout
     members = {m.name: dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma) for m in state.members}
+    proposals, attempts = {}, {}                                        # by who wrote them
+    for p in proposed:
+        proposals.setdefault(p.teacher.name, []).append(p)
+        for name, verdicts in p.attempts.items():
+            attempts.setdefault(name, []).extend(verdicts)
     for m in told:
         rows = (rollout.member == m.slot) & (batch.role == selfplay.ROLES.index(m.role))
         n_tokens, said = rollout.n_tokens[rows], lengths.get(m.name, [])
@@ -151,11 +156,11 @@ def member_measures(setup: Setup, state: State, proposed: list[ProposalRecord], 
             reasoning_chars=mean(said),
             escapes=tried_by[m.name])
         if m.role == "teacher":
-            own = describe([p for p in proposed if p.teacher is m])
+            own = describe(proposals.get(m.name, []))
             del own["teacher_reward"]                                   # is its `reward`
             members[m.name] |= own
         else:
-            verdicts = [verdict for p in proposed for verdict in p.attempts.get(m.name, [])]
+            verdicts = attempts.get(m.name, [])
             members[m.name] |= dict(n=len(verdicts), solve_rate=solve_rate(verdicts))
     return members
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 MAX_CHARS = 8000
 MAX_BRACKETS = 24       # open brackets at once, strings and comments not counted, but f-strings
 MAX_DEPTH = 100         # levels of the tree; a chain of 60 elif is still below it
-# a string that is not closed ends with its line, so that each character is looked at once; [1]: its prefix
-# where it holds expressions, which have brackets of their own
+# a string that is not closed ends with its line, so that each character is looked at once; [1]: the f of f""
 STRING_OR_COMMENT = re.compile(r"#[^\n]*|([fFtT][rR]?|[rR][fFtT])?(?:'''.*?'''|\"\"\".*?\"\"\"|"
                                r"'(?:\\.|[^'\\\n])*'?|\"(?:\\.|[^\"\\\n])*\"?)", re.S)
 # each of these nests without a bracket, also in a mixture
@@ -23,7 +22,6 @@ PREFIXES = re.compile(r"(?:(?:[-+~]|\bnot\b|\bawait\b|\blambda\b[^:]*:)\s*){40}"
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert,
             ast.comprehension, ast.match_case)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-BLOCKS = "body", "orelse", "handlers", "cases", "finalbody"                # where a statement holds others
 NAMED = (*DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)       # they bind what stands in .name
 
 
@@ -112,16 +110,6 @@ def walk(tree: ast.AST) -> list[ast.AST]:
     return found
 
 
-def statements(tree: ast.Module) -> list[ast.AST]:
-    """The module, its statements and those in their blocks, with the handlers and cases between them."""
-    found = [tree]
-    for node in found:
-        for name in BLOCKS:
-            block = getattr(node, name, None)
-            found += block if isinstance(block, list) else []
-    return found
-
-
 def may_vary(source: str) -> bool:
     """Whether a program has what two interpreters can agree on by chance: sets, whose order hangs on the hash
     seed, or something that outlives a call. One in twenty ordinary programs has."""
@@ -175,7 +163,7 @@ def has_docstring(node: ast.AST) -> bool:
 
 def drop_docstrings(tree: ast.Module) -> ast.Module:
     """Removes every docstring in place; a body that had nothing else gets `pass`."""
-    for node in statements(tree):
+    for node in walk(tree):
         if has_docstring(node):
             node.body = node.body[1:] or ([] if isinstance(node, ast.Module) else [ast.Pass()])
     return tree
@@ -183,15 +171,14 @@ def drop_docstrings(tree: ast.Module) -> ast.Module:
 
 def drop_annotations(tree: ast.Module, everywhere: bool = True) -> ast.Module:
     """Removes annotations in place: of functions; with `everywhere` of variables too, as in dataclasses."""
-    for node in statements(tree):
+    for node in walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             node.returns = None
-            for argument in children(node.args):
-                if isinstance(argument, ast.arg):
-                    argument.annotation = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
         if not everywhere:
             continue
-        for field in BLOCKS:
+        for field in ("body", "orelse", "finalbody"):
             block = getattr(node, field, None)
             if isinstance(block, list) and any(isinstance(statement, ast.AnnAssign) for statement in block):
                 bare = []
@@ -230,7 +217,7 @@ def measure(source: str) -> Complexity:
 def _code_lines(source: str, tree: ast.Module) -> int:
     """Lines that hold code; docstrings are found in the tree, as a text search would hit other strings."""
     skipped = set()
-    for node in statements(tree):
+    for node in walk(tree):
         if has_docstring(node):
             skipped.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
             if node.body[0].lineno == getattr(node, "lineno", 0):
@@ -258,7 +245,7 @@ class _Canonical(ast.NodeTransformer):
 
     def __init__(self, tree: ast.Module):
         self.bound = bound_names(tree)
-        self.own = {node.name for node in statements(tree) if isinstance(node, DEFINITIONS)}
+        self.own = {node.name for node in walk(tree) if isinstance(node, DEFINITIONS)}
         self.names: dict[str, str] = {}
 
     def rename(self, name: str | None) -> str | None:

@@ -154,10 +154,7 @@ def told(run: str, items: list[Item]) -> int:
 # ---- asking and judging ------------------------------------------------------------------------------------
 
 def asking(prompt_format: str, limits: Limits | None = None) -> Callable[[Item], Prompt]:
-    """The question of an item (anything with .task), as a student is asked in training.
-
-    limits: those of the run whose tasks they are, else the format's.
-    """
+    """The question of an item (anything with .task), as in training; limits: a run's, else the format's."""
     limits = limits or Limits.for_format(prompt_format)
 
     def ask(item: Item) -> Prompt:

@@ -113,13 +113,13 @@ HOSTILE = ["(" * 30 + ")" * 30, "[" * 2000, "{" * 24, "{(" * 12, "(lambda:" * 24
 
 @pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_texts_end_quickly_and_by_name(source):
-    start = time.monotonic()
+    start = time.process_time()
     for function in (measure, structural_hash, parse):
         try:
             function(source)
         except ValueError as error:
             assert str(error).split(":")[0] in ("too_long", "too_deep", "syntax")
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_random_texts_never_raise_anything_else():
