@@ -14,7 +14,7 @@ from infra.memory import autotune_batch, free_memory, plan_table
 from infra.precision import DTYPES, pick_dtype
 from infra.weights import load_base, load_tokenizer, read_config, resolve, weights_hash
 from lora import Adapters
-from model import Base
+from model import Base, compile_kernels
 from rl import Adam
 from selfplay import ROLES, Setup
 from tasks.validation import Limits
@@ -157,7 +157,8 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
         raise ValueError(f"not enough memory:\n{table}")
     base = load_base(base_name(cfg), dtype, ranks.device, cfg.base_dtype)
     graphs = base.graphs and not cfg.no_cuda_graphs
-    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format, graphs=graphs)
+    model = compile_kernels(base.model) if cfg.compile else base.model
+    return cfg, dataclasses.replace(base, model=model, prompt_format=cfg.prompt_format, graphs=graphs)
 
 
 def show_plan(cfg: Config) -> int:
