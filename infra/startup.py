@@ -146,7 +146,8 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
     cfg = resolve_config(cfg, prompt_format, ranks.device.type)
     dtype = DTYPES[pick_dtype(cfg.dtype, ranks.device)]
-    n = n_adapters(cfg) if ranks.device.type == "cpu" else n_on_device(cfg)    # a CPU has but one memory
+    on_cpu = ranks.device.type == "cpu" and not cfg.device.startswith("cuda")
+    n = n_adapters(cfg) if on_cpu else n_on_device(cfg)                 # a CPU has but one memory
     return cfg, dtype, *plan_table(cfg, shape, dtype, n, free_memory(ranks.device))
 
 
@@ -162,8 +163,13 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
 
 
 def show_plan(cfg: Config) -> int:
-    """Print the memory plan; returns the exit code. Raises ValueError for what the user can mend."""
-    ranks = Ranks.join(cfg.device)
+    """Print the memory plan, with --device cuda also for a card that is not here; returns the exit code.
+    Raises ValueError for what the user can mend."""
+    if cfg.device.startswith("cuda") and not torch.cuda.is_available():
+        ranks = Ranks.join("cpu")
+        cfg = dataclasses.replace(cfg, dtype="bfloat16" if cfg.dtype == "auto" else cfg.dtype)
+    else:
+        ranks = Ranks.join(cfg.device)
     *_, table, fits = estimate_memory(choose_dtype(cfg, ranks), ranks)
     print(table)
     return 0 if fits else 2
