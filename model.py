@@ -173,11 +173,6 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-def rotate_both(q, k, cos, sin) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rotate` of queries and keys."""
-    return rotate(q, cos, sin), rotate(k, cos, sin)
-
-
 def add_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float):
     """x + y, and its RMSNorm."""
     x = x + y
@@ -192,7 +187,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True)
 class Kernels:
     """What a block computes number by number between its products: see `compile_kernels`."""
-    rotate: Callable = rotate_both
+    rotate: Callable = rotate
     add_norm: Callable = add_norm
     swiglu: Callable = swiglu
 
@@ -218,9 +213,8 @@ class Attention(nn.Module):
         """x (B, T, C) -> (B, T, C); cos, sin (B, 1, T, D); slots: the cache's of one token a row."""
         B, T, _ = x.shape
         q, k, v = [y.view(B, T, -1, self.D) for y in self.qkv(x, lora)]
-        q = self.q_norm(q).transpose(1, 2)                                                  # (B, H, T, D)
-        k = self.k_norm(k).transpose(1, 2)                                                  # (B, K, T, D)
-        q, k = kernels.rotate(q, k, cos, sin)
+        q = kernels.rotate(self.q_norm(q).transpose(1, 2), cos, sin)                        # (B, H, T, D)
+        k = kernels.rotate(self.k_norm(k).transpose(1, 2), cos, sin)                        # (B, K, T, D)
         v = v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(self.layer, k, v, slots)

@@ -29,9 +29,10 @@ from attention import paged_kernel
 from bench import correct, speed
 from bench.correct import Check
 from bench.speed import Bench, Sizes
-from bench.workload import SHAPES
+from bench.workload import SHAPES, in_int8
 from infra.distributed import Ranks
 from infra.platform import git_commit
+from model import compile_kernels
 
 
 def checked(b: Bench, check) -> list[Check]:
@@ -68,13 +69,18 @@ def parts(device: torch.device, sizes: Sizes) -> list[Part]:
     """What is done, in this order."""
     made = []
     for name, check in (("logits", correct.check_logits), ("decoding", correct.check_decoding),
-                        ("gradients", correct.check_gradients), ("routing", correct.check_routing)):
+                        ("gradients", correct.check_gradients), ("routing", correct.check_routing),
+                        ("int8 logits", correct.check_int8)):
         made.append(Part(name, functools.partial(checked, check=check), 1, True))
     if device.type == "cuda":
         made.append(Part("CUDA graphs", check_graphs, 1, True))
     made += [Part("bandwidth and arithmetic", speed.roofs, 1), Part("the shape itself", check_shape, 2, True)]
     for rows, share in zip(sizes.rows, (14, 24)):
         made.append(Part(f"decoding {rows} rows", functools.partial(speed.decoding, rows=rows), share))
+    made.append(Part("int8 decoding", functools.partial(speed.other_model, name="int8", make=in_int8), 8))
+    if device.type == "cuda":               # on a CPU compiling takes minutes and does not pay
+        made.append(Part("--compile", functools.partial(speed.other_model, name="compile",
+                                                        make=compile_kernels), 8))
     return made + [Part("update", speed.update, 10), Part("whole step", speed.whole_step, 14),
                    Part("loop", speed.loop, 20), Part("PEFT", speed.peft, 8)]
 

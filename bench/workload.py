@@ -10,6 +10,7 @@ import torch
 import rl
 from bench.common import timed
 from generate import Rollout, generate
+from infra.precision import quantize
 from lora import Adapters
 from model import Base, Model, ModelConfig
 
@@ -41,6 +42,19 @@ def random_model(shape: ModelConfig, dtype: torch.dtype, device) -> Model:
         else:
             p.normal_(0, p.shape[-1] ** -.5, generator=gen)
     return model
+
+
+def in_int8(model: Model) -> Model:
+    """A copy with linear layers in int8, as --base-dtype int8 makes them; embedding and norms are shared."""
+    with torch.device("meta"):
+        narrow = Model(model.cfg).requires_grad_(False)
+    state = model.state_dict()
+    for path, layer in narrow.linears().items():
+        weight, scale = quantize(state[f"{path}.weight"], model.embedding.dtype)
+        layer.scale = torch.nn.Parameter(scale, requires_grad=False)
+        state |= {f"{path}.weight": weight, f"{path}.scale": scale}
+    narrow.load_state_dict(state, assign=True)
+    return narrow.eval().fuse()
 
 
 def base_of(model: Model, name: str, graphs: bool = False) -> Base:

@@ -165,11 +165,10 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
 def show_plan(cfg: Config) -> int:
     """Print the memory plan, with --device cuda also for a card that is not here; returns the exit code.
     Raises ValueError for what the user can mend."""
-    if cfg.device.startswith("cuda") and not torch.cuda.is_available():
-        ranks = Ranks.join("cpu")
-        cfg = dataclasses.replace(cfg, dtype="bfloat16" if cfg.dtype == "auto" else cfg.dtype)
-    else:
-        ranks = Ranks.join(cfg.device)
+    absent = cfg.device.startswith("cuda") and not torch.cuda.is_available()
+    if absent and cfg.dtype == "auto":
+        cfg = dataclasses.replace(cfg, dtype="bfloat16")
+    ranks = Ranks.join("cpu" if absent else cfg.device)
     *_, table, fits = estimate_memory(choose_dtype(cfg, ranks), ranks)
     print(table)
     return 0 if fits else 2

@@ -1,5 +1,6 @@
 """bench card: its checks find what is wrong, its parts survive each other, and, slowly, all of it on a CPU."""
 import argparse
+import copy
 import dataclasses
 import json
 import math
@@ -18,9 +19,10 @@ from bench.common import relative_rms
 from bench.correct import Check
 from bench.enlarge import enlarge
 from bench.speed import MICRO, Bench, Figure
-from bench.workload import SHAPES, base_of, fixed_rollout, members_of, population, random_model, updater
+from bench.workload import SHAPES, base_of, fixed_rollout, in_int8, members_of, population, random_model, updater
 from generate import generate
 from infra.distributed import Ranks
+from infra.precision import quantize
 
 ROOT = Path(card.__file__).parent.parent
 CPU = torch.device("cpu")
@@ -83,7 +85,8 @@ def test_a_check_holds_where_the_answer_is_near_and_a_wrong_one_is_not(error, co
     ("lora.LoRARouter.dense", lambda self, A, B, x, y: y, correct.check_routing, 1),
     ("lora.LoRARouter.dense", lambda self, A, B, x, y: y, correct.check_decoding, 0),
     ("rl.policy_loss", lambda logp, old, p, adv, cfg: (-1.1 * adv[p.row] * logp, logp > 0), correct.check_gradients, 0),
-    ("model.rotate", lambda x, cos, sin: x, correct.check_logits, 0)])
+    ("bench.workload.quantize", lambda weight, dtype: (quantize(weight, dtype)[0], 1.1 * quantize(weight, dtype)[1]), correct.check_int8, 0),
+    ("model.rope_table", lambda positions, cfg, dtype: (torch.ones(1), torch.zeros(1)), correct.check_logits, 0)])
 def test_a_check_finds_a_broken_engine(monkeypatch, broken, change, check, failing):
     assert all(found.held for found in check(SHAPES["micro"], torch.float32, CPU))
     monkeypatch.setattr(broken, change)
@@ -201,6 +204,22 @@ def test_the_loop_is_the_real_one(micro_base):
     assert bench.figures["loop"].value > 0 and bench.made is None
 
 
+@pytest.mark.parametrize("name, make", [("int8", in_int8), ("compile", copy.copy)])
+def test_another_model_takes_turns_with_the_plain_one(monkeypatch, name, make):
+    """And where there is none, the part says so."""
+    sizes = dataclasses.replace(MICRO, rows=(8, 8), prompt=16, new=4)
+    bench = Bench("micro", torch.float32, Ranks(0, 1, CPU), sizes, speed.figures(sizes, "micro"), deadline=time.monotonic() + 5)
+    speed.roofs(bench)
+    speed.other_model(bench, name, make)
+    rows = {key: row for key, row in bench.figures.items() if row.values}
+    assert set(rows) == {"bandwidth", "arithmetic", "decode_8", f"decode_8_{name}", f"decode_8_{name}_over_plain"}
+    plain = bench.figures["decode_8"].values
+    with pytest.raises(ValueError, match="does not work here"):
+        speed.other_model(bench, name, lambda model: model)
+    speed.other_model(bench, name, make)
+    assert bench.figures["decode_8"].values is plain, "measured beside the others"
+
+
 @pytest.mark.slow
 def test_all_of_it_on_a_cpu_in_two_minutes(tmp_path, micro_base):
     """As a user calls it. On a machine that has much else to do, the last parts may find no time."""
@@ -210,5 +229,5 @@ def test_all_of_it_on_a_cpu_in_two_minutes(tmp_path, micro_base):
     last = json.loads(said.stdout.strip().splitlines()[-1])
     assert last["correct"] and not last["failed"] and set(last["not_run"]) <= {"loop", "PEFT"}
     wrote = json.loads((tmp_path / "card.json").read_text())
-    missing = {name for name, row in wrote["figures"].items() if row["value"] is None and not name.endswith("_eager")}
+    missing = {name for name, row in wrote["figures"].items() if row["value"] is None and "eager" not in name and "compile" not in name}
     assert missing <= {"loop", "peft_decode", "peft_update"}
