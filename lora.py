@@ -8,12 +8,12 @@ goes through one batch, in one of four ways that compute the same (LOG.md has th
     dense     y + ((x A_all^T) * own) B_all^T, with A_all (k R, in), B_all (out, k R) and own (B, 1, k R) in
               {0, alpha/R}: needs no order, costs k times the arithmetic: for single tokens of few members
     grouped   rows put into the order of their members, two products over groups of any size
-    by_row    each row with a copy of its member's factors: where a third of the members is more than the rows,
-              as a copy is written and read again
+    by_row    each row with a copy of its member's factors: for rows fewer than a third of the members, as a
+              copy is written and read again
 
-Layers that read the same x (q, k, v; gate, up) share the first product. On a GPU decoding takes the dense one,
-or by_row: they need no order, so that rows may come and go while a CUDA graph holds the step. float16 has no
-grouped product there, so that its prompts take these two as well.
+Layers that read the same x (q, k, v; gate, up) share the first product. On a GPU decoding is dense or by_row:
+they need no order, so that rows may come and go while a CUDA graph holds the step. There float16 lacks the
+grouped product.
 """
 import copy
 import math
@@ -256,7 +256,6 @@ class AdapterWeights:
         grads = [x.grad for factors in self.made.values() if factors is not None for x in factors]
         return bool(torch.stack([grad.isfinite().all() for grad in grads]).all())
 
-
     def dense_route(self, member: torch.Tensor) -> "DenseRouter | None":
         """The same without a look at any value: by the dense product; None if all rows of the call are -1."""
         return DenseRouter(self, member) if len(self.present) else None
@@ -300,7 +299,7 @@ class DenseRouter:
 
 
     def by_row(self, A, B, x, y):
-        """Also in place."""
+        """In place, too."""
         h = torch.bmm(x, A[self.own].transpose(1, 2)) * self.member_mask.sum(2)             # (B, T, m R)
         return y.baddbmm_(h, B[self.own])
 
@@ -326,8 +325,8 @@ class LoRARouter(DenseRouter):
             return self.dense(A, B, x, y)
         if self.weights.can_group:
             return self.grouped(A, B, x, y)
-        is_plain = self.own is None or torch.is_grad_enabled()
-        return self.dense(A, B, x, y) if is_plain else self.by_row(A, B, x, y)
+        few = self.own is not None and not torch.is_grad_enabled()
+        return (self.by_row if few else self.dense)(A, B, x, y)
 
     def dense(self, A, B, x, y):
         """Every row through the columns of all."""

@@ -30,6 +30,7 @@ import torch
 import evolve
 import rl
 import selfplay
+from adam import Adam
 from config import FREE, Config, config_of_run, parse_args
 from evolve import Member
 from infra.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
@@ -69,7 +70,7 @@ def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[Proposa
     return rows
 
 
-def evolve_population(setup: Setup, state: State, adam: rl.Adam, step: int) -> list[dict]:
+def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list[dict]:
     """Replace the weakest of each role by children of the others, in LoRA weight space; lines of
     genealogy.jsonl."""
     cfg, system, rows = setup.cfg, RATINGS[setup.cfg.rating](), []
@@ -94,7 +95,7 @@ def evolve_population(setup: Setup, state: State, adam: rl.Adam, step: int) -> l
     return rows
 
 
-def train(setup: Setup, state: State, run: RunDir, adam: rl.Adam, base_hash: str, signals: Signals,
+def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, signals: Signals,
           until: int | None = None) -> None:
     """The loop: five phases a step, up to cfg.steps or before step `until`. Interrupted leaves the state as
     it was before the step."""

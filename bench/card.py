@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import time
 import traceback
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from bench.speed import Bench, Sizes
 from bench.workload import SHAPES, in_int8
 from infra.distributed import Ranks
 from infra.platform import git_commit
+from infra.precision import pick_dtype
 from model import compile_kernels
 
 
@@ -94,17 +94,8 @@ def machine(device: torch.device) -> dict:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         known |= dict(card=properties.name, gigabytes=round(properties.total_memory / 2 ** 30, 1),
-                      cuda=torch.version.cuda, driver=driver())
+                      cuda=torch.version.cuda)
     return known
-
-
-def driver() -> str:
-    """NVIDIA's version of it, or "unknown"."""
-    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout.split()[0]
-    except (OSError, subprocess.TimeoutExpired, IndexError):
-        return "unknown"
 
 
 def free_memory() -> None:
@@ -156,7 +147,7 @@ class Report:
     def markdown(self) -> str:
         """The tables for docs/engine.md."""
         known = self.machine
-        versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "cuda", "driver") if name in known)
+        versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "cuda") if name in known)
         lines = [f"{known['card']}; {known['shape']} shape in {known['dtype']}, rank {known['rank']}; "
                  f"{self.bench.cache} cache; {versions}; commit {known['commit']}, {known['date'][:10]}.", "",
                  "| check | relative error | bound | of a wrong answer | |", "|---|---|---|---|---|"]
@@ -239,13 +230,6 @@ def default_shape(device: torch.device) -> str:
     return "0.5b"
 
 
-def default_dtype(device: torch.device) -> str:
-    """bfloat16 where the card computes in it, else float16; float32 on a CPU."""
-    if device.type != "cuda":
-        return "float32"
-    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
-
-
 def card(args) -> dict:
     """Is this card right, how fast is it, and how near to what it can do? Writes card.json and a table."""
     end = time.monotonic() + 60 * args.minutes
@@ -253,7 +237,7 @@ def card(args) -> dict:
         torch.set_num_threads(args.threads)
     ranks = Ranks.join(args.device)
     shape = args.shape or default_shape(ranks.device)
-    dtype = args.dtype or default_dtype(ranks.device)
+    dtype = args.dtype or pick_dtype("auto", ranks.device)
     sizes = speed.MICRO if shape == "micro" else Sizes()
     b = Bench(shape, getattr(torch, dtype), ranks, sizes, speed.figures(sizes, shape))
     known = machine(ranks.device) | dict(shape=shape, dtype=dtype, rank=sizes.rank, minutes=args.minutes)

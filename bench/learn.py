@@ -12,6 +12,7 @@ import torch
 
 import rl
 import selfplay
+from adam import Adam
 from config import ALGORITHMS, TARGETS, Config, spelled
 from infra.distributed import Ranks
 from infra.platform import open_sandbox
@@ -126,7 +127,7 @@ def score(setup: Setup, held_out: list[tuple[int, Task]], step: int, temperature
     return scores
 
 
-def learn_step(setup: Setup, adam: rl.Adam, tasks: list[Task], step: int) -> float:
+def learn_step(setup: Setup, adam: Adam, tasks: list[Task], step: int) -> float:
     """One step: every member attempts every task and learns from its own; the share that is correct."""
     cfg, n_members = setup.cfg, setup.adapters.n_members
     slots = [slot for slot in range(n_members) for _ in tasks]
@@ -168,7 +169,7 @@ def learn(args) -> dict:
     began, setup = time.monotonic(), open_setup(args)
     cfg, curves = setup.cfg, []
     rates = args.lr or [cfg.lr]
-    adam = rl.Adam(setup.adapters, rates)
+    adam = Adam(setup.adapters, rates)
     with setup.sandbox:
         source = source_of(args, setup)
         per_step = args.tasks * cfg.samples_per_task

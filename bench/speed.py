@@ -93,9 +93,9 @@ def figures(sizes: Sizes, shape: str) -> dict[str, Figure]:
                  f"decode_{n}_eager": Figure(f"decoding, {batch}, 8 members, no CUDA graph", "tokens/s"),
                  f"decode_{n}_8_over_1": Figure(f"decoding, {n} rows, 8 members over 1", "ratio", 1.05)}
     for name, what in (("int8", "an int8 base"), ("compile", "--compile")):
-        n = sizes.rows[0]
-        rows[f"decode_{n}_{name}"] = Figure(f"decoding, {n} rows, 8 members, {what}", "tokens/s")
-        rows[f"decode_{n}_{name}_over_plain"] = Figure(f"the same, seconds over those without {what}", "ratio")
+        key = f"decode_{sizes.rows[0]}_{name}"
+        rows[key] = Figure(f"decoding, {sizes.rows[0]} rows, 8 members, {what}", "tokens/s")
+        rows[f"{key}_over_plain"] = Figure(f"decoding, seconds with {what} over without", "ratio")
     batch = f"{sizes.rows[0]} rows of {sizes.step_prompt} + {sizes.step_new} tokens"
     rows |= {"update": Figure(f"update, {batch}, 8 members", "TFLOP/s", .4, of_bound=True),
              "update_8_over_1": Figure("update, 8 members over 1", "ratio"),
@@ -176,7 +176,7 @@ def roofs(b: Bench) -> None:
 
 
 def compare(b: Bench, rows: int, ways: dict) -> tuple[dict, int, int]:
-    """Decode by several ways {name: (base, adapters, member of each row)} in turns; fill in rows that are empty.
+    """Decode in turns by ways {name: (base, adapters, member of each row)}; fill in their rows, if empty.
 
     What a run with one new token takes is subtracted. Returns the seconds of each way, and as "prompts" those
     of the first one's prompts; the part of the tokens; the tokens of a prompt.

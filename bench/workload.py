@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import rl
+from adam import Adam
 from bench.common import timed
 from generate import Rollout, generate
 from infra.precision import quantize
@@ -134,7 +135,7 @@ def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
 def stepper(base: Base, adapters: Adapters, members: list[int], prompt: int, new: int, n: int, budget: int):
     """A function that does a step (rollout, gradient, optimiser) and returns its seconds; row i is
     members[i]'s, n rows share a prompt."""
-    adam = rl.Adam(adapters, [1e-5] * adapters.n_members)
+    adam = Adam(adapters, [1e-5] * adapters.n_members)
     rollout = fixed_rollout(base, members, prompt, new, n)
     active = torch.zeros(adapters.n_members, dtype=torch.bool, device=rollout.ids.device)
     active[rollout.member] = True

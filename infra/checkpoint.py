@@ -29,11 +29,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import selfplay
+from adam import Adam
 from evolve import Member
 from infra.task_log import task_from_row
 from infra.weights import PEFT_FILES, load_peft, save_peft
 from lora import Adapters
-from rl import Adam
 from selfplay import Setup
 from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.archive import Archive

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from adam import Adam
 from config import Config, resolve_config
 from infra.checkpoint import LOGS, RunDir, founders
 from infra.distributed import Ranks, digest
@@ -15,7 +16,6 @@ from infra.precision import DTYPES, pick_dtype
 from infra.weights import load_base, load_tokenizer, read_config, resolve, weights_hash
 from lora import Adapters
 from model import Base, compile_kernels
-from rl import Adam
 from selfplay import ROLES, Setup
 from tasks.validation import Limits
 from verifier import Sandbox

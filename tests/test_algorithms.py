@@ -6,6 +6,7 @@ import torch
 
 import config
 import rl
+from adam import Adam
 from batches import LENGTH, make_batch, pick, settings
 from config import ALGORITHMS
 from generate import Rollout
@@ -179,7 +180,7 @@ def test_two_epochs_by_hand(tiny, population, algo):
     """In the second epoch the policy has moved: ratios differ from 1, and some are clipped, others not."""
     adapters, batch = population(tiny), make_batch(24)
     cfg = settings(algo, epochs=2, tokens_per_microbatch=60, **OTHER_CLIPS.get(algo, {}))
-    adam = rl.Adam(adapters, [2e-2] * 3)
+    adam = Adam(adapters, [2e-2] * 3)
     adv, d = rl.advantages(batch, cfg), unwhitened(batch, algo)
     want = whitened(batch, d) if algo == "reinforce++" else d
     assert adv.tolist() == pytest.approx(want, abs=1e-5)
@@ -204,7 +205,7 @@ def test_an_update_of_two_epochs_is_two_steps(tiny, population):
     """The same factors as by `accumulate` and `step`; clip_frac and approx_kl, recomputed row by row."""
     batch, cfg = make_batch(24), settings(epochs=2)
     adapters, other = population(tiny), population(tiny)
-    adam, adv = rl.Adam(adapters, [2e-2] * 3), rl.advantages(batch, cfg)
+    adam, adv = Adam(adapters, [2e-2] * 3), rl.advantages(batch, cfg)
     everybody, sampled = torch.ones(3, dtype=torch.bool), None
     before = [answer_logp(tiny, adapters, batch.rollout, i).detach() for i in range(24)]
     for epoch in range(2):
@@ -213,7 +214,7 @@ def test_an_update_of_two_epochs_is_two_steps(tiny, population):
         found, _ = rl.accumulate(tiny, adapters, batch, adv, cfg, old=sampled)
         sampled = found.logp
         adam.step(everybody)
-    stats = rl.update(tiny, other, rl.Adam(other, [2e-2] * 3), batch, adv, cfg)
+    stats = rl.update(tiny, other, Adam(other, [2e-2] * 3), batch, adv, cfg)
     assert all(torch.equal(x, y) for x, y in zip(adapters.parameters(), other.parameters()))
     log_ratio = torch.cat(after) - torch.cat(before)
     assert stats["trained_tokens"] == 2 * len(log_ratio)
@@ -227,7 +228,7 @@ def test_one_epoch_is_a_plain_policy_gradient(tiny, population):
     for clip in (1e-3, 0.2):
         adapters = population(tiny)
         cfg = settings(clip_low=clip, clip_high=clip)
-        adam, adv = rl.Adam(adapters, [1e-3] * 3), rl.advantages(batch, cfg)
+        adam, adv = Adam(adapters, [1e-3] * 3), rl.advantages(batch, cfg)
         stats = rl.update(tiny, adapters, adam, batch, adv, cfg)
         assert not {"clip_frac", "approx_kl"} & set(stats)
         factors.append(adapters.parameters())
@@ -240,8 +241,8 @@ def test_a_first_gradient_may_be_there_already(tiny, population):
     adapters, other = population(tiny), population(tiny)
     adv = rl.advantages(batch, cfg)
     first = rl.accumulate(tiny, adapters, batch, adv, cfg)
-    told = rl.update(tiny, adapters, rl.Adam(adapters, [1e-2] * 3), batch, adv, cfg, first)
-    assert told == rl.update(tiny, other, rl.Adam(other, [1e-2] * 3), batch, adv, cfg)
+    told = rl.update(tiny, adapters, Adam(adapters, [1e-2] * 3), batch, adv, cfg, first)
+    assert told == rl.update(tiny, other, Adam(other, [1e-2] * 3), batch, adv, cfg)
     assert all(torch.equal(x, y) for x, y in zip(adapters.parameters(), other.parameters()))
 
 

@@ -18,16 +18,16 @@ FLOORS = (("sandbox", "report"),
           ("config", "flex"),
           ("infra.precision",),
           ("attention", "model", "lora", "operators"),
-          ("generate", "evolve"),
+          ("generate", "evolve", "adam"),
           ("infra.weights", "infra.distributed", "pack"),
           ("rl",),
           ("selfplay",),
           ("infra",),
           ("train", "nano", "micro"),
           ("bench", "eval", "course", "infra.replay"))
-ROOT_FILES = 16
+ROOT_FILES = 17
 # Lines that house.md gives a file or a folder, and by how much they may be exceeded.
-BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 260, "selfplay.py": 330, "rewards.py": 60, "rl.py": 360, "pack.py": 100, "flex.py": 80,
+BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 260, "selfplay.py": 330, "rewards.py": 60, "rl.py": 310, "adam.py": 70, "pack.py": 100, "flex.py": 80,
            "generate.py": 310, "lora.py": 270, "attention.py": 260, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160,
            "verifier.py": 250}
 MARGIN = 1.3

@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-import rl
+from adam import Adam
 from config import TARGETS
 from infra.weights import load_peft, save_peft, weights_hash
 from lora import Adapters, AdapterWeights
@@ -58,7 +58,7 @@ def test_members_that_are_paged_in_compute_what_they_do_among_all(tiny, populati
     assert torch.equal(logits(tiny, ids, paged, member), logits(tiny, ids, whole, member))
     active, told = torch.tensor([p in (1, 4) for p in range(6)]), []
     for adapters in (paged, whole):
-        adam = rl.Adam(adapters, [1e-2] * 6)
+        adam = Adam(adapters, [1e-2] * 6)
         adapters.changed.clear()
         for _ in range(2):
             for p in adapters.parameters():

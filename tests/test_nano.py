@@ -11,6 +11,7 @@ import torch
 import evolve
 import nano
 import rl
+from adam import Adam
 from config import PRESETS, Config
 from factors import fresh, trained
 from generate import Rollout, generate
@@ -171,7 +172,7 @@ def test_steps_of_adam_are_the_engines(model, base, population):
     adapters = population(base, n_members=2, rank=nano.RANK, alpha=nano.ALPHA)
     members = [member_of(adapters, p) for p in range(2)]
     before = [adapters.factors(p) for p in range(2)]
-    adam = rl.Adam(adapters, [nano.LEARNING_RATE["student"]] * 2)
+    adam = Adam(adapters, [nano.LEARNING_RATE["student"]] * 2)
     for step in range(3):
         groups_of_members = [random_groups(6, 4, seed=10 * step + p) for p in range(2)]
         if step == 1:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import rl
+from adam import Adam
 from batches import LENGTH, make_batch, pick, settings
 from config import ALGORITHMS
 from generate import generate
@@ -143,7 +144,7 @@ def test_the_end_token_is_trained(tiny, population):
         logp = tiny.model.logits(hidden)[rows, rollout.prompt_len - 1].log_softmax(-1)
         return logp.gather(1, rollout.ids[rollout.mask][:, None])
 
-    before, adam = end_logp(), rl.Adam(adapters, [1e-2] * 2)
+    before, adam = end_logp(), Adam(adapters, [1e-2] * 2)
     for _ in range(3):
         stats = learn(tiny, adapters, adam, batch, adv=torch.ones(6))
         assert stats["trained_tokens"] == 6 and min(stats["grad_norm"]) > 0
@@ -158,7 +159,7 @@ def test_the_end_token_of_a_rollout_is_counted(tiny, population):
     assert ended > 3, "the case needs rows that end"
     zeros = torch.zeros(12, dtype=torch.int64)
     batch = rl.Batch(rollout, torch.rand(12), torch.arange(12) // 6, zeros, zeros)
-    stats = learn(tiny, adapters, rl.Adam(adapters, [0.0] * 2), batch, adv=torch.ones(12))
+    stats = learn(tiny, adapters, Adam(adapters, [0.0] * 2), batch, adv=torch.ones(12))
     without_ends = sum(len(answer) for answer in rollout.answers(tiny.eos_ids))
     assert stats["trained_tokens"] == rollout.n_tokens.sum() == without_ends + ended
     longer = replace(rollout, length=(rollout.length - 1).maximum(rollout.prompt_len + 1))
@@ -168,10 +169,10 @@ def test_the_end_token_of_a_rollout_is_counted(tiny, population):
 
 def test_kl_and_entropy_are_logged_per_token(tiny, population):
     adapters, batch = Adapters.on(tiny.model, 3, 4, 8), make_batch()
-    stats = learn(tiny, adapters, rl.Adam(adapters, [0.0] * 3), batch, kl_coef=0.1, entropy_coef=0.1)
+    stats = learn(tiny, adapters, Adam(adapters, [0.0] * 3), batch, kl_coef=0.1, entropy_coef=0.1)
     assert stats["kl"] == pytest.approx(0, abs=1e-6) and 0 < stats["entropy"] < torch.tensor(61.0).log()
     adapters = population(tiny)
-    stats = learn(tiny, adapters, rl.Adam(adapters, [0.0] * 3), batch, kl_coef=0.1)
+    stats = learn(tiny, adapters, Adam(adapters, [0.0] * 3), batch, kl_coef=0.1)
     assert stats["kl"] > 1e-3 and stats["entropy"] == 0
 
 
@@ -180,7 +181,7 @@ def test_kl_and_entropy_are_logged_per_token(tiny, population):
 def test_a_member_without_rows_is_bit_identical(tiny, population):
     """Factors, both moments and the step counter, also when it has momentum that would carry it on."""
     adapters = population(tiny)
-    adam = rl.Adam(adapters, [1e-2] * 3)
+    adam = Adam(adapters, [1e-2] * 3)
     learn(tiny, adapters, adam, make_batch())
     before, base_before = state_of(adapters, adam), weights_hash(tiny.model)
     batch = make_batch(member=(0, 2), seed=1)
@@ -203,7 +204,7 @@ def test_a_step_does_not_depend_on_the_others(tiny, population, algo):
     assert largest(a, b, 1) < 1e-6 and all(x[[0, 2]].abs().max() == 0 for x in b.values())
     states = []
     for adapters, part in ((mixed, batch), (alone, own)):
-        adam = rl.Adam(adapters, [1e-4] * 3)
+        adam = Adam(adapters, [1e-4] * 3)
         learn(tiny, adapters, adam, part, algo, epochs=2)
         states.append(state_of(adapters, adam))
     assert largest(*states, 1) < 1e-6
@@ -251,7 +252,7 @@ def test_a_broken_member_is_skipped_unnoticed_by_others(tiny, population, damage
         packed = pack(batch.rollout, [[i] for i in range(18)])
         finite, _, _ = rl.token_losses(tiny, broken.route(packed.member, torch.float32), packed, adv, cfg)
         assert finite.isfinite().all(), "the case: a finite loss with a broken gradient"
-    adam, other = rl.Adam(broken, [1e-4] * 3), rl.Adam(whole, [1e-4] * 3)
+    adam, other = Adam(broken, [1e-4] * 3), Adam(whole, [1e-4] * 3)
     before = state_of(broken, adam)
     stats = learn(tiny, broken, adam, batch, algo, adv, tokens_per_microbatch=budget, epochs=epochs)
     assert stats["skipped"] == [1] and adam.steps.tolist() == [epochs, 0, epochs]
@@ -266,7 +267,7 @@ def test_a_broken_member_is_skipped_unnoticed_by_others(tiny, population, damage
 def test_a_member_that_breaks_later_keeps_its_first_step(tiny, population, monkeypatch):
     """Its loss is finite in the first of three epochs only: one step of three, and it is told of."""
     adapters, batch, losses = population(tiny), make_batch(18), rl.token_losses
-    adam = rl.Adam(adapters, [1e-3] * 3)
+    adam = Adam(adapters, [1e-3] * 3)
 
     def broken_later(base, route, p, adv, cfg, old, checkpointing):
         loss, logp, sums = losses(base, route, p, adv, cfg, old, checkpointing)
@@ -283,7 +284,7 @@ def test_a_member_that_breaks_later_keeps_its_first_step(tiny, population, monke
 def test_adam_equals_adamw_of_each_member(tiny, population):
     """Random gradients of very different size, members resting in turn: torch's AdamW and clipping."""
     adapters, gen, lr = population(tiny), torch.Generator().manual_seed(0), [1e-2, 3e-3, 1e-3]
-    adam = rl.Adam(adapters, lr, clip=1.0)
+    adam = Adam(adapters, lr, clip=1.0)
     copies = [[p[i].detach().clone().requires_grad_() for p in adapters.parameters()] for i in range(3)]
     theirs = []
     for i in range(3):
@@ -309,7 +310,7 @@ def test_adam_equals_adamw_of_each_member(tiny, population):
 
 def test_adam_state_travels_and_resets(tiny, population):
     adapters = population(tiny)
-    adam, other = rl.Adam(adapters, [1e-3] * 3), rl.Adam(population(tiny), [1e-3] * 3)
+    adam, other = Adam(adapters, [1e-3] * 3), Adam(population(tiny), [1e-3] * 3)
     learn(tiny, adapters, adam, make_batch())
     other.steps.copy_(adam.steps)
     for p in range(3):
@@ -331,7 +332,7 @@ def test_two_armed_bandit(tiny, algo):
     adapters = Adapters.on(tiny.model, 2, rank=4, alpha=8)
     for p in range(2):
         adapters.init_member(p, torch.Generator().manual_seed(p))
-    adam, n, paid = rl.Adam(adapters, [1e-2] * 2), 32, []
+    adam, n, paid = Adam(adapters, [1e-2] * 2), 32, []
     ones, zeros = torch.ones(2 * n, dtype=torch.int64), torch.zeros(2 * n, dtype=torch.int64)
     for step in range(40):
         keys = [(3, step, i) for i in range(2 * n)]
@@ -357,7 +358,7 @@ def first_gradient_and_two_steps(base, factors, batch, rank=0, world=1) -> tuple
         adapters.set_factors(p, member)
     where = dict(rank=rank, world=world)
     grads, sums, broken = gradients(base, adapters, batch, where=where, **FLAGS)
-    cfg, adam = settings(**FLAGS), rl.Adam(adapters, [1e-3] * 3)
+    cfg, adam = settings(**FLAGS), Adam(adapters, [1e-3] * 3)
     told = rl.update(base, adapters, adam, batch, rl.advantages(batch, cfg), cfg, **where)
     return grads, sums, broken, told, {str(i): p.detach() for i, p in enumerate(adapters.parameters())}
 

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 import rl
+from adam import Adam
 from batches import make_batch, pick, settings
 from infra.weights import load_model
 from model import Base
@@ -43,7 +44,7 @@ def test_importance_weights_by_hand(tiny, population, flags):
     adapters, batch = population(tiny), make_batch(18)
     off = shifted(tiny, adapters, batch)
     cfg = settings(epochs=2, importance_cap=1.3, tokens_per_microbatch=60, **flags)
-    adv, adam, before = rl.advantages(batch, cfg), rl.Adam(adapters, [2e-2] * 3), None
+    adv, adam, before = rl.advantages(batch, cfg), Adam(adapters, [2e-2] * 3), None
     weights = [x.exp().clamp_max(1.3) for x in off]
     capped = torch.cat(off).exp() > 1.3
     assert 0.1 < capped.float().mean() < 0.9
@@ -88,7 +89,7 @@ def test_the_gap_is_told(tiny, population):
     off = shifted(tiny, adapters, batch)
     adv = rl.advantages(batch).masked_fill(batch.rollout.member == 1, 0.0)
     batch.rollout.logp[batch.rollout.member == 1] = -50.0
-    told = rl.update(tiny, adapters, rl.Adam(adapters, [1e-3] * 3), batch, adv, settings(importance_cap=1.0))
+    told = rl.update(tiny, adapters, Adam(adapters, [1e-3] * 3), batch, adv, settings(importance_cap=1.0))
     own = torch.cat([x for i, x in enumerate(off) if batch.rollout.member[i] != 1])
     size = own.abs().sort().values
     want = dict(diff=size.mean(), signed=own.mean(), p50=size[(len(size) - 1) // 2],
@@ -104,7 +105,7 @@ def test_the_gap_is_told(tiny, population):
 def test_a_silent_member_is_not_moved_by_its_momentum(tiny, population, kl_coef):
     """Its advantages are 0: it moves only where the KL has a gradient of its own."""
     adapters, batch, cfg = population(tiny), make_batch(18), settings(kl_coef=kl_coef)
-    adam, adv = rl.Adam(adapters, [1e-2] * 3), rl.advantages(batch)
+    adam, adv = Adam(adapters, [1e-2] * 3), rl.advantages(batch)
     rl.update(tiny, adapters, adam, batch, adv, cfg)
     before = [x[1].detach().clone() for x in (*adapters.parameters(), *adam.m, *adam.v)]
     told = rl.update(tiny, adapters, adam, batch, adv.masked_fill(batch.rollout.member == 1, 0.0), cfg)
@@ -138,10 +139,10 @@ def test_what_does_not_fit_is_split(tiny, population, monkeypatch, capsys, when,
     adapters, batch, other = population(tiny), make_batch(18), population(tiny)
     cfg = settings(epochs=2, tokens_per_microbatch=160)
     adv = rl.advantages(batch)
-    want = rl.update(tiny, other, rl.Adam(other, [1e-3] * 3), batch, adv, cfg)
+    want = rl.update(tiny, other, Adam(other, [1e-3] * 3), batch, adv, cfg)
     assert capsys.readouterr().err == "" and want["tokens_per_microbatch"] == 160
     monkeypatch.setattr(rl, "token_losses", short_of_memory(most, when))
-    told = rl.update(tiny, adapters, rl.Adam(adapters, [1e-3] * 3), batch, adv, cfg)
+    told = rl.update(tiny, adapters, Adam(adapters, [1e-3] * 3), batch, adv, cfg)
     said = capsys.readouterr().err.splitlines()
     assert 1 <= len(said) <= 6 and all("does not fit into memory" in line for line in said), said
     assert said[-1].endswith(f"--tokens-per-microbatch is {told['tokens_per_microbatch']} from now on")
@@ -210,13 +211,13 @@ def test_a_member_that_overflows_is_skipped_and_training_goes_on(half, populatio
     adapters, batch, other = population(half), make_batch(18), population(half)
     adv = rl.advantages(batch)
     adv[batch.rollout.member == 1] *= 1e9
-    cfg, adam = settings(tokens_per_microbatch=budget), rl.Adam(adapters, [1e-3] * 3)
+    cfg, adam = settings(tokens_per_microbatch=budget), Adam(adapters, [1e-3] * 3)
     before = [p[1].detach().clone() for p in adapters.parameters()]
     told = rl.update(half, adapters, adam, batch, adv, cfg)
     assert told["skipped"] == [1] and told["overflows"] > 0 and adam.steps.tolist() == [1, 0, 1]
     assert all(torch.equal(p[1], x) for p, x in zip(adapters.parameters(), before))
     own = (batch.rollout.member != 1).nonzero().squeeze(1)
-    rl.update(half, other, rl.Adam(other, [1e-3] * 3), pick(batch, own), adv[own], cfg)
+    rl.update(half, other, Adam(other, [1e-3] * 3), pick(batch, own), adv[own], cfg)
     moved = [(p - x).detach()[[0, 2]] for p, x in zip(adapters.parameters(), population(half).parameters())]
     want = [(p - x).detach()[[0, 2]] for p, x in zip(other.parameters(), population(half).parameters())]
     assert relative(moved, want) < 0.1

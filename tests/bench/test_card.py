@@ -165,7 +165,7 @@ def test_parts_survive_each_other(run, capsys, monkeypatch):
     assert said["failed"] == ["big"] and said["not_run"] == ["late"] and said["correct"]
     assert wrote["parts"][1]["error"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
     assert "in out_of_memory" in wrote["parts"][1]["traceback"]
-    assert len(wrote["checks"]) == 3 and wrote["figures"]["bandwidth"]["value"] > 0
+    assert len(wrote["checks"]) == 4 and wrote["figures"]["bandwidth"]["value"] > 0
     out = capsys.readouterr().out
     assert "| routing, grouped |" in out and "big: failed. OutOfMemoryError: CUDA" in out and "late: not run." in out
 

@@ -289,7 +289,14 @@ def test_the_course_s_commands_are_understood():
 
 
 @pytest.mark.skipif(not (RESULTS / "config.json").exists(), reason="docs/results: no runs are packed yet")
-def test_the_published_table_is_that_of_the_published_runs(capsys):
-    """docs/ablations.md holds, to the printed digit, what --from docs/results prints."""
-    assert ablation.main(["--from", str(RESULTS), "--brief"]) == 0
-    assert capsys.readouterr().out in (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
+def test_the_published_page_is_that_of_the_published_runs(capsys):
+    """docs/ablations.md: its table is what --from docs/results prints, to the digit; its answers are the table's."""
+    page = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
+    args = ablation.parser().parse_args(["--from", str(RESULTS), "--brief"])
+    result = ablation.show(args, records.opened(RESULTS))
+    assert capsys.readouterr().out in page
+    answers = re.findall(r"^\| .*\? \| (.*) \| (\S+) \((\S+) \.\. (\S+)\) \|$", page, re.M)
+    assert len(answers) == len(result["primary"]) == 6
+    for (answer, *told), line in zip(answers, result["primary"]):
+        assert [float(x) for x in told] == [round(x, 3) for x in (line["difference"], *line["interval"])]
+        assert line["verdict"].split(",")[0] in answer

@@ -16,6 +16,7 @@ import torch
 import config
 import rl
 import train
+from adam import Adam
 from generate import generate
 from infra import memory
 from lora import Adapters
@@ -34,7 +35,7 @@ def rounds(shape: ModelConfig, cfg: train.Config, trained_rows: int) -> None:
     adapters = Adapters.on(base.model, cfg.pop, cfg.rank, cfg.alpha)
     for p in range(cfg.pop):
         adapters.init_member(p, torch.Generator().manual_seed(p))
-    adam, n, width = rl.Adam(adapters, [cfg.lr] * cfg.pop), cfg.samples_per_task, memory.longest_row(cfg, shape) - cfg.max_new_tokens
+    adam, n, width = Adam(adapters, [cfg.lr] * cfg.pop), cfg.samples_per_task, memory.longest_row(cfg, shape) - cfg.max_new_tokens
     for step in range(2):
         prompts = torch.randint(1, shape.vocab_size, (cfg.rollout_batch // n, width)).tolist()
         members, keys = [i % cfg.pop for i in range(len(prompts))], [(step, i) for i in range(len(prompts) * n)]

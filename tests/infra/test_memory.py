@@ -14,6 +14,7 @@ import config
 import pack
 import rl
 import train
+from adam import Adam
 from generate import DecodeBatch
 from infra import memory
 from infra.distributed import Ranks
@@ -50,7 +51,7 @@ def test_what_is_always_there_is_counted_exactly(changes, targets):
     cfg, shape = settled(lora_targets=targets), ModelConfig(**{**SMALL, **changes})
     model = Model(shape)
     adapters = Adapters.on(model, 4, 8, 16, targets.split(","))
-    adam, n = rl.Adam(adapters, [1e-3] * 4), lambda tensors: sum(x.numel() * x.element_size() for x in tensors)
+    adam, n = Adam(adapters, [1e-3] * 4), lambda tensors: sum(x.numel() * x.element_size() for x in tensors)
     plan, short = memory_plan(cfg, shape, torch.float32, 4), memory_plan(cfg, shape, torch.bfloat16, 4)
     assert plan["base"] * GB == pytest.approx(n(model.parameters()))
     serving = AdapterWeights(adapters, torch.arange(4), torch.bfloat16)

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten
 
 import config
 import rl
+from adam import Adam
 from generate import Rollout, generate
 from infra import precision, startup, weights
 from infra.distributed import Ranks
@@ -290,7 +291,7 @@ def test_where_there_is_no_float64_none_is_made(tiny, population, monkeypatch, l
     """A rollout, its advantages and two epochs of the update, as on an Apple GPU, which refuses float64."""
     monkeypatch.setattr(precision, "WITHOUT_FLOAT64", {"cpu"} if lacking else set())
     adapters = population(tiny)
-    adam = rl.Adam(adapters, [1e-3] * 3)
+    adam = Adam(adapters, [1e-3] * 3)
     keys = [(0, row) for row in range(12)]
     with Formats() as formats:
         rollout = generate(tiny, adapters, [[3, 4, 7], [8, 9], [6, 2, 3]], [0, 1, 2], keys, 4, max_new_tokens=6)
