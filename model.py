@@ -346,8 +346,8 @@ def compile_kernels(model: Model) -> Model:
     """The model with its `kernels` fused by torch.compile, on the same weights; the model as it is, said once
     on stderr, where there is no compiler or a block's outputs or gradients come out otherwise.
 
-    A kernel is compiled for its first shape, then for all numbers of rows and of tokens; one row, one token
-    and passes without gradient are cases of their own, more than the 8 that torch allows by itself.
+    Each is compiled for its first shape, then for all; one row, one token and passes without gradient are
+    cases of their own, more than the 8 that torch allows by itself.
     """
     torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
     fused = copy.copy(model)

@@ -168,14 +168,13 @@ class Report:
     def loop_line(self) -> str:
         """Where the loop's time went, and whether its steps were whole: valid tasks, trained tokens."""
         rows = self.bench.loop
-        spent = {}
-        for row in rows:
-            for phase, seconds in row["seconds"].items():
-                spent[phase] = spent.get(phase, 0.0) + seconds / len(rows)
-        phases = ", ".join(f"{phase} {number(seconds)} s" for phase, seconds in spent.items() if seconds)
+        phases = []
+        for phase in rows[0]["seconds"]:
+            seconds = statistics.fmean(row["seconds"][phase] for row in rows)
+            phases.append(f"{phase} {number(seconds)} s")
         valid = statistics.fmean(row["valid"] for row in rows)
-        return (f"{len(rows)} steps of the loop, a step: {phases}; {valid:.0%} of the proposals valid, "
-                f"{rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained.")
+        return (f"{len(rows)} steps of the loop, a step: {', '.join(phases)}; {valid:.0%} of the proposals "
+                f"valid, {rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained.")
 
     def line(self, row: speed.Figure) -> str:
         """A figure's line in the table."""

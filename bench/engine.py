@@ -50,8 +50,8 @@ def open_base(args) -> Base:
 
 
 def decode(args) -> dict:
-    """Rollouts: 8 members in one batch, one after another, 1 member, none; PEFT mixed and one by one. Prompts
-    and decoding apart too: what a run of one new token takes is subtracted."""
+    """Rollouts: 8 members in one batch, one after another, 1 member, none; PEFT mixed and one by one. `card`
+    tells prompts and decoding apart."""
     base = open_base(args)
     adapters = population(base, args.rank)
     new = args.new
@@ -78,19 +78,9 @@ def decode(args) -> dict:
                      "PEFT, adapter_names": peers.decoder(peers.lora, prompts, new,
                                                           [f"m{p}" for p in members]),
                      "PEFT, one after another": one_after_another(alone)}
-        ways |= {"8 members, prompts": decoder(base, adapters, prompts, members, 1),
-                 "1 member, prompts": decoder(base, adapters, prompts, [0] * rows, 1)}
         seen = take_turns(ways, args.repeats)
         for name, seconds in seen.items():
-            tokens = args.prompt if "prompts" in name else new
-            lines.append((f"{rows} rows: {name}", "tokens/s", [rows * tokens / s for s in seconds]))
-        decoding = []
-        for name, first in (("8 members, one batch", "8 members, prompts"),
-                            ("1 member", "1 member, prompts")):
-            decoding.append([whole - min(seen[first]) for whole in seen[name]])
-            lines.append((f"{rows} rows: {name}, without the prompts", "tokens/s",
-                          [rows * (new - 1) / s for s in decoding[-1]]))
-        figures[f"x_pop8_over_pop1_decoding_{rows}"] = ratio(*decoding)
+            lines.append((f"{rows} rows: {name}", "tokens/s", [rows * new / s for s in seconds]))
         ours = seen["8 members, one batch"]
         others = {"x_own_sequential": "8 members, one after another", "x_peft_mixed": "PEFT, adapter_names",
                   "x_peft_sequential": "PEFT, one after another",

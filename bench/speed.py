@@ -177,10 +177,7 @@ def roofs(b: Bench) -> None:
 
 def compare(b: Bench, rows: int, ways: dict) -> tuple[dict, int, int]:
     """Decode in turns by ways {name: (base, adapters, member of each row)}; fill in their rows, if empty.
-
-    What a run with one new token takes is subtracted. Returns the seconds of each way, and as "prompts" those
-    of the first one's prompts; the part of the tokens; the tokens of a prompt.
-    """
+    Returns seconds of each less those of its prompts, "prompts" of the first; part and tokens of a prompt."""
     sizes = b.sizes
     base, members, member = next(iter(ways.values()))
 
@@ -226,8 +223,7 @@ def decoding(b: Bench, rows: int) -> None:
 
 
 def other_model(b: Bench, name: str, make: Callable[[Model], Model]) -> None:
-    """Decoding of 8 members on make(model), in turns with the model as it is. Raises ValueError where make
-    returns that."""
+    """Decoding on make(model), in turns with the model as it is. ValueError where make returns that."""
     base, rows = b.base, b.sizes.rows[0]
     other = dataclasses.replace(base, model=make(base.model))
     if other.model is base.model:

@@ -11,6 +11,7 @@ pass makes it once more. docs/scaling.md says what that costs, and why no int8 k
 import argparse
 import sys
 import time
+import timeit
 
 import torch
 import torch.nn.functional as F
@@ -151,12 +152,9 @@ def times(n_in: int, n_out: int, device: torch.device, rows=(16, 64, 256)) -> st
     for name, (product, dtype, matrix) in ways.items():
         cells = []
         for x in xs:
-            best = float("inf")
-            for _ in range(3):
-                start = clock()
+            def run() -> None:
                 product(x.to(dtype), *matrix).sum().item()              # waits for the device
-                best = min(best, clock() - start)
-            cells.append(f"{1e3 * best:.2f}")
+            cells.append(f"{1e3 * min(timeit.repeat(run, timer=clock, number=1, repeat=3)):.2f}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -25,11 +25,11 @@ def test_a_base_of_a_shape_is_fused(dtype):
         assert torch.equal(torch.cat(linear(x), -1), torch.nn.functional.linear(x, linear.weight, linear.bias))
 
 
-def test_decoding_and_prompts_are_told_apart(micro_base, capsys):
+def test_rollouts_take_turns(micro_base, capsys):
     figures = engine.decode(flags("decode", "--base", micro_base, "--no-peers"))
     assert figures["routing_error"] < 1e-5
-    assert {"x_own_sequential_16", "x_pop8_over_pop1_16", "x_pop8_over_pop1_decoding_16", "x_pop8_over_base_16"} < set(figures)
-    assert "16 rows: 8 members, one batch, without the prompts" in capsys.readouterr().out
+    assert {"x_own_sequential_16", "x_pop8_over_pop1_16", "x_pop8_over_base_16"} < set(figures)
+    assert "16 rows: 8 members, one after another" in capsys.readouterr().out
 
 
 def test_nothing_is_timed_where_rows_get_no_adapter(micro_base, monkeypatch):
