@@ -244,8 +244,7 @@ class PagedCache:
         self.table = self.table[rows]
 
     def slots(self, position: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Where in the flattened (P PAGE, K, D) keys the tokens of rows (n,), None = all, at position (n,)
-        belong: (n,)."""
+        """Where in the flat (P PAGE, K, D) keys tokens of rows (n,), None = all, at position (n,) lie."""
         table = self.table if rows is None else self.table[rows]
         page = table.gather(1, (position // PAGE)[:, None]).squeeze(1)
         return page.long() * PAGE + position % PAGE

@@ -8,8 +8,7 @@ goes through one batch, in one of four ways that compute the same (LOG.md has th
     dense     y + ((x A_all^T) * own) B_all^T, with A_all (k R, in), B_all (out, k R) and own (B, 1, k R) in
               {0, alpha/R}: needs no order, costs k times the arithmetic: for single tokens of few members
     grouped   rows put into the order of their members, two products over groups of any size
-    by_row    each row with a copy of its member's factors: for rows fewer than a third of the members, as a
-              copy is written and read again
+    by_row    each row with a copy of its member's factors: for rows fewer than a third of the members
 
 Layers that read the same x (q, k, v; gate, up) share the first product. On a GPU decoding is dense or by_row:
 they need no order, so that rows may come and go while a CUDA graph holds the step. There float16 lacks the
@@ -275,7 +274,7 @@ class DenseRouter:
         member_mask = self.scale * is_own.to(weights.dtype)[:, None, :, None]
         self.member_mask = member_mask.to(weights.device, non_blocking=True)                # (B, 1, k, 1)
         self.own = None
-        if 3 * len(member) < self.k:                    # place of each row's member; of the base's, any
+        if 3 * len(member) < self.k:                    # factors are read, and copies written and read again
             self.own = torch.searchsorted(weights.present, member).to(weights.device, non_blocking=True)
 
     def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor,

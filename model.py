@@ -354,7 +354,6 @@ def compile_kernels(model: Model) -> Model:
     fused.kernels = Kernels(*map(torch.compile, vars(Kernels()).values()))
 
     def try_block(kernels: Kernels) -> tuple[torch.Tensor, torch.Tensor]:
-        """A block's outputs for two rows of three tokens, and the gradient of the sum of their squares."""
         x = model.embedding[:6].detach().view(2, 3, -1).requires_grad_()
         cos, sin = rope_table(torch.arange(3, device=x.device).expand(2, 3), model.cfg, x.dtype)
         y = model.model.layers[0](x, cos, sin, None, None, None, None, kernels)

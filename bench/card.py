@@ -79,8 +79,8 @@ def parts(device: torch.device, sizes: Sizes) -> list[Part]:
         made.append(Part(f"decoding {rows} rows", functools.partial(speed.decoding, rows=rows), share))
     made.append(Part("int8 decoding", functools.partial(speed.other_model, name="int8", make=in_int8), 8))
     if device.type == "cuda":               # on a CPU compiling takes minutes and does not pay
-        made.append(Part("--compile", functools.partial(speed.other_model, name="compile",
-                                                        make=compile_kernels), 8))
+        compiled = functools.partial(speed.other_model, name="compile", make=compile_kernels)
+        made.append(Part("--compile", compiled, 8))
     return made + [Part("update", speed.update, 10), Part("whole step", speed.whole_step, 14),
                    Part("loop", speed.loop, 20), Part("PEFT", speed.peft, 8)]
 
@@ -119,7 +119,7 @@ class Report:
         peak = torch.cuda.max_memory_allocated() / 2 ** 30 if torch.cuda.is_available() else None
         self.parts.append(dict(name=part.name, status=status, error=error, checks=part.checks,
                                seconds=round(time.monotonic() - began, 1), gigabytes=peak, traceback=trace))
-        rows = {key: dataclasses.asdict(row) | dict(value=row.value, share=row.share, met=self.met(row))
+        rows = {key: dataclasses.asdict(row) | dict(value=row.value, share=row.share, met=row.met)
                 for key, row in self.bench.figures.items()}
         b = self.bench
         data = dict(self.machine, cache=b.cache, graphs=b.graphs, parts=self.parts, figures=rows, loop=b.loop,
@@ -138,11 +138,6 @@ class Report:
     def names(self, status: str) -> list[str]:
         """Of the parts that are done, failed or not run."""
         return [part["name"] for part in self.parts if part["status"] == status]
-
-    def met(self, row: speed.Figure) -> bool | None:
-        """Whether a goal is met; None where it was not measured, or not where the goal holds."""
-        there = "H200" in self.machine["card"] and self.bench.shape == "7b"
-        return row.met if there else None
 
     def markdown(self) -> str:
         """The tables for docs/engine.md."""
@@ -173,8 +168,8 @@ class Report:
             seconds = statistics.fmean(row["seconds"][phase] for row in rows)
             phases.append(f"{phase} {number(seconds)} s")
         valid = statistics.fmean(row["valid"] for row in rows)
-        return (f"{len(rows)} steps of the loop, a step: {', '.join(phases)}; {valid:.0%} of the proposals "
-                f"valid, {rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained.")
+        return (f"{len(rows)} steps of the loop, a step: {', '.join(phases)}; {valid:.0%} of tasks valid, "
+                f"{rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained.")
 
     def line(self, row: speed.Figure) -> str:
         """A figure's line in the table."""
@@ -183,7 +178,7 @@ class Report:
         spread = f"{number(min(row.values))} .. {number(max(row.values))}" if row.values else ""
         goal, verdict = number(row.goal), ""
         if row.goal is not None:
-            verdict = {True: "met", False: "**not met**", None: "not measured"}[self.met(row)]
+            verdict = {True: "met", False: "**not met**", None: "not measured"}[row.met]
             goal = f"{row.goal:.0%} of it" if row.of_bound else goal
         unit = "" if row.unit == "ratio" else f" {row.unit}"
         measured = f"{number(row.value)}{unit}" if row.values else "not measured"
@@ -223,10 +218,7 @@ def default_shape(device: torch.device) -> str:
     if device.type != "cuda":
         return "micro"
     gigabytes = torch.cuda.get_device_properties(device).total_memory / 2 ** 30
-    for shape, least in (("7b", 36), ("1.5b", 14)):
-        if gigabytes > least:
-            return shape
-    return "0.5b"
+    return "7b" if gigabytes > 36 else "1.5b" if gigabytes > 14 else "0.5b"
 
 
 def card(args) -> dict:
@@ -238,8 +230,9 @@ def card(args) -> dict:
     shape = args.shape or default_shape(ranks.device)
     dtype = args.dtype or pick_dtype("auto", ranks.device)
     sizes = speed.MICRO if shape == "micro" else Sizes()
-    b = Bench(shape, getattr(torch, dtype), ranks, sizes, speed.figures(sizes, shape))
     known = machine(ranks.device) | dict(shape=shape, dtype=dtype, rank=sizes.rank, minutes=args.minutes)
+    has_goals = shape == "7b" and "H200" in known["card"]
+    b = Bench(shape, getattr(torch, dtype), ranks, sizes, speed.figures(sizes, has_goals))
     report = Report(Path(args.out), b, known)
     run_parts(report, parts(ranks.device, sizes), end)
     print(report.markdown(), flush=True)

@@ -18,7 +18,6 @@ from lora import Adapters, AdapterWeights
 from model import Base, ModelConfig
 
 MEMBERS = 4
-INT8 = .05                  # docs/scaling.md: 1.4% to 3% on real weights
 
 
 @dataclass(frozen=True)
@@ -101,12 +100,12 @@ def check_logits(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
 
 @torch.no_grad()
 def check_int8(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
-    """Logits of a base in int8 against those of the one that it was made from: rounding shows, no more."""
+    """Logits of a base in int8 against the one it was made from; docs/scaling.md has 3% on real weights."""
     base = small_base(shape, dtype, device)
     narrow, ids = in_int8(base.model), torch.tensor(prompts_of(base, 4, 40), device=device)
     ours, wanted = narrow.logits(narrow(ids)), base.model.logits(base.model(ids))
     control = relative_rms(narrow.logits(narrow(ids.roll(1, 0))), wanted)
-    return [Check("logits of an int8 base against the wide one", relative_rms(ours, wanted), INT8, control)]
+    return [Check("logits of an int8 base against the wide one", relative_rms(ours, wanted), .05, control)]
 
 
 def check_decoding(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:

@@ -81,7 +81,7 @@ class Figure:
         return (self.share if self.of_bound else self.value) >= self.goal
 
 
-def figures(sizes: Sizes, shape: str) -> dict[str, Figure]:
+def figures(sizes: Sizes, has_goals: bool) -> dict[str, Figure]:
     """All rows of the table, by name, none measured yet. Goals are those of a 7B's shape on an H200."""
     rows = {"bandwidth": Figure("a copy", "GB/s"), "arithmetic": Figure("a product of matrices", "TFLOP/s")}
     for n, goal in zip(sizes.rows, (12_000, 24_000)):
@@ -104,9 +104,8 @@ def figures(sizes: Sizes, shape: str) -> dict[str, Figure]:
              "loop": Figure("the loop, a step", "s"),
              "peft_decode": Figure("rollout, PEFT with mixed adapters over ours", "ratio"),
              "peft_update": Figure("update, a loop over PEFT's adapters over ours", "ratio")}
-    if shape != "7b":
-        for row in rows.values():
-            row.goal = None
+    for row in rows.values():
+        row.goal = row.goal if has_goals else None
     return rows
 
 
@@ -311,11 +310,11 @@ def peft(b: Bench) -> None:
     rows = sizes.rows[0]
     own = members_of(rows)
     peers = Peers(base, adapters)
-    names = [f"m{p}" for p in own]
 
     def rollouts(part: int):
         prompts, new = prompts_of(base, rows, max(1, sizes.prompt // part)), max(2, sizes.new // part)
-        return peers.decoder(peers.lora, prompts, new, names), decoder(base, adapters, prompts, own, new)
+        theirs = peers.decoder(peers.lora, prompts, new, [f"m{p}" for p in own])
+        return theirs, decoder(base, adapters, prompts, own, new)
 
     part = b.fit(lambda part: rollouts(part)[0](), 4)
     theirs, ours = rollouts(part)

@@ -133,8 +133,7 @@ def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
 
 
 def stepper(base: Base, adapters: Adapters, members: list[int], prompt: int, new: int, n: int, budget: int):
-    """A function that does a step (rollout, gradient, optimiser) and returns its seconds; row i is
-    members[i]'s, n rows share a prompt."""
+    """A function that returns the seconds of a whole step; row i is members[i]'s, n rows share a prompt."""
     adam = Adam(adapters, [1e-5] * adapters.n_members)
     rollout = fixed_rollout(base, members, prompt, new, n)
     active = torch.zeros(adapters.n_members, dtype=torch.bool, device=rollout.ids.device)

@@ -88,13 +88,9 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
     # the logits, and in float32 their log-probabilities, probabilities and sums
     sampling = cfg.rollout_batch * m.vocab_size * (size + 12)
     chunk = min(rl.CHUNK, max(cfg.tokens_per_microbatch, T) * m.vocab_size)
-    plan = dict(base=base,
-                adapters=factors * 4 + serving * size,
-                optimiser=factors * 8,
-                cache=cached_tokens(cfg, m, dtype) * 2 * kv * size,
-                decoding=max(sampling, prefill),
-                gradients=factors * 4,
-                logits=chunk * (12 + 8 * (cfg.entropy_coef > 0)),
+    plan = dict(base=base, adapters=factors * 4 + serving * size, optimiser=factors * 8,
+                cache=cached_tokens(cfg, m, dtype) * 2 * kv * size, decoding=max(sampling, prefill),
+                gradients=factors * 4, logits=chunk * (12 + 8 * (cfg.entropy_coef > 0)),
                 activations=max(whole, checkpointed) * size)
     return {use: n_bytes / 2 ** 30 for use, n_bytes in plan.items()}
 
@@ -119,8 +115,7 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
     if cfg.base_dtype == "int8":
         number = f"int8, and one layer of it in {number}"
     meaning = dict(base=f"the frozen model in {number}",
-                   adapters=f"{n_members} of rank {cfg.rank}",
-                   optimiser="Adam's two moments",
+                   adapters=f"{n_members} of rank {cfg.rank}", optimiser="Adam's two moments",
                    cache=f"generation: keys and values of {cfg.rollout_batch} rows of {T} tokens"
                          + (", in pages" if has_pages(cfg, m, dtype) else ""),
                    decoding="generation: running the prompts, or sampling from the vocabulary",

@@ -136,8 +136,7 @@ def fastest(n_in: int, n_out: int) -> str:
 
 @torch.inference_mode()
 def times(n_in: int, n_out: int, device: torch.device, rows=(16, 64, 256)) -> str:
-    """Milliseconds of the product with a layer, the best of three, as a table in markdown: a line a format.
-    On a CPU they are CPU time."""
+    """Milliseconds, a CPU's own, of the product with a layer, the best of three: a table, a line a format."""
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     gen = torch.Generator().manual_seed(0)
     weight = torch.randn(n_out, n_in, generator=gen).to(device)
@@ -160,8 +159,7 @@ def times(n_in: int, n_out: int, device: torch.device, rows=(16, 64, 256)) -> st
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description="Milliseconds of a layer in each number format.")
     parser.add_argument("--layer", nargs=2, type=int, default=[896, 4864], help="inputs and outputs")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or mps")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")

@@ -163,8 +163,7 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
 
 
 def show_plan(cfg: Config) -> int:
-    """Print the memory plan, with --device cuda also for a card that is not here; returns the exit code.
-    Raises ValueError for what the user can mend."""
+    """Print the memory plan, for --device cuda also without a card; the exit code. Raises ValueError."""
     absent = cfg.device.startswith("cuda") and not torch.cuda.is_available()
     if absent and cfg.dtype == "auto":
         cfg = dataclasses.replace(cfg, dtype="bfloat16")

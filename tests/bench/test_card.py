@@ -131,10 +131,10 @@ def test_a_goal_is_met_by_the_median_at_full_size(row, met):
 
 
 def test_goals_are_those_of_the_issue():
-    goals = {name: row.goal for name, row in speed.figures(speed.Sizes(), "7b").items() if row.goal}
+    goals = {name: row.goal for name, row in speed.figures(speed.Sizes(), True).items() if row.goal}
     assert goals == {"decode_64": 12_000, "decode_256": 24_000, "decode_64_8_over_1": 1.05, "decode_256_8_over_1": 1.05,
                      "update": .4, "step_8_over_1": 1.05}
-    assert not any(row.goal for row in speed.figures(speed.Sizes(), "1.5b").values())
+    assert not any(row.goal for row in speed.figures(speed.Sizes(), False).values())
 
 
 # --- parts
@@ -183,7 +183,7 @@ def test_not_correct_where_a_check_failed_or_was_not_made(run, check):
 
 def test_sizes_shrink_to_the_time_left():
     """Twice as many tokens are tried for as long as what is left to do would end in time."""
-    bench = Bench("micro", torch.float32, Ranks(0, 1, CPU), MICRO, speed.figures(MICRO, "micro"))
+    bench = Bench("micro", torch.float32, Ranks(0, 1, CPU), MICRO, speed.figures(MICRO, False))
     tried = []
 
     def work(part: int) -> float:
@@ -197,7 +197,7 @@ def test_sizes_shrink_to_the_time_left():
 
 def test_the_loop_is_the_real_one(micro_base):
     """Without time it makes one step: tasks are written, solved and learned from, in the base of the shape."""
-    bench = Bench("micro", torch.float32, Ranks(0, 1, CPU), MICRO, speed.figures(MICRO, "micro"))
+    bench = Bench("micro", torch.float32, Ranks(0, 1, CPU), MICRO, speed.figures(MICRO, False))
     speed.loop(bench)
     step, = bench.loop
     assert step["valid"] > .3 and step["tokens_trained"] > 500 and step["seconds"]["update"] > 0
@@ -208,7 +208,7 @@ def test_the_loop_is_the_real_one(micro_base):
 def test_another_model_takes_turns_with_the_plain_one(monkeypatch, name, make):
     """And where there is none, the part says so."""
     sizes = dataclasses.replace(MICRO, rows=(8, 8), prompt=16, new=4)
-    bench = Bench("micro", torch.float32, Ranks(0, 1, CPU), sizes, speed.figures(sizes, "micro"), deadline=time.monotonic() + 5)
+    bench = Bench("micro", torch.float32, Ranks(0, 1, CPU), sizes, speed.figures(sizes, False), deadline=time.monotonic() + 5)
     speed.roofs(bench)
     speed.other_model(bench, name, make)
     rows = {key: row for key, row in bench.figures.items() if row.values}

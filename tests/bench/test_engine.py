@@ -28,8 +28,8 @@ def test_a_base_of_a_shape_is_fused(dtype):
 def test_rollouts_take_turns(micro_base, capsys):
     figures = engine.decode(flags("decode", "--base", micro_base, "--no-peers"))
     assert figures["routing_error"] < 1e-5
-    assert {"x_own_sequential_16", "x_pop8_over_pop1_16", "x_pop8_over_base_16"} < set(figures)
-    assert "16 rows: 8 members, one after another" in capsys.readouterr().out
+    assert {"x_pop8_over_pop1_16", "x_pop8_over_base_16"} < set(figures)
+    assert "16 rows: 8 members, one batch" in capsys.readouterr().out
 
 
 def test_nothing_is_timed_where_rows_get_no_adapter(micro_base, monkeypatch):
@@ -44,7 +44,7 @@ def test_an_update_is_pefts(base, micro_base):
     pytest.importorskip("peft")
     words = ["--shape", "micro"] if base == "shape" else ["--base", micro_base]
     figures = engine.update(flags("update", *words))
-    assert figures["gradient_error_16"] < 1e-4 and figures["x_peft_loop_16"] > 0 and figures["tflops_16"] > 0
+    assert figures["gradient_error_16"] < 1e-4 and figures["x_peft_loop_16"] > 0
 
 
 def test_a_step(micro_base):
