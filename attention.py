@@ -173,12 +173,15 @@ def pool_pages(rollout_batch: int, n: int, longest_prompt: int, n_new: int) -> i
     """Pages that rollout_batch rows, n answers of n_new tokens to each prompt, take at most at any time.
 
     A prompt's full pages count twice, as its last attempt may outlive the others, whose places a new prompt
-    has taken by then; prompts that find no pages wait. Page 0 holds nobody's tokens.
+    has taken by then; prompts that find no pages wait. The longest prompt takes the most pages, or the
+    longest of those with a full page less, of whose last page each answer has a copy. Page 0 holds nobody's
+    tokens.
     """
-    n_prompts = max(1, rollout_batch // n)
-    shared = longest_prompt // PAGE
-    own = -(-(min(longest_prompt, PAGE - 1) + n_new) // PAGE)       # of the worst length up to the longest
-    return 1 + n_prompts * (min(n, 2) * shared + n * own)
+    most = 0
+    for length in (longest_prompt, max(0, longest_prompt // PAGE * PAGE - 1)):
+        shared, own = pages_of(length, n_new)
+        most = max(most, min(n, 2) * shared + n * own)
+    return 1 + max(1, rollout_batch // n) * most
 
 
 class PagedCache:
@@ -241,8 +244,7 @@ class PagedCache:
         self.table = self.table[rows]
 
     def slots(self, position: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Where in the flattened (P PAGE, K, D) keys the tokens of rows (n,), None = all, at position (n,)
-        belong: (n,)."""
+        """Where in the flat (P PAGE, K, D) keys tokens of rows (n,), None = all, at position (n,) lie."""
         table = self.table if rows is None else self.table[rows]
         page = table.gather(1, (position // PAGE)[:, None]).squeeze(1)
         return page.long() * PAGE + position % PAGE

@@ -46,33 +46,39 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask) -
     return compiled()(q, k, v, block_mask=mask, enable_gqa=True)
 
 
+def agree(name: str, ours, theirs, instead: str) -> bool:
+    """Whether two functions return the same tensors; if not, a note on stderr says what is done instead."""
+    try:
+        for x, wanted in zip(ours(), theirs()):
+            error = (x - wanted).float().norm() / wanted.float().norm()
+            if not error < 0.03:
+                raise ArithmeticError(f"its numbers are off by {error:.3f}")
+    except Exception as e:                          # a compiler may raise anything
+        reason = (str(e).strip() or type(e).__name__).splitlines()[0]
+        print(f"note: {name} does not work here ({reason[:200]}): {instead}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
 @functools.cache
 def works(n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether `attend` computes here what SDPA does, forward and backward; tried once, with a note if not."""
     gen = torch.Generator().manual_seed(0)
     answer = torch.randint(-1, 4, (2, 300), generator=gen).sort(1).values.to(device)
 
-    def tensors():
+    def results(attend, mask) -> list[torch.Tensor]:
         gen = torch.Generator().manual_seed(1)
         shapes = [(2, heads, 300, head_dim) for heads in (n_heads, n_kv_heads, n_kv_heads)]
-        return [torch.randn(shape, generator=gen).to(device, dtype).requires_grad_() for shape in shapes]
-
-    try:
-        ours, theirs = tensors(), tensors()
-        y = attend(*ours, block_mask(answer))
-        want = F.scaled_dot_product_attention(*theirs, attn_mask=dense_mask(answer), enable_gqa=True)
+        qkv = [torch.randn(shape, generator=gen).to(device, dtype).requires_grad_() for shape in shapes]
+        y = attend(*qkv, mask(answer))
         y.square().sum().backward()
-        want.square().sum().backward()
-        for x, reference in zip([y, *(x.grad for x in ours)], [want, *(x.grad for x in theirs)]):
-            error = (x - reference).float().norm() / reference.float().norm()
-            if not error < 0.03:
-                raise ArithmeticError(f"differs from scaled_dot_product_attention by {error:.3f}")
-    except Exception as e:                          # a compiler may raise anything
-        reason = (str(e).strip() or type(e).__name__).splitlines()[0]
-        print(f"note: flex_attention does not work here ({reason[:200]}): the update attends by dense masks, "
-              "which is slower and takes more memory", file=sys.stderr, flush=True)
-        return False
-    return True
+        return [y, *(x.grad for x in qkv)]
+
+    def dense(q, k, v, mask) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+    return agree("flex_attention", lambda: results(attend, block_mask), lambda: results(dense, dense_mask),
+                 "the update attends by dense masks, which is slower and takes more memory")
 
 
 def serves(model) -> bool:

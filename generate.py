@@ -150,8 +150,7 @@ class Answers:
 
 @dataclass
 class DecodeBatch:
-    """B rows that decode together. Idle ones, whose answers have ended, have t = limit and stay where they
-    are."""
+    """B rows that decode together. Idle ones, whose answers have ended, have t = limit and stay in place."""
     cache: KVCache | PagedCache
     row: torch.Tensor                  # (B,) which row of the call this is
     member: torch.Tensor               # (B,)
@@ -202,8 +201,7 @@ class DecodeBatch:
 
     def prefill(self, base: Base, weights: AdapterWeights | None, answers: Answers, places: torch.Tensor,
                 n: int, prompts: list[list[int]], first: torch.Tensor, member: torch.Tensor) -> None:
-        """Run prompts (U) of members (U,); n attempts at each begin in places (U n,), as rows first[i] +
-        0..n-1."""
+        """Run prompts (U) of members (U,); n attempts at each begin in places (U n,), rows first + 0..n-1."""
         model, device = base.model, places.device
         lengths = list(map(len, prompts))
         if isinstance(self.cache, PagedCache):

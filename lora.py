@@ -2,16 +2,17 @@
 
 Shapes: P members, k of them present in a batch, R rank, B rows, T tokens; factors A (P, R, in) and
 B (P, out, R), update dW = alpha/R * B A (LoRA, Hu et al. 2021, section 4.1). Any routing of rows to members
-goes through one batch, in one of three ways that compute the same (LOG.md has their times):
+goes through one batch, in one of four ways that compute the same (LOG.md has their times):
 
     equal     rows in the order of their members, equally many each: two batched products over (k, B/k T, in)
     dense     y + ((x A_all^T) * own) B_all^T, with A_all (k R, in), B_all (out, k R) and own (B, 1, k R) in
               {0, alpha/R}: needs no order, costs k times the arithmetic: for single tokens of few members
     grouped   rows put into the order of their members, two products over groups of any size
+    by_row    each row with a copy of its member's factors: for rows fewer than a third of the members
 
-Layers that read the same x (q, k, v; gate, up) share the first product. On a GPU decoding takes the dense one
-for any number of members: a step reads every factor once whichever the product, and this one needs no order,
-so that rows may come and go while a CUDA graph holds the step.
+Layers that read the same x (q, k, v; gate, up) share the first product. On a GPU decoding is dense or by_row:
+they need no order, so that rows may come and go while a CUDA graph holds the step. There float16 lacks the
+grouped product.
 """
 import copy
 import math
@@ -254,7 +255,6 @@ class AdapterWeights:
         grads = [x.grad for factors in self.made.values() if factors is not None for x in factors]
         return bool(torch.stack([grad.isfinite().all() for grad in grads]).all())
 
-
     def dense_route(self, member: torch.Tensor) -> "DenseRouter | None":
         """The same without a look at any value: by the dense product; None if all rows of the call are -1."""
         return DenseRouter(self, member) if len(self.present) else None
@@ -273,6 +273,9 @@ class DenseRouter:
         is_own = member[:, None] == weights.present                 # (B, k)
         member_mask = self.scale * is_own.to(weights.dtype)[:, None, :, None]
         self.member_mask = member_mask.to(weights.device, non_blocking=True)                # (B, 1, k, 1)
+        self.own = None
+        if 3 * len(member) < self.k:                    # factors are read, and copies written and read again
+            self.own = torch.searchsorted(weights.present, member).to(weights.device, non_blocking=True)
 
     def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor,
                  y: torch.Tensor) -> torch.Tensor:
@@ -287,9 +290,17 @@ class DenseRouter:
 
     def add(self, A, B, x, y):
         """In place and with one product: y is fresh from the base's."""
+        if self.own is not None:
+            return self.by_row(A, B, x, y)
         h = self.own_columns(A, x).flatten(0, 1)
         y.view(-1, y.shape[2]).addmm_(h, B.flatten(0, 1))
         return y
+
+
+    def by_row(self, A, B, x, y):
+        """In place, too."""
+        h = torch.bmm(x, A[self.own].transpose(1, 2)) * self.member_mask.sum(2)             # (B, T, m R)
+        return y.baddbmm_(h, B[self.own])
 
 
 class LoRARouter(DenseRouter):
@@ -309,9 +320,12 @@ class LoRARouter(DenseRouter):
         """y and the update, by the product that is due."""
         if self.is_equal:
             return self.equal(A, B, x, y)
-        if (x.shape[1] == 1 and self.k <= DENSE) or not self.weights.can_group:
+        if x.shape[1] == 1 and self.k <= DENSE:
             return self.dense(A, B, x, y)
-        return self.grouped(A, B, x, y)
+        if self.weights.can_group:
+            return self.grouped(A, B, x, y)
+        few = self.own is not None and not torch.is_grad_enabled()
+        return (self.by_row if few else self.dense)(A, B, x, y)
 
     def dense(self, A, B, x, y):
         """Every row through the columns of all."""

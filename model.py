@@ -6,7 +6,9 @@ masks (attention.py has both) and adapters are arguments: the model itself holds
 architectures differ in are fields of ModelConfig, which infra/weights.py reads from config.json, never
 classes.
 """
+import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from attention import KVCache, PagedCache, attend, masks
+from flex import agree
 from infra.precision import linear
 
 
@@ -170,6 +173,25 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
+def add_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float):
+    """x + y, and its RMSNorm."""
+    x = x + y
+    return x, F.rms_norm(x, weight.shape, weight, eps)
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """GLU Variants Improve Transformer, eq. 5, less its products (2002.05202)."""
+    return F.silu(gate) * up
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What a block computes number by number between its products: see `compile_kernels`."""
+    rotate: Callable = rotate
+    add_norm: Callable = add_norm
+    swiglu: Callable = swiglu
+
+
 class Attention(nn.Module):
     def __init__(self, cfg: ModelConfig, layer: int, path: str):
         super().__init__()
@@ -187,12 +209,12 @@ class Attention(nn.Module):
         self.qkv = FusedLinear(self.q_proj, self.k_proj, self.v_proj)
         self.out = FusedLinear(self.o_proj)
 
-    def forward(self, x, cos, sin, mask, cache, slots, lora):
+    def forward(self, x, cos, sin, mask, cache, slots, lora, kernels):
         """x (B, T, C) -> (B, T, C); cos, sin (B, 1, T, D); slots: the cache's of one token a row."""
         B, T, _ = x.shape
         q, k, v = [y.view(B, T, -1, self.D) for y in self.qkv(x, lora)]
-        q = rotate(self.q_norm(q).transpose(1, 2), cos, sin)                                # (B, H, T, D)
-        k = rotate(self.k_norm(k).transpose(1, 2), cos, sin)                                # (B, K, T, D)
+        q = kernels.rotate(self.q_norm(q).transpose(1, 2), cos, sin)                        # (B, H, T, D)
+        k = kernels.rotate(self.k_norm(k).transpose(1, 2), cos, sin)                        # (B, K, T, D)
         v = v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(self.layer, k, v, slots)
@@ -209,9 +231,8 @@ class MLP(nn.Module):
         self.gate_up = FusedLinear(self.gate_proj, self.up_proj)
         self.down = FusedLinear(self.down_proj)
 
-    def forward(self, x, lora):
-        gate, up = self.gate_up(x, lora)
-        return self.down(F.silu(gate) * up, lora)[0]
+    def forward(self, x, lora, kernels):
+        return self.down(kernels.swiglu(*self.gate_up(x, lora)), lora)[0]
 
 
 class Block(nn.Module):
@@ -223,9 +244,11 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.mlp = MLP(cfg, f"{path}.mlp")
 
-    def forward(self, x, cos, sin, mask, cache, slots, lora):
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, cache, slots, lora)
-        return x + self.mlp(self.post_attention_layernorm(x), lora)
+    def forward(self, x, cos, sin, mask, cache, slots, lora, kernels):
+        y = self.self_attn(self.input_layernorm(x), cos, sin, mask, cache, slots, lora, kernels)
+        norm = self.post_attention_layernorm
+        x, y = kernels.add_norm(x, y, norm.weight, norm.eps)
+        return x + self.mlp(y, lora, kernels)
 
 
 class Float32Product(torch.autograd.Function):
@@ -248,6 +271,7 @@ class Model(nn.Module):
     def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.cfg = cfg
+        self.kernels = Kernels()
         self.model = nn.Module()
         self.model.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.hidden_size)
         self.model.layers = nn.ModuleList(Block(cfg, i) for i in range(cfg.num_hidden_layers))
@@ -284,7 +308,7 @@ class Model(nn.Module):
         mask, near = masks(mask, positions, cache, cfg.sliding_window if cfg.sliding_layers else 0, x.dtype)
         for i, block in enumerate(self.model.layers):
             seen = near if i in cfg.sliding_layers else mask
-            args = (x, cos, sin, seen, cache, slots, lora)
+            args = (x, cos, sin, seen, cache, slots, lora, self.kernels)
             x = checkpoint(block, *args, use_reentrant=False) if checkpointing else block(*args)
         return self.model.norm(x)
 
@@ -316,6 +340,29 @@ class Model(nn.Module):
     def linears(self) -> dict[str, Linear]:
         """Every adaptable linear layer (q, k, v, o, gate, up, down of each block) by full name, in order."""
         return {layer.path: layer for fused in self.fused_linears() for layer in fused.layers}
+
+
+def compile_kernels(model: Model) -> Model:
+    """The model with its `kernels` fused by torch.compile, on the same weights; the model as it is, said once
+    on stderr, where there is no compiler or a block's outputs or gradients come out otherwise.
+
+    Each is compiled for its first shape, then for all; one row, one token and passes without gradient are
+    cases of their own, more than the 8 that torch allows by itself.
+    """
+    torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
+    fused = copy.copy(model)
+    fused.kernels = Kernels(*map(torch.compile, vars(Kernels()).values()))
+
+    def try_block(kernels: Kernels) -> tuple[torch.Tensor, torch.Tensor]:
+        x = model.embedding[:6].detach().view(2, 3, -1).requires_grad_()
+        cos, sin = rope_table(torch.arange(3, device=x.device).expand(2, 3), model.cfg, x.dtype)
+        y = model.model.layers[0](x, cos, sin, None, None, None, None, kernels)
+        y.float().square().sum().backward()
+        return y, x.grad
+
+    same = agree("--compile", lambda: try_block(fused.kernels), lambda: try_block(model.kernels),
+                 "going on without")
+    return fused if same else model
 
 
 @dataclass(frozen=True)

@@ -245,8 +245,8 @@ class Findings:
 
 
 def out_of_memory(e: RuntimeError) -> bool:
-    """Whether this is a lack of memory, for which a CPU's allocator has no type of its own."""
-    return isinstance(e, torch.OutOfMemoryError) or "allocate memory" in str(e)
+    """Whether this is a lack of memory, for which a CPU's and an Apple GPU's allocators have no type."""
+    return isinstance(e, torch.OutOfMemoryError) or "allocate memory" in str(e) or "out of memory" in str(e)
 
 
 def contributing(batch: Batch, adv: torch.Tensor, cfg: UpdateConfig) -> torch.Tensor:

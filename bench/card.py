@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import time
 import traceback
 from collections.abc import Callable
@@ -29,9 +28,11 @@ from attention import paged_kernel
 from bench import correct, speed
 from bench.correct import Check
 from bench.speed import Bench, Sizes
-from bench.workload import SHAPES
+from bench.workload import SHAPES, in_int8
 from infra.distributed import Ranks
 from infra.platform import git_commit
+from infra.precision import pick_dtype
+from model import compile_kernels
 
 
 def checked(b: Bench, check) -> list[Check]:
@@ -68,13 +69,18 @@ def parts(device: torch.device, sizes: Sizes) -> list[Part]:
     """What is done, in this order."""
     made = []
     for name, check in (("logits", correct.check_logits), ("decoding", correct.check_decoding),
-                        ("gradients", correct.check_gradients), ("routing", correct.check_routing)):
+                        ("gradients", correct.check_gradients), ("routing", correct.check_routing),
+                        ("int8 logits", correct.check_int8)):
         made.append(Part(name, functools.partial(checked, check=check), 1, True))
     if device.type == "cuda":
         made.append(Part("CUDA graphs", check_graphs, 1, True))
     made += [Part("bandwidth and arithmetic", speed.roofs, 1), Part("the shape itself", check_shape, 2, True)]
     for rows, share in zip(sizes.rows, (14, 24)):
         made.append(Part(f"decoding {rows} rows", functools.partial(speed.decoding, rows=rows), share))
+    made.append(Part("int8 decoding", functools.partial(speed.other_model, name="int8", make=in_int8), 8))
+    if device.type == "cuda":               # on a CPU compiling takes minutes and does not pay
+        compiled = functools.partial(speed.other_model, name="compile", make=compile_kernels)
+        made.append(Part("--compile", compiled, 8))
     return made + [Part("update", speed.update, 10), Part("whole step", speed.whole_step, 14),
                    Part("loop", speed.loop, 20), Part("PEFT", speed.peft, 8)]
 
@@ -88,17 +94,8 @@ def machine(device: torch.device) -> dict:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         known |= dict(card=properties.name, gigabytes=round(properties.total_memory / 2 ** 30, 1),
-                      cuda=torch.version.cuda, driver=driver())
+                      cuda=torch.version.cuda)
     return known
-
-
-def driver() -> str:
-    """NVIDIA's version of it, or "unknown"."""
-    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout.split()[0]
-    except (OSError, subprocess.TimeoutExpired, IndexError):
-        return "unknown"
 
 
 def free_memory() -> None:
@@ -122,7 +119,7 @@ class Report:
         peak = torch.cuda.max_memory_allocated() / 2 ** 30 if torch.cuda.is_available() else None
         self.parts.append(dict(name=part.name, status=status, error=error, checks=part.checks,
                                seconds=round(time.monotonic() - began, 1), gigabytes=peak, traceback=trace))
-        rows = {key: dataclasses.asdict(row) | dict(value=row.value, share=row.share, met=self.met(row))
+        rows = {key: dataclasses.asdict(row) | dict(value=row.value, share=row.share, met=row.met)
                 for key, row in self.bench.figures.items()}
         b = self.bench
         data = dict(self.machine, cache=b.cache, graphs=b.graphs, parts=self.parts, figures=rows, loop=b.loop,
@@ -142,15 +139,10 @@ class Report:
         """Of the parts that are done, failed or not run."""
         return [part["name"] for part in self.parts if part["status"] == status]
 
-    def met(self, row: speed.Figure) -> bool | None:
-        """Whether a goal is met; None where it was not measured, or not where the goal holds."""
-        there = "H200" in self.machine["card"] and self.bench.shape == "7b"
-        return row.met if there else None
-
     def markdown(self) -> str:
         """The tables for docs/engine.md."""
         known = self.machine
-        versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "cuda", "driver") if name in known)
+        versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "cuda") if name in known)
         lines = [f"{known['card']}; {known['shape']} shape in {known['dtype']}, rank {known['rank']}; "
                  f"{self.bench.cache} cache; {versions}; commit {known['commit']}, {known['date'][:10]}.", "",
                  "| check | relative error | bound | of a wrong answer | |", "|---|---|---|---|---|"]
@@ -171,13 +163,12 @@ class Report:
     def loop_line(self) -> str:
         """Where the loop's time went, and whether its steps were whole: valid tasks, trained tokens."""
         rows = self.bench.loop
-        spent = {}
-        for row in rows:
-            for phase, seconds in row["seconds"].items():
-                spent[phase] = spent.get(phase, 0.0) + seconds / len(rows)
-        phases = ", ".join(f"{phase} {number(seconds)} s" for phase, seconds in spent.items() if seconds)
+        phases = []
+        for phase in rows[0]["seconds"]:
+            seconds = statistics.fmean(row["seconds"][phase] for row in rows)
+            phases.append(f"{phase} {number(seconds)} s")
         valid = statistics.fmean(row["valid"] for row in rows)
-        return (f"{len(rows)} steps of the loop, a step: {phases}; {valid:.0%} of the proposals valid, "
+        return (f"{len(rows)} steps of the loop, a step: {', '.join(phases)}; {valid:.0%} of tasks valid, "
                 f"{rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained.")
 
     def line(self, row: speed.Figure) -> str:
@@ -187,7 +178,7 @@ class Report:
         spread = f"{number(min(row.values))} .. {number(max(row.values))}" if row.values else ""
         goal, verdict = number(row.goal), ""
         if row.goal is not None:
-            verdict = {True: "met", False: "**not met**", None: "not measured"}[self.met(row)]
+            verdict = {True: "met", False: "**not met**", None: "not measured"}[row.met]
             goal = f"{row.goal:.0%} of it" if row.of_bound else goal
         unit = "" if row.unit == "ratio" else f" {row.unit}"
         measured = f"{number(row.value)}{unit}" if row.values else "not measured"
@@ -227,17 +218,7 @@ def default_shape(device: torch.device) -> str:
     if device.type != "cuda":
         return "micro"
     gigabytes = torch.cuda.get_device_properties(device).total_memory / 2 ** 30
-    for shape, least in (("7b", 36), ("1.5b", 14)):
-        if gigabytes > least:
-            return shape
-    return "0.5b"
-
-
-def default_dtype(device: torch.device) -> str:
-    """bfloat16 where the card computes in it, else float16; float32 on a CPU."""
-    if device.type != "cuda":
-        return "float32"
-    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    return "7b" if gigabytes > 36 else "1.5b" if gigabytes > 14 else "0.5b"
 
 
 def card(args) -> dict:
@@ -247,10 +228,11 @@ def card(args) -> dict:
         torch.set_num_threads(args.threads)
     ranks = Ranks.join(args.device)
     shape = args.shape or default_shape(ranks.device)
-    dtype = args.dtype or default_dtype(ranks.device)
+    dtype = args.dtype or pick_dtype("auto", ranks.device)
     sizes = speed.MICRO if shape == "micro" else Sizes()
-    b = Bench(shape, getattr(torch, dtype), ranks, sizes, speed.figures(sizes, shape))
     known = machine(ranks.device) | dict(shape=shape, dtype=dtype, rank=sizes.rank, minutes=args.minutes)
+    has_goals = shape == "7b" and "H200" in known["card"]
+    b = Bench(shape, getattr(torch, dtype), ranks, sizes, speed.figures(sizes, has_goals))
     report = Report(Path(args.out), b, known)
     run_parts(report, parts(ranks.device, sizes), end)
     print(report.markdown(), flush=True)

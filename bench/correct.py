@@ -12,9 +12,9 @@ import torch
 import rl
 from bench.common import BOUNDS, TOLD_APART, relative_rms
 from bench.peers import transformers_twin
-from bench.workload import base_of, batch_of, population, prompts_of, random_model, without_end
+from bench.workload import base_of, batch_of, in_int8, population, prompts_of, random_model, without_end
 from generate import CUDAGraphRunner, Rollout, generate
-from lora import Adapters
+from lora import Adapters, AdapterWeights
 from model import Base, ModelConfig
 
 MEMBERS = 4
@@ -98,6 +98,16 @@ def check_logits(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
     return [Check("logits against transformers", relative_rms(ours, theirs), BOUNDS[dtype], control)]
 
 
+@torch.no_grad()
+def check_int8(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
+    """Logits of a base in int8 against the one it was made from; docs/scaling.md has 3% on real weights."""
+    base = small_base(shape, dtype, device)
+    narrow, ids = in_int8(base.model), torch.tensor(prompts_of(base, 4, 40), device=device)
+    ours, wanted = narrow.logits(narrow(ids)), base.model.logits(base.model(ids))
+    control = relative_rms(narrow.logits(narrow(ids.roll(1, 0))), wanted)
+    return [Check("logits of an int8 base against the wide one", relative_rms(ours, wanted), .05, control)]
+
+
 def check_decoding(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
     """Decoding token by token, while rows come and go, against whole rows at once."""
     base = small_base(shape, dtype, device)
@@ -165,20 +175,23 @@ def check_gradients(shape: ModelConfig, dtype: torch.dtype, device) -> list[Chec
 
 @torch.no_grad()
 def check_routing(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
-    """The three ways of lora.py to add adapters, against a loop over rows in float64."""
+    """The four ways of lora.py to add adapters, against a loop over rows in float64."""
     base = small_base(shape, dtype, device)
     adapters = small_population(base)
+    everybody = AdapterWeights(adapters, torch.arange(MEMBERS, device=device), dtype)
     layers = base.model.fused_linears()[0]
     checks = []
     for name, member, T in (("equal", [0, 0, 1, 1, 2, 2, 3, 3], 5), ("dense", [3, 0, -1, 1, 2, 2, 0, 3], 1),
-                            ("grouped", [3, 0, -1, 1, 2, 2, 0, 3], 5)):
+                            ("grouped", [3, 0, -1, 1, 2, 2, 0, 3], 5), ("by_row", [2], 1)):
         member = torch.tensor(member)
+        own = member.to(device)
+        route = everybody.dense_route(own) if name == "by_row" else everybody.route(own)
         x = torch.randn(len(member), T, layers.layers[0].in_features,
                         generator=torch.Generator().manual_seed(2)).to(dtype)
         y = torch.zeros(len(member), T, sum(layers.sizes), dtype=dtype, device=device)
-        ours = adapters.route(member.to(device), dtype)(layers.paths, layers.sizes, x.to(device), y)
+        ours = route(layers.paths, layers.sizes, x.to(device), y)
         wanted = looped_updates(adapters, layers, member, x)
-        control = relative_rms(looped_updates(adapters, layers, member.roll(1), x), wanted)
+        control = relative_rms(looped_updates(adapters, layers, (member + 1) % MEMBERS, x), wanted)
         checks.append(Check(f"routing, {name}", relative_rms(ours, wanted), BOUNDS[dtype], control))
     return checks
 

@@ -71,8 +71,7 @@ class Peers:
         return run
 
     def updater(self, rollout: Rollout):
-        """A function that accumulates what workload.updater does, member after member, and returns its
-        seconds."""
+        """A function that accumulates as workload.updater does, member after member; returns its seconds."""
         prompt = int(rollout.prompt_len[0])
         weight = batch_of(rollout)[1] * rl.token_weight(rollout)
 

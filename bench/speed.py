@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from infra.platform import Signals, open_sandbox
 from infra.startup import ROOT, populate
 from infra.weights import load_base
 from lora import Adapters
-from model import Base
+from model import Base, Model
 
 TRIAL = 16                  # the first trial has this part of the tokens
 STEPS = 10                  # of the loop
@@ -80,7 +81,7 @@ class Figure:
         return (self.share if self.of_bound else self.value) >= self.goal
 
 
-def figures(sizes: Sizes, shape: str) -> dict[str, Figure]:
+def figures(sizes: Sizes, has_goals: bool) -> dict[str, Figure]:
     """All rows of the table, by name, none measured yet. Goals are those of a 7B's shape on an H200."""
     rows = {"bandwidth": Figure("a copy", "GB/s"), "arithmetic": Figure("a product of matrices", "TFLOP/s")}
     for n, goal in zip(sizes.rows, (12_000, 24_000)):
@@ -91,6 +92,10 @@ def figures(sizes: Sizes, shape: str) -> dict[str, Figure]:
                  f"decode_{n}_0": Figure(f"decoding, {batch}, no adapter", "tokens/s"),
                  f"decode_{n}_eager": Figure(f"decoding, {batch}, 8 members, no CUDA graph", "tokens/s"),
                  f"decode_{n}_8_over_1": Figure(f"decoding, {n} rows, 8 members over 1", "ratio", 1.05)}
+    for name, what in (("int8", "an int8 base"), ("compile", "--compile")):
+        key = f"decode_{sizes.rows[0]}_{name}"
+        rows[key] = Figure(f"decoding, {sizes.rows[0]} rows, 8 members, {what}", "tokens/s")
+        rows[f"{key}_over_plain"] = Figure(f"decoding, seconds with {what} over without", "ratio")
     batch = f"{sizes.rows[0]} rows of {sizes.step_prompt} + {sizes.step_new} tokens"
     rows |= {"update": Figure(f"update, {batch}, 8 members", "TFLOP/s", .4, of_bound=True),
              "update_8_over_1": Figure("update, 8 members over 1", "ratio"),
@@ -99,9 +104,8 @@ def figures(sizes: Sizes, shape: str) -> dict[str, Figure]:
              "loop": Figure("the loop, a step", "s"),
              "peft_decode": Figure("rollout, PEFT with mixed adapters over ours", "ratio"),
              "peft_update": Figure("update, a loop over PEFT's adapters over ours", "ratio")}
-    if shape != "7b":
-        for row in rows.values():
-            row.goal = None
+    for row in rows.values():
+        row.goal = row.goal if has_goals else None
     return rows
 
 
@@ -170,40 +174,62 @@ def roofs(b: Bench) -> None:
     b.put("arithmetic", [arithmetic(b.ranks.device, b.dtype) / 1e12])
 
 
-def decoding(b: Bench, rows: int) -> None:
-    """Prompts and decoding apart: what a run with one new token takes is subtracted."""
-    base, adapters, sizes = b.base, b.adapters, b.sizes
-    own, one, none = members_of(rows), [0] * rows, [-1] * rows
-    ways = {"": (base, adapters, own), "_1": (base, adapters, one), "_0": (base, None, none)}
-    if base.graphs:
-        ways["_eager"] = (without_end(base, False), adapters, own)
+def compare(b: Bench, rows: int, ways: dict) -> tuple[dict, int, int]:
+    """Decode in turns by ways {name: (base, adapters, member of each row)}; fill in their rows, if empty.
+    Returns seconds of each less those of its prompts, "prompts" of the first; part and tokens of a prompt."""
+    sizes = b.sizes
+    base, members, member = next(iter(ways.values()))
 
     def lengths(part: int) -> tuple[int, int]:
         return max(1, sizes.prompt // part), max(2, sizes.new // part)
 
     def run(part: int) -> float:
         prompt, new = lengths(part)
-        return decoder(base, adapters, prompts_of(base, rows, prompt), own, new)()
+        return decoder(base, members, prompts_of(base, rows, prompt), member, new)()
 
     part = b.fit(run, 2 * len(ways))
     prompt, new = lengths(part)
     prompts = prompts_of(base, rows, prompt)
     works = {}
-    for name, (model, members, member) in ways.items():
-        works[name] = decoder(model, members, prompts, member, new)
-        works[name + " prompts"] = decoder(model, members, prompts, member, 1)
+    for name, (base, members, member) in ways.items():
+        works[name] = decoder(base, members, prompts, member, new)
+        works[name + " prompts"] = decoder(base, members, prompts, member, 1)
     seen = take_turns(works, 5, b.left())
     n_bytes_s, flops_s = b.bounds()
-    seconds = {}
-    for name, (_, members, member) in ways.items():
+    seconds = dict(prompts=seen[" prompts"])
+    for name, (base, members, member) in ways.items():
         first = min(seen[name + " prompts"])
         seconds[name] = [whole - first for whole in seen[name]]
         floor = decode_seconds(base, members, len(set(member)), rows, prompt + new / 2, n_bytes_s, flops_s)
-        b.put(f"decode_{rows}{name}", [rows * (new - 1) / s for s in seconds[name]], rows / floor, part)
+        if not b.figures[f"decode_{rows}{name}"].values:
+            b.put(f"decode_{rows}{name}", [rows * (new - 1) / s for s in seconds[name]], rows / floor, part)
+    return seconds, part, prompt
+
+
+def decoding(b: Bench, rows: int) -> None:
+    """Prompts and decoding apart, of 8 members, one and none."""
+    base, adapters = b.base, b.adapters
+    own, one, none = members_of(rows), [0] * rows, [-1] * rows
+    ways = {"": (base, adapters, own), "_1": (base, adapters, one), "_0": (base, None, none)}
+    if base.graphs:
+        ways["_eager"] = (without_end(base, False), adapters, own)
+    seconds, part, prompt = compare(b, rows, ways)
+    n_bytes_s, flops_s = b.bounds()
     b.put(f"decode_{rows}_8_over_1", [x / y for x, y in zip(seconds[""], seconds["_1"])], part=part)
     n_tokens = rows * prompt
     at_best = n_tokens * flops_s / prefill_flops(base, rows, prompt)
-    b.put(f"prefill_{rows}", [n_tokens / s for s in seen[" prompts"]], at_best, part)
+    b.put(f"prefill_{rows}", [n_tokens / s for s in seconds["prompts"]], at_best, part)
+
+
+def other_model(b: Bench, name: str, make: Callable[[Model], Model]) -> None:
+    """Decoding on make(model), in turns with the model as it is. ValueError where make returns that."""
+    base, rows = b.base, b.sizes.rows[0]
+    other = dataclasses.replace(base, model=make(base.model))
+    if other.model is base.model:
+        raise ValueError("it does not work here: see the note above")
+    own, name = members_of(rows), f"_{name}"
+    seconds, part, _ = compare(b, rows, {name: (other, b.adapters, own), "": (base, b.adapters, own)})
+    b.put(f"decode_{rows}{name}_over_plain", [x / y for x, y in zip(seconds[name], seconds[""])], part=part)
 
 
 def step_lengths(sizes: Sizes, part: int) -> tuple[int, int]:
@@ -284,11 +310,11 @@ def peft(b: Bench) -> None:
     rows = sizes.rows[0]
     own = members_of(rows)
     peers = Peers(base, adapters)
-    names = [f"m{p}" for p in own]
 
     def rollouts(part: int):
         prompts, new = prompts_of(base, rows, max(1, sizes.prompt // part)), max(2, sizes.new // part)
-        return peers.decoder(peers.lora, prompts, new, names), decoder(base, adapters, prompts, own, new)
+        theirs = peers.decoder(peers.lora, prompts, new, [f"m{p}" for p in own])
+        return theirs, decoder(base, adapters, prompts, own, new)
 
     part = b.fit(lambda part: rollouts(part)[0](), 4)
     theirs, ours = rollouts(part)

@@ -11,6 +11,7 @@ import rl
 from adam import Adam
 from bench.common import timed
 from generate import Rollout, generate
+from infra.precision import quantize
 from lora import Adapters
 from model import Base, Model, ModelConfig
 
@@ -42,6 +43,19 @@ def random_model(shape: ModelConfig, dtype: torch.dtype, device) -> Model:
         else:
             p.normal_(0, p.shape[-1] ** -.5, generator=gen)
     return model
+
+
+def in_int8(model: Model) -> Model:
+    """A copy with linear layers in int8, as --base-dtype int8 makes them; embedding and norms are shared."""
+    with torch.device("meta"):
+        narrow = Model(model.cfg).requires_grad_(False)
+    state = model.state_dict()
+    for path, layer in narrow.linears().items():
+        weight, scale = quantize(state[f"{path}.weight"], model.embedding.dtype)
+        layer.scale = torch.nn.Parameter(scale, requires_grad=False)
+        state |= {f"{path}.weight": weight, f"{path}.scale": scale}
+    narrow.load_state_dict(state, assign=True)
+    return narrow.eval().fuse()
 
 
 def base_of(model: Model, name: str, graphs: bool = False) -> Base:
@@ -119,8 +133,7 @@ def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
 
 
 def stepper(base: Base, adapters: Adapters, members: list[int], prompt: int, new: int, n: int, budget: int):
-    """A function that does a step (rollout, gradient, optimiser) and returns its seconds; row i is
-    members[i]'s, n rows share a prompt."""
+    """A function that returns the seconds of a whole step; row i is members[i]'s, n rows share a prompt."""
     adam = Adam(adapters, [1e-5] * adapters.n_members)
     rollout = fixed_rollout(base, members, prompt, new, n)
     active = torch.zeros(adapters.n_members, dtype=torch.bool, device=rollout.ids.device)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import rl
+from attention import PAGE, paged_kernel, pool_pages
 from generate import PREFILL, Rollout
 from infra.distributed import Ranks
 from lora import Adapters
@@ -21,6 +22,26 @@ UPDATE = ("gradients", "activations", "logits")
 def longest_row(cfg, m: ModelConfig) -> int:
     """Tokens of the longest row planned for: a program of the model's own, few-shot tasks and an answer."""
     return min(m.max_position_embeddings, 2 * cfg.max_new_tokens + 512 * (cfg.n_few_shot > 0))
+
+
+def has_pages(cfg, m: ModelConfig, dtype: torch.dtype) -> bool:
+    """Whether decoding on cfg.device keeps keys and values in pages. A card that is planned for, and not
+    here, has the kernel for them if it has bfloat16: both came with the Ampere generation."""
+    if torch.cuda.is_available() and cfg.device not in ("cpu", "mps"):
+        device = torch.device("cuda", torch.cuda.current_device())
+        return bool(paged_kernel(m.num_attention_heads, m.num_key_value_heads, m.head_dim, dtype, device))
+    return cfg.device.startswith("cuda") and dtype == torch.bfloat16
+
+
+def cached_tokens(cfg, m: ModelConfig, dtype: torch.dtype) -> int:
+    """Tokens of one layer's keys and values that a rollout has room for, all layers together."""
+    T = longest_row(cfg, m)
+    L = m.num_hidden_layers
+    if not has_pages(cfg, m, dtype):
+        return cfg.rollout_batch * T * (L + 1)                          # one layer twice while rows leave
+    new = min(T, cfg.max_new_tokens)
+    attempts = (1, cfg.proposals_per_prompt, cfg.samples_per_task)      # 1: a probe's greedy answers
+    return max(pool_pages(cfg.rollout_batch, n, T - new, new) for n in attempts) * PAGE * L
 
 
 def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict[str, float]:
@@ -67,13 +88,9 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
     # the logits, and in float32 their log-probabilities, probabilities and sums
     sampling = cfg.rollout_batch * m.vocab_size * (size + 12)
     chunk = min(rl.CHUNK, max(cfg.tokens_per_microbatch, T) * m.vocab_size)
-    plan = dict(base=base,
-                adapters=factors * 4 + serving * size,
-                optimiser=factors * 8,
-                cache=cfg.rollout_batch * T * 2 * kv * size * (L + 1),  # one layer twice while rows leave
-                decoding=max(sampling, prefill),
-                gradients=factors * 4,
-                logits=chunk * (12 + 8 * (cfg.entropy_coef > 0)),
+    plan = dict(base=base, adapters=factors * 4 + serving * size, optimiser=factors * 8,
+                cache=cached_tokens(cfg, m, dtype) * 2 * kv * size, decoding=max(sampling, prefill),
+                gradients=factors * 4, logits=chunk * (12 + 8 * (cfg.entropy_coef > 0)),
                 activations=max(whole, checkpointed) * size)
     return {use: n_bytes / 2 ** 30 for use, n_bytes in plan.items()}
 
@@ -98,9 +115,9 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
     if cfg.base_dtype == "int8":
         number = f"int8, and one layer of it in {number}"
     meaning = dict(base=f"the frozen model in {number}",
-                   adapters=f"{n_members} of rank {cfg.rank}",
-                   optimiser="Adam's two moments",
-                   cache=f"generation: keys and values of {cfg.rollout_batch} rows of {T} tokens",
+                   adapters=f"{n_members} of rank {cfg.rank}", optimiser="Adam's two moments",
+                   cache=f"generation: keys and values of {cfg.rollout_batch} rows of {T} tokens"
+                         + (", in pages" if has_pages(cfg, m, dtype) else ""),
                    decoding="generation: running the prompts, or sampling from the vocabulary",
                    gradients="update: of all adapters",
                    activations=f"update: {cfg.tokens_per_microbatch} tokens at a time, or a row of {T} with "

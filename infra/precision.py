@@ -11,6 +11,7 @@ pass makes it once more. docs/scaling.md says what that costs, and why no int8 k
 import argparse
 import sys
 import time
+import timeit
 
 import torch
 import torch.nn.functional as F
@@ -135,8 +136,7 @@ def fastest(n_in: int, n_out: int) -> str:
 
 @torch.inference_mode()
 def times(n_in: int, n_out: int, device: torch.device, rows=(16, 64, 256)) -> str:
-    """Milliseconds of the product with a layer, the best of three, as a table in markdown: a line a format.
-    On a CPU they are CPU time."""
+    """Milliseconds, a CPU's own, of the product with a layer, the best of three: a table, a line a format."""
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     gen = torch.Generator().manual_seed(0)
     weight = torch.randn(n_out, n_in, generator=gen).to(device)
@@ -151,19 +151,15 @@ def times(n_in: int, n_out: int, device: torch.device, rows=(16, 64, 256)) -> st
     for name, (product, dtype, matrix) in ways.items():
         cells = []
         for x in xs:
-            best = float("inf")
-            for _ in range(3):
-                start = clock()
+            def run() -> None:
                 product(x.to(dtype), *matrix).sum().item()              # waits for the device
-                best = min(best, clock() - start)
-            cells.append(f"{1e3 * best:.2f}")
+            cells.append(f"{1e3 * min(timeit.repeat(run, timer=clock, number=1, repeat=3)):.2f}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description="Milliseconds of a layer in each number format.")
     parser.add_argument("--layer", nargs=2, type=int, default=[896, 4864], help="inputs and outputs")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or mps")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")

@@ -15,7 +15,7 @@ from infra.memory import autotune_batch, free_memory, plan_table
 from infra.precision import DTYPES, pick_dtype
 from infra.weights import load_base, load_tokenizer, read_config, resolve, weights_hash
 from lora import Adapters
-from model import Base
+from model import Base, compile_kernels
 from selfplay import ROLES, Setup
 from tasks.validation import Limits
 from verifier import Sandbox
@@ -146,7 +146,8 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
     cfg = resolve_config(cfg, prompt_format, ranks.device.type)
     dtype = DTYPES[pick_dtype(cfg.dtype, ranks.device)]
-    n = n_adapters(cfg) if ranks.device.type == "cpu" else n_on_device(cfg)    # a CPU has but one memory
+    on_cpu = ranks.device.type == "cpu" and not cfg.device.startswith("cuda")
+    n = n_adapters(cfg) if on_cpu else n_on_device(cfg)                 # a CPU has but one memory
     return cfg, dtype, *plan_table(cfg, shape, dtype, n, free_memory(ranks.device))
 
 
@@ -157,12 +158,16 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
         raise ValueError(f"not enough memory:\n{table}")
     base = load_base(base_name(cfg), dtype, ranks.device, cfg.base_dtype)
     graphs = base.graphs and not cfg.no_cuda_graphs
-    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format, graphs=graphs)
+    model = compile_kernels(base.model) if cfg.compile else base.model
+    return cfg, dataclasses.replace(base, model=model, prompt_format=cfg.prompt_format, graphs=graphs)
 
 
 def show_plan(cfg: Config) -> int:
-    """Print the memory plan; returns the exit code. Raises ValueError for what the user can mend."""
-    ranks = Ranks.join(cfg.device)
+    """Print the memory plan, for --device cuda also without a card; the exit code. Raises ValueError."""
+    absent = cfg.device.startswith("cuda") and not torch.cuda.is_available()
+    if absent and cfg.dtype == "auto":
+        cfg = dataclasses.replace(cfg, dtype="bfloat16")
+    ranks = Ranks.join("cpu" if absent else cfg.device)
     *_, table, fits = estimate_memory(choose_dtype(cfg, ranks), ranks)
     print(table)
     return 0 if fits else 2

@@ -23,7 +23,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 LINKING = [*PAGES, ROOT / "micro" / "README.md", *(ROOT / "course").glob("*.md")]
 MARK = "not tried here"
 # What nobody could run where this repository was written: hub ids, a GPU, many cards, the network.
-UNTRIED = re.compile(r"\bQwen/|--device cuda|--no-cuda-graphs|--shape 7b|per_node=[3-9]|eval\.fetch(?! --list)")
+UNTRIED = re.compile(r"\bQwen/|--device cuda(?!.*--plan)|--no-cuda-graphs|--shape 7b|per_node=[3-9]|eval\.fetch(?! --list)")
 # Programs of others, which this repository does not install.
 FOREIGN = ("vllm", "lm_eval", "evalplus.evaluate", "python -c")
 # What a command begins with, after .venv/bin/ is taken off.

@@ -112,6 +112,29 @@ def test_a_route_that_looks_at_nothing(tiny, population, n_members, rank):
     assert AdapterWeights(adapters, torch.tensor([-1]), torch.float32).dense_route(torch.tensor([-1])) is None
 
 
+@pytest.mark.parametrize("T", [1, 7])
+@pytest.mark.parametrize("n_rows, way", [(6, "by_row"), (7, "dense")])
+def test_few_rows_of_many_members_take_copies_of_their_factors(tiny, population, n_rows, way, T):
+    """Six rows are fewer than a third of 20 members, whose rank of 3 groups cannot take; with a gradient it is the dense product."""
+    adapters, ids = population(tiny, 20, rank=3), tokens(n_rows, T)
+    member = torch.tensor([2, 19, -1, 0, 7, -1, 2][:n_rows])
+    weights, plain = AdapterWeights(adapters, torch.arange(-1, 20), torch.float32), logits(tiny, ids)
+    for make in (weights.route, weights.dense_route):
+        route, taken = make(member), []
+        for name in ("own_columns", "by_row"):          # the dense product's first half
+            setattr(route, name, lambda *args, name=name, way=getattr(route, name): taken.append(name) or way(*args))
+        with torch.inference_mode():
+            mixed = tiny.model.logits(tiny.model(ids, lora=route))
+        assert set(taken) == {"own_columns" if way == "dense" else way}
+        assert torch.equal(mixed[[2, 5]], plain[[2, 5]])
+        for i, p in enumerate(member.tolist()):
+            assert (mixed[i:i + 1] - logits(tiny, ids[i:i + 1], adapters, [p])).abs().max() < 1e-4
+    route = AdapterWeights(adapters, torch.arange(-1, 20), torch.float32).route(member)
+    route.by_row = None                                 # it works in place
+    tiny.model(ids, lora=route).sum().backward()
+    assert all(p.grad is not None for p in adapters.parameters())
+
+
 def test_copied_or_exchanged_weights_count(tiny):
     """Weights that lie side by side are views: edits show; a copy of the model, or a layer given another weight, is its own."""
     model, ids = copy.deepcopy(tiny.model), tokens()

@@ -167,6 +167,14 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(tiny, population, monke
         rl.accumulate(tiny, adapters, batch, rl.advantages(batch), settings())
 
 
+@pytest.mark.parametrize("message, lacks", [
+    ("MPS backend out of memory (MPS allocated: 8.1 GB, max allowed: 9.0 GB). Tried to allocate 1.2 GB on private pool.", True),
+    ("CUDA error: out of memory", True), ("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory", True),
+    ("CUDA error: an illegal memory access was encountered", False)])
+def test_the_messages_of_devices_are_known(message, lacks):
+    assert rl.out_of_memory(RuntimeError(message)) == lacks
+
+
 # -- float16 ---------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")

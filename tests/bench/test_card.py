@@ -1,5 +1,6 @@
 """bench card: its checks find what is wrong, its parts survive each other, and, slowly, all of it on a CPU."""
 import argparse
+import copy
 import dataclasses
 import json
 import math
@@ -18,9 +19,10 @@ from bench.common import relative_rms
 from bench.correct import Check
 from bench.enlarge import enlarge
 from bench.speed import MICRO, Bench, Figure
-from bench.workload import SHAPES, base_of, fixed_rollout, members_of, population, random_model, updater
+from bench.workload import SHAPES, base_of, fixed_rollout, in_int8, members_of, population, random_model, updater
 from generate import generate
 from infra.distributed import Ranks
+from infra.precision import quantize
 
 ROOT = Path(card.__file__).parent.parent
 CPU = torch.device("cpu")
@@ -83,7 +85,8 @@ def test_a_check_holds_where_the_answer_is_near_and_a_wrong_one_is_not(error, co
     ("lora.LoRARouter.dense", lambda self, A, B, x, y: y, correct.check_routing, 1),
     ("lora.LoRARouter.dense", lambda self, A, B, x, y: y, correct.check_decoding, 0),
     ("rl.policy_loss", lambda logp, old, p, adv, cfg: (-1.1 * adv[p.row] * logp, logp > 0), correct.check_gradients, 0),
-    ("model.rotate", lambda x, cos, sin: x, correct.check_logits, 0)])
+    ("bench.workload.quantize", lambda weight, dtype: (quantize(weight, dtype)[0], 1.1 * quantize(weight, dtype)[1]), correct.check_int8, 0),
+    ("model.rope_table", lambda positions, cfg, dtype: (torch.ones(1), torch.zeros(1)), correct.check_logits, 0)])
 def test_a_check_finds_a_broken_engine(monkeypatch, broken, change, check, failing):
     assert all(found.held for found in check(SHAPES["micro"], torch.float32, CPU))
     monkeypatch.setattr(broken, change)
@@ -128,10 +131,10 @@ def test_a_goal_is_met_by_the_median_at_full_size(row, met):
 
 
 def test_goals_are_those_of_the_issue():
-    goals = {name: row.goal for name, row in speed.figures(speed.Sizes(), "7b").items() if row.goal}
+    goals = {name: row.goal for name, row in speed.figures(speed.Sizes(), True).items() if row.goal}
     assert goals == {"decode_64": 12_000, "decode_256": 24_000, "decode_64_8_over_1": 1.05, "decode_256_8_over_1": 1.05,
                      "update": .4, "step_8_over_1": 1.05}
-    assert not any(row.goal for row in speed.figures(speed.Sizes(), "1.5b").values())
+    assert not any(row.goal for row in speed.figures(speed.Sizes(), False).values())
 
 
 # --- parts
@@ -162,7 +165,7 @@ def test_parts_survive_each_other(run, capsys, monkeypatch):
     assert said["failed"] == ["big"] and said["not_run"] == ["late"] and said["correct"]
     assert wrote["parts"][1]["error"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
     assert "in out_of_memory" in wrote["parts"][1]["traceback"]
-    assert len(wrote["checks"]) == 3 and wrote["figures"]["bandwidth"]["value"] > 0
+    assert len(wrote["checks"]) == 4 and wrote["figures"]["bandwidth"]["value"] > 0
     out = capsys.readouterr().out
     assert "| routing, grouped |" in out and "big: failed. OutOfMemoryError: CUDA" in out and "late: not run." in out
 
@@ -180,7 +183,7 @@ def test_not_correct_where_a_check_failed_or_was_not_made(run, check):
 
 def test_sizes_shrink_to_the_time_left():
     """Twice as many tokens are tried for as long as what is left to do would end in time."""
-    bench = Bench("micro", torch.float32, Ranks(0, 1, CPU), MICRO, speed.figures(MICRO, "micro"))
+    bench = Bench("micro", torch.float32, Ranks(0, 1, CPU), MICRO, speed.figures(MICRO, False))
     tried = []
 
     def work(part: int) -> float:
@@ -194,11 +197,27 @@ def test_sizes_shrink_to_the_time_left():
 
 def test_the_loop_is_the_real_one(micro_base):
     """Without time it makes one step: tasks are written, solved and learned from, in the base of the shape."""
-    bench = Bench("micro", torch.float32, Ranks(0, 1, CPU), MICRO, speed.figures(MICRO, "micro"))
+    bench = Bench("micro", torch.float32, Ranks(0, 1, CPU), MICRO, speed.figures(MICRO, False))
     speed.loop(bench)
     step, = bench.loop
     assert step["valid"] > .3 and step["tokens_trained"] > 500 and step["seconds"]["update"] > 0
     assert bench.figures["loop"].value > 0 and bench.made is None
+
+
+@pytest.mark.parametrize("name, make", [("int8", in_int8), ("compile", copy.copy)])
+def test_another_model_takes_turns_with_the_plain_one(monkeypatch, name, make):
+    """And where there is none, the part says so."""
+    sizes = dataclasses.replace(MICRO, rows=(8, 8), prompt=16, new=4)
+    bench = Bench("micro", torch.float32, Ranks(0, 1, CPU), sizes, speed.figures(sizes, False), deadline=time.monotonic() + 5)
+    speed.roofs(bench)
+    speed.other_model(bench, name, make)
+    rows = {key: row for key, row in bench.figures.items() if row.values}
+    assert set(rows) == {"bandwidth", "arithmetic", "decode_8", f"decode_8_{name}", f"decode_8_{name}_over_plain"}
+    plain = bench.figures["decode_8"].values
+    with pytest.raises(ValueError, match="does not work here"):
+        speed.other_model(bench, name, lambda model: model)
+    speed.other_model(bench, name, make)
+    assert bench.figures["decode_8"].values is plain, "measured beside the others"
 
 
 @pytest.mark.slow
@@ -210,5 +229,5 @@ def test_all_of_it_on_a_cpu_in_two_minutes(tmp_path, micro_base):
     last = json.loads(said.stdout.strip().splitlines()[-1])
     assert last["correct"] and not last["failed"] and set(last["not_run"]) <= {"loop", "PEFT"}
     wrote = json.loads((tmp_path / "card.json").read_text())
-    missing = {name for name, row in wrote["figures"].items() if row["value"] is None and not name.endswith("_eager")}
+    missing = {name for name, row in wrote["figures"].items() if row["value"] is None and "eager" not in name and "compile" not in name}
     assert missing <= {"loop", "peft_decode", "peft_update"}

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bench import engine
-from bench.workload import SHAPES, population
+from bench.workload import SHAPES
 from lora import LoRARouter
 
 
@@ -25,23 +25,17 @@ def test_a_base_of_a_shape_is_fused(dtype):
         assert torch.equal(torch.cat(linear(x), -1), torch.nn.functional.linear(x, linear.weight, linear.bias))
 
 
-def test_decoding_and_prompts_are_told_apart(micro_base, capsys):
+def test_rollouts_take_turns(micro_base, capsys):
     figures = engine.decode(flags("decode", "--base", micro_base, "--no-peers"))
     assert figures["routing_error"] < 1e-5
-    assert {"x_own_sequential_16", "x_pop8_over_pop1_16", "x_pop8_over_pop1_decoding_16", "x_pop8_over_base_16"} < set(figures)
-    assert "16 rows: 8 members, one batch, without the prompts" in capsys.readouterr().out
+    assert {"x_pop8_over_pop1_16", "x_pop8_over_base_16"} < set(figures)
+    assert "16 rows: 8 members, one batch" in capsys.readouterr().out
 
 
-def test_the_gate_tells_a_wrong_member_apart(monkeypatch):
-    base = engine.open_base(flags("decode", "--shape", "micro"))
-    adapters = population(base, 8)
+def test_nothing_is_timed_where_rows_get_no_adapter(micro_base, monkeypatch):
     monkeypatch.setattr(LoRARouter, "__call__", lambda self, paths, sizes, x, y: y)
-    with pytest.raises(AssertionError, match="mixed batch and merged weights differ"):
-        engine.check_routing(base, adapters)
-    monkeypatch.undo()
-    before = base.model.state_dict()["model.layers.0.mlp.gate_proj.weight"].clone()
-    assert engine.check_routing(base, adapters) < 1e-5
-    assert torch.equal(before, base.model.state_dict()["model.layers.0.mlp.gate_proj.weight"]), "a member stayed merged in"
+    with pytest.raises(AssertionError, match="routing"):
+        engine.decode(flags("decode", "--base", micro_base, "--no-peers"))
 
 
 @pytest.mark.parametrize("base", ["micro/base", "shape"])
@@ -50,7 +44,7 @@ def test_an_update_is_pefts(base, micro_base):
     pytest.importorskip("peft")
     words = ["--shape", "micro"] if base == "shape" else ["--base", micro_base]
     figures = engine.update(flags("update", *words))
-    assert figures["gradient_error_16"] < 1e-4 and figures["x_peft_loop_16"] > 0 and figures["tflops_16"] > 0
+    assert figures["gradient_error_16"] < 1e-4 and figures["x_peft_loop_16"] > 0
 
 
 def test_a_step(micro_base):

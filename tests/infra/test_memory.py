@@ -8,19 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention.varlen import varlen_attn
 
 import config
 import pack
 import rl
 import train
 from adam import Adam
+from generate import DecodeBatch
 from infra import memory
 from infra.distributed import Ranks
 from infra.memory import largest_budget, memory_plan, peak
 from infra.precision import DTYPES
 from infra.weights import load_model, read_config
 from lora import Adapters, AdapterWeights
-from model import ModelConfig, Model
+from model import Base, ModelConfig, Model
 
 SMALL = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, attention_bias=False)
@@ -108,7 +110,7 @@ def test_the_tiers_of_the_page_are_what_the_plan_says(coder):
     rows = [row for row in TIERS if row[2] == size]
     assert len(TIERS) == 10 and len(rows) >= 3
     for _, card, _, flags, gb in rows:
-        cfg = config.resolve_config(config.parse_args(None, shlex.split(flags)), "base")
+        cfg = config.resolve_config(config.parse_args(None, ["--device", "cuda", *shlex.split(flags)]), "base")
         planned = peak(memory_plan(cfg, read_config(path), DTYPES[cfg.dtype], cfg.pop))
         assert f"{planned:.1f}" == gb, flags
         assert float(gb) < int(card) - 1.5, flags
@@ -119,7 +121,32 @@ def test_a_plan_needs_config_json_and_a_prompt_format_or_a_tokenizer(coder, caps
     with pytest.raises(ValueError, match="--plan does without one where --prompt-format is given"):
         train.show_plan(config.parse_args(None, flags))
     train.show_plan(config.parse_args(None, [*flags, "--prompt-format", "base"]))
-    assert re.search(r"base +[\d.]+ GB +the frozen model in int8, and one layer of it in bfloat16\n", capsys.readouterr().out)
+    text = capsys.readouterr().out
+    assert re.search(r"base +[\d.]+ GB +the frozen model in int8, and one layer of it in bfloat16\n", text) and "pages" not in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the plan is that of the card that is here")
+@pytest.mark.parametrize("dtype, pages", [("auto", True), ("bfloat16", True), ("float16", False)])
+def test_a_card_that_is_not_here_is_planned_for(coder, capsys, dtype, pages):
+    train.show_plan(config.parse_args(None, ["--base", str(coder[0]), "--prompt-format", "base", "--device", "cuda", "--dtype", dtype, "--plan"]))
+    text = capsys.readouterr().out
+    assert re.search("keys and values of 128 rows of 2560 tokens(, in pages)?\n", text)[1] == (", in pages" if pages else None)
+    assert f"the frozen model in {dtype.replace('auto', 'bfloat16')}\n" in text
+
+
+@pytest.mark.parametrize("new, few_shot, context", [(40, 0, 4096), (300, 1, 4096), (700, 1, 1024)])
+def test_the_pool_of_pages_is_counted_exactly(new, few_shot, context):
+    """Against what decoding allocates for prompts of the greatest length, one answer each or several."""
+    cfg = settled(max_new_tokens=new, n_few_shot=few_shot, rollout_batch=16, device="cuda", samples_per_task=4)
+    shape = ModelConfig(**SMALL, max_position_embeddings=context)
+    base = Base(Model(shape).bfloat16(), None, (), "base", PAGE)
+    longest = memory.longest_row(cfg, shape) - new
+    sizes = []
+    for n in (1, cfg.proposals_per_prompt, cfg.samples_per_task):
+        cache = DecodeBatch.begin(base, [longest] * 16, n, 16, new, varlen_attn).cache
+        sizes.append(sum(x.numel() * x.element_size() for x in cache.keys + cache.values))
+    plan = memory_plan(cfg, shape, torch.bfloat16, 4)
+    assert plan["cache"] * GB == max(sizes)
 
 
 def test_largest_budget_is_the_last_that_fits():
