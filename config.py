@@ -145,7 +145,7 @@ class Config:
     rollout_batch: int = flag(None, "rows that decode together", kind=int)
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", kind=int)
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
-    compile: bool = flag(False, "fuse a block's small kernels by torch.compile: see docs/engine.md")
+    torch_compile: bool = flag(False, "fuse a block's small kernels by torch.compile: see docs/engine.md")
     no_cuda_graphs: bool = flag(False, "decode on a GPU without CUDA graphs: see docs/engine.md")
     workers: int = flag(2, "sandbox processes")
     cpu_s: float = flag(0.5, "CPU seconds a program may use")

@@ -360,7 +360,7 @@ def compile_kernels(model: Model) -> Model:
         y.float().square().sum().backward()
         return y, x.grad
 
-    same = agree("--compile", lambda: try_block(fused.kernels), lambda: try_block(model.kernels),
+    same = agree("--torch-compile", lambda: try_block(fused.kernels), lambda: try_block(model.kernels),
                  "going on without")
     return fused if same else model
 

@@ -80,7 +80,7 @@ def parts(device: torch.device, sizes: Sizes) -> list[Part]:
     made.append(Part("int8 decoding", functools.partial(speed.other_model, name="int8", make=in_int8), 8))
     if device.type == "cuda":               # on a CPU compiling takes minutes and does not pay
         compiled = functools.partial(speed.other_model, name="compile", make=compile_kernels)
-        made.append(Part("--compile", compiled, 8))
+        made.append(Part("--torch-compile", compiled, 8))
     return made + [Part("update", speed.update, 10), Part("whole step", speed.whole_step, 14),
                    Part("loop", speed.loop, 20), Part("PEFT", speed.peft, 8)]
 

@@ -92,7 +92,7 @@ def figures(sizes: Sizes, has_goals: bool) -> dict[str, Figure]:
                  f"decode_{n}_0": Figure(f"decoding, {batch}, no adapter", "tokens/s"),
                  f"decode_{n}_eager": Figure(f"decoding, {batch}, 8 members, no CUDA graph", "tokens/s"),
                  f"decode_{n}_8_over_1": Figure(f"decoding, {n} rows, 8 members over 1", "ratio", 1.05)}
-    for name, what in (("int8", "an int8 base"), ("compile", "--compile")):
+    for name, what in (("int8", "an int8 base"), ("compile", "--torch-compile")):
         key = f"decode_{sizes.rows[0]}_{name}"
         rows[key] = Figure(f"decoding, {sizes.rows[0]} rows, 8 members, {what}", "tokens/s")
         rows[f"{key}_over_plain"] = Figure(f"decoding, seconds with {what} over without", "ratio")

@@ -158,7 +158,7 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
         raise ValueError(f"not enough memory:\n{table}")
     base = load_base(base_name(cfg), dtype, ranks.device, cfg.base_dtype)
     graphs = base.graphs and not cfg.no_cuda_graphs
-    model = compile_kernels(base.model) if cfg.compile else base.model
+    model = compile_kernels(base.model) if cfg.torch_compile else base.model
     return cfg, dataclasses.replace(base, model=model, prompt_format=cfg.prompt_format, graphs=graphs)
 
 

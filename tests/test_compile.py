@@ -1,4 +1,4 @@
-"""--compile: a block's fused kernels compute what its plain ones do, for all shapes; without a compiler the run goes on, said once."""
+"""--torch-compile: a block's fused kernels compute what its plain ones do, for all shapes; without a compiler the run goes on, said once."""
 import os
 import shutil
 import subprocess
@@ -21,7 +21,7 @@ ROOT = Path(train.__file__).parent
 
 
 def prepared(micro_base, **flags):
-    cfg = train.Config(base=str(micro_base), dtype="float32", device="cpu", compile=True, **flags)
+    cfg = train.Config(base=str(micro_base), dtype="float32", device="cpu", torch_compile=True, **flags)
     return prepare(cfg, Ranks(0, 1, torch.device("cpu")))[1]
 
 
@@ -33,7 +33,7 @@ import torch, train
 from infra.distributed import Ranks
 from infra.startup import prepare
 from model import Kernels
-cfg = train.Config(base={str(micro_base)!r}, dtype="float32", device="cpu", compile=True)
+cfg = train.Config(base={str(micro_base)!r}, dtype="float32", device="cpu", torch_compile=True)
 base = prepare(cfg, Ranks(0, 1, torch.device("cpu")))[1]
 assert base.model.kernels == Kernels()
 base.model(torch.zeros(1, 3, dtype=torch.int64))
@@ -41,7 +41,7 @@ base.model(torch.zeros(1, 3, dtype=torch.int64))
     broken = dict(CXX=shutil.which("false"), TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TORCHINDUCTOR_FORCE_DISABLE_CACHES="1")
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=ROOT, env=os.environ | broken, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert run.stderr.count("note: --compile does not work here (") == 1, run.stderr
+    assert run.stderr.count("note: --torch-compile does not work here (") == 1, run.stderr
 
 
 def off_by_a_tenth(f):
@@ -61,7 +61,7 @@ def test_kernels_that_fail_or_compute_otherwise_are_not_taken(tiny, monkeypatch,
     monkeypatch.setattr(torch, "compile", compiler)
     assert compile_kernels(tiny.model) is tiny.model and tiny.model.kernels == Kernels()
     text = capsys.readouterr().err
-    assert text.startswith("note: --compile does not work here (") and said in text and text.count("\n") == 1
+    assert text.startswith("note: --torch-compile does not work here (") and said in text and text.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_compiled_kernels_compute_the_same_for_all_shapes(micro_base, base, popu
     from torch._dynamo.utils import counters
     torch._dynamo.reset()
     fused = prepared(micro_base)
-    assert fused.model.kernels != Kernels() and "--compile" not in capsys.readouterr().err
+    assert fused.model.kernels != Kernels() and "--torch-compile" not in capsys.readouterr().err
     adapters = population(base, 4)
     rollout = fixed_rollout(base, members_of(6, 3), 12, 8, 2)
     batch, adv = batch_of(rollout)
