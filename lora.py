@@ -296,9 +296,8 @@ class DenseRouter:
         y.view(-1, y.shape[2]).addmm_(h, B.flatten(0, 1))
         return y
 
-
     def by_row(self, A, B, x, y):
-        """In place, too."""
+        """As `add`, each row with a copy of its member's factors."""
         h = torch.bmm(x, A[self.own].transpose(1, 2)) * self.member_mask.sum(2)             # (B, T, m R)
         return y.baddbmm_(h, B[self.own])
 
