@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import time
 import traceback
 from collections.abc import Callable
@@ -94,8 +95,17 @@ def machine(device: torch.device) -> dict:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         known |= dict(card=properties.name, gigabytes=round(properties.total_memory / 2 ** 30, 1),
-                      cuda=torch.version.cuda)
+                      cuda=torch.version.cuda, driver=driver())
     return known
+
+
+def driver() -> str:
+    """NVIDIA's version of it, or "unknown"."""
+    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout.split()[0]
+    except (OSError, subprocess.TimeoutExpired, IndexError):
+        return "unknown"
 
 
 def free_memory() -> None:
@@ -142,7 +152,7 @@ class Report:
     def markdown(self) -> str:
         """The tables for docs/engine.md."""
         known = self.machine
-        versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "cuda") if name in known)
+        versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "cuda", "driver") if name in known)
         lines = [f"{known['card']}; {known['shape']} shape in {known['dtype']}, rank {known['rank']}; "
                  f"{self.bench.cache} cache; {versions}; commit {known['commit']}, {known['date'][:10]}.", "",
                  "| check | relative error | bound | of a wrong answer | |", "|---|---|---|---|---|"]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bench import engine
-from bench.workload import SHAPES
+from bench.workload import SHAPES, population
 from lora import LoRARouter
 
 
@@ -32,9 +32,21 @@ def test_rollouts_take_turns(micro_base, capsys):
     assert "16 rows: 8 members, one batch" in capsys.readouterr().out
 
 
+def test_the_gate_tells_a_wrong_member_apart(monkeypatch):
+    base = engine.open_base(flags("decode", "--shape", "micro"))
+    adapters = population(base, 8)
+    monkeypatch.setattr(LoRARouter, "__call__", lambda self, paths, sizes, x, y: y)
+    with pytest.raises(AssertionError, match="mixed batch and merged weights differ"):
+        engine.check_routing(base, adapters)
+    monkeypatch.undo()
+    before = base.model.state_dict()["model.layers.0.mlp.gate_proj.weight"].clone()
+    assert engine.check_routing(base, adapters) < 1e-5
+    assert torch.equal(before, base.model.state_dict()["model.layers.0.mlp.gate_proj.weight"]), "a member stayed merged in"
+
+
 def test_nothing_is_timed_where_rows_get_no_adapter(micro_base, monkeypatch):
     monkeypatch.setattr(LoRARouter, "__call__", lambda self, paths, sizes, x, y: y)
-    with pytest.raises(AssertionError, match="routing"):
+    with pytest.raises(AssertionError, match="mixed batch and merged weights differ"):
         engine.decode(flags("decode", "--base", micro_base, "--no-peers"))
 
 
