@@ -1,7 +1,6 @@
 """Jobs and verdicts: inputs, ends, order, determinism, profiles, whole programs; neighbours do no harm."""
 import ast
 import json
-import os
 import sys
 
 import pytest

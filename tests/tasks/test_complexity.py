@@ -1,7 +1,6 @@
 """complexity.py: known programs, properties of the structural hash, and texts that try to hurt the parser."""
 import ast
 import json
-import math
 import random
 import time
 from pathlib import Path
