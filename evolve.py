@@ -16,6 +16,11 @@ from trueskill_lite import Rating
 assert set(OPERATORS) < set(EVOLVE), f"config.EVOLVE lacks {set(OPERATORS) - set(EVOLVE)} of operators.py"
 
 
+# What a member can be. A role's first letter begins its members' names ("T0"), its place here is Batch.role
+# of rl.py. docs/change-it.md adds one.
+ROLES = ("teacher", "student")
+
+
 @dataclass
 class Member:
     """One adapter of the population."""
@@ -36,6 +41,17 @@ class Member:
     def from_json(cls, data):
         """Member from to_json's dict."""
         return cls(**data | {"rating": Rating(**data["rating"]), "parents": tuple(data["parents"])})
+
+
+def members_of(members, role):
+    """Those of a role."""
+    return [m for m in members if m.role == role]
+
+
+def member_order(name):
+    """Sorts members' names as slots are numbered, T2 before T10 before S0; other names come first."""
+    letters = [role[0].upper() for role in ROLES]
+    return letters.index(name[0]) if name[0] in letters else 0, len(name), name
 
 
 # --matching -> weight with which a student is drawn that beats the teacher with probability p

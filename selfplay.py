@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 import evolve
-from evolve import Member
+from evolve import ROLES, Member, members_of
 from generate import Rollout
 from infra.distributed import Ranks
 from infra.weights import closing_table
@@ -32,9 +32,6 @@ from tasks.validation import Limits
 from trueskill_lite import RATINGS
 from verifier import Job, Sandbox, Verdict
 
-# What a member can be. A role's first letter begins its members' names ("T0"), its place here is Batch.role.
-# docs/change-it.md adds one.
-ROLES = ("teacher", "student")
 # Phases: the second half of every random key. The update draws nothing.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE, INIT = range(8)
 
@@ -138,19 +135,6 @@ def n_judged(verdicts: list[str]) -> int:
 def solve_rate(verdicts: list[str]) -> float | None:
     """Share of what was judged that is correct; None of nothing."""
     return verdicts.count("correct") / n_judged(verdicts) if n_judged(verdicts) else None
-
-
-# --- roles --------------------------------------------------------------------------------------------------
-
-def members_of(members: list[Member], role: str) -> list[Member]:
-    """Those of a role."""
-    return [m for m in members if m.role == role]
-
-
-def member_order(name: str) -> tuple:
-    """Sorts members' names as slots are numbered, T2 before T10 before S0; other names come first."""
-    letters = [role[0].upper() for role in ROLES]
-    return letters.index(name[0]) if name[0] in letters else 0, len(name), name
 
 
 # --- asking and judging -------------------------------------------------------------------------------------
@@ -296,10 +280,8 @@ def refuse_unrun(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> 
         if p.proposal:
             p.key = key_of(s, p.proposal)
             refused = TASK_TYPES[p.kind].check(p.proposal, s.limits)
-            if refused:
-                p.reason = refused.reason
-            else:
-                p.reason = "duplicate" if p.key in seen else ""
+            repeated = "duplicate" if p.key in seen else ""
+            p.reason = refused.reason if refused else repeated
 
 
 def unwelcome(s: Setup, task: Task, repeated: bool, modal_output: tuple[str, ...], modal_share: float) -> str:

@@ -32,7 +32,7 @@ import rl
 import selfplay
 from adam import Adam
 from config import FREE, Config, config_of_run, parse_args
-from evolve import Member
+from evolve import ROLES, Member, members_of
 from infra.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
 from infra.distributed import Ranks, leave
 from infra.metrics import header, line, measures, summary
@@ -42,7 +42,7 @@ from infra.probes import probe
 from infra.startup import choose_dtype, hash_base, open_run, populate, prepare, show_plan
 from infra.task_log import task_rows
 from infra.terminal import colored, first_of_each, format_task, print_alarms, print_safely
-from selfplay import ProposalRecord, Setup, members_of
+from selfplay import ProposalRecord, Setup
 from trueskill_lite import RATINGS, child_rating
 from verifier import Sandbox
 
@@ -78,7 +78,7 @@ def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list
     def fitness(member: Member) -> float:
         return system.fitness(member.rating)
 
-    for number, role in enumerate(selfplay.ROLES):
+    for number, role in enumerate(ROLES):
         rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number)
         members = members_of(state.members, role)
         place = {m.name: i for i, m in enumerate(state.members)}
@@ -139,13 +139,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
             clock.lap("update")
             matches = rate(cfg, pairs, proposed, step)
             clock.lap("rate")
-            for p in proposed:
-                if p.task:
-                    state.archive.add(p.task, p.structure)
-            state.totals["generated"] += int(batch.rollout.n_tokens.sum()) + probes.get("probe_tokens", 0)
-            state.totals["trained"] += update["trained_tokens"]
-            row = dict(step=step, **measures(setup, state, proposed, update, batch, adv, matches), **probes)
-            row["sandbox_failures"] += row.pop("probe_failures", 0)
+            row = record(setup, state, proposed, update, batch, adv, matches, probes)
             clock.lap("record")
 
             # 5. evolve: the weakest are replaced by children of the others
@@ -155,8 +149,6 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
             setup.ranks.check_population(adapters, state.members, f"step {step}")
             clock.lap("evolve")
 
-            if not state.anchors:               # without held-out tasks, the run's first ones become anchors
-                state.anchors = [p.task for p in proposed if p.task][:cfg.n_anchors]
             if probes and step and not state.frozen:
                 snapshot_student(state, setup)
             state.step += 1
@@ -169,6 +161,21 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
                 save(run, state, setup, adam, base_hash, cfg.keep)
             if state.step < cfg.steps:
                 monitors.halt(row, begun)
+
+
+def record(setup: Setup, state: State, proposed: list[ProposalRecord], update: dict, batch: rl.Batch,
+           adv: torch.Tensor, matches: list[dict], probes: dict) -> dict:
+    """Add a step's tasks to the archive and its tokens to the totals; returns its line of metrics.jsonl."""
+    for p in proposed:
+        if p.task:
+            state.archive.add(p.task, p.structure)
+    state.totals["generated"] += int(batch.rollout.n_tokens.sum()) + probes.get("probe_tokens", 0)
+    state.totals["trained"] += update["trained_tokens"]
+    row = dict(step=state.step, **measures(setup, state, proposed, update, batch, adv, matches), **probes)
+    row["sandbox_failures"] += row.pop("probe_failures", 0)
+    if not state.anchors:                       # without held-out tasks, the run's first ones become anchors
+        state.anchors = [p.task for p in proposed if p.task][:setup.cfg.n_anchors]
+    return row
 
 
 def tell(run: RunDir, row: dict, tasks: list[dict], matches: list[dict], births: list[dict],
@@ -187,7 +194,7 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
     ranks = setup.ranks
     run.write_json("config.json", dataclasses.asdict(cfg))
     run.write_json("env.json", environment(ranks, setup.sandbox))
-    who = ", ".join(f"{len(members_of(state.members, role))} {role}s" for role in selfplay.ROLES)
+    who = ", ".join(f"{len(members_of(state.members, role))} {role}s" for role in ROLES)
     print(f"{run.path}: {who}{' in one adapter' if cfg.single else ''} on {cfg.base}, steps {state.step} to "
           f"{cfg.steps}, {ranks.world} process(es) on {ranks.device}, sandbox: {setup.sandbox.tier}")
     print(header(), flush=True)

@@ -22,7 +22,7 @@ from infra.precision import DTYPES, pick_dtype
 from infra.weights import load_base, load_model, load_peft, weights_hash
 from lora import Adapters
 from model import Base
-from selfplay import member_order
+from evolve import member_order
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 
 import selfplay
 from adam import Adam
-from evolve import Member
+from evolve import ROLES, Member, member_order, members_of
 from infra.task_log import task_from_row
 from infra.weights import PEFT_FILES, load_peft, save_peft
 from lora import Adapters
@@ -213,7 +213,7 @@ def founders(cfg) -> list[Member]:
     A role has as many members as its flag says (--teachers, --students), without one as there are students.
     """
     members, new_rating = [], RATINGS[cfg.rating]().new
-    for role in selfplay.ROLES:
+    for role in ROLES:
         for i in range(getattr(cfg, f"{role}s", cfg.students)):
             slot = 0 if cfg.single else len(members)
             members.append(Member(f"{role[0].upper()}{i}", role, slot, new_rating()))
@@ -242,7 +242,7 @@ def init_adapters(cfg, setup: Setup, base_hash: str) -> None:
             adapters.init_member(slot, torch.Generator().manual_seed(seed))
         return
     given = [path.parent for path in Path(cfg.init).glob("*/adapter_config.json")]
-    given.sort(key=lambda path: selfplay.member_order(path.name))
+    given.sort(key=lambda path: member_order(path.name))
     if len(given) != adapters.n_members:
         raise ValueError(f"--init {cfg.init} holds {len(given)} adapters for {adapters.n_members} members")
     for slot, path in enumerate(given):
@@ -292,7 +292,7 @@ def empty_adapters(setup: Setup) -> Adapters:
 def snapshot_student(state: State, setup: Setup) -> None:
     """Keep the best student of this moment for good, in state.frozen."""
     fitness = RATINGS[setup.cfg.rating]().fitness
-    best = max(selfplay.members_of(state.members, "student"), key=lambda m: fitness(m.rating))
+    best = max(members_of(state.members, "student"), key=lambda m: fitness(m.rating))
     state.frozen = empty_adapters(setup)
     state.frozen.set_factors(0, setup.adapters.factors(best.slot))
 

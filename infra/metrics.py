@@ -4,11 +4,11 @@ from collections import Counter
 import torch
 
 import selfplay
-from evolve import Member
+from evolve import ROLES, Member, members_of
 from infra.checkpoint import State
 from operators import adapter_cosines
 from rl import Batch
-from selfplay import ProposalRecord, Setup, mean, members_of, solve_rate
+from selfplay import ProposalRecord, Setup, mean, solve_rate
 from tasks.base import UNJUDGED, VIOLATION
 from tasks.escapes import escapes
 from tasks.prompts import reasoning
@@ -114,7 +114,7 @@ def mean_cosines(setup: Setup, members: list[Member], step: int) -> dict[str, fl
     groups, cosine = [members], {}
     if len(members) > N_COMPARED:
         groups = []
-        for number, role in enumerate(selfplay.ROLES):
+        for number, role in enumerate(ROLES):
             own = members_of(members, role)
             selfplay.make_rng(setup.cfg.seed, step, selfplay.PROBE, -1, number).shuffle(own)
             n_groups = -(-2 * len(own) // N_COMPARED)
@@ -143,7 +143,7 @@ def member_measures(setup: Setup, state: State, proposed: list[ProposalRecord], 
         for name, verdicts in p.attempts.items():
             attempts.setdefault(name, []).extend(verdicts)
     for m in told:
-        rows = (rollout.member == m.slot) & (batch.role == selfplay.ROLES.index(m.role))
+        rows = (rollout.member == m.slot) & (batch.role == ROLES.index(m.role))
         n_tokens, said = rollout.n_tokens[rows], lengths.get(m.name, [])
         members[m.name] |= dict(
             reward=mean(batch.reward[rows].tolist()),
@@ -172,7 +172,7 @@ N_BORN = 8                          # names of children on a line, at most
 
 def columns() -> list[tuple[str, int]]:
     """Names and widths of what `line` shows."""
-    best = [(f"best {role[0].upper()}", 12) for role in selfplay.ROLES]
+    best = [(f"best {role[0].upper()}", 12) for role in ROLES]
     return [("step", 5), ("valid", 6), ("statements", 10), ("solve", 6), ("base", 6), ("anchor", 7),
             ("greedy", 7), ("think", 6), ("reward", 6), ("unique", 6), *best, ("sec", 6)]
 
@@ -199,7 +199,7 @@ def line(row: dict) -> str:
     measured = [row["valid"], row["complexity"].get("statements"), row["solve_rate"], row.get("base_solve"),
                 *anchors, row["think"], row["teacher_reward"]]
     cells = [str(row["step"]), *map(two_digits, measured), str(row["unique_structures"]),
-             *(best_of(row, role) for role in selfplay.ROLES), f"{sum(row['seconds'].values()):.1f}"]
+             *(best_of(row, role) for role in ROLES), f"{sum(row['seconds'].values()):.1f}"]
     notes = []
     if row["births"]:
         more = len(row["births"]) - N_BORN
@@ -305,7 +305,7 @@ def probe_words(probes: list[dict]) -> list[str]:
 def heldout_words(accuracy: dict[str, float]) -> str:
     """Mean accuracy of each role, students first, from that of each member by name."""
     told = []
-    for role in reversed(selfplay.ROLES):
+    for role in reversed(ROLES):
         own = [value for name, value in accuracy.items() if name.startswith(role[0].upper())]
         if own:
             told.append(f"{role}s {mean(own):.2f}")

@@ -57,7 +57,7 @@ def replay_step(s: Setup, state: State, matches: list[str], logged: list[dict]) 
     otherwise), and print these matches in full. True if the whole step is what `logged` says."""
     step = state.step
     pairs = selfplay.match(s, state.members, step)
-    teachers = evolve.playing(pairs, selfplay.members_of(state.members, "teacher"))
+    teachers = evolve.playing(pairs, evolve.members_of(state.members, "teacher"))
     s.adapters.page_in(m.slot for pair in pairs for m in pair)
     rollout, proposed = selfplay.propose(s, state.archive, teachers, step)
     selfplay.verify(s, state.archive, proposed, step)
