@@ -96,3 +96,22 @@ def test_compiled_kernels_compute_the_same_for_all_shapes(micro_base, base, popu
         generate(fused, adapters, ids.tolist(), [0] * n_rows, [(0, i) for i in range(n_rows)], max_new_tokens=3)
         compiled[n_rows] = counters["stats"]["unique_graphs"]
     assert len({compiled[n] for n in (9, 4, 6, 8)}) == 1 and compiled[8] <= 3 * 12, compiled
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
+def test_what_fails_to_compile_after_the_trial_stops_no_run(tiny, monkeypatch, capsys):
+    torch._dynamo.reset()
+    fused = compile_kernels(tiny.model)
+    assert fused.kernels != Kernels()
+    asked = []
+
+    def fail(*args, **kwargs):
+        asked.append(args)
+        raise RuntimeError("no space left on device")
+
+    monkeypatch.setattr("torch._inductor.graph.GraphLowering.compile_to_module", fail)
+    gate, up = torch.randn(2, 5, 7, dtype=torch.bfloat16)
+    assert torch.equal(fused.kernels.swiglu(gate, up), Kernels().swiglu(gate, up)) and asked
+    gate, up = torch.randn(2, 3, 5, 7, requires_grad=True)
+    fused.kernels.swiglu(gate, up).sum().backward()
