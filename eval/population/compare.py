@@ -4,6 +4,8 @@ Primary is the area under the students' greedy accuracy on the anchors; its cont
 other (Holm). All other measures and contrasts are described, with intervals and p that are not corrected.
 Items are those of eval.population.heldout that the base does not know.
 """
+from itertools import combinations
+
 import numpy as np
 
 from eval.population import measures
@@ -136,6 +138,31 @@ def borne_out(line: dict, sign: int) -> str:
     return "borne out" if low > 0 else "the other way" if high < 0 else "cannot tell"
 
 
+def corrected(lines: list[dict], effect: float) -> list[dict]:
+    """Contrasts with their p after Holm, among themselves, and their verdicts."""
+    for line, adjusted in zip(lines, holm([line["p"] for line in lines])):
+        line["p_holm"] = adjusted
+        line["verdict"] = verdict(line, effect)
+    return lines
+
+
+def null_contrasts(experiment: Experiment, effect: float) -> list[dict]:
+    """Areas of an arm's independent runs (`singles` has four a seed), each under a name of its own, against
+    each other: whatever is seen here is an error."""
+    seeds, values, lines = experiment.plan["seeds"], {}, []
+    several = {arm: what.runs for arm, what in experiment.arms.items() if what.runs > 1}
+    for arm, n_runs in several.items():
+        for seed in seeds:
+            for number, run in enumerate(runs_there(experiment, arm, seed), 1):
+                points = measures.curve(run.metrics, experiment.plan["budget"], due_of(experiment, arm, seed),
+                                        measures.final_accuracy(run))
+                values[f"{arm} {number}", seed] = dict(area=np.array([measures.area(points)]))
+        names = [f"{arm} {number}" for number in range(1, n_runs + 1)]
+        for one, other in combinations(names, 2):
+            lines.append(contrast(values, seeds, one, "area", other, "area", effect))
+    return corrected(lines, effect)
+
+
 def conclude(experiment: Experiment, effect: float) -> dict:
     """Everything that the table says. Raises ValueError where a budget was missed or no seed is there."""
     if wrong := unmatched(experiment):
@@ -156,9 +183,7 @@ def conclude(experiment: Experiment, effect: float) -> dict:
     others = PLANNED if planned else [arm for arm in arms if arm != FULL]
     complete = [seed for seed in seeds if all((arm, seed) in values for arm in (FULL, *others))]
     primary = [contrast(values, complete, FULL, "area", arm, "area", effect) for arm in others]
-    for line, adjusted in zip(primary, holm([line["p"] for line in primary])):
-        line["p_holm"] = adjusted
-        line["verdict"] = verdict(line, effect)
+    corrected(primary, effect)
     secondary = []
     for one, other in SECONDARY:
         if planned and {one, other} <= set(arms):
@@ -192,7 +217,7 @@ def conclude(experiment: Experiment, effect: float) -> dict:
     return dict(plan=experiment.plan, commits=sorted({run.env["commit"] for run in experiment.runs.values()}),
                 effect=effect, complete=complete, missing=missing, base=base, half=half,
                 spent=spent_by_arm(experiment), primary=primary, secondary=secondary, measures=described,
-                claims=claims, children=children(parents))
+                null=null_contrasts(experiment, effect), claims=claims, children=children(parents))
 
 
 # ---- the table ---------------------------------------------------------------------------------------------
@@ -262,10 +287,12 @@ def measure_tables(result: dict) -> list[str]:
 def table(result: dict, whole: bool = True) -> str:
     """The result for the terminal; whole: also every arm against full by every measure."""
     effect = result["effect"]
-    out = [*status(result), "", *spent_table(result), "",
-           heads("primary: area", effect, 31) + "  p (Holm)  verdict"]
-    for line in result["primary"]:
-        out.append(f"{name_of(line):31} {cells(line)}  {line['p_holm']:8.4f}  {line['verdict']}")
+    out = [*status(result), "", *spent_table(result)]
+    for title, lines in (("primary: area", result["primary"]), ("one arm under two names", result["null"])):
+        if lines:
+            out += ["", heads(title, effect, 31) + "  p (Holm)  verdict"]
+        for line in lines:
+            out.append(f"{name_of(line):31} {cells(line)}  {line['p_holm']:8.4f}  {line['verdict']}")
     if result["secondary"]:
         out += ["", heads("secondary: area, not corrected", effect, 37)]
         out += [f"{name_of(line):37} {cells(line)}" for line in result["secondary"]]

@@ -140,6 +140,20 @@ def test_the_same_arm_under_two_names_is_not_shown():
     assert not any(verdict.startswith("seen") for verdict in said(result).values())
 
 
+def test_independent_runs_of_one_arm_are_held_against_each_other():
+    """Six pairs of four; what is known of their numbers is that by hand, and one that differs is seen."""
+    some = experiment({FULL: 0.6, "singles": 0.5}, noise=0.02)
+    lines = compare.conclude(some, 0.05)["null"]
+    assert [(line["one"], line["other"]) for line in lines][:2] == [("singles 1", "singles 2"), ("singles 1", "singles 3")]
+    assert len(lines) == 6 and not any(line["verdict"].startswith("seen") for line in lines)
+    for seed in SEEDS:
+        for row in some.runs[f"single-s{seed + 3000}"].metrics:
+            row["anchors_greedy"] = row.get("anchors_greedy") and {"S0": 0.9, "S1": 0.9}
+    changed = compare.conclude(some, 0.05)
+    assert [line["verdict"] for line in changed["null"] if "singles 4" in line["other"]] == ["seen, -"] * 3
+    assert "singles 3 - singles 4" in compare.table(changed) and not compare.conclude(experiment(ALIKE), 0.05)["null"]
+
+
 def test_a_few_arms_of_one_s_own_are_all_primary():
     result = compare.conclude(experiment({FULL: 0.6, "no-evolution": 0.3}), 0.05)
     line, = result["primary"]
