@@ -10,7 +10,7 @@ from lora import Adapters
 
 
 class Adam:
-    """AdamW without decay over stacked factors; moments, steps, gradient norm and rate per member.
+    """Adam over stacked factors; moments, steps, gradient norm, clipped to `clip`, and rate per member.
 
     The moments m and v (P, ...) lie where the masters are: a step takes those of the members that it moves.
     """

@@ -173,9 +173,9 @@ def pool_pages(rollout_batch: int, n: int, longest_prompt: int, n_new: int) -> i
     """Pages that rollout_batch rows, n answers of n_new tokens to each prompt, take at most at any time.
 
     A prompt's full pages count twice, as its last attempt may outlive the others, whose places a new prompt
-    has taken by then; prompts that find no pages wait. The longest prompt takes the most pages, or the
-    longest of those with a full page less, of whose last page each answer has a copy. Page 0 holds nobody's
-    tokens.
+    has taken by then; prompts that find no pages wait. The most pages go to the longest prompt, or to one
+    that ends a token before the longest's last full page does, as each answer copies the page that it
+    goes on with. Page 0 holds nobody's tokens.
     """
     most = 0
     for length in (longest_prompt, max(0, longest_prompt // PAGE * PAGE - 1)):
@@ -188,8 +188,8 @@ class PagedCache:
     """Keys and values (P, PAGE, K, D) of each layer in one pool; `table` (B, n) int32 lists each row's pages.
 
     A row gets all pages that its answer may need when it is admitted and gives them back when it is released;
-    what it does until then writes to page 0, as its table says. `pages` is the table on the CPU, n_users
-    counts the rows that hold each page.
+    from then until it is admitted again it writes to page 0, as its table says. `pages` is the table on the
+    CPU, n_users counts the rows that hold each page.
     """
 
     def __init__(self, cfg, n_rows: int, n_slots: int, n_pages: int, dtype: torch.dtype, device,

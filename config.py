@@ -20,7 +20,7 @@ EVOLVE = ("mixed", "mutation", "crossover", "svd", "layers", "mask", "noise", "d
           "extrapolate", "copy", "mean", "none")
 BASELINES = ("group", "leave-one-out", "none")
 NORMALIZE = ("member", "kind", "off")
-WEIGHTS = ("member", "row", "constant")
+TOKEN_WEIGHTS = ("member", "row", "constant")
 # What --algo sets where the command line says nothing. Sources: rl.py.
 ALGORITHMS = {"reinforce++": dict(
     baseline="group", scale_rewards="none", normalize_advantages="member", token_weight="member",
@@ -98,7 +98,7 @@ class Config:
     baseline: str = flag(None, "taken from a reward: the mean of its group, or of the others", BASELINES)
     scale_rewards: str = flag(None, "divide by the group's standard deviation", ("none", "group"))
     normalize_advantages: str = flag(None, "whiten by member and role (kind: + task type)", NORMALIZE)
-    token_weight: str = flag(None, "mean over all tokens, mean over rows' means, or Dr. GRPO's", WEIGHTS)
+    token_weight: str = flag(None, "mean over all tokens, mean of rows' means, or Dr. GRPO's", TOKEN_WEIGHTS)
     ratio: str = flag(None, "new to old probability of a token, or of the answer", ("token", "sequence"))
     loss: str = flag(None, "PPO's, or CISPO's: clipped ratio x log-probability", ("clip", "cispo"))
     clip_low: float = flag(None, "the ratio is at least 1 - this; in the first epoch it is 1", kind=float)
@@ -178,7 +178,8 @@ NOT_NEGATIVE = ("seed", "threads", "show", "n_few_shot", "max_digits", "max_outp
                 "lr_teacher", "kl_coef", "entropy_coef", "outcome_band", "probe_every", "n_anchors",
                 "n_heldout", "matches")
 SHARES = ("max_guess", "matching_floor", "probe_share")
-# Fields that may change between a run and its resumption without changing what it computes.
+# Fields that may change between a run and its resumption without changing what it computes. From one kind of
+# device to another also give the --importance-cap of before, whose default depends on it.
 FREE = ("base", "name", "out", "resume", "init", "steps", "device", "no_cuda_graphs", "threads", "plan",
         "show", "save_every", "keep", "workers", "halt_on", "thresholds")
 
@@ -302,9 +303,9 @@ def check(cfg: Config) -> None:
     demand(not unknown, f"--task-types: {', '.join(unknown)} unknown; valid: {', '.join(TASK_TYPES)}")
     for kind in task_types:
         TASK_TYPES[kind].check_templates(cfg.prompt_format)
-    demand("proof" not in task_types or load(cfg.theory), "load raises what is wrong with a theory")
-    demand("proof" not in task_types or cfg.prompt_format != "micro" or cfg.theory == miu.THEORY,
-           f"--theory {cfg.theory}: the micro prompt format has words for {miu.THEORY} alone")
+    if "proof" in task_types and load(cfg.theory):          # which raises ValueError for a bad theory
+        demand(cfg.prompt_format != "micro" or cfg.theory == miu.THEORY,
+               f"--theory {cfg.theory}: the micro prompt format has words for {miu.THEORY} alone")
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
            f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks: give at least 1")
     demand(cfg.importance_cap == 0 or cfg.importance_cap >= 1,

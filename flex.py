@@ -2,7 +2,7 @@
 
 A BlockMask says which blocks of 128 x 128 queries and keys hold anything; the kernel, compiled once for all
 lengths, skips the others and asks `seen` inside of these. On a CPU flex_attention has no backward pass: there
-a dense mask and SDPA do the same (pack.dense_mask).
+a dense mask and SDPA do the same (`dense_mask`).
 """
 import functools
 import sys

@@ -113,8 +113,8 @@ class Answers:
     ends: torch.Tensor                 # ids of the end tokens
     ids: torch.Tensor                  # (N, L + 1) int64
     logp: torch.Tensor                 # (N, L + 1) float32
-    length: torch.Tensor               # (N,)
-    closing: torch.Tensor | None       # closing_table of the text that ends an answer
+    length: torch.Tensor               # (N,) of the answers alone; Rollout.length counts the prompts, too
+    closing: torch.Tensor | None       # (n + 1, V) weights.closing_table of the n characters that end one
     n_matched: torch.Tensor            # (N,) characters of that text that an answer ends with
 
     @classmethod
@@ -364,11 +364,11 @@ def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], me
     prompt and its answer would not fit the base's context.
     """
     cfg, weight = base.model.cfg, base.model.embedding
-    limit = cfg.max_position_embeddings
+    context = cfg.max_position_embeddings
     longest = max(map(len, prompts))
-    if longest + max_new_tokens > limit:
+    if longest + max_new_tokens > context:
         raise ValueError(f"a prompt of {longest} tokens and an answer of {max_new_tokens} exceed the base's "
-                         f"context of {limit}: lower --max-new-tokens or --n-few-shot")
+                         f"context of {context}: lower --max-new-tokens or --n-few-shot")
     N = len(keys)
     assert N == len(prompts) * n and len(member) == len(prompts), (N, len(prompts), n, len(member))
     device = weight.device

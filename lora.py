@@ -5,8 +5,9 @@ B (P, out, R), update dW = alpha/R * B A (LoRA, Hu et al. 2021, section 4.1). An
 goes through one batch, in one of four ways that compute the same (LOG.md has their times):
 
     equal     rows in the order of their members, equally many each: two batched products over (k, B/k T, in)
-    dense     y + ((x A_all^T) * own) B_all^T, with A_all (k R, in), B_all (out, k R) and own (B, 1, k R) in
-              {0, alpha/R}: needs no order, costs k times the arithmetic: for single tokens of few members
+    dense     y + ((x A_all^T) * own_scale) B_all^T, with A_all (k R, in), B_all (out, k R), own_scale
+              (B, 1, k R) in {0, alpha/R}: needs no order, costs k times the arithmetic: for single tokens
+              of few members
     grouped   rows put into the order of their members, two products over groups of any size
     by_row    each row with a copy of its member's factors: for rows fewer than a third of the members
 
@@ -256,14 +257,14 @@ class AdapterWeights:
         return bool(torch.stack([grad.isfinite().all() for grad in grads]).all())
 
     def dense_route(self, member: torch.Tensor) -> "DenseRouter | None":
-        """The same without a look at any value: by the dense product; None if all rows of the call are -1."""
+        """The same without waiting for a GPU: by the dense product; None if all rows of the call are -1."""
         return DenseRouter(self, member) if len(self.present) else None
 
 
 class DenseRouter:
     """Adds to the joint output of layers on one input x (B, T, in) the update of each row's own member.
 
-    Without a look at any value, and not for training: in place.
+    Never waits for a GPU to read a value; not for training, as it works in place.
     """
 
     def __init__(self, weights: AdapterWeights, member: torch.Tensor):
@@ -271,11 +272,11 @@ class DenseRouter:
         self.k = len(weights.present)
         self.scale = weights.adapters.scale
         is_own = member[:, None] == weights.present                 # (B, k)
-        member_mask = self.scale * is_own.to(weights.dtype)[:, None, :, None]
-        self.member_mask = member_mask.to(weights.device, non_blocking=True)                # (B, 1, k, 1)
-        self.own = None
+        own_scale = self.scale * is_own.to(weights.dtype)[:, None, :, None]
+        self.own_scale = own_scale.to(weights.device, non_blocking=True)    # (B, 1, k, 1): alpha/R or 0
+        self.place = None                               # (B,) of the row's member in `present`: for by_row
         if 3 * len(member) < self.k:                    # factors are read, and copies written and read again
-            self.own = torch.searchsorted(weights.present, member).to(weights.device, non_blocking=True)
+            self.place = torch.searchsorted(weights.present, member).to(weights.device, non_blocking=True)
 
     def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor,
                  y: torch.Tensor) -> torch.Tensor:
@@ -286,11 +287,11 @@ class DenseRouter:
     def own_columns(self, A, x):
         """x (B, T, in) through every member's columns, all but the row's own times 0: (B, T, k m R)."""
         h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1)
-        return (h * self.member_mask).flatten(2)
+        return (h * self.own_scale).flatten(2)
 
     def add(self, A, B, x, y):
         """In place and with one product: y is fresh from the base's."""
-        if self.own is not None:
+        if self.place is not None:
             return self.by_row(A, B, x, y)
         h = self.own_columns(A, x).flatten(0, 1)
         y.view(-1, y.shape[2]).addmm_(h, B.flatten(0, 1))
@@ -298,8 +299,8 @@ class DenseRouter:
 
     def by_row(self, A, B, x, y):
         """As `add`, each row with a copy of its member's factors."""
-        h = torch.bmm(x, A[self.own].transpose(1, 2)) * self.member_mask.sum(2)             # (B, T, m R)
-        return y.baddbmm_(h, B[self.own])
+        h = torch.bmm(x, A[self.place].transpose(1, 2)) * self.own_scale.sum(2)             # (B, T, m R)
+        return y.baddbmm_(h, B[self.place])
 
 
 class LoRARouter(DenseRouter):
@@ -323,7 +324,7 @@ class LoRARouter(DenseRouter):
             return self.dense(A, B, x, y)
         if self.weights.can_group:
             return self.grouped(A, B, x, y)
-        few = self.own is not None and not torch.is_grad_enabled()
+        few = self.place is not None and not torch.is_grad_enabled()
         return (self.by_row if few else self.dense)(A, B, x, y)
 
     def dense(self, A, B, x, y):

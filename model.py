@@ -186,7 +186,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a block computes number by number between its products: see `compile_kernels`."""
+    """A block's elementwise operations, between its matrix products: see `compile_kernels`."""
     rotate: Callable = rotate
     add_norm: Callable = add_norm
     swiglu: Callable = swiglu

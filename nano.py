@@ -221,6 +221,7 @@ def update(model, member, groups):
     """One step of Adam, its gradient clipped to norm 1, on a member's own groups of rows."""
     if groups:
         advantages(groups)
+    if any(row.advantage for group in groups for row in group):
         policy_gradient(model, member, sum(groups, []))
         nn.utils.clip_grad_norm_(member.parameters, 1.0)
         member.adam.step()
@@ -252,7 +253,7 @@ def rate(winner, loser, draw=False):
 
 def rate_match(teacher, student, rows):
     """The student wins if it solved more than the ratings expect, or was given no task at all."""
-    surprise = solve_rate(rows) - p_win(student.rating, teacher.rating) if rows else 1.0
+    surprise = (solve_rate(rows) - p_win(student.rating, teacher.rating)) if rows else 1.0
     winner, loser = (student, teacher) if surprise > 0 else (teacher, student)
     winner.rating, loser.rating = rate(winner.rating, loser.rating, draw=abs(surprise) <= 0.05)
 

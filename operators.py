@@ -4,7 +4,7 @@ An operator is a pure function op(parents, gen, **knobs) -> child on Factors, na
 the same rank out as in. It works on the update dW = B A (times alpha/R, the same for all), because
 mean(B) mean(A) is not mean(B A), and the same dW has many factorings. Its entry in MUTATIONS or CROSSOVERS
 makes it a value of --evolve.
-Shapes: R rank, P members, n modules of one shape (stacked: the small eigenproblems run as one batch).
+Shapes: R rank, K = R x parents, n modules of one shape (stacked: the small eigenproblems run as one batch).
 """
 import re
 from typing import Callable, NamedTuple

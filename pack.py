@@ -19,7 +19,8 @@ Line = list[int]                           # rows of a rollout that share a memb
 
 @dataclass
 class Packed:
-    """G lines of T tokens, padded on the right, by member, and where their M answer tokens are predicted."""
+    """G lines of T tokens, sorted by member, padded on the right, and where their M answer tokens are
+    predicted."""
     ids: torch.Tensor                      # (G, T) int64
     positions: torch.Tensor                # (G, T)
     mask: torch.Tensor | BlockMask | None  # (G, 1, T, T) true where seen; None = causal: one answer a line
@@ -84,7 +85,7 @@ def pack(rollout: Rollout, batch: list[Line], device="cpu", by_blocks: bool = Fa
             source += [g * T + P - 1, *range(g * T + at, g * T + at + n)]      # the prompt predicts the first
             targets += [(i, t) for t in range(P, P + n + 1)]
             at += n
-    of, column = torch.tensor(targets).unbind(1)
+    target_row, column = torch.tensor(targets).unbind(1)
     ids = rollout.ids[row, position] * (answer >= 0)
 
     def put(x: torch.Tensor) -> torch.Tensor:
@@ -94,4 +95,5 @@ def pack(rollout: Rollout, batch: list[Line], device="cpu", by_blocks: bool = Fa
     if max(map(len, batch)) > 1:
         mask = (flex.block_mask if by_blocks else flex.dense_mask)(put(answer))
     return Packed(put(ids), put(position), mask, rollout.member[row[:, 0]], put(torch.tensor(source)),
-                  put(rollout.ids[of, column]), put(of), put(column), put(rollout.logp[of, column]))
+                  put(rollout.ids[target_row, column]), put(target_row), put(column),
+                  put(rollout.logp[target_row, column]))

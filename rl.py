@@ -170,7 +170,7 @@ def token_losses(base: Base, route: LoRARouter, p: Packed, adv: torch.Tensor, cf
     policy_loss times the importance weight + kl_coef k3 - entropy_coef H. old (M,): log-probabilities that
     training gave the tokens before the first epoch; None = this is the first: the ratio is 1, the gradient
     the plain policy gradient. The weight, min(exp(old - p.logp), importance_cap), corrects for a rollout that
-    computes otherwise than training does (truncated importance sampling, 2505.24034). Looks at no value.
+    computes otherwise than training does (truncated importance sampling, 2505.24034). Never waits for a GPU.
     """
     def states(lora):
         hidden = base.model(p.ids, p.positions, p.mask, lora=lora, checkpointing=checkpointing)
@@ -310,12 +310,12 @@ def one_pass(base, adapters, batch, adv, rows, cfg, old, rank, world, desc) -> F
 
 def learn(base: Base, weights: AdapterWeights, p: Packed, batch: Batch, adv: torch.Tensor,
           weight: torch.Tensor, cfg: UpdateConfig, old: torch.Tensor | None, found: Findings) -> bool:
-    """Add a micro-batch's gradient to .grad, and what it tells to `found`. A row beyond the budget runs
-    checkpointed.
+    """Add a micro-batch's gradient to .grad, and what it tells to `found`. A row beyond the budget is done
+    with activation checkpointing.
 
     With a base in float16 small gradients would be 0 without found.loss_scale. Where they overflow, it is
-    lowered and False returned: to be done again, at scale 1 line by line, lest it spoil other members. One
-    that overflows even so is for Adam to skip.
+    lowered and False returned: the caller repeats the micro-batch, at scale 1 line by line, so that only the
+    member at fault overflows, which Adam then skips.
     """
     leaves = weights.leaves(p.member)
     before = None if old is None else old[p.row, p.column]

@@ -32,7 +32,7 @@ from tasks.validation import Limits
 from trueskill_lite import RATINGS
 from verifier import Job, Sandbox, Verdict
 
-# Phases: the second half of every random key. The update draws nothing.
+# Phases: the third number of a random key, (seed, step, phase, member, index). The update draws nothing.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE, INIT = range(8)
 
 
@@ -153,6 +153,7 @@ def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int
     ids = [render(prompt, s.base.prompt_format, tokenizer) for prompt in prompts]
     keys = []
     for i, slot in enumerate(slots):
+        # a key holds no negative number, and the base's slot is -1
         keys += [(cfg.seed, step + 1, phase, slot + 1, i * n + j) for j in range(n)]
     closing = closing_table(tokenizer, FORMATS[s.base.prompt_format].closing, s.base.model.cfg.vocab_size,
                             s.ranks.device)

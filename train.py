@@ -36,7 +36,7 @@ from evolve import ROLES, Member, members_of
 from infra.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
 from infra.distributed import Ranks, leave
 from infra.metrics import header, line, measures, summary
-from infra.monitors import EXIT_HALTED, Halted, Monitors, check
+from infra.monitors import EXIT_HALTED, Halted, Monitors, check_monitors
 from infra.platform import Interrupted, Signals, Stopwatch, check_system, environment, open_sandbox
 from infra.probes import probe
 from infra.startup import choose_dtype, hash_base, open_run, populate, prepare, show_plan
@@ -203,7 +203,7 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
 def main(cfg: Config) -> RunDir:
     """A whole run. Raises ValueError for what the user can mend, Interrupted after saving on a signal."""
     check_system(cfg.weak_sandbox)
-    check(cfg)
+    check_monitors(cfg)
     ranks = Ranks.join(cfg.device)
     cfg = choose_dtype(cfg, ranks)
     cfg, base = ranks.together(lambda: prepare(cfg, ranks))
@@ -216,11 +216,11 @@ def main(cfg: Config) -> RunDir:
             raise ValueError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
                              "use the old values or another --name")
     with contextlib.ExitStack() as stack:
-        def judge() -> Sandbox | None:
-            """Process 0's alone."""
+        def start_sandbox() -> Sandbox | None:
+            """Process 0 alone has one."""
             return open_sandbox(cfg.workers, cfg.weak_sandbox, cpu_s=cfg.cpu_s) if run.writes else None
 
-        sandbox = ranks.together(judge)
+        sandbox = ranks.together(start_sandbox)
         if sandbox:
             stack.enter_context(sandbox)
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)

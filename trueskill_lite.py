@@ -47,7 +47,7 @@ def draw_moments(t, e):
     b = -e - abs(t)
     sign = math.copysign(1.0, t)
     z = cdf(a) - cdf(b)
-    if z < UNDERFLOW:  # a draw that could not happen (or a margin of zero): the difference is known to be a
+    if z < UNDERFLOW:  # a draw that could not happen (or a margin of zero): the limit, a gap at the margin
         return sign * a, 1.0
     v = (pdf(b) - pdf(a)) / z
     return sign * v, min(max(v * v + (a * pdf(a) - b * pdf(b)) / z, 0.0), 1.0)

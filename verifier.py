@@ -182,7 +182,7 @@ class Sandbox(Scheduler):
 
 
 def conclude(case):
-    """What the passes saw of every input -> the Verdict."""
+    """A Case's Verdict. seen[pass][input] = (end, [(mark, text), ...]), mark b"=": value, b"!": reason."""
     outputs, errors, ends = [], [], [case.end]
     for i in range(len(case.job.inputs)):
         end, said = case.seen[0][i]

@@ -175,7 +175,7 @@ def to_disk(file: Path) -> None:
 def linked(former: Path, directory: Path, names: list[str]) -> bool:
     """Whether the former checkpoint has all these files; if so they are now in this directory, too.
 
-    Nobody changes a checkpoint's file, so that a second name does; a copy where the file system has none.
+    A checkpoint's files never change, so that hard links do; a copy where the file system has none.
     """
     if not all((former / name).is_file() for name in names):
         return False
@@ -204,7 +204,7 @@ class State:
     heldout: list[Task]                 # of types that the run does not play
     totals: dict[str, int]              # tokens generated and trained so far
     frozen: Adapters | None = None      # a student as it was early in the run, alone in slot 0: a yardstick
-    saved: int | None = None            # step of the checkpoint since which Adapters.changed counts
+    saved: int | None = None            # step of the last checkpoint: Adapters.changed lists who moved since
 
 
 def founders(cfg) -> list[Member]:

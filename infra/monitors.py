@@ -172,7 +172,7 @@ def halting(given: str) -> set[str]:
     return names
 
 
-def check(cfg: Config) -> None:
+def check_monitors(cfg: Config) -> None:
     """Raises ValueError for what --thresholds or --halt-on cannot mean, before anything is loaded."""
     thresholds(cfg.thresholds)
     halting(cfg.halt_on)

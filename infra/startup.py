@@ -140,7 +140,7 @@ def choose_dtype(cfg: Config, ranks: Ranks) -> Config:
 
 
 def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str, bool]:
-    """Resolved configuration, the base's format, the memory plan as a table, whether it fits: all without
+    """Resolved configuration, the base's dtype, the memory plan as a table, whether it fits: all without
     the base's weights. Raises ValueError."""
     path = resolve(base_name(cfg), weights=False)
     shape = read_config(path)

@@ -54,12 +54,10 @@ def brief(name, limit: int = LABEL) -> str:
 
 def short(v: float) -> str:
     """A number in a few characters: 1.2M, 34k, 5,582, 0.38."""
-    for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+    for least, unit, letter in ((999.5e6, 1e9, "G"), (999.5e3, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(v) >= least:
             return f"{v / unit:.3g}{letter}"
-    if abs(v) >= 1:
-        return f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.3g}"
-    return f"{v:.2f}".rstrip("0").rstrip(".")
+    return f"{v:,.0f}" if abs(v) >= 999.5 else f"{v:.3g}"
 
 
 def place(v: float) -> str:

@@ -11,7 +11,7 @@ from verifier import Job, Verdict
 
 class ValueTask(TaskType):
     """code_o and code_i: the answer is data that a program is run on, the gold is outputs[0]."""
-    program = ""            # ours, without memory, for all answers at once; "" = the task's, one child each
+    program = ""            # one of ours, which reads all answers in one run; "" = the task's, a run for each
 
     def parse_answer(self, text, prompt_format, task, limits):
         answer = (self.answer_block(text, prompt_format) or "").strip()

@@ -123,7 +123,7 @@ def test_roles_and_members_are_never_pooled():
     assert (rl.advantages(batch) - rl.advantages(replace(batch, reward=scaled))).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", config.WEIGHTS)
+@pytest.mark.parametrize("kind", config.TOKEN_WEIGHTS)
 def test_token_weights_sum_to_the_stated_mean(kind):
     rollout = make_batch(30).rollout
     weight = rl.token_weight(rollout, settings(token_weight=kind))

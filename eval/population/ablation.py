@@ -278,14 +278,15 @@ def parser() -> argparse.ArgumentParser:
     add("--from", dest="source", default="", metavar="DIR", help="only print the table of a pack or an --out")
     add("--pool", nargs="+", default=[], metavar="DIR", help="of several, of one commit and one base")
     add("--svg", default="", metavar="FILE", help="also draw the contrasts of areas")
-    add("--brief", action="store_true", help="leave out the tables of every arm by every measure")
+    add("--born-after", type=int, default=0, metavar="STEPS", help="leave out children born earlier")
+    add("--brief", action="store_true", help="leave out the tables by measure and by operator")
     add("train", nargs=argparse.REMAINDER, help="-- and flags of train.py for every arm")
     return p
 
 
 def show(args: argparse.Namespace, experiment: Experiment) -> dict:
     """Print what the runs say, draw it where that is asked for, and return it."""
-    result = compare.conclude(experiment, args.effect)
+    result = compare.conclude(experiment, args.effect, args.born_after)
     print(compare.table(result, not args.brief))
     if args.svg:
         Path(args.svg).write_text(compare.picture(result), encoding="utf-8")

@@ -1,24 +1,28 @@
-"""The table of an ablation: contrasts paired by seed, by the plan in docs/ablations.md, and their verdicts.
+"""The table of an ablation: contrasts paired by seed, by the plans in docs/ablations.md, and their verdicts.
 
-Primary is the area under the students' greedy accuracy on the anchors; its contrasts are corrected for each
-other (Holm). All other measures and contrasts are described, with intervals and p that are not corrected.
-Items are those of eval.population.heldout that the base does not know.
+Primary is the area under the students' greedy accuracy on the anchors; the contrasts of a plan are corrected
+for each other (Holm). All other measures and contrasts are described, with intervals and p that are not
+corrected. Items are those of eval.population.heldout that the base does not know.
 """
 from itertools import combinations
 
 import numpy as np
 
 from eval.population import measures
-from eval.population.arms import FULL, PLANNED, SECONDARY, runs_of
-from eval.population.measures import MEASURES, children, children_table, estimate, interval_of
+from eval.population.arms import FULL, PLANNED, SECOND_PLAN, SECONDARY, runs_of
+from eval.population.children import children, children_table, estimate
+from eval.population.measures import COUNTS, MEASURES
 from eval.population.records import Experiment, Record
-from eval.stats import holm, seeds_needed, sign_flip
+from eval.stats import holm, interval_of, seeds_needed, sign_flip
 from eval.summary import BASE
+from operators import OPERATORS
 from report.forest import forest
 
 TOLERANCE = 0.05                    # of a budget
 FEWEST = 8                          # complete seeds, under which nothing is concluded
-LEVEL = 0.05                        # of p after Holm
+LEVEL = 0.05                        # of p, after Holm where contrasts are corrected
+COLUMNS = dict(discovered=10, area=5, end=5, weakest=7, pass16=7, input_think=17, statements=10,
+               base_solve=11)       # measures that an arm's row shows -> their width
 BEARING = (FULL, "mutation", "crossover", "copy")          # arms whose children are looked at
 # claim -> contrasts (arm, measure, minus arm, its measure) with the sign that would bear it out
 CLAIMS = {"the single agent drifts to easy tasks": (("full", "statements", "single", "statements", 1),
@@ -27,13 +31,13 @@ CLAIMS = {"the single agent drifts to easy tasks": (("full", "statements", "sing
                                                     ("full", "base_solve", "single-long", "base_solve", -1)),
           "populations write more complex tasks": (("full", "mccabe", "single", "mccabe", 1),
                                                    ("full", "depth", "single", "depth", 1),
-                                                   ("full", "unique", "single", "unique", 1),
                                                    ("full", "mccabe", "single-long", "mccabe", 1),
-                                                   ("full", "depth", "single-long", "depth", 1),
-                                                   ("full", "unique", "single-long", "unique", 1)),
+                                                   ("full", "depth", "single-long", "depth", 1)),
           "the weakest member beats the single agent": (("full", "weakest", "single", "end", 1),),
           "selection spreads a discovery sooner": (("full", "spread", "no-evolution", "spread", -1),
                                                    ("full", "half", "no-evolution", "half", -1))}
+# title of a table of contrasts that are corrected for each other -> where `conclude` keeps them
+CORRECTED = {"primary: area": "primary", "second plan: area": "second", "one arm under two names": "null"}
 Values = dict[tuple[str, int], dict[str, np.ndarray]]      # (arm, seed) -> what `measures.measured` gives
 
 
@@ -65,25 +69,18 @@ def unmatched(experiment: Experiment) -> dict[str, str]:
     return wrong
 
 
-def spent_by_arm(experiment: Experiment) -> dict[str, dict[str, float]]:
-    """Arm -> its runs, mean steps, hours in all, and what its runs together spent as shares of full's."""
-    lines = {}
-    units = (*measures.BUDGETS, "trained")
+def shares_spent(experiment: Experiment) -> dict[str, dict[str, float]]:
+    """Arm -> runs a seed, their mean steps, and what they spent of the budget's unit as a share of full's."""
+    unit, lines = experiment.plan["budget"], {}
     for arm, what in experiment.arms.items():
-        found = []
+        steps, shares = [], []
         for seed in experiment.plan["seeds"]:
-            runs = runs_there(experiment, arm, seed)
-            if not runs:
-                continue
-            full = measures.spent(experiment.runs[f"{FULL}-s{seed}"].metrics)[-1]
-            done = [measures.spent(run.metrics)[-1] for run in runs]
-            line = {unit: sum(last[unit] for last in done) / full[unit] for unit in units}
-            line["hours"] = sum(last["seconds"] for last in done) / 3600
-            line["steps"] = np.mean([len(run.metrics) for run in runs])
-            found.append(line)
-        if found:
-            lines[arm] = {name: float(np.mean([line[name] for line in found])) for name in found[0]}
-            lines[arm] |= dict(runs=what.runs, hours=sum(line["hours"] for line in found))
+            if runs := runs_there(experiment, arm, seed):
+                full = measures.spent(experiment.runs[f"{FULL}-s{seed}"].metrics)[-1][unit]
+                shares.append(sum(measures.spent(run.metrics)[-1][unit] for run in runs) / full)
+                steps += [len(run.metrics) for run in runs]
+        if steps:
+            lines[arm] = dict(runs=what.runs, steps=float(np.mean(steps)), share=float(np.mean(shares)))
     return lines
 
 
@@ -97,11 +94,11 @@ def half_way(experiment: Experiment) -> tuple[float, float]:
 # ---- contrasts ---------------------------------------------------------------------------------------------
 
 def contrast(values: Values, seeds: list[int], one: str, measure: str, other: str, its: str,
-             effect: float) -> dict:
+             effect: float, level: float = LEVEL) -> dict:
     """One arm's measure minus another's (or its own other measure), paired by seed.
 
     Seeds that lack either are left out; difference is None without a seed. needed: the seeds with which a
-    difference of `effect` would be found with power .8; it and the interval take two seeds.
+    difference of `effect` would be found at p < level with power .8, of shares alone; it takes two seeds.
     """
     told = [seed for seed in seeds if (one, seed) in values and (other, seed) in values]
     pairs = {seed: values[one, seed][measure] - values[other, seed][its] for seed in told}
@@ -112,14 +109,14 @@ def contrast(values: Values, seeds: list[int], one: str, measure: str, other: st
         return line
     x = np.stack(list(pairs.values()))
     by_seed = x.mean(1)
-    if len(by_seed) > 1:
-        line["needed"] = seeds_needed(effect, float(by_seed.std(ddof=1)))
+    if len(by_seed) > 1 and measure not in COUNTS:
+        line["needed"] = seeds_needed(effect, float(by_seed.std(ddof=1)), level=level)
     return line | dict(difference=float(by_seed.mean()), by_seed=by_seed.tolist(), interval=interval_of(x),
                        p=sign_flip(by_seed))
 
 
 def verdict(line: dict, effect: float) -> str:
-    """What the plan says of a primary contrast: seen, not seen, or cannot tell."""
+    """What the plan says of a corrected contrast: seen, not seen, or cannot tell."""
     if len(line["seeds"]) < FEWEST:
         return "cannot tell"
     low, high = line["interval"]
@@ -129,17 +126,19 @@ def verdict(line: dict, effect: float) -> str:
     return "not seen" if small else "cannot tell"
 
 
-def borne_out(line: dict, sign: int) -> str:
+def borne_out(line: dict, sign: int, effect: float) -> str:
     """What a contrast says of a claim that gives it this sign; not corrected for the number of claims."""
-    if len(line["seeds"]) < FEWEST:
-        return "cannot tell"
-    low, high = (sign * end for end in line["interval"])
-    low, high = min(low, high), max(low, high)
-    return "borne out" if low > 0 else "the other way" if high < 0 else "cannot tell"
+    said = verdict(line | dict(p_holm=line["p"]), effect)
+    if said.startswith("seen"):
+        return "borne out" if line["difference"] * sign > 0 else "the other way"
+    return "cannot tell" if line["measure"] in COUNTS else said
 
 
-def corrected(lines: list[dict], effect: float) -> list[dict]:
-    """Contrasts with their p after Holm, among themselves, and their verdicts."""
+def areas_contrasted(values: Values, seeds: list[int], pairs: list[tuple[str, str]],
+                     effect: float) -> list[dict]:
+    """Contrasts of areas with their p after Holm, among themselves, and their verdicts."""
+    level = LEVEL / max(1, len(pairs))
+    lines = [contrast(values, seeds, one, "area", other, "area", effect, level) for one, other in pairs]
     for line, adjusted in zip(lines, holm([line["p"] for line in lines])):
         line["p_holm"] = adjusted
         line["verdict"] = verdict(line, effect)
@@ -149,21 +148,61 @@ def corrected(lines: list[dict], effect: float) -> list[dict]:
 def null_contrasts(experiment: Experiment, effect: float) -> list[dict]:
     """Areas of an arm's independent runs (`singles` has four a seed), each under a name of its own, against
     each other: whatever is seen here is an error."""
-    seeds, values, lines = experiment.plan["seeds"], {}, []
+    seeds, unit, values, pairs = experiment.plan["seeds"], experiment.plan["budget"], {}, []
     several = {arm: what.runs for arm, what in experiment.arms.items() if what.runs > 1}
     for arm, n_runs in several.items():
         for seed in seeds:
             for number, run in enumerate(runs_there(experiment, arm, seed), 1):
-                points = measures.curve(run.metrics, experiment.plan["budget"], due_of(experiment, arm, seed),
-                                        measures.final_accuracy(run))
-                values[f"{arm} {number}", seed] = dict(area=np.array([measures.area(points)]))
-        names = [f"{arm} {number}" for number in range(1, n_runs + 1)]
-        for one, other in combinations(names, 2):
-            lines.append(contrast(values, seeds, one, "area", other, "area", effect))
-    return corrected(lines, effect)
+                final = measures.final_accuracy(run)
+                area = measures.area(measures.curve(run.metrics, unit, due_of(experiment, arm, seed), final))
+                values[f"{arm} {number}", seed] = dict(area=np.array([area]))
+        pairs += combinations([f"{arm} {number}" for number in range(1, n_runs + 1)], 2)
+    return areas_contrasted(values, seeds, pairs, effect)
 
 
-def conclude(experiment: Experiment, effect: float) -> dict:
+def described(values: Values, arms: list[str], seeds: list[int], effect: float) -> dict[str, dict[str, dict]]:
+    """Measure -> arm -> its mean and seeds and, but for full, the contrast with full over them."""
+    found = {measure: {} for measure in MEASURES}
+    for measure, lines in found.items():
+        for arm in arms:
+            line = contrast(values, seeds, arm, measure, FULL, measure, effect)
+            there = [values[arm, seed][measure].mean() for seed in line["seeds"]]
+            lines[arm] = line | dict(mean=float(np.mean(there)) if there else None)
+    return found
+
+
+def claimed(values: Values, arms: list[str], seeds: list[int], effect: float) -> dict[str, list[dict]]:
+    """CLAIMS, each with its contrasts and what they answer."""
+    found = {}
+    for claim, asked in CLAIMS.items():
+        found[claim] = []
+        for one, measure, other, its, sign in asked:
+            if {one, other} <= set(arms):
+                line = contrast(values, seeds, one, measure, other, its, effect)
+                found[claim].append(line | dict(answer=borne_out(line, sign, effect)))
+    return found
+
+
+def children_of(experiment: Experiment, half: float, born_after: int) -> list[dict]:
+    """Children of BEARING arms born after so many steps, by whether their parents were past half way, and by
+    operator."""
+    logs = []
+    for name, run in experiment.runs.items():
+        arm, _, seed = name.rpartition("-s")
+        if arm in BEARING:
+            logs.append((seed, run.metrics, run.genealogy))
+
+    def by_parents(course: dict) -> str:
+        if course["before"] is None or course["born"] < born_after:
+            return ""
+        return "of parents past half way" if course["before"] >= half else "of parents before it"
+
+    def by_operator(course: dict) -> str:
+        return by_parents(course) and course["operator"]
+    return children(logs, by_parents) + children(logs, by_operator)
+
+
+def conclude(experiment: Experiment, effect: float, born_after: int = 0) -> dict:
     """Everything that the table says. Raises ValueError where a budget was missed or no seed is there."""
     if wrong := unmatched(experiment):
         raise ValueError(f"budgets in {experiment.plan['budget']} are not matched, and such arms are not "
@@ -182,42 +221,22 @@ def conclude(experiment: Experiment, effect: float) -> dict:
     planned = set(PLANNED) <= set(arms)
     others = PLANNED if planned else [arm for arm in arms if arm != FULL]
     complete = [seed for seed in seeds if all((arm, seed) in values for arm in (FULL, *others))]
-    primary = [contrast(values, complete, FULL, "area", arm, "area", effect) for arm in others]
-    corrected(primary, effect)
-    secondary = []
-    for one, other in SECONDARY:
-        if planned and {one, other} <= set(arms):
-            secondary.append(contrast(values, seeds, one, "area", other, "area", effect))
-    described = {}
-    for measure in MEASURES:
-        described[measure] = {}
-        for arm in arms:
-            there = [values[arm, seed][measure].mean() for seed in seeds if (arm, seed) in values]
-            there = [x for x in there if np.isfinite(x)]
-            line = dict(mean=float(np.mean(there)) if there else None, seeds=len(there))
-            if arm != FULL:
-                line |= contrast(values, seeds, arm, measure, FULL, measure, effect) | dict(seeds=len(there))
-            described[measure][arm] = line
-    claims = {}
-    for claim, lines in CLAIMS.items():
-        claims[claim] = []
-        for one, measure, other, its, sign in lines:
-            if {one, other} <= set(arms):
-                line = contrast(values, seeds, one, measure, other, its, effect)
-                claims[claim].append(line | dict(answer=borne_out(line, sign)))
-    parents = []
-    for name, run in experiment.runs.items():
-        arm, _, seed = name.rpartition("-s")
-        if arm in BEARING:
-            parents.append((seed, run.metrics, run.genealogy))
+    second = [(FULL, arm) for arm in SECOND_PLAN if planned and arm in arms]
+    secondary = [pair for pair in SECONDARY if planned and set(pair) <= set(arms)]
     missing = {}
     for arm in arms:
         if lost := [seed for seed in seeds if (arm, seed) not in values]:
             missing[arm] = lost
     return dict(plan=experiment.plan, commits=sorted({run.env["commit"] for run in experiment.runs.values()}),
                 effect=effect, complete=complete, missing=missing, base=base, half=half,
-                spent=spent_by_arm(experiment), primary=primary, secondary=secondary, measures=described,
-                null=null_contrasts(experiment, effect), claims=claims, children=children(parents))
+                spent=shares_spent(experiment), measures=described(values, arms, seeds, effect),
+                primary=areas_contrasted(values, complete, [(FULL, arm) for arm in others], effect),
+                second=areas_contrasted(values, seeds, second, effect),
+                null=null_contrasts(experiment, effect),
+                secondary=[contrast(values, seeds, one, "area", other, "area", effect)
+                           for one, other in secondary],
+                claims=claimed(values, arms, seeds, effect),
+                children=children_of(experiment, half, born_after))
 
 
 # ---- the table ---------------------------------------------------------------------------------------------
@@ -256,20 +275,28 @@ def status(result: dict) -> list[str]:
     return out
 
 
-def spent_table(result: dict) -> list[str]:
-    """What every arm spent, as shares of full's."""
-    out = [f"matched: {result['plan']['budget']}, within {TOLERANCE:.0%} of what is due; shares of full's:",
-           f"{'arm':21} seeds  runs  steps  tokens   rows  proposals  trained  hours   area"]
+def arms_table(result: dict) -> list[str]:
+    """An arm a row: what it took, and the means of some measures over its seeds."""
+    unit = result["plan"]["budget"]
+    out = [f"matched: {unit}, within {TOLERANCE:.0%} of what is due; `of full`: all runs' share of full's.",
+           "discovered: updates until every student thinks; statements, base solves: of the teachers' last "
+           "tasks.",
+           f"{'arm':21} seeds  runs  steps  of full  discovered   area    end  weakest  pass@16  "
+           "input tasks think  statements  base solves"]
     for arm, x in result["spent"].items():
-        area = result["measures"]["area"][arm]
-        out.append(f"{arm:21} {area['seeds']:5}  {x['runs']:4}  {x['steps']:5.0f}  {x['tokens']:6.2f} "
-                   f"{x['rows']:6.2f}  {x['proposals']:9.2f}  {x['trained']:7.2f}  {x['hours']:5.2f}  "
-                   f"{area['mean']:.3f}")
+        told = []
+        for measure, width in COLUMNS.items():
+            mean = result["measures"][measure][arm]["mean"]
+            number = "-" if mean is None else f"{mean:.{1 if measure in COUNTS else 3}f}"
+            told.append(f"{number:>{width}}")
+        n_seeds = len(result["measures"]["area"][arm]["seeds"])
+        out.append(f"{arm:21} {n_seeds:5}  {x['runs']:4}  {x['steps']:5.0f}  {x['share']:7.2f}  "
+                   + "  ".join(told))
     return out
 
 
 def measure_tables(result: dict) -> list[str]:
-    """Every arm against full by every measure."""
+    """Every arm against full by every measure, over the seeds that both have."""
     out = []
     for measure, words in MEASURES.items():
         lines = result["measures"][measure]
@@ -280,18 +307,18 @@ def measure_tables(result: dict) -> list[str]:
         for arm, line in lines.items():
             mean = "-" if line["mean"] is None else f"{line['mean']:.3f}"
             against = f"  {cells(line)}" if arm != FULL else ""
-            out.append(f"{arm:21} {line['seeds']:5}  {mean:>6}{against}".rstrip())
+            out.append(f"{arm:21} {len(line['seeds']):5}  {mean:>6}{against}".rstrip())
     return out
 
 
 def table(result: dict, whole: bool = True) -> str:
-    """The result for the terminal; whole: also every arm against full by every measure."""
+    """The result for the terminal; whole: also every arm against full by every measure, and operators."""
     effect = result["effect"]
-    out = [*status(result), "", *spent_table(result)]
-    for title, lines in (("primary: area", result["primary"]), ("one arm under two names", result["null"])):
-        if lines:
+    out = [*status(result), "", *arms_table(result)]
+    for title, name in CORRECTED.items():
+        if result[name]:
             out += ["", heads(title, effect, 31) + "  p (Holm)  verdict"]
-        for line in lines:
+        for line in result[name]:
             out.append(f"{name_of(line):31} {cells(line)}  {line['p_holm']:8.4f}  {line['verdict']}")
     if result["secondary"]:
         out += ["", heads("secondary: area, not corrected", effect, 37)]
@@ -302,8 +329,9 @@ def table(result: dict, whole: bool = True) -> str:
         for line in lines:
             measure = f"{line['measure']}: " if line["measure"] == line["its"] else ""
             out.append(f"{measure + name_of(line):46} {cells(line)}  {line['answer']}")
-    if result["children"]:
-        out += ["", children_table(result["children"])]
+    born = [line for line in result["children"] if whole or line["group"] not in OPERATORS]
+    if born:
+        out += ["", children_table(born)]
     if whole:
         out += ["", f"described, not corrected; frozen base's accuracy on the anchors {result['base']:.3f}, "
                     f"half way {result['half']:.3f}", *measure_tables(result)]
@@ -312,10 +340,11 @@ def table(result: dict, whole: bool = True) -> str:
 
 def picture(result: dict) -> str:
     """The contrasts of areas as a forest plot in SVG."""
-    first = [line | dict(name=name_of(line)) for line in result["primary"]]
-    second = [line | dict(name=name_of(line), verdict="not corrected" if line["seeds"] else "no seed yet")
-              for line in result["secondary"]]
-    groups = [("primary", first)] + ([("secondary", second)] if second else [])
+    drawn = {"primary": result["primary"], "second plan": result["second"],
+             "secondary": [line | dict(verdict="not corrected" if line["seeds"] else "no seed yet")
+                           for line in result["secondary"]]}
+    groups = [(name, [line | dict(name=name_of(line)) for line in lines])
+              for name, lines in drawn.items() if lines]
     axis = f"difference of areas, 95% interval; shaded: up to {result['effect']:g}"
     foot = f"{'INTERIM: ' if len(result['complete']) < FEWEST else ''}{status(result)[0]}"
     return forest(MEASURES["area"].capitalize(), groups, axis, result["effect"], foot)

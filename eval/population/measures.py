@@ -14,7 +14,7 @@ import numpy as np
 from eval.population import heldout
 from eval.population.heldout import LONG, Item
 from eval.population.records import Record, folder
-from eval.stats import hierarchical_bootstrap, pass_at_k
+from eval.stats import pass_at_k
 from eval.summary import BASE
 from infra.metrics import discovery
 from selfplay import mean
@@ -23,7 +23,6 @@ BUDGETS = ("tokens", "rows", "proposals")
 PER_SIZE = 8                        # anchors of each size, from 2 statements to 10
 VALIDATION_LIMIT = 72               # tasks of a family asked of the validation split, anchors included
 OUTPUT = ("code_o", LONG)           # output tasks of 2 to 10 statements
-WAITS = (1, 10, 20)                 # steps after a birth
 LATE = 0.9                          # share of the budget after which the teachers' tasks are looked at
 PASSES = 16                         # answers to a task, of which one is to be right
 LAST_PROBES = 3                     # of these the frozen base's accuracy on them is the mean
@@ -46,7 +45,9 @@ MEASURES = {"area": "area under greedy accuracy on the anchors",
             "base_solve": "frozen base's accuracy on the teachers' late tasks",
             "unique": "unique structures at 64, late tasks",
             "brier": "Brier score of the ratings' predictions",
-            "spread": "steps from the first thinking student to all"}
+            "discovered": "updates until every student thinks",
+            "spread": "steps from the first thinking student to all, of several"}
+COUNTS = ("statements", "mccabe", "depth", "unique", "discovered", "spread")       # the others are shares
 
 
 # ---- anchors -----------------------------------------------------------------------------------------------
@@ -165,6 +166,15 @@ def late_tasks(rows: list[dict], budget: str, due: float) -> dict[str, float | N
     return out | dict(base_solve=mean(solved[-LAST_PROBES:]), unique=unique)
 
 
+def when_discovered(rows: list[dict]) -> dict[str, int | None]:
+    """Updates until all students think in most of their answers, and steps from the first of several to all;
+    None = never."""
+    first, everybody = discovery(rows)
+    n_students = sum(member["role"] == "student" for member in rows[0]["members"].values())
+    several = everybody is not None and n_students > 1
+    return dict(discovered=everybody, spread=everybody - first if several else None)
+
+
 def shares_of(evaluation: dict, benches: tuple[str, ...], what: str = "right") -> dict[str, np.ndarray]:
     """Member (or base) -> share of its answers that are right, or think, for each task (n,) of families."""
     found = {}
@@ -203,9 +213,7 @@ def measured(runs: list[Record], budget: str, due: float, half: float) -> dict[s
     numbers = []
     for run in runs:
         points = curve(run.metrics, budget, due, final_accuracy(run))
-        first, everybody = discovery(run.metrics)
-        steps = everybody - first if everybody is not None else None
-        numbers.append(dict(area=area(points), half=first_at(points, half), spread=steps,
+        numbers.append(dict(area=area(points), half=first_at(points, half), **when_discovered(run.metrics),
                             brier=mean(match["brier"] for match in run.matches),
                             **late_tasks(run.metrics, budget, due)))
     out = {}
@@ -231,84 +239,3 @@ def measured(runs: list[Record], budget: str, due: float, half: float) -> dict[s
     several = [run.evaluations[folder("pass")] for run in runs if folder("pass") in run.evaluations]
     out["pass16"] = passes_mean(several) if len(several) == len(runs) else np.array([math.nan])
     return out
-
-
-# ---- children ----------------------------------------------------------------------------------------------
-
-def courses(metrics: list[dict], genealogy: list[dict], k: int) -> list[dict]:
-    """Per student born: anchor accuracy of its parents before, and its own at the first probe after k steps.
-
-    dict(operator, parents, child, parents_then); parents: the mean at the last probe before the birth;
-    parents_then: of those that still live, with the child's after k steps. None = no record.
-    """
-    probes = [(row["step"], row["anchors_greedy"]) for row in metrics if row.get("anchors_greedy")]
-    out = []
-    for birth in genealogy:
-        if birth["victim"]["role"] != "student":
-            continue
-        names = [parent["name"] for parent in birth["parents"]]
-        earlier = [found for step, found in probes if step <= birth["step"]]
-        # a probe comes before its step's update: the first of a child is at the step after its birth
-        later = [(step - birth["step"], found) for step, found in probes if step > birth["step"]]
-        after = next((found for wait, found in later if wait >= k), {})
-        before = earlier[-1] if earlier else {}
-        out.append(dict(operator=birth["operator"], parents=mean(before.get(name) for name in names),
-                        child=after.get(birth["child"]),
-                        parents_then=mean(after.get(name) for name in names)))
-    return out
-
-
-def interval_of(x: np.ndarray) -> tuple[float, float] | None:
-    """95% interval of the mean of differences (S, n) over seeds and items; None for one seed."""
-    return hierarchical_bootstrap(x) if len(x) > 1 else None
-
-
-def children(runs: list[tuple[str, list[dict], list[dict]]], waits: tuple[int, ...] = WAITS) -> list[dict]:
-    """Per operator and steps since the birth: the children's accuracy on the anchors, and their parents'.
-
-    runs: (seed, metrics, genealogy). difference: child minus parents before; each seed counts once. then: the
-    parents that still live, at the child's probe.
-    """
-    found = {}                                    # (operator, wait) -> seed -> courses
-    for seed, metrics, genealogy in runs:
-        for wait in waits:
-            for course in courses(metrics, genealogy, wait):
-                found.setdefault((course["operator"], wait), {}).setdefault(seed, []).append(course)
-    lines = []
-    for (operator, wait), by_seed in sorted(found.items()):
-        whole, differences = [], []
-        for some in by_seed.values():
-            known = [x for x in some if x["child"] is not None and x["parents"] is not None]
-            whole += known
-            if known:
-                differences.append([np.mean([x["child"] - x["parents"] for x in known])])
-        line = dict(operator=operator, wait=wait, births=sum(map(len, by_seed.values())), recorded=len(whole))
-        for name, key in (("parents", "parents"), ("child", "child"), ("then", "parents_then")):
-            line[name] = mean(x[key] for x in whole)
-        x = np.array(differences)
-        lines.append(line | dict(difference=float(x.mean()) if whole else None,
-                                 interval=interval_of(x) if whole else None))
-    return lines
-
-
-def estimate(line: dict) -> str:
-    """A difference with its interval; dashes for what is not known."""
-    if line["difference"] is None:
-        return f"{'-':>10}  {'-':^17}"
-    span = "{:+7.3f} ..{:+7.3f}".format(*line["interval"]) if line["interval"] else "-"
-    return f"{line['difference']:+10.3f}  {span:^17}"
-
-
-def children_table(lines: list[dict]) -> str:
-    """Children for the terminal; before: their parents before the birth, parents: those then alive.
-
-    Teachers solve no anchors, and children replaced before a probe have no record.
-    """
-    out = ["children recover: accuracy on the anchors minus their parents' before, by steps since birth",
-           "operator     steps  births  recorded  before  child  parents  difference  95% interval"]
-    for x in lines:
-        means = ["-" if x[key] is None else f"{x[key]:.2f}" for key in ("parents", "child", "then")]
-        before, child, then = means
-        out.append(f"{x['operator']:11} {x['wait']:5}+ {x['births']:7} {x['recorded']:9}  {before:>6}  "
-                   f"{child:>5}  {then:>7}  {estimate(x)}".rstrip())
-    return "\n".join(out)

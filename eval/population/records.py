@@ -169,7 +169,7 @@ def opened(directory: Path) -> Experiment:
 def identity(plan: dict, record: Record) -> dict:
     """What must be the same of all runs that are compared, in the order in which it is told."""
     comparison = {name: plan[name] for name in COMPARISON}
-    data = {name: evaluation["data"] for name, evaluation in sorted(record.evaluations.items())}
+    data = {split: record.evaluations[folder(split)]["data"] for split in heldout.SPLITS}
     return dict(commit=record.env["commit"], base=record.base_hash, **comparison, tasks=data)
 
 

@@ -2,7 +2,8 @@
 
     python -m eval.population.retention --run out/NAME                         # 4 children of every operator
     python -m eval.population.retention --run out/NAME --draws 8 --bench code_o --temperature 1 --k 15
-    python -m eval.population.retention --runs out/A out/B out/C --draws 5       # one table of several runs
+    python -m eval.population.retention --runs out/A out/B --pack born.json.xz   # one table of several runs
+    python -m eval.population.retention --from born.json.xz                      # the same without a model
 
 At birth: each operator makes children of the students of the last checkpoint, parents drawn as in training;
 children, parents and base solve the held-out tasks of eval.population.heldout in the same batches. Retention
@@ -10,12 +11,14 @@ is the child's share of right answers over the mean of its parents'. A base that
 it near 1 whatever an operator does, so the base stands beside it, and what does not depend on tasks: |dW| of
 the child over its parents' mean, the KL divergence per token from the fitter parent's answers (sampled at
 temperature 1), and whether a child whose parents think in most of their answers still does. Intervals are
-over tasks and runs, of one run over tasks and children. After k steps: what the runs themselves have noted,
-their students' accuracy on the anchors at the probes after each birth.
+over tasks and runs, of one run over tasks and children; fewer than five have none. After k steps: what the
+runs themselves have noted, their students' accuracy on the anchors at the probes after each birth.
 """
 import argparse
 import contextlib
 import dataclasses
+import json
+import lzma
 import math
 from pathlib import Path
 
@@ -24,8 +27,8 @@ import torch
 
 from eval import answering, common
 from eval.population import heldout, records
-from eval.population.measures import children, children_table
-from eval.stats import hierarchical_bootstrap, ratio_bootstrap
+from eval.population.children import children, children_table
+from eval.stats import FEWEST_RUNS, interval_of, ratio_bootstrap
 from eval.summary import BASE, comparable, shares
 from evolve import Member
 from generate import Rollout, generate
@@ -189,18 +192,48 @@ def judged(operator: str, runs: list[list[Child]]) -> dict:
     return dict(operator=operator, runs=len(runs), draws=len(every), n=right.shape[1],
                 base=float(np.mean([child.base for child in every])), parents=float(parents.mean()),
                 children=float(right.mean()), retention=float(kept),
-                retention_interval=ratio_bootstrap(right, parents),
+                retention_interval=ratio_bootstrap(right, parents) if len(rows) >= FEWEST_RUNS else None,
                 difference=float((right - parents).mean()),
-                difference_interval=hierarchical_bootstrap(right - parents),
+                difference_interval=interval_of(right - parents),
                 thinking_parents=len(able), still_think=sum(child.think > 0.5 for child in able),
                 norm_ratio=float(np.mean([child.norm_ratio for child in every])),
                 kl=float(np.mean([child.kl for child in every])))
 
 
+def pack(found: dict[str, list[Child]], path: Path) -> None:
+    """Write the children of several runs, run -> children, to a file that `opened` reads."""
+    rows = {run: [dataclasses.asdict(child) for child in some] for run, some in found.items()}
+    text = json.dumps(rows, default=np.ndarray.tolist, separators=(",", ":"))
+    path.write_bytes(lzma.compress(text.encode()))
+
+
+def opened(path: Path) -> dict[str, list[Child]]:
+    """What `pack` has written. Raises ValueError where it is something else."""
+    try:
+        rows = json.loads(lzma.decompress(path.read_bytes()))
+        found = {}
+        for run, some in rows.items():
+            arrays = [{name: np.array(row[name]) for name in ("base", "parents", "right")} for row in some]
+            found[run] = [Child(**row | told) for row, told in zip(some, arrays)]
+        return found
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, lzma.LZMAError) as e:
+        raise ValueError(f"{path} is no pack of children: {getattr(e, 'strerror', None) or e}") from None
+
+
+def lines_of(found: dict[str, list[Child]]) -> list[dict]:
+    """`judged` of each operator that has children in all runs or some."""
+    lines = []
+    for name in OPERATORS:
+        some = [[child for child in children if child.operator == name] for children in found.values()]
+        if some := [children for children in some if children]:
+            lines.append(judged(name, some))
+    return lines
+
+
 def later(runs: list[Path], k: int) -> list[dict]:
-    """What the runs' own records tell of their children at once and after k steps: `measures.children`."""
+    """What the runs' own records tell of their children at once and after k steps: `children.children`."""
     logs = [(str(run), records.logged(run), records.logged(run, "genealogy.jsonl")) for run in runs]
-    return children(logs, tuple(dict.fromkeys((1, k))))
+    return children(logs, lambda course: course["operator"], tuple(dict.fromkeys((1, k))))
 
 
 # ---- tables ------------------------------------------------------------------------------------------------
@@ -211,12 +244,12 @@ def birth_table(lines: list[dict]) -> str:
            "operator    draws    n  base  parents  kept  95% interval  "
            "difference              thinking   |dW|     KL"]
     for x in lines:
-        a, b = x["retention_interval"]
-        low, high = x["difference_interval"]
+        kept = "{:.2f} .. {:.2f}".format(*x["retention_interval"] or (math.nan, math.nan))
+        span = "{:+.2f} .. {:+.2f}".format(*x["difference_interval"] or (math.nan, math.nan))
         think = f"{x['still_think']} of {x['thinking_parents']}"
         out.append(f"{x['operator']:11} {x['draws']:5} {x['n']:4}  {x['base']:.2f}    {x['parents']:.2f}  "
-                   f"{x['retention']:5.2f}  {a:.2f} .. {b:.2f}  {x['difference']:+.2f} "
-                   f"({low:+.2f} .. {high:+.2f})  {think:>8}  {x['norm_ratio']:5.2f}  {max(0, x['kl']):.3f}")
+                   f"{x['retention']:5.2f}  {kept:>12}  {x['difference']:+.2f} "
+                   f"({span})  {think:>8}  {x['norm_ratio']:5.2f}  {max(0, x['kl']):.3f}")
     return "\n".join([*out, "thinking: children that think in most answers, of those whose parents do"])
 
 
@@ -238,10 +271,9 @@ def children_of(args: argparse.Namespace) -> list[Child]:
         fitness = RATINGS[config["rating"]]().fitness
         judge = heldout.judging(sandbox, prompt_format)
         found = at_birth(args, population, students, fitness, judge, out, done)
-    lines = [judged(name, [[child for child in found if child.operator == name]])
-             for name in dict.fromkeys(child.operator for child in found)]
     out.write_json("summary.json", dict(run=str(run.path), temperature=args.temperature, samples=args.samples,
-                                        birth=lines, k=args.k, later=later([run.path], args.k)))
+                                        birth=lines_of({run.path.name: found}), k=args.k,
+                                        later=later([run.path], args.k)))
     print(f"{args.run}: every answer with its verdict: {out.path / 'answers.jsonl'}")
     return found
 
@@ -253,11 +285,16 @@ def main(argv: list[str] | None = None) -> int:
     heldout.judge_flags(parser)
     parser.add_argument("--runs", nargs="+", default=[], metavar="DIR",
                         help="several runs in one table; --out then holds a folder of each")
+    parser.add_argument("--pack", default="", metavar="FILE", help="write what the table is made of, too")
+    parser.add_argument("--from", dest="source", default="", metavar="FILE", help="only print a pack's table")
     parser.add_argument("--draws", type=int, default=4, help="children of each operator and run")
     parser.add_argument("--k", type=int, default=15, help="steps after a birth at which the records are read")
     parser.add_argument("--split", default="test", choices=heldout.SPLITS)
     parser.set_defaults(max_rows=None, adapters=[])
     args = parser.parse_args(argv)
+    if args.source:
+        print(birth_table(lines_of(opened(Path(args.source).expanduser()))))
+        return 0
     common.check(args)
     runs = args.runs or [args.run]
     if not runs[0]:
@@ -267,15 +304,13 @@ def main(argv: list[str] | None = None) -> int:
     if args.draws < 1 or args.k < 1:
         raise ValueError(f"--draws {args.draws} and --k {args.k} must be at least 1")
     args.families = common.choose(args.bench, tuple(heldout.ROWS))
-    found = []
+    found = {}
     for run in runs:
         out = str(Path(args.out) / Path(run).name) if args.out and args.runs else args.out
-        found.append(children_of(argparse.Namespace(**vars(args) | dict(run=run, out=out))))
-    lines = []
-    for name in OPERATORS:
-        some = [[child for child in children if child.operator == name] for children in found]
-        some = [children for children in some if children]
-        lines += [judged(name, some)] if some else []
+        found[Path(run).name] = children_of(argparse.Namespace(**vars(args) | dict(run=run, out=out)))
+    if args.pack:
+        pack(found, Path(args.pack).expanduser())
+    lines = lines_of(found)
     paths = [Path(run).expanduser() for run in runs]
     print(f"{birth_table(lines)}\n\n{children_table(later(paths, args.k))}")
     if skipped := [name for name in OPERATORS if name not in {line["operator"] for line in lines}]:

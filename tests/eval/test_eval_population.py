@@ -216,14 +216,30 @@ def test_retention_on_a_run(grown, tmp_path, capsys):
     assert birth["copy"]["norm_ratio"] == pytest.approx(1)
     assert abs(birth["copy"]["kl"]) < 1e-10 < birth["mask"]["kl"] and birth["mask"]["norm_ratio"] < 1
     births = [b for b in lines(grown / "genealogy.jsonl") if b["victim"]["role"] == "student"]
-    assert "children recover" in shown
+    assert "children some steps after their birth" in shown
     assert sum(line["births"] for line in summary["later"] if line["wait"] == 1) == len(births) == 3
     probes = {r["step"]: r["anchors_greedy"] for r in lines(grown / "metrics.jsonl")}
-    line = next(line for line in summary["later"] if line["operator"] == births[0]["operator"])
+    line = next(line for line in summary["later"] if line["group"] == births[0]["operator"])
     if line["births"] == 1:
         assert line["child"] == probes[births[0]["step"] + 1][births[0]["child"]]
         before = [probes[births[0]["step"]][p["name"]] for p in births[0]["parents"]]
-        assert line["parents"] == np.mean(before)
+        assert line["before"] == np.mean(before)
+
+
+def test_a_pack_of_children_gives_the_table(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    found = {}
+    for run in "abcdef":
+        found[run] = [retained(rng.integers(0, 2, 6).tolist(), [0.5] * 6) for _ in range(3)]
+    retention.pack(found, tmp_path / "born.json.xz")
+    assert retention.main(["--from", str(tmp_path / "born.json.xz")]) == 0
+    table = retention.birth_table(retention.lines_of(found))
+    assert capsys.readouterr().out == table + "\n" and "mask           18    6" in table and "nan" not in table
+    few = retention.birth_table(retention.lines_of({run: found[run] for run in "abc"}))
+    assert "nan .. nan" in few
+    (tmp_path / "other").write_text("{}")
+    with pytest.raises(ValueError, match="other is no pack of children"):
+        retention.main(["--from", str(tmp_path / "other")])
 
 
 def retained(right: list[float], parents: list[float], think: float = 1.0) -> retention.Child:
@@ -238,8 +254,9 @@ def test_a_run_counts_once_however_many_children_it_has():
     line = retention.judged("mask", [[kept, kept, kept], [lost]])
     assert line["retention"] == 0.5 and line["runs"] == 2 and line["draws"] == 4
     assert (line["still_think"], line["thinking_parents"]) == (3, 4)
-    low, high = line["difference_interval"]
-    assert low < line["difference"] == -0.25 < high
+    assert line["difference"] == -0.25 and line["difference_interval"] is None, "too few runs for one"
+    low, high = retention.judged("mask", [[kept, kept, kept], [lost], [kept], [lost], [lost]])["difference_interval"]
+    assert low < -0.3 < high
     assert retention.judged("mask", [[kept, kept, kept, lost]])["retention"] == 0.75, "one run: its children"
 
 

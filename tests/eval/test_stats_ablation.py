@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from eval.population import ablation, compare, measures, records
+from eval.population import ablation, children, compare, measures, records
 from eval.population.arms import FULL, PLANNED, arms_of, runs_of
 from eval.population.records import Experiment, Record
 
@@ -128,7 +128,7 @@ def test_a_seed_counts_for_primary_contrasts_only_if_it_is_whole():
     result = compare.conclude(some, 0.05)
     assert result["complete"] == [seed for seed in SEEDS if seed != 12]
     assert all(12 not in line["seeds"] for line in result["primary"])
-    assert result["measures"]["area"]["uniform"]["seeds"] == 8, "described over all that there is"
+    assert result["measures"]["area"]["uniform"]["seeds"] == SEEDS, "described over all that there is"
     del some.runs["full-s13"]
     assert 13 not in compare.conclude(some, 0.05)["complete"], "a budget that is not known"
 
@@ -168,7 +168,7 @@ def test_several_singles_are_one_arm_and_the_best_is_chosen_on_validation():
         for found in best.evaluations[f"heldout-{split}"]["answers"].values():
             found["right"]["S0"] = [int(i < share * 12) for i in range(12)]
     result = compare.conclude(some, 0.05)
-    assert result["spent"]["singles"]["runs"] == 4 and result["spent"]["singles"]["tokens"] == 1
+    assert result["spent"]["singles"]["runs"] == 4 and result["spent"]["singles"]["share"] == 1
     due = compare.due_of(some, "singles", 10)
     found = measures.measured(compare.runs_there(some, "singles", 10), "tokens", due, 0.4)
     assert found["best"].mean() == 0.75, "chosen for its 1.0 on validation, told by its test"
@@ -195,11 +195,14 @@ def test_budgets_off_by_more_than_a_twentieth_are_refused():
 
 
 def test_claims_need_the_sign_that_bears_them_out():
-    line = dict(seeds=SEEDS, interval=(0.1, 0.2))
-    assert compare.borne_out(line, 1) == "borne out"
-    assert compare.borne_out(line, -1) == "the other way"
-    assert compare.borne_out(dict(seeds=SEEDS, interval=(-0.1, 0.2)), 1) == "cannot tell"
-    assert compare.borne_out(line | dict(seeds=SEEDS[:7]), 1) == "cannot tell"
+    line = dict(seeds=SEEDS, measure="end", difference=0.15, p=0.01, interval=(0.1, 0.2))
+    assert compare.borne_out(line, 1, 0.05) == "borne out"
+    assert compare.borne_out(line, -1, 0.05) == "the other way"
+    assert compare.borne_out(line | dict(p=0.06), 1, 0.05) == "cannot tell", "whatever the interval says"
+    assert compare.borne_out(line | dict(seeds=SEEDS[:7]), 1, 0.05) == "cannot tell"
+    none = line | dict(p=0.3, interval=(-0.04, 0.01))
+    assert compare.borne_out(none, 1, 0.05) == "not seen"
+    assert compare.borne_out(none | dict(measure="statements"), 1, 0.05) == "cannot tell", "in other units"
 
 
 def test_courses_of_children():
@@ -210,17 +213,21 @@ def test_courses_of_children():
     birth = dict(step=3, child="S1", operator="mask", parents=[dict(name="S0")],
                  victim=dict(role="student"))
     teacher = birth | dict(victim=dict(role="teacher"))
-    course, = measures.courses(metrics, [birth, teacher], 6)
-    assert course == dict(operator="mask", parents=0.2, child=0.3, parents_then=0.5)
-    assert measures.courses(metrics, [birth], 20)[0]["child"] is None
-    runs = [("0", metrics, [birth]), ("1", metrics, [birth, birth])]
-    first, later, never = measures.children(runs, (1, 6, 20))
-    assert first["births"] == 3 and first["difference"] == pytest.approx(-0.1)
-    assert first["then"] == pytest.approx(0.4)
-    assert later["difference"] == pytest.approx(0.1) and later["interval"] == pytest.approx((0.1, 0.1))
-    assert never["recorded"] == 0 and never["difference"] is None
-    shown = measures.children_table([first, later, never]).splitlines()
-    assert "-0.100" in shown[2] and shown[4].split()[3:] == ["0", "-", "-", "-", "-", "-"]
+    course, = children.courses(metrics, [birth, teacher], 6)
+    assert course == dict(operator="mask", born=3, before=0.2, child=0.3, then=0.5)
+    assert children.courses(metrics, [birth], 20)[0]["child"] is None
+    runs = [(str(seed), metrics, [birth] * (1 + seed)) for seed in range(5)]
+    first, later, never = children.children(runs, lambda course: course["operator"], (1, 6, 20))
+    assert first["births"] == 15 and first["gained"]["difference"] == pytest.approx(-0.1)
+    assert first["then"] == pytest.approx(0.4) and first["behind"]["difference"] == pytest.approx(-0.3)
+    assert later["gained"]["difference"] == pytest.approx(0.1)
+    assert later["gained"]["interval"] == pytest.approx((0.1, 0.1))
+    assert children.children(runs[:4], lambda course: "all", (1,))[0]["gained"]["interval"] is None
+    assert not children.children(runs, lambda course: "", (1,))
+    assert never["recorded"] == 0 and never["gained"]["difference"] is None
+    shown = children.children_table([first, later, never]).splitlines()
+    assert "-0.100" in shown[2] and "-0.300" in shown[2]
+    assert shown[4].split()[3:] == ["0", *"-------"]
 
 
 # ---- packs and pools ---------------------------------------------------------------------------------------

@@ -341,6 +341,7 @@ def test_charts_bear_any_numbers():
     assert all(b[0] - a[0] >= 11 for a, b in zip(labels, labels[1:])) and labels[-1][0] <= svg.H
     assert [svg.short(v) for v in (0, 0.38, 5582, 34000, 1.25e6, -0.5, 12.345)] == \
         ["0", "0.38", "5,582", "34k", "1.25M", "-0.5", "12.3"]
+    assert [svg.short(v) for v in (0.003, 0.005, 0.465, 999.7, 999_600)] == ["0.003", "0.005", "0.465", "1,000", "1M"]
 
 
 def test_retention_of_a_child(tmp_path):
