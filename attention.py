@@ -49,6 +49,11 @@ class Pages:
         return y.reshape(B, H, 1, D)
 
 
+def has_flash(x: torch.Tensor) -> bool:
+    """Whether a CUDA tensor's card and type have flash attention, the one fast kernel for unequal heads."""
+    return x.dtype != torch.float32 and torch.cuda.get_device_capability(x.device) >= (8, 0)
+
+
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
            mask: torch.Tensor | Pages | BlockMask | None = None) -> torch.Tensor:
     """Outputs (B, H, T, D) of queries q (B, H, T, D) on keys and values k, v (B, K, S, D).
@@ -67,7 +72,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
         # Decoding: one kv head's queries stand as its tokens: no repeated keys, no slow masked kernel
         y = F.scaled_dot_product_attention(q.view(B, K, -1, D), k, v, attn_mask=mask)
         return y.reshape(B, H, 1, D)
-    if mask is not None and q.is_cuda:          # unequal heads with a mask would take CUDA's slow kernel
+    if q.is_cuda and (mask is not None or not has_flash(q)):    # else unequal heads take CUDA's slow kernel
         k = k.repeat_interleave(H // K, 1)
         v = v.repeat_interleave(H // K, 1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)

@@ -9,7 +9,6 @@ key alone, not on its neighbours.
 On a GPU the cache is paged (attention.py) and a step is static: it reads and writes tensors that stay where
 they are while rows come and go, so that one CUDA graph holds it for as long as the batch has its size.
 """
-import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from attention import KVCache, PagedCache, paged_kernel, pool_pages
+from infra.graphs import CUDAGraphRunner
 from lora import Adapters, AdapterWeights, LoRARouter
 from model import Base
 
@@ -140,7 +140,7 @@ class Answers:
         self.ids[row, t], self.logp[row, t] = token, logp
         live = t < limit
         self.length[row] = torch.where(live, t + 1, self.length[row])
-        ended = torch.isin(token, self.ends)
+        ended = (token[:, None] == self.ends).any(-1)       # torch.isin of many ends would wait for a GPU
         if self.closing is not None:
             n_matched = self.closing[self.n_matched[row], token].long()
             self.n_matched[row] = n_matched
@@ -246,44 +246,6 @@ class DecodeBatch:
         self.token.copy_(token)
         self.t.copy_(t)
         self.position += t < limit
-
-
-class CUDAGraphRunner:
-    """A step that is called over and over.
-
-    As a CUDA graph its third call is recorded and from then on replayed: one launch instead of a thousand.
-    Where that fails, nothing is recorded any more and every call runs the step, said once on stderr.
-    """
-    can_record = True
-
-    def __init__(self, step, as_graph: bool):
-        self.step = step
-        self.as_graph = as_graph
-        self.n_calls = 0
-        self.graph = None
-
-    def __call__(self) -> None:
-        self.n_calls += 1
-        if self.as_graph and self.n_calls == 3:     # the first two load kernels, which no recording may do
-            self.record()
-        if self.graph:
-            self.graph.replay()
-        else:
-            self.step()
-
-    def record(self) -> None:
-        """Record the step, which computes nothing."""
-        if not CUDAGraphRunner.can_record:
-            return
-        try:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):    # NCCL's thread may go on
-                self.step()
-            self.graph = graph
-        except RuntimeError as e:
-            CUDAGraphRunner.can_record = False
-            print(f"note: decoding without CUDA graphs, as none could be recorded: {e}", file=sys.stderr,
-                  flush=True)
 
 
 @torch.inference_mode()

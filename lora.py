@@ -6,8 +6,7 @@ goes through one batch, in one of four ways that compute the same (LOG.md has th
 
     equal     rows in the order of their members, equally many each: two batched products over (k, B/k T, in)
     dense     y + ((x A_all^T) * own_scale) B_all^T, with A_all (k R, in), B_all (out, k R), own_scale
-              (B, 1, k R) in {0, alpha/R}: needs no order, costs k times the arithmetic: for single tokens
-              of few members
+              (B, 1, k R) in {0, alpha/R}: no order, k times the arithmetic: for single tokens, few members
     grouped   rows put into the order of their members, two products over groups of any size
     by_row    each row with a copy of its member's factors: for rows fewer than a third of the members
 
@@ -164,7 +163,9 @@ class AdapterWeights:
         for path in adapters.A:
             sizes |= {adapters.A[path].shape[2], adapters.B[path].shape[1]}
         aligned = all(n * dtype.itemsize % 16 == 0 for n in sizes)
-        self.can_group = aligned and (self.device.type == "cpu" or dtype == torch.bfloat16)     # grouped_mm
+        on_gpu = self.device.type == "cuda"
+        self.can_group = aligned and (not on_gpu or dtype == torch.bfloat16)    # by grouped_mm
+        self.at_once = not on_gpu or torch.cuda.get_device_capability(self.device)[0] in (9, 10)    # no waits
 
     @property
     def device(self) -> torch.device:
@@ -322,7 +323,7 @@ class LoRARouter(DenseRouter):
             return self.equal(A, B, x, y)
         if x.shape[1] == 1 and self.k <= DENSE:
             return self.dense(A, B, x, y)
-        if self.weights.can_group:
+        if self.weights.can_group and (self.weights.at_once or self.k > DENSE):
             return self.grouped(A, B, x, y)
         few = self.place is not None and not torch.is_grad_enabled()
         return (self.by_row if few else self.dense)(A, B, x, y)

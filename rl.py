@@ -246,7 +246,8 @@ class Findings:
 
 def out_of_memory(e: RuntimeError) -> bool:
     """Whether this is a lack of memory, for which a CPU's and an Apple GPU's allocators have no type."""
-    return isinstance(e, torch.OutOfMemoryError) or "allocate memory" in str(e) or "out of memory" in str(e)
+    said = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+    return isinstance(e, torch.OutOfMemoryError) or any(words in str(e) for words in said)
 
 
 def contributing(batch: Batch, adv: torch.Tensor, cfg: UpdateConfig) -> torch.Tensor:

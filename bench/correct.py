@@ -13,11 +13,13 @@ import rl
 from bench.common import BOUNDS, TOLD_APART, relative_rms
 from bench.peers import transformers_twin
 from bench.workload import base_of, batch_of, in_int8, population, prompts_of, random_model, without_end
-from generate import CUDAGraphRunner, Rollout, generate
+from generate import Rollout, generate
+from infra.graphs import CUDAGraphRunner
 from lora import Adapters, AdapterWeights
 from model import Base, ModelConfig
 
 MEMBERS = 4
+LONG = 300                  # tokens of a prompt that fills a page of the cache and begins another
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def small(shape: ModelConfig) -> ModelConfig:
     group = shape.num_attention_heads // shape.num_key_value_heads
     return dataclasses.replace(shape, vocab_size=512, hidden_size=256, intermediate_size=512,
                                num_hidden_layers=3, num_attention_heads=2 * group, num_key_value_heads=2,
-                               head_dim=shape.head_dim, max_position_embeddings=256)
+                               head_dim=shape.head_dim, max_position_embeddings=1024)
 
 
 def small_base(shape: ModelConfig, dtype: torch.dtype, device, like: torch.dtype | None = None) -> Base:
@@ -111,7 +113,7 @@ def check_int8(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
 def check_decoding(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
     """Decoding token by token, while rows come and go, against whole rows at once."""
     base = small_base(shape, dtype, device)
-    return [compare_decoding("decode against prefill", base, small_population(base))]
+    return [compare_decoding("decode against prefill", base, small_population(base), prompt=LONG)]
 
 
 def check_graphs(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
@@ -120,11 +122,11 @@ def check_graphs(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
     plain = without_end(small_base(shape, dtype, device), False)
     graphs = without_end(plain, True)
     adapters = small_population(plain)
-    one, other = drawn(plain, adapters), drawn(graphs, adapters)
+    one, other = drawn(plain, adapters, prompt=LONG), drawn(graphs, adapters, prompt=LONG)
     failed = float(not CUDAGraphRunner.can_record)
     T = min(one.ids.shape[1], other.ids.shape[1])
     differ = (one.ids[:, :T] != other.ids[:, :T])[one.mask[:, :T]].float().mean().item()
-    return [compare_decoding("decode by CUDA graphs against prefill", graphs, adapters),
+    return [compare_decoding("decode by CUDA graphs against prefill", graphs, adapters, prompt=LONG),
             Check("CUDA graphs against none (share of tokens that differ)", differ, .3),
             Check("CUDA graphs that could not be recorded (1 = all)", failed, 0.0)]
 

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import torch
 
+import rl
 import train
 from bench.bounds import arithmetic, bandwidth, decode_seconds, prefill_flops, update_flops
 from bench.common import take_turns
 from bench.enlarge import enlarge
 from bench.peers import Peers
-from bench.workload import (SHAPES, base_of, decoder, fixed_rollout, members_of, population, prompts_of,
-                            random_model, stepper, updater, without_end)
+from bench.workload import (POP, SHAPES, base_of, batch_of, decoder, fixed_rollout, members_of, population,
+                            prompts_of, random_model, stepper, updater, without_end)
 from config import Config, resolve_config
 from infra.checkpoint import RunDir, init_state
 from infra.distributed import Ranks
-from infra.memory import halve_until
 from infra.metrics import header
 from infra.platform import Signals, open_sandbox
 from infra.startup import ROOT, populate
@@ -152,6 +152,8 @@ class Bench:
         run(part)
         while True:
             seconds = run(part)
+            if 2 * seconds * n_runs > self.left():          # it may have compiled a kernel for its shape
+                seconds = run(part)
             if part == 1 or 2 * seconds * n_runs > self.left():
                 return part
             part //= 2
@@ -176,34 +178,36 @@ def roofs(b: Bench) -> None:
 
 def compare(b: Bench, rows: int, ways: dict) -> tuple[dict, int, int]:
     """Decode in turns by ways {name: (base, adapters, member of each row)}; fill in their rows, if empty.
-    Returns seconds of each less those of its prompts, "prompts" of the first; part and tokens of a prompt."""
+    One way is named "". Returns {name: seconds less those of its prompts, "prompts": of "" alone}; the part;
+    the prompts' tokens in all."""
     sizes = b.sizes
     base, members, member = next(iter(ways.values()))
+    n = min(sizes.attempts, rows // POP)            # answers to a prompt
 
     def lengths(part: int) -> tuple[int, int]:
         return max(1, sizes.prompt // part), max(2, sizes.new // part)
 
     def run(part: int) -> float:
         prompt, new = lengths(part)
-        return decoder(base, members, prompts_of(base, rows, prompt), member, new)()
+        return decoder(base, members, prompts_of(base, rows // n, prompt), member[::n], new, n)()
 
     part = b.fit(run, 2 * len(ways))
     prompt, new = lengths(part)
-    prompts = prompts_of(base, rows, prompt)
+    prompts = prompts_of(base, rows // n, prompt)
     works = {}
     for name, (base, members, member) in ways.items():
-        works[name] = decoder(base, members, prompts, member, new)
-        works[name + " prompts"] = decoder(base, members, prompts, member, 1)
+        works[name] = decoder(base, members, prompts, member[::n], new, n)
+        works[name + " prompts"] = decoder(base, members, prompts, member[::n], 1, n)
     seen = take_turns(works, 5, b.left())
     n_bytes_s, flops_s = b.bounds()
     seconds = dict(prompts=seen[" prompts"])
     for name, (base, members, member) in ways.items():
-        first = min(seen[name + " prompts"])
+        first = statistics.median(seen[name + " prompts"])
         seconds[name] = [whole - first for whole in seen[name]]
         floor = decode_seconds(base, members, len(set(member)), rows, prompt + new / 2, n_bytes_s, flops_s)
         if not b.figures[f"decode_{rows}{name}"].values:
             b.put(f"decode_{rows}{name}", [rows * (new - 1) / s for s in seconds[name]], rows / floor, part)
-    return seconds, part, prompt
+    return seconds, part, rows // n * prompt
 
 
 def decoding(b: Bench, rows: int) -> None:
@@ -213,11 +217,11 @@ def decoding(b: Bench, rows: int) -> None:
     ways = {"": (base, adapters, own), "_1": (base, adapters, one), "_0": (base, None, none)}
     if base.graphs:
         ways["_eager"] = (without_end(base, False), adapters, own)
-    seconds, part, prompt = compare(b, rows, ways)
-    n_bytes_s, flops_s = b.bounds()
+    seconds, part, n_tokens = compare(b, rows, ways)
+    _, flops_s = b.bounds()
     b.put(f"decode_{rows}_8_over_1", [x / y for x, y in zip(seconds[""], seconds["_1"])], part=part)
-    n_tokens = rows * prompt
-    at_best = n_tokens * flops_s / prefill_flops(base, rows, prompt)
+    prompt = max(1, b.sizes.prompt // part)
+    at_best = n_tokens * flops_s / prefill_flops(base, n_tokens // prompt, prompt)
     b.put(f"prefill_{rows}", [n_tokens / s for s in seconds["prompts"]], at_best, part)
 
 
@@ -248,8 +252,13 @@ def update(b: Bench) -> None:
 
     own = members_of(rows)
     part = b.fit(lambda part: work(part, own, b.budget)[1](), 3)
-    b.budget = halve_until(sizes.tokens_per_microbatch, lambda n: work(part, own, n)[1](),
-                           "--tokens-per-microbatch")
+    batch, adv = batch_of(work(part, own, 1)[0])
+    b.budget = 2 * sizes.tokens_per_microbatch
+    fitting = sizes.tokens_per_microbatch
+    while fitting < b.budget:               # accumulate halves a micro-batch that finds no memory
+        b.budget = fitting
+        cfg = rl.UpdateConfig(tokens_per_microbatch=fitting)
+        fitting = rl.accumulate(base, adapters, batch, adv, cfg)[0].tokens_per_microbatch
     rollout, joint = work(part, own, b.budget)
     seen = take_turns({"8": joint, "1": work(part, [0] * rows, b.budget)[1]}, 5, b.left())
     flops = update_flops(base, rollout, sizes.attempts)
@@ -286,7 +295,8 @@ def loop(b: Bench) -> None:
     sizes = dict(rank=b.sizes.rank, alpha=2.0 * b.sizes.rank, samples_per_task=b.sizes.attempts,
                  rollout_batch=256, tokens_per_microbatch=b.budget)
     never = dict(steps=10 ** 6, save_every=10 ** 6, probe_every=0, n_anchors=0, n_heldout=0)
-    cfg = resolve_config(Config(device=str(b.ranks.device), evolve_every=4, **sizes, **never), "micro")
+    cfg = Config(device=str(b.ranks.device), evolve_every=4, **sizes, **never)
+    cfg = resolve_config(cfg, "micro", b.ranks.device.type)
     with tempfile.TemporaryDirectory() as folder, open_sandbox(2, False, cpu_s=cfg.cpu_s) as sandbox:
         setup, adam, base_hash = populate(cfg, base, b.ranks, sandbox)
         state = init_state(cfg, setup)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from generate import CUDAGraphRunner, Rollout, generate, sample, uniforms
+from generate import Rollout, generate, sample, uniforms
+from infra.graphs import CUDAGraphRunner
 from infra.weights import closing_table
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25]]

@@ -52,7 +52,7 @@ def test_a_step_of_decoding(five, monkeypatch, member, dense):
     number = lambda: torch.zeros(10, dtype=torch.int64)
     rows = DecodeBatch(KVCache.empty(CONFIG, 10, 40, torch.bfloat16, "cpu"), *(number() for _ in range(5)))
     closing = torch.zeros(3, V, dtype=torch.uint8) if dense else None
-    answers = Answers.begin(torch.ones(10), torch.zeros(10, L + 1), (1, 5), closing)
+    answers = Answers.begin(torch.ones(10), torch.zeros(10, L + 1), tuple(range(32)), closing)
     base, route, rows, answers = map(to_meta, (base, adapters.route(torch.tensor(member), torch.bfloat16), rows, answers))
     before = [rows.token, rows.t, rows.position, *rows.cache.keys, answers.ids, answers.length, answers.n_matched]
     with torch.inference_mode():
@@ -71,7 +71,7 @@ def test_a_step_that_serves_while_rows_come_and_go(five, dense, sliding_layers):
     base.model.cfg = cfg
     cache = KVCache.empty(cfg, 10, 40, bf16, "cpu") if dense else PagedCache(cfg, 10, 400, 21, bf16, "cpu", varlen_attn)
     rows = DecodeBatch.idle(cache, 10, L, "cpu")
-    answers = Answers.begin(torch.ones(10), torch.zeros(10, L + 1), (1, 5))
+    answers = Answers.begin(torch.ones(10), torch.zeros(10, L + 1), tuple(range(32)))
     weights = AdapterWeights(adapters, torch.arange(5), torch.bfloat16)
     base, weights, rows, answers = map(to_meta, (base, weights, rows, answers))
     before = [rows.member, rows.token, rows.t, rows.position, *rows.cache.keys, answers.ids, answers.logp, answers.length]

@@ -190,7 +190,9 @@ def test_sizes_shrink_to_the_time_left():
         tried.append(part)
         return 16 / part                                                # seconds, as if
     bench.deadline = time.monotonic() + 30
-    assert bench.fit(work, n_runs=4) == 4 and tried == [16, 16, 8, 4]   # at 2 its four runs would take 32
+    assert bench.fit(work, n_runs=4) == 4 and tried == [16, 16, 8, 4, 4]    # at 2 its four runs would take 32
+    slow = [9, 1, 50, 2, 40, 16]                                        # the first of a shape compiles
+    assert bench.fit(lambda part: slow.pop(0), n_runs=1) == 4 and not slow
     bench.deadline = time.monotonic() + 1000
     assert bench.fit(work, n_runs=4) == 1
 
