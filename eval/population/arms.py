@@ -11,7 +11,8 @@ PAPER = ("single", "single-long", "singles", "pair", "no-evolution", "copy", "mu
          "uniform", "frozen-teachers", "novelty", "full-nodedupe", "single-long-nodedupe")
 PLANNED = ("no-evolution", "uniform", "pair", "single-long", "single", "frozen-teachers")      # primary
 SECONDARY = (("pair", "single-long"), (FULL, "singles"), (FULL, "copy"), ("mutation", "crossover"),
-             (FULL, "novelty"), (FULL, "full-nodedupe"), ("single-long", "single-long-nodedupe"))
+             (FULL, "novelty"), (FULL, "full-nodedupe"), ("single-long", "single-long-nodedupe"),
+             ("pair", "pair-wide"), ("single-long", "single-wide"))
 SECOND_PLAN = ("pair-wide", "single-wide")          # against full, too
 PRESETS = {"paper": PAPER,
            "primary": PLANNED,

@@ -63,9 +63,9 @@ def unmatched(experiment: Experiment) -> dict[str, str]:
         for seed in experiment.plan["seeds"]:
             for run in runs_there(experiment, arm, seed):
                 done = measures.spent(run.metrics)[-1][experiment.plan["budget"]]
-                ratio = done / due_of(experiment, arm, seed)
-                if not abs(ratio - 1) <= TOLERANCE:
-                    wrong[run.name] = f"{run.name} spent {ratio:.2f} of what is due"
+                due = due_of(experiment, arm, seed)
+                if not abs(done / due - 1) <= TOLERANCE:
+                    wrong[run.name] = f"{run.name} spent {done:,.0f} where {due:,.0f} are due"
     return wrong
 
 

@@ -2,7 +2,7 @@
 
 A pack is a folder of RUN.json.xz, one a run (its configuration, machine and commit, all of metrics.jsonl,
 matches and genealogy, and which answers of its evaluations were right), and of config.json, which says what
-was planned. It holds no weights and no texts, some 40 KB a run, and everything that the tables are made of.
+was planned. It holds no weights and no texts, some 32 KB a run, and everything that the tables are made of.
 """
 import dataclasses
 import json

@@ -3,6 +3,11 @@ import argparse
 import itertools
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -385,11 +390,20 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
     flags = ["--base", str(micro_base), "--out", str(tmp_path / "arms"), "--device", "cpu", "--seeds", "0",
              "--pop", "4", "--steps", "8", "--limit", "6", "--arms", "single-long", "--jobs", "1"]
     words = ["--", "--max-new-tokens", "48", "--evolve-every", "3"]
+    command = [sys.executable, "-m", "eval.population.ablation", *flags, *words]
+    running = subprocess.Popen(command, cwd=Path(train.__file__).parent, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "arms/full-s0/metrics.jsonl"
+    while not metrics.exists() or len(lines(metrics)) < 2:
+        assert running.poll() is None
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    assert "interrupted; the same command goes on" in running.communicate()[1] and len(lines(metrics)) < 8
     assert ablation.main([*flags, *words]) == 0
+    assert [row["step"] for row in lines(metrics)] == list(range(8))
     table = capsys.readouterr().out.partition("1 of 1 seeds")[2].rpartition("\n/")[0]
     first = json.loads((tmp_path / "arms/summary.json").read_text())
     assert set(first["spent"]) == {"full", "single-long"} and first["primary"][0]["needed"] is None
-    assert abs(first["spent"]["single-long"]["tokens"] - 1) <= 0.05
+    assert abs(first["spent"]["single-long"]["share"] - 1) <= 0.05
     assert first["spent"]["full"]["steps"] == 8 and first["measures"]["pass16"]["full"]["mean"] is None
     logs = {path: path.read_bytes() for path in (tmp_path / "arms").glob("*.log")}
     assert ablation.main([*flags, *words]) == 0
@@ -416,5 +430,5 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
     checkpoints = (tmp_path / "arms/single-long-s0").glob("step_*/state.json")
     state = max(checkpoints, key=lambda path: int(path.parent.name[5:]))
     state.write_text(state.read_text().replace(str(len(text)), str(metrics.stat().st_size)))
-    with pytest.raises(ValueError, match="single-long-s0 spent .* of what is due"):
+    with pytest.raises(ValueError, match="single-long-s0 spent .* where .* are due"):
         ablation.main([*flags, *words])

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from eval.population import ablation, children, compare, measures, records
+from eval.population import ablation, children, compare, measures, records, retention
 from eval.population.arms import FULL, PLANNED, arms_of, runs_of
 from eval.population.records import Experiment, Record
 
@@ -190,7 +190,7 @@ def test_budgets_off_by_more_than_a_twentieth_are_refused():
     some = experiment(ALIKE)
     run = some.runs["pair-s11"]
     some.runs["pair-s11"] = dataclasses.replace(run, metrics=run.metrics[:7])
-    with pytest.raises(ValueError, match="pair-s11 spent 0.88 of what is due"):
+    with pytest.raises(ValueError, match="pair-s11 spent 7,000 where 8,000 are due"):
         compare.conclude(some, 0.05)
 
 
@@ -305,19 +305,33 @@ def test_the_course_s_commands_are_understood():
     commands = re.findall(r"^python -m eval.population.ablation (.*)$", text, re.M)
     parsed = [ablation.parser().parse_args(shlex.split(words)) for words in commands]
     assert [(args.seeds, args.pack, len(args.pool)) for args in parsed] == [
-        ("100", "", 0), ("100", "out/seed-100", 0), ("0,1,2", "", 3)]
-    assert parsed[0].train == parsed[1].train == ["--", "--evolve-every", "11"]
+        ("100", "", 0), ("0,1,2", "", 0), ("100", "out/seed-100", 0), ("0,1,2", "", 3)]
+    assert parsed[1].source == "out/class" and parsed[0].train == parsed[2].train == ["--", "--evolve-every", "11"]
 
 
-@pytest.mark.skipif(not (RESULTS / "config.json").exists(), reason="docs/results: no runs are packed yet")
-def test_the_published_page_is_that_of_the_published_runs(capsys):
-    """docs/ablations.md: its table is what --from docs/results prints, to the digit; its answers are the table's."""
-    page = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
-    args = ablation.parser().parse_args(["--from", str(RESULTS), "--brief"])
-    result = ablation.show(args, records.opened(RESULTS))
-    assert capsys.readouterr().out in page
-    answers = re.findall(r"^\| .*\? \| (.*) \| (\S+) \((\S+) \.\. (\S+)\) \|$", page, re.M)
-    assert len(answers) == len(result["primary"]) == 6
-    for (answer, *told), line in zip(answers, result["primary"]):
-        assert [float(x) for x in told] == [round(x, 3) for x in (line["difference"], *line["interval"])]
-        assert line["verdict"].split(",")[0] in answer
+@pytest.fixture(scope="module")
+def published() -> dict:
+    """What the packed runs say."""
+    return compare.conclude(records.opened(RESULTS), 0.05)
+
+
+def test_the_published_page_is_that_of_the_published_runs(published):
+    """table.txt is the table of the packed runs, to the digit, and so is every block of the page."""
+    assert (RESULTS / "table.txt").read_text(encoding="utf-8") == compare.table(published) + "\n"
+    later = compare.conclude(records.opened(RESULTS / "later"), 0.05, born_after=40)
+    born = retention.lines_of(retention.opened(RESULTS / "retention" / "children.json.xz"))
+    told = [compare.table(published, whole=False), compare.table(later, whole=False), retention.birth_table(born)]
+    told = {section for text in told for section in text.split("\n\n")}
+    page = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8").partition("\n# Results\n")[2]
+    blocks = re.findall(r"```text\n(.*?)\n```", page, re.S)
+    sections = {section for block in blocks for section in block.split("\n\n")}
+    assert len(blocks) == 9 and sections <= told, sections - told
+    answers = re.findall(r"\? \| `full` - `([a-z-]+)` \| (?:no: )?(not seen|seen|cannot tell)", page)
+    assert answers == [(line["other"], line["verdict"].split(",")[0]) for line in published["primary"]]
+
+
+def test_the_same_arm_under_two_names_is_not_seen_in_real_runs(published):
+    """Four independent runs of one arm, eight seeds each, against each other: docs/ablations.md."""
+    lines = published["null"]
+    assert len(lines) == 6 and all(len(line["seeds"]) == 8 for line in lines)
+    assert not any(line["verdict"].startswith("seen") for line in lines)
