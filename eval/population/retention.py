@@ -68,21 +68,24 @@ class Child:
 
 # ---- at birth ----------------------------------------------------------------------------------------------
 
-def families(students: list[Member], fitness, n_draws: int, seed: int) -> list[Family]:
-    """n_draws children of every operator with enough parents, which are drawn as survivors in training."""
+def families(students: list[Member], fitness, n_draws: int, key: tuple[int, ...]) -> list[Family]:
+    """n_draws children of every operator with enough parents, which are drawn as survivors in training.
+
+    key: the command's seed and the run's, so that no two runs draw the same masks.
+    """
     out = []
     for name, operator in OPERATORS.items():
         if operator.n_parents > len(students):
             continue
         for d in range(n_draws):
-            parents = make_rng(seed, name, d).sample(students, operator.n_parents)
+            parents = make_rng(*key, name, d).sample(students, operator.n_parents)
             parents.sort(key=lambda m: fitness(m.rating), reverse=True)
             out.append(Family(f"{name}/{d}", name, tuple(m.name for m in parents)))
     return out
 
 
 def born(population: common.Population, some: list[Family],
-         seed: int) -> tuple[common.Population, list[float]]:
+         key: tuple[int, ...]) -> tuple[common.Population, list[float]]:
     """A population of these children (first slots) and all members; per child |dW| over its parents' mean."""
     old, n = population.adapters, len(some)
     shapes = {path: (A.shape[2], old.B[path].shape[1]) for path, A in old.A.items()}
@@ -93,7 +96,7 @@ def born(population: common.Population, some: list[Family],
     ratios, slots = [], {}
     for i, family in enumerate(some):
         parents = [old.factors(population.slots[name]) for name in family.parents]
-        gen = torch.Generator().manual_seed(make_rng(seed, family.child).getrandbits(60))
+        gen = torch.Generator().manual_seed(make_rng(*key, family.child).getrandbits(60))
         with torch.no_grad():
             child = OPERATORS[family.operator].fn(parents, gen)
         adapters.set_factors(i, child)
@@ -150,7 +153,7 @@ def told_by(rows: list[dict]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
 
 
 def at_birth(args: argparse.Namespace, population: common.Population, students: list[Member], fitness, judge,
-             out: RunDir, done: list[dict]) -> list[Child]:
+             out: RunDir, done: list[dict], key: tuple[int, ...]) -> list[Child]:
     """The children of a run; one operator's are in memory at a time."""
     prompt_format = population.base.prompt_format
     items = heldout.kept_items(out.path / "items.jsonl", args.families, args.split, args.limit)
@@ -166,10 +169,10 @@ def at_birth(args: argparse.Namespace, population: common.Population, students: 
     slots = {m.name: population.slots.get(m.name, 0) for m in students} | {BASE: -1}
     elders = dataclasses.replace(population, slots=slots)
     rows, found = answer(elders), []
-    wanted = families(students, fitness, args.draws, args.seed)
+    wanted = families(students, fitness, args.draws, key)
     for operator in dict.fromkeys(family.operator for family in wanted):
         some = [family for family in wanted if family.operator == operator]
-        children, ratios = born(elders, some, args.seed)
+        children, ratios = born(elders, some, key)
         alone = {family.child: children.slots[family.child] for family in some}
         right, think = told_by(rows + answer(dataclasses.replace(children, slots=alone)))
         kls = divergences(children, some, items, args)
@@ -270,7 +273,8 @@ def children_of(args: argparse.Namespace) -> list[Child]:
         students = [m for m in members if m.role == "student"]
         fitness = RATINGS[config["rating"]]().fitness
         judge = heldout.judging(sandbox, prompt_format)
-        found = at_birth(args, population, students, fitness, judge, out, done)
+        key = args.seed, config["seed"]
+        found = at_birth(args, population, students, fitness, judge, out, done, key)
     out.write_json("summary.json", dict(run=str(run.path), temperature=args.temperature, samples=args.samples,
                                         birth=lines_of({run.path.name: found}), k=args.k,
                                         later=later([run.path], args.k)))
