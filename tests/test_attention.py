@@ -245,3 +245,11 @@ def test_without_a_kernel_the_cache_is_dense(monkeypatch, capsys):
     monkeypatch.setattr("attention.check_kernel", lambda *args: None)
     assert paged_kernel(*gpu) is varlen_attn and not capsys.readouterr().err
     paged_kernel.cache_clear()
+
+
+@pytest.mark.parametrize("dtype, capability, fast", [(torch.float16, (7, 5), False), (torch.bfloat16, (8, 0), True),
+                                                     (torch.float16, (9, 0), True), (torch.float32, (9, 0), False)])
+def test_who_has_flash_attention(monkeypatch, dtype, capability, fast):
+    """Others get their keys and values repeated: SDPA's other fast kernel takes no unequal heads."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert attention.has_flash(torch.zeros(1, dtype=dtype)) is fast

@@ -135,6 +135,23 @@ def test_few_rows_of_many_members_take_copies_of_their_factors(tiny, population,
     assert all(p.grad is not None for p in adapters.parameters())
 
 
+@pytest.mark.parametrize("n_members, at_once, grouped", [(16, True, True), (16, False, False), (20, False, True)])
+def test_a_card_whose_grouped_product_waits_takes_the_dense_one_for_few_members(tiny, population, n_members, at_once, grouped):
+    """Before Hopper: 16 members at most."""
+    adapters, ids = population(tiny, n_members, rank=4), tokens(n_members - 1, 5)
+    member = torch.arange(n_members).flip(0)[1:]        # in no order, so that the equal product is not due
+    weights = AdapterWeights(adapters, torch.arange(n_members), torch.float32)
+    assert weights.can_group and weights.at_once
+    weights.at_once = at_once
+    route, taken = weights.route(member), []
+    route.grouped = lambda A, B, x, y, way=route.grouped: taken.append("grouped") or way(A, B, x, y)
+    with torch.inference_mode():
+        mixed = tiny.model.logits(tiny.model(ids, lora=route))
+    assert bool(taken) is grouped
+    for i, p in enumerate(member.tolist()):
+        assert (mixed[i:i + 1] - logits(tiny, ids[i:i + 1], adapters, [p])).abs().max() < 1e-4
+
+
 def test_copied_or_exchanged_weights_count(tiny):
     """Weights that lie side by side are views: edits show; a copy of the model, or a layer given another weight, is its own."""
     model, ids = copy.deepcopy(tiny.model), tokens()
