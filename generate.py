@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from attention import KVCache, PagedCache, paged_kernel, pool_pages
-from infra.graphs import CUDAGraphRunner
+from infra.gpu import CUDAGraphRunner
 from lora import Adapters, AdapterWeights, LoRARouter
 from model import Base
 

@@ -11,8 +11,7 @@ goes through one batch, in one of four ways that compute the same (LOG.md has th
     by_row    each row with a copy of its member's factors: for rows fewer than a third of the members
 
 Layers that read the same x (q, k, v; gate, up) share the first product. On a GPU decoding is dense or by_row:
-they need no order, so that rows may come and go while a CUDA graph holds the step. There float16 lacks the
-grouped product.
+they need no order, and rows may come and go while a CUDA graph holds the step. There float16 lacks `grouped`.
 """
 import copy
 import math
@@ -22,6 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from config import TARGETS
+from infra.gpu import send
 from infra.precision import detached
 
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]      # layer path -> A (R, in), B (out, R)
@@ -176,7 +176,7 @@ class AdapterWeights:
         """Those members' part (k, ...) of a stacked factor (P, ...)."""
         rows = self.adapters.rows(self.present)
         if len(rows) < len(factor):
-            factor = factor[rows.to(self.device, non_blocking=True)]
+            factor = factor[send(rows, self.device)]
         return factor.to(self.dtype)
 
     def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -222,7 +222,7 @@ class AdapterWeights:
         part.present = member[member >= 0].unique()
         part.made = {}
         all_of_them = len(part.present) == len(self.present)
-        place = torch.searchsorted(self.present, part.present).to(self.device, non_blocking=True)
+        place = send(torch.searchsorted(self.present, part.present), self.device)
         for paths, factors in self.made.items():
             leaves = []
             for x in factors or ():
@@ -233,7 +233,7 @@ class AdapterWeights:
 
     def add_gradients(self, scale: float = 1.0) -> None:
         """Add the leaves' gradients times `scale` to .grad of the stacked factors, in float32."""
-        rows = self.adapters.rows(self.present).to(self.device, non_blocking=True)
+        rows = send(self.adapters.rows(self.present), self.device)
 
         def add(grad: torch.Tensor, own: torch.Tensor) -> None:
             if len(rows) == len(grad):
@@ -274,10 +274,10 @@ class DenseRouter:
         self.scale = weights.adapters.scale
         is_own = member[:, None] == weights.present                 # (B, k)
         own_scale = self.scale * is_own.to(weights.dtype)[:, None, :, None]
-        self.own_scale = own_scale.to(weights.device, non_blocking=True)    # (B, 1, k, 1): alpha/R or 0
+        self.own_scale = send(own_scale, weights.device)    # (B, 1, k, 1): alpha/R or 0
         self.place = None                               # (B,) of the row's member in `present`: for by_row
         if 3 * len(member) < self.k:                    # factors are read, and copies written and read again
-            self.place = torch.searchsorted(weights.present, member).to(weights.device, non_blocking=True)
+            self.place = send(torch.searchsorted(weights.present, member), weights.device)
 
     def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor,
                  y: torch.Tensor) -> torch.Tensor:
@@ -311,10 +311,10 @@ class LoRARouter(DenseRouter):
         super().__init__(weights, member)
         count = (member[:, None] == weights.present).sum(0)
         ends = count.cumsum(0).int()                                # of each member among the rows in order
-        self.ends = ends.to(weights.device, non_blocking=True)
+        self.ends = send(ends, weights.device)
         rows = member.argsort(stable=True)[(member < 0).sum():]     # in order, without those of the base
         in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
-        self.rows = None if in_order else rows.to(weights.device, non_blocking=True)
+        self.rows = None if in_order else send(rows, weights.device)
         self.is_equal = in_order and bool((count == count[0]).all())
 
     def add(self, A, B, x, y):

@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 import flex
 from generate import Rollout
+from infra.gpu import send
 
 Line = list[int]                           # rows of a rollout that share a member and a prompt
 
@@ -89,7 +90,7 @@ def pack(rollout: Rollout, batch: list[Line], device="cpu", by_blocks: bool = Fa
     ids = rollout.ids[row, position] * (answer >= 0)
 
     def put(x: torch.Tensor) -> torch.Tensor:
-        return x.to(device, non_blocking=True)             # the processor goes on while a GPU is busy
+        return send(x, device)                             # the processor goes on while a GPU is busy
 
     mask = None
     if max(map(len, batch)) > 1:

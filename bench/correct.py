@@ -14,7 +14,7 @@ from bench.common import BOUNDS, TOLD_APART, relative_rms
 from bench.peers import transformers_twin
 from bench.workload import base_of, batch_of, in_int8, population, prompts_of, random_model, without_end
 from generate import Rollout, generate
-from infra.graphs import CUDAGraphRunner
+from infra.gpu import CUDAGraphRunner
 from lora import Adapters, AdapterWeights
 from model import Base, ModelConfig
 

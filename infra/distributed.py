@@ -45,6 +45,17 @@ def check_mps() -> None:
                          "says export PYTORCH_ENABLE_MPS_FALLBACK=1")
 
 
+def card_of(device: str, world: int) -> int:
+    """The number of this process's card. Raises ValueError where it has none of its own."""
+    if world > 1 and device != "cuda":
+        raise ValueError(f"--device {device} names one card for {world} processes: pass --device cuda")
+    own = int(os.environ.get("LOCAL_RANK", 0)) if device == "cuda" else torch.device(device).index or 0
+    if own >= (n_cards := torch.cuda.device_count()):
+        raise ValueError(f"--device {device}: there is no card {own}, torch sees {n_cards}: name another, or "
+                         "lower torchrun's --nproc_per_node")
+    return own
+
+
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Sum of a tensor's bits as integers, modulo 2^64: the same in whatever order a device adds them up.
     Comparable between tensors of one layout."""
@@ -85,9 +96,8 @@ class Ranks:
             check_mps()
         reuse_memory()
         world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-        if device == "cuda":
-            device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         if device.startswith("cuda"):
+            device = f"cuda:{card_of(device, world)}"
             if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
                 os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"   # loses less between blocks
             torch.cuda.set_device(device)
@@ -97,6 +107,8 @@ class Ranks:
             on_gpu = device.startswith("cuda")
             dist.init_process_group("nccl" if on_gpu else "gloo", timeout=TIMEOUT,
                                     device_id=torch.device(device) if on_gpu else None)
+            if on_gpu:                              # NCCL takes its memory at the first sum: before the plan
+                dist.all_reduce(torch.zeros(1 << 25, device=device))
         return cls(rank, world, torch.device(device))
 
     def all_reduce_min(self, n: int) -> int:

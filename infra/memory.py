@@ -11,12 +11,12 @@ import rl
 from attention import PAGE, paged_kernel, pool_pages
 from generate import PREFILL, Rollout
 from infra.distributed import Ranks
-from lora import Adapters
+from lora import Adapters, AdapterWeights
 from model import Base, Model, ModelConfig
 
 ALWAYS = ("base", "adapters", "optimiser")
 GENERATE = ("cache", "decoding")
-UPDATE = ("gradients", "activations", "logits")
+UPDATE = ("gradients", "leaves", "activations", "logits")
 
 
 def longest_row(cfg, m: ModelConfig) -> int:
@@ -87,10 +87,13 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
     prefill = admitted * (prompt * (passing + 2 * kv * L) + 2 * m.vocab_size) * size
     # the logits, and in float32 their log-probabilities, probabilities and sums
     sampling = cfg.rollout_batch * m.vocab_size * (size + 12)
+    # a micro-batch's members: a line of each, seldom shorter than 256 tokens
+    n_present = min(n_members, max(1, cfg.tokens_per_microbatch // 256))
     chunk = min(rl.CHUNK, max(cfg.tokens_per_microbatch, T) * m.vocab_size)
     plan = dict(base=base, adapters=factors * 4 + serving * size, optimiser=factors * 8,
                 cache=cached_tokens(cfg, m, dtype) * 2 * kv * size, decoding=max(sampling, prefill),
-                gradients=factors * 4, logits=chunk * (12 + 8 * (cfg.entropy_coef > 0)),
+                gradients=factors * 4, leaves=serving * size * n_present / n_members,
+                logits=chunk * (12 + 8 * (cfg.entropy_coef > 0)),
                 activations=max(whole, checkpointed) * size)
     return {use: n_bytes / 2 ** 30 for use, n_bytes in plan.items()}
 
@@ -120,6 +123,7 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
                          + (", in pages" if has_pages(cfg, m, dtype) else ""),
                    decoding="generation: running the prompts, or sampling from the vocabulary",
                    gradients="update: of all adapters",
+                   leaves="update: copies of the factors of a micro-batch's members",
                    activations=f"update: {cfg.tokens_per_microbatch} tokens at a time, or a row of {T} with "
                                "activation checkpointing",
                    logits="update: a chunk over the vocabulary")
@@ -203,10 +207,13 @@ def autotune_batch(cfg, base: Base, adapters: Adapters, ranks: Ranks):
     """
     model = base.model
 
+    @torch.no_grad()
     def rollout(n: int) -> None:
         """Take what a rollout of n rows takes."""
         trial = replace(cfg, rollout_batch=n)
         plan = memory_plan(trial, model.cfg, model.embedding.dtype, len(adapters.here))
+        weights = AdapterWeights(adapters, adapters.here, model.embedding.dtype)
+        weights.materialize(model.fused_linears())
         n_bytes = int(sum(plan[use] for use in GENERATE) * 2 ** 30)
         torch.empty(n_bytes, dtype=torch.uint8, device=model.embedding.device)
 
@@ -229,4 +236,6 @@ def autotune_batch(cfg, base: Base, adapters: Adapters, ranks: Ranks):
         return n_rows, n_tokens
 
     n_rows, n_tokens = map(ranks.all_reduce_min, ranks.together(try_both))
+    if model.embedding.is_cuda:
+        torch.cuda.empty_cache()                # NCCL takes its memory past torch's
     return replace(cfg, rollout_batch=n_rows, tokens_per_microbatch=n_tokens)

@@ -158,9 +158,21 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     if not fits:
         raise ValueError(f"not enough memory:\n{table}")
     base = load_base(base_name(cfg), dtype, ranks.device, cfg.base_dtype)
+    if dtype == torch.float16:
+        check_range(base)
     graphs = base.graphs and not cfg.no_cuda_graphs
     model = compile_kernels(base.model) if cfg.torch_compile else base.model
     return cfg, dataclasses.replace(base, model=model, prompt_format=cfg.prompt_format, graphs=graphs)
+
+
+@torch.inference_mode()
+def check_range(base: Base) -> None:
+    """Raises ValueError where a base in float16, whose numbers end at 65,504, exceeds that on a few words."""
+    words = base.tokenizer("def f(x):\n    return x + 1\n")["input_ids"]
+    ids = torch.tensor([words], device=base.model.embedding.device)
+    if not base.model.logits(base.model(ids)).isfinite().all():
+        raise ValueError("--dtype float16: numbers of this base exceed its range: pass --dtype float32, or "
+                         "bfloat16 where the card has it")
 
 
 def show_plan(cfg: Config) -> int:
@@ -188,10 +200,11 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, targets, ranks.device,
                            paged=cfg.matches > 0)
     adapters.page_in(range(n_on_device(cfg)))           # some, for the trial of what fits
+    adam = Adam(adapters, learning_rates(cfg))          # whose moments leave the less room
     cfg = autotune_batch(cfg, base, adapters, ranks)
     limits = Limits.of_run(cfg, base.prompt_format)
     setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.task_types.split(",")))
-    return setup, Adam(adapters, learning_rates(cfg)), hash_base(base, ranks)
+    return setup, adam, hash_base(base, ranks)
 
 
 def hash_base(base: Base, ranks: Ranks) -> str:

@@ -16,7 +16,7 @@ FLOORS = (("sandbox", "report"),
           ("verifier",),
           ("tasks", "rewards", "trueskill_lite"),
           ("config", "flex"),
-          ("infra.precision", "infra.graphs"),
+          ("infra.precision", "infra.gpu"),
           ("attention", "model", "lora", "operators"),
           ("generate", "evolve", "adam"),
           ("infra.weights", "infra.distributed", "pack"),
@@ -31,7 +31,7 @@ BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 260, "selfplay.py": 330
            "generate.py": 310, "lora.py": 270, "attention.py": 260, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160,
            "verifier.py": 250}
 MARGIN = 1.3
-WHOLE = 18_800                              # lines of everything but tests, the empty ones not counted
+WHOLE = 18_850                              # lines of everything but tests, the empty ones not counted
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test
 COLUMNS = 110
 FUNCTION_LINES = 66                         # a screen of 60, with a margin

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from generate import Rollout, generate, sample, uniforms
-from infra.graphs import CUDAGraphRunner
+from infra.gpu import CUDAGraphRunner
 from infra.weights import closing_table
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25]]

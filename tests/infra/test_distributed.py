@@ -34,6 +34,7 @@ def test_a_cuda_device_is_made_current_and_cudnn_s_attention_is_off(monkeypatch,
     current = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     was = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(True)
@@ -43,6 +44,18 @@ def test_a_cuda_device_is_made_current_and_cudnn_s_attention_is_off(monkeypatch,
         assert torch.backends.cuda.mem_efficient_sdp_enabled() and torch.backends.cuda.flash_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(was)
+
+
+@pytest.mark.parametrize("asked, local_rank, world, match", [
+    ("cuda", "2", "3", "there is no card 2, torch sees 2: name another, or lower torchrun's --nproc_per_node"),
+    ("cuda:5", "0", "1", "there is no card 5"), ("cuda:1", "0", "2", "names one card for 2 processes: pass --device cuda")])
+def test_a_card_that_is_not_there_is_named(monkeypatch, asked, local_rank, world, match):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setenv("WORLD_SIZE", world)
+    with pytest.raises(ValueError, match=match):
+        Ranks.join(asked)
 
 
 @pytest.mark.parametrize("there, world, fallback, match", [(False, "1", "1", "sees no Apple GPU; use --device cpu"),
