@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from eval.population import measures
+from eval.population import measures, records
 from eval.population.arms import FULL, PLANNED, SECOND_PLAN, SECONDARY, runs_of
 from eval.population.children import children, children_table, estimate
 from eval.population.measures import COUNTS, MEASURES
@@ -89,6 +89,13 @@ def half_way(experiment: Experiment) -> tuple[float, float]:
     fulls = [run for name, run in experiment.runs.items() if name.rpartition("-s")[0] == FULL]
     base = float(np.mean([measures.anchors_at_the_end(run)[BASE] for run in fulls]))
     return base, (base + float(np.mean([measures.final_accuracy(run) for run in fulls]))) / 2
+
+
+def passes_of_base(experiment: Experiment) -> float | None:
+    """The frozen base's pass@16 on the test split's output tasks; None where no run was asked for it."""
+    folder = records.folder("pass")
+    asked = [run.evaluations[folder] for run in experiment.runs.values() if folder in run.evaluations]
+    return float(measures.passes_mean(asked[:1], of_base=True).mean()) if asked else None
 
 
 # ---- contrasts ---------------------------------------------------------------------------------------------
@@ -229,6 +236,7 @@ def conclude(experiment: Experiment, effect: float, born_after: int = 0) -> dict
             missing[arm] = lost
     return dict(plan=experiment.plan, commits=sorted({run.env["commit"] for run in experiment.runs.values()}),
                 effect=effect, complete=complete, missing=missing, base=base, half=half,
+                base_passes=passes_of_base(experiment),
                 spent=shares_spent(experiment), measures=described(values, arms, seeds, effect),
                 primary=areas_contrasted(values, complete, [(FULL, arm) for arm in others], effect),
                 second=areas_contrasted(values, seeds, second, effect),
@@ -333,8 +341,9 @@ def table(result: dict, whole: bool = True) -> str:
     if born:
         out += ["", children_table(born)]
     if whole:
+        passes = f", its pass@16 {result['base_passes']:.3f}" if result["base_passes"] is not None else ""
         out += ["", f"described, not corrected; frozen base's accuracy on the anchors {result['base']:.3f}, "
-                    f"half way {result['half']:.3f}", *measure_tables(result)]
+                    f"half way {result['half']:.3f}{passes}", *measure_tables(result)]
     return "\n".join(out)
 
 

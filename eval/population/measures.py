@@ -193,13 +193,13 @@ def students_mean(evaluations: list[dict], benches: tuple[str, ...], what: str =
     return np.mean(each, axis=0) if each else np.array([math.nan])
 
 
-def passes_mean(evaluations: list[dict]) -> np.ndarray:
-    """Mean of all runs' students' pass@PASSES for each output task (n,)."""
+def passes_mean(evaluations: list[dict], of_base: bool = False) -> np.ndarray:
+    """Mean of all runs' students' (or the frozen base's) pass@PASSES for each output task (n,)."""
     each = []
     for evaluation in evaluations:
         n = evaluation["samples"]
         for name, values in shares_of(evaluation, OUTPUT).items():
-            if name != BASE:
+            if (name == BASE) == of_base:
                 each.append([pass_at_k(n, round(share * n), PASSES) for share in values])
     return np.mean(each, axis=0)
 

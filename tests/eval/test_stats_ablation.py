@@ -184,6 +184,7 @@ def test_pass_at_16_is_told_where_it_was_asked():
         run.evaluations["heldout-pass"] = sixteen | dict(samples=16)
     result = compare.conclude(some, 0.05)
     assert result["measures"]["pass16"][FULL]["mean"] == 0.25, "one right of sixteen suffices"
+    assert result["base_passes"] == 1.0 and "its pass@16 1.000" in compare.table(result)
 
 
 def test_budgets_off_by_more_than_a_twentieth_are_refused():
