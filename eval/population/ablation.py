@@ -138,8 +138,7 @@ def run_all(args: argparse.Namespace, arms: dict[str, Arm]) -> None:
         for split in heldout.SPLITS:
             evaluate(args, crew, run, split)
         last, due = history[-1], due or budget[seed]
-        final = measures.final_accuracy(records.record_of(args.out / run.name))
-        area = measures.area(measures.curve(rows, args.budget, due, final))
+        area = measures.area(measures.curve_of(records.record_of(args.out / run.name), args.budget, due))
         print(f"{time.strftime('%H:%M:%S')} {run.name}: {len(history)} steps, {last['tokens']} tokens, "
               f"{last[args.budget] / due:.3f} of its budget, and {last['probe_tokens']} for probes; "
               f"area {area:.3f}; {time.monotonic() - started:.0f} s", flush=True)

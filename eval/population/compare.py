@@ -160,9 +160,8 @@ def null_contrasts(experiment: Experiment, effect: float) -> list[dict]:
     for arm, n_runs in several.items():
         for seed in seeds:
             for number, run in enumerate(runs_there(experiment, arm, seed), 1):
-                final = measures.final_accuracy(run)
-                area = measures.area(measures.curve(run.metrics, unit, due_of(experiment, arm, seed), final))
-                values[f"{arm} {number}", seed] = dict(area=np.array([area]))
+                points = measures.curve_of(run, unit, due_of(experiment, arm, seed))
+                values[f"{arm} {number}", seed] = dict(area=np.array([measures.area(points)]))
         pairs += combinations([f"{arm} {number}" for number in range(1, n_runs + 1)], 2)
     return areas_contrasted(values, seeds, pairs, effect)
 

@@ -134,6 +134,11 @@ def curve(rows: list[dict], budget: str, due: float, final: float) -> list[tuple
     return [*points, (done[-1] / due, final)]
 
 
+def curve_of(run: Record, budget: str, due: float) -> list[tuple[float, float]]:
+    """`curve` of a finished run."""
+    return curve(run.metrics, budget, due, final_accuracy(run))
+
+
 def area(points: list[tuple[float, float]]) -> float:
     """The mean height over [0, 1] of the line through the points, which is level after the last."""
     x, y = np.array(points, float).T
@@ -212,7 +217,7 @@ def measured(runs: list[Record], budget: str, due: float, half: float) -> dict[s
     """
     numbers = []
     for run in runs:
-        points = curve(run.metrics, budget, due, final_accuracy(run))
+        points = curve_of(run, budget, due)
         numbers.append(dict(area=area(points), half=first_at(points, half), **when_discovered(run.metrics),
                             brier=mean(match["brier"] for match in run.matches),
                             **late_tasks(run.metrics, budget, due)))

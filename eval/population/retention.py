@@ -160,6 +160,7 @@ def at_birth(args: argparse.Namespace, population: common.Population, students: 
     items = [item for item in items if not item.seen]
 
     def answer(some: common.Population) -> list[dict]:
+        """Its members' answers to all items, judged. Raises OSError where the sandbox failed on one."""
         ask = heldout.asking(prompt_format)
         rows = answering.answer_all(some, items, ask, judge, args, out, done, prompt_format)
         if comparable(rows) != rows:
@@ -203,31 +204,31 @@ def judged(operator: str, runs: list[list[Child]]) -> dict:
                 kl=float(np.mean([child.kl for child in every])))
 
 
-def pack(found: dict[str, list[Child]], path: Path) -> None:
-    """Write the children of several runs, run -> children, to a file that `opened` reads."""
-    rows = {run: [dataclasses.asdict(child) for child in some] for run, some in found.items()}
+def pack(found: list[list[Child]], path: Path) -> None:
+    """Write the children of each run to a file that `opened` reads."""
+    rows = [[dataclasses.asdict(child) for child in some] for some in found]
     text = json.dumps(rows, default=np.ndarray.tolist, separators=(",", ":"))
     path.write_bytes(lzma.compress(text.encode()))
 
 
-def opened(path: Path) -> dict[str, list[Child]]:
+def opened(path: Path) -> list[list[Child]]:
     """What `pack` has written. Raises ValueError where it is something else."""
     try:
         rows = json.loads(lzma.decompress(path.read_bytes()))
-        found = {}
-        for run, some in rows.items():
+        found = []
+        for some in rows:
             arrays = [{name: np.array(row[name]) for name in ("base", "parents", "right")} for row in some]
-            found[run] = [Child(**row | told) for row, told in zip(some, arrays)]
+            found.append([Child(**row | told) for row, told in zip(some, arrays)])
         return found
     except (OSError, ValueError, TypeError, LookupError, AttributeError, lzma.LZMAError) as e:
         raise ValueError(f"{path} is no pack of children: {getattr(e, 'strerror', None) or e}") from None
 
 
-def lines_of(found: dict[str, list[Child]]) -> list[dict]:
-    """`judged` of each operator that has children in all runs or some."""
+def lines_of(found: list[list[Child]]) -> list[dict]:
+    """`judged` of each operator that has children in all runs or some; found: of each run its children."""
     lines = []
     for name in OPERATORS:
-        some = [[child for child in children if child.operator == name] for children in found.values()]
+        some = [[child for child in children if child.operator == name] for children in found]
         if some := [children for children in some if children]:
             lines.append(judged(name, some))
     return lines
@@ -276,7 +277,7 @@ def children_of(args: argparse.Namespace) -> list[Child]:
         key = args.seed, config["seed"]
         found = at_birth(args, population, students, fitness, judge, out, done, key)
     out.write_json("summary.json", dict(run=str(run.path), temperature=args.temperature, samples=args.samples,
-                                        birth=lines_of({run.path.name: found}), k=args.k,
+                                        birth=lines_of([found]), k=args.k,
                                         later=later([run.path], args.k)))
     print(f"{args.run}: every answer with its verdict: {out.path / 'answers.jsonl'}")
     return found
@@ -308,10 +309,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.draws < 1 or args.k < 1:
         raise ValueError(f"--draws {args.draws} and --k {args.k} must be at least 1")
     args.families = common.choose(args.bench, tuple(heldout.ROWS))
-    found = {}
+    found = []
     for run in runs:
         out = str(Path(args.out) / Path(run).name) if args.out and args.runs else args.out
-        found[Path(run).name] = children_of(argparse.Namespace(**vars(args) | dict(run=run, out=out)))
+        found.append(children_of(argparse.Namespace(**vars(args) | dict(run=run, out=out))))
     if args.pack:
         pack(found, Path(args.pack).expanduser())
     lines = lines_of(found)
