@@ -74,6 +74,7 @@ def works(n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, devi
     answer = torch.randint(-1, 4, (2, 300), generator=gen).sort(1).values.to(device)
 
     def results(attend, mask) -> list[torch.Tensor]:
+        """Outputs, and gradients of queries, keys and values."""
         gen = torch.Generator().manual_seed(1)
         shapes = [(2, heads, 300, head_dim) for heads in (n_heads, n_kv_heads, n_kv_heads)]
         qkv = [torch.randn(shape, generator=gen).to(device, dtype).requires_grad_() for shape in shapes]

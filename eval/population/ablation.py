@@ -131,8 +131,7 @@ def run_all(args: argparse.Namespace, arms: dict[str, Arm]) -> None:
             due = run.part * budget[seed]
         started = time.monotonic()
         train(args, crew, run, due)
-        rows = records.logged(args.out / run.name)
-        history = measures.spent(rows)
+        history = spent_by(args, run)
         if due is None:
             budget[seed] = history[-1][args.budget]
         for split in heldout.SPLITS:

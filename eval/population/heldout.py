@@ -172,6 +172,7 @@ def judging(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None,
     ask = asking(prompt_format, limits)
 
     def judge(answers: list[tuple]) -> list[dict]:
+        """A row for each (item, text): whether it is right, and by which verdict."""
         texts = [[ask(item).prefix + text] for item, text in answers]
         tasks = [item.task for item, _ in answers]
         verdicts = judge_answers(tasks, texts, prompt_format, limits, sandbox.run)
