@@ -41,7 +41,7 @@ demo: setup
 	$(BIN)/python -m report $$(ls -td out/*/ | head -n 1)
 
 # Two halves side by side, each on a core of its own; what one prints comes when it has ended.
-ROOMS := tests/bench tests/course tests/infra tests/report tests/sandbox
+ROOMS := tests/bench tests/course tests/infra tests/run tests/report tests/sandbox
 test: setup
 	@echo "two halves of the fast tests, some five minutes; each is shown when it has ended"
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-rooms test-rest

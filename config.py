@@ -192,7 +192,7 @@ RENAMED = {"style": "--prompt-format", "kinds": "--task-types", "group": "--prop
            "max_rows": "--rollout-batch", "token_budget": "--tokens-per-microbatch",
            "clip": "--clip-low and --clip-high",
            "cuda_graphs": "the default on a GPU; --no-cuda-graphs turns it off",
-           "replay": "python -m infra.replay RUN STEP [T2:S1]"}
+           "replay": "python -m run.replay RUN STEP [T2:S1]"}
 
 
 def spelled(name: str) -> str:

@@ -17,7 +17,7 @@ import evolve
 from evolve import ROLES, Member, members_of
 from generate import Rollout
 from infra.distributed import Ranks
-from infra.weights import closing_table
+from weights import closing_table
 from lora import Adapters
 from model import Base
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome

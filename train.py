@@ -7,7 +7,7 @@
     python train.py --name two --resume auto                        # go on where it was cut off
     python train.py --base Qwen/Qwen2.5-Coder-7B --plan             # would it fit? memory by use
     python train.py --show 3                                        # print three tasks a step with attempts
-    python -m infra.replay out/two 75 T2:S1                         # one match again, in full
+    python -m run.replay out/two 75 T2:S1                         # one match again, in full
 
 Five phases a step, all in `train`: match, propose, solve, reward and update, evolve. arXiv 2605.16727 on top
 of 2505.03335.
@@ -33,15 +33,15 @@ import selfplay
 from adam import Adam
 from config import FREE, Config, config_of_run, parse_args
 from evolve import ROLES, Member, members_of
-from infra.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
+from run.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
 from infra.distributed import Ranks, leave
-from infra.metrics import header, line, measures, summary
-from infra.monitors import EXIT_HALTED, Halted, Monitors, check_monitors
-from infra.platform import Interrupted, Signals, Stopwatch, check_system, environment, open_sandbox
-from infra.probes import probe
-from infra.startup import choose_dtype, hash_base, open_run, populate, prepare, show_plan
-from infra.task_log import task_rows
-from infra.terminal import colored, first_of_each, format_task, print_alarms, print_safely
+from run.metrics import header, line, measures, summary
+from run.monitors import EXIT_HALTED, Halted, Monitors, check_monitors
+from run.platform import Interrupted, Signals, Stopwatch, check_system, environment, open_sandbox
+from run.probes import probe
+from run.startup import choose_dtype, hash_base, open_run, populate, prepare, show_plan
+from run.task_log import task_rows
+from run.terminal import colored, first_of_each, format_task, print_alarms, print_safely
 from selfplay import ProposalRecord, Setup
 from trueskill_lite import RATINGS, child_rating
 from verifier import Sandbox

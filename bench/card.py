@@ -31,7 +31,7 @@ from bench.correct import Check
 from bench.speed import Bench, Sizes
 from bench.workload import SHAPES, in_int8
 from infra.distributed import Ranks
-from infra.platform import git_commit
+from run.platform import git_commit
 from infra.precision import pick_dtype
 from model import compile_kernels
 

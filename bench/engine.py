@@ -14,7 +14,7 @@ from bench.peers import Peers
 from bench.workload import (POP, SHAPES, base_of, decoder, fixed_rollout, members_of, one_after_another,
                             population, prompts_of, random_model, stepper, updater, without_end)
 from infra.distributed import Ranks
-from infra.weights import load_base
+from weights import load_base
 from lora import Adapters
 from model import Base, Model
 

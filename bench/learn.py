@@ -15,9 +15,9 @@ import selfplay
 from adam import Adam
 from config import ALGORITHMS, TARGETS, Config, spelled
 from infra.distributed import Ranks
-from infra.platform import open_sandbox
-from infra.probes import answers
-from infra.startup import prepare
+from run.platform import open_sandbox
+from run.probes import answers
+from run.startup import prepare
 from lora import Adapters
 from micro.evaluate import ROWS, draw_tasks
 from rewards import STUDENT_REWARDS

@@ -8,7 +8,7 @@ import rl
 from bench.common import BOUNDS, relative_rms, timed
 from bench.workload import POP, batch_of
 from generate import Rollout
-from infra.weights import save_peft
+from weights import save_peft
 from lora import Adapters
 from model import Base, ModelConfig
 

@@ -21,12 +21,12 @@ from bench.peers import Peers
 from bench.workload import (POP, SHAPES, base_of, batch_of, decoder, fixed_rollout, members_of, population,
                             prompts_of, random_model, stepper, updater, without_end)
 from config import Config, resolve_config
-from infra.checkpoint import RunDir, init_state
+from run.checkpoint import RunDir, init_state
 from infra.distributed import Ranks
-from infra.metrics import header
-from infra.platform import Signals, open_sandbox
-from infra.startup import ROOT, populate
-from infra.weights import load_base
+from run.metrics import header
+from run.platform import Signals, open_sandbox
+from run.startup import ROOT, populate
+from weights import load_base
 from lora import Adapters
 from model import Base, Model
 

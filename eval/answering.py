@@ -16,8 +16,8 @@ from tqdm import tqdm
 
 from eval.common import Population
 from generate import generate
-from infra.checkpoint import RunDir
-from infra.weights import closing_table, is_chat_model
+from run.checkpoint import RunDir
+from weights import closing_table, is_chat_model
 from model import Base
 from tasks.prompts import ENVELOPE, FORMATS, Prompt, chat_text, render
 

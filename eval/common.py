@@ -17,10 +17,10 @@ import torch
 
 from eval.summary import BASE, against, against_table, comparable, summarise, table
 from evolve import member_order
-from infra.checkpoint import RunDir, differing
+from run.checkpoint import RunDir, differing
 from infra.distributed import Ranks
 from infra.precision import DTYPES, pick_dtype
-from infra.weights import load_base, load_model, load_peft, weights_hash
+from weights import load_base, load_model, load_peft, weights_hash
 from lora import Adapters
 from model import Base
 

@@ -28,7 +28,7 @@ from collections import Counter
 import torch
 
 from generate import generate
-from infra.weights import load_base
+from weights import load_base
 from micro import data, programs
 from model import Base
 from sandbox.values import encode

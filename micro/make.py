@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from infra.weights import load_model
+from weights import load_model
 from micro import data, programs
 from model import Model, ModelConfig
 

@@ -25,7 +25,7 @@ def micro_base() -> Path:
 @pytest.fixture(scope="session")
 def base(micro_base):
     """The bundled micro base, loaded in float32."""
-    from infra.weights import load_base
+    from weights import load_base
     return load_base(str(micro_base))
 
 
@@ -33,7 +33,7 @@ def make_tiny(directory: Path, kind: str, **changes):
     """A small random model of an architecture (61 tokens; 1 and 5 end a row), written by transformers."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
-    from infra.weights import load_base
+    from weights import load_base
     torch.manual_seed(5)
     sizes = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                  num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,

@@ -19,17 +19,17 @@ FLOORS = (("sandbox", "report"),
           ("infra.precision", "infra.gpu"),
           ("attention", "model", "lora", "operators"),
           ("generate", "evolve", "adam"),
-          ("infra.weights", "infra.distributed", "pack"),
+          ("weights", "infra.distributed", "pack"),
           ("rl",),
           ("selfplay",),
-          ("infra",),
+          ("run",),
           ("train", "nano", "micro"),
-          ("bench", "eval", "course", "infra.replay"))
-ROOT_FILES = 17
+          ("bench", "eval", "course", "run.replay"))
+ROOT_FILES = 18
 # Lines that house.md gives a file or a folder, and by how much they may be exceeded.
 BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 260, "selfplay.py": 330, "rewards.py": 60, "rl.py": 310, "adam.py": 70, "pack.py": 100, "flex.py": 80,
            "generate.py": 310, "lora.py": 270, "attention.py": 260, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160,
-           "verifier.py": 250}
+           "verifier.py": 250, "weights.py": 300}
 MARGIN = 1.3
 WHOLE = 18_850                              # lines of everything but tests, the empty ones not counted
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test

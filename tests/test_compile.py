@@ -13,7 +13,7 @@ import train
 from bench.workload import batch_of, fixed_rollout, members_of, prompts_of
 from generate import generate
 from infra.distributed import Ranks
-from infra.startup import prepare
+from run.startup import prepare
 from model import Kernels, compile_kernels
 
 
@@ -31,7 +31,7 @@ def test_without_a_compiler_the_run_goes_on_and_says_so(micro_base, tmp_path):
     script = f"""
 import torch, train
 from infra.distributed import Ranks
-from infra.startup import prepare
+from run.startup import prepare
 from model import Kernels
 cfg = train.Config(base={str(micro_base)!r}, dtype="float32", device="cpu", torch_compile=True)
 base = prepare(cfg, Ranks(0, 1, torch.device("cpu")))[1]

@@ -108,7 +108,7 @@ def test_a_flag_misspelt(capsys, flag):
 
 @pytest.mark.parametrize("old, new", [("--max-new 80", "--max-new-tokens"), ("--group=4", "--proposals-per-prompt"),
                                       ("--clip 0.1", "--clip-low and --clip-high"),
-                                      ("--replay out/x", "python -m infra.replay RUN STEP [T2:S1]")])
+                                      ("--replay out/x", "python -m run.replay RUN STEP [T2:S1]")])
 def test_an_old_flag_exits_with_its_new_name(capsys, old, new):
     with pytest.raises(SystemExit) as end:
         config.parse_args(None, old.split())

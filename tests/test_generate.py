@@ -8,7 +8,7 @@ import torch
 
 from generate import Rollout, generate, sample, uniforms
 from infra.gpu import CUDAGraphRunner
-from infra.weights import closing_table
+from weights import closing_table
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25]]
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from adam import Adam
 from config import TARGETS
-from infra.weights import load_peft, save_peft, weights_hash
+from weights import load_peft, save_peft, weights_hash
 from lora import Adapters, AdapterWeights
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from attention import KVCache
-from infra import weights
-from infra.weights import load_base, load_model, read_config
+import weights
+from weights import load_base, load_model, read_config
 from model import Float32Product, Model, ModelConfig
 
 SMALL = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -198,7 +198,7 @@ def test_micro_base_equals_transformers(micro_base):
 
 @pytest.mark.parametrize("changes", TASK_TYPES.values(), ids=TASK_TYPES.keys())
 def test_check_agrees_with_transformers(tmp_path, changes):
-    """`python -m infra.weights --check DIR`: logits and greedy tokens, the latter through our cache and transformers' own."""
+    """`python -m weights --check DIR`: logits and greedy tokens, the latter through our cache and transformers' own."""
     make_reference(tmp_path, **changes)
     add_tokenizer(tmp_path)
     result = weights.check(str(tmp_path), n_new=40)

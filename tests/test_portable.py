@@ -63,7 +63,7 @@ import importlib, runpy
 from pathlib import Path
 names = '''config evolve generate lora model operators rewards rl selfplay train trueskill_lite verifier
         eval.stats'''.split()
-for room in "tasks", "infra", "report", "sandbox":
+for room in "tasks", "infra", "run", "report", "sandbox":
     names += [room] + [f"{room}.{path.stem}" for path in sorted(Path(room).glob("[a-z]*.py"))]
 for name in names:
     importlib.import_module(name)

@@ -11,7 +11,7 @@ from adam import Adam
 from batches import LENGTH, make_batch, pick, settings
 from config import ALGORITHMS
 from generate import generate
-from infra.weights import load_model, save_peft, weights_hash
+from weights import load_model, save_peft, weights_hash
 from lora import Adapters
 from model import Base
 from pack import pack

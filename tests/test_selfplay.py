@@ -10,8 +10,8 @@ import torch
 import selfplay
 import train
 from evolve import Member
-from infra import metrics
-from infra.task_log import task_from_row, task_rows
+from run import metrics
+from run.task_log import task_from_row, task_rows
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from selfplay import ProposalRecord
 from tasks import TASK_TYPES

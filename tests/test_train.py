@@ -14,8 +14,8 @@ import torch
 import config
 import train
 from config import TARGETS
-from infra.checkpoint import FROZEN
-from infra.weights import load_base, weights_hash
+from run.checkpoint import FROZEN
+from weights import load_base, weights_hash
 from lora import Adapters
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
 
@@ -262,7 +262,7 @@ def test_tasks_matches_genealogy(finished):
 def test_peft_loads_every_member(finished, micro_base):
     """transformers with peft's reading of a member's directory gives the logits of our own."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    from infra.weights import load_peft
+    from weights import load_peft
 
     base, ids = load_base(str(micro_base)), torch.arange(20, 60)[None]
     plain = base.model.logits(base.model(ids)).detach()

@@ -5,7 +5,7 @@ import torch
 import rl
 from adam import Adam
 from batches import make_batch, pick, settings
-from infra.weights import load_model
+from weights import load_model
 from model import Base
 
 

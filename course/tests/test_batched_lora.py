@@ -101,7 +101,7 @@ def test_no_loop_over_rows(work):
 def test_the_loop_does_the_same(work, member, T):
     """A layer of the bundled base, and lora.py in each of its three ways."""
     import lora
-    from infra.weights import load_model
+    from weights import load_model
     path = "model.layers.1.mlp.down_proj"
     base = load_model(Path(lora.__file__).parent / "micro" / "base", torch.float32)
     W = base.linears()[path].weight

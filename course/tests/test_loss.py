@@ -113,7 +113,7 @@ def test_all_tokens_of_a_member_count_the_same(work):
 def test_the_loop_has_the_same_gradient(work):
     """Sampled answers of the bundled base. rl.py's loss has another value (PPO's ratio) but this gradient."""
     import rl
-    from infra.weights import load_base
+    from weights import load_base
     from generate import generate
     from lora import Adapters
     base = load_base(str(Path(rl.__file__).parent / "micro" / "base"))

@@ -17,7 +17,7 @@ from eval.code.problems import PARTS, SETS, Problem, load, opened
 from eval.code.programs import complete, extract
 from eval.code.suites import Suite, judge, suites
 from eval.fetch import CACHE, at_hand
-from infra.platform import open_sandbox
+from run.platform import open_sandbox
 from model import Base
 from tasks.prompts import chat_text, first_answer
 from verifier import Sandbox

@@ -23,7 +23,7 @@ from eval.general.scoring import (before_letter, cropped, extract, letter_ids, l
                                   shared_length)
 from eval.general.tables import by_subject, macro, subject_table
 from eval.summary import table
-from infra.checkpoint import RunDir
+from run.checkpoint import RunDir
 
 BENCHES = ("mmlu", "mmlu-gen")
 LINE = 4096                     # tokens of a line of questions, if one alone is not longer

@@ -31,8 +31,8 @@ from eval.population.arms import (FULL, PRESETS, Arm, Run, arms_of, given_arm, r
                                   stretch_of)
 from eval.population.crew import Crew, cores
 from eval.population.records import Experiment
-from infra.checkpoint import RunDir, differing
-from infra.weights import load_tokenizer, resolve
+from run.checkpoint import RunDir, differing
+from weights import load_tokenizer, resolve
 
 LONGEST = 4             # times the steps first thought of: a run that needs more has stopped to spend
 OWNED = ("base", "name", "out", "resume", "seed", "steps", "pop", "teachers", "students", "single", "keep",

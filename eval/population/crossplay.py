@@ -28,9 +28,9 @@ from eval.population.heldout import asking, judge_flags, judging, run_config, fo
 from eval.stats import paired_bootstrap, wilson
 from eval.summary import BASE, comparable, shares
 from evolve import Member
-from infra.checkpoint import RunDir, archive_at, members_at, task_of
+from run.checkpoint import RunDir, archive_at, members_at, task_of
 from infra.distributed import Ranks
-from infra.platform import open_sandbox
+from run.platform import open_sandbox
 from selfplay import Setup
 from tasks.archive import Archive
 from tasks.base import Task

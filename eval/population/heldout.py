@@ -38,8 +38,8 @@ from eval import answering, common
 from eval.stats import paired_bootstrap, wilson
 from eval.summary import (BASE, comparable, gain_table, member_table, pass_table, passes, roles, shares,
                           with_means)
-from infra.checkpoint import RunDir, task_of
-from infra.platform import open_sandbox
+from run.checkpoint import RunDir, task_of
+from run.platform import open_sandbox
 from micro.evaluate import SIZES, draw_tasks
 from tasks import TASK_TYPES, judge_answers
 from tasks.base import UNJUDGED, Task

@@ -16,7 +16,7 @@ from eval.population.heldout import LONG, Item
 from eval.population.records import Record, folder
 from eval.stats import pass_at_k
 from eval.summary import BASE
-from infra.metrics import discovery
+from run.metrics import discovery
 from selfplay import mean
 
 BUDGETS = ("tokens", "rows", "proposals")

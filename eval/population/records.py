@@ -14,7 +14,7 @@ from eval.answering import place_of
 from eval.population import heldout
 from eval.population.arms import Arm
 from eval.summary import comparable
-from infra.checkpoint import RunDir, differing
+from run.checkpoint import RunDir, differing
 
 SUFFIX = ".json.xz"
 HERE = ("base", "out", "anchors", "init", "heldout", "seed_tasks")     # paths on a run's machine

@@ -32,8 +32,8 @@ from eval.stats import FEWEST_RUNS, interval_of, ratio_bootstrap
 from eval.summary import BASE, comparable, shares
 from evolve import Member
 from generate import Rollout, generate
-from infra.checkpoint import RunDir, members_at
-from infra.platform import open_sandbox
+from run.checkpoint import RunDir, members_at
+from run.platform import open_sandbox
 from lora import Adapters
 from model import Base
 from operators import OPERATORS, dw_norm

@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 
-from infra.weights import load_base, save_peft, weights_hash
+from weights import load_base, save_peft, weights_hash
 from lora import Adapters
 
 

@@ -11,7 +11,7 @@ from eval.code import __main__ as code
 from eval.code.problems import Problem
 from eval.math import __main__ as math
 from eval.math.grading import extract
-from infra.checkpoint import RunDir
+from run.checkpoint import RunDir
 from tasks.prompts import FORMATS
 
 

@@ -15,7 +15,7 @@ from eval import answering, common, fetch, stats
 from eval.math import __main__ as math, data, grading, symbolic
 from eval.math.expression import read
 from eval.math.grading import extract, grade
-from infra.weights import load_base, save_peft, weights_hash
+from weights import load_base, save_peft, weights_hash
 
 HERE = Path(__file__).resolve().parent
 PAIRS = [json.loads(line) for line in (HERE / "math_pairs.jsonl").read_text().splitlines()]

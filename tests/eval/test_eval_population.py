@@ -17,7 +17,7 @@ from eval import common, stats
 from eval.population import ablation, arms, crossplay, heldout, measures, records, retention
 from eval.population.crew import Crew
 from eval.summary import against, summarise, with_means
-from infra.checkpoint import RunDir
+from run.checkpoint import RunDir
 from micro import programs
 from operators import OPERATORS
 from tasks import TASK_TYPES, read_tasks

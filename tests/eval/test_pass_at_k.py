@@ -10,7 +10,7 @@ import pytest
 
 from eval import stats, summary
 from eval.population import heldout
-from infra.weights import save_peft, weights_hash
+from weights import save_peft, weights_hash
 from micro import data, programs
 from tasks import TASK_TYPES
 from tasks.base import Task

@@ -15,12 +15,13 @@ import torch.multiprocessing as mp
 
 import train
 from config import Config
-from infra import distributed, startup
-from infra.checkpoint import RunDir
+from infra import distributed
+from run import startup
+from run.checkpoint import RunDir
 from infra.distributed import Ranks, checksum, leave
-from infra.platform import Interrupted, Signals
-from infra.startup import open_run
-from infra.weights import load_model
+from run.platform import Interrupted, Signals
+from run.startup import open_run
+from weights import load_model
 from lora import Adapters
 from model import Base
 

@@ -17,10 +17,12 @@ import config
 import rl
 from adam import Adam
 from generate import Rollout, generate
-from infra import precision, startup, weights
+import weights
+from infra import precision
+from run import startup
 from infra.distributed import Ranks
 from infra.precision import fastest, linear, pick_dtype, quantize, wide
-from infra.weights import load_base, load_model, load_peft, save_peft, weights_hash
+from weights import load_base, load_model, load_peft, save_peft, weights_hash
 from lora import Adapters
 from model import Base
 

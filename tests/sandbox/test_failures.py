@@ -15,7 +15,7 @@ from cases import LOOP, one
 from eval.code import suites
 from eval.population import heldout
 from evolve import Member
-from infra import probes
+from run import probes
 from sandbox import scheduler
 from tasks import TASK_TYPES, judge_answers
 from tasks.base import UNJUDGED, VIOLATION, Proposal

@@ -81,7 +81,7 @@ def test_no_evaluator_in_the_sources_of_the_trainer():
     files = imported_by_the_trainer()
     assert set(files) >= {"train", "selfplay", "tasks", "tasks.validation", "tasks.prompts",
                           "tasks.complexity", "verifier", "sandbox.scheduler", "tasks.archive",
-                          "infra.checkpoint", "infra.terminal"}
+                          "run.checkpoint", "run.terminal"}
     assert "sandbox.fork_server" not in files
     for name, tree in files.items():
         for node in ast.walk(tree):

@@ -12,8 +12,8 @@ import config
 import selfplay
 from evolve import Member
 from infra.distributed import Ranks
-from infra.metrics import describe
-from infra.task_log import task_from_row, task_rows
+from run.metrics import describe
+from run.task_log import task_from_row, task_rows
 from proposals import fate
 from tasks import TASK_TYPES, judge_answers, proof, read_tasks
 from tasks.archive import Archive

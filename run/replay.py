@@ -1,7 +1,7 @@
 """One step of an earlier run again, or one match of it: prompts as the models saw them, texts, verdicts.
 
-    python -m infra.replay out/base-1 75              # all matches of step 75
-    python -m infra.replay out/base-1 75 T2:S1        # one of them
+    python -m run.replay out/base-1 75              # all matches of step 75
+    python -m run.replay out/base-1 75 T2:S1        # one of them
 
 The step is computed anew by the run's own flags, from the nearest checkpoint (a run with --keep 999 has all
 of them) or from step 0, and nothing is written. Exit code 0: every text is what tasks.jsonl says; 1: some are
@@ -20,13 +20,13 @@ import evolve
 import selfplay
 from config import Config, config_of_run
 from generate import Rollout
-from infra.checkpoint import RunDir, State, init_state, restore
+from run.checkpoint import RunDir, State, init_state, restore
 from infra.distributed import Ranks
-from infra.platform import Signals, open_sandbox
-from infra.probes import is_probed, probe_current
-from infra.startup import populate, prepare
-from infra.task_log import task_rows
-from infra.terminal import block, colored, format_task, paint, print_safely
+from run.platform import Signals, open_sandbox
+from run.probes import is_probed, probe_current
+from run.startup import populate, prepare
+from run.task_log import task_rows
+from run.terminal import block, colored, format_task, paint, print_safely
 from selfplay import ProposalRecord, Setup
 from train import train
 
@@ -127,7 +127,7 @@ def main() -> int:
     try:
         return 0 if replay(args.run, args.step, args.match, args.device) else 1
     except (ValueError, OSError) as e:
-        print(f"infra.replay: {e}", file=sys.stderr)
+        print(f"run.replay: {e}", file=sys.stderr)
         return 2
 
 

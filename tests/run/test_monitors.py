@@ -14,10 +14,10 @@ import selfplay
 import train
 from config import FREE, Config
 from evolve import Member
-from infra import metrics, monitors
-from infra.checkpoint import RunDir
+from run import metrics, monitors
+from run.checkpoint import RunDir
 from infra.distributed import Ranks
-from infra.monitors import MONITORS, THRESHOLDS, WINDOW, Halted, Monitors
+from run.monitors import MONITORS, THRESHOLDS, WINDOW, Halted, Monitors
 from trueskill_lite import RATINGS
 
 ROOT = Path(train.__file__).parent

@@ -10,11 +10,11 @@ import torch
 from adam import Adam
 from config import Config, resolve_config
 from evolve import ROLES
-from infra.checkpoint import LOGS, RunDir, founders
+from run.checkpoint import LOGS, RunDir, founders
 from infra.distributed import Ranks, digest
-from infra.memory import autotune_batch, free_memory, plan_table
+from run.memory import autotune_batch, free_memory, plan_table
 from infra.precision import DTYPES, pick_dtype
-from infra.weights import load_base, load_tokenizer, read_config, resolve, weights_hash
+from weights import load_base, load_tokenizer, read_config, resolve, weights_hash
 from lora import Adapters
 from model import Base, compile_kernels
 from selfplay import Setup

@@ -5,7 +5,7 @@ import pytest
 
 import selfplay
 from evolve import Member
-from infra import metrics, probes
+from run import metrics, probes
 from tasks.base import Task
 from tasks.prompts import reasoning
 from tests.test_selfplay import asked, members, with_fates
@@ -139,7 +139,7 @@ def test_probe_of_a_frozen_student(setup, population):
 def test_only_kinds_that_are_not_played_are_held_out():
     """The first n of each."""
     from tasks.base import Proposal
-    from infra.checkpoint import unplayed
+    from run.checkpoint import unplayed
     given = [Proposal(kind, f"{kind} {i}", ("1",)) for i in range(3) for kind in ("code_o", "math", "logic")]
     found = [p.program for p in unplayed(given, ("code_o",), 2)]
     assert found == ["math 0", "math 1", "logic 0", "logic 1"] and not unplayed(given, ("code_o",), 0)

@@ -9,8 +9,8 @@ What a monitor finds is an alarm: its name and a sentence in the line's `alarms`
 when it begins and when it is over. --halt-on NAMES ends the run when one of these alarms begins; resumed, the
 run goes on, for an alarm that was there already does not begin again before it was over.
 
-    python -m infra.monitors RUN                          # what they would have said of a run that is there
-    python -m infra.monitors RUN --thresholds cosine=0.8  # and with other bounds
+    python -m run.monitors RUN                          # what they would have said of a run that is there
+    python -m run.monitors RUN --thresholds cosine=0.8  # and with other bounds
 """
 import argparse
 import math
@@ -19,9 +19,9 @@ from collections import Counter
 from pathlib import Path
 
 from config import Config
-from infra.checkpoint import RunDir
+from run.checkpoint import RunDir
 from infra.distributed import Ranks
-from infra.platform import Interrupted
+from run.platform import Interrupted
 from selfplay import mean
 
 WINDOW = 5                  # steps: "now" is a mean over the latest, "the start" over the first
@@ -237,7 +237,7 @@ def main() -> None:
             raise ValueError(f"{args.run} holds no finished step: give a run's directory, out/NAME")
         lines = review(rows, thresholds(args.thresholds))
     except (ValueError, KeyError) as e:
-        sys.exit(f"infra.monitors: {e}")
+        sys.exit(f"run.monitors: {e}")
     print("\n".join(lines) or f"no alarm in {len(rows)} steps")
 
 

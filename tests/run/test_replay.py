@@ -1,4 +1,4 @@
-"""Tasks on the terminal: --show prints what is logged, nothing that steers it; infra.replay repeats it."""
+"""Tasks on the terminal: --show prints what is logged, nothing that steers it; run.replay repeats it."""
 import io
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import train
-from infra import replay, terminal
+from run import replay, terminal
 from rewards import TEACHER_REWARDS
 
 ROW = dict(step=3, teacher="T0", kind="code_o", reason="", reward=0.5, id=1, program="def f(x):\n return x",
@@ -125,9 +125,9 @@ def test_another_version_is_refused(run, tmp_path):
 
 
 def test_the_command(run, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["infra.replay", str(run.path), "9"])
+    monkeypatch.setattr(sys, "argv", ["run.replay", str(run.path), "9"])
     assert replay.main() == 2 and "steps 0 to 3" in capsys.readouterr().err
-    monkeypatch.setattr(sys, "argv", ["infra.replay", "/nowhere", "0"])
+    monkeypatch.setattr(sys, "argv", ["run.replay", "/nowhere", "0"])
     assert replay.main() == 2 and "config.json cannot be read" in capsys.readouterr().err
 
 

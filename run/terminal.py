@@ -1,4 +1,4 @@
-"""Tasks on the terminal: some of every step as they happen (--show), those of one step again (infra.replay).
+"""Tasks on the terminal: some of every step as they happen (--show), those of one step again (run.replay).
 
 A task is formatted from a line of tasks.jsonl: what is shown is what is logged. All of it was written by
 models: nothing reaches the terminal but printable characters (report.svg.visible) and our own colours.
@@ -62,7 +62,7 @@ def format_task(row: dict, color: bool, whole: bool = False) -> str:
 
 
 def print_alarms(alarms: dict[str, str], begun: list[str], over: list[str]) -> None:
-    """A line for each alarm (infra.monitors) that begins with a step, or is over with it."""
+    """A line for each alarm (run.monitors) that begins with a step, or is over with it."""
     for name in begun:
         print_safely(paint("wrong", f"alarm {name}: {alarms[name]}", colored()))
     for name in over:

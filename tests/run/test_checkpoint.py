@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 
 import config
 import train
-from infra import replay, startup
-from infra.checkpoint import FROZEN, RunDir, differing, restore
-from infra.metrics import line
-from infra.platform import Interrupted, Signals
-from infra.weights import PEFT_FILES
+from run import replay, startup
+from run.checkpoint import FROZEN, RunDir, differing, restore
+from run.metrics import line
+from run.platform import Interrupted, Signals
+from weights import PEFT_FILES
 from lora import Adapters
 
 ROOT = Path(train.__file__).parent
@@ -492,7 +492,7 @@ def interfered(code: str, words: list[str]) -> subprocess.CompletedProcess:
     """The run as a process of its own, in which before(step), that `code` defines, is called at each checkpoint."""
     code += (
         "import runpy, sys\n"
-        "from infra.checkpoint import RunDir\n"
+        "from run.checkpoint import RunDir\n"
         "save = RunDir.save\n"
         "def save_later(self, step, *rest):\n"
         "    before(step)\n"

@@ -16,11 +16,11 @@ import rl
 import train
 from adam import Adam
 from generate import DecodeBatch
-from infra import memory
+from run import memory
 from infra.distributed import Ranks
-from infra.memory import largest_budget, memory_plan, peak
+from run.memory import largest_budget, memory_plan, peak
 from infra.precision import DTYPES
-from infra.weights import load_model, read_config
+from weights import load_model, read_config
 from lora import Adapters, AdapterWeights
 from model import Base, ModelConfig, Model
 

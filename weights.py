@@ -1,7 +1,7 @@
 """Weights and settings on the disk: a base in Hugging Face's files, members in PEFT's.
 
-    python -m infra.weights --check Qwen/Qwen2.5-Coder-0.5B-Instruct     # against transformers
-    python -m infra.weights --check micro/base
+    python -m weights --check Qwen/Qwen2.5-Coder-0.5B-Instruct     # against transformers
+    python -m weights --check micro/base
 
 Loading a base: build it on the meta device, stream the shards, assign strictly. An architecture is a line of
 ARCHITECTURES: what config.json says, with what it leaves out, becomes fields of model.ModelConfig. The lower
@@ -378,7 +378,7 @@ if __name__ == "__main__":
     try:
         result = check(parser.parse_args().check)
     except ValueError as e:
-        print(f"infra.weights: {e}", file=sys.stderr)
+        print(f"weights: {e}", file=sys.stderr)
         sys.exit(2)
     print(result.pop("text"))
     print(json.dumps(result))

@@ -18,7 +18,7 @@ import rl
 import train
 from adam import Adam
 from generate import generate
-from infra import memory
+from run import memory
 from lora import Adapters
 from model import Base, Model, ModelConfig
 

@@ -5,7 +5,7 @@ import torch
 
 import selfplay
 from evolve import ROLES, Member, members_of
-from infra.checkpoint import State
+from run.checkpoint import State
 from operators import adapter_cosines
 from rl import Batch
 from selfplay import ProposalRecord, Setup, mean, solve_rate

@@ -32,8 +32,8 @@ from safetensors.torch import load_file, save_file
 import selfplay
 from adam import Adam
 from evolve import ROLES, Member, member_order, members_of
-from infra.task_log import task_from_row
-from infra.weights import PEFT_FILES, load_peft, save_peft
+from run.task_log import task_from_row
+from weights import PEFT_FILES, load_peft, save_peft
 from lora import Adapters
 from selfplay import Setup
 from tasks import IDENTITY, TASK_TYPES, read_tasks
