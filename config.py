@@ -134,7 +134,7 @@ class Config:
                               "and the last", kind=float)
     halt_on: str = flag("", "monitors whose alarm ends the run with a checkpoint: collapse, gaming, "
                         "forgetting, escape (by commas)")
-    thresholds: str = flag("", "other bounds for the monitors than docs/drift.md says: cosine=0.8,escapes=3")
+    thresholds: str = flag("", "other bounds for the monitors than drift.md says: cosine=0.8,escapes=3")
     # machine
     device: str = flag("auto", "auto (cuda or cpu), cpu, cuda, cuda:1, or mps for an Apple GPU")
     dtype: str = flag("auto", "the base computes in it; auto: bfloat16 or float16 on a GPU, the faster on "
@@ -145,8 +145,8 @@ class Config:
     rollout_batch: int = flag(None, "rows that decode together", kind=int)
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", kind=int)
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
-    torch_compile: bool = flag(False, "fuse a block's small kernels by torch.compile: see docs/engine.md")
-    no_cuda_graphs: bool = flag(False, "decode on a GPU without CUDA graphs: see docs/engine.md")
+    torch_compile: bool = flag(False, "fuse a block's small kernels by torch.compile: see engine.md")
+    no_cuda_graphs: bool = flag(False, "decode on a GPU without CUDA graphs: see engine.md")
     workers: int = flag(2, "sandbox processes")
     cpu_s: float = flag(0.5, "CPU seconds a program may use")
     weak_sandbox: bool = flag(False, "run model code behind weaker walls where seccomp is missing: dangerous")
