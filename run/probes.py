@@ -29,6 +29,11 @@ class Answers:
     thinks: list[bool]              # whether the answer shows reasoning before it answers
     tokens: list[int]
 
+    def of(self, kinds: list[str], kind: str) -> "Answers":
+        """Those to the tasks of one kind; kinds: of all tasks."""
+        own = [i for i, name in enumerate(kinds) if name == kind]
+        return Answers(*([column[i] for i in own] for column in (self.correct, self.thinks, self.tokens)))
+
 
 def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int,
             temperature: float) -> tuple[dict[str, Answers], Counter]:
@@ -114,6 +119,10 @@ def probe_anchors(s: Setup, students: dict[str, int], anchors: list[Task],
     out = dict(anchors_greedy=accuracies(found), anchors_greedy_base=mean(base.correct),
                anchors_think=think_shares(found), anchors_think_base=mean(base.thinks),
                anchors_greedy_se=standard_error(found))
+    kinds = [task.kind for task in (anchors if whole(s, step) else part)]
+    if len(set(kinds)) > 1:
+        out["anchors_by_type"] = {kind: accuracies({name: a.of(kinds, kind) for name, a in found.items()})
+                                  for kind in dict.fromkeys(kinds)}
     if whole(s, step):
         found, more = answers(s, slots, part, step, s.cfg.temperature)
         base = found.pop(FROZEN_BASE)
