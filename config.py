@@ -110,8 +110,8 @@ class Config:
     entropy_coef: float = flag(0.0, "weight of the entropy bonus")
     lr: float = flag(None, "Adam's learning rate of students, and of --single", kind=float)
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", kind=float)
-    lr_decay: str = flag("", "HOLD,END,FLOOR: both rates whole for HOLD steps of the run, then linear to FLOOR "
-                         "times as much at step END and from there on; default: constant")
+    lr_decay: str = flag("", "HOLD,END,FLOOR: both rates whole for HOLD steps of the run, then linear to "
+                         "FLOOR times as much at step END and from there on; default: constant")
     rating: str = flag("trueskill", "rating system", RATINGS)
     outcome: str = flag("expected", "who won: solve rate against its prediction, against 1/2 with a band, "
                         "or without", OUTCOMES)
@@ -297,7 +297,8 @@ def read_decay(text: str) -> list[float]:
         hold, end, floor = [float(number) for number in (text or "0,1,1").split(",")]
         demand(0 <= hold < end < math.inf and 0 <= floor <= 1, "")
     except ValueError:
-        raise ValueError(f"--lr-decay {text}: give HOLD,END,FLOOR, steps and a share, as in 12,25,0.15") from None
+        raise ValueError(f"--lr-decay {text}: give HOLD,END,FLOOR: steps, steps and a share, as in "
+                         "12,25,0.15") from None
     return [hold, end, floor]
 
 
