@@ -52,8 +52,10 @@ def member_order(name):
 
 
 def learning_rates(cfg, members, step):
-    """Adam's rate in this step of each slot: --lr-ROLE where there is such a flag, else --lr, which --single
-    learns at, too; times what --lr-decay leaves of it, by the run's step, so that no child starts hot again."""
+    """Adam's rate of each slot in this step: --lr-ROLE where there is such a flag, else --lr, as with --single.
+
+    Times what --lr-decay leaves of it, by the run's step, so that no child starts hot again.
+    """
     hold, end, floor = read_decay(cfg.lr_decay)
     left = 1 - (1 - floor) * min(max((step + 1 - hold) / (end - hold), 0.0), 1.0)
     rates = {}
