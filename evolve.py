@@ -52,7 +52,7 @@ def member_order(name):
 
 
 def learning_rates(cfg, members, step):
-    """Adam's rate of each slot in this step: --lr-ROLE where there is such a flag, else --lr, as with --single.
+    """Adam's rate of each slot in this step: --lr-ROLE where it exists, else --lr; with --single --lr.
 
     Times what --lr-decay leaves of it, by the run's step, so that no child starts hot again.
     """

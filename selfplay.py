@@ -390,7 +390,7 @@ def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
         raise OSError("the sandbox failed on every row of a step: mend this machine, then --resume the run")
     reward, group, role, kind = [], [], [], []
     for part in parts:
-        n_groups = max(group, default=-1) + 1           # no group of two roles, however many rows are left out
+        n_groups = max(group, default=-1) + 1           # none of two roles, even where rows are left out
         group += [n_groups + number for number in part.group]
         reward += part.reward
         role += [ROLES.index(part.role)] * len(part.reward)
