@@ -20,7 +20,7 @@ import config
 
 ROOT = Path(config.__file__).parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-LINKING = [*PAGES, ROOT / "micro" / "README.md", *(ROOT / "course").glob("*.md")]
+LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "micro" / "README.md", *(ROOT / "course").glob("*.md")]
 MARK = "not tried here"
 # What nobody could run where this repository was written: hub ids, a GPU, many cards, the network.
 UNTRIED = re.compile(r"\bQwen/|--device cuda(?!.*--plan)|--no-cuda-graphs|--shape 7b|per_node=[3-9]|eval\.fetch(?! --list)")
