@@ -318,13 +318,13 @@ def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_has
     """Read a PEFT directory into member p. Raises ValueError if it is damaged or does not fit the others."""
     directory = Path(directory)
     try:
-        config = json.loads((directory / "adapter_config.json").read_text())
+        config = dict(json.loads((directory / "adapter_config.json").read_text()))
         with safe_open(directory / "adapter_model.safetensors", framework="pt") as f:
             made_on = (f.metadata() or {}).get("base_weights", "")
             tensors = {}
             for name in f.keys():
                 tensors[name.removeprefix("base_model.model.")] = f.get_tensor(name).float()
-    except (OSError, SafetensorError, json.JSONDecodeError) as e:
+    except (OSError, SafetensorError, ValueError, TypeError) as e:
         raise ValueError(f"{directory} is not a readable PEFT adapter ({e})") from None
     if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("use_rslora"):
         raise ValueError(f"{directory}: only plain LoRA adapters can be members (no DoRA, no rsLoRA)")
@@ -342,6 +342,8 @@ def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_has
             if f"{path}.lora_B.weight" not in tensors:
                 raise ValueError(f"{directory}: {path} has an A factor but no B: the file is incomplete")
             factors[path] = (A, tensors[f"{path}.lora_B.weight"])
+            if not all(factor.isfinite().all() for factor in factors[path]):
+                raise ValueError(f"{directory}: {path} holds numbers that are not finite")
     adapters.set_factors(p, factors)
 
 
