@@ -17,9 +17,9 @@ PIP := $(BIN)/python -m pip install -q -c constraints.txt
 ANSWERS := import os, threading, urllib.request; limit = threading.Timer(5, os._exit, [1]); \
 	limit.daemon = True; limit.start(); urllib.request.urlopen("$(CPU_WHEELS)/torch/", timeout=5)
 
-.PHONY: help setup demo test test-rooms test-rest test-slow micro clean
+.PHONY: help setup demo lint test test-rooms test-rest test-slow micro clean
 help:
-	@echo "make setup | demo | test | test-slow | micro | clean"
+	@echo "make setup | demo | lint | test | test-slow | micro | clean"
 	@echo "PYTHON=python3.12 picks the interpreter, GPU=1 (GPU=0) at setup torch's CUDA (CPU) build"
 
 setup: .venv/.installed
@@ -39,6 +39,10 @@ setup: .venv/.installed
 demo: setup
 	$(BIN)/torchrun --standalone train.py --pop 8
 	$(BIN)/python -m report $$(ls -td out/*/ | head -n 1)
+
+# Layout, unused names, order of imports: the settings stand in pyproject.toml.
+lint: setup
+	$(BIN)/ruff check .
 
 # Two halves side by side, each on a core of its own; what one prints comes when it has ended.
 ROOMS := tests/bench tests/course tests/infra tests/run tests/report tests/sandbox

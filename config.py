@@ -5,19 +5,18 @@ import difflib
 import math
 from dataclasses import dataclass, field
 
+from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES, miu
 from tasks.prompts import PROMPT_FORMATS
 from tasks.proof import load
 from trueskill_lite import CHILD_RATINGS, RATINGS
 
-# Legal values whose meaning stands in modules that need torch, which this one does without:
-# lora.py, evolve.py (EVOLVE: and each operator of operators.py by its name), rl.py.
+# Legal values whose meaning stands in modules that import this one: lora.py, evolve.py, rl.py.
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MATCHING = ("pfsp", "uniform", "hard", "round-robin", "all")
 OUTCOMES = ("expected", "half", "raw")
-EVOLVE = ("mixed", "mutation", "crossover", "svd", "layers", "mask", "noise", "dare", "layerwise", "svd_mix",
-          "extrapolate", "copy", "mean", "none")
+EVOLVE = ("mixed", "mutation", "crossover", *OPERATORS, "none")
 BASELINES = ("group", "leave-one-out", "none")
 NORMALIZE = ("member", "kind", "off")
 TOKEN_WEIGHTS = ("member", "row", "constant")
@@ -116,6 +115,8 @@ class Config:
     entropy_coef: float = flag(0.0, "weight of the entropy bonus", "[0, 1000]")
     lr: float = flag(None, "Adam's learning rate of students, and of --single", "[0, 1]")
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", "[0, 1]")
+    lr_decay: str = flag("", "HOLD,END,FLOOR: both rates whole for HOLD steps of the run, then linear to "
+                         "FLOOR times as much at step END and from there on; default: constant")
     rating: str = flag("trueskill", "rating system", RATINGS)
     outcome: str = flag("expected", "who won: solve rate against its prediction, against 1/2 with a band, or "
                         "without", OUTCOMES)
@@ -141,7 +142,7 @@ class Config:
                               "and the last", "(0, 1]")
     halt_on: str = flag("", "monitors whose alarm ends the run with a checkpoint: collapse, gaming, "
                         "forgetting, escape (by commas)")
-    thresholds: str = flag("", "other bounds for the monitors than docs/drift.md says: cosine=0.8,escapes=3")
+    thresholds: str = flag("", "other bounds for the monitors than drift.md says: cosine=0.8,escapes=3")
     # machine
     device: str = flag("auto", "auto (cuda or cpu), cpu, cuda, cuda:1, or mps for an Apple GPU")
     dtype: str = flag("auto", "the base computes in it; auto: bfloat16 or float16 on a GPU, the faster on a "
@@ -152,8 +153,8 @@ class Config:
     rollout_batch: int = flag(None, "rows that decode together", "[1, 1e9]")
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", "[1, 1e9]")
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
-    torch_compile: bool = flag(False, "fuse a block's small kernels by torch.compile: see docs/engine.md")
-    no_cuda_graphs: bool = flag(False, "decode on a GPU without CUDA graphs: see docs/engine.md")
+    torch_compile: bool = flag(False, "fuse a block's small kernels by torch.compile: see engine.md")
+    no_cuda_graphs: bool = flag(False, "decode on a GPU without CUDA graphs: see engine.md")
     workers: int = flag(2, "sandbox processes", "[1, 1024]")
     cpu_s: float = flag(0.5, "CPU seconds a program may use", "(0, 3600]")
     weak_sandbox: bool = flag(False, "run model code behind weaker walls where seccomp is missing: dangerous")
@@ -297,10 +298,22 @@ def check_value(f: dataclasses.Field, value) -> None:
     demand(not within or lies_within(value, within), f"{given}: give a number in {within}")
 
 
+def read_decay(text: str) -> list[float]:
+    """HOLD, END and FLOOR of --lr-decay. Raises ValueError with the fix."""
+    try:
+        hold, end, floor = [float(number) for number in (text or "0,1,1").split(",")]
+        demand(0 <= hold < end < math.inf and 0 <= floor <= 1, "")
+    except ValueError:
+        raise ValueError(f"--lr-decay {text}: give HOLD,END,FLOOR: steps, steps and a share, as in "
+                         "12,25,0.15") from None
+    return [hold, end, floor]
+
+
 def check(cfg: Config) -> None:
     """Values in their ranges, and flags that agree. Raises ValueError with the fix."""
     for f in dataclasses.fields(cfg):
         check_value(f, getattr(cfg, f.name))
+    read_decay(cfg.lr_decay)
     demand(cfg.pop >= 2 and cfg.pop % 2 == 0,
            f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number from 2 on")
     demand(not cfg.single or cfg.teachers == cfg.students == 1,

@@ -9,12 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from config import EVOLVE, MATCHING, OUTCOMES
-from operators import CROSSOVERS, MUTATIONS, OPERATORS, dw_norm
+from config import EVOLVE, MATCHING, OUTCOMES, read_decay
+from operators import BY_NAME, CROSSOVERS, MUTATIONS, OPERATORS, dw_norm
 from trueskill_lite import Rating
-
-assert set(OPERATORS) < set(EVOLVE), f"config.EVOLVE lacks {set(OPERATORS) - set(EVOLVE)} of operators.py"
-
 
 # What a member can be. A role's first letter begins its members' names ("T0"), its place here is Batch.role
 # of rl.py. docs/change-it.md adds one.
@@ -52,6 +49,19 @@ def member_order(name):
     """Sorts members' names as slots are numbered, T2 before T10 before S0; other names come first."""
     letters = [role[0].upper() for role in ROLES]
     return letters.index(name[0]) if name[0] in letters else 0, len(name), name
+
+
+def learning_rates(cfg, members, step):
+    """Adam's rate of each slot in this step: --lr-ROLE where it exists, else --lr; with --single --lr.
+
+    Times what --lr-decay leaves of it, by the run's step, so that no child starts hot again.
+    """
+    hold, end, floor = read_decay(cfg.lr_decay)
+    left = 1 - (1 - floor) * min(max((step + 1 - hold) / (end - hold), 0.0), 1.0)
+    rates = {}
+    for m in members:
+        rates[m.slot] = left * (cfg.lr if cfg.single else getattr(cfg, f"lr_{m.role}", cfg.lr))
+    return [rates[slot] for slot in sorted(rates)]
 
 
 # --matching -> weight with which a student is drawn that beats the teacher with probability p
@@ -129,7 +139,7 @@ def choose_operator(mode, n_parents, rng):
     wanted = rng.choice(pools.get(mode, [mode]))
     if OPERATORS[wanted].n_parents <= n_parents:
         return wanted, ""
-    instead = "copy" if wanted == "mean" else rng.choice([*MUTATIONS])
+    instead = "copy" if wanted in BY_NAME else rng.choice([*MUTATIONS])
     return instead, f"{wanted} needs two parents, one survived"
 
 

@@ -390,7 +390,8 @@ def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
         raise OSError("the sandbox failed on every row of a step: mend this machine, then --resume the run")
     reward, group, role, kind = [], [], [], []
     for part in parts:
-        group += [len(reward) + number for number in part.group]
+        n_groups = max(group, default=-1) + 1           # none of two roles, even where rows are left out
+        group += [n_groups + number for number in part.group]
         reward += part.reward
         role += [ROLES.index(part.role)] * len(part.reward)
         kind += [s.task_types.index(name) for name in part.kind]

@@ -134,6 +134,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
         adv = rl.advantages(batch, learning)
         first = rl.accumulate(base, adapters, batch, adv, learning, **where)
         with signals:       # a signal may end the first gradient; from here to the checkpoint it waits
+            adam.lr.copy_(torch.tensor(evolve.learning_rates(cfg, state.members, step)))
             update = rl.update(base, adapters, adam, batch, adv, learning, first, **where)
             learning = dataclasses.replace(learning, tokens_per_microbatch=update["tokens_per_microbatch"])
             clock.lap("update")

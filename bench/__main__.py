@@ -1,4 +1,4 @@
-"""The measured claims of docs/engine.md and docs/judge.md.
+"""The measured claims of docs/advanced/engine.md and docs/judge.md.
 
     python -m bench card                    a card: right? how fast? how near its bounds? all in 25 minutes
     python -m bench verify                  the judge beside other ways to run a program: two minutes

@@ -3,7 +3,7 @@
     python -m bench card                            25 minutes, a 7B's shape on a large GPU
     python -m bench card --shape micro --minutes 2  the same on a CPU
 
-First correctness (correct.py), then every row of the table in docs/engine.md beside its bound (speed.py),
+First correctness (correct.py), then every row of the table in engine.md beside its bound (speed.py),
 then ten steps of the real loop. A part that fails is named with its error, and one for which no time is left
 is named, too. After each part, all that is known is written to --out. Exit code 0 where everything was
 computed correctly, 1 where a check failed or was not made; goals have no say in it.
@@ -150,7 +150,7 @@ class Report:
         return [part["name"] for part in self.parts if part["status"] == status]
 
     def markdown(self) -> str:
-        """The tables for docs/engine.md."""
+        """The tables for docs/advanced/engine.md."""
         known = self.machine
         versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "cuda", "driver") if name in known)
         lines = [f"{known['card']}; {known['shape']} shape in {known['dtype']}, rank {known['rank']}; "

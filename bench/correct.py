@@ -102,7 +102,7 @@ def check_logits(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
 
 @torch.no_grad()
 def check_int8(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
-    """Logits of a base in int8 against the one it was made from; docs/scaling.md has 3% on real weights."""
+    """Logits of a base in int8 against the one it was made from; docs/own-base.md has 3% on real weights."""
     base = small_base(shape, dtype, device)
     narrow, ids = in_int8(base.model), torch.tensor(prompts_of(base, 4, 40), device=device)
     ours, wanted = narrow.logits(narrow(ids)), base.model.logits(base.model(ids))

@@ -6,7 +6,7 @@ Members, optimiser and losses are float32 whatever the base is in. --dtype is th
 computes in. --base-dtype int8 keeps the weights of its linear layers in one byte each: a row w of a matrix
 (out, in) is scale * q with integers q in -127 .. 127 and scale = max|w| / 127 (absmax quantisation, as in
 LLM.int8(), 2208.07339, section 2). A product makes the matrix of one layer again and forgets it; the backward
-pass makes it once more. docs/scaling.md says what that costs, and why no int8 kernel of torch's is used.
+pass makes it once more. docs/own-base.md says what that costs, and why no int8 kernel of torch's is used.
 """
 import argparse
 import sys

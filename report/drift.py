@@ -67,7 +67,7 @@ def drift(run: RunLog) -> str:
     """Alarms, escapes, failures of the sandbox."""
     failures = [n for _, n in run.points("sandbox_failures") if n is not None]
     words = ("What the monitors say at the end of every step, for collapse, gaming, forgetting and escape "
-             "(docs/drift.md).")
+             "(docs/advanced/drift.md).")
     if failures:
         words += f" Rows left out because the sandbox itself failed: {sum(failures):,.0f}."
     figures = [

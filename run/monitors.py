@@ -27,7 +27,7 @@ from selfplay import mean
 WINDOW = 5                  # steps: "now" is a mean over the latest, "the start" over the first
 ENOUGH = 64                 # valid tasks before the commonest output of a few can mean anything
 EXIT_HALTED = 3             # exit code of a run that --halt-on ended
-# Name: bound, and what is alarming. --thresholds gives other bounds; docs/drift.md says where these are from.
+# Name: bound, and what is alarming. --thresholds gives other bounds; drift.md says whence.
 THRESHOLDS = {
     "unique_share": (0.5, "collapse: distinct structures among 64 of the latest tasks are below this share "
                           "of their most so far"),

@@ -23,7 +23,8 @@ LOG_ROWS = {
         output_chars=NUMBER, output_digits=NUMBER, members={str: dict(role=str)}) | {
         "solve_rate?": NUMBER, "think?": NUMBER, "teacher_reward?": NUMBER, "complexity?": {str: NUMBER},
         "unique_structures?": int, "births?": [str], "skipped?": [int], "tokens_generated?": int,
-        "tokens_trained?": int, "seconds?": {str: float}, "alarms?": {str: str}, "heldout?": {str: {str: float}},
+        "tokens_trained?": int, "seconds?": {str: float}, "alarms?": {str: str},
+        "heldout?": {str: {str: float}},
         "anchors_greedy?": {str: float}, "anchors_greedy_se?": NUMBER, "anchors_greedy_base?": NUMBER},
     "tasks.jsonl": dict(step=int, teacher=str, kind=str, reason=str, reward=float),
     "matches.jsonl": dict(step=int, teacher=str, student=str),

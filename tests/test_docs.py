@@ -19,8 +19,8 @@ import pytest
 import config
 
 ROOT = Path(config.__file__).parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-LINKING = [*PAGES, ROOT / "micro" / "README.md", *(ROOT / "course").glob("*.md")]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "micro" / "README.md", *(ROOT / "course").glob("*.md")]
 MARK = "not tried here"
 # What nobody could run where this repository was written: hub ids, a GPU, many cards, the network.
 UNTRIED = re.compile(r"\bQwen/|--device cuda(?!.*--plan)|--no-cuda-graphs|--shape 7b|per_node=[3-9]|eval\.fetch(?! --list)")
@@ -282,7 +282,7 @@ def legal(name: str, listed: list[str]) -> bool:
 
 def test_switches_of_the_literature_are_those_of_the_configuration():
     """Every flag of its tables exists, and the values beside it are legal, default first."""
-    text = (ROOT / "docs" / "literature.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "advanced" / "literature.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`--[^|]*) \| ([^|]*) \| ([^|]*) \|$", text, re.M)
     assert len(rows) == len(re.findall(r"^\| `--", text, re.M)) >= 15
     for flags, values, found in rows:

