@@ -5,19 +5,18 @@ import difflib
 import math
 from dataclasses import dataclass, field
 
+from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES, miu
 from tasks.prompts import PROMPT_FORMATS
 from tasks.proof import load
 from trueskill_lite import CHILD_RATINGS, RATINGS
 
-# Legal values whose meaning stands in modules that need torch, which this one does without:
-# lora.py, evolve.py (EVOLVE: and each operator of operators.py by its name), rl.py.
+# Legal values whose meaning stands in modules that import this one: lora.py, evolve.py, rl.py.
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MATCHING = ("pfsp", "uniform", "hard", "round-robin", "all")
 OUTCOMES = ("expected", "half", "raw")
-EVOLVE = ("mixed", "mutation", "crossover", "svd", "layers", "mask", "noise", "dare", "layerwise", "svd_mix",
-          "extrapolate", "copy", "mean", "none")
+EVOLVE = ("mixed", "mutation", "crossover", *OPERATORS, "none")
 BASELINES = ("group", "leave-one-out", "none")
 NORMALIZE = ("member", "kind", "off")
 TOKEN_WEIGHTS = ("member", "row", "constant")
@@ -60,6 +59,8 @@ class Config:
     teachers: int = flag(0, "number of teachers, instead of half of --pop")
     students: int = flag(0, "number of students, instead of half of --pop")
     single: bool = flag(False, "one adapter in both roles, compute per adapter matched (Absolute Zero)")
+    niches: bool = flag(False, "deal --task-types to members in turn: each plays its own, a child those of "
+                        "both parents")
     rank: int = flag(None, "LoRA rank R", kind=int)
     alpha: float = flag(None, "LoRA alpha; the update is scaled by alpha / R", kind=float)
     lora_targets: str = flag(",".join(TARGETS), "linear layers that carry adapters")
@@ -111,6 +112,8 @@ class Config:
     entropy_coef: float = flag(0.0, "weight of the entropy bonus")
     lr: float = flag(None, "Adam's learning rate of students, and of --single", kind=float)
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", kind=float)
+    lr_decay: str = flag("", "HOLD,END,FLOOR: both rates whole for HOLD steps of the run, then linear to "
+                         "FLOOR times as much at step END and from there on; default: constant")
     rating: str = flag("trueskill", "rating system", RATINGS)
     outcome: str = flag("expected", "who won: solve rate against its prediction, against 1/2 with a band, "
                         "or without", OUTCOMES)
@@ -290,8 +293,20 @@ def demand(met: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
+def read_decay(text: str) -> list[float]:
+    """HOLD, END and FLOOR of --lr-decay. Raises ValueError with the fix."""
+    try:
+        hold, end, floor = [float(number) for number in (text or "0,1,1").split(",")]
+        demand(0 <= hold < end < math.inf and 0 <= floor <= 1, "")
+    except ValueError:
+        raise ValueError(f"--lr-decay {text}: give HOLD,END,FLOOR: steps, steps and a share, as in "
+                         "12,25,0.15") from None
+    return [hold, end, floor]
+
+
 def check(cfg: Config) -> None:
     """Values in their ranges, and flags that agree. Raises ValueError with the fix."""
+    read_decay(cfg.lr_decay)
     demand(cfg.pop >= 2 and cfg.pop % 2 == 0,
            f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number from 2 on")
     demand(not cfg.single or cfg.teachers == cfg.students == 1,
@@ -299,6 +314,9 @@ def check(cfg: Config) -> None:
     demand(cfg.teachers >= 1 and cfg.students >= 1, "--teachers and --students must be at least 1")
     demand(cfg.matches <= cfg.teachers, f"--matches {cfg.matches}: there are {cfg.teachers} teachers")
     task_types = cfg.task_types.split(",")
+    demand(not cfg.niches or 1 < len(task_types) <= min(cfg.teachers, cfg.students),
+           f"--niches deals {len(task_types)} task type(s) to {cfg.teachers} teacher(s) and {cfg.students} "
+           "student(s): give at least two types, and of each role at least as many members")
     unknown = sorted(set(task_types) - set(TASK_TYPES))
     demand(not unknown, f"--task-types: {', '.join(unknown)} unknown; valid: {', '.join(TASK_TYPES)}")
     for kind in task_types:

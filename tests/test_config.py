@@ -192,6 +192,8 @@ def test_ranges(name, value, legal):
     (dict(single=True, teachers=2), "micro", "--single is one adapter in both roles"),
     (dict(students=-1), "micro", "--teachers and --students must be at least 1"),
     (dict(task_types="code_o,code_x"), "micro", "--task-types: code_x unknown; valid: code_o"),
+    (dict(niches=True), "micro", r"--niches deals 1 task type\(s\) .* give at least two types"),
+    (dict(niches=True, pop=2, task_types="code_o,code_i"), "micro", "--niches deals 2 .* to 1 teacher"),
     (dict(n_few_shot=0), "chat", "--n-few-shot 0: chat prompts show tasks"),
 ])
 def test_flags_that_do_not_agree(flags, prompt_format, match):
