@@ -60,6 +60,8 @@ class Config:
     teachers: int = flag(0, "number of teachers, instead of half of --pop", "[0, 10000]")
     students: int = flag(0, "number of students, instead of half of --pop", "[0, 10000]")
     single: bool = flag(False, "one adapter in both roles, compute per adapter matched (Absolute Zero)")
+    niches: bool = flag(False, "deal --task-types to members in turn: each plays its own, a child those of "
+                        "both parents")
     rank: int = flag(None, "LoRA rank R", "[1, 4096]")
     alpha: float = flag(None, "LoRA alpha; the update is scaled by alpha / R", "(0, 1e6]")
     lora_targets: str = flag(",".join(TARGETS), "linear layers that carry adapters")
@@ -321,6 +323,9 @@ def check(cfg: Config) -> None:
     demand(cfg.teachers >= 1 and cfg.students >= 1, "--teachers and --students must be at least 1")
     demand(cfg.matches <= cfg.teachers, f"--matches {cfg.matches}: there are {cfg.teachers} teachers")
     task_types = cfg.task_types.split(",")
+    demand(not cfg.niches or 1 < len(task_types) <= min(cfg.teachers, cfg.students),
+           f"--niches deals {len(task_types)} task type(s) to {cfg.teachers} teacher(s) and {cfg.students} "
+           "student(s): give at least two types, and of each role at least as many members")
     unknown = sorted(set(task_types) - set(TASK_TYPES))
     demand(not unknown, f"--task-types: {', '.join(unknown)} unknown; valid: {', '.join(TASK_TYPES)}")
     for kind in task_types:

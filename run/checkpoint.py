@@ -76,11 +76,12 @@ def founders(cfg) -> list[Member]:
 
     A role has as many members as its flag says (--teachers, --students), without one as there are students.
     """
-    members, new_rating = [], RATINGS[cfg.rating]().new
+    members, new_rating, types = [], RATINGS[cfg.rating]().new, cfg.task_types.split(",")
     for role in ROLES:
         for i in range(getattr(cfg, f"{role}s", cfg.students)):
             slot = 0 if cfg.single else len(members)
-            members.append(Member(f"{role[0].upper()}{i}", role, slot, new_rating()))
+            niche = (types[i % len(types)],) if cfg.niches else ()
+            members.append(Member(f"{role[0].upper()}{i}", role, slot, new_rating(), niche=niche))
     return members
 
 

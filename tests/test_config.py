@@ -214,6 +214,8 @@ def test_a_damaged_config_of_a_run(change, match):
     (dict(single=True, teachers=2), "micro", "--single is one adapter in both roles"),
     (dict(students=-1), "micro", "--students -1: give a number in"),
     (dict(task_types="code_o,code_x"), "micro", "--task-types: code_x unknown; valid: code_o"),
+    (dict(niches=True), "micro", r"--niches deals 1 task type\(s\) .* give at least two types"),
+    (dict(niches=True, pop=2, task_types="code_o,code_i"), "micro", "--niches deals 2 .* to 1 teacher"),
     (dict(n_few_shot=0), "chat", "--n-few-shot 0: chat prompts show tasks"),
 ])
 def test_flags_that_do_not_agree(flags, prompt_format, match):
