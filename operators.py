@@ -2,8 +2,8 @@
 
 An operator is a pure function op(parents, gen, **knobs) -> child on Factors, name -> (A (R, in), B (out, R)),
 the same rank out as in. It works on the update dW = B A (times alpha/R, the same for all), because
-mean(B) mean(A) is not mean(B A), and the same dW has many factorings. Its entry in MUTATIONS or CROSSOVERS
-makes it a value of --evolve.
+mean(B) mean(A) is not mean(B A), and the same dW has many factorings. Its entry in MUTATIONS or CROSSOVERS,
+which "mixed" draws from, or in BY_NAME makes it a value of --evolve.
 Shapes: R rank, K = R x parents, n modules of one shape (stacked: the small eigenproblems run as one batch).
 """
 import re
@@ -230,6 +230,14 @@ def extrapolate(parents, gen, low=1.0, high=1.5):
     return weighted_sum(parents, (eta, 1 - eta), gen)
 
 
+def add(parents, gen, share=0.7):
+    """Crossover: `share` of each parent's dW, summed and cut to rank R (task arithmetic, 2212.04089).
+
+    Where parents learned different skills the child has both; `mean`, half of each, often loses the younger.
+    """
+    return weighted_sum(parents, (share, share), gen)
+
+
 def copy(parents, gen):
     """Control: the parent, bit for bit."""
     return {name: (A.clone(), B.clone()) for name, (A, B) in parents[0].items()}
@@ -248,8 +256,8 @@ class Operator(NamedTuple):
 
 MUTATIONS = {f.__name__: Operator(f, 1) for f in (svd, layers, mask, noise)}
 CROSSOVERS = {f.__name__: Operator(f, 2) for f in (dare, layerwise, svd_mix, extrapolate)}
-CONTROLS = {"copy": Operator(copy, 1), "mean": Operator(mean, 2)}
-OPERATORS = MUTATIONS | CROSSOVERS | CONTROLS
+BY_NAME = {"copy": Operator(copy, 1), "mean": Operator(mean, 2), "add": Operator(add, 2)}  # not in "mixed"
+OPERATORS = MUTATIONS | CROSSOVERS | BY_NAME
 
 
 # --- distances ----------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ import torch
 
 from adam import Adam
 from config import Config, resolve_config
-from evolve import ROLES
-from run.checkpoint import LOGS, RunDir, founders
+from evolve import ROLES, learning_rates
+from run.checkpoint import founders
+from run.directory import LOGS, RunDir
 from infra.distributed import Ranks, digest
 from run.memory import autotune_batch, free_memory, plan_table
 from infra.precision import DTYPES, pick_dtype
@@ -186,13 +187,6 @@ def show_plan(cfg: Config) -> int:
     return 0 if fits else 2
 
 
-def learning_rates(cfg: Config) -> list[float]:
-    """Of each adapter: --lr-ROLE where there is such a flag, else --lr, which --single learns at, too."""
-    if cfg.single:
-        return [cfg.lr]
-    return [getattr(cfg, f"lr_{m.role}", cfg.lr) for m in founders(cfg)]
-
-
 def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> tuple[Setup, Adam, str]:
     """What stays the same during a run, with the members' adapters in it and sizes that fit this machine,
     their optimiser, and the hash of the base."""
@@ -200,7 +194,7 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, targets, ranks.device,
                            paged=cfg.matches > 0)
     adapters.page_in(range(n_on_device(cfg)))           # some, for the trial of what fits
-    adam = Adam(adapters, learning_rates(cfg))          # whose moments leave the less room
+    adam = Adam(adapters, learning_rates(cfg, founders(cfg), 0))       # whose moments leave the less room
     cfg = autotune_batch(cfg, base, adapters, ranks)
     limits = Limits.of_run(cfg, base.prompt_format)
     setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.task_types.split(",")))

@@ -96,11 +96,11 @@ def test_children_are_sound(name, kind):
 def test_same_seed_same_child(name):
     first, again, other = (OPERATORS[name].fn(parents_for(name, trained), gen(seed)) for seed in (3, 3, 4))
     equal = lambda a, b: all(torch.equal(a[n][i], b[n][i]) for n in a for i in (0, 1))
-    assert equal(first, again) and equal(first, other) == (name in ("copy", "mean", "svd_mix"))
+    assert equal(first, again) and equal(first, other) == (name in ("copy", "mean", "add", "svd_mix"))
 
 
 @pytest.mark.parametrize("name,knobs", [("layerwise", {}), ("svd_mix", {}), ("svd_mix", {"k": 1}), ("extrapolate", {}),
-                                        ("mean", {}), ("dare", {"p": 0.0})])
+                                        ("mean", {}), ("add", {"share": 0.5}), ("dare", {"p": 0.0})])
 def test_crossovers_see_only_the_product(name, knobs):
     a, b = trained(1), trained(2)
     cross = lambda *parents: OPERATORS[name].fn(list(parents), gen(), **knobs)
@@ -137,6 +137,14 @@ def test_dare_and_mean_are_at_the_parents_scale():
         midpoint[n] = ((s[:RANK, None] * vt[:RANK]).float(), u[:, :RANK].float())
     for child in (OPERATORS["mean"].fn([a, b], gen()), OPERATORS["dare"].fn([a, b], gen(), p=0.0)):
         assert distance(child, midpoint) < 1e-5
+
+
+def test_add_is_the_best_of_its_rank_near_a_share_of_both():
+    a, b = trained(1), trained(2)
+    child = OPERATORS["add"].fn([a, b], gen())
+    for n in a:
+        u, s, vt = torch.linalg.svd(0.7 * (dw(a)[n] + dw(b)[n]))
+        assert torch.allclose(dw(child)[n], u[:, :RANK] * s[:RANK] @ vt[:RANK], atol=1e-5)
 
 
 def test_extrapolate_leaves_the_worse_parent_behind():
