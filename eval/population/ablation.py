@@ -253,13 +253,13 @@ def choose_arms(args: argparse.Namespace, cfg: Config) -> None:
     families = (*heldout.families_for(cfg.prompt_format), LONG)
     args.types = cfg.task_types.split(",")
     if not set(args.types) <= set(runs.ANCHORED):
-        raise ValueError(f"--task-types {cfg.task_types}: an ablation asks held-out tasks of the played types, "
+        raise ValueError(f"--task-types {cfg.task_types}: an ablation asks held-out tasks of what is played, "
                          f"and has those of {', '.join(runs.ANCHORED)}")
     asked = [family for kind in args.types for family in runs.families_of(kind)]
-    args.evaluations = {"validation": ("validation", asked, VALIDATION_LIMIT, 1),
-                        "test": ("test", families, args.limit, 1)}
+    args.evaluations = dict(validation=("validation", asked, VALIDATION_LIMIT, 1),
+                            test=("test", families, args.limit, 1))
     if args.samples > 1:
-        args.evaluations["pass"] = ("test", runs.families_of("code_o"), args.limit, args.samples)
+        args.evaluations["pass"] = "test", runs.families_of("code_o"), args.limit, args.samples
 
 
 def show_plan(args: argparse.Namespace) -> str:

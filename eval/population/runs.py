@@ -110,10 +110,9 @@ def met(done: list[int], target: float) -> bool:
     return done[-1] + last_step / 2 >= target
 
 
-def heights(by_type: dict[str, dict[str, float]]) -> tuple[float, float]:
-    """Type -> student -> accuracy: the mean of all, and of the student that is best in its worst type."""
-    students = list(next(iter(by_type.values())))
-    each = [[by_type[kind][name] for kind in by_type] for name in students]
+def heights(by_type: dict[str, dict[str, float]], students: list[str]) -> tuple[float, float]:
+    """Type -> member -> accuracy: the students' mean, and the worst type of the one that is best in it."""
+    each = [[found[name] for found in by_type.values()] for name in students]
     return statistics.fmean(map(statistics.fmean, each)), max(map(min, each))
 
 
@@ -214,7 +213,7 @@ def probes_of(metrics: list[dict], done: list[int], types: list[str]) -> list[li
     for before, row in zip([0, *done], metrics):
         if row.get("anchors_greedy"):
             by_type = row.get("anchors_by_type") or {types[0]: row["anchors_greedy"]}
-            out.append([before, *heights(by_type)])
+            out.append([before, *heights(by_type, list(row["anchors_greedy"]))])
     return out
 
 
@@ -231,7 +230,6 @@ def record_of(directory: Path, budget: str, types: list[str], samples: int) -> d
     at_end, chosen, tested = ({kind: accuracy(rows, families_of(kind)) for kind in types}
                               for rows in (anchors, validation, test))
     students = [name for name in tested[types[0]] if name != BASE]
-    last = {kind: {name: found[name] for name in students} for kind, found in at_end.items()}
     score = {name: mean_of(chosen[kind][name] for kind in types) for name in students}
     best = max(score, key=score.get)
     pairings = {}
@@ -241,7 +239,7 @@ def record_of(directory: Path, budget: str, types: list[str], samples: int) -> d
     commit = json.loads((directory / "env.json").read_text())["commit"]
     several = directory / "heldout-pass"
     return dict(run=directory.name, commit=commit, base_hash=asked["base_hash"], spent=done,
-                probes=[*probes_of(metrics, done, types), [done[-1], *heights(last)]],
+                probes=[*probes_of(metrics, done, types), [done[-1], *heights(at_end, students)]],
                 students=discoveries(metrics), validation=score[best],
                 end={kind: mean_of(tested[kind][name] for name in students) for kind in types},
                 deployed={kind: tested[kind][best] for kind in types},

@@ -118,8 +118,8 @@ def test_types_are_told_apart():
         run |= dict(end=dict(code_o=0.8, code_i=0.4), deployed=dict(code_o=0.7, code_i=0.5))
     found = measures.measured(some.of("pair", 10), 8000, 0.6)
     assert found["end"] == pytest.approx(0.6) and found["end code_i"] == 0.4 and found["deployed code_o"] == 0.7
-    by_type = dict(code_o=dict(S0=0.8, S1=0.6), code_i=dict(S0=0.2, S1=0.5))
-    assert runs.heights(by_type) == (pytest.approx(0.525), 0.5)
+    by_type = dict(code_o=dict(S0=0.8, S1=0.6, base=0.9), code_i=dict(S0=0.2, S1=0.5, base=0.9))
+    assert runs.heights(by_type, ["S0", "S1"]) == (pytest.approx(0.525), 0.5)
 
 
 def test_budgets_off_by_more_than_a_twentieth_are_refused():
