@@ -159,13 +159,12 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
             tell(run, row, task_rows(proposed, step), matches, births, cfg.show)
             if run.writes:
                 print_alarms(row["alarms"], begun, over)
-            done = bool(enough and enough(row))
-            if state.step % cfg.save_every == 0 or state.step == cfg.steps or done:
+            last = state.step == cfg.steps or bool(enough and enough(row))
+            if last or state.step % cfg.save_every == 0:
                 save(run, state, setup, adam, base_hash, cfg.keep)
-            if done:
+            if last:
                 return
-            if state.step < cfg.steps:
-                monitors.halt(row, begun)
+            monitors.halt(row, begun)
 
 
 def record(setup: Setup, state: State, proposed: list[ProposalRecord], update: dict, batch: rl.Batch,
