@@ -100,8 +100,7 @@ def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list
 
 def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, signals: Signals,
           until: int | None = None, enough: Callable[[dict], bool] | None = None) -> None:
-    """The loop: five phases a step, up to cfg.steps, before step `until`, or until enough(line of
-    metrics.jsonl). Interrupted leaves the state as it was before the step."""
+    """Steps up to cfg.steps, `until`, or enough(row). Interrupted leaves the state as before the step."""
     cfg, base, adapters = setup.cfg, setup.base, setup.adapters
     learning, shows = rl.UpdateConfig.of(cfg), run.writes and sys.stderr.isatty()
     bars = {phase: phase if shows else "" for phase in ("propose", "solve", "update")}      # "" = none
