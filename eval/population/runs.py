@@ -281,7 +281,7 @@ def add(path: Path, record: dict) -> None:
 
 def opened(directories: list[str]) -> Experiment:
     """The runs in the --out of one or several ablations, as one. Raises ValueError for a directory that is
-    none, and where commit, base or plan differ from those of the first, or a run is there twice."""
+    none, and where commits, base or plan differ from those of the first, or a run is there twice."""
     arms, every, first = {}, {}, {}
     for name in directories:
         path = Path(name).expanduser()
@@ -289,7 +289,8 @@ def opened(directories: list[str]) -> Experiment:
             plan = json.loads((path / "config.json").read_text())
             arms |= {arm: Arm(**given) for arm, given in plan.pop("arms").items()}
             found = read(path / "runs.jsonl")
-            plans = {run: plan | dict(commit=x["commit"], base=x["base_hash"]) for run, x in found.items()}
+            plan["commit"] = sorted({record["commit"] for record in found.values()})
+            plans = {run: plan | dict(base=record["base_hash"]) for run, record in found.items()}
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as e:
             why = getattr(e, "strerror", None) or e
             raise ValueError(f"{path} is no --out of an ablation: {why}") from None

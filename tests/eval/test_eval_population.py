@@ -306,12 +306,12 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
              "--arms", "single-long,crossed", "--probe-every", "4"]
     words = ["--", "--max-new-tokens", "48", "--evolve-every", "3", "--task-types", "code_o,code_i", "--save-every", "1"]
     assert ablation.main([*flags, "--out", str(out), *words]) == 0
-    table = capsys.readouterr().out.partition("seeds 0;")[2]
+    table = capsys.readouterr().out.partition("; seeds 0;")[2]
     records = (out / "runs.jsonl").read_text()
     assert [len(record["spent"]) for record in runs.read(out / "runs.jsonl").values()][0] == 8
     assert ablation.main([*flags, "--out", str(out), *words]) == 0, "nothing is run twice"
-    assert capsys.readouterr().out.partition("seeds 0;")[2] == table and (out / "runs.jsonl").read_text() == records
-    assert ablation.main(["--from", str(out)]) == 0 and capsys.readouterr().out.partition("seeds 0;")[2] == table
+    assert capsys.readouterr().out.partition("; seeds 0;")[2] == table and (out / "runs.jsonl").read_text() == records
+    assert ablation.main(["--from", str(out)]) == 0 and capsys.readouterr().out.partition("; seeds 0;")[2] == table
     full, single, crossed = runs.read(out / "runs.jsonl").values()
     assert abs(crossed["spent"][-1] / full["spent"][-1] - 1) <= 0.05 and sorted(crossed["spent"]) == crossed["spent"]
     assert (out / "crossed-s0/S0/adapter_model.safetensors").exists() and len(crossed["students"]) == 2
