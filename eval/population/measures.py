@@ -226,8 +226,9 @@ def name_of(line: dict) -> str:
 def table(result: dict, brief: bool = False) -> str:
     """The result for the terminal; brief: without the contrasts of all other measures."""
     names = {name: max(6, len(name)) for name in result["means"]}              # -> width
-    commits, seeds = ', '.join(result["plan"]["commit"]), ', '.join(map(str, result["seeds"]))
-    out = [f"commit {commits}; seeds {seeds}; matched: {result['plan']['budget']}, within {TOLERANCE:.0%}; goal {result['goal']:g}", "",
+    plan, seeds = result["plan"], ", ".join(map(str, result["seeds"]))
+    out = [f"commit {', '.join(plan['commit'])}; seeds {seeds}; matched: {plan['budget']}, within "
+           f"{TOLERANCE:.0%}; goal {result['goal']:g}", "",
            f"{'arm':21} steps" + "".join(f" {name:>{width}}" for name, width in names.items())]
     for arm, steps in result["steps"].items():
         cells = [number(result["means"][name][arm], 1 if name in COUNTS else 3, width)
