@@ -137,6 +137,8 @@ def member_measures(setup: Setup, state: State, proposed: list[ProposalRecord], 
     told = [m for m in state.members if m.name in names or not setup.cfg.matches]
     cosines, rollout = mean_cosines(setup, told, state.step), batch.rollout
     members = {m.name: dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma) for m in state.members}
+    for m in state.members:
+        members[m.name] |= dict(niche=m.niche) if m.niche else {}
     proposals, attempts = {}, {}                                        # by who wrote them
     for p in proposed:
         proposals.setdefault(p.teacher.name, []).append(p)
