@@ -83,6 +83,7 @@ def test_all_of_it_on_a_cpu(run):
     assert "| decode against prefill, the shape itself |" in page and "Kernels of a step of decoding" in page
 
 
+@pytest.mark.slow
 def test_all_of_it_on_a_pretended_card(run, monkeypatch):
     with inserted(monkeypatch, (9, 0)) as pretended:
         shown, wrote, page = run("--device", "cuda", "--minutes", "0.5")
