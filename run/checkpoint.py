@@ -78,13 +78,14 @@ def founders(cfg) -> list[Member]:
     """
     members, new_rating, types = [], RATINGS[cfg.rating]().new, cfg.task_types.split(",")
     for number, role in enumerate(ROLES):
-        n, rng = getattr(cfg, f"{role}s", cfg.students), selfplay.make_rng(cfg.seed, -1, selfplay.INIT, number)
-        scales = spread(n, 1.0 if hasattr(cfg, f"lr_{role}") else cfg.lr_spread, rng)
-        for i in range(n):
+        rng, factor = selfplay.make_rng(cfg.seed, -1, selfplay.INIT, number), cfg.lr_spread
+        if hasattr(cfg, f"lr_{role}"):          # the role does not learn at --lr
+            factor = 1.0
+        for i, scale in enumerate(spread(getattr(cfg, f"{role}s", cfg.students), factor, rng)):
             slot = 0 if cfg.single else len(members)
             niche = (types[i % len(types)],) if cfg.niches else ()
             members.append(Member(f"{role[0].upper()}{i}", role, slot, new_rating(), niche=niche,
-                                  lr_scale=scales[i]))
+                                  lr_scale=scale))
     return members
 
 
