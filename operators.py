@@ -155,7 +155,7 @@ def jitter(x, scale, gen, otherwise):
 
 
 def noise(parents, gen, scale=0.1):
-    """Mutation: Gaussian noise on A and B, `scale` times the tensor's own standard deviation; A's for a B that
+    """Mutation: Gaussian noise on A and B, `scale` times the tensor's standard deviation, A's for a B that
     is zero, so that adapters that never learned can leave the base."""
     child = {}
     for name, (A, B) in parents[0].items():
