@@ -117,7 +117,9 @@ def test_founders_rates_are_spread_and_inherited():
     rates = learning_rates(cfg, founders(cfg), 0)
     assert rates[:4] == [3e-3] * 4 and rates == learning_rates(cfg, founders(cfg), 0)
     places = [math.log2(rate / 1e-3) for rate in rates[4:]]
-    assert sorted(math.floor(place) for place in places) == [-2, -1, 0, 1] and places != sorted(places)
+    assert sorted(math.floor(place) for place in places) == [-2, -1, 0, 1]
+    first = {founders(dataclasses.replace(cfg, seed=seed))[4].lr_scale > 1 for seed in range(9)}
+    assert first == {True, False}, "which student has which range is drawn"
     (birth,) = plan(team("S", 4), fitness, mode="mean", step=10, rng=random.Random(0))
     birth.parents[0].lr_scale = 2.0
     scales = [newborn(birth, Rating(), 10, 1.25, random.Random(seed)).lr_scale for seed in range(20)]
