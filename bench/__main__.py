@@ -1,6 +1,6 @@
 """The measured claims of docs/advanced/engine.md and docs/judge.md.
 
-    python -m bench card                    a card: right? how fast? in at most 15 minutes, one page to send us
+    python -m bench card                    a card: right? how fast? 15 minutes, one page to send us
     python -m bench verify                  the verifier beside `python -c`: a minute
     python -m bench learn --lr 3e-4 1e-3    does a student learn, on fresh tasks without teachers?
     python -m bench decode                  rollouts of 8 members in one batch, one after another, and by PEFT

@@ -37,7 +37,7 @@ from infra.precision import pick_dtype
 from run.memory import memory_plan, peak
 from run.platform import git_commit
 
-# What the reading of the code expects of a 7B's shape on an H200, by name of a figure. Nobody has measured it.
+# What a reading of the code expects of a 7B's shape on an H200, by figure. Nobody has measured it.
 EXPECTED = {"decode_64_8": "7,000", "decode_256_8": "17,000", "update_8": "35 to 40% of the best"}
 SMI = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw,power.limit"
 
@@ -68,7 +68,7 @@ class Card:
         self.device, self.sizes = device, MICRO if self.shape == "micro" else Sizes()
         self.path, self.deadline = Path(args.out), 0.0
         self.known = machine(device) | dict(shape=self.shape, dtype=str(self.dtype), parts={}, checks=[],
-                                            figures={}, memory={}, kernels={}, notes=[])
+                                            figures={}, memory={}, kernels={}, notes=[], clocks="")
         self.base = self.adapters = None
 
     def make_base(self) -> None:
@@ -83,8 +83,8 @@ class Card:
     def put(self, name: str, unit: str, values: list[float], best: float | None = None) -> None:
         """Book a figure by its repeats; best: what the card could do."""
         expected = EXPECTED.get(name) if self.shape == "7b" and "H200" in self.known["card"] else None
-        self.known["figures"][name] = dict(unit=unit, value=statistics.median(values), values=values, best=best,
-                                           expected=expected)
+        figure = dict(unit=unit, value=statistics.median(values), values=values)
+        self.known["figures"][name] = figure | dict(best=best, expected=expected)
 
     def best(self, name: str) -> float:
         """A bound that was measured; ValueError where it was not."""
@@ -240,7 +240,8 @@ def profiled(work) -> list[dict]:
     rows = [dict(name=e.key[:90], calls=e.count, us=e.self_device_time_total or e.self_cpu_time_total)
             for e in found.key_averages() if e.self_device_time_total or not torch.cuda.is_available()]
     rows.sort(key=lambda row: -row["us"])
-    return [dict(name="all", calls=sum(row["calls"] for row in rows), us=sum(row["us"] for row in rows)), *rows[:15]]
+    whole = {key: sum(row[key] for row in rows) for key in ("calls", "us")}
+    return [dict(name="all", **whole), *rows[:15]]
 
 
 def parts(sizes: Sizes) -> dict:
@@ -300,17 +301,19 @@ class Notes:
 
 def page(known: dict) -> str:
     """All of it as text for an issue."""
-    head = [f"{name} {known[name]}" for name in known if isinstance(known[name], (str, float)) and name != "card"]
-    lines = [f"**{known['card']}**: {', '.join(head)}", "", "| check | error | bound | a wrong answer's | |",
+    head = [f"{name} {value}" for name, value in known.items() if isinstance(value, (str, float))]
+    lines = [", ".join(head), "", "| check | error | bound | a wrong answer's | |",
              "|---|---|---|---|---|"]
     for c in known["checks"]:
         held = "held" if c["held"] else "**failed**"
-        lines.append(f"| {c['name']} | {c['error']:.1e} | {c['bound']:.0e} | {number(c['control'])} | {held} |")
+        control = number(c["control"])
+        lines.append(f"| {c['name']} | {c['error']:.1e} | {c['bound']:.0e} | {control} | {held} |")
     lines += ["", "| | measured | range | at best | expected, not measured |", "|---|---|---|---|---|"]
     for name, f in known["figures"].items():
         spread = f"{number(min(f['values']))} .. {number(max(f['values']))}"
         share = f"{number(f['best'])} ({f['value'] / f['best']:.0%})" if f["best"] else ""
-        lines.append(f"| {name} | {number(f['value'])} {f['unit']} | {spread} | {share} | {f['expected'] or ''} |")
+        measured = f"{number(f['value'])} {f['unit']}"
+        lines.append(f"| {name} | {measured} | {spread} | {share} | {f['expected'] or ''} |")
     lines += ["", "| memory, GB | planned | reserved |", "|---|---|---|"]
     for name, m in known["memory"].items():
         lines.append(f"| {name} | {number(m['planned'])} | {number(m['reserved'])} |")
@@ -353,7 +356,7 @@ def card(args) -> dict:
             except Exception as e:          # whatever it is, the other parts still have something to say
                 known["parts"][name] = f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
                 print(known["parts"][name], flush=True)
-            known[f"clocks after {name}"] = clocks()
+            known["clocks"] = clocks() or known["clocks"]           # the last ones, of a warm card
             card.save()
     print(page(known), flush=True)
     made = all(known["parts"][name] == "done" for name in names if todo[name][2])
