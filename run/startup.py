@@ -10,7 +10,8 @@ import torch
 from adam import Adam
 from config import Config, resolve_config
 from evolve import ROLES, learning_rates
-from run.checkpoint import LOGS, RunDir, founders
+from run.checkpoint import founders
+from run.directory import LOGS, RunDir
 from infra.distributed import Ranks, digest
 from run.memory import autotune_batch, free_memory, plan_table
 from infra.precision import DTYPES, pick_dtype
