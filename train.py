@@ -31,7 +31,7 @@ import evolve
 import rl
 import selfplay
 from adam import Adam
-from config import FREE, Config, config_of_run, parse_args
+from config import FREE, Config, config_of_run, defaults, parse_args
 from evolve import ROLES, Member, members_of
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
 from infra.distributed import Ranks, leave
@@ -194,7 +194,8 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
     """Write down what runs where, and print the table's head. cfg: with sizes as asked, not as fitted."""
     ranks = setup.ranks
     run.write_json("config.json", dataclasses.asdict(cfg))
-    run.write_json("env.json", environment(ranks, setup.sandbox))
+    flags = dict(flags=defaults(cfg, ranks.device.type))          # what the report holds config.json against
+    run.write_json("env.json", environment(ranks, setup.sandbox) | flags)
     who = ", ".join(f"{len(members_of(state.members, role))} {role}s" for role in ROLES)
     print(f"{run.path}: {who}{' in one adapter' if cfg.single else ''} on {cfg.base}, steps {state.step} to "
           f"{cfg.steps}, {ranks.world} process(es) on {ranks.device}, sandbox: {setup.sandbox.tier}")

@@ -62,7 +62,8 @@ def numbers(run: RunLog) -> str:
     """The four numbers that matter, first to last, each with what it means."""
     cards = [(run.mean("student", ("anchors_greedy",)), "students on held-out tasks", "Accuracy on tasks that "
               "are never trained on, greedy: the likeliest token each time.")]
-    for kind, points in list(unseen(run).items())[:1]:
+    others = sorted(unseen(run).items(), key=lambda other: other[0] != "math")     # word problems, if there are
+    for kind, points in others[:1]:
         cards.append((points, f"students on {named(kind)}", "A type of task that nobody trained on: what "
                       "carries over."))
     cards += [(run.points("think"), "attempts that think", "Share of the students' answers that show "
@@ -164,7 +165,7 @@ def played(run: RunLog) -> list[tuple[str, str]]:
     """What the run plays, every student: greedy accuracy at probes, and thinking at every step."""
     greedy = {m.name: run.points("anchors_greedy", m.name) for m in run.those("student")}
     shares = {m.name: m.points("think") for m in run.those("student")}
-    n_tasks = dict(known(run.points("probe_tasks", "anchors")))
+    n_tasks = dict(known(run.points("anchors_n")))
     mean = run.mean("student", ("anchors_greedy",))
     accuracy = students_chart(PLAYED, run, greedy, mean, n_tasks, [base_line(run, "anchors_greedy_base")])
     return [(PLAYED, accuracy), (THINKS, students_chart(THINKS, run, shares, run.points("think"), {}))]
@@ -175,7 +176,7 @@ def not_played(run: RunLog, width: int, height: int) -> list[tuple[str, str]]:
     students' answers that think, and the frozen base."""
     out = []
     for kind, points in unseen(run).items():
-        n_tasks = dict(known(run.points("probe_tasks", kind)))
+        n_tasks = dict(known(run.points("heldout_n", kind)))
         lines = [Line("students", points, "s0", "bold", interval(points, n_tasks)),
                  Line("teachers", run.mean("teacher", ("heldout", kind)), "t0"),
                  Line("thinking", run.mean("student", ("heldout_think", kind)), "m6", "d1"),
