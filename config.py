@@ -277,21 +277,6 @@ def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Conf
     return cfg
 
 
-IMPLYING = ("algo", "pop", "single", "dtype", "evolve_every", "invalid_penalty")  # set what others default to
-
-
-def defaults(cfg: Config, device: str = "cpu") -> dict[str, list]:
-    """Of each flag of a run that resolve_config has filled in: [its value had nobody given it, its meaning]."""
-    plain = resolve_config(Config(), cfg.prompt_format, device)
-    implied = Config(**{name: getattr(cfg, name) for name in IMPLYING})
-    implied = resolve_config(implied, cfg.prompt_format, device)
-    rows = {}
-    for f in dataclasses.fields(Config):
-        usual = plain if f.name in IMPLYING else implied
-        rows[f.name] = [getattr(usual, f.name), f.metadata["help"]]
-    return rows
-
-
 def demand(met: bool, otherwise: str) -> None:
     """Raise ValueError with this text where a condition is not met."""
     if not met:

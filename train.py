@@ -32,13 +32,13 @@ import evolve
 import rl
 import selfplay
 from adam import Adam
-from config import FREE, Config, config_of_run, defaults, parse_args
+from config import FREE, Config, config_of_run, parse_args
 from evolve import ROLES, Member, members_of
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
 from infra.distributed import Ranks, leave
 from run.metrics import header, line, measures, summary
 from run.monitors import EXIT_HALTED, Halted, Monitors, check_monitors
-from run.platform import Interrupted, Signals, Stopwatch, check_system, environment, open_sandbox
+from run.platform import Interrupted, Signals, Stopwatch, check_system, defaults, environment, open_sandbox
 from run.probes import probe
 from run.startup import choose_dtype, hash_base, open_run, populate, prepare, show_plan
 from run.task_log import task_rows

@@ -82,8 +82,8 @@ def validity(run: RunLog) -> str:
     kinds = run.names("task_types")
     by_kind = [Line(kind, run.points("task_types", kind, "solve_rate"), f"m{i % 8}")
                for i, kind in enumerate(kinds)]
-    return section("validity", "What the verifier says", "The verifier runs every program in a sandbox. Valid, "
-                   "refused, trivial, repeated: the ways in which teachers fail, or game the reward.", [
+    return section("validity", "What the verifier says", "The verifier runs every program in a sandbox. "
+                   "Valid, refused, trivial, repeated: the ways in which teachers fail, or game the reward.", [
         figure("Refused proposals, by reason", "Share of each step's proposals that were refused; what is "
                "missing to 1 was valid.", stack_chart("reasons for refusal", reasons(run), share=True)),
         curves("Tasks that teach nothing", "Of the valid tasks, those that nobody or everybody solves, and "
@@ -132,7 +132,8 @@ def drift(run: RunLog) -> str:
 def machine(run: RunLog) -> str:
     """Seconds and tokens."""
     seconds = {phase: dict(known(run.points("seconds", phase))) for phase in run.names("seconds")}
-    tokens = [Line(word, run.points(f"tokens_{word}"), f"m{i}") for i, word in enumerate(("generated", "trained"))]
+    tokens = [Line("generated", run.points("tokens_generated"), "m0"),
+              Line("trained", run.points("tokens_trained"), "m1")]
     return section("machine", "What it cost", "Tokens are the budget by which runs are compared.", [
         figure("Seconds per phase", "Wall-clock seconds of a step, by phase; tall bars are steps with a "
                "probe.", stack_chart("seconds per phase", seconds)),
@@ -161,7 +162,7 @@ def compared(runs: list[RunLog]) -> str:
         same[title] = [run.points(key) for run in runs]
     same["Statements per task"] = [run.points("complexity", "statements") for run in runs]
     for title, points in same.items():
-        lines = [Line(run.name, p, f"m{i % 8}", f"d{i // 8 % 3}") for i, (run, p) in enumerate(zip(runs, points))]
+        lines = [Line(runs[i].name, p, f"m{i % 8}", f"d{i // 8 % 3}") for i, p in enumerate(points)]
         figures.append(curves(title, "One line a run.", lines, share=title != "Statements per task", cap=50))
     words = "The budgets agree within 5%."
     if uneven:
@@ -184,8 +185,10 @@ def setup(run: RunLog) -> str:
             differing.append(rows[-1])
     head = ("flag", "value", "default", "meaning")
     env = [[text(brief(key, 40)), shown(value)] for key, value in run.env.items() if key != "flags"]
-    words = f"{len(differing) or 'None'} of {len(rows)} flags differ from their defaults."
-    return section("setup", "Configuration and machine", words if usual else "This run did not write its defaults.", [
+    words = "This run did not write its defaults."
+    if usual:
+        words = f"{len(differing) or 'None'} of {len(rows)} flags differ from their defaults."
+    return section("setup", "Configuration and machine", words, [
         f'<div class="card wide">{table(head, differing) if differing else ""}'
         f"<details><summary>All {len(rows)} flags</summary>{table(head, rows)}</details></div>",
         f'<div class="card wide">{table((), env)}</div>'])
@@ -197,7 +200,8 @@ def status(run: RunLog) -> str:
     done = run.metrics[-1]["step"] + 1 if run.metrics else 0
     who = "One adapter in both roles" if config.get("single") else text(
         f"{config.get('teachers', 'Unknown')} teachers and {config.get('students', 'unknown')} students")
-    state = f"all {done} steps done" if steps == done else f"{done} of {config.get('steps', 'unknown')} steps done"
+    state = "all" if steps == done else f"{done} of"
+    state = f"{state} {config.get('steps', 'unknown')} steps done"
     base, seed = text(config.get("base", "an unknown base")), text(config.get("seed", "unknown"))
     seconds = sum(num(row, "seconds", phase) or 0 for row in run.metrics for phase in items(row, "seconds"))
     return f"{who} on {base}, seed {seed}; {text(state)} in {seconds / 60:,.1f} minutes."
@@ -231,4 +235,5 @@ def page(runs: list[RunLog]) -> str:
             f'<title>{text(run.name)}: report</title><style>{CSS}</style></head>'
             f'<body><header><h1>{text(run.name)}</h1><p class="lead">{lead}</p><p>{status(run)}</p>{notes}'
             f'</header><nav><ul>{links}</ul></nav>'
-            f'<main>{first}{"".join(html for _, html in parts.values())}</main><script>{JS}</script></body></html>\n')
+            f'<main>{first}{"".join(html for _, html in parts.values())}</main>'
+            f'<script>{JS}</script></body></html>\n')

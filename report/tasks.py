@@ -65,7 +65,8 @@ def task(row: dict) -> str:
         pill = f'<span class="pill" style="--v:{min(1, max(0, rate or 0)):.2f}">{solved}</span>'
     first = " ".join(str(row.get("program") or row.get("text") or "").split())[:90]
     who = brief(row.get("teacher"), 20) + (f" → {brief(students, 60)}" if students else "")
-    title = f"step {row['step']} · {text(who)} · {text(brief(row.get('kind'), 20))} · <code>{text(first)}</code>"
+    kind = text(brief(row.get("kind"), 20))
+    title = f"step {row['step']} · {text(who)} · {kind} · <code>{text(first)}</code>"
     inner = "".join(block(words, row.get(key)) for key, words in TEXTS.items())
     return (f'<details class="task" {attributes}><summary>{pill} {title}</summary><div>{inner}{attempts(row)}'
             f'<p class="note">{facts(row)}</p></div></details>')

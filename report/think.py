@@ -60,9 +60,9 @@ def result(run: RunLog) -> str:
 
 def numbers(run: RunLog) -> str:
     """The four numbers that matter, first to last, each with what it means."""
-    cards = [(run.mean("student", ("anchors_greedy",)), "students on held-out tasks", "Accuracy on tasks that "
-              "are never trained on, greedy: the likeliest token each time.")]
-    others = sorted(unseen(run).items(), key=lambda other: other[0] != "math")     # word problems, if there are
+    cards = [(run.mean("student", ("anchors_greedy",)), "students on held-out tasks", "Accuracy on tasks "
+              "that are never trained on, greedy: the likeliest token each time.")]
+    others = sorted(unseen(run).items(), key=lambda other: other[0] != "math")
     for kind, points in others[:1]:
         cards.append((points, f"students on {named(kind)}", "A type of task that nobody trained on: what "
                       "carries over."))
@@ -152,7 +152,8 @@ def base_line(run: RunLog, *keys: str) -> Line:
     return Line("base", run.points(*keys), "base", "d2")
 
 
-def students_chart(name: str, run: RunLog, values: dict[str, list], overall: list, n_tasks: dict, more=()) -> str:
+def students_chart(name: str, run: RunLog, values: dict[str, list], overall: list, n_tasks: dict,
+                   more=()) -> str:
     """A chart of {student: points} and, where they are many, their mean, `overall`; more: other lines."""
     lines = students(run, values, n_tasks)
     if any(line.style for line in lines):
@@ -172,8 +173,8 @@ def played(run: RunLog) -> list[tuple[str, str]]:
 
 
 def not_played(run: RunLog, width: int, height: int) -> list[tuple[str, str]]:
-    """A panel for each type that nobody trains on: mean accuracy of students and of teachers, the share of the
-    students' answers that think, and the frozen base."""
+    """A panel for each type that nobody trains on: mean accuracy of students and of teachers, the share of
+    the students' answers that think, and the frozen base."""
     out = []
     for kind, points in unseen(run).items():
         n_tasks = dict(known(run.points("heldout_n", kind)))
@@ -225,5 +226,5 @@ def opening(run: RunLog) -> str:
                "numbers above all of them where first and last probe do.")
     more = f"<p>{text(habit(run))}</p>" if habit(run) else ""
     return (f'{numbers(run)}<section id="thinking"><h2>Who learns to think</h2>'
-            f'<p>{text(first_and_all(run))}</p><figure class="picture"><ul class="legend">{colors}</ul>{drawn}'
-            f"<figcaption>{caption}</figcaption></figure>{more}</section>")
+            f'<p>{text(first_and_all(run))}</p><figure class="picture"><ul class="legend">{colors}</ul>'
+            f"{drawn}<figcaption>{caption}</figcaption></figure>{more}</section>")

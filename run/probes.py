@@ -195,8 +195,8 @@ def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Ta
           proposed: list[ProposalRecord], step: int, frozen: Adapters | None = None) -> dict:
     """All absolute measures of a step, as keys of metrics.jsonl, of those that are asked (to_probe); nothing
     of a step without a probe. The frozen base answers the same tasks as they do each time: it never changes,
-    but between first and last probe fewer tasks are asked. `part` holds what the first and the last probe saw on
-    these fewer tasks, so that a curve can show the same ones throughout."""
+    but between first and last probe fewer tasks are asked. `part` holds what the first and the last probe saw
+    on these fewer tasks, so that a curve can show the same ones throughout."""
     if not is_probed(s.cfg, step):
         return {}
     asked = to_probe(s.cfg, members, step)

@@ -229,11 +229,12 @@ def test_many_members_and_long_runs_stay_small(tmp_path):
 def test_what_differs_from_the_defaults(tmp_path):
     """By what train.py wrote into the run; what it implies, such as the cap on a GPU, is no difference."""
     config = pytest.importorskip("config")
+    from run.platform import defaults
     for prompt_format in config.PRESETS:
         for device, cap in (("cpu", 0.0), ("cuda", 2.0)):
             given = config.Config(pop=6, lr=0.5, task_types="code_o")
             settled = vars(config.resolve_config(given, prompt_format, device))
-            usual = config.defaults(config.resolve_config(given, prompt_format, device), device)
+            usual = defaults(config.resolve_config(given, prompt_format, device), device)
             assert usual["importance_cap"][0] == cap and list(usual) == list(settled)
             differing = {name for name, (default, _) in usual.items() if default != settled[name]}
             assert differing - {"task_types"} == {"pop", "lr"}
