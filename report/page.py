@@ -83,7 +83,7 @@ def validity(run: RunLog) -> str:
     by_kind = [Line(kind, run.points("task_types", kind, "solve_rate"), f"m{i % 8}")
                for i, kind in enumerate(kinds)]
     return section("validity", "What the verifier says", "The verifier runs every program in a sandbox. "
-                   "Valid, refused, trivial, repeated: the ways in which teachers fail, or game the reward.", [
+                   "Valid, refused, trivial, repeated: how teachers fail, or game the reward.", [
         figure("Refused proposals, by reason", "Share of each step's proposals that were refused; what is "
                "missing to 1 was valid.", stack_chart("reasons for refusal", reasons(run), share=True)),
         curves("Tasks that teach nothing", "Of the valid tasks, those that nobody or everybody solves, and "

@@ -132,5 +132,5 @@ def genealogy(run: RunLog, most: int = 240) -> str:
         body = tree("genealogy", lives) + (note if len(run.births) > most else "")
     return figure("Genealogy", "Each lane is a place in the population: a child goes on where its victim "
                   "ended, and curves come from its parents. The word is the operator that made it, a "
-                  "mutation or a crossover of updates; the number at the end is the rating. Hover or tap for more.",
+                  "mutation or a crossover of updates; the number at the end is the rating. Hover for more.",
                   body, wide=True)
