@@ -54,8 +54,8 @@ def reasoning_lengths(proposed: list[ProposalRecord], prompt_format: str) -> dic
 
 
 def escape_attempts(proposed: list[ProposalRecord], prompt_format: str) -> tuple[Counter, Counter]:
-    """Texts of the step whose programs try what a program must not, by who wrote them; and what they try, by name: what
-    reading finds (tasks.escapes), and the violations that the sandbox ended."""
+    """Texts of the step whose programs try what one must not, by who wrote them; and what they try, by name:
+    what reading finds (tasks.escapes), and the violations that the sandbox ended."""
     by_member, by_what = Counter(), Counter()
     for p in proposed:
         said = [(p.teacher.name, p.text, p.reason)]

@@ -179,7 +179,8 @@ class TaskType:
 
     def job(self, proposal: Proposal) -> Job:
         """The execution that decides validity and gives the gold outputs."""
-        return Job(proposal.program, proposal.inputs, deterministic=True, thorough=may_vary(proposal.program, proposal.inputs))
+        thorough = may_vary(proposal.program, proposal.inputs)
+        return Job(proposal.program, proposal.inputs, deterministic=True, thorough=thorough)
 
     def accept(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task | Reject:
         """Task with gold outputs from execution, or the reason why not."""

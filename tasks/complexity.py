@@ -120,7 +120,7 @@ def may_vary(source: str, inputs: tuple[str, ...] = ()) -> bool:
     on the hash seed, or something that outlives a call. One in twenty ordinary programs has."""
     try:
         tree = tree_of(source)
-        given = [node for text in inputs if "{" in text or "set" in text for node in walk(tree_of(f"f({text}\n)"))]
+        given = [node for text in inputs if re.search("[{]|set", text) for node in walk(parse(f"f({text}\n)"))]
     except ValueError:
         return False
     nodes = walk(tree)

@@ -296,7 +296,8 @@ class Proof(TaskType):
     def check(self, proposal, limits):
         if proposal.program != limits.theory:
             return Reject("other_theory")
-        return Reject("control_text") if limits.control.search(proposal.message + proposal.inputs[0]) else None
+        has_control = limits.control.search(proposal.message + proposal.inputs[0])
+        return Reject("control_text") if has_control else None
 
     def key(self, proposal, dedupe):
         """Of the statement, up to the names of its variables and labels and the order of its hypotheses."""

@@ -53,8 +53,8 @@ BRACKETED = re.compile(r"[<\[{|].*[>\]}|]", re.S)
 
 
 def control_of(tokenizer) -> re.Pattern:
-    """CONTROL and whatever else a tokenizer reads as one of its added tokens, which prompts are made of: special
-    ones, and others in brackets such as <tool_call>; not the spaces and words that some add."""
+    """CONTROL, and what a tokenizer reads as one of the added tokens that chats are made of: the special ones,
+    and others in brackets such as <tool_call>; not the spaces and words that some add."""
     added = []
     for token in tokenizer.added_tokens_decoder.values():
         text = token.content.strip()
@@ -91,7 +91,7 @@ class Limits:
 
     @classmethod
     def of_run(cls, cfg, prompt_format: str, tokenizer) -> "Limits":
-        """Those of a run: its prompt format's and tokenizer's, with what its flags (config.Config) say instead."""
+        """Those of a run: its prompt format's and tokenizer's, or what its flags (config.Config) say."""
         given = dict(theory=cfg.theory, max_digits=cfg.max_digits, output_chars=cfg.max_output,
                      control=control_of(tokenizer))
         return replace(cls.for_format(prompt_format), **{name: x for name, x in given.items() if x})
