@@ -92,7 +92,8 @@ def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list
             setup.ranks.broadcast_member(setup.adapters, birth.victim.slot)
             adam.reset(birth.victim.slot)
             rating = child_rating(system, [parent.rating for parent in birth.parents], cfg.child_rating)
-            child = evolve.newborn(birth, rating, step)
+            rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number, i, 1)
+            child = evolve.newborn(birth, rating, step, cfg.lr_mutate, rng)
             rows.append(evolve.genealogy(birth, child, ratio))
             state.members[place[birth.victim.name]] = child
     return rows
