@@ -120,12 +120,13 @@ def may_vary(source: str, inputs: tuple[str, ...] = ()) -> bool:
     on the hash seed, or something that outlives a call. One in twenty ordinary programs has."""
     try:
         tree = tree_of(source)
-        given = [node for text in inputs if re.search("[{]|set", text) for node in walk(parse(f"f({text}\n)"))]
+        for text in inputs:
+            found = walk(parse(f"f({text}\n)")) if "{" in text or "set" in text else []
+            if any(isinstance(node, ast.Set) or getattr(node, "id", "") == "set" for node in found):
+                return True
     except ValueError:
         return False
     nodes = walk(tree)
-    if any(isinstance(node, ast.Set) or isinstance(node, ast.Name) and node.id == "set" for node in given):
-        return True
     has_views = any(isinstance(node, ast.Attribute) and node.attr in ("keys", "items") for node in nodes)
     for node in tree.body:
         if not isinstance(node, (ast.FunctionDef, ast.Import, ast.ImportFrom)):

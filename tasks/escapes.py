@@ -34,7 +34,7 @@ HINTS = ("import", "__", "open", *CALLS, *(f"{name}." for name in USED), "f_", "
 
 
 def attempts(text: str, prompt_format: str) -> list[str]:
-    """What the programs in a model's text try, see `escapes`. Prose may say: let me compile (all) cases."""
+    """What the programs in a text try, see `escapes`. Prose may say: let me compile (all) cases."""
     if not any(hint in text for hint in HINTS):
         return []
     tried = set()

@@ -53,7 +53,7 @@ BRACKETED = re.compile(r"[<\[{|].*[>\]}|]", re.S)
 
 
 def control_of(tokenizer) -> re.Pattern:
-    """CONTROL, and what a tokenizer reads as one of the added tokens that chats are made of: the special ones,
+    """CONTROL, and what a tokenizer reads as one of the added tokens that chats are made of: special ones,
     and others in brackets such as <tool_call>; not the spaces and words that some add."""
     added = []
     for token in tokenizer.added_tokens_decoder.values():
