@@ -272,6 +272,16 @@ def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu",
     return Base(model, tokenizer, eos_ids, prompt_format, path, graphs=model.embedding.is_cuda)
 
 
+def files_hash(path: Path) -> str:
+    """SHA-256 over a base's weights files, which says what members were trained on, at whatever precision."""
+    sha = hashlib.sha256()
+    for file in shards(path):
+        with open(file, "rb") as f:
+            while block := f.read(1 << 22):
+                sha.update(block)
+    return sha.hexdigest()
+
+
 def weights_hash(model: nn.Module) -> str:
     """SHA-256 over every parameter's name and bytes: proves that training left the base unchanged."""
     digest = hashlib.sha256()
@@ -309,7 +319,7 @@ def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_
     for path, (A, B) in adapters.factors(p).items():
         tensors[f"base_model.model.{path}.lora_A.weight"] = A.cpu()
         tensors[f"base_model.model.{path}.lora_B.weight"] = B.cpu()
-    metadata = {"format": "pt", "base_weights": base_hash}
+    metadata = {"format": "pt", "base_files": base_hash}
     write_tensors(directory / "adapter_model.safetensors", tensors, metadata)
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=1))
 
@@ -320,7 +330,7 @@ def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_has
     try:
         config = dict(json.loads((directory / "adapter_config.json").read_text()))
         with safe_open(directory / "adapter_model.safetensors", framework="pt") as f:
-            made_on = (f.metadata() or {}).get("base_weights", "")
+            made_on = (f.metadata() or {}).get("base_files", "")
             tensors = {}
             for name in f.keys():
                 tensors[name.removeprefix("base_model.model.")] = f.get_tensor(name).float()
@@ -334,7 +344,7 @@ def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_has
                          f"and {adapters.alpha}: pass --rank {rank} --alpha {alpha}")
     if made_on and base_hash and made_on != base_hash:
         raise ValueError(f"{directory} was trained on another base, {config.get('base_model_name_or_path')}: "
-                         "pass that as --base, with its --dtype and --base-dtype")
+                         "pass that as --base")
     factors = {}
     for name, A in tensors.items():
         if name.endswith(".lora_A.weight"):

@@ -15,7 +15,7 @@ from run.directory import LOGS, RunDir
 from infra.distributed import Ranks, digest
 from run.memory import autotune_batch, free_memory, plan_table
 from infra.precision import DTYPES, pick_dtype
-from weights import load_base, load_tokenizer, read_config, resolve, weights_hash
+from weights import files_hash, load_base, load_tokenizer, read_config, resolve, weights_hash
 from lora import Adapters
 from model import Base, compile_kernels
 from selfplay import Setup
@@ -189,7 +189,7 @@ def show_plan(cfg: Config) -> int:
 
 def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> tuple[Setup, Adam, str]:
     """What stays the same during a run, with the members' adapters in it and sizes that fit this machine,
-    their optimiser, and the hash of the base."""
+    their optimiser, and the hash of the base's files."""
     targets = cfg.lora_targets.split(",")
     adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, targets, ranks.device,
                            paged=cfg.matches > 0)
@@ -198,7 +198,7 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     cfg = autotune_batch(cfg, base, adapters, ranks)
     limits = Limits.of_run(cfg, base.prompt_format)
     setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.task_types.split(",")))
-    return setup, adam, hash_base(base, ranks)
+    return setup, adam, ranks.broadcast(lambda: files_hash(base.path))
 
 
 def hash_base(base: Base, ranks: Ranks) -> str:

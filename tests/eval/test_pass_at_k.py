@@ -10,7 +10,7 @@ import pytest
 
 from eval import stats, summary
 from eval.population import heldout
-from weights import save_peft, weights_hash
+from weights import files_hash, save_peft
 from micro import data, programs
 from tasks import TASK_TYPES
 from tasks.base import Task
@@ -200,7 +200,7 @@ def two_members(base, micro_base, population, tmp_path):
     """Flags that name two adapters, T0 and S0, which differ from the base a little."""
     adapters = population(base, 2, b_std=0.01)
     for slot, name in enumerate(("T0", "S0")):
-        save_peft(adapters, slot, tmp_path / "members" / name, str(micro_base), weights_hash(base.model))
+        save_peft(adapters, slot, tmp_path / "members" / name, str(micro_base), files_hash(base.path))
     return ["--adapters", str(tmp_path / "members"), *CPU]
 
 
