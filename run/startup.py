@@ -196,7 +196,7 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     adapters.page_in(range(n_on_device(cfg)))           # some, for the trial of what fits
     adam = Adam(adapters, learning_rates(cfg, founders(cfg), 0))       # whose moments leave the less room
     cfg = autotune_batch(cfg, base, adapters, ranks)
-    limits = Limits.of_run(cfg, base.prompt_format)
+    limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
     setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.task_types.split(",")))
     return setup, adam, ranks.broadcast(lambda: files_hash(base.path))
 

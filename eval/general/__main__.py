@@ -20,7 +20,7 @@ from eval import common
 from eval.answering import place_of
 from eval.general.data import LETTERS, N_QUESTIONS, N_SHOTS, Question, Subject, load
 from eval.general.scoring import cropped, letter_ids, letter_logps, shared_length
-from eval.stats import stratified_bootstrap
+from eval.stats import bootstrap
 from eval.summary import BASE, shares, summarise, table, with_means
 from run.checkpoint import RunDir
 
@@ -118,11 +118,11 @@ def macro(rows: list[dict]) -> list[dict]:
         ours = share[line["member"]]
         parts = by_subject(ours)
         line |= dict(n=len(parts), accuracy=float(np.mean([part.mean() for part in parts])),
-                     interval=stratified_bootstrap(parts))
+                     interval=bootstrap(parts).tolist())
         if "minus_base" in line:
             gains = by_subject({id: value - share[BASE][id] for id, value in ours.items()})
             line |= dict(minus_base=float(np.mean([gain.mean() for gain in gains])),
-                         minus_base_interval=stratified_bootstrap(gains))
+                         minus_base_interval=bootstrap(gains).tolist())
         out.append(line)
     return out
 

@@ -67,13 +67,13 @@ def test_pass_at_k_is_unbiased_and_the_plug_in_is_not(p, n, k):
 def test_the_bootstrap_of_columns_is_paired():
     x = np.random.default_rng(1).random((80, 3))
     values = np.stack((x, x + 0.25, np.ones_like(x)), axis=1)                            # (n, 3, 3)
-    ends = stats.bootstrap_columns(values)
+    ends = stats.bootstrap([values])
     assert ends.shape == (3, 3, 2)
     assert ends[1] == pytest.approx(ends[0] + 0.25), "one draw of items serves all columns"
     assert ends[2] == pytest.approx(np.ones((3, 2)))
     for column in range(3):
         assert ends[0, column] == pytest.approx(stats.paired_bootstrap(x[:, column]), abs=0.006)
-    assert (stats.bootstrap_columns(values) == ends).all(), "the same numbers, the same interval"
+    assert (stats.bootstrap([values]) == ends).all(), "the same numbers, the same interval"
 
 
 # ---- tables ------------------------------------------------------------------------------------------------
@@ -265,3 +265,10 @@ def test_which_families_are_asked_without_bench(two_members, tmp_path):
         out = tmp_path / n_samples
         assert heldout.main([*two_members, "--limit", "2", "--samples", n_samples, "--out", str(out)]) == 0
         assert list(dict.fromkeys(row["bench"] for row in lines_of(out / "items.jsonl")[1:])) == families
+
+
+def test_wilson_interval():
+    """Newcombe 1998, table I: 81/263 and 15/148; and the ends."""
+    for right, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)):
+        assert stats.wilson(right, n) == pytest.approx((low, high), abs=1e-4)
+    assert stats.wilson(0, 0) == (0, 1) and stats.wilson(20, 20)[1] == 1
