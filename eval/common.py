@@ -245,7 +245,8 @@ def other_results(directory: str, default: str, config: dict) -> RunDir:
         raise ValueError(f"--against {directory}: no answers.jsonl there nor in its {default}/: run this "
                          "evaluation on that run first")
     other = RunDir(place, writes=False)
-    if changed := changes(other.config(), config, ("base", "base_hash", "dtype", "adapters", "seed"), ("data",)):
+    free = ("base", "base_hash", "dtype", "adapters", "seed")
+    if changed := changes(other.config(), config, free, ("data",)):
         raise ValueError(f"--against {directory}: those answers were made otherwise: {', '.join(changed)}; "
                          "repeat one of both in the other's way")
     return other

@@ -97,8 +97,8 @@ def load(name: str, data: str | Path, make: Callable, limit: int = 0) -> tuple[l
             try:
                 out.append(make(name, number, json.loads(line)))
             except (ValueError, LookupError, TypeError, AttributeError) as e:
-                raise ValueError(f"{path}, line {number + 1}: {type(e).__name__} {e}: the file is damaged or not "
-                                 f"the published one; fetch it again (python -m eval.fetch {name})") from None
+                raise ValueError(f"{path}, line {number + 1}: {type(e).__name__} {e}: not the published "
+                                 f"file; fetch it again (python -m eval.fetch {name})") from None
             if len(out) == limit:
                 return out, sha
     if len(out) != FILES[name].n_rows:
@@ -123,9 +123,9 @@ def fetch(name: str, data: str | Path) -> Path:
     _, sha = locate(name, data)
     if sha not in known.sha256 and "/main/" not in known.url:     # where others may come, `locate` says so
         path.unlink()
-        raise ValueError(f"{known.url} gave a file with SHA-256 {sha}, expected {known.sha256[0]}: the download "
-                         "was cut off, or the file has changed; try again, or pass --data DIR with the "
-                         "edition you trust")
+        raise ValueError(f"{known.url} gave a file with SHA-256 {sha}, expected {known.sha256[0]}: the "
+                         "download was cut off, or the file has changed; try again, or pass --data DIR with "
+                         "the edition you trust")
     return path
 
 

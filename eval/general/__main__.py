@@ -144,7 +144,8 @@ def subject_table(lines: list[dict]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
-    without = ("bench", "limit", "samples", "temperature", "max-new-tokens", "prompt", "seed", "rollout-batch")
+    without = ("bench", "limit", "samples", "temperature", "max-new-tokens", "prompt", "seed",
+               "rollout-batch")
     parser = common.parser_of("eval.general", __doc__, None, without)
     parser.add_argument("--limit", type=int, default=0, help="questions of each subject, the first; 0 = all")
     parser.add_argument("--subjects", default="", help="names, separated by commas; default: all")
@@ -171,7 +172,8 @@ def main(argv: list[str] | None = None) -> int:
     lines, macros = summarise([row | dict(bench=row["subject"]) for row in rows], 1), macro(rows)
     print(f"{subject_table(lines)}\n\nmeans over subjects (macro):\n{table(macros)}\n\n"
           "means over questions (micro):")
-    common.conclude(args, run, rows, default, split=args.split, limit=args.limit, macro=macros, subjects=lines)
+    common.conclude(args, run, rows, default, split=args.split, limit=args.limit, macro=macros,
+                    subjects=lines)
     return 0
 
 

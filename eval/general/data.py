@@ -55,7 +55,7 @@ def questions_of(file: str, raw: bytes, subject: str) -> list[Question]:
 
 
 def load(data: str, split: str = "test") -> list[Subject]:
-    """All subjects by name, with the questions of a split. Raises ValueError for a missing or damaged file."""
+    """All subjects by name, with the questions of a split. Raises ValueError for a damaged file."""
     path, _ = locate("mmlu", data)
     splits: dict[str, dict] = {"dev": {}, split: {}}
     try:

@@ -22,8 +22,8 @@ INSTALL = "mathematics is graded by math-verify, which is not here: pip install 
 
 
 def final(text: str) -> str:
-    """The part of a text that states its answer: after thinking, in the R1 envelope within its first tags, and
-    from the last line with a box on, for math-verify reads boxes that are not in math mode as one list."""
+    """The part of a text that states its answer: after thinking, in the R1 envelope within its first tags,
+    from the last line with a box on (math-verify reads boxes that are not in math mode as one list)."""
     text = first_answer(text).rpartition("</think>")[2].rpartition("<answer>")[2][-MAX_CHARS:]
     before, box, after = text.rpartition("\\boxed")
     return before.rpartition("\n")[2] + box + after
