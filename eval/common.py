@@ -16,12 +16,12 @@ from pathlib import Path
 from eval.fetch import CACHE
 from eval.summary import BASE, against, against_table, comparable, summarise, table
 from evolve import member_order
-from run.checkpoint import RunDir, differing
 from infra.distributed import Ranks
 from infra.precision import DTYPES, pick_dtype
-from weights import files_hash, load_base, load_peft
 from lora import Adapters
 from model import Base
+from run.checkpoint import RunDir, differing
+from weights import files_hash, load_base, load_peft
 
 ROOT = Path(__file__).resolve().parent.parent
 

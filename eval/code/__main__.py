@@ -16,8 +16,8 @@ from eval import answering, common, fetch
 from eval.code.problems import SETS, Problem, load, opened
 from eval.code.programs import complete, extract
 from eval.code.suites import Suite, judge, suites
-from run.platform import open_sandbox
 from model import Base
+from run.platform import open_sandbox
 from tasks.prompts import chat_text, first_answer
 from verifier import Sandbox
 

@@ -17,7 +17,6 @@ import torch
 from eval.common import Population
 from eval.general.data import LETTERS, Question
 
-
 # ---- the prompt --------------------------------------------------------------------------------------------
 
 def described(question: Question, answer: str = "") -> str:

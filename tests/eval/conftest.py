@@ -4,8 +4,8 @@ import json
 import pytest
 import torch
 
-from weights import files_hash, load_base, save_peft
 from lora import Adapters
+from weights import files_hash, load_base, save_peft
 
 
 @pytest.fixture(scope="session")

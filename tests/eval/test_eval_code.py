@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.code import __main__ as code, suites
+from eval.code import __main__ as code
+from eval.code import suites
 from eval.code.problems import Problem, call_text, load, opened, restore, unpack
 from eval.code.programs import complete, extract
 from verifier import Sandbox

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from eval import common
-from eval.general import __main__ as general, scoring
-from eval.general.data import Question, load
+from eval.general import __main__ as general
+from eval.general import scoring
 from eval.general.__main__ import Item, macro, row_of, subject_table
+from eval.general.data import Question, load
 from eval.summary import summarise
 
 # Ten questions of two subjects, made by hand, and the examples before them.

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from eval import fetch
-from eval.math import __main__ as math, grader
+from eval.math import __main__ as math
+from eval.math import grader
 from eval.math.grader import Grader, final
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "evaldata"

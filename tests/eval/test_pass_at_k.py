@@ -10,12 +10,12 @@ import pytest
 
 from eval import stats, summary
 from eval.population import heldout
-from weights import files_hash, save_peft
 from micro import data, programs
 from tasks import TASK_TYPES
 from tasks.base import Task
 from tasks.prompts import render
 from tasks.validation import Limits
+from weights import files_hash, save_peft
 
 CPU = ["--device", "cpu", "--workers", "1"]
 BY_HAND = {                                        # (answers, right ones, k): 1 - C(n-c, k) / C(n, k)
