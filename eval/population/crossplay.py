@@ -24,12 +24,12 @@ import numpy as np
 import selfplay
 from config import Config, resolve_config
 from eval import answering, common
-from eval.population.heldout import asking, judge_flags, judging, run_config, formatted
+from eval.population.heldout import asking, formatted, judge_flags, judging, run_config
 from eval.stats import paired_bootstrap, wilson
 from eval.summary import BASE, comparable, shares
 from evolve import Member
-from run.checkpoint import RunDir, archive_at, members_at, task_of
 from infra.distributed import Ranks
+from run.checkpoint import RunDir, archive_at, members_at, task_of
 from run.platform import open_sandbox
 from selfplay import Setup
 from tasks.archive import Archive
