@@ -78,17 +78,17 @@ def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
     columns = []
     row, sizes = FAMILIES[family]
     for size in sizes:
-        found, known = [], set()
+        column, known = [], set()
         seed = 0
-        while len(found) < per_size:
+        while len(column) < per_size:
             task, = draw_tasks(row, size, 1, f"{SEED}/{seed}")
             seed += 1
             text = task.message or task.program
             if split_of(task) == split and text not in known:
                 known.add(text)
                 seen = size == SEEN_SIZES.get(family, 1)
-                found.append(Item(family, f"{size}/{len(found)}", size, seen, task))
-        columns.append(found)
+                column.append(Item(family, f"{size}/{len(column)}", size, seen, task))
+        columns.append(column)
     return tuple(item for turn in zip(*columns) for item in turn)
 
 
