@@ -24,12 +24,12 @@ import numpy as np
 import selfplay
 from config import Config, resolve_config
 from eval import answering, common
-from eval.population.heldout import asking, judge_flags, judging, run_config, formatted
+from eval.population.heldout import asking, formatted, judge_flags, judging, run_config
 from eval.stats import paired_bootstrap, wilson
 from eval.summary import BASE, comparable, shares
 from evolve import Member
-from run.checkpoint import RunDir, archive_at, members_at, task_of
 from infra.distributed import Ranks
+from run.checkpoint import RunDir, archive_at, members_at, task_of
 from run.platform import open_sandbox
 from selfplay import Setup
 from tasks.archive import Archive
@@ -66,18 +66,18 @@ def generations(run: RunDir, wanted: int) -> list[int]:
 def propose(setup: Setup, archive: Archive, teachers: list[Member], n: int) -> list[Task]:
     """n valid new tasks, equally many of each teacher as far as they come in ROUNDS of proposals."""
     per_teacher = -(-n // len(teachers))
-    found = {t.name: [] for t in teachers}
+    written = {t.name: [] for t in teachers}
     for step in range(ANEW, ANEW + ROUNDS):
-        short = [t for t in teachers if len(found[t.name]) < per_teacher]
+        short = [t for t in teachers if len(written[t.name]) < per_teacher]
         if not short:
             break
         _, proposed = selfplay.propose(setup, archive, [(m, m) for m in short], step)
         selfplay.verify(setup, archive, proposed, step)
         for p in proposed:
-            if p.task and len(found[p.teacher.name]) < per_teacher:
-                found[p.teacher.name].append(p.task)
+            if p.task and len(written[p.teacher.name]) < per_teacher:
+                written[p.teacher.name].append(p.task)
                 archive.add(p.task, p.structure)
-    in_turn = [task for turn in itertools.zip_longest(*found.values()) for task in turn]
+    in_turn = [task for turn in itertools.zip_longest(*written.values()) for task in turn]
     return [task for task in in_turn if task][:n]
 
 
@@ -131,8 +131,8 @@ class Players:
             archive, whole = [archive_at(self.run, members_at(self.run, s)[1], setup.task_types,
                                          self.cfg.archive_cap) for s in (step, self.run.steps()[-1])]
             archive.keys |= whole.keys
-            found = propose(setup, archive, self.seated(step, "teacher", population.slots), n)
-            out.write_json(path.name, dict(asked=n, tasks=list(map(dataclasses.asdict, found))))
+            written = propose(setup, archive, self.seated(step, "teacher", population.slots), n)
+            out.write_json(path.name, dict(asked=n, tasks=list(map(dataclasses.asdict, written))))
         data = json.loads(path.read_text())
         if data["asked"] != n:
             raise ValueError(f"{path} holds tasks for --tasks {data['asked']}: use that, or another --out")
