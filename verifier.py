@@ -98,7 +98,8 @@ class Sandbox:
 
     profile: what programs may import and use, "train" or "eval" (see profiles.Profile); cpu_s, wall_s,
     mem_mb: other limits than its own. without: layers to leave out, for tests of the tiers ("seccomp",
-    "namespaces"). tier and report say what protects; servers are the scheduler's. Raises RuntimeError where it cannot protect, unless weak=True.
+    "namespaces"). tier and report say what protects; servers are the scheduler's. Raises RuntimeError where
+    it cannot protect, unless weak=True.
     """
 
     def __init__(self, workers=2, cpu_s=None, wall_s=None, mem_mb=None, weak=False, without=(),
