@@ -294,10 +294,10 @@ def loop(b: Bench) -> None:
     base = dataclasses.replace(micro, model=plain.model, graphs=plain.graphs)
     sizes = dict(rank=b.sizes.rank, alpha=2.0 * b.sizes.rank, samples_per_task=b.sizes.attempts,
                  rollout_batch=256, tokens_per_microbatch=b.budget)
-    never = dict(steps=10 ** 6, save_every=10 ** 6, probe_every=0, n_anchors=0, n_heldout=0)
+    never = dict(steps=10 ** 6, save_every=10 ** 6, probe_every=0, n_heldout=0)
     cfg = Config(device=str(b.ranks.device), evolve_every=4, **sizes, **never)
     cfg = resolve_config(cfg, "micro", b.ranks.device.type)
-    with tempfile.TemporaryDirectory() as folder, open_sandbox(2, False, cpu_s=cfg.cpu_s) as sandbox:
+    with tempfile.TemporaryDirectory() as folder, open_sandbox(2, False) as sandbox:
         setup, adam, base_hash = populate(cfg, base, b.ranks, sandbox)
         state = init_state(cfg, setup)
         run = RunDir(Path(folder))

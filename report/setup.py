@@ -20,7 +20,7 @@ def defaults(config: dict) -> dict[str, tuple[str, str]]:
     half = 1 if config.get("single") else int(num(config, "pop") or 0) // 2
     prompt_format = config.get("prompt_format")
     settled = dict(prompt_format=prompt_format, teachers=half, students=half,
-                   grace=config.get("evolve_every"), duplicate_penalty=config.get("invalid_penalty"),
+                   grace=config.get("evolve_every"),
                    importance_cap=0.0 if config.get("dtype") in ("auto", "float32") else 2.0)
     flags = {}
     for line in FLAGS.read_text(encoding="utf-8").splitlines() if FLAGS.is_file() else ():

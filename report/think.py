@@ -201,7 +201,7 @@ def caption(run: RunLog) -> str:
     """How the picture is read, and how sure it is."""
     errors = known(run.points("anchors_greedy_se"))
     sure = f" Standard error of the students' mean at the last probe: {errors[-1][1]:.3f}." if errors else ""
-    if (num(run.config, "probe_share") or 1) < 1:
+    if run.config.get("prompt_format") == "micro":
         sure += " Probes between the first and the last ask fewer tasks."
     return ("Above, every student on the kinds that are played: greedy accuracy at probes, and the share of "
             "its attempts that think before they answer, at every step. Circle: born, cross: replaced; fine "

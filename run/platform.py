@@ -81,9 +81,10 @@ def check_system(weak: bool) -> None:
 
 
 def open_sandbox(workers: int, weak: bool, **options) -> Sandbox:
-    """The judge, with Sandbox's options. Raises ValueError where this machine cannot hold model code in."""
+    """The sandbox of a run; workers 0: half the cores, two at the least. Raises ValueError where this machine
+    cannot hold model code in."""
     try:
-        return Sandbox(workers, weak=weak, **options)
+        return Sandbox(workers or max(2, (os.cpu_count() or 1) // 2), weak=weak, **options)
     except RuntimeError as e:
         raise ValueError(with_flag(str(e))) from None
 

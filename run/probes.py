@@ -18,6 +18,8 @@ from selfplay import (BASE, PROBE, Attempts, ProposalRecord, Setup, attempt, mak
 from tasks.base import UNJUDGED, Task
 from tasks.prompts import reasoning
 
+N_PROBED = 32                       # members of a role that a probe asks, at most
+PROBE_SHARE = {"micro": 0.2}        # of the tasks that probes between the first and the last ask; else all
 FROZEN_BASE = "base"                # its name among the members
 CURRENT_ATTEMPTS = 1                # of the frozen ones at a current task: tasks differ more than attempts do
 
@@ -63,12 +65,12 @@ def is_probed(cfg, step: int) -> bool:
 
 
 def to_probe(cfg, members: list[Member], step: int) -> list[Member]:
-    """Whom a step's probe asks: of a role with more than --probe-members so many, drawn for this step."""
+    """Whom a step's probe asks: of a role with more than N_PROBED so many, drawn for this step."""
     asked = []
     for number, role in enumerate(ROLES):
         own = members_of(members, role)
-        if len(own) > cfg.probe_members:
-            drawn = make_rng(cfg.seed, step, PROBE, number).sample(range(len(own)), cfg.probe_members)
+        if len(own) > N_PROBED:
+            drawn = make_rng(cfg.seed, step, PROBE, number).sample(range(len(own)), N_PROBED)
             own = [own[i] for i in sorted(drawn)]
         asked += own
     return asked
@@ -76,7 +78,7 @@ def to_probe(cfg, members: list[Member], step: int) -> list[Member]:
 
 def part_of(tasks: list[Task], s: Setup) -> list[Task]:
     """The share of the tasks that is asked where not all are; files hold the sizes in turn."""
-    return tasks[:max(1, round(len(tasks) * s.cfg.probe_share))]
+    return tasks[:max(1, round(len(tasks) * PROBE_SHARE.get(s.cfg.prompt_format, 1.0)))]
 
 
 def whole(s: Setup, step: int) -> bool:

@@ -258,7 +258,7 @@ RATES = [0.0, 0.25, 0.5, 0.75, 1.0]
     ],
 )
 def test_teacher_rewards(name, rewards):
-    outcomes = [Outcome(p, majority_baseline=0.2, noise_margin=0.1) for p in RATES]
+    outcomes = [Outcome(p, majority_baseline=0.2) for p in RATES]
     assert [TEACHER_REWARDS[name](outcome) for outcome in outcomes] == rewards
 
 
@@ -283,7 +283,6 @@ def with_fates() -> list[ProposalRecord]:
         (dict(invalid_penalty=-0.1), [0, 0.5, 0, -0.1]),
         (dict(teacher_reward="band"), [0, 1, 0, -1]),
         (dict(teacher_reward="novelty"), [0, 0, 0, -1]),
-        (dict(teacher_reward="noise-proof", noise_margin=0.0), [0, 0, 0, -1]),
         (dict(teacher_reward="noise-proof", task_types="code_o,code_i"), [0, 0, 0, -1]),
     ],
 )
@@ -296,7 +295,7 @@ def test_pay(setup, switches, rewards):
 
 def test_what_a_reward_may_look_at(setup):
     """Every field, by hand; the archive's memory has one program of the first proposal's structure."""
-    s, batch = setup(noise_margin=0.3), with_fates()
+    s, batch = setup(), with_fates()
     batch[0].task = task(0, program=program("x=x*7"))
     batch[0].attempts = {"S0": ["correct", "wrong"], "S1": ["correct", "correct"]}
     batch[0].base_rate = 0.5
@@ -305,7 +304,7 @@ def test_what_a_reward_may_look_at(setup):
     outcome, *others = selfplay.outcomes(s, archive, [p for p in batch if not p.reason])
     assert outcome == Outcome(
         solve_rate=0.75, solve_rates={"S0": 0.5, "S1": 1.0}, n_attempts=4, base_rate=0.5, kind="code_o",
-        majority_baseline=1.0, noise_margin=0.3, n_tasks=3, n_of_kind=1, n_same_structure=1,
+        majority_baseline=1.0, n_tasks=3, n_of_kind=1, n_same_structure=1,
         unique_at_64=archive.unique_at_64(), complexity=batch[0].complexity)
     assert outcome.n_correct == 3 and outcome.complexity["statements"] == 1
     assert [other.base_rate for other in others] == [None, None]

@@ -36,7 +36,7 @@ from weights import load_tokenizer, resolve
 
 LONGEST = 4             # times the steps first thought of: a run that needs more has stopped to spend
 OWNED = ("base", "name", "out", "resume", "seed", "steps", "pop", "teachers", "students", "single", "keep",
-         "plan", "device", "probe_every", "probe_share", "anchors", "n_anchors", "n_heldout")
+         "plan", "device", "probe_every", "heldout", "n_heldout")
 
 
 def spent_by(args: argparse.Namespace, run: Run) -> list[dict]:
@@ -75,7 +75,7 @@ def words_of(args: argparse.Namespace, run: Run) -> list[str]:
     """
     flags = {"base": args.base, "seed": run.seed, "steps": LONGEST * args.steps * run.stretch,
              "device": args.device, "probe-every": args.probe_every * run.stretch, "probe-share": 1,
-             "anchors": args.out / "anchors.jsonl", "n-anchors": len(measures.anchor_items()), "n-heldout": 0,
+             "heldout": args.out / "anchors.jsonl", "n-heldout": len(measures.anchor_items()),
              "keep": 1, "out": args.out, "name": run.name, "resume": "auto"}
     words = [str(common.ROOT / "train.py"), *args.train, *run.flags]
     for name, value in flags.items():

@@ -68,7 +68,7 @@ def is_anchor(bench: str, item: str) -> bool:
 
 
 def write_anchors(path: Path) -> None:
-    """The anchors as a file for train.py --anchors."""
+    """The anchors as a file for train.py --heldout."""
     tasks = [item.task for item in anchor_items()]
     rows = [dict(kind=task.kind, program=task.program, input=task.inputs[0]) for task in tasks]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -77,10 +77,11 @@ def test_probe(setup):
     assert probes.probe(s, students, [], [], [], 1) == dict(probe_members=2, probe_tokens=0)
 
 
-def test_kinds_that_nobody_plays(setup):
+def test_kinds_that_nobody_plays(setup, monkeypatch):
     """Students, teachers and the frozen base; between the first and the last probe a share of the tasks."""
     s = setup(probe_every=1)
-    s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, probe_share=.5, steps=10))
+    s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, steps=10))
+    monkeypatch.setitem(probes.PROBE_SHARE, "micro", .5)
     both = members("teacher")[:1] + members("student")[:1]
     everybody = [dataclasses.replace(m, slot=i) for i, m in enumerate(both)]
     tasks = play(s, "code_i", "x=x+1", "x=x*2", "x=x-1", "x=x+5")
@@ -96,12 +97,13 @@ def test_kinds_that_nobody_plays(setup):
     assert len(told["heldout"]["code_i"]) == 2, "one adapter in both roles is asked once"
 
 
-def test_of_many_members_some_are_asked(setup):
+def test_of_many_members_some_are_asked(setup, monkeypatch):
     """Drawn for each step, in their order; the line of the step says how many they were."""
     crowd = []
     for letter, role in (("T", "teacher"), ("S", "student")):
         crowd += [Member(f"{letter}{i}", role, len(crowd) + i, Rating()) for i in range(9)]
-    s = setup(probe_every=1, probe_members=4)
+    s = setup(probe_every=1)
+    monkeypatch.setattr(probes, "N_PROBED", 4)
     by_step = [[m.name for m in probes.to_probe(s.cfg, crowd, step)] for step in range(20)]
     assert all(len(names) == 8 and names == sorted(names, key=[m.name for m in crowd].index) for names in by_step)
     assert [m.name for m in probes.to_probe(s.cfg, crowd, 0)] == by_step[0] and len(set(map(tuple, by_step))) > 15
