@@ -3,16 +3,23 @@
 In the words of evolutionary computation: fitness = conservative rating mu - 3 sigma; selection = truncation;
 replacement = steady state, worst out; operators = mutations and crossovers in weight space (operators.py);
 evaluation = competitive two-population co-evolution.
+
+    python -m evolve out/a/step_40/S0 out/b/step_40/S1 --operator add --out child     # two adapters by hand
 """
+import argparse
 import itertools
+import re
+import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from config import EVOLVE, MATCHING, OUTCOMES, read_decay
-from operators import BY_NAME, CROSSOVERS, MUTATIONS, OPERATORS, dw_norm
+from config import EVOLVE, MATCHING, OUTCOMES, TARGETS, read_decay
+from operators import BY_NAME, CROSSOVERS, MUTATIONS, OPERATORS, adapter_cosines, dw_norm
 from trueskill_lite import Rating
+from weights import read_peft, write_peft
 
 # What a member can be. A role's first letter begins its members' names ("T0"), its place here is Batch.role
 # of rl.py. docs/change-it.md adds one.
@@ -236,3 +243,65 @@ def genealogy(b, child, norm_ratio):
            "norm_ratio": norm_ratio, "mu": child.rating.mu, "sigma": child.rating.sigma,
            "parents": [m.to_json() for m in b.parents], "victim": b.victim.to_json()}
     return row | ({"niche": list(child.niche)} if child.niche else {})
+
+
+# --- two adapters by hand -----------------------------------------------------------------------------------
+
+def module_order(path):
+    """Sorts the names of modules as a model has them, and so as operators draw for them."""
+    return [int(number) for number in re.findall(r"\d+", path)], TARGETS.index(path.rsplit(".")[-1])
+
+
+@torch.no_grad()
+def cross(directories, operator, out, seed=0, **knobs):
+    """Make a child of PEFT directories, the fitter first, in the directory `out`, as `apply_operator` would.
+
+    Returns |dW child| / mean |dW parent| and the cosines (P + 1, P + 1) of the parents' and the child's dW.
+    Raises ValueError where the adapters do not fit together.
+    """
+    n = OPERATORS[operator].n_parents
+    if len(directories) != n:
+        raise ValueError(f"{operator} makes a child of {n} adapter(s): got {len(directories)}")
+    read = [read_peft(Path(directory)) for directory in directories]
+    config, base_hash, _ = read[0]
+    parents = [{path: factors[path] for path in sorted(factors, key=module_order)} for *_, factors in read]
+    for directory, (other, other_hash, _), factors in zip(directories, read, parents):
+        both = f"{directories[0]} and {directory}"
+        bases = [c.get("base_model_name_or_path") for c in (config, other)]
+        if base_hash != other_hash if base_hash and other_hash else bases[0] != bases[1]:
+            raise ValueError(f"{both} were trained on different bases, {bases[0]} and {bases[1]}")
+        if config.get("lora_alpha") != other.get("lora_alpha") or shapes(parents[0]) != shapes(factors):
+            raise ValueError(f"{both} differ in rank, alpha or layers: cross adapters of one shape")
+    child = OPERATORS[operator].fn(parents, torch.Generator().manual_seed(seed), **knobs)
+    write_peft(Path(out), child, config, base_hash)
+    size = sum(map(dw_norm, parents)) / n
+    return dw_norm(child) / size if size > 0 else 0.0, adapter_cosines([*parents, child])
+
+
+def shapes(factors):
+    """Module -> shapes of A and B."""
+    return {path: (A.shape, B.shape) for path, (A, B) in factors.items()}
+
+
+def main():
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m evolve", description="Make a child of adapters by hand.")
+    parser.add_argument("parents", nargs="+", help="PEFT directories of one base and rank, the fitter first")
+    parser.add_argument("--operator", default="add", choices=tuple(OPERATORS))
+    parser.add_argument("--share", type=float, default=0.7, help="add: of each parent's update")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", required=True, help="the child's directory")
+    args = parser.parse_args()
+    knobs = {"share": args.share} if args.operator == "add" else {}
+    try:
+        ratio, cosines = cross(args.parents, args.operator, args.out, args.seed, **knobs)
+    except (ValueError, OSError) as e:
+        sys.exit(f"evolve: {e}")
+    print(f"{args.out} = {args.operator}({', '.join(args.parents)})")
+    print(f"norm of its update over its parents' mean {ratio:.2f}; cosine with them "
+          + ", ".join(f"{x:.2f}" for x in cosines[-1, :-1])
+          + (f"; of the two {cosines[0, 1]:.2f}" if len(args.parents) == 2 else ""))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from config import EVOLVE, MATCHING, Config, resolve_config
-from evolve import Member, apply_operator, genealogy, learning_rates, match, newborn, outcome, plan
+import evolve
+from evolve import Member, apply_operator, cross, genealogy, learning_rates, match, newborn, outcome, plan
 from factors import RANK, fresh, gen, names, trained
 from lora import Adapters
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
 from trueskill_lite import Rating
+from weights import read_peft, save_peft
 
 
 def team(letter, n, born=0, parents=()):
@@ -230,3 +232,47 @@ def test_birth_from_fresh_parents():
     for p in range(4):
         adapters.set_factors(p, fresh(p))
     assert apply_operator(adapters, plan(team("T", 4), fitness, mode="mean", step=10, rng=random.Random(0))[0], gen()) == 0.0
+
+
+def saved(tmp_path, factors, name, alpha=8.0, base_hash="abc"):
+    """A PEFT directory of one adapter."""
+    adapters = Adapters({n: (i, o) for n, i, o in names()}, 1, len(next(iter(factors.values()))[0]), alpha)
+    adapters.set_factors(0, factors)
+    save_peft(adapters, 0, tmp_path / name, "some/base", base_hash)
+    return str(tmp_path / name)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_child_by_hand_is_the_one_of_the_loop(operator, tmp_path):
+    adapters = Adapters({n: (i, o) for n, i, o in names()}, n_members=4, rank=RANK, alpha=8.0)
+    for p in range(4):
+        adapters.set_factors(p, trained(p))
+    b = plan(team("T", 4), fitness, 0.25, 10, 10, operator, random.Random(0))[0]
+    given = [saved(tmp_path, trained(m.slot), m.name) for m in b.parents]
+    ratio = apply_operator(adapters, b, gen(5))
+    by_hand, cosines = cross(given, operator, tmp_path / "child", seed=5)
+    _, base_hash, factors = read_peft(tmp_path / "child")
+    assert base_hash == "abc" and by_hand == ratio and len(cosines) == len(given) + 1
+    for n, pair in adapters.factors(0).items():
+        assert all(map(torch.equal, pair, factors[n]))
+
+
+def test_adapters_that_do_not_fit_are_not_crossed(tmp_path, capsys, monkeypatch):
+    narrow = {n: (A[:2], B[:, :2]) for n, (A, B) in trained(2).items()}
+    one, two = saved(tmp_path, trained(1), "one"), saved(tmp_path, trained(2), "two")
+    others = {"different bases, some/base": saved(tmp_path, trained(2), "elsewhere", base_hash="xyz"),
+              "rank, alpha or layers": saved(tmp_path, narrow, "narrow"),
+              "alpha or layers": saved(tmp_path, trained(2), "loud", alpha=9.0),
+              "not a readable": str(tmp_path)}
+    for said, other in others.items():
+        with pytest.raises(ValueError, match=said):
+            cross([one, other], "add", tmp_path / "child")
+    with pytest.raises(ValueError, match="mean makes a child of 2"):
+        cross([one], "mean", tmp_path / "child")
+    assert not (tmp_path / "child").exists()
+    monkeypatch.setattr("sys.argv", ["evolve", one, two, "--share", "0.5", "--out", str(tmp_path / "half")])
+    evolve.main()
+    cross([one, two], "mean", tmp_path / "mean")
+    half, mean = [read_peft(tmp_path / name)[2] for name in ("half", "mean")]
+    assert all(torch.equal(x, y) for n in mean for x, y in zip(half[n], mean[n]))
+    assert "of the two 0.0" in capsys.readouterr().out.replace("-0.0", "0.0")
