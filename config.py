@@ -56,7 +56,7 @@ class Config:
     resume: str = flag("", "auto (the latest checkpoint of --name) or a run's directory")
     show: int = flag(0, "tasks printed each step, with their attempts", "[0, 1e9]")
     # population
-    pop: int = flag(None, "members, teachers and students (default: 8; with --single 2)", "[2, 10000]")
+    pop: int = flag(None, "members, teachers and students; with --single 2", "[2, 10000]")
     teachers: int = flag(0, "so many of --pop are teachers; 0 = half", "[0, 10000]")
     single: bool = flag(False, "one adapter in both roles, compute per adapter matched (Absolute Zero)")
     niches: bool = flag(False, "deal --task-types to members in turn: each plays its own, a child those of "
@@ -130,8 +130,8 @@ class Config:
                       "CPU", ("auto", "float32", "bfloat16", "float16"))
     base_dtype: str = flag("same", "of the base's linear layers: that of --dtype, or int8 by output channel",
                            ("same", "int8"))
-    rollout_batch: int = flag(None, "rows that decode together", "[1, 1e9]")
-    tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", "[1, 1e9]")
+    rollout_batch: int = flag(None, "rows that decode together", "[1, 1e12]")
+    tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", "[1, 1e12]")
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
     torch_compile: bool = flag(False, "fuse a block's small kernels by torch.compile: see engine.md")
     no_cuda_graphs: bool = flag(False, "decode on a GPU without CUDA graphs: see engine.md")
@@ -145,11 +145,11 @@ GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "task_types
           "probe_every": "probes", "device": "machine"}
 # What a prompt format wants where the command line says nothing. The micro values are measured in LOG.md.
 PRESETS = {
-    "micro": dict(steps=80, rank=8, alpha=32.0, rollout_batch=512, tokens_per_microbatch=1024,
+    "micro": dict(pop=8, steps=80, rank=8, alpha=32.0, rollout_batch=512, tokens_per_microbatch=1024,
                   task_types="code_o", n_prompts=3, n_few_shot=0, samples_per_task=4, max_new_tokens=80,
                   lr=1e-3, lr_teacher=3e-3, evolve_every=15,
                   probe_every=20, n_heldout=1000000, theory="miu.mm"),
-    "chat": dict(steps=200, rank=32, alpha=64.0, rollout_batch=128, tokens_per_microbatch=2048,
+    "chat": dict(pop=8, steps=200, rank=32, alpha=64.0, rollout_batch=128, tokens_per_microbatch=2048,
                  task_types="code_o,code_i,code_f", n_prompts=3, n_few_shot=6, samples_per_task=8,
                  max_new_tokens=512,
                  lr=1e-5, lr_teacher=1e-5, evolve_every=10,
@@ -239,16 +239,17 @@ def config_of_run(saved: dict, path) -> Config:
 def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Config:
     """Fill in what prompt format, --algo, device and other flags imply. Raises ValueError with the fix."""
     presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo]
+    if cfg.single:
+        presets["pop"] = 2
     missing = {name: value for name, value in presets.items() if getattr(cfg, name) is None}
     cfg = dataclasses.replace(cfg, prompt_format=prompt_format, **missing)
     grace = cfg.evolve_every if cfg.grace < 0 else cfg.grace
-    pop = cfg.pop or (2 if cfg.single else 8)
     importance_cap = cfg.importance_cap
     if importance_cap is None:              # in float32 on a CPU rollout and training agree to 1e-6
         importance_cap = 0.0 if device == "cpu" and cfg.dtype in ("auto", "float32") else 2.0
-    demand(cfg.teachers or pop % 2 == 0,
-           f"--pop {pop} cannot be halved into teachers and students: give an even number, or --teachers")
-    cfg = dataclasses.replace(cfg, pop=pop, teachers=cfg.teachers or pop // 2, grace=grace,
+    demand(cfg.teachers or cfg.pop % 2 == 0,
+           f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number, or --teachers")
+    cfg = dataclasses.replace(cfg, teachers=cfg.teachers or cfg.pop // 2, grace=grace,
                               importance_cap=importance_cap)
     check(cfg)
     return cfg

@@ -17,9 +17,9 @@ def written(value) -> str:
 
 def defaults(config: dict) -> dict[str, tuple[str, str]]:
     """{flag: (its value had nobody given it, meaning)} as docs/flags.md writes these; {} without that."""
-    half = 1 if config.get("single") else int(num(config, "pop") or 0) // 2
+    half = int(num(config, "pop") or 0) // 2
     prompt_format = config.get("prompt_format")
-    settled = dict(prompt_format=prompt_format, teachers=half, students=half,
+    settled = dict(prompt_format=prompt_format, teachers=half,
                    grace=config.get("evolve_every"),
                    importance_cap=0.0 if config.get("dtype") in ("auto", "float32") else 2.0)
     flags = {}

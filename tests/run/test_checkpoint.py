@@ -189,7 +189,14 @@ def few(words, tmp_path_factory):
     """A run in which most members do not play and one of a role is probed, never stopped; tests of it probe as many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probes, "N_PROBED", 1)
-        yield train.main(config.parse_args(None, words(tmp_path_factory.mktemp("few"), **FEW))).path
+        return train.main(config.parse_args(None, words(tmp_path_factory.mktemp("few"), **FEW))).path
+
+
+@pytest.fixture(autouse=True)
+def probed_as_few(request, monkeypatch):
+    """A test that compares with `few` probes as many."""
+    if "few" in request.fixturenames:
+        monkeypatch.setattr(probes, "N_PROBED", 1)
 
 
 def new_files(path: Path, step: int) -> set[str]:
