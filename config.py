@@ -299,8 +299,9 @@ def check(cfg: Config) -> None:
            "--single is one adapter in both roles: leave out --pop and --teachers, or --single itself")
     demand(cfg.matches <= cfg.teachers, f"--matches {cfg.matches}: there are {cfg.teachers} teachers")
     task_types = cfg.task_types.split(",")
-    demand(not cfg.niches or 1 < len(task_types) <= min(cfg.teachers, cfg.pop - cfg.teachers),
-           f"--niches deals {len(task_types)} task type(s) to {cfg.teachers} teacher(s) and {cfg.pop - cfg.teachers} "
+    n_students = cfg.pop - cfg.teachers
+    demand(not cfg.niches or 1 < len(task_types) <= min(cfg.teachers, n_students),
+           f"--niches deals {len(task_types)} task type(s) to {cfg.teachers} teacher(s) and {n_students} "
            "student(s): give at least two types, and of each role at least as many members")
     unknown = sorted(set(task_types) - set(TASK_TYPES))
     demand(not unknown, f"--task-types: {', '.join(unknown)} unknown; valid: {', '.join(TASK_TYPES)}")
