@@ -108,6 +108,9 @@ class Config:
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", "[0, 1]")
     lr_decay: str = flag("", "HOLD,END,FLOOR: both rates whole for HOLD steps of the run, then linear to "
                          "FLOOR times as much at step END and from there on; default: constant")
+    lr_spread: float = flag(1.0, "founders' rates around --lr differ by up to this factor: log-uniform, "
+                            "stratified", "[1, 1e6]")
+    lr_mutate: float = flag(1.0, "a child has its fitter parent's rate, times or divided by this", "[1, 100]")
     rating: str = flag("trueskill", "rating system", RATINGS)
     outcome: str = flag("expected", "who won: solve rate against its prediction, against 1/2 with a band, or "
                         "without", OUTCOMES)
@@ -122,6 +125,8 @@ class Config:
     heldout: str = flag("", "JSON lines of held-out tasks, of types that the run plays or not; default: the "
                         "base's, else the run's first valid tasks")
     n_heldout: int = flag(None, "of these, tasks of each type, at most", "[0, 1e6]")
+    probe_share: float = flag(None, "share of held-out tasks asked at probes between the first and the last",
+                              "(0, 1]")
     halt_on: str = flag("", "monitors whose alarm ends the run with a checkpoint: collapse, gaming, "
                         "forgetting, escape (by commas)")
     # machine
@@ -148,12 +153,12 @@ PRESETS = {
     "micro": dict(pop=8, steps=80, rank=8, alpha=32.0, rollout_batch=512, tokens_per_microbatch=1024,
                   task_types="code_o", n_prompts=3, n_few_shot=0, samples_per_task=4, max_new_tokens=80,
                   lr=1e-3, lr_teacher=3e-3, evolve_every=15,
-                  probe_every=20, n_heldout=1000000, theory="miu.mm"),
+                  probe_every=20, n_heldout=1000000, probe_share=0.2, theory="miu.mm"),
     "chat": dict(pop=8, steps=200, rank=32, alpha=64.0, rollout_batch=128, tokens_per_microbatch=2048,
                  task_types="code_o,code_i,code_f", n_prompts=3, n_few_shot=6, samples_per_task=8,
                  max_new_tokens=512,
                  lr=1e-5, lr_teacher=1e-5, evolve_every=10,
-                 probe_every=20, n_heldout=96, theory="prop.mm")}
+                 probe_every=20, n_heldout=96, probe_share=1.0, theory="prop.mm")}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # Fields that may change between a run and its resumption without changing what it computes. From one kind of

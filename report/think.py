@@ -21,7 +21,7 @@ FATES = dict(discovered=("m0", "discovered it"), inherited=("m2", "inherited it"
 def habit(run: RunLog) -> str:
     """HABIT where it is true, which is on the bundled micro base in its own prompt format; else ""."""
     bundled = Path(str(run.config.get("base"))).parts[-2:] == ("micro", "base")
-    asked = known(run.points("think")) and run.config.get("prompt_format") == "micro"
+    asked = known(run.points("think")) and (num(run.config, "probe_share") or 1) < 1
     return HABIT if bundled and asked else ""
 
 
@@ -201,7 +201,7 @@ def caption(run: RunLog) -> str:
     """How the picture is read, and how sure it is."""
     errors = known(run.points("anchors_greedy_se"))
     sure = f" Standard error of the students' mean at the last probe: {errors[-1][1]:.3f}." if errors else ""
-    if run.config.get("prompt_format") == "micro":
+    if (num(run.config, "probe_share") or 1) < 1:
         sure += " Probes between the first and the last ask fewer tasks."
     return ("Above, every student on the kinds that are played: greedy accuracy at probes, and the share of "
             "its attempts that think before they answer, at every step. Circle: born, cross: replaced; fine "

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import selfplay
 from adam import Adam
-from evolve import ROLES, Member, member_order, members_of
+from evolve import ROLES, Member, member_order, members_of, spread
 from run.directory import RunDir
 from run.shapes import check_state
 from run.task_log import task_from_row
@@ -78,11 +78,16 @@ def founders(cfg) -> list[Member]:
     --teachers of --pop are teachers, the others students; a role that somebody adds has as many as these.
     """
     members, new_rating, types = [], RATINGS[cfg.rating]().new, cfg.task_types.split(",")
-    for role in ROLES:
-        for i in range(cfg.teachers if role == "teacher" else cfg.pop - cfg.teachers):
+    for number, role in enumerate(ROLES):
+        rng, factor = selfplay.make_rng(cfg.seed, -1, selfplay.INIT, number), cfg.lr_spread
+        if hasattr(cfg, f"lr_{role}"):          # the role does not learn at --lr
+            factor = 1.0
+        size = cfg.teachers if role == "teacher" else cfg.pop - cfg.teachers
+        for i, scale in enumerate(spread(size, factor, rng)):
             slot = 0 if cfg.single else len(members)
             niche = (types[i % len(types)],) if cfg.niches else ()
-            members.append(Member(f"{role[0].upper()}{i}", role, slot, new_rating(), niche=niche))
+            members.append(Member(f"{role[0].upper()}{i}", role, slot, new_rating(), niche=niche,
+                                  lr_scale=scale))
     return members
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 import torch
 
 import selfplay
-from evolve import ROLES, Member, members_of
+from evolve import ROLES, Member, members_of, learning_rates
 from run.checkpoint import State
 from operators import adapter_cosines
 from rewards import NOISE_MARGIN
@@ -138,8 +138,12 @@ def member_measures(setup: Setup, state: State, proposed: list[ProposalRecord], 
     told = [m for m in state.members if m.name in names or not setup.cfg.matches]
     cosines, rollout = mean_cosines(setup, told, state.step), batch.rollout
     members = {m.name: dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma) for m in state.members}
+    cfg = setup.cfg
+    rates = learning_rates(cfg, state.members, state.step)
     for m in state.members:
-        members[m.name] |= dict(niche=m.niche) if m.niche else {}
+        members[m.name] |= m.traits()
+        if cfg.lr_decay or cfg.lr_spread > 1 or cfg.lr_mutate > 1:
+            members[m.name]["lr"] = rates[m.slot]
     proposals, attempts = {}, {}                                        # by who wrote them
     for p in proposed:
         proposals.setdefault(p.teacher.name, []).append(p)

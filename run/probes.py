@@ -19,7 +19,6 @@ from tasks.base import UNJUDGED, Task
 from tasks.prompts import reasoning
 
 N_PROBED = 32                       # members of a role that a probe asks, at most
-PROBE_SHARE = {"micro": 0.2}        # of the tasks that probes between the first and the last ask; else all
 FROZEN_BASE = "base"                # its name among the members
 CURRENT_ATTEMPTS = 1                # of the frozen ones at a current task: tasks differ more than attempts do
 
@@ -78,7 +77,7 @@ def to_probe(cfg, members: list[Member], step: int) -> list[Member]:
 
 def part_of(tasks: list[Task], s: Setup) -> list[Task]:
     """The share of the tasks that is asked where not all are; files hold the sizes in turn."""
-    return tasks[:max(1, round(len(tasks) * PROBE_SHARE.get(s.cfg.prompt_format, 1.0)))]
+    return tasks[:max(1, round(len(tasks) * s.cfg.probe_share))]
 
 
 def whole(s: Setup, step: int) -> bool:

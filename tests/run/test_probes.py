@@ -77,11 +77,10 @@ def test_probe(setup):
     assert probes.probe(s, students, [], [], [], 1) == dict(probe_members=2, probe_tokens=0)
 
 
-def test_kinds_that_nobody_plays(setup, monkeypatch):
+def test_kinds_that_nobody_plays(setup):
     """Students, teachers and the frozen base; between the first and the last probe a share of the tasks."""
     s = setup(probe_every=1)
-    s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, steps=10))
-    monkeypatch.setitem(probes.PROBE_SHARE, "micro", .5)
+    s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, probe_share=.5, steps=10))
     both = members("teacher")[:1] + members("student")[:1]
     everybody = [dataclasses.replace(m, slot=i) for i, m in enumerate(both)]
     tasks = play(s, "code_i", "x=x+1", "x=x*2", "x=x-1", "x=x+5")
