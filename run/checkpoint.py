@@ -29,7 +29,6 @@ from selfplay import Setup
 from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Task
-from tasks.complexity import structural_hash
 from trueskill_lite import RATINGS
 
 FROZEN = "probe/frozen_student"         # its place in a checkpoint, one level below those of the members
@@ -96,7 +95,8 @@ def init_state(cfg, setup: Setup, base_hash: str = "") -> State:
     init_adapters(cfg, setup, base_hash)
     archive = Archive(list(setup.task_types))
     for task in selfplay.make_tasks(setup, seeds(cfg, setup.task_types), cfg.seed_tasks or "seed"):
-        archive.add(dataclasses.replace(task, id=archive.n_added), structural_hash(task.program))
+        archive.add(dataclasses.replace(task, id=archive.n_added),
+                    TASK_TYPES[task.kind].structure(task.program))
     held_out = first_of_types(held_out_proposals(setup, cfg.heldout), cfg.n_heldout)
     tasks = selfplay.make_tasks(setup, held_out, cfg.heldout or "the base's held-out tasks")
     anchors = [task for task in tasks if task.kind in setup.task_types]
@@ -238,7 +238,7 @@ def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
             tasks.append(task_from_row(row))
     for task in tasks:
         try:
-            archive.add(task, structural_hash(task.program))
+            archive.add(task, TASK_TYPES[task.kind].structure(task.program))
         except ValueError as e:
             raise ValueError(f"{run.path / 'tasks.jsonl'} is damaged (the program of task {task.id}: {e}): "
                              "restore it, or start anew in another directory") from None

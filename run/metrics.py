@@ -11,7 +11,7 @@ from rewards import NOISE_MARGIN
 from rl import Batch
 from selfplay import ProposalRecord, Setup, mean, solve_rate
 from tasks.base import UNJUDGED, VIOLATION
-from tasks.escapes import escapes
+from tasks.escapes import attempts
 from tasks.prompts import reasoning
 
 
@@ -54,16 +54,16 @@ def reasoning_lengths(proposed: list[ProposalRecord], prompt_format: str) -> dic
     return lengths
 
 
-def escape_attempts(proposed: list[ProposalRecord]) -> tuple[Counter, Counter]:
-    """Texts of the step that try what a program must not, by who wrote them; and what they try, by name: what
-    reading finds (tasks.escapes), and the violations that the sandbox ended."""
+def escape_attempts(proposed: list[ProposalRecord], prompt_format: str) -> tuple[Counter, Counter]:
+    """Texts of the step whose programs try what one must not, by who wrote them; and what they try, by name:
+    what reading finds (tasks.escapes), and the violations that the sandbox ended."""
     by_member, by_what = Counter(), Counter()
     for p in proposed:
         said = [(p.teacher.name, p.text, p.reason)]
         for name, texts in p.answers.items():
             said += [(name, text, verdict) for text, verdict in zip(texts, p.attempts[name], strict=True)]
         for name, text, fate in said:
-            tried = escapes(text)
+            tried = attempts(text, prompt_format)
             if fate == VIOLATION:
                 tried.append(VIOLATION)
             by_what.update(tried)
@@ -84,7 +84,7 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
         by_kind[p.kind].append(p)
     baseline = {kind: archive.modal_output(kind)[1] for kind in setup.task_types}
     solved = [p for p in proposed if p.solve_rate is not None]
-    tried_by, tried = escape_attempts(proposed)
+    tried_by, tried = escape_attempts(proposed, setup.base.prompt_format)
     lucky = {kind: share + NOISE_MARGIN for kind, share in baseline.items()}
     lengths = reasoning_lengths(proposed, setup.base.prompt_format)
     of_students = []

@@ -34,7 +34,6 @@ from run.platform import open_sandbox
 from selfplay import Setup
 from tasks.archive import Archive
 from tasks.base import Task
-from tasks.complexity import structural_hash
 from tasks.validation import Limits
 from verifier import Sandbox
 
@@ -77,7 +76,7 @@ def propose(setup: Setup, archive: Archive, teachers: list[Member], n: int) -> l
         for p in proposed:
             if p.task and len(found[p.teacher.name]) < per_teacher:
                 found[p.teacher.name].append(p.task)
-                archive.add(p.task, structural_hash(p.task.program))
+                archive.add(p.task, p.structure)
     in_turn = [task for turn in itertools.zip_longest(*found.values()) for task in turn]
     return [task for task in in_turn if task][:n]
 
@@ -95,7 +94,7 @@ class Players:
         known = {f.name: config[f.name] for f in dataclasses.fields(Config) if f.name in config}
         cfg = Config(**known | dict(rollout_batch=args.max_rows))
         self.cfg = resolve_config(cfg, self.bare.base.prompt_format)
-        self.limits = Limits.of_run(self.cfg, self.bare.base.prompt_format)
+        self.limits = Limits.of_run(self.cfg, self.bare.base.prompt_format, self.bare.base.tokenizer)
 
     def adapters(self, step: int) -> dict[str, Path]:
         """Member -> PEFT directory of a checkpoint."""
