@@ -102,7 +102,7 @@ def git_commit() -> str:
 
 
 # Flags by which the defaults of others go.
-IMPLYING = ("algo", "pop", "single", "dtype", "evolve_every", "invalid_penalty")
+IMPLYING = ("algo", "pop", "teachers", "single", "dtype", "evolve_every", "invalid_penalty")
 
 
 def defaults(cfg: Config, device: str = "cpu") -> dict[str, list]:
