@@ -102,13 +102,13 @@ def git_commit() -> str:
 
 
 # Flags by which the defaults of others go.
-IMPLYING = ("algo", "pop", "teachers", "single", "dtype", "evolve_every", "invalid_penalty")
+IMPLYING = ("algo", "pop", "single", "dtype", "evolve_every", "invalid_penalty")
 
 
 def defaults(cfg: Config, device: str = "cpu") -> dict[str, list]:
     """Of each flag of a run, whose cfg is filled in: [its value had nobody given it, its meaning]."""
     plain = resolve_config(Config(), cfg.prompt_format, device)
-    implied = Config(**{name: getattr(cfg, name) for name in IMPLYING})
+    implied = Config(teachers=cfg.pop // 2, **{name: getattr(cfg, name) for name in IMPLYING})
     implied = resolve_config(implied, cfg.prompt_format, device)
     rows = {}
     for f in dataclasses.fields(Config):
