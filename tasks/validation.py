@@ -32,7 +32,6 @@ REASONS = {
     "no_question": "no question block", "not_a_number": "the result is no number",
     "inexact": "a float that is no short decimal",
     "prompt_too_long": "asking it would leave no room for an answer in the base's context",
-    "guessable": "the archive's most frequent output, over --max-guess",
     "not_logic": "more than variables, and, or, not, == and !=", "variables": "too few or too many variables",
     "no_proof": "no theorem with a proof", "unproved": "the verifier refuses the proof",
     "unused_hypothesis": "the proof does without one of the hypotheses",
@@ -92,8 +91,7 @@ class Limits:
     @classmethod
     def of_run(cls, cfg, prompt_format: str, tokenizer) -> "Limits":
         """Those of a run: its prompt format's and tokenizer's, or what its flags (config.Config) say."""
-        given = dict(theory=cfg.theory, max_digits=cfg.max_digits, output_chars=cfg.max_output,
-                     control=control_of(tokenizer))
+        given = dict(theory=cfg.theory, control=control_of(tokenizer))
         return replace(cls.for_format(prompt_format), **{name: x for name, x in given.items() if x})
 
 
