@@ -78,14 +78,6 @@ def test_no_program_is_in_both_splits_nor_in_the_training_text():
     assert [i.size for i in heldout.draw("logic", "test", 2)] == [2, 3, 4, 2, 3, 4]
 
 
-@pytest.mark.slow
-def test_the_test_split_has_a_thousand_unseen_items_of_five_families():
-    items = heldout.items_of(list(heldout.ROWS), "test", 0)
-    assert sum(not item.seen for item in items) == 1200
-    assert len(heldout.hashes_of(list(heldout.ROWS), "test")) == 5
-    assert len({(item.bench, item.id) for item in items}) == len(items) == 1500
-
-
 def test_tasks_are_kept_beside_their_answers(tmp_path):
     path = tmp_path / "items.jsonl"
     items = heldout.kept_items(path, ["code_o", "logic"], "test", 6)
