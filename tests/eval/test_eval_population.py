@@ -240,7 +240,7 @@ def test_a_run_stops_as_near_to_its_budget_as_whole_steps_can_be():
 
 def test_the_loop_asks_after_every_step(micro_base, tmp_path):
     """Steps take less than any polling: the run ends with the very step, and its checkpoint."""
-    cfg = train.Config(base=str(micro_base), out=str(tmp_path), name="run", steps=9, pop=2, n_prompts=1, workers=1,
+    cfg = train.Config(base=str(micro_base), out=str(tmp_path), name="run", steps=9, pop=2, n_prompts=1,
                        proposals_per_prompt=2, samples_per_task=2, max_new_tokens=32, probe_every=0)
     run = train.main(cfg, lambda row: row["step"] == 1)
     assert run.steps() == [2] and [row["step"] for row in runs.logged(run.path)] == [0, 1]
