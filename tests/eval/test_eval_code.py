@@ -319,21 +319,6 @@ def test_self_test(data, capsys):
     assert json.loads(out.out.splitlines()[-1])["humaneval+"]["right"] == 0
 
 
-def test_answers_are_judged_saved_and_not_made_again(data, tiny, tmp_path, capsys):
-    argv = ["--base", str(tiny.path), "--data", str(data), "--bench", "humaneval+,mbpp+,livecodebench5",
-            "--max-new-tokens", "4", "--out", str(tmp_path / "out")]
-    assert code.main(argv) == 0
-    table = capsys.readouterr().out
-    rows = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
-    assert len(rows) == 5
-    assert all(row["base"] is row["plus"] is row["correct"] is False and row["why"] for row in rows)
-    lines = json.loads((tmp_path / "out" / "summary.json").read_text())["results"]
-    assert [line["bench"] for line in lines] == ["humaneval", "humaneval+", "mbpp", "mbpp+", "livecodebench5"]
-    assert "humaneval+" in table
-    before = (tmp_path / "out" / "answers.jsonl").read_bytes()
-    assert code.main(argv) == 0 and (tmp_path / "out" / "answers.jsonl").read_bytes() == before
-
-
 def test_an_answer_that_breaks_the_judge_counts_as_wrong_once(data, tiny, tmp_path, capsys, monkeypatch):
     """It is recorded, shown in the table, and not met again after a restart."""
     argv = ["--base", str(tiny.path), "--data", str(data), "--bench", "mbpp+", "--max-new-tokens", "4",
