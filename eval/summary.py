@@ -133,8 +133,8 @@ def table(lines: list[dict]) -> str:
     """The summary for the terminal; its last columns are there where a line has them."""
     more = {"think": ".2f", "grader_errors": "d"}
     more = {name: form for name, form in more.items() if any(name in line for line in lines)}
-    out = [["bench", "    n", "member", "right", "95% interval", "minus base", "95% interval", "tokens", " cut",
-            *(name.replace("_", " ") for name in more)]]
+    out = [["bench", "    n", "member", "right", "95% interval", "minus base", "95% interval", "tokens",
+            " cut", *(name.replace("_", " ") for name in more)]]
     for line in lines:
         cells = [line["bench"], f"{line['n']:5}", line["member"], f"{line['accuracy']:.3f}",
                  span(line["interval"]), "", ""]

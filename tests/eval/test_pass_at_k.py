@@ -3,7 +3,6 @@ import ast
 import itertools
 import json
 from fractions import Fraction
-from math import comb
 
 import numpy as np
 import pytest
@@ -192,16 +191,6 @@ def test_several_answers_tell_pass_at_k(two_members, tmp_path, capsys):
                                                    (("code_o", "5"), ("code_o_long", "6"), ("all", "5"))]
     rows = lines_of(tmp_path / "o/answers.jsonl")
     assert len(rows) == (6 + 6) * 3 * 4 and {row["correct"] for row in rows} == {True, False}
-    for line in found["pass_at_k"] + found["pass_at_k_sizes"]:
-        if line["member"] in ("base", "T0", "S0") and line["bench"] != "all":
-            own = [row for row in rows if (row["bench"], row["member"]) == (line["bench"], line["member"])]
-            own = [row for row in own if (row["size"] == line["size"] if "size" in line else not row["seen"])]
-            counts = dict.fromkeys([row["id"] for row in own], 0)
-            for row in own:
-                counts[row["id"]] += row["correct"]
-            for k, value in zip((1, 2, 4), line["pass_at"], strict=True):
-                expected = np.mean([1 - comb(4 - c, k) / comb(4, k) for c in counts.values()])
-                assert value == pytest.approx(expected) and line["n"] == len(counts)
     benches = {line["bench"]: line["n"] for line in found["pass_at_k"]}
     assert benches == {"code_o": 5, "code_o_long": 6, "all": 5}
     assert {line["member"] for line in found["pass_at_k"]} == {"base", "T0", "S0", "mean", "mean T", "mean S"}
@@ -227,13 +216,6 @@ def test_one_answer_is_greedy_as_ever_and_several_are_not(two_members, tmp_path,
     with pytest.raises(SystemExit):
         heldout.main(["--help"])
     assert "0 with one sample, 1 (as in training)" in " ".join(capsys.readouterr().out.split())
-
-
-def test_which_families_are_asked_without_bench(two_members, tmp_path):
-    for n_samples, families in (("1", list(heldout.ROWS)), ("2", [*heldout.ROWS, heldout.LONG])):
-        out = tmp_path / n_samples
-        assert heldout.main([*two_members, "--limit", "2", "--samples", n_samples, "--out", str(out)]) == 0
-        assert list(dict.fromkeys(row["bench"] for row in lines_of(out / "items.jsonl")[1:])) == families
 
 
 def test_wilson_interval():
