@@ -14,7 +14,6 @@ chosen on one half of a column's tasks and compared on the other, and the other 
 import argparse
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import json
 from pathlib import Path
@@ -22,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 import selfplay
-from config import Config, resolve_config
+from config import config_of_run, resolve_config
 from eval import answering, common
 from eval.population.heldout import asking, formatted, judge_flags, judging, run_config
 from eval.stats import paired_bootstrap, wilson
@@ -90,28 +89,14 @@ class Players:
         self.sandbox = sandbox
         alone = vars(args) | dict(base=common.base_name(args, []), run="", adapters=[])
         self.bare = formatted(args, common.load(argparse.Namespace(**alone)))
-        config = run.config()
-        known = {f.name: config[f.name] for f in dataclasses.fields(Config) if f.name in config}
-        cfg = Config(**known | dict(rollout_batch=args.max_rows))
+        cfg = dataclasses.replace(config_of_run(run.config(), run.path), rollout_batch=args.max_rows)
         self.cfg = resolve_config(cfg, self.bare.base.prompt_format)
         self.limits = Limits.of_run(self.cfg, self.bare.base.prompt_format, self.bare.base.tokenizer)
 
-    def adapters(self, step: int) -> dict[str, Path]:
-        """Member -> PEFT directory of a checkpoint."""
-        return common.peft_directories([self.run.path / f"step_{step}"])
-
     def at(self, step: int) -> common.Population:
         """A checkpoint's members, by name."""
-        return common.stack(self.bare.base, self.bare.base_hash, self.adapters(step))
-
-    def hashes(self, steps: list[int]) -> dict[str, str]:
-        """SHA-256 of every adapter of these checkpoints."""
-        out = {}
-        for step in steps:
-            for name, path in self.adapters(step).items():
-                weights = (path / "adapter_model.safetensors").read_bytes()
-                out[f"{step}/{name}"] = hashlib.sha256(weights).hexdigest()
-        return out
+        directories = common.peft_directories([self.run.path / f"step_{step}"])
+        return common.stack(self.bare.base, self.bare.base_hash, directories)
 
     def seated(self, step: int, role: str, slots: dict[str, int]) -> list[Member]:
         """A checkpoint's members of one role, in the slots where `at` put them."""
@@ -128,8 +113,8 @@ class Players:
             population = self.at(step)
             setup = Setup(self.cfg, self.bare.base, population.adapters, Ranks.join(self.args.device),
                           self.sandbox, self.limits, tuple(self.cfg.task_types.split(",")))
-            archive, whole = [archive_at(self.run, members_at(self.run, s)[1], setup.task_types,
-                                         self.cfg.archive_cap) for s in (step, self.run.steps()[-1])]
+            archive, whole = [archive_at(self.run, members_at(self.run, s)[1], setup.task_types)
+                              for s in (step, self.run.steps()[-1])]
             archive.keys |= whole.keys
             written = propose(setup, archive, self.seated(step, "teacher", population.slots), n)
             out.write_json(path.name, dict(asked=n, tasks=list(map(dataclasses.asdict, written))))
@@ -219,7 +204,8 @@ def main(argv: list[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         players = Players(args, run, stack.enter_context(open_sandbox(args.workers, args.weak_sandbox)))
         prompt_format = players.bare.base.prompt_format
-        everyone = dataclasses.replace(players.bare, hashes=players.hashes(steps))
+        hashes = {f"{step}/{name}": sha for step in steps for name, sha in players.at(step).hashes.items()}
+        everyone = dataclasses.replace(players.bare, hashes=hashes)
         out, done = common.open_out(args, everyone, f"task {prompt_format}", {}, "eval-crossplay")
         items = [item for step in steps for item in players.tasks(out, step, args.tasks)]
         if not items:

@@ -31,7 +31,7 @@ from config import PRESETS, config_of_run
 from eval import answering, common
 from eval.summary import BASE, comparable, gain_table, member_table, pass_table, passes, summarise, table
 from micro.evaluate import SIZES, draw_tasks
-from run.checkpoint import RunDir, task_of
+from run.checkpoint import RunDir
 from run.platform import open_sandbox
 from tasks import TASK_TYPES, judge_answers
 from tasks.base import UNJUDGED, Task
@@ -120,12 +120,6 @@ def kept_items(path: Path, families: list[str], split: str, limit: int) -> list[
     rows = [drawn, *map(dataclasses.asdict, items)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return items
-
-
-def read_items(path: Path) -> list[Item]:
-    """The tasks that `kept_items` wrote."""
-    rows = map(json.loads, path.read_bytes().splitlines()[1:])
-    return [Item(**row | dict(task=task_of(row["task"]))) for row in rows]
 
 
 def families_for(prompt_format: str) -> tuple[str, ...]:
