@@ -55,10 +55,10 @@ def judge():
 
 def test_two_failures_are_not_seen_and_a_third_is_told(judge, kill):
     kill(2)
-    assert one(judge, SLOW, "3").errors == ("timeout",) and judge.replaced == 2
+    assert one(judge, SLOW, "3").errors == ("timeout",) and judge.scheduler.replaced == 2
     kill(3)
     verdict = one(judge, SLOW, "3")
-    assert (verdict.end, verdict.errors) == ("sandbox failure", ("sandbox failure",)) and judge.replaced == 5
+    assert (verdict.end, verdict.errors) == ("sandbox failure", ("sandbox failure",)) and judge.scheduler.replaced == 5
     kill(2)
     assert one(judge, LOOP, "1").outputs == ("10",)
 
