@@ -1,6 +1,7 @@
 """Grades exercise 7: probabilities by hand, the floor, certain results, and how often the loop draws whom."""
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,5 +43,7 @@ def test_a_floor_of_one_is_uniform(work):
 def test_the_loop_draws_as_often(work, mode):
     import evolve
     p, rng = [0.5, 0.1, 0.95], random.Random(0)
-    drawn = Counter(evolve.match(["T"], [0, 1, 2], lambda teacher, s: p[s], mode, 0.1, rng)[0][1] for _ in range(5_000))
+    teacher, *students = [SimpleNamespace(name=name, niche=()) for name in ("T", 0, 1, 2)]
+    pairs = [evolve.match([teacher], students, lambda t, s: p[s.name], mode, 0.1, rng)[0] for _ in range(5_000)]
+    drawn = Counter(student.name for _, student in pairs)
     assert [drawn[i] / 5_000 for i in range(3)] == pytest.approx(work.probabilities(p, mode, 0.1), abs=0.03)
