@@ -27,6 +27,7 @@ from tasks import TASK_TYPES, judge_answers
 from tasks.archive import Archive
 from tasks.base import UNJUDGED, Proposal, Reject, Task
 from tasks.complexity import measure, structural_hash
+from tasks.given import given_task
 from tasks.prompts import FORMATS, Prompt, render, show
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
@@ -230,13 +231,28 @@ def prompt_teacher(s: Setup, archive: Archive, kind: str, rng: random.Random) ->
     return prompt, few_shot
 
 
+def deal(s: Setup, teachers: list[Member], step: int) -> list[ProposalRecord]:
+    """With --tasks, what each teacher would write: so many tasks of the file, or fresh programs."""
+    n, dealt = s.cfg.n_prompts * s.cfg.proposals_per_prompt, []
+    for place, teacher in enumerate(teachers):
+        types = tuple(kind for kind in s.task_types if plays(teacher, kind))
+        first = (step * len(teachers) + place) * n
+        for number in range(first, first + n):
+            p = given_task(s.cfg.tasks, s.task_types, types, s.cfg.seed, number)
+            dealt.append(ProposalRecord(teacher, p.kind, len(dealt), len(dealt), [], proposal=p))
+    return dealt
+
+
 def propose(s: Setup, archive: Archive, pairs: list[tuple[Member, Member]], step: int,
-            desc: str = "") -> tuple[Rollout, list[ProposalRecord]]:
+            desc: str = "") -> tuple[Rollout | None, list[ProposalRecord]]:
     """Every teacher of a match writes n_prompts x proposals_per_prompt proposals, in turn of the task types
-    that it and one of its students play."""
+    that it and one of its students play. No rollout with --tasks, where nobody writes."""
     prompts, slots, proposed = [], [], []
-    teachers = {teacher.slot: teacher for teacher, _ in pairs}
-    for _, teacher in sorted(teachers.items()):
+    by_slot = {teacher.slot: teacher for teacher, _ in pairs}
+    teachers = [by_slot[slot] for slot in sorted(by_slot)]
+    if s.cfg.tasks:
+        return None, deal(s, teachers, step)
+    for teacher in teachers:
         met = [student for other, student in pairs if other is teacher]
         types = [kind for kind in s.task_types if plays(teacher, kind) and any(plays(m, kind) for m in met)]
         for i in range(s.cfg.n_prompts):
@@ -355,8 +371,10 @@ def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> 
             p.reward = s.cfg.duplicate_penalty if p.reason == "duplicate" else s.cfg.invalid_penalty
 
 
-def teacher_rows(rollout: Rollout, proposed: list[ProposalRecord]) -> RoleRows:
-    """What teachers learn from: their proposals, once paid."""
+def teacher_rows(rollout: Rollout | None, proposed: list[ProposalRecord]) -> RoleRows | None:
+    """What teachers learn from: their proposals, once paid. None where they wrote none."""
+    if rollout is None:
+        return None
     rewards = [None if p.unjudged else p.reward for p in proposed]
     return RoleRows("teacher", rollout, rewards, [p.group for p in proposed], [p.kind for p in proposed])
 

@@ -80,6 +80,8 @@ def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list
         return system.fitness(member.rating)
 
     for number, role in enumerate(ROLES):
+        if cfg.tasks and role == "teacher":         # who writes nothing
+            continue
         rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number)
         members = members_of(state.members, role)
         place = {m.name: i for i, m in enumerate(state.members)}
