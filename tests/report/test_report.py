@@ -424,9 +424,9 @@ def test_the_picture_as_a_file(tmp_path):
 
 
 def test_a_forest_plot():
-    lines = [dict(name="8 adapters against 1 pair", difference=-.1, interval=(-.2, -.05), verdict="worse"),
+    lines = [dict(name="full - pair", difference=-.1, interval=(-.2, -.05), verdict="behind"),
              dict(name="evolution", difference=None, interval=None, verdict="untested")]
     drawn = ElementTree.fromstring(forest("Areas", [("equal tokens", lines)], "difference", .05, "144 runs"))
     words = " ".join(drawn.itertext())
-    assert all(word in words for word in ("8 adapters against 1 pair", "worse", "untested", "144 runs", "-0.100 (-0.200 .. -0.050)"))
+    assert all(word in words for word in ("8 adapters against 1 pair, equal tokens", "worse", "untested", "144 runs", "-0.100 (-0.200 .. -0.050)"))
     assert len(drawn.findall(".//{*}circle")) == 1
