@@ -23,10 +23,9 @@ from model import Base
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from rl import Batch
 from sandbox.values import decode
-from tasks import TASK_TYPES, judge_answers
+from tasks import TASK_TYPES, answers_of, jobs_of, verdicts_of
 from tasks.archive import Archive
 from tasks.base import UNJUDGED, Proposal, Reject, Task
-from tasks.complexity import measure, structural_hash
 from tasks.given import given_task
 from tasks.prompts import FORMATS, Prompt, render, show
 from tasks.validation import Limits
@@ -70,12 +69,12 @@ class ProposalRecord:
     @functools.cached_property
     def complexity(self) -> dict[str, int]:
         """Measures of a valid task's program, by name."""
-        return dataclasses.asdict(measure(self.task.program))
+        return dataclasses.asdict(TASK_TYPES[self.kind].measure(self.task.program))
 
     @functools.cached_property
     def structure(self) -> str:
         """Hash of a valid task's program up to names and constants."""
-        return structural_hash(self.task.program)
+        return TASK_TYPES[self.kind].structure(self.task.program)
 
     @functools.cached_property
     def output_size(self) -> tuple[int, int]:
@@ -182,8 +181,9 @@ def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int
     prompts = [TASK_TYPES[task.kind].solve(s.base.prompt_format, task, s.limits) for task in tasks]
     rollout, texts = ask(s, prompts, slots, step, phase, n, temperature, desc)
     by_task = [texts[i * n:(i + 1) * n] for i in range(len(tasks))]
-    verdicts = judge_answers(tasks, by_task, s.base.prompt_format, s.limits, lambda jobs: run_jobs(s, jobs))
-    return Attempts(rollout, texts, verdicts)
+    answers = answers_of(tasks, by_task, s.base.prompt_format, s.limits)
+    results = run_jobs(s, jobs_of(tasks, answers, s.limits))
+    return Attempts(rollout, texts, verdicts_of(tasks, answers, results, s.limits))
 
 
 def key_of(s: Setup, proposal: Proposal) -> str:

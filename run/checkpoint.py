@@ -29,7 +29,6 @@ from selfplay import Setup
 from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Task
-from tasks.complexity import structural_hash
 from trueskill_lite import RATINGS
 
 FROZEN = "probe/frozen_student"         # its place in a checkpoint, one level below those of the members
@@ -94,7 +93,8 @@ def init_state(cfg, setup: Setup, base_hash: str = "") -> State:
     init_adapters(cfg, setup, base_hash)
     archive = Archive(list(setup.task_types), cfg.archive_cap)
     for task in selfplay.make_tasks(setup, seeds(cfg, setup.task_types), cfg.seed_tasks or "seed"):
-        archive.add(dataclasses.replace(task, id=archive.n_added), structural_hash(task.program))
+        archive.add(dataclasses.replace(task, id=archive.n_added),
+                    TASK_TYPES[task.kind].structure(task.program))
     asked = proposals_of(setup, cfg.anchors, "anchors")[:cfg.n_anchors]
     anchors = selfplay.make_tasks(setup, asked, cfg.anchors or "anchors.jsonl")
     asked = unplayed(proposals_of(setup, cfg.heldout, "heldout"), setup.task_types, cfg.n_heldout)
@@ -198,7 +198,7 @@ def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, ke
     tasks = dict(anchors=state.anchors, heldout=state.heldout, seeds=state.archive.seeds)
     as_rows = {name: [dataclasses.asdict(task) for task in some] for name, some in tasks.items()}
     members = [m.to_json() for m in state.members]
-    metadata = dict(base_weights=base_hash, members=members, **as_rows, totals=state.totals,
+    metadata = dict(base_files=base_hash, members=members, **as_rows, totals=state.totals,
                     optimizer_steps=n_learned, frozen=bool(state.frozen))
     run.save(state.step, metadata, fill, keep)
     mark_saved(state, setup)
@@ -237,7 +237,7 @@ def archive_at(run: RunDir, metadata: dict, task_types, cap: int) -> Archive:
             tasks.append(task_from_row(row))
     for task in tasks:
         try:
-            archive.add(task, structural_hash(task.program))
+            archive.add(task, TASK_TYPES[task.kind].structure(task.program))
         except ValueError as e:
             raise ValueError(f"{run.path / 'tasks.jsonl'} is damaged (the program of task {task.id}: {e}): "
                              "restore it, or start anew in another directory") from None
@@ -259,9 +259,9 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
     if sorted((m.role, m.slot) for m in members) != sorted((m.role, m.slot) for m in founders(cfg)):
         raise ValueError(f"{run.path}/step_{step} is damaged (state.json: other members than the flags say): "
                          f"remove all of step_{step} to go on from an earlier one")
-    if metadata.get("base_weights", base_hash) != base_hash:
-        raise ValueError(f"{run.path} was trained on another base than {cfg.base} is here (or at another "
-                         "precision): pass the --base and --device it was started with")
+    if metadata.get("base_files", base_hash) != base_hash:
+        raise ValueError(f"{run.path} was trained on another base than {cfg.base} is here: pass the "
+                         "--base that it was started with")
     archive = archive_at(run, metadata, setup.task_types, cfg.archive_cap)
 
     def load(adapters: Adapters, slot: int, name: str) -> None:
