@@ -1,6 +1,6 @@
 """You against a member of a run, in the terminal, rated as the members are.
 
-    python -m course.play out/NAME              # solve a teacher's tasks before a student's attempts are shown
+    python -m course.play out/NAME              # solve a teacher's tasks before a student's attempts show
     python -m course.play out/NAME --teach      # write a task, and see which students solve it
 
 An empty line ends the game. Answers and programs run in the sandbox, like the members' own.
@@ -61,7 +61,7 @@ def write_task(s: Setup) -> Task | None:
     return task
 
 
-def attempts(s: Setup, state: State, task: Task, step: int, n: int) -> dict[str, tuple[list[str], list[str]]]:
+def attempts(s: Setup, state: State, task: Task, step: int, n: int) -> dict[str, tuple]:
     """{student: (texts, verdicts)} of n students in turn, of those that play the task's type."""
     able = [m for m in members_of(state.members, "student") if plays(m, task.kind)]
     first = step % len(able)
@@ -130,7 +130,8 @@ def play(path: str, teach: bool) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="the run's directory")
     parser.add_argument("--teach", action="store_true", help="write the tasks instead of solving them")
     args = parser.parse_args()

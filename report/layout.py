@@ -36,7 +36,7 @@ def color_rules(c: str) -> str:
     """The rules that let a curve, a life, a bar and a name be drawn in a colour of chart.css."""
     return (f".line.{c} .stroke,.line.{c} .birth,.line.{c} .death,.line.{c} .descent,.life.{c} .stroke,"
             f".edge.{c}{{stroke:var(--{c})}}.line.{c} circle:not(.birth),.life.{c} circle,.line.{c} .band,"
-            f".bars .{c},svg text.end.{c},tspan.{c}{{fill:var(--{c})}}.legend .{c}{{color:var(--{c})}}\n")
+            f"svg text.end.{c},tspan.{c}{{fill:var(--{c})}}.legend .{c}{{color:var(--{c})}}\n")
 
 
 COLORS = [*(f"t{i}" for i in range(6)), *(f"s{i}" for i in range(6)), *(f"m{i}" for i in range(8)), "base"]

@@ -64,6 +64,7 @@ def test_a_person_plays(tmp_path, micro_base, monkeypatch, capsys):
 
 def test_ratings_of_a_match_with_a_person():
     from types import SimpleNamespace
+
     from course.play import rated
     from trueskill_lite import RATINGS
     s, new = SimpleNamespace(cfg=SimpleNamespace(rating="trueskill")), RATINGS["trueskill"]().new()
