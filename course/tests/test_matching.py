@@ -1,7 +1,6 @@
 """Grades exercise 7: probabilities by hand, the floor, certain results, and how often the loop draws whom."""
 import random
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
@@ -43,7 +42,11 @@ def test_a_floor_of_one_is_uniform(work):
 def test_the_loop_draws_as_often(work, mode):
     import evolve
     p, rng = [0.5, 0.1, 0.95], random.Random(0)
-    teacher, *students = [SimpleNamespace(name=name, niche=()) for name in ("T", 0, 1, 2)]
-    pairs = [evolve.match([teacher], students, lambda t, s: p[s.name], mode, 0.1, rng)[0] for _ in range(5_000)]
-    drawn = Counter(student.name for _, student in pairs)
+    teacher = evolve.Member("T0", "teacher", 0, None)
+    students = [evolve.Member(f"S{i}", "student", i, None) for i in range(3)]
+
+    def p_beats(teacher, student):
+        return p[student.slot]
+
+    drawn = Counter(evolve.match([teacher], students, p_beats, mode, 0.1, rng)[0][1].slot for _ in range(5_000))
     assert [drawn[i] / 5_000 for i in range(3)] == pytest.approx(work.probabilities(p, mode, 0.1), abs=0.03)
