@@ -117,7 +117,7 @@ def play(path: str, teach: bool) -> None:
     if not run.steps():
         raise ValueError(f"{path}: no checkpoint; give the directory of a run, out/NAME")
     cfg, base = prepare(config_of_run(run.config(), run.path), ranks)
-    with open_sandbox(cfg.workers, cfg.weak_sandbox, cpu_s=cfg.cpu_s) as sandbox:
+    with open_sandbox(0, cfg.weak_sandbox) as sandbox:
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
         state = restore(run, cfg, setup, adam, base_hash, run.steps()[-1])
         you, step = RATINGS[cfg.rating]().new(), FAR

@@ -45,7 +45,7 @@ CSS = CHART + "".join(map(color_rules, COLORS)) + (HERE / "page.css").read_text(
 JS = (HERE / "page.js").read_text(encoding="utf-8")
 # Of a chart that stands alone: it has a paper, a heading and a foot, and no tooltips.
 SHEET = """.paper{fill:var(--card)}svg{overflow:visible;font:11px system-ui,sans-serif}
-text{fill:var(--soft)}text.head{font-size:13px;font-weight:600;fill:var(--ink)}tspan{font-weight:600}"""
+text{fill:var(--soft)}text.head{font-size:12px;font-weight:600;fill:var(--ink)}tspan{font-weight:600}"""
 TOOLTIP = re.compile(r"<rect class=.hit.*?</rect>|<title>.*?</title>", re.S)
 
 

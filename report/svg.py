@@ -209,10 +209,9 @@ def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = T
         line.bins = binned(line.points, x0, merge)
     bands = [list(binned(line.band, x0, merge).values()) for line in lines]
     low, high = (0, 1) if share else limits(lines, zero)
-    last = max(x for line in lines for x, _ in line.bins.values())
     ends = [line for line in lines if line.label and not line.died]
     margin = 14 + LETTER * max([len(brief(line.name)) for line in ends], default=0)
-    frame = Frame([x0, last], low, high, margin, width, height)
+    frame = Frame([x0, max(steps)], low, high, margin, width, height)
     rows = {}
     for b in sorted({b for line in lines for b in line.bins}):
         told = sorted([(line.bins[b][1], line.name) for line in lines if b in line.bins], reverse=True)

@@ -45,7 +45,7 @@ def test_a_person_plays(tmp_path, micro_base, monkeypatch, capsys):
     train = pytest.importorskip("train")
     from course import play
     run = train.main(config.Config(base=str(micro_base), out=str(tmp_path), name="run", steps=1, pop=2, n_prompts=1, proposals_per_prompt=4,
-                                   samples_per_task=2, max_new_tokens=48, n_anchors=0, n_heldout=0, probe_every=0, workers=1))
+                                   samples_per_task=2, max_new_tokens=48, probe_every=0))
 
     def script(*lines):
         answers = iter(lines)
