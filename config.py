@@ -143,12 +143,10 @@ class Config:
     base_dtype: str = flag("same", "of the base's linear layers: that of --dtype, or int8 by output channel",
                            ("same", "int8"))
     threads: int = flag(None, "CPU threads a process; 0 = torch's choice", kind=int)
-    rollout_batch: int = flag(None, "rows that decode together", kind=int)
+    rollout_batch: int = flag(None, "rows that decode together; 0, the default on a CUDA card = as many as fit", kind=int)
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", kind=int)
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
-    torch_compile: bool = flag(False, "fuse a block's small kernels by torch.compile: see engine.md")
-    no_cuda_graphs: bool = flag(False, "decode on a GPU without CUDA graphs: see engine.md")
-    workers: int = flag(2, "sandbox processes")
+    workers: int = flag(0, "sandbox processes; 0 = half the cores")
     cpu_s: float = flag(0.5, "CPU seconds a program may use")
     weak_sandbox: bool = flag(False, "run model code behind weaker walls where seccomp is missing: dangerous")
 
@@ -173,15 +171,15 @@ PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # What check() demands of numbers.
 POSITIVE = ("steps", "rank", "alpha", "n_prompts", "proposals_per_prompt", "archive_cap", "samples_per_task",
             "max_new_tokens", "clip_low", "clip_high", "epochs", "lr", "evolve_every", "probe_share",
-            "save_every", "keep", "rollout_batch", "tokens_per_microbatch", "workers", "cpu_s",
+            "save_every", "keep", "tokens_per_microbatch", "cpu_s",
             "probe_members")
 NOT_NEGATIVE = ("seed", "threads", "show", "n_few_shot", "max_digits", "max_output", "noise_margin",
                 "lr_teacher", "kl_coef", "entropy_coef", "outcome_band", "probe_every", "n_anchors",
-                "n_heldout", "matches")
+                "n_heldout", "matches", "rollout_batch", "workers")
 SHARES = ("max_guess", "matching_floor", "probe_share")
 # Fields that may change between a run and its resumption without changing what it computes. From one kind of
 # device to another also give the --importance-cap of before, whose default depends on it.
-FREE = ("base", "name", "out", "resume", "init", "steps", "device", "no_cuda_graphs", "threads", "plan",
+FREE = ("base", "name", "out", "resume", "init", "steps", "device", "threads", "plan",
         "show", "save_every", "keep", "workers", "halt_on", "thresholds")
 
 
@@ -192,7 +190,6 @@ RENAMED = {"style": "--prompt-format", "kinds": "--task-types", "group": "--prop
            "advantage": "--algo", "whiten": "--normalize-advantages", "cull": "--replace-frac",
            "max_rows": "--rollout-batch", "token_budget": "--tokens-per-microbatch",
            "clip": "--clip-low and --clip-high",
-           "cuda_graphs": "the default on a GPU; --no-cuda-graphs turns it off",
            "replay": "python -m run.replay RUN STEP [T2:S1]"}
 
 
@@ -271,6 +268,8 @@ def config_of_run(saved: dict, path) -> Config:
 def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Config:
     """Fill in what prompt format, --algo, device and other flags imply. Raises ValueError with the fix."""
     presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo]
+    if device == "cuda":
+        presets["rollout_batch"] = 0
     missing = {name: value for name, value in presets.items() if getattr(cfg, name) is None}
     cfg = dataclasses.replace(cfg, prompt_format=prompt_format, **missing)
     half = 1 if cfg.single else cfg.pop // 2

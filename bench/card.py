@@ -33,7 +33,6 @@ from bench.workload import SHAPES, in_int8
 from infra.distributed import Ranks
 from run.platform import git_commit
 from infra.precision import pick_dtype
-from model import compile_kernels
 
 
 def checked(b: Bench, check) -> list[Check]:
@@ -79,9 +78,6 @@ def parts(device: torch.device, sizes: Sizes) -> list[Part]:
     for rows, share in zip(sizes.rows, (14, 24)):
         made.append(Part(f"decoding {rows} rows", functools.partial(speed.decoding, rows=rows), share))
     made.append(Part("int8 decoding", functools.partial(speed.other_model, name="int8", make=in_int8), 8))
-    if device.type == "cuda":               # on a CPU compiling takes minutes and does not pay
-        compiled = functools.partial(speed.other_model, name="compile", make=compile_kernels)
-        made.append(Part("--torch-compile", compiled, 8))
     return made + [Part("update", speed.update, 10), Part("whole step", speed.whole_step, 14),
                    Part("loop", speed.loop, 20), Part("PEFT", speed.peft, 8)]
 

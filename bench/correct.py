@@ -13,7 +13,7 @@ import rl
 from bench.common import BOUNDS, TOLD_APART, relative_rms
 from bench.peers import transformers_twin
 from bench.workload import base_of, batch_of, in_int8, population, prompts_of, random_model, without_end
-from generate import Rollout, generate
+from generate import Rollout, SamplingParams, generate
 from infra.gpu import CUDAGraphRunner
 from lora import Adapters, AdapterWeights
 from model import Base, ModelConfig
@@ -77,8 +77,8 @@ def drawn(base: Base, adapters: Adapters, attempts: int = 2, prompt: int = 40, n
     prompts = [ids[:prompt - prompt // 20 * i] for i, ids in enumerate(prompts)]
     members = [i % adapters.n_members for i in range(len(prompts))]
     keys = [(7, i) for i in range(len(prompts) * attempts)]
-    return generate(base, adapters, prompts, members, keys, attempts, max_new_tokens=new,
-                    rollout_batch=len(keys) // 2)
+    sampling = SamplingParams(attempts, max_new_tokens=new, rollout_batch=len(keys) // 2)
+    return generate(base, adapters, prompts, members, keys, sampling)
 
 
 def compare_decoding(name: str, base: Base, adapters: Adapters, **sizes) -> Check:
@@ -177,17 +177,16 @@ def check_gradients(shape: ModelConfig, dtype: torch.dtype, device) -> list[Chec
 
 @torch.no_grad()
 def check_routing(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
-    """The four ways of lora.py to add adapters, against a loop over rows in float64."""
+    """The three ways of lora.py to add adapters, against a loop over rows in float64."""
     base = small_base(shape, dtype, device)
     adapters = small_population(base)
     everybody = AdapterWeights(adapters, torch.arange(MEMBERS, device=device), dtype)
     layers = base.model.fused_linears()[0]
     checks = []
     for name, member, T in (("equal", [0, 0, 1, 1, 2, 2, 3, 3], 5), ("dense", [3, 0, -1, 1, 2, 2, 0, 3], 1),
-                            ("grouped", [3, 0, -1, 1, 2, 2, 0, 3], 5), ("by_row", [2], 1)):
+                            ("grouped", [3, 0, -1, 1, 2, 2, 0, 3], 5)):
         member = torch.tensor(member)
-        own = member.to(device)
-        route = everybody.dense_route(own) if name == "by_row" else everybody.route(own)
+        route = everybody.route(member.to(device), one_token=T == 1)
         x = torch.randn(len(member), T, layers.layers[0].in_features,
                         generator=torch.Generator().manual_seed(2)).to(dtype)
         y = torch.zeros(len(member), T, sum(layers.sizes), dtype=dtype, device=device)

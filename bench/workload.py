@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 import rl
-from adam import Adam
+from rl import Adam
 from bench.common import timed
-from generate import Rollout, generate
+from generate import Rollout, SamplingParams, generate
 from infra.precision import quantize
 from lora import Adapters
 from model import Base, Model, ModelConfig
@@ -96,8 +96,8 @@ def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], mem
 
     @timed
     def run() -> None:
-        rollout = generate(base, adapters, prompts, members, keys, n, max_new_tokens=new,
-                           rollout_batch=len(keys))
+        sampling = SamplingParams(n, max_new_tokens=new, rollout_batch=len(keys))
+        rollout = generate(base, adapters, prompts, members, keys, sampling)
         assert int(rollout.n_tokens.sum()) == new * len(keys)
     return run
 

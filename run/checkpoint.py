@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import selfplay
-from adam import Adam
+from rl import Adam
 from evolve import ROLES, Member, member_order, members_of
 from run.task_log import task_from_row
 from weights import PEFT_FILES, load_peft, save_peft

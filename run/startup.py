@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from adam import Adam
+from rl import Adam
 from config import Config, resolve_config
 from evolve import ROLES, learning_rates
 from run.checkpoint import LOGS, RunDir, founders

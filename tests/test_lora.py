@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from adam import Adam
+from rl import Adam
 from config import TARGETS
 from weights import load_peft, save_peft, weights_hash
 from lora import Adapters, AdapterWeights

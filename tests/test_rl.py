@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import rl
-from adam import Adam
+from rl import Adam
 from batches import LENGTH, make_batch, pick, settings
 from config import ALGORITHMS
 from generate import generate

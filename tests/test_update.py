@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import rl
-from adam import Adam
+from rl import Adam
 from batches import make_batch, pick, settings
 from weights import load_model
 from model import Base

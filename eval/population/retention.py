@@ -31,7 +31,7 @@ from eval.population.children import children, children_table
 from eval.stats import FEWEST_RUNS, interval_of, ratio_bootstrap
 from eval.summary import BASE, comparable, shares
 from evolve import Member
-from generate import Rollout, generate
+from generate import Rollout, SamplingParams, generate
 from run.checkpoint import RunDir, members_at
 from run.platform import open_sandbox
 from lora import Adapters
@@ -135,7 +135,8 @@ def divergences(children: common.Population, some: list[Family], items: list,
     out = []
     for family in some:
         writer = [children.slots[family.parents[0]]] * len(prompts)
-        r = generate(base, children.adapters, prompts, writer, keys, 1, 1.0, args.max_new, args.max_rows)
+        r = generate(base, children.adapters, prompts, writer, keys,
+                     SamplingParams(max_new_tokens=args.max_new, rollout_batch=args.max_rows))
         out.append(token_kl(base, children.adapters, r, children.slots[family.child]))
     return out
 

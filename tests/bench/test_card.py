@@ -20,7 +20,7 @@ from bench.correct import Check
 from bench.enlarge import enlarge
 from bench.speed import MICRO, Bench, Figure
 from bench.workload import SHAPES, base_of, fixed_rollout, in_int8, members_of, population, random_model, updater
-from generate import generate
+from generate import SamplingParams, generate
 from infra.distributed import Ranks
 from infra.precision import quantize
 
@@ -62,7 +62,7 @@ def test_a_larger_shape_says_what_the_micro_base_says(base, larger):
     assert (logits[..., known:] < -50).all(), "words that the micro base lacks could be drawn"
     rollouts = []
     for other in (base, dataclasses.replace(base, model=model)):
-        rollouts.append(generate(other, None, [prompt], [-1], [(0, i) for i in range(4)], 4, max_new_tokens=40))
+        rollouts.append(generate(other, None, [prompt], [-1], [(0, i) for i in range(4)], SamplingParams(4, max_new_tokens=40)))
     assert torch.equal(rollouts[0].ids, rollouts[1].ids)
 
 

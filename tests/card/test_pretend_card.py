@@ -8,7 +8,7 @@ from pretend import inserted
 
 import rl
 import train
-from adam import Adam
+from rl import Adam
 from bench.correct import drawn
 from bench.workload import batch_of, fixed_rollout, population
 from config import Config

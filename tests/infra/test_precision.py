@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 import config
 import rl
-from adam import Adam
+from rl import Adam
 from generate import Rollout, generate
 import weights
 from infra import precision

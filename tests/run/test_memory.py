@@ -14,7 +14,7 @@ import config
 import pack
 import rl
 import train
-from adam import Adam
+from rl import Adam
 from generate import DecodeBatch
 from run import memory
 from infra.distributed import Ranks
