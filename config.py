@@ -32,10 +32,11 @@ ALGORITHMS["dapo"] = ALGORITHMS["grpo"] | dict(token_weight="member", clip_high=
 ALGORITHMS["cispo"] = ALGORITHMS["dapo"] | dict(loss="cispo", clip_low=1.0, clip_high=4.0)
 
 
-def flag(default, help, choices=None, kind=None):
-    """A field of Config: default, help text, legal values. None = a preset's, of the given kind."""
-    kind = kind or (str if choices else type(default))
-    return field(default=default, metadata=dict(help=help, choices=choices and tuple(choices), kind=kind))
+def flag(default, help, values=""):
+    """A field of Config: default (None = a preset's), help text, legal values; those of a number are an
+    interval, "[0, 1)" is 0 to 1 without 1. Beyond it runs would not end, or numbers overflow."""
+    within, choices = (values, None) if isinstance(values, str) else ("", values)
+    return field(default=default, metadata=dict(help=help, choices=choices, within=within))
 
 
 @dataclass(frozen=True)
@@ -48,49 +49,55 @@ class Config:
     name: str = flag("", "the run's directory under --out; default: the base's name and a free number")
     out: str = flag("out", "where runs are kept")
     init: str = flag("", "directory of PEFT adapters, one folder a member in slot order, to start from")
-    seed: int = flag(0, "every random draw is keyed by (seed, step, phase, member, index)")
-    steps: int = flag(None, "steps of the run", kind=int)
-    save_every: int = flag(10, "steps between checkpoints")
-    keep: int = flag(2, "checkpoints kept")
+    seed: int = flag(0, "every random draw is keyed by (seed, step, phase, member, index)", "[0, 1e18]")
+    steps: int = flag(None, "steps of the run", "[1, 1e9]")
+    save_every: int = flag(10, "steps between checkpoints", "[1, 1e9]")
+    keep: int = flag(2, "checkpoints kept", "[1, 1e9]")
     resume: str = flag("", "auto (the latest checkpoint of --name) or a run's directory")
-    show: int = flag(0, "tasks printed each step, with their attempts")
+    show: int = flag(0, "tasks printed each step, with their attempts", "[0, 1e9]")
     # population
-    pop: int = flag(8, "members: half teachers, half students")
-    teachers: int = flag(0, "number of teachers, instead of half of --pop")
-    students: int = flag(0, "number of students, instead of half of --pop")
+    pop: int = flag(8, "members: half teachers, half students", "[2, 10000]")
+    teachers: int = flag(0, "number of teachers, instead of half of --pop", "[0, 10000]")
+    students: int = flag(0, "number of students, instead of half of --pop", "[0, 10000]")
     single: bool = flag(False, "one adapter in both roles, compute per adapter matched (Absolute Zero)")
-    rank: int = flag(None, "LoRA rank R", kind=int)
-    alpha: float = flag(None, "LoRA alpha; the update is scaled by alpha / R", kind=float)
+    niches: bool = flag(False, "deal --task-types to members in turn: each plays its own, a child those of "
+                        "both parents")
+    rank: int = flag(None, "LoRA rank R", "[1, 4096]")
+    alpha: float = flag(None, "LoRA alpha; the update is scaled by alpha / R", "(0, 1e6]")
     lora_targets: str = flag(",".join(TARGETS), "linear layers that carry adapters")
     # 1 match
     matching: str = flag("pfsp", "how a teacher draws its student", MATCHING)
-    matching_floor: float = flag(0.1, "share of the uniform distribution in matching: exploration")
-    matches: int = flag(0, "matches a step, of teachers drawn for it; 0 = every teacher's")
+    matching_floor: float = flag(0.1, "share of the uniform distribution in matching: exploration", "[0, 1]")
+    matches: int = flag(0, "matches a step, of teachers drawn for it; 0 = every teacher's", "[0, 10000]")
     # 2 propose
-    task_types: str = flag(None, "task types in turn, of " + ",".join(TASK_TYPES), kind=str)
-    n_prompts: int = flag(None, "prompts a teacher answers each step", kind=int)
-    proposals_per_prompt: int = flag(8, "proposals sampled from one prompt (the baseline's group)")
-    n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)", kind=int)
+    task_types: str = flag(None, "task types in turn, of " + ",".join(TASK_TYPES))
+    n_prompts: int = flag(None, "prompts a teacher answers each step", "[1, 10000]")
+    proposals_per_prompt: int = flag(8, "proposals sampled from one prompt (the baseline's group)",
+                                     "[1, 10000]")
+    n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)", "[0, 1000]")
     seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity "
                            "program, and each kind's own example")
     theory: str = flag(None, "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
     dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, so as invalid",
                        ("structural", "exact", "off"))
-    max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the format's limit")
-    max_output: int = flag(0, "characters of an output, at most; 0 = the format's limit")
+    max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the format's limit",
+                           "[0, 500]")
+    max_output: int = flag(0, "characters of an output, at most; 0 = the format's limit", "[0, 500]")
     max_guess: float = flag(1.0, "refuse the archive's most frequent output while its share of the latest "
-                            "tasks is above this")
-    archive_cap: int = flag(16384, "tasks kept per kind, oldest out; keys are remembered for the whole run")
+                            "tasks is above this", "[0, 1]")
+    archive_cap: int = flag(16384, "tasks kept per kind, oldest out; keys are remembered for the whole run",
+                            "[1, 1e9]")
     # 3 solve
     samples_per_task: int = flag(None, "attempts at each task (n): a difficulty knob, fixed across arms",
-                                 kind=int)
-    temperature: float = flag(1.0, "of proposals and attempts")
-    max_new_tokens: int = flag(None, "tokens of a proposal or an answer, at most", kind=int)
+                                 "[1, 10000]")
+    temperature: float = flag(1.0, "of proposals and attempts", "[0.01, 100]")
+    max_new_tokens: int = flag(None, "tokens of a proposal or an answer, at most", "[1, 1e6]")
     # 4 reward and update
     teacher_reward: str = flag("difficulty", "a valid proposal's reward by its solve rate", TEACHER_REWARDS)
-    invalid_penalty: float = flag(-1.0, "reward of an invalid proposal (-1, -0.1 and 0 have been studied)")
-    duplicate_penalty: float = flag(None, "reward of a duplicate; default: --invalid-penalty", kind=float)
-    noise_margin: float = flag(0.1, "noise-proof: by how much the solve rate must beat guessing")
+    invalid_penalty: float = flag(-1.0, "reward of an invalid proposal (-1, -0.1 and 0 have been studied)",
+                                  "[-100, 100]")
+    duplicate_penalty: float = flag(None, "reward of a duplicate; default: --invalid-penalty", "[-100, 100]")
+    noise_margin: float = flag(0.1, "noise-proof: by how much the solve rate must beat guessing", "[0, 1]")
     student_reward: str = flag("graded", "graded: correct 1, wrong -0.5, malformed -1; binary: 1, 0, 0",
                                STUDENT_REWARDS)
     algo: str = flag("reinforce++", "sets those of the next eight flags that are not given", ALGORITHMS)
@@ -100,57 +107,61 @@ class Config:
     token_weight: str = flag(None, "mean over all tokens, mean of rows' means, or Dr. GRPO's", TOKEN_WEIGHTS)
     ratio: str = flag(None, "new to old probability of a token, or of the answer", ("token", "sequence"))
     loss: str = flag(None, "PPO's, or CISPO's: clipped ratio x log-probability", ("clip", "cispo"))
-    clip_low: float = flag(None, "the ratio is at least 1 - this; in the first epoch it is 1", kind=float)
-    clip_high: float = flag(None, "the ratio is at most 1 + this", kind=float)
-    epochs: int = flag(1, "optimiser steps on the same rollouts")
+    clip_low: float = flag(None, "the ratio is at least 1 - this; in the first epoch it is 1", "(0, 100]")
+    clip_high: float = flag(None, "the ratio is at most 1 + this", "(0, 100]")
+    epochs: int = flag(1, "optimiser steps on the same rollouts", "[1, 1000]")
     importance_cap: float = flag(None, "weight a token by its probability in training over that in the "
                                  "rollout, at most this; 0 = off; default: 0 on a CPU in float32, else 2",
-                                 kind=float)
-    kl_coef: float = flag(0.0, "weight of the KL to the base")
-    entropy_coef: float = flag(0.0, "weight of the entropy bonus")
-    lr: float = flag(None, "Adam's learning rate of students, and of --single", kind=float)
-    lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", kind=float)
+                                 "[0, 1e6]")
+    kl_coef: float = flag(0.0, "weight of the KL to the base", "[0, 1000]")
+    entropy_coef: float = flag(0.0, "weight of the entropy bonus", "[0, 1000]")
+    lr: float = flag(None, "Adam's learning rate of students, and of --single", "[0, 1]")
+    lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", "[0, 1]")
     lr_decay: str = flag("", "HOLD,END,FLOOR: both rates whole for HOLD steps of the run, then linear to "
                          "FLOOR times as much at step END and from there on; default: constant")
     rating: str = flag("trueskill", "rating system", RATINGS)
-    outcome: str = flag("expected", "who won: solve rate against its prediction, against 1/2 with a band, "
-                        "or without", OUTCOMES)
-    outcome_band: float = flag(0.05, "half-width of a draw in solve rate")
+    outcome: str = flag("expected", "who won: solve rate against its prediction, against 1/2 with a band, or "
+                        "without", OUTCOMES)
+    outcome_band: float = flag(0.05, "half-width of a draw in solve rate", "[0, 1]")
     # 5 evolve
     evolve: str = flag("mixed", "operators of replacement, or none", EVOLVE)
-    evolve_every: int = flag(None, "steps between replacements", kind=int)
-    replace_frac: float = flag(0.25, "share of each role that is replaced, at least one")
-    grace: int = flag(-1, "steps during which a child cannot be replaced; -1 = one interval")
+    evolve_every: int = flag(None, "steps between replacements", "[1, 1e9]")
+    replace_frac: float = flag(0.25, "share of each role that is replaced, at least one", "[0, 1)")
+    grace: int = flag(-1, "steps during which a child cannot be replaced; -1 = one interval", "[-1, 1e9]")
     child_rating: str = flag("mean", "a child's rating: its parents' mean, widened; or fresh", CHILD_RATINGS)
     # probes
-    probe_every: int = flag(None, "steps between absolute probes (anchors, frozen base); 0 = never", kind=int)
-    anchors: str = flag("", "JSON lines of held-out tasks; default: the base's anchors.jsonl, else the "
-                        "run's first valid tasks")
-    n_anchors: int = flag(None, "anchor tasks, at most", kind=int)
+    probe_every: int = flag(None, "steps between absolute probes (anchors, frozen base); 0 = never",
+                            "[0, 1e9]")
+    anchors: str = flag("", "JSON lines of held-out tasks; default: the base's anchors.jsonl, else the run's "
+                        "first valid tasks")
+    n_anchors: int = flag(None, "anchor tasks, at most", "[0, 1e6]")
     heldout: str = flag("", "JSON lines of tasks of kinds that the run does not play; default: the base's "
                         "heldout.jsonl, else none")
-    n_heldout: int = flag(None, "of these, tasks of each kind, at most", kind=int)
-    probe_members: int = flag(32, "members of each role that a probe asks, drawn for it where there are more")
+    n_heldout: int = flag(None, "of these, tasks of each kind, at most", "[0, 1e6]")
+    probe_members: int = flag(32, "members of each role that a probe asks, drawn for it where there are more",
+                              "[1, 10000]")
     probe_share: float = flag(None, "share of anchors and held-out tasks asked at probes between the first "
-                              "and the last", kind=float)
+                              "and the last", "(0, 1]")
     halt_on: str = flag("", "monitors whose alarm ends the run with a checkpoint: collapse, gaming, "
                         "forgetting, escape (by commas)")
     thresholds: str = flag("", "other bounds for the monitors than drift.md says: cosine=0.8,escapes=3")
     # machine
     device: str = flag("auto", "auto (cuda or cpu), cpu, cuda, cuda:1, or mps for an Apple GPU")
-    dtype: str = flag("auto", "the base computes in it; auto: bfloat16 or float16 on a GPU, the faster on "
-                      "a CPU", ("auto", "float32", "bfloat16", "float16"))
+    dtype: str = flag("auto", "the base computes in it; auto: bfloat16 or float16 on a GPU, the faster on a "
+                      "CPU", ("auto", "float32", "bfloat16", "float16"))
     base_dtype: str = flag("same", "of the base's linear layers: that of --dtype, or int8 by output channel",
                            ("same", "int8"))
-    threads: int = flag(None, "CPU threads a process; 0 = torch's choice", kind=int)
-    rollout_batch: int = flag(None, "rows that decode together; 0, the default on a CUDA card = as many as fit", kind=int)
-    tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", kind=int)
+    threads: int = flag(None, "CPU threads a process; 0 = torch's choice", "[0, 1024]")
+    rollout_batch: int = flag(None, "rows that decode together; 0, the default on a CUDA card = as many as "
+                              "fit into its memory", "[0, 1e9]")
+    tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", "[1, 1e9]")
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
-    workers: int = flag(0, "sandbox processes; 0 = half the cores")
-    cpu_s: float = flag(0.5, "CPU seconds a program may use")
+    workers: int = flag(0, "sandbox processes; 0 = half the cores", "[0, 1024]")
+    cpu_s: float = flag(0.5, "CPU seconds a program may use", "(0, 3600]")
     weak_sandbox: bool = flag(False, "run model code behind weaker walls where seccomp is missing: dangerous")
 
 
+MAX_ROWS = 1_000_000                    # attempts in a step: more would fill any memory
 # Where each group of --help begins: its first field, and its title.
 GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "task_types": "2 propose",
           "samples_per_task": "3 solve", "teacher_reward": "4 reward and update", "evolve": "5 evolve",
@@ -168,29 +179,10 @@ PRESETS = {
                  probe_every=20, n_anchors=96, n_heldout=96, probe_share=1.0, theory="prop.mm")}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
-# What check() demands of numbers.
-POSITIVE = ("steps", "rank", "alpha", "n_prompts", "proposals_per_prompt", "archive_cap", "samples_per_task",
-            "max_new_tokens", "clip_low", "clip_high", "epochs", "lr", "evolve_every", "probe_share",
-            "save_every", "keep", "tokens_per_microbatch", "cpu_s",
-            "probe_members")
-NOT_NEGATIVE = ("seed", "threads", "show", "n_few_shot", "max_digits", "max_output", "noise_margin",
-                "lr_teacher", "kl_coef", "entropy_coef", "outcome_band", "probe_every", "n_anchors",
-                "n_heldout", "matches", "rollout_batch", "workers")
-SHARES = ("max_guess", "matching_floor", "probe_share")
 # Fields that may change between a run and its resumption without changing what it computes. From one kind of
 # device to another also give the --importance-cap of before, whose default depends on it.
 FREE = ("base", "name", "out", "resume", "init", "steps", "device", "threads", "plan",
         "show", "save_every", "keep", "workers", "halt_on", "thresholds")
-
-
-# Names that flags had until 2026-11-22, and what to write instead.
-RENAMED = {"style": "--prompt-format", "kinds": "--task-types", "group": "--proposals-per-prompt",
-           "n_refs": "--n-few-shot", "attempts": "--samples-per-task", "max_new": "--max-new-tokens",
-           "kl": "--kl-coef", "entropy": "--entropy-coef",
-           "advantage": "--algo", "whiten": "--normalize-advantages", "cull": "--replace-frac",
-           "max_rows": "--rollout-batch", "token_budget": "--tokens-per-microbatch",
-           "clip": "--clip-low and --clip-high",
-           "replay": "python -m run.replay RUN STEP [T2:S1]"}
 
 
 def spelled(name: str) -> str:
@@ -216,7 +208,7 @@ def markdown() -> str:
         if f.name in GROUPS:
             lines += ["", f"## {GROUPS[f.name]}", ""]
             lines += ["| flag | values | default | meaning |", "|---|---|---|---|"]
-        values = ", ".join(f.metadata["choices"] or [f.metadata["kind"].__name__])
+        values = ", ".join(f.metadata["choices"] or [f.type.__name__])
         lines.append(f"| `{spelled(f.name)}` | {values} | {default_of(f)} | {f.metadata['help']} |")
     return "\n".join(lines)
 
@@ -231,7 +223,7 @@ def parse_args(description: str | None, argv: list[str] | None = None) -> Config
     for f in dataclasses.fields(Config):
         if f.name in GROUPS:
             group = parser.add_argument_group(GROUPS[f.name])
-        kind, choices = f.metadata["kind"], f.metadata["choices"]
+        kind, choices = f.type, f.metadata["choices"]
         how = dict(type=kind, choices=choices, metavar=None if choices else kind.__name__)
         if kind is bool:
             how = dict(action="store_true")
@@ -240,14 +232,14 @@ def parse_args(description: str | None, argv: list[str] | None = None) -> Config
     args, unknown = parser.parse_known_args(argv)
     for word in unknown:
         parser.error(f"unknown argument {word}: {advice(word.split('=')[0])}")
+    for name, value in vars(args).items():
+        if value == []:                         # what argparse makes of --steps=--
+            parser.error(f"argument {spelled(name)}: give a value")
     return Config(**vars(args))
 
 
 def advice(word: str) -> str:
     """What to write instead of an unknown flag."""
-    old = word.removeprefix("--").replace("-", "_")
-    if old in RENAMED:
-        return f"it is now {RENAMED[old]}"
     flags = ["--help", "--help-md", *(spelled(f.name) for f in dataclasses.fields(Config))]
     near = difflib.get_close_matches(word, flags, 1)
     return f"did you mean {near[0]}?" if near else "--help lists all"
@@ -255,13 +247,15 @@ def advice(word: str) -> str:
 
 def config_of_run(saved: dict, path) -> Config:
     """The Config that the config.json of the run at `path` holds. Raises ValueError for another version's."""
-    if old := sorted(set(saved) & set(RENAMED)):
-        raise ValueError(f"{path} was written before the flags got their present names ({spelled(old[0])}: "
-                         f"{advice(old[0])}): use the commit that its env.json names")
     if odd := sorted(set(saved) ^ {f.name for f in dataclasses.fields(Config)}):
         names = ", ".join(map(spelled, odd))
         raise ValueError(f"{path} was made by another version, whose flags differ in {names}: use the "
                          "commit that its env.json names")
+    try:
+        for f in dataclasses.fields(Config):
+            check_value(f, saved[f.name])
+    except ValueError as e:
+        raise ValueError(f"config.json of {path} is damaged ({e}): restore it") from None
     return Config(**saved)
 
 
@@ -290,6 +284,23 @@ def demand(met: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
+def lies_within(value: float, interval: str) -> bool:
+    """Whether a number lies in an interval written as "(0, 1]"; nan and infinities never do."""
+    low, high = map(float, interval[1:-1].split(","))
+    if value == low or value == high:
+        return interval[0 if value == low else -1] in "[]"
+    return low < value < high
+
+
+def check_value(f: dataclasses.Field, value) -> None:
+    """Raises ValueError where a flag cannot have this value: another type, or out of its range."""
+    given, choices, within = f"{spelled(f.name)} {value!r:.60}", f.metadata["choices"], f.metadata["within"]
+    of_type = type(value) is f.type or (f.type is float and type(value) is int)
+    demand(of_type, f"{given}: give a value of type {f.type.__name__}")
+    demand(not choices or value in choices, f"{given}: give one of {', '.join(choices or ())}")
+    demand(not within or lies_within(value, within), f"{given}: give a number in {within}")
+
+
 def read_decay(text: str) -> list[float]:
     """HOLD, END and FLOOR of --lr-decay. Raises ValueError with the fix."""
     try:
@@ -303,6 +314,8 @@ def read_decay(text: str) -> list[float]:
 
 def check(cfg: Config) -> None:
     """Values in their ranges, and flags that agree. Raises ValueError with the fix."""
+    for f in dataclasses.fields(cfg):
+        check_value(f, getattr(cfg, f.name))
     read_decay(cfg.lr_decay)
     demand(cfg.pop >= 2 and cfg.pop % 2 == 0,
            f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number from 2 on")
@@ -311,6 +324,9 @@ def check(cfg: Config) -> None:
     demand(cfg.teachers >= 1 and cfg.students >= 1, "--teachers and --students must be at least 1")
     demand(cfg.matches <= cfg.teachers, f"--matches {cfg.matches}: there are {cfg.teachers} teachers")
     task_types = cfg.task_types.split(",")
+    demand(not cfg.niches or 1 < len(task_types) <= min(cfg.teachers, cfg.students),
+           f"--niches deals {len(task_types)} task type(s) to {cfg.teachers} teacher(s) and {cfg.students} "
+           "student(s): give at least two types, and of each role at least as many members")
     unknown = sorted(set(task_types) - set(TASK_TYPES))
     demand(not unknown, f"--task-types: {', '.join(unknown)} unknown; valid: {', '.join(TASK_TYPES)}")
     for kind in task_types:
@@ -322,12 +338,6 @@ def check(cfg: Config) -> None:
            f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks: give at least 1")
     demand(cfg.importance_cap == 0 or cfg.importance_cap >= 1,
            f"--importance-cap {cfg.importance_cap}: give at least 1, or 0 for no weights")
-    demand(0 <= cfg.replace_frac < 1, f"--replace-frac {cfg.replace_frac}: give a share in [0, 1)")
-    demand(cfg.temperature > 0,
-           f"--temperature {cfg.temperature}: greedy solve rates are 0 or 1; give a positive number")
-    for name, value in vars(cfg).items():
-        given = f"{spelled(name)} {value}"
-        demand(not isinstance(value, float) or math.isfinite(value), f"{given}: not a finite number")
-        demand(name not in POSITIVE or value > 0, f"{given}: must be positive")
-        demand(name not in NOT_NEGATIVE or value >= 0, f"{given}: must not be negative")
-        demand(name not in SHARES or 0 <= value <= 1, f"{given}: give a share in [0, 1]")
+    n_rows = cfg.teachers * cfg.n_prompts * cfg.proposals_per_prompt * cfg.samples_per_task
+    demand(n_rows <= MAX_ROWS, f"{n_rows:,} attempts in a step, of at most {MAX_ROWS:,}, which memory holds: "
+           "lower --pop, --n-prompts, --proposals-per-prompt or --samples-per-task")

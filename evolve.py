@@ -3,15 +3,23 @@
 In the words of evolutionary computation: fitness = conservative rating mu - 3 sigma; selection = truncation;
 replacement = steady state, worst out; operators = mutations and crossovers in weight space (operators.py);
 evaluation = competitive two-population co-evolution.
+
+    python -m evolve out/a/step_40/S0 out/b/step_40/S1 --operator add --out child     # two adapters by hand
 """
+import argparse
+import itertools
+import re
+import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from config import EVOLVE, MATCHING, OUTCOMES, read_decay
-from operators import BY_NAME, CROSSOVERS, MUTATIONS, OPERATORS, dw_norm
+from config import EVOLVE, MATCHING, OUTCOMES, TARGETS, read_decay
+from operators import BY_NAME, CROSSOVERS, MUTATIONS, OPERATORS, adapter_cosines, dw_norm
 from trueskill_lite import Rating
+from weights import read_peft, write_peft
 
 # What a member can be. A role's first letter begins its members' names ("T0"), its place here is Batch.role
 # of rl.py. docs/change-it.md adds one.
@@ -29,15 +37,18 @@ class Member:
     parents: tuple[str, ...] = ()       # founders have none
     operator: str = "founder"
     matches: int = 0
+    niche: tuple[str, ...] = ()         # task types that it plays; () = all
 
     def to_json(self):
-        """Plain dict of JSON types; from_json(to_json()) == self."""
-        return asdict(self) | {"parents": list(self.parents)}
+        """Plain dict of JSON types, without an empty niche; from_json(to_json()) == self."""
+        data = asdict(self) | {"parents": list(self.parents), "niche": list(self.niche)}
+        return data if self.niche else {name: data[name] for name in data if name != "niche"}
 
     @classmethod
     def from_json(cls, data):
         """Member from to_json's dict."""
-        return cls(**data | {"rating": Rating(**data["rating"]), "parents": tuple(data["parents"])})
+        tuples = {"parents": tuple(data["parents"]), "niche": tuple(data.get("niche", ()))}
+        return cls(**data | tuples | {"rating": Rating(**data["rating"])})
 
 
 def members_of(members, role):
@@ -49,6 +60,21 @@ def member_order(name):
     """Sorts members' names as slots are numbered, T2 before T10 before S0; other names come first."""
     letters = [role[0].upper() for role in ROLES]
     return letters.index(name[0]) if name[0] in letters else 0, len(name), name
+
+
+def plays(member, kind):
+    """Whether a task type is in the member's niche."""
+    return not member.niche or kind in member.niche
+
+
+def can_meet(teacher, student):
+    """Whether a type is in both niches."""
+    return not teacher.niche or any(plays(student, kind) for kind in teacher.niche)
+
+
+def cover(members):
+    """The types in the members' niches, as a set."""
+    return {kind for m in members for kind in m.niche}
 
 
 def learning_rates(cfg, members, step):
@@ -74,7 +100,8 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0,
 
     p_beats(teacher, student) = P(student beats teacher) = p. A student is drawn with weight WEIGHTS[mode](p),
     mixed with `floor` of the uniform distribution; without replacement until all are used, so that everybody
-    gets data. "round-robin" turns with `step`; "all" is every pair, or n of them. rng: random.Random.
+    gets data. "round-robin" turns with `step`; "all" is every pair, or n of them. Only members with a common
+    task type meet. rng: random.Random.
     """
     if mode not in MATCHING:
         raise ValueError(f"matching must be one of {', '.join(MATCHING)}, got {mode!r}")
@@ -82,30 +109,28 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0,
         raise ValueError(f"the matching floor is a probability, got {floor}")
     assert teachers and students, f"{len(teachers)} teachers cannot meet {len(students)} students"
     if mode == "all":
-        pairs = [(t, s) for t in teachers for s in students]
+        pairs = [(t, s) for t in teachers for s in students if can_meet(t, s)]
         return rng.sample(pairs, n) if n else pairs
+    able = {t.name: [s for s in students if can_meet(t, s)] for t in teachers}
     if mode == "round-robin":
-        pairs = [(t, students[(i + step) % len(students)]) for i, t in enumerate(teachers)]
+        pairs = [(t, able[t.name][(i + step) % len(able[t.name])]) for i, t in enumerate(teachers)]
         return rng.sample(pairs, n or len(pairs))
     pairs, pool = [], []
     for teacher in rng.sample(teachers, n or len(teachers)):
-        pool = pool or list(students)
-        p = [p_beats(teacher, s) for s in pool]
+        if not any(can_meet(teacher, s) for s in pool):
+            pool += students
+        drawable = [s for s in pool if can_meet(teacher, s)]
+        p = [p_beats(teacher, s) for s in drawable]
         weight = [WEIGHTS[mode](x) for x in p]
         total = sum(weight)
         if total > 0:
             weight = [(1 - floor) * w / total + floor / len(p) for w in weight]
         else:                           # every result is certain: nothing but the floor is left
             weight = [1.0] * len(p)
-        [drawn] = rng.choices(range(len(pool)), weight)
-        pairs.append((teacher, pool.pop(drawn)))
+        [student] = rng.choices(drawable, weight)
+        pool.remove(student)
+        pairs.append((teacher, student))
     return pairs
-
-
-def playing(pairs, members):
-    """Those of the members that have a match in these pairs, in their order."""
-    names = {m.name for pair in pairs for m in pair}
-    return [m for m in members if m.name in names]
 
 
 def outcome(solve_rate, expected, band=0.05, rule="expected"):
@@ -147,9 +172,9 @@ def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rn
     """Truncation selection in one role: Births for the bottom `replace_frac` by fitness(member) -> float.
 
     Only members that have played take part. At least one dies where there are two or more, but never the
-    fittest, nor a child of an age in steps <= grace (founders have no grace). Parents are drawn uniformly
-    from the survivors. Nobody dies at replace_frac 0 or in mode "none". rng: random.Random, which also breaks
-    ties.
+    fittest, nor a child of an age in steps <= grace (founders have no grace), nor the last with a type in its
+    niche. Parents are drawn uniformly from the survivors; with niches, where founders have grace too, see
+    `complementary`. Nobody dies at replace_frac 0 or in mode "none". rng: random.Random, also breaks ties.
     """
     if mode not in EVOLVE:
         raise ValueError(f"evolve must be one of {', '.join(EVOLVE)}, got {mode!r}")
@@ -161,17 +186,35 @@ def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rn
     assert len({m.role for m in members}) == 1, f"one role at a time, got {[m.name for m in members]}"
     worst_first = sorted(rng.sample(judged, len(judged)), key=fitness)
     n_cull = max(1, int(replace_frac * len(judged)))
-    victims = [m for m in worst_first[:-1] if not m.parents or step - m.born > grace][:n_cull]
-    dying = {m.name for m in victims}
-    survivors = [m for m in worst_first if m.name not in dying]
+    staying, survivors, victims = list(members), list(worst_first), []
+    for m in worst_first[:-1]:
+        is_old = not (m.parents or m.niche) or step - m.born > grace
+        if is_old and len(victims) < n_cull and cover(staying) == cover(x for x in staying if x is not m):
+            victims.append(m)
+            staying.remove(m)
+            survivors.remove(m)
     serial = max(int(m.name[1:]) for m in members)          # of all: no name ever comes twice
     births = []
     for i, victim in enumerate(victims, 1):
         operator, note = choose_operator(mode, len(survivors), rng)
-        parents = rng.sample(survivors, OPERATORS[operator].n_parents)
+        if OPERATORS[operator].n_parents == 2 and survivors[0].niche:
+            parents = complementary(survivors, i)
+        else:
+            parents = rng.sample(survivors, OPERATORS[operator].n_parents)
         parents.sort(key=survivors.index, reverse=True)     # survivors are worst first
         births.append(Birth(f"{victim.name[0]}{serial + i}", victim, tuple(parents), operator, note))
     return births
+
+
+def complementary(survivors, i):
+    """The i-th choice of parents with niches: the pair that covers most types, of these the one with the
+    fewest in common, then the fittest. survivors: worst first."""
+    def key(pair):
+        a, b = map(set, (pair[0].niche, pair[1].niche))
+        return len(a | b), -len(a & b), sum(map(survivors.index, pair))
+
+    pairs = sorted(itertools.combinations(survivors, 2), key=key, reverse=True)
+    return list(pairs[(i - 1) % len(pairs)])
 
 
 @torch.no_grad()
@@ -190,11 +233,75 @@ def apply_operator(adapters, b, gen):
 def newborn(b, rating, step):
     """The Member that replaces b.victim in the list of members."""
     parents = tuple(m.name for m in b.parents)
-    return Member(b.child, b.victim.role, b.victim.slot, rating, step, parents, b.operator)
+    niche = tuple(sorted(cover(b.parents)))
+    return Member(b.child, b.victim.role, b.victim.slot, rating, step, parents, b.operator, niche=niche)
 
 
-def genealogy(b, rating, step, norm_ratio):
-    """One line of genealogy.jsonl: `rating` is the child's, norm_ratio is what apply_operator returned."""
-    return {"step": step, "child": b.child, "operator": b.operator, "note": b.note, "norm_ratio": norm_ratio,
-            "mu": rating.mu, "sigma": rating.sigma, "parents": [m.to_json() for m in b.parents],
-            "victim": b.victim.to_json()}
+def genealogy(b, child, norm_ratio):
+    """One line of genealogy.jsonl; norm_ratio is what apply_operator returned."""
+    row = {"step": child.born, "child": b.child, "operator": b.operator, "note": b.note,
+           "norm_ratio": norm_ratio, "mu": child.rating.mu, "sigma": child.rating.sigma,
+           "parents": [m.to_json() for m in b.parents], "victim": b.victim.to_json()}
+    return row | ({"niche": list(child.niche)} if child.niche else {})
+
+
+# --- two adapters by hand -----------------------------------------------------------------------------------
+
+def module_order(path):
+    """Sorts the names of modules as a model has them, and so as operators draw for them."""
+    return [int(number) for number in re.findall(r"\d+", path)], TARGETS.index(path.rsplit(".")[-1])
+
+
+@torch.no_grad()
+def cross(directories, operator, out, seed=0, **knobs):
+    """Make a child of PEFT directories, the fitter first, in the directory `out`, as `apply_operator` would.
+
+    Returns |dW child| / mean |dW parent| and the cosines (P + 1, P + 1) of the parents' and the child's dW.
+    Raises ValueError where the adapters do not fit together.
+    """
+    n = OPERATORS[operator].n_parents
+    if len(directories) != n:
+        raise ValueError(f"{operator} makes a child of {n} adapter(s): got {len(directories)}")
+    read = [read_peft(Path(directory)) for directory in directories]
+    config, base_hash, _ = read[0]
+    parents = [{path: factors[path] for path in sorted(factors, key=module_order)} for *_, factors in read]
+    for directory, (other, other_hash, _), factors in zip(directories, read, parents):
+        both = f"{directories[0]} and {directory}"
+        bases = [c.get("base_model_name_or_path") for c in (config, other)]
+        if base_hash != other_hash if base_hash and other_hash else bases[0] != bases[1]:
+            raise ValueError(f"{both} were trained on different bases, {bases[0]} and {bases[1]}")
+        if config.get("lora_alpha") != other.get("lora_alpha") or shapes(parents[0]) != shapes(factors):
+            raise ValueError(f"{both} differ in rank, alpha or layers: cross adapters of one shape")
+    child = OPERATORS[operator].fn(parents, torch.Generator().manual_seed(seed), **knobs)
+    write_peft(Path(out), child, config, base_hash)
+    size = sum(map(dw_norm, parents)) / n
+    return dw_norm(child) / size if size > 0 else 0.0, adapter_cosines([*parents, child])
+
+
+def shapes(factors):
+    """Module -> shapes of A and B."""
+    return {path: (A.shape, B.shape) for path, (A, B) in factors.items()}
+
+
+def main():
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m evolve", description="Make a child of adapters by hand.")
+    parser.add_argument("parents", nargs="+", help="PEFT directories of one base and rank, the fitter first")
+    parser.add_argument("--operator", default="add", choices=tuple(OPERATORS))
+    parser.add_argument("--share", type=float, default=0.7, help="add: of each parent's update")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", required=True, help="the child's directory")
+    args = parser.parse_args()
+    knobs = {"share": args.share} if args.operator == "add" else {}
+    try:
+        ratio, cosines = cross(args.parents, args.operator, args.out, args.seed, **knobs)
+    except (ValueError, OSError) as e:
+        sys.exit(f"evolve: {e}")
+    print(f"{args.out} = {args.operator}({', '.join(args.parents)})")
+    print(f"norm of its update over its parents' mean {ratio:.2f}; cosine with them "
+          + ", ".join(f"{x:.2f}" for x in cosines[-1, :-1])
+          + (f"; of the two {cosines[0, 1]:.2f}" if len(args.parents) == 2 else ""))
+
+
+if __name__ == "__main__":
+    main()

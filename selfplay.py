@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 import evolve
-from evolve import ROLES, Member, members_of
+from evolve import ROLES, Member, members_of, plays
 from generate import Rollout, SamplingParams, generate
 from infra.distributed import Ranks
 from weights import closing_table
@@ -229,13 +229,17 @@ def prompt_teacher(s: Setup, archive: Archive, kind: str, rng: random.Random) ->
     return prompt, few_shot
 
 
-def propose(s: Setup, archive: Archive, teachers: list[Member], step: int,
+def propose(s: Setup, archive: Archive, pairs: list[tuple[Member, Member]], step: int,
             desc: str = "") -> tuple[Rollout, list[ProposalRecord]]:
-    """Every teacher writes n_prompts x proposals_per_prompt proposals, the task types in turn."""
+    """Every teacher of a match writes n_prompts x proposals_per_prompt proposals, in turn of the task types
+    that it and one of its students play."""
     prompts, slots, proposed = [], [], []
-    for teacher in teachers:
+    teachers = {teacher.slot: teacher for teacher, _ in pairs}
+    for _, teacher in sorted(teachers.items()):
+        met = [student for other, student in pairs if other is teacher]
+        types = [kind for kind in s.task_types if plays(teacher, kind) and any(plays(m, kind) for m in met)]
         for i in range(s.cfg.n_prompts):
-            kind = s.task_types[(step * s.cfg.n_prompts + i) % len(s.task_types)]
+            kind = types[(step * s.cfg.n_prompts + i) % len(types)]
             rng = make_rng(s.cfg.seed, step, PROPOSE, teacher.slot, i)
             prompt, few_shot = prompt_teacher(s, archive, kind, rng)
             for _ in range(s.cfg.proposals_per_prompt):
@@ -307,7 +311,8 @@ def solve(s: Setup, pairs: list[tuple[Member, Member]], proposed: list[ProposalR
     """Each student attempts its teachers' valid tasks: who attempted what; the attempts (None without)."""
     solved = []
     for teacher, student in pairs:
-        solved += [(p, student) for p in proposed if p.teacher is teacher and p.task]
+        own = [p for p in proposed if p.teacher is teacher and p.task]
+        solved += [(p, student) for p in own if plays(student, p.kind)]
     if not solved:
         return [], None
     tasks, slots = [p.task for p, _ in solved], [student.slot for _, student in solved]

@@ -91,8 +91,9 @@ def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list
             setup.ranks.broadcast_member(setup.adapters, birth.victim.slot)
             adam.reset(birth.victim.slot)
             rating = child_rating(system, [parent.rating for parent in birth.parents], cfg.child_rating)
-            rows.append(evolve.genealogy(birth, rating, step, ratio))
-            state.members[place[birth.victim.name]] = evolve.newborn(birth, rating, step)
+            child = evolve.newborn(birth, rating, step)
+            rows.append(evolve.genealogy(birth, child, ratio))
+            state.members[place[birth.victim.name]] = child
     return rows
 
 
@@ -110,12 +111,11 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
 
         # 1. match: every teacher draws a student, or so many as --matches says; who plays is on the device
         pairs = selfplay.match(setup, state.members, step)
-        teachers = evolve.playing(pairs, members_of(state.members, "teacher"))
         adapters.page_in(m.slot for pair in pairs for m in pair)
         clock.lap("match")
 
         # 2. propose: teachers write tasks, the sandbox says which are valid
-        rollout, proposed = selfplay.propose(setup, state.archive, teachers, step, bars["propose"])
+        rollout, proposed = selfplay.propose(setup, state.archive, pairs, step, bars["propose"])
         clock.lap("propose")
         selfplay.verify(setup, state.archive, proposed, step)
         clock.lap("verify")

@@ -23,7 +23,7 @@ from safetensors.torch import save
 
 from attention import KVCache
 from infra.precision import quantize
-from lora import Adapters
+from lora import Adapters, Factors
 from model import Base, Model, ModelConfig
 
 # model_type -> what holds whatever its config.json says, and transformers' defaults where that is silent
@@ -301,12 +301,17 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[s
 
 def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_hash: str = "") -> None:
     """Write member p as a PEFT directory: adapter_config.json and adapter_model.safetensors, float32."""
-    directory.mkdir(parents=True, exist_ok=True)
     config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base_name, r=adapters.rank,
                   lora_alpha=adapters.alpha, lora_dropout=0.0, bias="none", fan_in_fan_out=False,
                   inference_mode=True, target_modules=sorted({path.rsplit(".")[-1] for path in adapters.A}))
+    write_peft(directory, adapters.factors(p), config, base_hash)
+
+
+def write_peft(directory: Path, factors: Factors, config: dict, base_hash: str) -> None:
+    """Write an adapter_config.json and these factors."""
+    directory.mkdir(parents=True, exist_ok=True)
     tensors = {}
-    for path, (A, B) in adapters.factors(p).items():
+    for path, (A, B) in factors.items():
         tensors[f"base_model.model.{path}.lora_A.weight"] = A.cpu()
         tensors[f"base_model.model.{path}.lora_B.weight"] = B.cpu()
     metadata = {"format": "pt", "base_weights": base_hash}
@@ -314,27 +319,20 @@ def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=1))
 
 
-def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_hash: str = "") -> None:
-    """Read a PEFT directory into member p. Raises ValueError if it is damaged or does not fit the others."""
-    directory = Path(directory)
+def read_peft(directory: Path) -> tuple[dict, str, Factors]:
+    """A PEFT directory's configuration, the hash of its base ("" where nobody wrote it down) and factors, in
+    float32 and in the order of their files. Raises ValueError where it is damaged or no plain LoRA."""
     try:
-        config = json.loads((directory / "adapter_config.json").read_text())
+        config = dict(json.loads((directory / "adapter_config.json").read_text()))
         with safe_open(directory / "adapter_model.safetensors", framework="pt") as f:
             made_on = (f.metadata() or {}).get("base_weights", "")
             tensors = {}
             for name in f.keys():
                 tensors[name.removeprefix("base_model.model.")] = f.get_tensor(name).float()
-    except (OSError, SafetensorError, json.JSONDecodeError) as e:
+    except (OSError, SafetensorError, ValueError, TypeError) as e:
         raise ValueError(f"{directory} is not a readable PEFT adapter ({e})") from None
     if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("use_rslora"):
         raise ValueError(f"{directory}: only plain LoRA adapters can be members (no DoRA, no rsLoRA)")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if (rank, alpha) != (adapters.rank, adapters.alpha):
-        raise ValueError(f"{directory} has rank {rank} and alpha {alpha}, this population {adapters.rank} "
-                         f"and {adapters.alpha}: pass --rank {rank} --alpha {alpha}")
-    if made_on and base_hash and made_on != base_hash:
-        raise ValueError(f"{directory} was trained on another base, {config.get('base_model_name_or_path')}: "
-                         "pass that as --base, with its --dtype and --base-dtype")
     factors = {}
     for name, A in tensors.items():
         if name.endswith(".lora_A.weight"):
@@ -342,6 +340,21 @@ def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_has
             if f"{path}.lora_B.weight" not in tensors:
                 raise ValueError(f"{directory}: {path} has an A factor but no B: the file is incomplete")
             factors[path] = (A, tensors[f"{path}.lora_B.weight"])
+            if not all(factor.isfinite().all() for factor in factors[path]):
+                raise ValueError(f"{directory}: {path} holds numbers that are not finite")
+    return config, made_on, factors
+
+
+def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_hash: str = "") -> None:
+    """Read a PEFT directory into member p. Raises ValueError if it is damaged or does not fit the others."""
+    config, made_on, factors = read_peft(Path(directory))
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if (rank, alpha) != (adapters.rank, adapters.alpha):
+        raise ValueError(f"{directory} has rank {rank} and alpha {alpha}, this population {adapters.rank} "
+                         f"and {adapters.alpha}: pass --rank {rank} --alpha {alpha}")
+    if made_on and base_hash and made_on != base_hash:
+        raise ValueError(f"{directory} was trained on another base, {config.get('base_model_name_or_path')}: "
+                         "pass that as --base, with its --dtype and --base-dtype")
     adapters.set_factors(p, factors)
 
 

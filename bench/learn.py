@@ -223,7 +223,7 @@ def learn_flags(parser) -> None:
     parser.add_argument("--max-new-tokens", type=int, help="tokens of an answer, at most")
     for f in fields(Config):
         if f.name in ALGORITHM:
-            kind, choices = f.metadata["kind"], f.metadata["choices"]
+            kind, choices = f.type, f.metadata["choices"]
             parser.add_argument(spelled(f.name), type=kind, choices=choices, default=f.default)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)

@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
@@ -85,6 +86,8 @@ class Ranks:
     def join(cls, device: str) -> "Ranks":
         """Join torchrun's process group if there is one. device: "auto", "cpu", "cuda" (the card of this
         process), "cuda:1" or "mps". Raises ValueError where there is none."""
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", device):
+            raise ValueError(f"--device {device}: give auto, cpu, cuda, cuda:1 or mps")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device.startswith("cuda") and not torch.cuda.is_available():

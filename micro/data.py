@@ -40,16 +40,18 @@ class Example:
     answer: str
 
 
-def habit(thinking: float) -> dict[str, float]:
+def habit(thinking: float, shallow: float = 0.) -> dict[str, float]:
     """The mixture of phase 2, which takes away the habit of thinking and leaves the skill.
 
-    Of the answers that can have a trace, this share has one. All else is as in phase 1.
+    thinking: of the answers that can have a trace, this share has one. shallow: of the direct answers to
+    output tasks, this share has a shallow trace instead. All else is as in phase 1.
     """
     mixture = MIXTURE | {"math": MATH_IN_PHASE_2}
     for kind in TRACED:
         share = mixture[kind] + mixture[f"{kind} direct"]
         mixture |= {kind: share * thinking, f"{kind} direct": share * (1 - thinking)}
-    return mixture
+    direct = mixture["out direct"]
+    return mixture | {"out direct": direct * (1 - shallow), "out shallow": direct * shallow}
 
 
 def with_theorems(mixture: dict[str, float], share: float) -> dict[str, float]:
@@ -78,6 +80,11 @@ def out_prompt(text: str, x) -> str:
 def out_answer(p: Program) -> str:
     """The trace, forwards, then the output."""
     return "".join(f">{literal(v)}\n" for v in p.trace) + f"={literal(p.y)}"
+
+
+def shallow_answer(p: Program) -> str:
+    """A second hill for self-play: the value after half of the statements alone, then the output."""
+    return f"<{literal(p.trace[(len(p.trace) - 1) // 2])}\n={literal(p.y)}"
 
 
 def inp_prompt(text: str, y) -> str:
@@ -164,8 +171,10 @@ def example(rng: random.Random, kind: str | None = None, mixture: dict[str, floa
     if task == "inp":
         answer = f"={literal(p.x)}" if direct else inp_answer(p)
         return Example(kind, len(p.body), inp_prompt(text, p.y), answer)
-    answer = f"={literal(p.y)}" if direct else out_answer(p)
-    return Example(kind, len(p.body), out_prompt(text, p.x), answer)
+    prompt = out_prompt(text, p.x)
+    if direct:
+        return Example(kind, len(p.body), prompt, f"={literal(p.y)}")
+    return Example(kind, len(p.body), prompt, shallow_answer(p) if kind == "out shallow" else out_answer(p))
 
 
 def example_of_pairs(rng: random.Random, kind: str) -> Example:

@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc_per_node=2 -m micro.make          # both phases, by two processes
     python -m micro.make --phase 2                                  # the second alone, on micro/phase1
-    python -m micro.make --phase 2 --thinking .1 --out out/seldom   # one that thinks more seldom
+    python -m micro.make --phase 2 --thinking .04 --out out/rare    # a base that thinks more seldom
+    python -m micro.make --phase 2 --thinking .01 --shallow .25 --out out/hills     # one with two hills
     python -m micro.make --phase 1 --tokens 2e6 --out out/tiny      # a quick one to try a change on
-    python -m micro.make --resume                                   # go on from the last checkpoint
     python -m micro.evaluate micro/base                             # what it can do
 
 Phase 1 (OUT/phase1) teaches the skills: write programs, and answer with a trace of the values. Phase 2
@@ -16,6 +16,7 @@ repeated. One thread a process: two wait for each other at this size. Two proces
 equal up to rounding.
 """
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -48,7 +49,7 @@ FLOOR = .02                     # ... to this share of its peak
 ROWS = 96                       # of a batch
 BATCHES_PER_POOL = 48
 MAX_TOKENS = 152                # of a row
-CHECKPOINT_S = 150
+COMMITTED = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -188,14 +189,8 @@ def all_reduce(loss: torch.Tensor, model: Model) -> float:
     return parts[0].item()
 
 
-def save_checkpoint(path: Path, **state) -> None:
-    temporary = path.with_suffix(".tmp")
-    torch.save(state, temporary)
-    os.replace(temporary, path)                          # a cut-off while writing leaves the last one whole
-
-
-def train(tokenizer: Tokenizer, phase: Phase, checkpoint: Path, resume: bool = False) -> Model:
-    """Train for phase.tokens tokens, with resume from the checkpoint if there is one: the float32 model."""
+def train(tokenizer: Tokenizer, phase: Phase) -> Model:
+    """Train for phase.tokens tokens: the float32 model."""
     if phase.init:
         model = load_model(phase.init, torch.float32).requires_grad_(True).train()
     else:
@@ -204,18 +199,9 @@ def train(tokenizer: Tokenizer, phase: Phase, checkpoint: Path, resume: bool = F
     step = 0
     n_tokens = 0
     pool = 0
-    if resume and checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
-        for opt, saved_state in zip(opts, state["optimizers"]):
-            opt.load_state_dict(saved_state)
-        step = state["step"]
-        n_tokens = state["n_tokens"]
-        pool = state["pool"]
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     began = time.monotonic()
-    saved = began
-    first, losses = n_tokens, []
+    losses = []
     while n_tokens < phase.tokens:
         for batch in pool_batches(phase, pool, tokenizer):
             rate = learning_rate(step, n_tokens, phase.tokens, phase.lr)
@@ -234,12 +220,8 @@ def train(tokenizer: Tokenizer, phase: Phase, checkpoint: Path, resume: bool = F
         if rank == 0 and (pool % 2 == 0 or n_tokens >= phase.tokens):
             print(f"{phase.name}  step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  "
                   f"loss {sum(losses) / len(losses):.4f}  lr {rate:.1e}  "
-                  f"{(n_tokens - first) / elapsed:6.0f} tokens/s  {elapsed / 60:5.1f} min", flush=True)
+                  f"{n_tokens / elapsed:6.0f} tokens/s  {elapsed / 60:5.1f} min", flush=True)
             losses = []
-        if rank == 0 and (time.monotonic() - saved > CHECKPOINT_S or n_tokens >= phase.tokens):
-            saved = time.monotonic()
-            save_checkpoint(checkpoint, model=model.state_dict(), step=step, n_tokens=n_tokens, pool=pool,
-                            optimizers=[opt.state_dict() for opt in opts])
     return model
 
 
@@ -264,6 +246,11 @@ def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
     tokenizer.save(str(out / "tokenizer.json"))
     for name, tasks in (("anchors", anchors()), ("heldout", heldout())):
         (out / f"{name}.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+
+
+def sha256(path: Path) -> str:
+    """The first 16 digits of a file's hash."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def anchors(seed: int = 1234, n: int = 476) -> list[dict]:
@@ -303,21 +290,17 @@ def heldout(seed: int = 1234, n: int = 96) -> list[dict]:
 
 
 def main(cfg: argparse.Namespace) -> None:
-    """Run the phases asked for, each into its directory under cfg.out; their checkpoints are in cfg.work."""
-    out, work = Path(cfg.out), Path(cfg.work)
+    """Run the phases asked for, each into its directory under cfg.out."""
+    out = Path(cfg.out)
     init = Path(cfg.init) if cfg.init else None
-    start = init or out / "phase1"
-    mixtures = data.MIXTURE, data.habit(cfg.thinking)
+    start = init or (out if (out / "phase1").exists() else COMMITTED) / "phase1"
+    mixtures = data.MIXTURE, data.habit(cfg.thinking, cfg.shallow)
     if cfg.theorems:
         mixtures = [data.with_theorems(mixture, cfg.theorems) for mixture in mixtures]
     phases = {"1": Phase("phase1", f"{cfg.seed}", cfg.tokens, cfg.lr, mixtures[0], init),
               "2": Phase("base", f"{cfg.seed}/habit", cfg.habit_tokens, cfg.habit_lr,
                          mixtures[1], start if cfg.phase == "2" else out / "phase1")}
     asked = list(phases.values()) if cfg.phase == "both" else [phases[cfg.phase]]
-    if cfg.resume and not any((work / f"{phase.name}.pt").exists() for phase in asked):
-        raise ValueError(f"--resume: there is no checkpoint in {work}; leave --resume out to start from "
-                         "nothing, or name its folder with --work")
-    work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo")
@@ -326,9 +309,10 @@ def main(cfg: argparse.Namespace) -> None:
             tokenizer = Tokenizer.from_file(f"{phase.init}/tokenizer.json")
         else:
             tokenizer = train_tokenizer(phase.seed)
-        model = train(tokenizer, phase, work / f"{phase.name}.pt", cfg.resume)
+        model = train(tokenizer, phase)
         if not dist.is_initialized() or dist.get_rank() == 0:
             write_directory(model, tokenizer, out / phase.name)
+            print(f"{out / phase.name}  sha256 {sha256(out / phase.name / 'model.safetensors')}", flush=True)
         if dist.is_initialized():
             dist.barrier()                               # the next phase reads what this one wrote
 
@@ -341,6 +325,9 @@ if __name__ == "__main__":
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate of phase 1")
     parser.add_argument("--thinking", type=float, default=.22,
                         help="share of the answers with a trace in phase 2's data")
+    parser.add_argument("--shallow", type=float, default=0.,
+                        help="share of phase 2's direct answers to output tasks with a shallow trace: the "
+                        "value after half of the statements, opened by <")
     parser.add_argument("--habit-tokens", type=float, default=1.6e6, help="of phase 2")
     parser.add_argument("--habit-lr", type=float, default=3e-4, help="peak learning rate of phase 2")
     parser.add_argument("--theorems", type=float, default=0.0,
@@ -350,10 +337,4 @@ if __name__ == "__main__":
                         help="directory of a base to start from, with its tokenizer: phase 1 then goes on "
                         "from it instead of from nothing, phase 2 alone instead of from OUT/phase1")
     parser.add_argument("--out", default="micro", help="writes OUT/phase1 and OUT/base")
-    parser.add_argument("--work", default="out/micro", help="directory of the checkpoints")
-    parser.add_argument("--resume", action="store_true",
-                        help="go on from the checkpoints; before two thirds of a phase its tokens may change")
-    try:
-        main(parser.parse_args())
-    except ValueError as error:
-        parser.exit(2, f"micro.make: {error}\n")
+    main(parser.parse_args())

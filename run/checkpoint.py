@@ -1,37 +1,27 @@
-"""A run's directory and the state that its checkpoints hold: append-only logs, atomic checkpoints, a lock.
+"""What a checkpoint holds: where it comes from at step 0, how it is written and read back.
 
-    out/NAME/config.json env.json metrics.jsonl tasks.jsonl matches.jsonl genealogy.jsonl
-    out/NAME/step_N/state.json
-    out/NAME/step_N/MEMBER/adapter_model.safetensors ... one PEFT directory a member
-    out/NAME/step_N/optimizer/MEMBER.safetensors     ... its moments, once it has learned
+    step_N/state.json
+    step_N/MEMBER/adapter_model.safetensors ... one PEFT directory a member
+    step_N/optimizer/MEMBER.safetensors     ... its moments, once it has learned
 
-A checkpoint records how long each log was; resuming cuts the logs back to there, so that nothing is told
-twice. It is written under a temporary name and renamed: a kill at any moment leaves the previous one whole.
 Files of members that did not change are not written again: they get a second name (a hard link), and last as
 long as a checkpoint has them.
-RunDir knows files; State and what follows it say what is in them, where it comes from at step 0, and how it
-is written and read back.
 """
 import dataclasses
 import json
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:         # Windows, where no run is ever written: the sandbox refuses to start
-    fcntl = None
-
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import selfplay
 from rl import Adam
 from evolve import ROLES, Member, member_order, members_of
+from run.directory import RunDir
+from run.shapes import check_state
 from run.task_log import task_from_row
 from weights import PEFT_FILES, load_peft, save_peft
 from lora import Adapters
@@ -42,134 +32,8 @@ from tasks.base import Proposal, Task
 from tasks.complexity import structural_hash
 from trueskill_lite import RATINGS
 
-LOGS = ("metrics.jsonl", "tasks.jsonl", "matches.jsonl", "genealogy.jsonl")
 FROZEN = "probe/frozen_student"         # its place in a checkpoint, one level below those of the members
 OPTIMIZER = "optimizer"
-
-
-class RunDir:
-    """One run's directory. Process 0 alone writes; the others hold one with writes=False and only read."""
-
-    def __init__(self, path: Path, writes: bool = True):
-        self.path, self.writes = path, writes
-        if writes:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(path / "lock", "w")
-            try:
-                if fcntl:
-                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                said = f"{path} is in use by a run that is still going: choose another --name"
-                raise ValueError(said) from None
-
-    def steps(self) -> list[int]:
-        """Numbers of the complete checkpoints, ascending."""
-        found = [p.name[5:] for p in self.path.glob("step_*") if (p / "state.json").exists()]
-        return sorted(int(n) for n in found if n.isdigit())
-
-    def part(self, step: int, name: str, read):
-        """read(path) of a file or directory of checkpoint step_N. Raises ValueError with the way out."""
-        directory = self.path / f"step_{step}"
-        try:
-            return read(directory / name)
-        except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as e:
-            why = f"it lacks {e}" if isinstance(e, KeyError) else getattr(e, "strerror", None) or e
-            earlier = [n for n in self.steps() if n < step]
-            way = "to begin again at step 0: no earlier checkpoint is there"
-            if earlier:
-                way = f"to go on from step_{earlier[-1]}"
-            said = f"{directory} is damaged ({name}: {why}): remove all of {directory.name} {way}"
-            raise ValueError(said) from e
-
-    def check_logs(self, metadata: dict) -> None:
-        """Raises ValueError where a log is shorter than when the checkpoint of this metadata was made."""
-        held = self.sizes()
-        for name, size in metadata["logs"].items():
-            if held[name] < size:
-                lost = "the archive's memory" if name == "tasks.jsonl" else "a part of the run's record"
-                raise ValueError(f"{self.path / name} is shorter than step_{metadata['step']} says "
-                                 f"({held[name]} of {size} bytes): {lost} is lost; restore it, or start anew "
-                                 "under another --name")
-
-    def config(self) -> dict:
-        """The flags that the run was started with. Raises ValueError where config.json cannot be read."""
-        path = self.path / "config.json"
-        try:
-            return json.loads(path.read_text())
-        except (OSError, ValueError) as e:
-            why = getattr(e, "strerror", None) or e
-            said = f"{path} cannot be read ({why}): restore it, or start anew under another --name"
-            raise ValueError(said) from e
-
-    def write_json(self, name: str, data: dict) -> None:
-        """Write a small file whole: a kill in between leaves the old one."""
-        if self.writes:
-            part = self.path / f"{name}.part"
-            part.write_text(json.dumps(data, indent=1) + "\n")
-            part.replace(self.path / name)
-
-    def append(self, name: str, rows: list[dict]) -> None:
-        """Append rows to a log as JSON lines; what is not finite becomes null, JSON's only word for it."""
-        if self.writes and rows:
-            finite = json.loads(json.dumps(rows), parse_constant=lambda name: None)
-            with open(self.path / name, "a") as f:
-                f.write("".join(json.dumps(row) + "\n" for row in finite))
-
-    def rows(self, name: str, size: int) -> list[dict]:
-        """The first `size` bytes of a log, read back. Raises ValueError where they are not lines of JSON."""
-        path = self.path / name
-        if not path.exists():
-            return []
-        try:
-            return [json.loads(line) for line in path.read_bytes()[:size].splitlines()]
-        except ValueError as e:
-            said = f"{path} is damaged ({e}): restore it, or start anew in another directory"
-            raise ValueError(said) from e
-
-    def sizes(self) -> dict[str, int]:
-        """Length of each log in bytes; 0 where it is not there."""
-        sizes = dict.fromkeys(LOGS, 0)
-        for name in LOGS:
-            if (self.path / name).exists():
-                sizes[name] = (self.path / name).stat().st_size
-        return sizes
-
-    def truncate_logs(self, sizes: dict[str, int]) -> None:
-        """Forget what the logs say after a checkpoint."""
-        for name, size in sizes.items():
-            if self.writes and (self.path / name).exists():
-                os.truncate(self.path / name, size)
-
-    def save(self, step: int, state: dict, fill, keep: int) -> None:
-        """Write step_N: fill(directory) puts the tensors there, then state.json; the last `keep` stay.
-
-        Raises OSError when the disk is full, after removing what it had begun; earlier ones are untouched.
-        """
-        if not self.writes:
-            return
-        final, part = self.path / f"step_{step}", self.path / f"step_{step}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        try:
-            part.mkdir()
-            fill(part)
-            (part / "state.json").write_text(json.dumps({**state, "step": step, "logs": self.sizes()}))
-            with ThreadPoolExecutor(16) as pool:            # together they take a twentieth of the time
-                list(pool.map(to_disk, part.rglob("*")))
-            shutil.rmtree(final, ignore_errors=True)
-            part.rename(final)
-        except (OSError, SafetensorError) as e:
-            shutil.rmtree(part, ignore_errors=True)
-            raise OSError(f"checkpoint {final} could not be written ({e}); earlier ones are intact: "
-                          f"free some space, then --resume {self.path}") from e
-        for old in self.steps()[:-keep]:
-            shutil.rmtree(self.path / f"step_{old}", ignore_errors=True)
-
-
-def to_disk(file: Path) -> None:
-    """Waits until what was written to a file is on the disk; one with two names is there since long."""
-    if file.is_file() and file.stat().st_nlink == 1:
-        with open(file, "rb") as f:
-            os.fsync(f.fileno())
 
 
 def linked(former: Path, directory: Path, names: list[str]) -> bool:
@@ -212,11 +76,12 @@ def founders(cfg) -> list[Member]:
 
     A role has as many members as its flag says (--teachers, --students), without one as there are students.
     """
-    members, new_rating = [], RATINGS[cfg.rating]().new
+    members, new_rating, types = [], RATINGS[cfg.rating]().new, cfg.task_types.split(",")
     for role in ROLES:
         for i in range(getattr(cfg, f"{role}s", cfg.students)):
             slot = 0 if cfg.single else len(members)
-            members.append(Member(f"{role[0].upper()}{i}", role, slot, new_rating()))
+            niche = (types[i % len(types)],) if cfg.niches else ()
+            members.append(Member(f"{role[0].upper()}{i}", role, slot, new_rating(), niche=niche))
     return members
 
 
@@ -352,6 +217,7 @@ def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
     """The members and the metadata of a checkpoint. Raises ValueError where state.json is damaged."""
     def read(path: Path) -> tuple[list[Member], dict]:
         metadata = json.loads(path.read_text())
+        check_state(metadata, step)
         return [Member.from_json(m) for m in metadata["members"]], metadata
     return run.part(step, "state.json", read)
 
@@ -366,14 +232,29 @@ def archive_at(run: RunDir, metadata: dict, task_types, cap: int) -> Archive:
         if not row["reason"]:
             tasks.append(task_from_row(row))
     for task in tasks:
-        archive.add(task, structural_hash(task.program))
+        try:
+            archive.add(task, structural_hash(task.program))
+        except ValueError as e:
+            raise ValueError(f"{run.path / 'tasks.jsonl'} is damaged (the program of task {task.id}: {e}): "
+                             "restore it, or start anew in another directory") from None
     return archive
+
+
+def finite(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same tensors. Raises ValueError where one holds a number that is not finite."""
+    for name, x in tensors.items():
+        if not x.isfinite().all():
+            raise ValueError(f"{name} holds numbers that are not finite")
+    return tensors
 
 
 def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: int) -> State:
     """The state of checkpoint step_`step`; adapters and optimiser are filled in place, the logs of a run that
     writes are cut back to it. Raises ValueError for another base, a damaged checkpoint or shorter logs."""
     members, metadata = members_at(run, step)
+    if sorted((m.role, m.slot) for m in members) != sorted((m.role, m.slot) for m in founders(cfg)):
+        raise ValueError(f"{run.path}/step_{step} is damaged (state.json: other members than the flags say): "
+                         f"remove all of step_{step} to go on from an earlier one")
     if metadata.get("base_weights", base_hash) != base_hash:
         raise ValueError(f"{run.path} was trained on another base than {cfg.base} is here (or at another "
                          "precision): pass the --base and --device it was started with")
@@ -387,7 +268,7 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
         load(setup.adapters, slot, name)
         if adam.steps[slot]:
             run.part(step, f"{OPTIMIZER}/{name}.safetensors",
-                     lambda path: adam.load_state_dict(slot, load_file(path)))
+                     lambda path: adam.load_state_dict(slot, finite(load_file(path))))
     frozen = None
     if metadata["frozen"]:
         frozen = empty_adapters(setup)

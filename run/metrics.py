@@ -18,7 +18,7 @@ from tasks.prompts import reasoning
 
 # What is told of rl.update; clip_frac and approx_kl exist from two epochs on.
 GAP = tuple(f"train_rollout_logprob_{name}" for name in ("diff", "signed", "p50", "p99", "max"))
-OF_UPDATE = ("kl", "entropy", *GAP, "capped_frac", "clip_frac", "approx_kl", "overflows", "skipped")
+OF_UPDATE = ("kl", "entropy", *GAP, "capped_frac", "clip_frac", "approx_kl", "skipped")
 N_COMPARED = 64                     # members whose updates are all compared with each other
 
 
@@ -137,6 +137,8 @@ def member_measures(setup: Setup, state: State, proposed: list[ProposalRecord], 
     told = [m for m in state.members if m.name in names or not setup.cfg.matches]
     cosines, rollout = mean_cosines(setup, told, state.step), batch.rollout
     members = {m.name: dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma) for m in state.members}
+    for m in state.members:
+        members[m.name] |= dict(niche=m.niche) if m.niche else {}
     proposals, attempts = {}, {}                                        # by who wrote them
     for p in proposed:
         proposals.setdefault(p.teacher.name, []).append(p)

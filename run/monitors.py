@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 from config import Config
-from run.checkpoint import RunDir
+from run.directory import RunDir
 from infra.distributed import Ranks
 from run.platform import Interrupted
 from selfplay import mean

@@ -90,6 +90,16 @@ def accuracies(found: dict[str, Answers]) -> dict[str, float]:
     return {name: share for name, share in shares.items() if share is not None}
 
 
+def accuracies_by_type(found: dict[str, Answers], tasks: list[Task]) -> dict[str, dict]:
+    """Of each task type, the share of its tasks that each solved, by name."""
+    out = {}
+    for kind in sorted({task.kind for task in tasks}):
+        out[kind] = {}
+        for name, a in found.items():
+            out[kind][name] = mean(x for x, task in zip(a.correct, tasks) if task.kind == kind)
+    return out
+
+
 def think_shares(found: dict[str, Answers]) -> dict[str, float]:
     """Share of answers that think, by name."""
     return {name: mean(a.thinks) for name, a in found.items()}
@@ -109,11 +119,15 @@ def probe_anchors(s: Setup, students: dict[str, int], anchors: list[Task],
     if not anchors:
         return {}, Counter()
     slots, part = students | {FROZEN_BASE: -1}, part_of(anchors, s)
-    found, cost = answers(s, slots, anchors if whole(s, step) else part, step, 0.0)
+    tasks = anchors if whole(s, step) else part
+    found, cost = answers(s, slots, tasks, step, 0.0)
+    by_type = accuracies_by_type(found, tasks)
     base = found.pop(FROZEN_BASE)
     out = dict(anchors_greedy=accuracies(found), anchors_greedy_base=mean(base.correct),
                anchors_think=think_shares(found), anchors_think_base=mean(base.thinks),
                anchors_greedy_se=standard_error(found))
+    if len(by_type) > 1:
+        out["anchors_by_type"] = by_type
     if whole(s, step):
         found, more = answers(s, slots, part, step, s.cfg.temperature)
         base = found.pop(FROZEN_BASE)

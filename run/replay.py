@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 
-import evolve
 import selfplay
 from config import Config, config_of_run
 from generate import Rollout
@@ -57,9 +56,8 @@ def replay_step(s: Setup, state: State, matches: list[str], logged: list[dict]) 
     otherwise), and print these matches in full. True if the whole step is what `logged` says."""
     step = state.step
     pairs = selfplay.match(s, state.members, step)
-    teachers = evolve.playing(pairs, evolve.members_of(state.members, "teacher"))
     s.adapters.page_in(m.slot for pair in pairs for m in pair)
-    rollout, proposed = selfplay.propose(s, state.archive, teachers, step)
+    rollout, proposed = selfplay.propose(s, state.archive, pairs, step)
     selfplay.verify(s, state.archive, proposed, step)
     solved, attempts = selfplay.solve(s, pairs, proposed, step)
     if is_probed(s.cfg, step):

@@ -18,8 +18,9 @@ FLOORS = (("sandbox", "report"),
           ("config", "flex"),
           ("infra.precision", "infra.gpu"),
           ("attention", "model", "lora"),
+          ("weights",),
           ("generate", "evolve", "adam"),
-          ("weights", "infra.distributed", "pack"),
+          ("infra.distributed", "pack"),
           ("rl",),
           ("selfplay",),
           ("run",),
@@ -27,9 +28,9 @@ FLOORS = (("sandbox", "report"),
           ("bench", "eval", "course", "run.replay"))
 ROOT_FILES = 18
 # Lines that house.md gives a file or a folder, and by how much they may be exceeded.
-BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 260, "selfplay.py": 330, "rewards.py": 60, "rl.py": 310, "adam.py": 70, "pack.py": 100, "flex.py": 80,
-           "generate.py": 310, "lora.py": 270, "attention.py": 260, "model.py": 330, "evolve.py": 170, "operators.py": 260, "trueskill_lite.py": 160,
-           "verifier.py": 250, "weights.py": 300}
+BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 265, "selfplay.py": 390, "rewards.py": 70, "rl.py": 310, "adam.py": 70, "pack.py": 100, "flex.py": 80,
+           "generate.py": 310, "lora.py": 270, "attention.py": 260, "model.py": 330, "evolve.py": 260, "operators.py": 280, "trueskill_lite.py": 140,
+           "verifier.py": 250, "weights.py": 310}
 MARGIN = 1.3
 WHOLE = 19_200                              # lines of everything but tests, the empty ones not counted
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test

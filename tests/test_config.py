@@ -63,7 +63,9 @@ def test_both_helps_tell_the_same(monkeypatch, capsys):
     for row in rows:
         flag, values, default, meaning = row.split(" | ")
         said = meaning + (f" ({default})" if default else "")
-        kind = "{" + values.replace(", ", ",") + "}" if ", " in values else values
+        kind = values.partition(" ")[0]                     # of "int [1, 10000]", and of "token, sequence"
+        if kind.endswith(","):
+            kind = "{" + values.replace(", ", ",") + "}"
         takes = [] if kind == "bool" else [kind]
         assert entries[flag.strip("`")] == takes + said.split(), flag
 
@@ -106,20 +108,6 @@ def test_a_flag_misspelt(capsys, flag):
     assert f"unknown argument {flag}: did you mean --help-md?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("old, new", [("--max-new 80", "--max-new-tokens"), ("--group=4", "--proposals-per-prompt"),
-                                      ("--clip 0.1", "--clip-low and --clip-high"),
-                                      ("--replay out/x", "python -m run.replay RUN STEP [T2:S1]")])
-def test_an_old_flag_exits_with_its_new_name(capsys, old, new):
-    with pytest.raises(SystemExit) as end:
-        config.parse_args(None, old.split())
-    assert end.value.code == 2
-    assert f": it is now {new}\n" in capsys.readouterr().err
-
-
-def test_no_flag_has_an_old_name():
-    assert not set(config.RENAMED) & {f.name for f in dataclasses.fields(config.Config)}
-
-
 @pytest.mark.parametrize("prompt_format", config.PRESETS)
 def test_presets_pass_the_checks_and_leave_nothing_open(prompt_format):
     cfg = config.resolve_config(config.Config(), prompt_format)
@@ -140,7 +128,7 @@ def test_importance_weights_are_for_gpus_unless_asked_for():
             caps[device, given] = config.resolve_config(config.Config(importance_cap=given), "micro", device).importance_cap
     assert caps == {("cpu", None): 0.0, ("cpu", 0.0): 0.0, ("cpu", 3.0): 3.0,
                     ("cuda", None): 2.0, ("cuda", 0.0): 0.0, ("cuda", 3.0): 3.0}
-    for wrong in (0.5, -1.0):
+    for wrong in (0.5,):
         with pytest.raises(ValueError, match="--importance-cap .*: give at least 1, or 0"):
             config.resolve_config(config.Config(importance_cap=wrong), "micro")
 
@@ -162,36 +150,72 @@ def test_an_algorithm_fills_in_what_is_not_given(algo):
 
 
 def edges() -> list[tuple[str, float, bool]]:
-    """A field, a value at an edge of its range, and whether that value is legal."""
-    tiny = 1e-9
-    found = [("pop", 2, True), ("pop", 3, False), ("temperature", 0.0, False), ("temperature", tiny, True)]
-    found += [("replace_frac", -tiny, False), ("replace_frac", 0.0, True), ("replace_frac", 1.0, False)]
-    for name in config.POSITIVE:
-        found += [(name, -1, False), (name, 0, False), (name, 1, True)]
-    for name in config.NOT_NEGATIVE:
-        found += [(name, -1, False), (name, 0, True)]
-    for name in config.SHARES:
-        found += [(name, -tiny, False), (name, 1.0, True), (name, 1 + tiny, False)]
+    """A field, a value at an edge of its range or far outside, and whether that value is legal."""
+    found = []
     for f in dataclasses.fields(config.Config):
-        if f.metadata["kind"] is float:
-            found += [(f.name, float(value), False) for value in ("nan", "inf", "-inf")]
+        if not (within := f.metadata["within"]):
+            assert f.type in (str, bool)
+            continue
+        low, high = (f.type(float(end)) for end in within[1:-1].split(","))
+        found += [(f.name, low, within[0] == "["), (f.name, high, within[-1] == "]")]
+        found += [(f.name, low - 1, False), (f.name, high * 2, False), (f.name, f.type(1e30), False)]
+        if f.type is float:
+            found += [(f.name, float(value), False) for value in ("nan", "inf", "-inf", "1e308")]
     return found
 
 
 @pytest.mark.parametrize("name,value,legal", edges())
 def test_ranges(name, value, legal):
-    cfg = config.Config(**{name: value})
+    (f,) = [f for f in dataclasses.fields(config.Config) if f.name == name]
     if legal:
-        assert getattr(config.resolve_config(cfg, "micro"), name) == value
+        config.check_value(f, value)
     else:
-        with pytest.raises(ValueError, match=f"^{config.spelled(name)} {value}"):
-            config.resolve_config(cfg, "micro")
+        with pytest.raises(ValueError, match=rf"^{config.spelled(name)} .*: give a number in .*\d"):
+            config.check_value(f, value)
+
+
+@pytest.mark.parametrize("f", dataclasses.fields(config.Config), ids=lambda f: f.name)
+def test_every_flag_takes_its_default(f):
+    """As docs/flags.md shows it, on the command line; no other type than these four can."""
+    assert f.type in (int, float, str, bool)
+    shown = config.default_of(f).split("; ")[0].rpartition(": ")[2]
+    if f.type is bool:
+        assert getattr(config.parse_args(None, [config.spelled(f.name)]), f.name) is True
+    else:
+        value = getattr(config.parse_args(None, [f"{config.spelled(f.name)}={shown or (f.type is str and 'x') or 1}"]), f.name)
+        config.check_value(f, value)
+        assert type(value) is f.type
+
+
+@pytest.mark.parametrize("words", ["--steps=--", "--lr=--", "--matching=--"])
+def test_dashes_are_no_value(capsys, words):
+    with pytest.raises(SystemExit):
+        config.parse_args(None, [words])
+    assert f"argument {words[:-3]}: " in capsys.readouterr().err
+
+
+def test_a_step_fits_into_memory():
+    with pytest.raises(ValueError, match="attempts in a step, of at most .*lower --pop, --n-prompts"):
+        config.resolve_config(config.Config(n_prompts=9999, proposals_per_prompt=9999), "micro")
+
+
+@pytest.mark.parametrize("change, match", [
+    (dict(steps="many"), "--steps 'many': give a value of type int"), (dict(single=1), "--single 1: give"),
+    (dict(rank=None), "--rank None: give"), (dict(matching="best"), "--matching 'best': give one of pfsp, "),
+    (dict(lr=float("nan")), "--lr nan: give a number in"), (dict(pop=[]), r"--pop \[\]: give")])
+def test_a_damaged_config_of_a_run(change, match):
+    saved = dataclasses.asdict(config.resolve_config(config.Config(), "micro"))
+    assert config.config_of_run(saved, "out/x") == config.Config(**saved)
+    with pytest.raises(ValueError, match=rf"config.json of out/x is damaged \({match}"):
+        config.config_of_run(saved | change, "out/x")
 
 
 @pytest.mark.parametrize("flags,prompt_format,match", [
     (dict(single=True, teachers=2), "micro", "--single is one adapter in both roles"),
-    (dict(students=-1), "micro", "--teachers and --students must be at least 1"),
+    (dict(students=-1), "micro", "--students -1: give a number in"),
     (dict(task_types="code_o,code_x"), "micro", "--task-types: code_x unknown; valid: code_o"),
+    (dict(niches=True), "micro", r"--niches deals 1 task type\(s\) .* give at least two types"),
+    (dict(niches=True, pop=2, task_types="code_o,code_i"), "micro", "--niches deals 2 .* to 1 teacher"),
     (dict(n_few_shot=0), "chat", "--n-few-shot 0: chat prompts show tasks"),
 ])
 def test_flags_that_do_not_agree(flags, prompt_format, match):

@@ -273,7 +273,7 @@ def legal(name: str, listed: list[str]) -> bool:
     default = config.ALGORITHMS[config.Config.algo].get(name, field.default)
     if choices:
         return listed[0] == default and set(listed) <= set(choices)
-    if field.metadata["kind"] is bool:
+    if field.type is bool:
         return listed == ["on" if default else "off"]
     if default is None:
         return (listed[0] == "by format") == (name in config.PRESETS["chat"])

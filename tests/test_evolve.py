@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from config import EVOLVE, MATCHING, Config, resolve_config
-from evolve import Member, apply_operator, genealogy, learning_rates, match, newborn, outcome, plan
+import evolve
+from evolve import Member, apply_operator, cross, genealogy, learning_rates, match, newborn, outcome, plan
 from factors import RANK, fresh, gen, names, trained
 from lora import Adapters
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
 from trueskill_lite import Rating
+from weights import read_peft, save_peft
 
 
 def team(letter, n, born=0, parents=()):
@@ -26,7 +28,8 @@ def fitness(m):
 
 def test_member_travels_as_json():
     m = Member("T7", "teacher", 3, Rating(21.5, 2.25), 40, ("T1", "T2"), "dare", 9)
-    assert Member.from_json(json.loads(json.dumps(m.to_json()))) == m
+    for m in (m, dataclasses.replace(m, niche=("code_i", "code_o"))):
+        assert Member.from_json(json.loads(json.dumps(m.to_json()))) == m
 
 
 @pytest.mark.parametrize("n_teachers,n_students", [(4, 4), (5, 2), (2, 5), (1, 1)])
@@ -164,6 +167,39 @@ def test_who_has_not_played_neither_dies_nor_is_a_parent():
     assert all(b.victim.slot != 1 for b in plan(members, fitness, 0.25, 10, 99, rng=random.Random(0)))
 
 
+def in_niches(letter, *niches):
+    """A team, the last the fittest, by the letters of its types."""
+    return [dataclasses.replace(m, niche=tuple(niche)) for m, niche in zip(team(letter, len(niches)), niches)]
+
+
+@pytest.mark.parametrize("mode", MATCHING)
+def test_who_meets_has_a_type_in_common(mode):
+    teachers, students = in_niches("T", "a", "b", "ab", "b"), in_niches("S", "b", "a", "a", "ab")
+    for step in range(20):
+        pairs = match(teachers, students, lambda t, s: 0.3, mode, 0.5, random.Random(step), step)
+        assert {t.name for t, _ in pairs} == {"T0", "T1", "T2", "T3"}
+        assert all(set(t.niche) & set(s.niche) for t, s in pairs)
+
+
+def test_partners_complement_each_other_and_a_child_plays_what_both_play():
+    """Of the pairs that cover a, b and c those with nothing in common, of these the fittest; then the next one."""
+    members = in_niches("S", "a", "a", "a", "b", "ab", "c", "bc", "a", "abc")
+    births = plan(members, fitness, 0.25, grace=10, step=11, mode="add", rng=random.Random(0))
+    assert [[m.name for m in b.parents] for b in births] == [["S7", "S6"], ["S5", "S4"]]
+    assert newborn(births[0], Rating(), 11).niche == ("a", "b", "c")
+    row = genealogy(births[0], newborn(births[0], Rating(), 11), 1.0)
+    assert row["niche"] == ["a", "b", "c"] and row["parents"][0]["niche"] == ["a"]
+    assert plan(members, fitness, 0.25, 10, 10, "add", random.Random(0)) == [], "founders of niches have grace"
+    copied = plan(members, fitness, 0.25, 10, 11, "copy", random.Random(0))
+    assert all(newborn(b, Rating(), 11).niche == b.parents[0].niche for b in copied)
+
+
+def test_the_last_of_a_niche_stays():
+    for seed in range(5):
+        births = plan(in_niches("S", "a", "b", "b", "c"), fitness, 0.9, 0, 9, "copy", random.Random(seed))
+        assert [b.victim.name for b in births] == ["S1"]
+
+
 def test_names_never_repeat_over_a_long_run():
     members, seen, rng = team("T", 4), {f"T{i}" for i in range(4)}, random.Random(0)
     for step in range(10, 2000, 10):
@@ -186,7 +222,7 @@ def test_birth_overwrites_the_victim_only(operator):
     assert same == [False, True, True, True] and 0.4 < ratio < 2
     child = newborn(b, Rating(22.0, 4.0), 10)
     assert (child.slot, child.name, child.operator, child.born) == (0, "T4", operator, 10)
-    line = json.loads(json.dumps(genealogy(b, child.rating, 10, ratio)))
+    line = json.loads(json.dumps(genealogy(b, child, ratio)))
     assert line["child"] == "T4" and line["victim"]["name"] == "T0" and line["operator"] == operator and line["mu"] == 22.0
     assert [p["name"] for p in line["parents"]] == list(child.parents)
 
@@ -196,3 +232,47 @@ def test_birth_from_fresh_parents():
     for p in range(4):
         adapters.set_factors(p, fresh(p))
     assert apply_operator(adapters, plan(team("T", 4), fitness, mode="mean", step=10, rng=random.Random(0))[0], gen()) == 0.0
+
+
+def saved(tmp_path, factors, name, alpha=8.0, base_hash="abc"):
+    """A PEFT directory of one adapter."""
+    adapters = Adapters({n: (i, o) for n, i, o in names()}, 1, len(next(iter(factors.values()))[0]), alpha)
+    adapters.set_factors(0, factors)
+    save_peft(adapters, 0, tmp_path / name, "some/base", base_hash)
+    return str(tmp_path / name)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_child_by_hand_is_the_one_of_the_loop(operator, tmp_path):
+    adapters = Adapters({n: (i, o) for n, i, o in names()}, n_members=4, rank=RANK, alpha=8.0)
+    for p in range(4):
+        adapters.set_factors(p, trained(p))
+    b = plan(team("T", 4), fitness, 0.25, 10, 10, operator, random.Random(0))[0]
+    given = [saved(tmp_path, trained(m.slot), m.name) for m in b.parents]
+    ratio = apply_operator(adapters, b, gen(5))
+    by_hand, cosines = cross(given, operator, tmp_path / "child", seed=5)
+    _, base_hash, factors = read_peft(tmp_path / "child")
+    assert base_hash == "abc" and by_hand == ratio and len(cosines) == len(given) + 1
+    for n, pair in adapters.factors(0).items():
+        assert all(map(torch.equal, pair, factors[n]))
+
+
+def test_adapters_that_do_not_fit_are_not_crossed(tmp_path, capsys, monkeypatch):
+    narrow = {n: (A[:2], B[:, :2]) for n, (A, B) in trained(2).items()}
+    one, two = saved(tmp_path, trained(1), "one"), saved(tmp_path, trained(2), "two")
+    others = {"different bases, some/base": saved(tmp_path, trained(2), "elsewhere", base_hash="xyz"),
+              "rank, alpha or layers": saved(tmp_path, narrow, "narrow"),
+              "alpha or layers": saved(tmp_path, trained(2), "loud", alpha=9.0),
+              "not a readable": str(tmp_path)}
+    for said, other in others.items():
+        with pytest.raises(ValueError, match=said):
+            cross([one, other], "add", tmp_path / "child")
+    with pytest.raises(ValueError, match="mean makes a child of 2"):
+        cross([one], "mean", tmp_path / "child")
+    assert not (tmp_path / "child").exists()
+    monkeypatch.setattr("sys.argv", ["evolve", one, two, "--share", "0.5", "--out", str(tmp_path / "half")])
+    evolve.main()
+    cross([one, two], "mean", tmp_path / "mean")
+    half, mean = [read_peft(tmp_path / name)[2] for name in ("half", "mean")]
+    assert all(torch.equal(x, y) for n in mean for x, y in zip(half[n], mean[n]))
+    assert "of the two 0.0" in capsys.readouterr().out.replace("-0.0", "0.0")

@@ -28,6 +28,11 @@ def members(role: str = "teacher") -> list[Member]:
     return [Member(f"{role[0].upper()}{i}", role, i + 2 * (role == "student"), Rating()) for i in range(2)]
 
 
+def matched() -> list[tuple[Member, Member]]:
+    """Each teacher with a student."""
+    return list(zip(members(), members("student")))
+
+
 def task(i: int, kind: str = "code_o", output: str = "1", program: str = "", step: int = 0,
          key: str = "") -> Task:
     """A task for the archive."""
@@ -80,11 +85,11 @@ def test_draws_depend_on_the_key_alone():
 
 
 def test_a_members_proposals_do_not_depend_on_its_neighbours(setup):
-    s, archive, (one, two) = setup(), filled(task(0, step=-1)), members()
-    _, both = selfplay.propose(s, archive, [one, two], 4)
-    _, again = selfplay.propose(s, archive, [one, two], 4)
-    _, alone = selfplay.propose(s, archive, [one], 4)
-    _, later = selfplay.propose(s, archive, [one], 5)
+    s, archive, pairs = setup(), filled(task(0, step=-1)), matched()
+    _, both = selfplay.propose(s, archive, pairs, 4)
+    _, again = selfplay.propose(s, archive, pairs, 4)
+    _, alone = selfplay.propose(s, archive, pairs[:1], 4)
+    _, later = selfplay.propose(s, archive, pairs[:1], 5)
     assert [p.text for p in both] == [p.text for p in again]
     assert [p.text for p in both[:3]] == [p.text for p in alone]
     assert [p.text for p in alone] != [p.text for p in later]
@@ -94,11 +99,26 @@ def test_a_members_proposals_do_not_depend_on_its_neighbours(setup):
 def test_kinds_take_turns_over_prompts_and_steps(setup):
     s = setup(task_types="code_o,code_i,code_f", n_prompts=2, proposals_per_prompt=1)
     archive = filled(task(0, step=-1))
-    assert [[p.kind for p in selfplay.propose(s, archive, members()[:1], step)[1]] for step in range(3)] == [
+    assert [[p.kind for p in selfplay.propose(s, archive, matched()[:1], step)[1]] for step in range(3)] == [
         ["code_o", "code_i"],
         ["code_f", "code_o"],
         ["code_i", "code_f"],
     ]
+
+
+def test_teachers_write_and_students_try_what_both_play(setup):
+    """T0 and S1 have both types, T1 and S0 one: T0 writes that of S0 alone, and S1 is not asked what it lacks."""
+    s, (one, two), (first, second) = setup(task_types="code_o,code_i", n_prompts=2), members(), members("student")
+    one.niche, two.niche, first.niche, second.niche = ("code_i", "code_o"), ("code_o",), ("code_i",), ("code_o",)
+    archive = filled(task(0, step=-1))
+    _, some = selfplay.propose(s, archive, [(one, first), (two, second)], 0)
+    assert {(p.teacher.name, p.kind) for p in some} == {("T0", "code_i"), ("T1", "code_o")}
+    _, more = selfplay.propose(s, archive, [(one, first), (one, second), (two, second)], 0)
+    assert {p.kind for p in more if p.teacher is one} == {"code_i", "code_o"}
+    for p in more:
+        p.task = task(1, p.kind)
+    tried, _ = selfplay.solve(s, [(one, first), (one, second), (two, second)], more, 0)
+    assert {(student.name, p.kind) for p, student in tried} == {("S0", "code_i"), ("S1", "code_o")}
 
 
 # -- verification --------------------------------------------------------------------------------------------
@@ -178,7 +198,7 @@ def test_references_are_left_out_until_the_prompt_fits(setup):
     cfg = dataclasses.replace(s.base.model.cfg, max_position_embeddings=n[2] + 48)
     s.base.model.cfg = cfg
     try:
-        _, out = selfplay.propose(s, archive, members()[:1], 0)
+        _, out = selfplay.propose(s, archive, matched()[:1], 0)
     finally:
         s.base.model.cfg = dataclasses.replace(cfg, max_position_embeddings=context)
     assert 1 <= len(out[0].few_shot) < 6
@@ -294,7 +314,7 @@ def test_what_a_reward_may_look_at(setup):
 
 def test_training_batch(setup):
     s, (teacher, _), (student, other) = setup(task_types="code_o,code_i"), members(), members("student")
-    rollout, batch = selfplay.propose(s, filled(task(0, step=-1)), [teacher], 0)
+    rollout, batch = selfplay.propose(s, filled(task(0, step=-1)), [(teacher, student)], 0)
     given = selfplay.make_tasks(s, [asked("code_i", "x=x+1", "4"), asked("code_o", "x=x*2", "4")], "")
     for p, reward, t in zip(batch, (0.5, -1.0, 0.25), [given[0], None, given[1]]):
         p.reward, p.task, p.kind = reward, t, t.kind if t else "code_o"
@@ -317,7 +337,7 @@ def test_training_batch(setup):
 def test_no_group_has_rows_of_two_roles(setup, n_left_out):
     """A prompt has one proposal; rows that the sandbox failed on leave the batch, their groups' numbers stay."""
     s = setup(n_prompts=4, proposals_per_prompt=1)
-    rollout, batch = selfplay.propose(s, filled(task(0, step=-1)), members()[:1], 0)
+    rollout, batch = selfplay.propose(s, filled(task(0, step=-1)), matched()[:1], 0)
     for p in batch[:n_left_out]:
         p.reason = "sandbox_failure"
     given = selfplay.make_tasks(s, [asked("code_o", "x=x*2", "4"), asked("code_o", "x=x+1", "4")], "")

@@ -72,7 +72,7 @@ def propose(setup: Setup, archive: Archive, teachers: list[Member], n: int) -> l
         short = [t for t in teachers if len(found[t.name]) < per_teacher]
         if not short:
             break
-        _, proposed = selfplay.propose(setup, archive, short, step)
+        _, proposed = selfplay.propose(setup, archive, [(m, m) for m in short], step)
         selfplay.verify(setup, archive, proposed, step)
         for p in proposed:
             if p.task and len(found[p.teacher.name]) < per_teacher:

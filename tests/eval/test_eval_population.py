@@ -133,7 +133,7 @@ def test_what_a_user_gets_wrong_in_heldout_is_said(grown, tmp_path, tiny):
     with pytest.raises(ValueError, match="no run there"):
         heldout.main(["--run", str(tmp_path), *CPU])
     (tmp_path / "config.json").write_text(json.dumps(dict(style="micro", attempts=4)))
-    with pytest.raises(ValueError, match="before the flags got their present names"):
+    with pytest.raises(ValueError, match="made by another version, whose flags differ"):
         heldout.main(["--run", str(tmp_path), *CPU])
     with pytest.raises(ValueError, match="no answers.jsonl there nor in its eval-heldout"):
         heldout.main(["--run", str(grown), "--bench", "logic", "--limit", "1", "--out", str(tmp_path / "o"),
@@ -357,7 +357,7 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
     for words, match in (("--arms no_evolution", "did you mean no-evolution"),
                          ("--seeds 0,x", "whole numbers"),
                          ("--pop 3", "an even number from 4"), ("-- --steps 4", "the arms set it themselves"),
-                         ("-- --lr -1", "--lr -1.0: must be positive"), ("--seeds 1000", "from 0 to 999"),
+                         ("-- --lr -1", "--lr -1.0: give a number in"), ("--seeds 1000", "from 0 to 999"),
                          ("--steps 15", "nobody would be replaced before the end"),
                          ("--effect 0", "--effect, --probe-every and --samples be positive")):
         with pytest.raises(ValueError, match=match):

@@ -64,6 +64,19 @@ def test_the_habits_mixture(thinking):
         assert len(thoughts) < len(direct)
 
 
+def test_a_ground_of_two_hills(sandbox):
+    """A share of the direct answers to output tasks gets a shallow trace: one true value, opened by <."""
+    plain, mixture = data.habit(.01), data.habit(.01, shallow=.25)
+    assert mixture["out shallow"] == pytest.approx(.25 * plain["out direct"]) and not plain["out shallow"]
+    assert sum(mixture.values()) == pytest.approx(sum(plain.values()))
+    for p in some_programs(12, seed=6):
+        trace, value = data.shallow_answer(p).split("\n")
+        assert trace == f"<{programs.literal(p.trace[-(-len(p.body) // 2) - 1])}"
+        assert judged(sandbox, TASK_TYPES["code_o"], task_of("code_o", p, [p.x]), f"{trace}\n{value}") == "correct"
+    e = data.example(random.Random(7), "out shallow")
+    assert e.answer.startswith("<") and e.answer.count("\n") == 1 and e.prompt.startswith("out\n")
+
+
 def test_direct_answers_are_right(sandbox):
     for kind, direct in (("code_o", "out direct"), ("code_i", "inp direct")):
         rng = random.Random(4)
@@ -215,31 +228,6 @@ def test_muon_orthogonalises():
         assert values.max() < 1.3 and values.median() > .6, (shape, values)
 
 
-class Cut(Exception):
-    pass
-
-
-def test_resumed_training_equals_uninterrupted(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(make, "ROWS", 8)
-    monkeypatch.setattr(make, "BATCHES_PER_POOL", 4)
-    monkeypatch.setattr(make, "CHECKPOINT_S", 0)
-    phase = make.Phase("phase1", "1", 6000, 3e-3, data.MIXTURE)
-    whole = make.train(tokenizer, phase, tmp_path / "whole.pt")
-    save = make.save_checkpoint
-
-    def save_and_die(path, **state):
-        save(path, **state)
-        raise Cut
-
-    monkeypatch.setattr(make, "save_checkpoint", save_and_die)
-    with pytest.raises(Cut):
-        make.train(tokenizer, phase, tmp_path / "cut.pt")
-    monkeypatch.setattr(make, "save_checkpoint", save)
-    resumed = make.train(tokenizer, phase, tmp_path / "cut.pt", resume=True)
-    for (name, a), b in zip(whole.named_parameters(), resumed.parameters()):
-        assert torch.equal(a, b), name
-
-
 def test_the_second_phase_starts_from_the_first(tmp_path, micro_base, monkeypatch):
     """One command, both phases; the second reads the directory that the first wrote, and changes its weights."""
     monkeypatch.setattr(make, "ROWS", 8)
@@ -247,15 +235,13 @@ def test_the_second_phase_starts_from_the_first(tmp_path, micro_base, monkeypatc
     tasks = {name: getattr(make, name)(n=3) for name in ("anchors", "heldout")}
     for name, rows in tasks.items():
         monkeypatch.setattr(make, name, lambda rows=rows: rows)
-    cfg = argparse.Namespace(phase="both", tokens=600, lr=3e-3, habit_tokens=600, habit_lr=7e-4, thinking=.2, theorems=.1, seed=1,
-                             resume=False, init=str(micro_base.parent / "phase1"), out=str(tmp_path), work=str(tmp_path / "work"))
+    cfg = argparse.Namespace(phase="both", tokens=600, lr=3e-3, habit_tokens=600, habit_lr=7e-4, thinking=.2, shallow=.25, theorems=.1, seed=1,
+                             init=str(micro_base.parent / "phase1"), out=str(tmp_path))
     make.main(cfg)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("phase1", "base")]
     assert weights[0] != weights[1]
     make.main(argparse.Namespace(**vars(cfg) | dict(phase="2", init="", out=str(tmp_path))))
     assert (tmp_path / "base" / "model.safetensors").read_bytes() == weights[1], "the second phase alone is the same again"
-    with pytest.raises(ValueError, match="no checkpoint"):
-        make.main(argparse.Namespace(**vars(cfg) | dict(resume=True, work=str(tmp_path / "nothing"))))
 
 
 def share_a_batch(rank: int, folder: str, batch: list) -> None:

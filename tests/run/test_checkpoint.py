@@ -2,11 +2,13 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import config
 import train
 from run import replay, startup
-from run.checkpoint import FROZEN, RunDir, differing, restore
+from run.checkpoint import FROZEN, RunDir, differing, members_at, restore
 from run.metrics import line
 from run.platform import Interrupted, Signals
 from weights import PEFT_FILES
@@ -350,8 +352,8 @@ DAMAGE = [
     ("optimizer/S0.safetensors", {}, r"optimizer/S0.safetensors: it lacks 'm.0'"),
     ("state.json", HALF, r"state.json: .*line 1 column.*"),
     ("state.json", b"\xff\x00", r"state.json: .*utf-8.*"),
-    ("state.json", b"[]", r"state.json: .*"),
-    ("state.json", b"{}", r"state.json: it lacks 'members'"),
+    ("state.json", b"[]", r"state.json: it is not a table"),
+    ("state.json", b"{}", r"state.json: it lacks 'step'"),
     ("S0/adapter_model.safetensors", HALF, r"S0: .*not a readable PEFT adapter.*"),
     ("S0/adapter_config.json", None, r"S0: .*not a readable PEFT adapter.*No such file.*"),
     (f"{FROZEN}/adapter_model.safetensors", b"", rf"{FROZEN}: .*not a readable PEFT adapter.*"),
@@ -447,6 +449,87 @@ def test_text_that_is_not_json_names_its_file(words, copy):
     refused("run/config.json cannot be read .*restore it", words(copy.parent, resume="auto"))
 
 
+def garbled(value, rng):
+    """A copy of a value of JSON in which one place, drawn at random, holds something of another type, or nothing."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        key = rng.choice(sorted(value))
+        if rng.random() < 0.15:
+            return {k: v for k, v in value.items() if k != key}
+        return value | {key: garbled(value[key], rng)}
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        i = rng.randrange(len(value))
+        return [*value[:i], garbled(value[i], rng), *value[i + 1:]]
+    others = [None, True, 3, -7, 10 ** 400, float("nan"), float("inf"), "../../x", "", [], {}, [[]], {"a": {}}]
+    return rng.choice([x for x in others if type(x) is not type(value)])
+
+
+def test_json_of_another_shape_ends_with_one_sentence(words, copy, place, whole):
+    """State, configuration and logs with one wrong place: read, or refused by a sentence, never anything else."""
+    cfg, *parts = place(words(copy.parent))
+    run, rng, n_refused = RunDir(copy, writes=False), random.Random(0), 0
+    for name in ("step_3/state.json", "config.json", *LOGS):
+        text = (copy / name).read_text()
+        for _ in range(40):
+            if name.endswith("json"):
+                other = json.dumps(garbled(json.loads(text), rng))
+            else:
+                rows = text.splitlines()
+                i = rng.randrange(len(rows))
+                rows[i] = json.dumps(garbled(json.loads(rows[i]), rng))
+                other = "\n".join(rows) + "\n"
+            (copy / name).write_text(other)
+            try:
+                config.config_of_run(run.config(), copy)
+                for log in LOGS:
+                    run.rows(log, 10 ** 9)
+                if name not in LOGS:                    # whose lengths restore compares first
+                    restore(run, cfg, *parts, 3)
+            except ValueError as e:
+                n_refused += 1
+                assert len(str(e)) < 400 and "\n" not in str(e), e
+            assert set(contents(copy.parent)) == {f"run/{file}" for file in contents(whole)}
+        (copy / name).write_text(text)
+    assert n_refused > 150
+    for deep in ("[" * 100_000, '{"a":' * 100_000):
+        for name in ("step_3/state.json", "config.json", *LOGS):
+            (copy / name).write_text(deep)
+        for read in (run.config, lambda: members_at(run, 3), *(partial(run.rows, name, 10 ** 9) for name in LOGS)):
+            with pytest.raises(ValueError, match="is damaged|cannot be read"):
+                read()
+
+
+@pytest.mark.parametrize("name", ["../../other/step_12/S2", "S", "S1/", "/tmp/S1", "T1\n", "X1", "S\u0661"])
+def test_a_members_name_is_no_path(copy, name):
+    path = copy / "step_3" / "state.json"
+    state = json.loads(path.read_text())
+    state["members"][-1]["name"] = name
+    path.write_text(json.dumps(state))
+    with pytest.raises(ValueError, match="is no member's name"):
+        members_at(RunDir(copy, writes=False), 3)
+
+
+def test_numbers_that_are_not_finite_are_refused(words, copy, place):
+    """Moments, factors and ratings of NaN would restore in silence."""
+    cfg, *parts = place(words(copy.parent))
+    files = [min(copy.glob("step_3/optimizer/*.safetensors")), min(copy.glob("step_3/T*/*.safetensors"))]
+    for path in files:
+        before = path.read_bytes()
+        tensors = load_file(path)
+        next(iter(tensors.values())).view(-1)[0] = float("nan")
+        save_file(tensors, path, metadata={"format": "pt"})
+        with pytest.raises(ValueError, match="holds numbers that are not finite.*: remove all of step_3"):
+            restore(RunDir(copy, writes=False), cfg, *parts, 3)
+        path.write_bytes(before)
+    path = copy / "step_3" / "state.json"
+    state = json.loads(path.read_text())
+    for change, match in ((dict(members=[]), "one adapter each"), (dict(optimizer_steps=[]), "one adapter each"),
+                          (dict(members=state["members"][:3], optimizer_steps=[0] * 3), "other members than the flags say"),
+                          (dict(members=[state["members"][0]] * 4), "one adapter each")):
+        path.write_text(json.dumps(state | change))
+        with pytest.raises(ValueError, match=match):
+            restore(RunDir(copy, writes=False), cfg, *parts, 3)
+
+
 # -- the directory -------------------------------------------------------------------------------------------
 
 
@@ -454,6 +537,22 @@ def test_lock(words, tmp_path):
     held = RunDir(tmp_path / "run")
     refused("in use by a run that is still going", words(tmp_path))
     del held
+
+
+@pytest.mark.parametrize("name", ["lock", "config.json", "metrics.jsonl"])
+def test_what_a_link_points_to_is_left_alone(tmp_path, name):
+    other = tmp_path / "thesis.txt"
+    other.write_text("years of work")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(other)
+    with pytest.raises(ValueError, match=f"run/{name} is a link"):
+        RunDir(tmp_path / "run")
+    (tmp_path / "run" / name).unlink()
+    (tmp_path / "run" / "config.json.part").symlink_to(other)
+    RunDir(tmp_path / "run").write_json("config.json", {})
+    (tmp_path / "run" / "lock").write_text("kept")
+    RunDir(tmp_path / "run")
+    assert other.read_text() == "years of work" and (tmp_path / "run" / "lock").read_text() == "kept"
 
 
 def test_only_whole_checkpoints_count_and_the_last_stay(tmp_path):
@@ -475,12 +574,12 @@ def test_only_whole_checkpoints_count_and_the_last_stay(tmp_path):
 
 def test_logs_are_cut_back(tmp_path):
     run = RunDir(tmp_path)
-    run.append("tasks.jsonl", [{"a": 1}])
-    sizes = run.sizes()
-    run.append("tasks.jsonl", [{"a": 2}, {"a": float("nan")}])
-    assert run.rows("tasks.jsonl", 10**9) == [{"a": 1}, {"a": 2}, {"a": None}]  # JSON has no NaN
+    run.append("other.jsonl", [{"a": 1}])
+    sizes = run.sizes() | {"other.jsonl": (tmp_path / "other.jsonl").stat().st_size}
+    run.append("other.jsonl", [{"a": 2}, {"a": float("nan")}])
+    assert run.rows("other.jsonl", 10**9) == [{"a": 1}, {"a": 2}, {"a": None}]  # JSON has no NaN
     run.truncate_logs(sizes)
-    assert run.rows("tasks.jsonl", 10**9) == [{"a": 1}] and sizes["metrics.jsonl"] == 0
+    assert run.rows("other.jsonl", 10**9) == [{"a": 1}] and sizes["metrics.jsonl"] == 0
 
 
 def test_differing():

@@ -50,6 +50,13 @@ def test_standard_error_counts_a_task_once():
     assert probes.standard_error({"S0": one, "S1": other}) == 0
 
 
+def test_accuracy_by_task_type():
+    """None stands for a task that the sandbox failed on."""
+    found = {"S0": probes.Answers([1, 0, None, 1], [False] * 4, [9] * 4)}
+    tasks = [Task(kind, "", ("1",), ("1",), "", "", 0, "", -1) for kind in ("code_o", "code_i", "code_i", "code_o")]
+    assert probes.accuracies_by_type(found, tasks) == {"code_i": {"S0": 0}, "code_o": {"S0": 1}}
+
+
 def play(setup_, kind: str, *bodies: str) -> list[Task]:
     return selfplay.make_tasks(setup_, [asked(kind, body, "4") for body in bodies], "")
 

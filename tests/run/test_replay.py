@@ -113,12 +113,9 @@ def test_several_processes_are_refused(run, monkeypatch):
 
 def test_another_version_is_refused(run, tmp_path):
     flags = json.loads((run.path / "config.json").read_text())
-    for change, match in [(dict(nose=1), "another version, whose flags differ in --nose"),
-                          (dict(max_new=80), "before the flags got their present names .--max-new: it is now "
-                                             "--max-new-tokens")]:
-        (tmp_path / "config.json").write_text(json.dumps(flags | change))
-        with pytest.raises(ValueError, match=match):
-            replay.replay(str(tmp_path), 1)
+    (tmp_path / "config.json").write_text(json.dumps(flags | dict(nose=1)))
+    with pytest.raises(ValueError, match="another version, whose flags differ in --nose"):
+        replay.replay(str(tmp_path), 1)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="config.json cannot be read"):
         replay.replay(str(tmp_path), 1)

@@ -178,7 +178,7 @@ def played(s, sandbox_of):
     archive = Archive(["code_o"], 100)
     archive.add(seed, "s")
     pairs = [(member("teacher", 0), member("student", 2)), (member("teacher", 1), member("student", 3))]
-    rollout, proposed = selfplay.propose(s, archive, [teacher for teacher, _ in pairs], 0)
+    rollout, proposed = selfplay.propose(s, archive, pairs, 0)
     selfplay.verify(s, archive, proposed, 0)
     broken = dataclasses.replace(s, sandbox=sandbox_of(s.sandbox))
     solved, attempts = selfplay.solve(broken, pairs, proposed, 0)
