@@ -108,7 +108,8 @@ def draw(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     if weight.is_cuda:
         return draw_by_blocks(weight, u)
     cdf = weight.cumsum(-1)                                             # on a CPU summed in float64
-    return torch.searchsorted(cdf, threshold(cdf[:, -1:], u), right=True).squeeze(1).clamp_max(cdf.shape[1] - 1)
+    drawn = torch.searchsorted(cdf, threshold(cdf[:, -1:], u), right=True).squeeze(1)
+    return drawn.clamp_max(cdf.shape[1] - 1)                            # NaN may pass the end
 
 
 def threshold(total: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
@@ -346,7 +347,7 @@ def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], me
     if longest + new > context:
         raise ValueError(f"a prompt of {longest} tokens and an answer of {new} exceed the base's context of "
                          f"{context}: lower --max-new-tokens or --n-few-shot")
-    assert len(keys) == len(prompts) * n and len(member) == len(prompts), (len(keys), len(prompts), len(member))
+    assert len(keys) == len(prompts) * n and len(member) == len(prompts), (len(keys), len(prompts), n)
     if ranks is None or ranks.world == 1:
         return generate_here(base, adapters, prompts, member, keys, sampling, desc, kernel)
     size, dealt = deal(len(prompts), n, ranks.world)
@@ -370,7 +371,8 @@ def generate_here(base: Base, adapters: Adapters | None, prompts: list[list[int]
     cfg, weight = base.model.cfg, base.model.embedding
     device, dtype = weight.device, weight.dtype
     n, new = sampling.n, sampling.max_new_tokens
-    kernel = kernel or paged_kernel(cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim, dtype, device)
+    heads = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
+    kernel = kernel or paged_kernel(*heads, dtype, device)
     answers = Answers.empty(keys, sampling, base.eos_ids, device)
     members = send(torch.tensor(member), device)
     weights = adapters and AdapterWeights(adapters, members, dtype, joint=kernel is None)

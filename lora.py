@@ -210,7 +210,7 @@ class AdapterWeights:
         starts = accumulate([0, *self.sizes[paths]])
         return [place for place in zip(paths, starts, self.sizes[paths]) if place[0] in self.adapters.A]
 
-    def blocks(self, paths: tuple[str, ...], Bs: list[torch.Tensor]) -> list[tuple[slice, slice, torch.Tensor]]:
+    def blocks(self, paths: tuple[str, ...], Bs: list[torch.Tensor]) -> list[tuple]:
         """Each B with the columns of x A^T that it takes and those of the output that it adds to."""
         if self.joint:
             return [(slice(None), slice(None), *Bs)]
@@ -319,7 +319,7 @@ class Route:
     def dense(self, A, blocks, x, y):
         """Every row through the columns of all members, all but its own times 0."""
         h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1) * self.own_scale
-        if torch.is_grad_enabled():
+        if self.weights.joint:
             (_, _, B), = blocks
             return y + h.flatten(2) @ B.flatten(0, 1)
         flat = y.view(-1, y.shape[2])

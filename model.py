@@ -70,7 +70,7 @@ class FusedLinear:
 
     @torch.no_grad()
     def fuse(self) -> None:
-        """Copy the layers' frozen weights into one tensor, of which they become views; once, after loading."""
+        """Copy the layers' frozen weights into one tensor, of which they become views: after loading."""
         for name in ("weight", "scale", "bias"):
             if getattr(self.layers[0], name) is None:
                 continue
@@ -190,7 +190,7 @@ class Attention(nn.Module):
         qk, v = self.qkv(x, lora).view(B, T, -1, self.D).transpose(1, 2).split([H + K, K], 1)
         if self.q_norm is not None:
             qk = torch.cat((self.q_norm(qk[:, :H]), self.k_norm(qk[:, H:])), 1)
-        q, k = rotate(qk, cos, sin).split([H, K], 1)                                # (B, H, T, D), (B, K, T, D)
+        q, k = rotate(qk, cos, sin).split([H, K], 1)                        # (B, H, T, D), (B, K, T, D)
         if cache is not None:
             k, v = cache.append(self.layer, k, v, slots)
         y = attend(q, k, v, mask)
@@ -293,10 +293,27 @@ class Model(nn.Module):
         return fused
 
     def fuse(self) -> "Model":
-        """Join the frozen weights of layers that share their input; before that each can be trained alone."""
+        """Join the frozen weights of layers that share their input: once, after loading. Before that each can
+        be trained or exchanged alone, from then on edited in place."""
         for linear in self.fused_linears():
             linear.fuse()
         return self
+
+    def _apply(self, fn, recurse=True):
+        """Of torch.nn.Module: moves and converts all parameters, and so takes fused ones apart."""
+        super()._apply(fn, recurse)
+        return self.fuse() if self.is_fused else self
+
+    def __setstate__(self, state) -> None:
+        """Of a copy (copy.deepcopy)."""
+        super().__setstate__(state)
+        if self.is_fused:
+            self.fuse()
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether `fuse` has been called."""
+        return self.fused_linears()[0].weight is not None
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores over the vocabulary (..., V) of hidden states (..., C).

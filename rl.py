@@ -290,7 +290,7 @@ def one_pass(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, ro
     """`accumulate` of the given rows (N,) bool. The processor waits for a GPU only when it is through.
 
     Where a micro-batch does not fit into memory, all that is left is split by half the budget. A base in
-    float16 would round small gradients to 0: its losses are scaled to weights of about 1.
+    float16 would round small gradients to 0: its losses are scaled until the largest weight is 1.
     """
     rollout, numbers = batch.rollout.to("cpu"), rows.nonzero().squeeze(1).tolist()
     weights = AdapterWeights(adapters, rollout.member[numbers], base.model.embedding.dtype)
@@ -299,7 +299,9 @@ def one_pass(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, ro
     for p in adapters.parameters():
         p.grad = torch.zeros_like(p)
     weight = token_weight(batch.rollout, cfg)
-    scale = 1 / weight.max().item() if weights.dtype == torch.float16 else 1.0
+    scale = 1.0
+    if weights.dtype == torch.float16 and numbers:
+        scale = 1 / (weight * (adv.abs() + cfg.kl_coef + cfg.entropy_coef))[rows].max().item()
     tally = Tally(torch.zeros_like(batch.rollout.logp), torch.zeros(adapters.n_members, device=adv.device),
                   cfg.tokens_per_microbatch)
     todo = micro_batches(rollout, numbers, cfg.tokens_per_microbatch)[rank::world]

@@ -59,10 +59,10 @@ class CUDAGraphRunner:
 
 
 def capture(step, pool, stream) -> "torch.cuda.CUDAGraph":
-    """A graph of what `step` launches. Raises the first error, not the one that ending a failed one raises."""
+    """A graph of what `step` launches. Raises the first error, not the one of ending a failed recording."""
     graph = torch.cuda.CUDAGraph()
     error = None
-    with torch.cuda.stream(stream):                             # torch.cuda.graph would stay on it on failure
+    with torch.cuda.stream(stream):                     # torch.cuda.graph would stay on it on failure
         graph.capture_begin(pool.id, capture_error_mode="thread_local")         # NCCL's thread may go on
         try:
             step()
@@ -74,15 +74,16 @@ def capture(step, pool, stream) -> "torch.cuda.CUDAGraph":
             error = error or e
     if error is None:
         return graph
-    with contextlib.suppress(RuntimeError):                     # else all that follows is allocated in the pool
+    with contextlib.suppress(RuntimeError):             # else all that follows is allocated in the pool
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.id)
     raise error
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """Gigabytes that torch holds on a card, at most since the last call, and graphs recorded; {} elsewhere."""
+    """Most gigabytes that torch held on a card since the last call, and graphs recorded; {} elsewhere."""
     if device.type != "cuda":
         return {}
     reserved = torch.cuda.max_memory_reserved(device) / 2 ** 30
     torch.cuda.reset_peak_memory_stats(device)
-    return dict(reserved_gb=reserved, graphs=CUDAGraphRunner.n_recorded, graphs_failed=CUDAGraphRunner.n_failed)
+    graphs = CUDAGraphRunner
+    return dict(reserved_gb=reserved, graphs=graphs.n_recorded, graphs_failed=graphs.n_failed)

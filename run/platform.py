@@ -81,7 +81,8 @@ def check_system(weak: bool) -> None:
 
 
 def open_sandbox(workers: int, weak: bool, **options) -> Sandbox:
-    """The judge, with Sandbox's options; 0 workers = half the cores. Raises ValueError where this machine cannot hold model code in."""
+    """The judge, with Sandbox's options; 0 workers = half the cores. Raises ValueError where this machine
+    cannot hold model code in."""
     try:
         return Sandbox(workers or max(1, (os.cpu_count() or 2) // 2), weak=weak, **options)
     except RuntimeError as e:

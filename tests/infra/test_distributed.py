@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 
 import train
 from config import Config
-from infra import distributed
+from generate import SamplingParams, deal, generate
 from run import startup
 from run.checkpoint import RunDir
 from infra.distributed import Ranks, checksum, leave
