@@ -119,6 +119,9 @@ class Config:
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", "[0, 1]")
     lr_decay: str = flag("", "HOLD,END,FLOOR: both rates whole for HOLD steps of the run, then linear to "
                          "FLOOR times as much at step END and from there on; default: constant")
+    lr_spread: float = flag(1.0, "founders' rates around --lr differ by up to this factor: log-uniform, "
+                            "stratified", "[1, 1e6]")
+    lr_mutate: float = flag(1.0, "a child has its fitter parent's rate, times or divided by this", "[1, 100]")
     rating: str = flag("trueskill", "rating system", RATINGS)
     outcome: str = flag("expected", "who won: solve rate against its prediction, against 1/2 with a band, or "
                         "without", OUTCOMES)

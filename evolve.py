@@ -38,11 +38,18 @@ class Member:
     operator: str = "founder"
     matches: int = 0
     niche: tuple[str, ...] = ()         # task types that it plays; () = all
+    lr_scale: float = 1.0               # its rate over that of its role
 
     def to_json(self):
-        """Plain dict of JSON types, without an empty niche; from_json(to_json()) == self."""
-        data = asdict(self) | {"parents": list(self.parents), "niche": list(self.niche)}
-        return data if self.niche else {name: data[name] for name in data if name != "niche"}
+        """Plain dict of JSON types, of niche and lr_scale only if they are others than the defaults;
+        from_json(to_json()) == self."""
+        data = asdict(self) | {"parents": list(self.parents)}
+        return {name: data[name] for name in data if name not in ("niche", "lr_scale")} | self.traits()
+
+    def traits(self):
+        """Its niche and lr_scale, where these are not the defaults."""
+        niche = {"niche": list(self.niche)} if self.niche else {}
+        return niche | ({"lr_scale": self.lr_scale} if self.lr_scale != 1 else {})
 
     @classmethod
     def from_json(cls, data):
@@ -80,14 +87,24 @@ def cover(members):
 def learning_rates(cfg, members, step):
     """Adam's rate of each slot in this step: --lr-ROLE where it exists, else --lr; with --single --lr.
 
-    Times what --lr-decay leaves of it, by the run's step, so that no child starts hot again.
+    Times the member's own scale, and what --lr-decay leaves of it, by the run's step, so that no child starts
+    hot again. Raises ValueError for a rate that is no number.
     """
     hold, end, floor = read_decay(cfg.lr_decay)
     left = 1 - (1 - floor) * min(max((step + 1 - hold) / (end - hold), 0.0), 1.0)
     rates = {}
     for m in members:
-        rates[m.slot] = left * (cfg.lr if cfg.single else getattr(cfg, f"lr_{m.role}", cfg.lr))
+        rate = cfg.lr if cfg.single else getattr(cfg, f"lr_{m.role}", cfg.lr)
+        rates[m.slot] = left * m.lr_scale * rate
+        if not rates[m.slot] < 1e30:                    # float32 ends at 3e38
+            raise ValueError(f"the rate of {m.name} is beyond all numbers: lower --lr-spread or --lr-mutate")
     return [rates[slot] for slot in sorted(rates)]
+
+
+def spread(n, factor, rng):
+    """n scales from 1 / sqrt(factor) to sqrt(factor): log-uniform, one in each of n ranges of equal ratio."""
+    places = [(i + rng.random()) / n for i in range(n)]
+    return [factor ** (place - 0.5) for place in rng.sample(places, n)]
 
 
 # --matching -> weight with which a student is drawn that beats the teacher with probability p
@@ -230,19 +247,21 @@ def apply_operator(adapters, b, gen):
     return dw_norm(child) / before if before > 0 else 0.0
 
 
-def newborn(b, rating, step):
-    """The Member that replaces b.victim in the list of members."""
-    parents = tuple(m.name for m in b.parents)
-    niche = tuple(sorted(cover(b.parents)))
-    return Member(b.child, b.victim.role, b.victim.slot, rating, step, parents, b.operator, niche=niche)
+def newborn(b, rating, step, mutate=1.0, rng=None):
+    """The Member that replaces b.victim in the list of members. Its rate is the fitter parent's, times or
+    divided by `mutate` as rng (random.Random) says."""
+    parents, scale = tuple(m.name for m in b.parents), b.parents[0].lr_scale
+    if mutate != 1:
+        scale *= rng.choice((mutate, 1 / mutate))
+    return Member(b.child, b.victim.role, b.victim.slot, rating, step, parents, b.operator,
+                  niche=tuple(sorted(cover(b.parents))), lr_scale=scale)
 
 
 def genealogy(b, child, norm_ratio):
     """One line of genealogy.jsonl; norm_ratio is what apply_operator returned."""
-    row = {"step": child.born, "child": b.child, "operator": b.operator, "note": b.note,
-           "norm_ratio": norm_ratio, "mu": child.rating.mu, "sigma": child.rating.sigma,
-           "parents": [m.to_json() for m in b.parents], "victim": b.victim.to_json()}
-    return row | ({"niche": list(child.niche)} if child.niche else {})
+    return {"step": child.born, "child": b.child, "operator": b.operator, "note": b.note,
+            "norm_ratio": norm_ratio, "mu": child.rating.mu, "sigma": child.rating.sigma,
+            "parents": [m.to_json() for m in b.parents], "victim": b.victim.to_json()} | child.traits()
 
 
 # --- two adapters by hand -----------------------------------------------------------------------------------

@@ -148,14 +148,19 @@ def svd(parents, gen, eta=0.1, angle=0.1):
     return rebuilt(parents, gen, fn)
 
 
-def jitter(x, scale, gen):
-    """x plus Gaussian noise of scale * its own standard deviation: a zero tensor stays zero."""
-    return x + scale * x.std(correction=0) * torch.randn(x.shape, generator=gen).to(x)
+def jitter(x, scale, gen, otherwise):
+    """x plus Gaussian noise of scale * its own standard deviation, or that of `otherwise` where x is zero."""
+    std = (x if x.any() else otherwise).std(correction=0)
+    return x + scale * std * torch.randn(x.shape, generator=gen).to(x)
 
 
 def noise(parents, gen, scale=0.1):
-    """Mutation: Gaussian noise on every A and B, `scale` times the tensor's own standard deviation."""
-    return {name: (jitter(A, scale, gen), jitter(B, scale, gen)) for name, (A, B) in parents[0].items()}
+    """Mutation: Gaussian noise on A and B, `scale` times the tensor's standard deviation, A's for a B that
+    is zero, so that adapters that never learned can leave the base."""
+    child = {}
+    for name, (A, B) in parents[0].items():
+        child[name] = jitter(A, scale, gen, B), jitter(B, scale, gen, A)
+    return child
 
 
 def layers(parents, gen, scale=0.3, share=1 / 3):

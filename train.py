@@ -17,6 +17,7 @@ import dataclasses
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)       # imports take seconds: Ctrl-C ends them in silence
@@ -91,16 +92,16 @@ def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list
             setup.ranks.broadcast_member(setup.adapters, birth.victim.slot)
             adam.reset(birth.victim.slot)
             rating = child_rating(system, [parent.rating for parent in birth.parents], cfg.child_rating)
-            child = evolve.newborn(birth, rating, step)
+            rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number, i, 1)
+            child = evolve.newborn(birth, rating, step, cfg.lr_mutate, rng)
             rows.append(evolve.genealogy(birth, child, ratio))
             state.members[place[birth.victim.name]] = child
     return rows
 
 
 def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, signals: Signals,
-          until: int | None = None) -> None:
-    """The loop: five phases a step, up to cfg.steps or before step `until`. Interrupted leaves the state as
-    it was before the step."""
+          until: int | None = None, enough: Callable[[dict], bool] | None = None) -> None:
+    """Steps up to cfg.steps, `until`, or enough(row). Interrupted leaves the state as before the step."""
     cfg, base, adapters = setup.cfg, setup.base, setup.adapters
     learning, shows = rl.UpdateConfig.of(cfg), run.writes and sys.stderr.isatty()
     bars = {phase: phase if shows else "" for phase in ("propose", "solve", "update")}      # "" = none
@@ -158,10 +159,12 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
             tell(run, row, task_rows(proposed, step), matches, births, cfg.show)
             if run.writes:
                 print_alarms(row["alarms"], begun, over)
-            if state.step % cfg.save_every == 0 or state.step == cfg.steps:
+            last = state.step == cfg.steps or bool(enough and enough(row))
+            if last or state.step % cfg.save_every == 0:
                 save(run, state, setup, adam, base_hash, cfg.keep)
-            if state.step < cfg.steps:
-                monitors.halt(row, begun)
+            if last:
+                return
+            monitors.halt(row, begun)
 
 
 def record(setup: Setup, state: State, proposed: list[ProposalRecord], update: dict, batch: rl.Batch,
@@ -201,8 +204,9 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
     print(header(), flush=True)
 
 
-def main(cfg: Config) -> RunDir:
-    """A whole run. Raises ValueError for what the user can mend, Interrupted after saving on a signal."""
+def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
+    """A whole run, of cfg.steps or until enough(line of metrics.jsonl). Raises ValueError for what the user
+    can mend, Interrupted after saving on a signal."""
     check_system(cfg.weak_sandbox)
     check_monitors(cfg)
     ranks = Ranks.join(cfg.device)
@@ -239,7 +243,7 @@ def main(cfg: Config) -> RunDir:
         signals = Signals(patient=ranks.rank > 0).install()
         stack.callback(signals.restore)
         try:
-            train(setup, state, run, adam, base_hash, signals)
+            train(setup, state, run, adam, base_hash, signals, enough=enough)
         except Interrupted as e:
             if state.step not in run.steps():
                 save(run, state, setup, adam, base_hash, cfg.keep)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from eval.stats import bootstrap_columns, paired_bootstrap, pass_at_k, wilson
+from eval.stats import bootstrap, paired_bootstrap, pass_at_k, wilson
 
 BASE, MEAN = "base", "mean"                       # the bare base among the members, and the members' mean
 COLUMNS = 5                                       # of pass@k beside each other, in 110 characters
@@ -182,7 +182,7 @@ def passes(rows: list[dict]) -> list[dict]:
             for at, share in enumerate(solved):
                 value[:, 0, place, at] = [share[name][i] for i in ids]
         value[:, 1] = value[:, 0] - value[:, 0, :1]
-        means, intervals = value.mean(0).tolist(), bootstrap_columns(value).tolist()
+        means, intervals = value.mean(0).tolist(), bootstrap([value]).tolist()
         for place, name in enumerate(names):
             line = dict(bench=bench, member=name, n=len(ids), k=ks, pass_at=means[0][place],
                         intervals=intervals[0][place])

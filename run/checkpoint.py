@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import selfplay
 from rl import Adam
-from evolve import ROLES, Member, member_order, members_of
+from evolve import ROLES, Member, member_order, members_of, spread
 from run.directory import RunDir
 from run.shapes import check_state
 from run.task_log import task_from_row
@@ -77,11 +77,15 @@ def founders(cfg) -> list[Member]:
     A role has as many members as its flag says (--teachers, --students), without one as there are students.
     """
     members, new_rating, types = [], RATINGS[cfg.rating]().new, cfg.task_types.split(",")
-    for role in ROLES:
-        for i in range(getattr(cfg, f"{role}s", cfg.students)):
+    for number, role in enumerate(ROLES):
+        rng, factor = selfplay.make_rng(cfg.seed, -1, selfplay.INIT, number), cfg.lr_spread
+        if hasattr(cfg, f"lr_{role}"):          # the role does not learn at --lr
+            factor = 1.0
+        for i, scale in enumerate(spread(getattr(cfg, f"{role}s", cfg.students), factor, rng)):
             slot = 0 if cfg.single else len(members)
             niche = (types[i % len(types)],) if cfg.niches else ()
-            members.append(Member(f"{role[0].upper()}{i}", role, slot, new_rating(), niche=niche))
+            members.append(Member(f"{role[0].upper()}{i}", role, slot, new_rating(), niche=niche,
+                                  lr_scale=scale))
     return members
 
 

@@ -4,13 +4,13 @@ from collections import Counter
 import torch
 
 import selfplay
-from evolve import ROLES, Member, members_of
+from evolve import ROLES, Member, members_of, learning_rates
 from run.checkpoint import State
 from operators import adapter_cosines
 from rl import Batch
 from selfplay import ProposalRecord, Setup, mean, solve_rate
 from tasks.base import UNJUDGED, VIOLATION
-from tasks.escapes import escapes
+from tasks.escapes import attempts
 from tasks.prompts import reasoning
 
 
@@ -53,16 +53,16 @@ def reasoning_lengths(proposed: list[ProposalRecord], prompt_format: str) -> dic
     return lengths
 
 
-def escape_attempts(proposed: list[ProposalRecord]) -> tuple[Counter, Counter]:
-    """Texts of the step that try what a program must not, by who wrote them; and what they try, by name: what
-    reading finds (tasks.escapes), and the violations that the sandbox ended."""
+def escape_attempts(proposed: list[ProposalRecord], prompt_format: str) -> tuple[Counter, Counter]:
+    """Texts of the step whose programs try what one must not, by who wrote them; and what they try, by name:
+    what reading finds (tasks.escapes), and the violations that the sandbox ended."""
     by_member, by_what = Counter(), Counter()
     for p in proposed:
         said = [(p.teacher.name, p.text, p.reason)]
         for name, texts in p.answers.items():
             said += [(name, text, verdict) for text, verdict in zip(texts, p.attempts[name], strict=True)]
         for name, text, fate in said:
-            tried = escapes(text)
+            tried = attempts(text, prompt_format)
             if fate == VIOLATION:
                 tried.append(VIOLATION)
             by_what.update(tried)
@@ -83,7 +83,7 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
         by_kind[p.kind].append(p)
     baseline = {kind: archive.modal_output(kind)[1] for kind in setup.task_types}
     solved = [p for p in proposed if p.solve_rate is not None]
-    tried_by, tried = escape_attempts(proposed)
+    tried_by, tried = escape_attempts(proposed, setup.base.prompt_format)
     lucky = {kind: share + setup.cfg.noise_margin for kind, share in baseline.items()}
     lengths = reasoning_lengths(proposed, setup.base.prompt_format)
     of_students = []
@@ -137,8 +137,12 @@ def member_measures(setup: Setup, state: State, proposed: list[ProposalRecord], 
     told = [m for m in state.members if m.name in names or not setup.cfg.matches]
     cosines, rollout = mean_cosines(setup, told, state.step), batch.rollout
     members = {m.name: dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma) for m in state.members}
+    cfg = setup.cfg
+    rates = learning_rates(cfg, state.members, state.step)
     for m in state.members:
-        members[m.name] |= dict(niche=m.niche) if m.niche else {}
+        members[m.name] |= m.traits()
+        if cfg.lr_decay or cfg.lr_spread > 1 or cfg.lr_mutate > 1:
+            members[m.name]["lr"] = rates[m.slot]
     proposals, attempts = {}, {}                                        # by who wrote them
     for p in proposed:
         proposals.setdefault(p.teacher.name, []).append(p)

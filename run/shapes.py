@@ -13,7 +13,7 @@ INITIALS = "".join(role[0].upper() for role in ROLES)
 TASK = dict(kind=str, program=str, inputs=[str], outputs=[str], message=str, key=str, id=int, teacher=str,
             step=int, parents=[int])
 MEMBER = dict(name=str, role=str, slot=int, rating=dict(mu=float, sigma=float), born=int, parents=[str],
-              operator=str, matches=int) | {"niche?": [str]}
+              operator=str, matches=int) | {"niche?": [str], "lr_scale?": float}
 LOG_SIZES = {f"{name}.jsonl": int for name in ("metrics", "tasks", "matches", "genealogy")}
 STATE = dict(step=int, base_weights=str, members=[MEMBER], anchors=[TASK], heldout=[TASK], seeds=[TASK],
              totals=dict(generated=int, trained=int), optimizer_steps=[int], frozen=bool, logs=LOG_SIZES)

@@ -183,7 +183,7 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     free = free_memory(ranks.device)
     cfg = fitted(cfg, base.model.cfg, base.model.embedding.dtype, n_on_device(cfg), free)
     cfg = dataclasses.replace(cfg, rollout_batch=ranks.all_reduce_min(cfg.rollout_batch))
-    limits = Limits.of_run(cfg, base.prompt_format)
+    limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
     setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.task_types.split(",")))
     return setup, adam, hash_base(base, ranks)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sandbox.values import decode
 from tasks.complexity import may_vary, structural_hash
 from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Prompt, check_fields, show, template
-from tasks.validation import (CONTROL, REASONS, Limits, arguments_text, canonical_arguments, demonstrated,
+from tasks.validation import (REASONS, Limits, arguments_text, canonical_arguments, demonstrated,
                               input_problem, normalise, program_problem, value_problem)
 from verifier import Job, Verdict
 
@@ -157,7 +157,7 @@ class TaskType:
         if len(proposal.message) > limits.message_chars:
             return Reject("message_too_long")
         problem = program_problem(proposal.program, limits)
-        if problem is None and CONTROL.search(proposal.message):
+        if problem is None and limits.control.search(proposal.message):
             problem = "control_text"
         for text in proposal.inputs:
             problem = problem or input_problem(text, limits)
@@ -179,7 +179,8 @@ class TaskType:
 
     def job(self, proposal: Proposal) -> Job:
         """The execution that decides validity and gives the gold outputs."""
-        return Job(proposal.program, proposal.inputs, deterministic=True, thorough=may_vary(proposal.program))
+        thorough = may_vary(proposal.program, proposal.inputs)
+        return Job(proposal.program, proposal.inputs, deterministic=True, thorough=thorough)
 
     def accept(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task | Reject:
         """Task with gold outputs from execution, or the reason why not."""

@@ -22,6 +22,11 @@ PREFIXES = re.compile(r"(?:(?:[-+~]|\bnot\b|\bawait\b|\blambda\b[^:]*:)\s*){40}"
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert,
             ast.comprehension, ast.match_case)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# what makes a set, or changes what outlives a call
+LASTING = frozenset("set frozenset setattr setcontext getcontext localcontext cache lru_cache cache_info "
+                    "singledispatch register".split())
+SCOPES = (*DEFINITIONS, ast.Lambda, *COMPREHENSIONS)
 NAMED = (*DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)       # they bind what stands in .name
 
 
@@ -110,20 +115,28 @@ def walk(tree: ast.AST) -> list[ast.AST]:
     return found
 
 
-def may_vary(source: str) -> bool:
-    """Whether a program has what two interpreters can agree on by chance: sets, whose order hangs on the hash
-    seed, or something that outlives a call. One in twenty ordinary programs has."""
+def may_vary(source: str, inputs: tuple[str, ...] = ()) -> bool:
+    """Whether a program or an input has what two interpreters can agree on by chance: sets, whose order hangs
+    on the hash seed, or something that outlives a call. One in twenty ordinary programs has."""
     try:
         tree = tree_of(source)
+        for text in inputs:
+            found = walk(parse(f"f({text}\n)")) if "{" in text or "set" in text else []
+            if any(isinstance(node, ast.Set) or getattr(node, "id", "") == "set" for node in found):
+                return True
     except ValueError:
         return False
+    nodes = walk(tree)
+    has_views = any(isinstance(node, ast.Attribute) and node.attr in ("keys", "items") for node in nodes)
     for node in tree.body:
         if not isinstance(node, (ast.FunctionDef, ast.Import, ast.ImportFrom)):
             return True
-    for node in walk(tree):
-        if isinstance(node, (ast.Set, ast.SetComp, ast.Global)):
+    for node in nodes:
+        if isinstance(node, (ast.Set, ast.SetComp, ast.Global)) or getattr(node, "decorator_list", None):
             return True
-        if isinstance(node, ast.Name) and node.id in ("set", "frozenset", "setattr"):
+        if has_views and isinstance(node, (ast.BitAnd, ast.BitOr, ast.BitXor, ast.Sub)):
+            return True                         # x.keys() & y.keys() is a set
+        if not LASTING.isdisjoint((getattr(node, "id", ""), getattr(node, "attr", ""))):
             return True
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             return True
@@ -134,16 +147,51 @@ def may_vary(source: str) -> bool:
     return False
 
 
+def scoped(tree: ast.AST) -> list[tuple[ast.AST, frozenset[str]]]:
+    """A tree's nodes, each with the names that the functions around it bind: in there these are neither
+    globals nor builtins. What a module or a class binds does not count, for it may be read before."""
+    found = [(tree, frozenset())]
+    for node, bound in found:
+        inside, names = inner_scope(node, bound)
+        own = set(map(id, inside))
+        found += [(child, names) for child in inside]
+        for child in children(node):
+            if isinstance(node, COMPREHENSIONS) and child is node.generators[0]:
+                found.append((child.iter, bound))
+            elif id(child) not in own:
+                found.append((child, bound))
+    return found
+
+
+def inner_scope(node: ast.AST, bound: frozenset[str]) -> tuple[list[ast.AST], frozenset[str]]:
+    """What stands in the scope that a node opens, and the names that functions bind there."""
+    if isinstance(node, COMPREHENSIONS):            # its first iterable stands outside
+        first = node.generators[0]
+        targets = [inner for part in node.generators for inner in walk(part.target)]
+        inside = [child for child in children(node) if child is not first]
+        return [*inside, first.target, *first.ifs], bound | bound_names(targets)
+    if not isinstance(node, SCOPES):
+        return [], bound
+    inside = node.body if isinstance(node.body, list) else [node.body]
+    own = list(inside)
+    for inner in own:
+        own += [] if isinstance(inner, SCOPES) else children(inner)
+    if isinstance(node, ast.ClassDef):
+        return inside, bound - bound_names(own)
+    global_names = {name for inner in own if isinstance(inner, ast.Global) for name in inner.names}
+    return inside, (bound | bound_names([*children(node.args), *own])) - global_names
+
+
 def entry(tree: ast.Module, name: str = "f") -> ast.FunctionDef | None:
     """The top-level function `name` (the last one, as Python would call it), or None."""
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
     return found[-1] if found else None
 
 
-def bound_names(tree: ast.AST) -> set[str]:
-    """Every name that the program itself binds: parameters, targets, definitions, imports, exceptions."""
+def bound_names(nodes: list[ast.AST]) -> set[str]:
+    """Every name that nodes bind: parameters, targets, definitions, imports, exceptions."""
     names = set()
-    for node in walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             names.add(node.id)
         elif isinstance(node, ast.arg):
@@ -244,7 +292,7 @@ class _Canonical(ast.NodeTransformer):
     """Names become v0, v1, ... by first use, constants the name of their type."""
 
     def __init__(self, tree: ast.Module):
-        self.bound = bound_names(tree)
+        self.bound = bound_names(walk(tree))
         self.own = {node.name for node in walk(tree) if isinstance(node, DEFINITIONS)}
         self.names: dict[str, str] = {}
 

@@ -5,6 +5,8 @@ refuses: `import random` is refused and harmless, `import os` counts.
 """
 import re
 
+from tasks.complexity import STRING_OR_COMMENT
+from tasks.prompts import FORMATS
 from tasks.validation import BANNED, DUNDERS
 
 # Modules that lead out of a program, by where they lead.
@@ -31,17 +33,26 @@ FRAME = re.compile(r"\.\s?(?:f_globals|f_back|f_builtins|f_locals|gi_frame|cr_fr
 HINTS = ("import", "__", "open", *CALLS, *(f"{name}." for name in USED), "f_", "_frame")
 
 
-def escapes(text: str) -> list[str]:
-    """What a text tries, of "escape" (banned calls, double underscores, frames), "file", "network", "system".
-    Linear in the text; no text makes it raise."""
+def attempts(text: str, prompt_format: str) -> list[str]:
+    """What the programs in a text try, see `escapes`. Prose may say: let me compile (all) cases."""
     if not any(hint in text for hint in HINTS):
         return []
+    tried = set()
+    for _, body in FORMATS[prompt_format].blocks(text):
+        tried.update(escapes(body) if "def " in body else [])
+    return sorted(tried)
+
+
+def escapes(program: str) -> list[str]:
+    """What a program tries, of "escape" (banned calls, double underscores, frames), "file", "network",
+    "system". Linear in the text; no text makes it raise."""
+    dunders = {match[0] for match in DUNDER.finditer(program)}  # also in strings, as for getattr
+    text = STRING_OR_COMMENT.sub('""', program)
     modules = {match[1] for match in USE.finditer(text)}
     for match in IMPORT.finditer(text):
         for word in (match[1] or match[2]).split(","):
             modules.add(word.strip().partition(" ")[0].partition(".")[0])
     calls = {match[1] for match in CALL.finditer(text)}
-    dunders = {match[0] for match in DUNDER.finditer(text)}
     found = {where for where, names in MODULES.items() if modules.intersection(names)}
     if "open" in calls:
         found.add("file")

@@ -32,8 +32,10 @@ PLAIN = [(r"([²³])", r"^\1"), (r"(?<=\d)([¼-¾⅐-⅞])", r" \1"), (r"\\boxed
          (r"\\([$% ])", r"\1"),
          (r"\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*\{?\s*([-+]?\d{1,3})\s*\}?", r"e\1"),
          (r"\\(?:left|right|quad|[,!;:()\[\]])|[$€£¥~*_`{}()]", " ")]
+UNITS = "[kcdm]?m|ft|in|yd|mi|meters?|metres?|feet|inch|inches|yards?|miles?"
 # minus signs, the fraction slash, and squares and cubes of units: 5 m^2, 5 m2
-PLAIN_ASCII = [("[\u2212\u2013]", "-"), ("\u2044", "/"), (r"(?<=[A-Za-z])(?<!\d[eE])\s*\^?\s*-?[23]\b", "")]
+PLAIN_ASCII = [("[\u2212\u2013]", "-"), ("\u2044", "/"), (r"(?<=[A-Za-z])(?<!\d[eE])\s*\^\s*-?[23]\b", ""),
+               (rf"(?<![A-Za-z])({UNITS})[23]\b(?![./]\d)", r"\1")]
 
 
 def number(digits: str) -> Fraction:

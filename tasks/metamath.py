@@ -46,6 +46,7 @@ class Database:
         self.variables: dict[str, str] = {}
         self.hypotheses: list[Hypothesis] = []          # in scope, in order
         self.distinct: set[frozenset[str]] = set()      # pairs in scope
+        self.n_pairs = 0                                # of $d that were written, kept or copied
         self.assertions: dict[str, Assertion] = {}
         self.scopes, self.incomplete, self.at = [], [], (0, "")     # at: line and token being read
 
@@ -86,6 +87,7 @@ class Database:
             self.demand(word in KEYWORDS, "no such keyword, or not here; $[ is refused")
             self.demand(bool(label) == (word in AFTER_LABEL), f"not after {label}" if label else "no label")
             if word == "${":
+                self.count_pairs(len(self.distinct))
                 self.demand(len(self.scopes) < 1000, "too many blocks inside each other")
                 self.scopes.append((dict(self.variables), len(self.hypotheses), set(self.distinct)))
             elif word == "$}":
@@ -138,6 +140,7 @@ class Database:
         if word == "$d":
             different = len(names) == len(set(names)) > 1 and self.variables.keys() >= set(names)
             self.demand(different, "a $d names two or more different variables in scope")
+            self.count_pairs(len(names) ** 2)
             self.distinct |= {frozenset((a, b)) for i, a in enumerate(names) for b in names[:i]}
         if word == "$f":
             fine = len(names) == 2 and names[0] in self.constants and self.variables.get(names[1]) == ""
@@ -149,13 +152,22 @@ class Database:
         """An axiom, or a theorem, whose proof is checked."""
         used = set(expression).union(*(h.expression for h in self.hypotheses if not h.floating))
         needed = tuple(h for h in self.hypotheses if not h.floating or h.expression[1] in used)
+        self.count_pairs(len(self.distinct))
         distinct = frozenset(pair for pair in self.distinct if pair <= used)
         made = Assertion(label, needed, expression, distinct, tuple(word for _, word in proof or ()))
         if any("?" in word for word in made.proof):
             self.incomplete.append(label)
         elif proof is not None:
-            self.check(made, proof)
+            try:
+                self.check(made, proof)
+            except ValueError as error:
+                raise ValueError(f"{error} (in the proof of {label})") from None
         self.assertions[label] = made
+
+    def count_pairs(self, n: int) -> None:
+        """Counts pairs of distinct variables as work: n variables in a $d are n * n / 2 of them."""
+        self.n_pairs += n
+        self.demand(self.n_pairs <= self.max_work, "too many pairs of distinct variables")
 
     def steps(self, theorem: Assertion, proof: list[tuple[int, str]]):
         """The steps of a proof, normal or compressed: labels (not looked up), SAVE, numbers of saved ones."""
@@ -215,6 +227,8 @@ class Database:
             self.demand(fits, f"{cited.label}, {hypothesis.label}: not met by {' '.join(given[:50])}")
         for pair in cited.distinct:
             one, other = (self.variables.keys() & set(substitution[variable]) for variable in pair)
+            self.left -= len(one) * len(other)
+            self.demand(self.left > 0, TOO_LONG)
             shared = [(a, b) for a in one for b in other if frozenset((a, b)) not in self.distinct]
             self.demand(not shared, f"distinct variables of {cited.label}: {shared[:1]} must not meet")
         stack[base:] = [self.substitute(cited.expression, substitution)]

@@ -20,7 +20,7 @@ from tasks import metamath, miu
 from tasks.base import FAILED, UNJUDGED, Proposal, Reject, Task, TaskType, digest
 from tasks.metamath import SAVE, Assertion, Database
 from tasks.prompts import FORMATS, Prompt, template
-from tasks.validation import CONTROL, REASONS, program_problem
+from tasks.validation import REASONS, program_problem
 from verifier import Job
 
 # `python -m tasks.metamath` finds itself imported here already, which does no harm
@@ -296,7 +296,8 @@ class Proof(TaskType):
     def check(self, proposal, limits):
         if proposal.program != limits.theory:
             return Reject("other_theory")
-        return Reject("control_text") if CONTROL.search(proposal.message + proposal.inputs[0]) else None
+        has_control = limits.control.search(proposal.message + proposal.inputs[0])
+        return Reject("control_text") if has_control else None
 
     def key(self, proposal, dedupe):
         """Of the statement, up to the names of its variables and labels and the order of its hypotheses."""

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from tasks.complexity import (DEFINITIONS, MAX_CHARS, bound_names, drop_annotations, drop_docstrings, entry,
-                              parse, tree_of, walk)
+                              parse, scoped, tree_of, walk)
 from tasks.prompts import show
 
 # Why a proposal was refused; the keys are what the logs count.
@@ -49,6 +49,18 @@ BANNED = frozenset("__import__ eval exec compile open input breakpoint globals l
 DUNDERS = frozenset("__init__ __name__ __len__ __iter__ __next__ __getitem__ __add__ __mul__ __eq__ "
                     "__lt__".split())
 CONTROL = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:think|answer|eos)>|```")
+BRACKETED = re.compile(r"[<\[{|].*[>\]}|]", re.S)
+
+
+def control_of(tokenizer) -> re.Pattern:
+    """CONTROL, and what a tokenizer reads as one of the added tokens that chats are made of: special ones,
+    and others in brackets such as <tool_call>; not the spaces and words that some add."""
+    added = []
+    for token in tokenizer.added_tokens_decoder.values():
+        text = token.content.strip()
+        if len(text) > 1 and (token.special or BRACKETED.fullmatch(text)):
+            added.append(re.escape(text))
+    return re.compile("|".join([CONTROL.pattern, *sorted(added)]))
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,7 @@ class Limits:
     reject_constant: bool = False       # refuse programs that overwrite every parameter before reading it
     compact: bool = False               # values are displayed without spaces
     theory: str = "prop.mm"             # proof: the database, bundled or a path
+    control: re.Pattern = CONTROL       # what a text that students see may not hold
 
     @classmethod
     def for_format(cls, prompt_format: str) -> "Limits":
@@ -77,9 +90,10 @@ class Limits:
                    max_digits=3, max_items=10, reject_constant=True, compact=True, theory="miu.mm")
 
     @classmethod
-    def of_run(cls, cfg, prompt_format: str) -> "Limits":
-        """Those of a run: its prompt format's, with what its flags (config.Config) say instead."""
-        given = dict(theory=cfg.theory, max_digits=cfg.max_digits, output_chars=cfg.max_output)
+    def of_run(cls, cfg, prompt_format: str, tokenizer) -> "Limits":
+        """Those of a run: its prompt format's and tokenizer's, or what its flags (config.Config) say."""
+        given = dict(theory=cfg.theory, max_digits=cfg.max_digits, output_chars=cfg.max_output,
+                     control=control_of(tokenizer))
         return replace(cls.for_format(prompt_format), **{name: x for name, x in given.items() if x})
 
 
@@ -92,20 +106,17 @@ def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:
     if len(source) > limits.source_chars:
         raise ValueError("too_long")
     tree = parse(source)
-    renamed = False
-    if entry(tree) is None:
+    renamed = entry(tree) is None
+    if renamed:
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         functions = [node for node in functions if node.name == alias] or functions
-        if len(functions) != 1 or "f" in bound_names(tree):
+        if len(functions) != 1 or "f" in bound_names(walk(tree)):
             raise ValueError("no_entry")
-        renamed = True
-        old = functions[0].name
-        for node in walk(tree):
-            if isinstance(node, ast.FunctionDef) and node is functions[0]:
-                node.name = "f"
-            elif isinstance(node, ast.Name) and node.id == old:
+        old, functions[0].name = functions[0].name, "f"
+        for node, bound in scoped(tree):
+            if isinstance(node, ast.Name) and node.id == old and old not in bound:
                 node.id = "f"
-            elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            elif isinstance(node, ast.Global):
                 node.names = ["f" if name == old else name for name in node.names]
     if tidy:
         tree = drop_demonstrations(drop_annotations(drop_docstrings(tree), everywhere=False))
@@ -195,14 +206,13 @@ def program_problem(source: str, limits: Limits) -> str | None:
     """Reason why a program may not run, or None. Static: nothing is executed."""
     if len(source) > limits.source_chars:
         return "too_long"
-    if CONTROL.search(source):
+    if limits.control.search(source):
         return "control_text"
     try:
         tree = tree_of(source)
     except ValueError as error:
         return str(error).split(":")[0]
-    banned = BANNED - bound_names(tree)         # a parameter called `input` is nothing bad
-    for node in walk(tree):
+    for node, bound in scoped(tree):
         modules = set()
         if isinstance(node, ast.Import):
             modules = {alias.name.split(".")[0] for alias in node.names}
@@ -210,7 +220,8 @@ def program_problem(source: str, limits: Limits) -> str | None:
             modules = {"." if node.level else (node.module or "").split(".")[0]}
         if not modules <= limits.imports:
             return "import"
-        if isinstance(node, ast.Name) and node.id in banned:
+        # a parameter called `input` is nothing bad, in its own function
+        if isinstance(node, ast.Name) and node.id in BANNED - bound:
             return "import" if node.id == "__import__" else "banned_name"
         dunder = isinstance(node, ast.Attribute) and re.fullmatch(r"__\w+__", node.attr)
         if dunder and node.attr not in DUNDERS:
@@ -274,7 +285,7 @@ def input_problem(text: str, limits: Limits) -> str | None:
     """Reason why an argument text cannot be used, or None."""
     if len(text) > limits.input_chars:
         return "input_too_long"
-    if CONTROL.search(text):
+    if limits.control.search(text):
         return "control_text"
     try:
         arguments = read_arguments(text)
@@ -299,32 +310,41 @@ def in_range(value, limits: Limits) -> bool:
 
 def arguments_text(text: str, program: str) -> str:
     """Argument text from what a model wrote: plain, "f(...)", or "x = ..." lines for all parameters."""
-    text = text.strip()
-    call = re.fullmatch(r"f\((.*)\)", text, re.S)
-    if call:
-        return call[1].strip()
+    whole = text.strip()
+    call = re.fullmatch(r"f\((.*)\)", whole, re.S)
+    text = call[1].strip() if call else whole
     names = parameters_of(program) if "=" in text else None
     if not names:
         return text
     try:
-        lines = tree_of(text).body
+        values = named_values(tree_of(whole).body, names)
     except ValueError:
         return text
-    values = {}
-    for line in lines:
-        if not (isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)):
-            return text
-        values[line.targets[0].id] = line.value
-    if sorted(values) != sorted(names):
+    if sorted(values) != sorted(names[:len(values)]) or not values:
         return text
     # ast.get_source_segment splits all of the text for each of its calls
-    source = text.encode()
+    source = whole.encode()
     starts = [0, *(newline.end() for newline in re.finditer(rb"\r\n?|\n", source))]
     parts = []
-    for node in (values[name] for name in names):
+    for node in (values[name] for name in names[:len(values)]):
         start = starts[node.lineno - 1] + node.col_offset
         parts.append(source[start:starts[node.end_lineno - 1] + node.end_col_offset].decode())
     return ", ".join(parts)
+
+
+def named_values(lines: list[ast.stmt], names: list[str]) -> dict[str, ast.expr]:
+    """Values by parameter, of "x = ..." lines for all of them or of one call; {} of anything else."""
+    values = {}
+    first = lines[0].value if len(lines) == 1 and isinstance(lines[0], ast.Expr) else None
+    if isinstance(first, ast.Call):
+        given = [*first.args, *(keyword.value for keyword in first.keywords)]
+        words = [*names[:len(first.args)], *(keyword.arg or "" for keyword in first.keywords)]
+        return dict(zip(words, given)) if len(set(words)) == len(given) else {}
+    for line in lines:
+        if not (isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)):
+            return {}
+        values[line.targets[0].id] = line.value
+    return values if len(values) == len(names) else {}
 
 
 @functools.lru_cache(maxsize=64)
@@ -387,4 +407,4 @@ def value_problem(value, limits: Limits) -> str | None:
     text = show(value, limits.compact)
     if len(text) > limits.output_chars:
         return "output_too_long"
-    return "control_text" if CONTROL.search(text) else None
+    return "control_text" if limits.control.search(text) else None

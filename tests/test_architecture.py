@@ -28,7 +28,7 @@ FLOORS = (("sandbox", "report"),
           ("bench", "eval", "course", "run.replay"))
 ROOT_FILES = 16
 # Lines that house.md gives a file or a folder, and by how much they may be exceeded.
-BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 265, "selfplay.py": 390, "rewards.py": 70, "rl.py": 420, "pack.py": 110,
+BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 285, "selfplay.py": 390, "rewards.py": 70, "rl.py": 420, "pack.py": 110,
            "generate.py": 310, "lora.py": 270, "attention.py": 260, "model.py": 330, "evolve.py": 260, "operators.py": 280, "trueskill_lite.py": 140,
            "verifier.py": 250, "weights.py": 310}
 MARGIN = 1.3

@@ -1,6 +1,7 @@
 """The population: matching, outcomes, selection, births, genealogy."""
 import dataclasses
 import json
+import math
 import random
 from collections import Counter
 
@@ -12,7 +13,8 @@ import evolve
 from evolve import Member, apply_operator, cross, genealogy, learning_rates, match, newborn, outcome, plan
 from factors import RANK, fresh, gen, names, trained
 from lora import Adapters
-from operators import CROSSOVERS, MUTATIONS, OPERATORS
+from operators import CROSSOVERS, MUTATIONS, OPERATORS, dw_norm
+from run.checkpoint import founders
 from trueskill_lite import Rating
 from weights import read_peft, save_peft
 
@@ -28,7 +30,7 @@ def fitness(m):
 
 def test_member_travels_as_json():
     m = Member("T7", "teacher", 3, Rating(21.5, 2.25), 40, ("T1", "T2"), "dare", 9)
-    for m in (m, dataclasses.replace(m, niche=("code_i", "code_o"))):
+    for m in (m, dataclasses.replace(m, niche=("code_i", "code_o"), lr_scale=1.25)):
         assert Member.from_json(json.loads(json.dumps(m.to_json()))) == m
 
 
@@ -107,6 +109,25 @@ def test_rates_decay_by_the_step_of_the_run():
     for wrong in ("12", "12,25", "25,12,0.1", "1,2,1.5", "1,2,nan", "a,b,c", "-1,2,0.1", "1,inf,0.1"):
         with pytest.raises(ValueError, match="HOLD,END,FLOOR"):
             resolve_config(Config(lr_decay=wrong), "micro")
+
+
+def test_founders_rates_are_spread_and_inherited():
+    """Four students in four ranges of factor 2 around --lr, teachers at theirs; a child moves by one factor."""
+    cfg = resolve_config(Config(pop=8, lr=1e-3, lr_teacher=3e-3, lr_spread=16.0, lr_mutate=1.25), "micro")
+    rates = learning_rates(cfg, founders(cfg), 0)
+    assert rates[:4] == [3e-3] * 4 and rates == learning_rates(cfg, founders(cfg), 0)
+    places = [math.log2(rate / 1e-3) for rate in rates[4:]]
+    assert sorted(math.floor(place) for place in places) == [-2, -1, 0, 1]
+    first = {founders(dataclasses.replace(cfg, seed=seed))[4].lr_scale > 1 for seed in range(9)}
+    assert first == {True, False}, "which student has which range is drawn"
+    (birth,) = plan(team("S", 4), fitness, mode="mean", step=10, rng=random.Random(0))
+    birth.parents[0].lr_scale = 2.0
+    scales = [newborn(birth, Rating(), 10, 1.25, random.Random(seed)).lr_scale for seed in range(20)]
+    assert set(scales) == {2.5, 1.6} and scales[0] == newborn(birth, Rating(), 10, 1.25, random.Random(0)).lr_scale
+    child = newborn(birth, Rating(), 10)
+    assert child.lr_scale == 2.0 and genealogy(birth, child, 1.0)["lr_scale"] == 2.0
+    with pytest.raises(ValueError, match="rate of S4 is beyond"):
+        learning_rates(cfg, [dataclasses.replace(child, lr_scale=math.inf)], 0)
 
 
 @pytest.mark.parametrize("n,replace_frac,dead", [(4, 0.25, 1), (8, 0.25, 2), (2, 0.25, 1), (3, 0.9, 2), (1, 0.5, 0), (4, 0.0, 0),
@@ -228,10 +249,14 @@ def test_birth_overwrites_the_victim_only(operator):
 
 
 def test_birth_from_fresh_parents():
+    """No ratio of norms to speak of, and with noise a first update: evolution alone can leave the base."""
     adapters = Adapters({n: (i, o) for n, i, o in names()}, n_members=4, rank=RANK, alpha=8.0)
     for p in range(4):
         adapters.set_factors(p, fresh(p))
-    assert apply_operator(adapters, plan(team("T", 4), fitness, mode="mean", step=10, rng=random.Random(0))[0], gen()) == 0.0
+    for operator in ("mean", "noise"):
+        birth = plan(team("T", 4), fitness, mode=operator, step=10, rng=random.Random(0))[0]
+        assert apply_operator(adapters, birth, gen()) == 0.0
+    assert dw_norm(adapters.factors(birth.victim.slot)) > 0
 
 
 def saved(tmp_path, factors, name, alpha=8.0, base_hash="abc"):

@@ -1,7 +1,7 @@
 """Means over subjects, and the subjects themselves, from the rows of answers.jsonl."""
 import numpy as np
 
-from eval.stats import stratified_bootstrap
+from eval.stats import bootstrap
 from eval.summary import BASE, shares, summarise, with_means
 
 
@@ -29,10 +29,10 @@ def macro(rows: list[dict], max_new: int) -> list[dict]:
         share = with_means(found[line["bench"]])
         ours = share[line["member"]]
         parts = strata(ours)
-        line |= dict(n=len(parts), accuracy=mean_of_means(parts), interval=stratified_bootstrap(parts))
+        line |= dict(n=len(parts), accuracy=mean_of_means(parts), interval=tuple(bootstrap(parts)))
         if "minus_base" in line:
             gains = strata({id: value - share[BASE][id] for id, value in ours.items()})
-            line |= dict(minus_base=mean_of_means(gains), minus_base_interval=stratified_bootstrap(gains))
+            line |= dict(minus_base=mean_of_means(gains), minus_base_interval=tuple(bootstrap(gains)))
         out.append(line)
     return out
 

@@ -95,7 +95,7 @@ class Players:
         known = {f.name: config[f.name] for f in dataclasses.fields(Config) if f.name in config}
         cfg = Config(**known | dict(rollout_batch=args.max_rows))
         self.cfg = resolve_config(cfg, self.bare.base.prompt_format)
-        self.limits = Limits.of_run(self.cfg, self.bare.base.prompt_format)
+        self.limits = Limits.of_run(self.cfg, self.bare.base.prompt_format, self.bare.base.tokenizer)
 
     def adapters(self, step: int) -> dict[str, Path]:
         """Member -> PEFT directory of a checkpoint."""

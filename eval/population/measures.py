@@ -1,142 +1,39 @@
-"""What a training run says of itself: what it has spent, and how its students learned while they spent it.
+"""What the runs of an ablation say: areas, ends, discoveries, and contrasts between arms, paired by seed.
 
-The primary measure of an ablation is an area: the students' mean greedy accuracy on the anchors, averaged
-over the budget. It is high where learning comes early, and tells arms apart that end at the same ceiling.
-Probes cost tokens that train nobody: these are in the logs' totals, and are taken out here.
+A record is one finished run (`eval.population.runs`). The *area* is the students' mean greedy accuracy on
+the anchors, averaged over the budget: it is high where learning comes early, and tells arms apart that end at
+the same ceiling. Every contrast comes with its manipulation check: whether the two arms differed at all in
+what their names promise.
 """
-import json
 import math
 import statistics
-from pathlib import Path
 
 import numpy as np
 
-from eval.population import heldout
-from eval.population.heldout import LONG, Item
-from eval.population.records import Record, folder
-from eval.stats import pass_at_k
-from eval.summary import BASE
-from run.metrics import discovery
-from selfplay import mean
+from eval.population.runs import Experiment, mean_of
+from eval.stats import holm, interval_of_runs, sign_flip
 
-BUDGETS = ("tokens", "rows", "proposals")
-PER_SIZE = 8                        # anchors of each size, from 2 statements to 10
-VALIDATION_LIMIT = 72               # tasks of a family asked of the validation split, anchors included
-OUTPUT = ("code_o", LONG)           # output tasks of 2 to 10 statements
-LATE = 0.9                          # share of the budget after which the teachers' tasks are looked at
-PASSES = 16                         # answers to a task, of which one is to be right
-LAST_PROBES = 3                     # of these the frozen base's accuracy on them is the mean
-MEASURES = {"area": "area under greedy accuracy on the anchors",
-            "end": "test accuracy at the end, output tasks: mean of the students",
-            "best": "test accuracy of the student chosen on validation",
-            "weakest": "test accuracy of the student that is last on validation",
-            "half": "share of the budget until half way (never = 1)",
-            "think": "share of test answers that think, output tasks",
-            "input": "input tasks, not played: test accuracy",
-            "input_think": "input tasks, not played: share that thinks",
-            "math": "word problems, not played: test accuracy",
-            "math_think": "word problems, not played: share that thinks",
-            "program": "programs from examples, no trace: test accuracy",
-            "puzzle": "puzzles, no trace: test accuracy",
+FEWEST = 8                          # seeds, under which nothing is concluded
+LEVEL = 0.05                        # of p after Holm
+TOLERANCE = 0.05                    # of a budget
+TESTED = dict(matching=0.2, evolution=0.5)      # least share of pairings that differ, of births that can help
+MEASURES = {"area": "area under greedy accuracy on the anchors, students' mean over the budget",
+            "end": "test accuracy at the end by played type, mean of types and students",
+            "deployed": "the same of the one member chosen on validation, of all runs of an arm and seed",
+            "goal": "share of the budget until one member has all types at --goal (never = 1)",
+            "discovered": "updates until a founding student thinks in most answers (mean of three steps)",
             "pass16": "pass@16 on output tasks at temperature 1",
-            "statements": "statements of the teachers' late tasks",
-            "mccabe": "McCabe complexity of the teachers' late tasks",
-            "depth": "depth of the syntax trees of the teachers' late tasks",
-            "base_solve": "frozen base's accuracy on the teachers' late tasks",
-            "unique": "unique structures at 64, late tasks",
-            "brier": "Brier score of the ratings' predictions",
-            "discovered": "updates until every student thinks",
-            "spread": "steps from the first thinking student to all, of several"}
-COUNTS = ("statements", "mccabe", "depth", "unique", "discovered", "spread")       # the others are shares
+            "statements": "statements of the teachers' tasks in the last tenth of the steps",
+            "base_solve": "frozen base's accuracy on the teachers' tasks, mean of the last three probes"}
+COUNTS = ("discovered", "statements")           # the others are shares
 
 
-# ---- anchors -----------------------------------------------------------------------------------------------
+# ---- one arm and seed ------------------------------------------------------------------------------------
 
-def anchor_items(split: str = "validation") -> list[Item]:
-    """The anchors: output tasks of 2 to 10 statements on reserved programs, the sizes in turn."""
-    by_size = {}
-    for family in OUTPUT:
-        for item in heldout.draw(family, split, PER_SIZE):
-            if not item.seen:
-                by_size.setdefault(item.size, []).append(item)
-    return [item for turn in zip(*by_size.values()) for item in turn]
-
-
-def is_anchor(bench: str, item: str) -> bool:
-    """Whether an unseen item of the validation split is an anchor; item: size/number of `heldout.draw`."""
-    return bench in OUTPUT and int(item.partition("/")[2]) < PER_SIZE
-
-
-def write_anchors(path: Path) -> None:
-    """The anchors as a file for train.py --anchors."""
-    tasks = [item.task for item in anchor_items()]
-    rows = [dict(kind=task.kind, program=task.program, input=task.inputs[0]) for task in tasks]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-# ---- the budget --------------------------------------------------------------------------------------------
-
-def spent(rows: list[dict]) -> list[dict[str, float]]:
-    """What a run had spent by the end of each step: BUDGETS, probe and trained tokens, seconds."""
-    out = []
-    total = dict.fromkeys(("rows", "proposals", "probe_tokens", "seconds", "probe_seconds"), 0)
-    for row in rows:
-        students = [member for member in row["members"].values() if member["role"] == "student"]
-        attempts = sum(student.get("n", 0) for student in students)
-        total["rows"] += row["n"] + attempts
-        total["proposals"] += row["n"]
-        total["probe_tokens"] += row.get("probe_tokens", 0)
-        total["seconds"] += sum(row["seconds"].values())
-        total["probe_seconds"] += row["seconds"].get("probe", 0)
-        tokens = row["tokens_generated"] - total["probe_tokens"]
-        out.append(dict(total, tokens=tokens, trained=row["tokens_trained"]))
-    return out
-
-
-def met(done: list[float], target: float) -> bool:
-    """Whether a run is as near to its target as whole steps can be. done: spent after each step."""
-    if not done:
-        return False
-    last_step = done[-1] - (done[-2] if len(done) > 1 else 0)
-    return done[-1] + last_step / 2 >= target
-
-
-# ---- learning ----------------------------------------------------------------------------------------------
-
-def anchors_at_the_end(record: Record) -> dict[str, float]:
-    """Member (or base) -> greedy accuracy on the anchors after the run: the validation split holds them."""
-    right = {}
-    for bench, answers in record.evaluations[folder("validation")]["answers"].items():
-        for place, item in enumerate(answers["ids"]):
-            if is_anchor(bench, item):
-                for name, counts in answers["right"].items():
-                    right.setdefault(name, []).append(counts[place])
-    return {name: statistics.fmean(found) for name, found in right.items()}
-
-
-def final_accuracy(record: Record) -> float:
-    """The students' mean greedy accuracy on the anchors after the run."""
-    found = anchors_at_the_end(record)
-    return statistics.fmean(value for name, value in found.items() if name != BASE)
-
-
-def curve(rows: list[dict], budget: str, due: float, final: float) -> list[tuple[float, float]]:
-    """(share of the budget, students' mean accuracy on the anchors) at every probe and at the end.
-
-    A probe comes before its step's update, so that it stands at what the steps before it had spent. due: the
-    run's budget; final: the accuracy after the last step.
-    """
-    done = [0, *(state[budget] for state in spent(rows))]
-    points = []
-    for before, row in zip(done, rows):
-        if row.get("anchors_greedy"):
-            points.append((before / due, statistics.fmean(row["anchors_greedy"].values())))
-    return [*points, (done[-1] / due, final)]
-
-
-def curve_of(run: Record, budget: str, due: float) -> list[tuple[float, float]]:
-    """`curve` of a finished run."""
-    return curve(run.metrics, budget, due, final_accuracy(run))
+def curve(record: dict, due: float, column: int = 1) -> list[tuple[float, float]]:
+    """(share of the budget, accuracy) at every probe and at the end; column 1: the mean, 2: the best's worst
+    type. A probe comes before its step's update: it stands at what the steps before it had spent."""
+    return [(probe[0] / due, probe[column]) for probe in record["probes"]]
 
 
 def area(points: list[tuple[float, float]]) -> float:
@@ -158,89 +55,218 @@ def first_at(points: list[tuple[float, float]], height: float) -> float:
     return 1.0
 
 
-def late_tasks(rows: list[dict], budget: str, due: float) -> dict[str, float | None]:
-    """The teachers' tasks over the last tenth of the budget, valid ones counted alike; None without any."""
-    late = [row for row, state in zip(rows, spent(rows)) if state[budget] > LATE * due] or rows[-1:]
-    valid = sum(row["n"] * row["valid"] for row in late)
-    out = {}
-    for name in ("statements", "mccabe", "depth"):
-        total = sum(row["n"] * row["valid"] * (row["complexity"].get(name) or 0) for row in late)
-        out[name] = total / valid if valid else None
-    solved = [row["base_solve"] for row in rows if row.get("base_solve") is not None]
-    unique = mean(row["unique_at_64"] for row in late)
-    return out | dict(base_solve=mean(solved[-LAST_PROBES:]), unique=unique)
-
-
-def when_discovered(rows: list[dict]) -> dict[str, int | None]:
-    """Updates until all students think in most of their answers, and steps from the first of several to all;
-    None = never."""
-    first, everybody = discovery(rows)
-    n_students = sum(member["role"] == "student" for member in rows[0]["members"].values())
-    several = everybody is not None and n_students > 1
-    return dict(discovered=everybody, spread=everybody - first if several else None)
-
-
-def shares_of(evaluation: dict, benches: tuple[str, ...], what: str = "right") -> dict[str, np.ndarray]:
-    """Member (or base) -> share of its answers that are right, or think, for each task (n,) of families."""
-    found = {}
-    for bench in benches:
-        for name, counts in evaluation["answers"].get(bench, {}).get(what, {}).items():
-            found.setdefault(name, []).append(np.array(counts, float) / evaluation["samples"])
-    return {name: np.concatenate(parts) for name, parts in found.items()}
-
-
-def students_mean(evaluations: list[dict], benches: tuple[str, ...], what: str = "right") -> np.ndarray:
-    """Mean of all runs' students for each task (n,); nan where these families were not asked."""
-    each = []
-    for evaluation in evaluations:
-        found = shares_of(evaluation, benches, what)
-        each += [values for name, values in found.items() if name != BASE]
-    return np.mean(each, axis=0) if each else np.array([math.nan])
-
-
-def passes_mean(evaluations: list[dict], of_base: bool = False) -> np.ndarray:
-    """Mean of all runs' students' (or the frozen base's) pass@PASSES for each output task (n,)."""
-    each = []
-    for evaluation in evaluations:
-        n = evaluation["samples"]
-        for name, values in shares_of(evaluation, OUTPUT).items():
-            if (name == BASE) == of_base:
-                each.append([pass_at_k(n, round(share * n), PASSES) for share in values])
-    return np.mean(each, axis=0)
-
-
-def measured(runs: list[Record], budget: str, due: float, half: float) -> dict[str, np.ndarray]:
-    """Every one of MEASURES for the runs of one arm and seed: by task (n,) where tasks were asked, else (1,).
-
-    due: the budget of each run; half: the accuracy that is half way. Of several runs single numbers are the
-    means; students are chosen among those of all.
-    """
-    numbers = []
-    for run in runs:
-        points = curve_of(run, budget, due)
-        numbers.append(dict(area=area(points), half=first_at(points, half), **when_discovered(run.metrics),
-                            brier=mean(match["brier"] for match in run.matches),
-                            **late_tasks(run.metrics, budget, due)))
-    out = {}
-    for name in numbers[0]:
-        values = [math.nan if x[name] is None else x[name] for x in numbers]
-        out[name] = np.array([np.mean(values)])
-    chosen, tested = {}, {}
-    for run in runs:
-        for split, found in (("validation", chosen), ("test", tested)):
-            for name, values in shares_of(run.evaluations[folder(split)], OUTPUT).items():
-                if name != BASE:
-                    found[run.name, name] = values
-    validation = {who: values.mean() for who, values in chosen.items()}
-    test = [run.evaluations[folder("test")] for run in runs]
-    out["end"] = students_mean(test, OUTPUT)
-    out["think"] = students_mean(test, OUTPUT, "think")
-    out["best"] = tested[max(validation, key=validation.get)]
-    out["weakest"] = tested[min(validation, key=validation.get)]
-    for name, bench in (("input", "code_i"), ("math", "math"), ("program", "code_f"), ("puzzle", "logic")):
-        out[name] = students_mean(test, (bench,))
-    for name, bench in (("input_think", "code_i"), ("math_think", "math")):
-        out[name] = students_mean(test, (bench,), "think")
-    several = [run.evaluations[folder("pass")] for run in runs if folder("pass") in run.evaluations]
-    out["pass16"] = passes_mean(several) if len(several) == len(runs) else np.array([math.nan])
+def measured(records: list[dict], due: float, goal: float) -> dict[str, float]:
+    """MEASURES of the runs of one arm and seed, and the end by type; of several runs the mean, but `deployed`
+    is the one chosen on validation. due: each run's budget."""
+    chosen = max(records, key=lambda record: record["validation"])
+    out = dict(area=mean_of(area(curve(record, due)) for record in records),
+               goal=mean_of(first_at(curve(record, due, 2), goal) for record in records),
+               deployed=statistics.fmean(chosen["deployed"].values()),
+               discovered=mean_of(first for record in records for first, _ in record["students"]))
+    types = list(chosen["end"])
+    ends = {kind: mean_of(record["end"][kind] for record in records) for kind in types}
+    out["end"] = statistics.fmean(ends.values())
+    for name in ("pass16", "statements", "base_solve"):
+        out[name] = mean_of(record[name] for record in records)
+    if len(types) > 1:
+        for kind in types:
+            out |= {f"end {kind}": ends[kind], f"deployed {kind}": chosen["deployed"][kind]}
     return out
+
+
+# ---- was it tested? ----------------------------------------------------------------------------------------
+
+def pairings_that_differ(pairs: list[tuple[dict, dict]]) -> tuple[int, int]:
+    """Of two runs of each seed: matches of one step and teacher with another student, and all such matches; 0
+    of 0 where the runs began with other members."""
+    differ = n = 0
+    for one, other in pairs:
+        alike = one["pairings"][0].keys() == other["pairings"][0].keys()
+        for mine, theirs in zip(one["pairings"], other["pairings"]) if alike else ():
+            for teacher in mine.keys() & theirs.keys():
+                n += 1
+                differ += mine[teacher] != theirs[teacher]
+    return differ, n
+
+
+def births_that_can_help(records: list[dict], effect: float) -> tuple[int, int]:
+    """Births of students with a parent better than the victim by `effect`, and all of them."""
+    births = [birth for record in records for birth in record["births"]]
+    better = [parent is not None and victim is not None and parent >= victim + effect
+              for _, parent, victim in births]
+    return sum(better), len(births)
+
+
+def manipulation(pairs: list[tuple[dict, dict]], checks: set[str], effect: float) -> dict:
+    """The check of a contrast. pairs: one run of each arm, by seed; checks: what the two arms vary.
+
+    tested: False where they vary one thing and it hardly differed.
+    """
+    ones, others = zip(*pairs)
+    births = [births_that_can_help(some, effect) for some in (ones, others)]
+    pairings = pairings_that_differ(pairs)
+    share = dict(matching=pairings[0] / max(1, pairings[1]),
+                 evolution=max(better / max(1, n) for better, n in births))
+    tested = all(share[check] >= TESTED[check] for check in checks) if len(checks) == 1 else True
+    return dict(pairings=pairings, births=births, tested=tested)
+
+
+# ---- contrasts ---------------------------------------------------------------------------------------------
+
+def contrast(values: dict[tuple[str, int], dict], seeds: list[int], one: str, other: str,
+             measure: str) -> dict:
+    """One arm's measure minus another's, paired by the seeds that have both; difference is None without."""
+    pairs = {}
+    for seed in seeds:
+        if (one, seed) in values and (other, seed) in values:
+            difference = values[one, seed][measure] - values[other, seed][measure]
+            if math.isfinite(difference):
+                pairs[seed] = difference
+    line = dict(one=one, other=other, measure=measure, seeds=list(pairs), difference=None, interval=None,
+                p=1.0)
+    if not pairs:
+        return line
+    x = np.array(list(pairs.values()))
+    return line | dict(difference=float(x.mean()), by_seed=x.tolist(), interval=interval_of_runs(x),
+                       p=sign_flip(x))
+
+
+def verdict(line: dict, effect: float) -> str:
+    """What a corrected contrast says of its first arm. Level: not ahead or behind, and the whole interval
+    within `effect` of 0."""
+    if len(line["seeds"]) < FEWEST:
+        return "too few seeds"
+    if not line["check"]["tested"]:
+        return "not tested"
+    low, high = line["interval"]
+    small = -effect <= low and high <= effect
+    if line["p_holm"] < LEVEL:
+        return f"{'ahead' if line['difference'] > 0 else 'behind'}{', by little' if small else ''}"
+    return "level" if small else "cannot tell"
+
+
+def collected(experiment: Experiment, arms: list[str], goal: float) -> tuple[dict, dict]:
+    """(arm, seed) -> `measured`, and -> its records. Raises ValueError where a budget was missed by more than
+    TOLERANCE."""
+    values, found, wrong = {}, {}, []
+    for arm in arms:
+        for seed in experiment.seeds:
+            if some := experiment.of(arm, seed):
+                due = experiment.due(arm, seed)
+                found[arm, seed], values[arm, seed] = some, measured(some, due, goal)
+                wrong += [f"{record['run']} spent {record['spent'][-1]:,} where {due:,.0f} are due"
+                          for record in some if not abs(record["spent"][-1] / due - 1) <= TOLERANCE]
+    if wrong:
+        raise ValueError(f"budgets are not matched, and such arms are not compared: {'; '.join(wrong)}. More "
+                         "--steps make a step a smaller part of the budget; or leave these arms out (--arms)")
+    return values, found
+
+
+def conclude(experiment: Experiment, arms: list[str], reference: str, measure: str, effect: float,
+             goal: float) -> dict:
+    """Contrasts of `measure` between the reference and every other of the arms, corrected for each other, and
+    all other measures described. Raises ValueError where a budget was missed."""
+    arms, seeds = list(dict.fromkeys([reference, *arms])), experiment.seeds
+    values, found = collected(experiment, arms, goal)
+    lines = []
+    for arm in arms[1:]:
+        line = contrast(values, seeds, reference, arm, measure)
+        if line["seeds"]:
+            pairs = [(found[reference, seed][0], found[arm, seed][0]) for seed in line["seeds"]]
+            checks = {experiment.arms[name].check for name in (reference, arm)} - {""}
+            lines.append(line | dict(check=manipulation(pairs, checks, effect)))
+    for line, adjusted in zip(lines, holm([line["p"] for line in lines])):
+        line["p_holm"] = adjusted
+        line["verdict"] = verdict(line, effect)
+    rows = {}                                                                           # arm -> its records
+    for (arm, _), some in found.items():
+        rows.setdefault(arm, []).extend(some)
+    names = dict.fromkeys(name for value in values.values() for name in value)
+    means = {name: {arm: mean_of(values[key].get(name) for key in values if key[0] == arm) for arm in rows}
+             for name in names}
+    return dict(plan=experiment.plan, seeds=seeds, effect=effect, goal=goal, measure=measure,
+                reference=reference, means=means, contrasts=lines,
+                described={name: [contrast(values, seeds, reference, line["other"], name) for line in lines]
+                           for name in names if name != measure},
+                steps={arm: mean_of(len(record["spent"]) for record in some) for arm, some in rows.items()},
+                discovery={arm: discovery([student for record in some for student in record["students"]])
+                           for arm, some in rows.items()})
+
+
+def discovery(students: list[list]) -> dict:
+    """Of many learners: how many, median updates and coefficient of variation of those that discover
+    thinking, share that never does, share of the others that falls back."""
+    found = [first for first, _ in students if first is not None]
+    spread = statistics.stdev(found) / statistics.fmean(found) if len(found) > 1 else None
+    return dict(n=len(students), median=statistics.median(found) if found else None, variation=spread,
+                never=1 - len(found) / len(students) if students else None,
+                back=sum(fell for _, fell in students) / len(found) if found else None)
+
+
+# ---- tables ------------------------------------------------------------------------------------------------
+
+def number(value: float | None, places: int = 3, width: int = 6) -> str:
+    """A number of a table; a dash for what is not known."""
+    unknown = value is None or not np.isfinite(value)
+    return f"{'-' if unknown else format(value, f'.{places}f'):>{width}}"
+
+
+def estimate(line: dict) -> str:
+    """A contrast's difference, interval and p."""
+    if line["difference"] is None:
+        return f"{'-':>10}  {'-':^17}  {'-':>6}"
+    span = "{:+7.3f} ..{:+7.3f}".format(*line["interval"]) if line["interval"] else "-"
+    return f"{line['difference']:+10.3f}  {span:^17}  {line['p']:6.4f}"
+
+
+def name_of(line: dict) -> str:
+    """A contrast's name in a column."""
+    return f"{line['one'] + ' - ' + line['other']:31}"
+
+
+def table(result: dict, brief: bool = False) -> str:
+    """The result for the terminal; brief: without the contrasts of all other measures."""
+    names = {name: max(6, len(name)) for name in result["means"]}              # -> width
+    out = [f"seeds {', '.join(map(str, result['seeds']))}; budget: {result['plan']['budget']}, within "
+           f"{TOLERANCE:.0%}; goal {result['goal']:g}", "",
+           f"{'arm':21} steps" + "".join(f" {name:>{width}}" for name, width in names.items())]
+    for arm, steps in result["steps"].items():
+        cells = [number(result["means"][name][arm], 1 if name in COUNTS else 3, width)
+                 for name, width in names.items()]
+        out.append(f"{arm:21} {steps:5.0f} {' '.join(cells)}")
+    out += ["", f"{'was it tested?':31} other pairings  births with a parent better than the victim"]
+    for line in result["contrasts"]:
+        (differ, n), births = line["check"]["pairings"], line["check"]["births"]
+        helped = ", ".join(f"{better} of {n_births}" for better, n_births in births)
+        out.append(f"{name_of(line)} {differ:5} of {n:5}  {helped}")
+    out += ["", f"{result['measure'] + ', corrected (Holm)':31} difference  95% interval            p  "
+                "p (Holm)  seeds  verdict"]
+    for line in result["contrasts"]:
+        out.append(f"{name_of(line)} {estimate(line)}  {line['p_holm']:8.4f}  {len(line['seeds']):5}  "
+                   f"{line['verdict']}")
+    out += ["", f"{'discovery of thinking':21} learners  median updates  variation  never  falls back"]
+    for arm, found in result["discovery"].items():
+        cells = [number(found["median"], 1, 14), number(found["variation"], 2, 9),
+                 number(found["never"], 2, 5), number(found["back"], 2, 10)]
+        out.append(f"{arm:21} {found['n']:8}  {'  '.join(cells)}")
+    for measure, lines in ({} if brief else result["described"]).items():
+        out += ["", f"{measure}: {MEASURES.get(measure, 'of this type alone')}; not corrected"]
+        out += [f"{name_of(line)} {estimate(line)}" for line in lines]
+    return "\n".join(out)
+
+
+def ground_by_arm(results: dict[str, dict]) -> str:
+    """Grounds against arms in Markdown: each arm minus the reference, and how widely discovery spreads there.
+    """
+    arms = list(dict.fromkeys(line["other"] for result in results.values() for line in result["contrasts"]))
+    out = [f"| ground | variation | {' | '.join(arms)} |", "|---" * (len(arms) + 2) + "|"]
+    for ground, result in results.items():
+        cells = dict.fromkeys(arms, "")
+        for line in result["contrasts"]:
+            verdict = line["verdict"].partition(",")[0]
+            word = {"ahead": "behind", "behind": "ahead"}.get(verdict, verdict)      # the arm's own
+            high, low = line["interval"] or (math.nan, math.nan)
+            cells[line["other"]] = f"{word} {-line['difference']:+.3f} ({-low:+.3f} .. {-high:+.3f})"
+        variation = number(result["discovery"][result["reference"]]["variation"], 2, 1)
+        out.append(f"| {ground} | {variation} | {' | '.join(cells.values())} |")
+    return "\n".join(out)

@@ -67,13 +67,13 @@ def test_pass_at_k_is_unbiased_and_the_plug_in_is_not(p, n, k):
 def test_the_bootstrap_of_columns_is_paired():
     x = np.random.default_rng(1).random((80, 3))
     values = np.stack((x, x + 0.25, np.ones_like(x)), axis=1)                            # (n, 3, 3)
-    ends = stats.bootstrap_columns(values)
+    ends = stats.bootstrap([values])
     assert ends.shape == (3, 3, 2)
     assert ends[1] == pytest.approx(ends[0] + 0.25), "one draw of items serves all columns"
     assert ends[2] == pytest.approx(np.ones((3, 2)))
     for column in range(3):
         assert ends[0, column] == pytest.approx(stats.paired_bootstrap(x[:, column]), abs=0.006)
-    assert (stats.bootstrap_columns(values) == ends).all(), "the same numbers, the same interval"
+    assert (stats.bootstrap([values]) == ends).all(), "the same numbers, the same interval"
 
 
 # ---- tables ------------------------------------------------------------------------------------------------

@@ -157,12 +157,12 @@ def test_a_run_that_is_there_can_be_looked_at(tmp_path, monkeypatch, capsys):
 
 def test_texts_are_counted_by_member_and_by_what_they_try():
     teacher, student = (Member(name, role, i, RATINGS["trueskill"]().new()) for i, (name, role) in enumerate((("T0", "teacher"), ("S1", "student"))))
-    texts = ["def f(x):\n    return x", "import os\ndef f(x):\n    return os.getcwd()", "def f(x):\n    return 1", "open('/etc/passwd')"]
+    texts = ["def f(x):\n    return x", "import os\ndef f(x):\n    return os.getcwd()", "def f(x):\n    return 1", "def f(x):\n    return open('/etc/passwd')"]
     proposed = [selfplay.ProposalRecord(teacher, "code_f", i, 0, [], text=text) for i, text in enumerate(texts)]
     proposed[2].reason = "violation"
-    proposed[0].answers = {student.name: ["print(1)", "eval('1')", "def f(x): return x"]}
+    proposed[0].answers = {student.name: ["I compile (all) cases", "def f(x):\n    return eval('1')", "def f(x): return x"]}
     proposed[0].attempts = {student.name: ["wrong", "malformed", "violation"]}
-    by_member, by_what = metrics.escape_attempts(proposed)
+    by_member, by_what = metrics.escape_attempts(proposed, "micro")
     assert by_member == dict(T0=3, S1=2) and by_what == dict(system=1, file=1, escape=1, violation=2)
 
 

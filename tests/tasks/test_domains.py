@@ -57,13 +57,27 @@ def judge(task, prompt_format, text):
     ("−5", -5), ("５", 5),
     ("(5)", 5), ("**7**", 7), ("5 apples", 5), ("x = 5", 5), ("Answer: 5", 5),
     ("The answer is 42.", 42), ("60 km/h", 60),
-    ("12 m^2", 12), ("12 m²", 12), ("12 cm3", 12), ("5 €", 5), ("90°", 90), (r"90^\circ", 90),
+    ("12 m^2", 12), ("12 m²", 12), ("12 cm3", 12), ("7 m^{-2}", 7), ("12 ft2.", 12), ("is2", 2), ("5 €", 5), ("90°", 90), (r"90^\circ", 90),
     (r"\boxed{\frac{3}{4}}", F(3, 4)), (r"\frac12", F(1, 2)), (r"-\dfrac{3}{4}", F(-3, 4)),
     ("1{,}000", 1000), (r"1\,000", 1000),
     (r"$\$18$", 18), (r"18\text{ dollars}", 18), (r"\(7\)", 7), (r"5\ \text{cm}", 5),
     (r"\left( 5 \right)", 5)])
 def test_numbers_are_read_exactly(text, value):
     assert rational(text) == {F(value)}
+
+
+@pytest.mark.parametrize("prompt_format", PROMPT_FORMATS)
+def test_a_number_behind_a_word_is_no_exponent(prompt_format):
+    """In the words of ten sentences, and as a part of a fraction or a decimal number."""
+    wraps = dict(micro="={}", base="<think>so</think><answer>{}</answer>")
+    sentences = ["The answer is {}", "The answer is {}.", "he has {} apples", "Answer: {}", "Tom is {}", "x = {}",
+                 "is {}/7", "Answer is {}.5", "It takes {} m", "about {} km/h"]
+    added = {"is {}/7": lambda n: F(n, 7), "Answer is {}.5": lambda n: n + F(1, 2)}
+    task = Proposal("math", "def f(): return 1", ("",))
+    for n, sentence in itertools.product(range(31), sentences):
+        text = wraps.get(prompt_format, "```answer\n{}\n```").format(sentence.format(n))
+        answer = MATH.parse_answer(text, prompt_format, task, CHAT)
+        assert answer and rational(answer) == {added.get(sentence, F)(n)}, text
 
 
 def test_a_percentage_is_both_of_its_readings():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tasks
-from tasks.escapes import escapes
+from tasks.escapes import attempts, escapes
 from tasks.validation import BANNED, Limits, program_problem
 
 ROOT = Path(tasks.__file__).parents[1]
@@ -29,6 +29,17 @@ ATTACKS = ROOT.parent / "shared" / "attacks"
     ("", []), ("\0", []), ("\ud800import os", ["system"]), ("def f(x:\n  import os", ["system"])])
 def test_what_is_an_escape(text, tried):
     assert escapes(text) == tried
+
+
+@pytest.mark.parametrize("prompt_format", ["chat", "base", "micro"])
+def test_prose_is_no_attempt(prompt_format):
+    """Only a program tries: not what is said of one, in text, comments or docstrings."""
+    prose = "Let me compile (all) cases, then open (up) and exec (the) rest; import os is not needed"
+    program = f"def f(x):\n    '{prose}'\n    return x  # {prose}"
+    wrap = dict(chat="{}\n```python\n{}\n```", base="<think>{}</think><answer>\n```python\n{}\n```", micro="{}\n{}")[prompt_format]
+    assert attempts(wrap.format(prose, "def f(x):\n    return x"), prompt_format) == [] or prompt_format == "micro"
+    assert attempts(wrap.format("", program), prompt_format) == []
+    assert attempts(wrap.format("", program + "\nimport os"), prompt_format) == ["system"]
 
 
 def test_names_are_those_of_validation():

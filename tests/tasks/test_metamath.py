@@ -135,6 +135,7 @@ def test_malformed_files_are_refused_with_line_and_token(case):
     text, token, why = case.split(" | ")
     said = refusal(f"\n\n{text.replace('HEAD', HEAD)}")
     assert said.startswith(f"line 3, token '{token}': ") and why in said, said
+    assert said.endswith(" (in the proof of t)") == ("t $p" in text and "expected" not in why and token != "wp" or "leaves 2" in why), said
 
 
 def test_every_damage_to_a_database_is_survived_or_refused_by_name():
@@ -185,13 +186,20 @@ def test_distinct_variables(given, proof, holds):
 def test_a_proof_costs_its_limit_only():
     """Megabytes of labels, formulas that double at every step, saved steps without end, endless numbers."""
     doubles = "".join(f"Z{number(2 + i)}{number(2 + i)}B" for i in range(60))
-    hostile = {"wp " * 3_400_000: "too many symbols", f"( wi ) AAB{doubles}": "too many symbols",
-               "( ) " + "U" * 10_000_000: "beyond", "( ) " + "AZ" * 5_000_000: "too many symbols"}
+    hostile = {"wp " * 400_000: "too many symbols", f"( wi ) AAB{doubles}": "too many symbols",
+               "( ) " + "U" * 1_000_000: "beyond", "( ) " + "AZ" * 500_000: "too many symbols"}
     for proof, why in hostile.items():
         started = time.process_time()
         assert why in refusal(HEAD + f"t $p wff p $= {proof} $.", max_work=200_000), proof[:40]
         assert time.process_time() - started < 20
-    assert "too many blocks" in refusal("${ " * 1_000_000)
+    assert "too many blocks" in refusal("${ " * 100_000)
+    names = " ".join(f"v{i}" for i in range(5_000))
+    pairs = f"$c a $. $v {names} $. " + f"$d {names} $. " * 3
+    started = time.process_time()
+    assert "too many pairs" in refusal(pairs)
+    small = " ".join(names.split()[:300])
+    assert "too many pairs" in refusal(f"$c a $. $v {small} $. $d {small} $. " + "".join(f"x{i} $a a $. " for i in range(999)))
+    assert time.process_time() - started < 10
 
 
 # ---------------------------------------------------------------- changed proofs

@@ -2,6 +2,7 @@
 import ast
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.base import Proposal, Reject, Task
 from tasks.complexity import entry, parse
 from tasks.prompts import PROMPT_FORMATS, Prompt, render, show
-from tasks.validation import (REASONS, Limits, arguments_text, ignores_input, input_problem, normalise,
-                              program_problem)
+from tasks.validation import (REASONS, Limits, arguments_text, control_of, ignores_input, input_problem, normalise,
+                              program_problem, value_problem)
 from verifier import Job
 
 CHAT, MICRO = Limits.for_format("chat"), Limits.for_format("micro")
@@ -112,7 +113,12 @@ ANSWERS = [
     (ADDED, "chat", "```input\n(1, 4)\n```", "wrong"), (ADDED, "chat", "```input\n1) or (True\n```", "malformed"),
     (INP, "micro", "<[1,2,3]\n=[1,2,3]", "correct"), (INP, "micro", "=1) or (True", "malformed"),
     (INP, "micro", "=[3,2,1]", "wrong"),
+    (INP, "chat", "```input\nf(x=[1, 2, 3])\n```", "correct"), (ADDED, "chat", "```input\nf(b=1, a=4)\n```", "correct"),
+    (ADDED, "chat", "```input\nf(1, b=4)\n```", "correct"), (ADDED, "chat", "```input\nf(1, a=4)\n```", "malformed"),
+    (ADDED, "chat", "```input\nf(**{'a': 1, 'b': 4})\n```", "malformed"),
     # induction
+    (FUN, "chat", "```python\ndef turn(x, turn=-1):\n    return x[::turn]\n```", "correct"),
+    (FUN, "chat", "```python\ndef turn(x):\n    def g(turn):\n        return turn[1:]\n    return turn(g(x)) + x[:1] if x else x\n```", "correct"),
     (FUN, "chat", "```python\ndef f(x):\n    return x[::-1]\n```", "correct"),
     (FUN, "chat",
      "It reverses:\n```python\ndef reverse(items: list) -> list:\n    '''doc'''\n    return list(reversed(items))\n```\nDone.",
@@ -179,6 +185,60 @@ def test_no_attempt_sees_the_calls_before_it(sandbox, program):
     assert judge(sandbox, task, "micro", *texts) == alone
     assert judge(sandbox, task, "micro", *texts[::-1]) == alone[::-1]
     assert alone[0] == "correct"
+
+
+VARYING = [
+    ("def f(x):\n    return list(x)", "{'apple', 'fig', 'kiwi', 'date', 'plum'}"),
+    ("def f(x):\n    return list(x[0])", "[{'apple', 'fig', 'kiwi', 'date', 'plum'}]"),
+    ("def f(x, y):\n    return list(x.keys() & y.keys())", "{'a': 1, 'b': 2, 'cd': 3, 'e': 4}, {'b': 3, 'a': 1, 'cd': 4, 'e': 1}"),
+    ("import functools\n@functools.lru_cache\ndef g(x):\n    return x\ndef f(x):\n    g(x)\n    return g.cache_info().hits > 2", "1"),
+    ("def flips(function):\n    n = 0\n    def inner(x):\n        nonlocal n\n        n += 1\n        return n > 3\n    return inner\n"
+     "@flips\ndef f(x):\n    return x", "1"),
+    ("import decimal\ndef f(x):\n    n = decimal.getcontext().prec\n    decimal.setcontext(decimal.Context(prec=n + 1))\n"
+     "    return n > 30", "1"),
+    # the third call of a process: only the third interpreter calls so often
+    ("n = []\ndef f(x):\n    n.append(x)\n    return len(n) > 2", "1")]
+
+
+@pytest.mark.parametrize("program, given", VARYING)
+def test_what_two_interpreters_agree_on_by_chance_is_seen_by_a_third(sandbox, program, given):
+    proposal = Proposal("code_o", program, (given,))
+    assert TASK_TYPES["code_o"].job(proposal).thorough
+    assert outcome(sandbox, proposal) == "nondeterministic"
+
+
+@pytest.mark.parametrize("program, problem", [
+    ("def f(x):\n    def g(hash):\n        return hash\n    return hash(None)", "banned_name"),
+    ("def g(hash):\n    return hash\ndef f(x):\n    return g(hash(None))", "banned_name"),
+    ("def f(x, hash=hash(None)):\n    return hash", "banned_name"), ("def f(x):\n    return [1 for hash in [hash(None)]]", "banned_name"),
+    ("def f(hash):\n    def g():\n        global hash\n        return hash(None)\n    return g()", "banned_name"),
+    ("def f(hash):\n    class A:\n        x = hash(None)\n        hash = 1\n    return A.x", "banned_name"),
+    ("x = hash(None)\nhash = 1\ndef f(y):\n    return x", "banned_name"), ("def f(x):\n    return (lambda id: 1)(id(x))", "banned_name"),
+    ("def f(hash):\n    return [hash + id for id in range(3)]", None), ("def f(x):\n    input = x\n    return (lambda vars: vars + input)(1)", None),
+    ("def f(x):\n    def help(y):\n        return y + 1\n    return help(x)", None)])
+def test_bans_are_lifted_by_scope(program, problem):
+    assert program_problem(program, CHAT) == problem
+
+
+def mistral():
+    """A tokenizer with control tokens as Mistral's and Hermes' have them: special ones, others, and spaces."""
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    words.add_special_tokens(["<s>", "</s>", "[INST]", "[/INST]", "<pad>"])
+    words.add_tokens(["<tool_call>", "    ", "return"])
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
+    tokenizer.chat_template = "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}"
+    return tokenizer
+
+
+@pytest.mark.parametrize("token", ["[INST]", "<tool_call>", "<pad>", "</s>"])
+def test_the_base_s_own_control_tokens_are_refused(token):
+    limits = replace(CHAT, control=control_of(mistral()))
+    for program, given, message in ((f"def f(x):\n    return x + '{token}'", "1", ""), ("def f(x):\n    return x", repr(token), ""),
+                                    ("def f(x):\n    return x", "1", token)):
+        assert TASK_TYPES["code_o"].check(Proposal("code_o", program, (given,), message), limits) == Reject("control_text")
+    assert value_problem([token], limits) == "control_text"
+    assert TASK_TYPES["code_o"].check(Proposal("code_o", "def f(x):\n    return  x < 3 > 1", ("'    '",), "returns"), limits) is None
 
 
 # ---------------------------------------------------------------- teachers' proposals
