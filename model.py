@@ -187,10 +187,11 @@ class Attention(nn.Module):
         """x (B, T, C) -> (B, T, C); cos, sin (B, 1, T, D); slots: the cache's of one token a row."""
         B, T, _ = x.shape
         H, K, _ = self.heads
-        qk, v = self.qkv(x, lora).view(B, T, -1, self.D).transpose(1, 2).split([H + K, K], 1)
+        qk, v = self.qkv(x, lora).view(B, T, -1, self.D).split([H + K, K], 2)
         if self.q_norm is not None:
-            qk = torch.cat((self.q_norm(qk[:, :H]), self.k_norm(qk[:, H:])), 1)
-        q, k = rotate(qk, cos, sin).split([H, K], 1)                        # (B, H, T, D), (B, K, T, D)
+            qk = torch.cat((self.q_norm(qk[:, :, :H]), self.k_norm(qk[:, :, H:])), 2)
+        q, k = rotate(qk.transpose(1, 2), cos, sin).split([H, K], 1)        # (B, H, T, D), (B, K, T, D)
+        v = v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(self.layer, k, v, slots)
         y = attend(q, k, v, mask)

@@ -308,24 +308,31 @@ def one_pass(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, ro
     with tqdm(total=len(todo), desc=desc, leave=False, disable=not desc) as bar:
         while todo:
             packed = pack(rollout, todo[0], adv.device)
-            before = None if old is None else old[packed.row, packed.column]
             is_long = packed.ids.numel() > tally.tokens_per_microbatch          # a row beyond the budget
             try:
                 leaves = weights.leaves(packed.member)
-                route = leaves.route(packed.member)
-                loss, logp, sums = token_losses(base, route, packed, adv, cfg, before, is_long)
-                (loss * (scale * weight)[packed.row]).sum().backward()
+                losses = backward(base, leaves, packed, adv, scale * weight, old, cfg, is_long)
             except RuntimeError as e:
                 tally.halve(packed.ids.numel(), e)
                 left = [i for part in todo for line in part for i in line]
                 todo = micro_batches(rollout, left, tally.tokens_per_microbatch)
                 continue
             leaves.add_gradients(1 / scale)         # lack of memory ends the run: half of it may be added
-            tally.add(packed, loss.detach(), logp, sums)
+            tally.add(packed, *losses)
             todo.pop(0)
             bar.update()
     tally.sum_up(adapters, world)
     return tally
+
+
+def backward(base: Base, leaves: AdapterWeights, p: Packed, adv: torch.Tensor, weight: torch.Tensor,
+             old: torch.Tensor | None, cfg: UpdateConfig, checkpointing: bool) -> tuple:
+    """Leave a micro-batch's gradients with the leaves, by weights (N,) of its rows' tokens; token_losses'
+    results, detached. Never waits for a GPU."""
+    before = None if old is None else old[p.row, p.column]
+    loss, logp, sums = token_losses(base, leaves.route(p.member), p, adv, cfg, before, checkpointing)
+    (loss * weight[p.row]).sum().backward()
+    return loss.detach(), logp, sums
 
 
 def gap(logp: torch.Tensor, rollout: Rollout, rows: torch.Tensor) -> dict[str, float]:

@@ -13,7 +13,7 @@ from model import Model, ModelConfig
 
 ALWAYS = ("base", "adapters", "optimiser", "graph")
 GENERATE = ("cache", "decoding")
-UPDATE = ("gradients", "leaves", "activations", "logits")
+UPDATE = ("gradients", "leaves", "activations", "mask", "logits")
 MOST_ROWS = 512             # that --rollout-batch 0 takes: more bring little
 
 
@@ -96,7 +96,8 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
                 decoding=prefill if graph else max(sampling, prefill),
                 gradients=factors * 4, leaves=serving * size * n_present / n_members,
                 logits=chunk * (12 + 8 * (cfg.entropy_coef > 0)),
-                activations=max(whole, checkpointed) * size + cfg.tokens_per_microbatch * line * (size + 3))
+                activations=max(whole, checkpointed) * size,
+                mask=cfg.tokens_per_microbatch * line * (size + 3))
     return {use: n_bytes / 2 ** 30 for use, n_bytes in plan.items()}
 
 
@@ -142,6 +143,7 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
                    leaves="update: copies of the factors of a micro-batch's members",
                    activations=f"update: {cfg.tokens_per_microbatch} tokens at a time, or a row of {T} with "
                                "activation checkpointing",
+                   mask="update: what the tokens of packed lines see",
                    logits="update: a chunk over the vocabulary")
     rows = [f"{use:<12} {gb:8.2f} GB   {meaning[use]}" for use, gb in plan.items() if gb]
     need = peak(plan)

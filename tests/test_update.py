@@ -167,6 +167,20 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(tiny, population, monke
         rl.accumulate(tiny, adapters, batch, rl.advantages(batch), settings())
 
 
+def test_lack_of_memory_while_gradients_are_added_ends_the_run(tiny, population, monkeypatch):
+    """Half of them may have been added: doing the micro-batch again would add that half twice."""
+    adapters, batch, tried = population(tiny), make_batch(), []
+
+    def fails(self, scale):
+        tried.append(self)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("lora.AdapterWeights.add_gradients", fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        rl.accumulate(tiny, adapters, batch, rl.advantages(batch), settings())
+    assert len(tried) == 1
+
+
 @pytest.mark.parametrize("message, lacks", [
     ("MPS backend out of memory (MPS allocated: 8.1 GB, max allowed: 9.0 GB). Tried to allocate 1.2 GB on private pool.", True),
     ("CUDA error: out of memory", True), ("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory", True),
