@@ -15,7 +15,6 @@ import train
 from rl import Adam
 import generate
 from run import memory
-from infra.distributed import Ranks
 from run.memory import largest_budget, memory_plan, peak
 from infra.precision import DTYPES
 from weights import load_model, read_config
