@@ -77,6 +77,8 @@ class Config:
     n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)", "[0, 1000]")
     seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity "
                            "program, and each kind's own example")
+    tasks: str = flag("", "no teacher writes: students train on a file of tasks (JSON lines), or on "
+                      "micro, fresh random programs")
     theory: str = flag(None, "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
     dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, so as invalid",
                        ("structural", "exact", "off"))
@@ -275,6 +277,8 @@ def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Conf
     importance_cap = cfg.importance_cap
     if importance_cap is None:              # in float32 on a CPU rollout and training agree to 1e-6
         importance_cap = 0.0 if device == "cpu" and cfg.dtype in ("auto", "float32") else 2.0
+    if cfg.tasks:                           # which come again
+        cfg = dataclasses.replace(cfg, dedupe="off")
     cfg = dataclasses.replace(cfg, teachers=cfg.teachers or half, students=cfg.students or half, grace=grace,
                               duplicate_penalty=duplicate_penalty, importance_cap=importance_cap)
     check(cfg)
@@ -337,6 +341,8 @@ def check(cfg: Config) -> None:
     if "proof" in task_types and load(cfg.theory):          # which raises ValueError for a bad theory
         demand(cfg.prompt_format != "micro" or cfg.theory == miu.THEORY,
                f"--theory {cfg.theory}: the micro prompt format has words for {miu.THEORY} alone")
+    demand(cfg.tasks != "micro" or set(task_types) <= {"code_o", "code_i"},
+           "--tasks micro draws code_o and code_i: give these as --task-types, or a file of tasks")
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
            f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks: give at least 1")
     demand(cfg.importance_cap == 0 or cfg.importance_cap >= 1,

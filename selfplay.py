@@ -23,10 +23,10 @@ from model import Base
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from rl import Batch
 from sandbox.values import decode
-from tasks import TASK_TYPES, judge_answers
+from tasks import TASK_TYPES, answers_of, jobs_of, verdicts_of
 from tasks.archive import Archive
 from tasks.base import UNJUDGED, Proposal, Reject, Task
-from tasks.complexity import measure, structural_hash
+from tasks.given import given_task
 from tasks.prompts import FORMATS, Prompt, render, show
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
@@ -69,12 +69,12 @@ class ProposalRecord:
     @functools.cached_property
     def complexity(self) -> dict[str, int]:
         """Measures of a valid task's program, by name."""
-        return dataclasses.asdict(measure(self.task.program))
+        return dataclasses.asdict(TASK_TYPES[self.kind].measure(self.task.program))
 
     @functools.cached_property
     def structure(self) -> str:
         """Hash of a valid task's program up to names and constants."""
-        return structural_hash(self.task.program)
+        return TASK_TYPES[self.kind].structure(self.task.program)
 
     @functools.cached_property
     def output_size(self) -> tuple[int, int]:
@@ -180,8 +180,9 @@ def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int
     prompts = [TASK_TYPES[task.kind].solve(s.base.prompt_format, task, s.limits) for task in tasks]
     rollout, texts = ask(s, prompts, slots, step, phase, n, temperature, desc)
     by_task = [texts[i * n:(i + 1) * n] for i in range(len(tasks))]
-    verdicts = judge_answers(tasks, by_task, s.base.prompt_format, s.limits, lambda jobs: run_jobs(s, jobs))
-    return Attempts(rollout, texts, verdicts)
+    answers = answers_of(tasks, by_task, s.base.prompt_format, s.limits)
+    results = run_jobs(s, jobs_of(tasks, answers, s.limits))
+    return Attempts(rollout, texts, verdicts_of(tasks, answers, results, s.limits))
 
 
 def key_of(s: Setup, proposal: Proposal) -> str:
@@ -229,13 +230,28 @@ def prompt_teacher(s: Setup, archive: Archive, kind: str, rng: random.Random) ->
     return prompt, few_shot
 
 
+def deal(s: Setup, teachers: list[Member], step: int) -> list[ProposalRecord]:
+    """With --tasks, what each teacher would write: so many tasks of the file, or fresh programs."""
+    n, dealt = s.cfg.n_prompts * s.cfg.proposals_per_prompt, []
+    for place, teacher in enumerate(teachers):
+        types = tuple(kind for kind in s.task_types if plays(teacher, kind))
+        first = (step * len(teachers) + place) * n
+        for number in range(first, first + n):
+            p = given_task(s.cfg.tasks, s.task_types, types, s.cfg.seed, number)
+            dealt.append(ProposalRecord(teacher, p.kind, len(dealt), len(dealt), [], proposal=p))
+    return dealt
+
+
 def propose(s: Setup, archive: Archive, pairs: list[tuple[Member, Member]], step: int,
-            desc: str = "") -> tuple[Rollout, list[ProposalRecord]]:
+            desc: str = "") -> tuple[Rollout | None, list[ProposalRecord]]:
     """Every teacher of a match writes n_prompts x proposals_per_prompt proposals, in turn of the task types
-    that it and one of its students play."""
+    that it and one of its students play. No rollout with --tasks, where nobody writes."""
     prompts, slots, proposed = [], [], []
-    teachers = {teacher.slot: teacher for teacher, _ in pairs}
-    for _, teacher in sorted(teachers.items()):
+    by_slot = {teacher.slot: teacher for teacher, _ in pairs}
+    teachers = [by_slot[slot] for slot in sorted(by_slot)]
+    if s.cfg.tasks:
+        return None, deal(s, teachers, step)
+    for teacher in teachers:
         met = [student for other, student in pairs if other is teacher]
         types = [kind for kind in s.task_types if plays(teacher, kind) and any(plays(m, kind) for m in met)]
         for i in range(s.cfg.n_prompts):
@@ -354,8 +370,10 @@ def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> 
             p.reward = s.cfg.duplicate_penalty if p.reason == "duplicate" else s.cfg.invalid_penalty
 
 
-def teacher_rows(rollout: Rollout, proposed: list[ProposalRecord]) -> RoleRows:
-    """What teachers learn from: their proposals, once paid."""
+def teacher_rows(rollout: Rollout | None, proposed: list[ProposalRecord]) -> RoleRows | None:
+    """What teachers learn from: their proposals, once paid. None where they wrote none."""
+    if rollout is None:
+        return None
     rewards = [None if p.unjudged else p.reward for p in proposed]
     return RoleRows("teacher", rollout, rewards, [p.group for p in proposed], [p.kind for p in proposed])
 

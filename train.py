@@ -38,7 +38,7 @@ from run.checkpoint import RunDir, State, differing, init_state, restore, save, 
 from infra.distributed import Ranks, leave
 from run.metrics import header, line, measures, summary
 from run.monitors import EXIT_HALTED, Halted, Monitors, check_monitors
-from run.platform import Interrupted, Signals, Stopwatch, check_system, environment, open_sandbox
+from run.platform import Interrupted, Signals, Stopwatch, check_system, defaults, environment, open_sandbox
 from run.probes import probe
 from run.startup import choose_dtype, hash_base, open_run, populate, prepare, show_plan
 from run.task_log import task_rows
@@ -80,6 +80,8 @@ def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list
         return system.fitness(member.rating)
 
     for number, role in enumerate(ROLES):
+        if cfg.tasks and role == "teacher":         # who writes nothing
+            continue
         rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number)
         members = members_of(state.members, role)
         place = {m.name: i for i, m in enumerate(state.members)}
@@ -197,7 +199,8 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
     """Write down what runs where, and print the table's head. cfg: with sizes as asked, not as fitted."""
     ranks = setup.ranks
     run.write_json("config.json", dataclasses.asdict(cfg))
-    run.write_json("env.json", environment(ranks, setup.sandbox))
+    flags = dict(flags=defaults(cfg, ranks.device.type))          # what the report holds config.json against
+    run.write_json("env.json", environment(ranks, setup.sandbox) | flags)
     who = ", ".join(f"{len(members_of(state.members, role))} {role}s" for role in ROLES)
     print(f"{run.path}: {who}{' in one adapter' if cfg.single else ''} on {cfg.base}, steps {state.step} to "
           f"{cfg.steps}, {ranks.world} process(es) on {ranks.device}, sandbox: {setup.sandbox.tier}")

@@ -1,14 +1,11 @@
 """The measured claims of docs/advanced/engine.md and docs/judge.md.
 
-    python -m bench card                    a card: right? how fast? how near its bounds? all in 25 minutes
-    python -m bench verify                  the judge beside other ways to run a program: two minutes
-    python -m bench verify --soak 20000     and so many programs of all kinds; no verdict may be wrong
+    python -m bench card                    a card: right? how fast? 15 minutes, one page to send us
+    python -m bench verify                  the verifier beside `python -c`: a minute
     python -m bench learn --lr 3e-4 1e-3    does a student learn, on fresh tasks without teachers?
     python -m bench decode                  rollouts of 8 members in one batch, one after another, and by PEFT
     python -m bench update                  the joint update against a loop over PEFT adapters
     python -m bench step                    rollout and update of 8 members against 1 at equal rows
-    python -m bench scale                   seconds and memory of a step for 1 to 1,024 members
-    python -m bench evolve                  seconds per child of each operator on 7B shapes
 
 A command measures all its ways in one process and in turns (A B C, C B A, ...), so that a load from outside
 meets each of them. It prints a table (median, and the range of the repeats), then one line of JSON; keys with

@@ -1,11 +1,8 @@
-"""What all benchmarks share: ways measured in turns, tables of medians, ratios, memory."""
-import ctypes
+"""What all benchmarks share: ways measured in turns, tables of medians, ratios, errors."""
 import statistics
 import time
-from pathlib import Path
 
 import torch
-
 
 # What the relative error of two ways to compute the same may be, in a base's type: a few roundings a layer.
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: .05, torch.float16: .01}
@@ -29,14 +26,7 @@ def timed(work):
     return run
 
 
-def alone(run):
-    """Seconds of a timed run; without a GPU the processor's own, which others on it do not change."""
-    start = time.process_time()
-    seconds = run()
-    return seconds if torch.cuda.is_available() else time.process_time() - start
-
-
-def take_turns(ways, repeats, seconds=float("inf")):
+def take_turns(ways: dict, repeats: int, seconds: float = float("inf")) -> dict[str, list]:
     """{name: function()} -> {name: what it returned in each repeat}; forwards, then backwards, and so on.
     After the first repeat, another begins only where it ends within so many seconds."""
     seen = {name: [] for name in ways}
@@ -49,26 +39,13 @@ def take_turns(ways, repeats, seconds=float("inf")):
     return seen
 
 
-def show(rows):
-    """Prints [(label, unit, values of the repeats)] as median and range."""
+def show(rows: list[tuple[str, str, list[float]]]) -> None:
+    """Print (label, unit, values of the repeats) as median and range."""
     for label, unit, values in rows:
         spread = f"{min(values):.4g} .. {max(values):.4g}"
         print(f"{label:46} {statistics.median(values):10.5g} {unit:8} {spread}", flush=True)
 
 
-def ratio(above, below):
+def ratio(above: list[float], below: list[float]) -> float:
     """Median over the repeats of above / below, to three digits."""
     return float(f"{statistics.median(a / b for a, b in zip(above, below)):.3g}")
-
-
-def peak_memory(reset=False):
-    """Bytes at the worst moment since the last reset, on the GPU or else of this process (Linux)."""
-    if torch.cuda.is_available():
-        if reset:
-            torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.max_memory_allocated()
-    if reset:
-        ctypes.CDLL(None).malloc_trim(0)                     # give back what earlier measurements left
-        Path("/proc/self/clear_refs").write_text("5")        # VmHWM becomes VmRSS
-    rows = Path("/proc/self/status").read_text().splitlines()
-    return next(int(row.split()[1]) * 1024 for row in rows if row.startswith("VmHWM:"))

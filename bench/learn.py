@@ -5,7 +5,7 @@ Greedy accuracy is the measure that counts: what only rises at temperature 1 is 
 """
 import random
 import time
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from statistics import fmean
 
 import torch
@@ -15,12 +15,12 @@ import selfplay
 from rl import Adam
 from config import ALGORITHMS, TARGETS, Config, spelled
 from infra.distributed import Ranks
-from run.platform import open_sandbox
-from run.probes import answers
-from run.startup import prepare
 from lora import Adapters
 from micro.evaluate import ROWS, draw_tasks
 from rewards import STUDENT_REWARDS
+from run.platform import open_sandbox
+from run.probes import answers
+from run.startup import prepare
 from selfplay import Setup
 from tasks import TASK_TYPES, read_tasks
 from tasks.base import Task
@@ -30,19 +30,7 @@ from tasks.validation import Limits
 HELD_OUT_SHARE = 5                  # of a file of tasks, every fifth is never trained on
 LEARNT = .1                         # a smaller rise in greedy accuracy has no half way
 ALGORITHM = ("algo", *ALGORITHMS[Config.algo], "epochs", "student_reward")         # flags as of train.py
-
-
-@dataclass(frozen=True)
-class Score:
-    """What one member does on the held-out tasks, in one way of decoding."""
-    accuracy: dict[int, float]      # by size
-    think: float                    # share of answers that think
-    tokens: float                   # an answer
-
-    @property
-    def mean(self) -> float:
-        """Accuracy over the sizes, each counting the same."""
-        return sum(self.accuracy.values()) / len(self.accuracy)
+SHARED = ("base", "seed", "rank", "alpha", "samples_per_task", "max_new_tokens", *ALGORITHM)
 
 
 class FreshPrograms:
@@ -51,16 +39,14 @@ class FreshPrograms:
     def __init__(self, args):
         self.row = next(row for row, kind in ROWS.items() if kind == args.kind)
         self.sizes, self.seed = args.sizes, args.seed
-        held_out = {size: draw_tasks(self.row, size, args.held_out, 99) for size in self.sizes}
-        self.held_out = [(size, task) for size, tasks in held_out.items() for task in tasks]
+        self.held_out = []
+        for size in self.sizes:
+            self.held_out += [(size, task) for task in draw_tasks(self.row, size, args.held_out, 99)]
 
-    def batch(self, step: int, n: int) -> list[Task]:
-        """The n tasks of a step, the sizes in turn."""
-        tasks = []
-        for i in range(step * n, step * n + n):
-            size = self.sizes[i % len(self.sizes)]
-            tasks += draw_tasks(self.row, size, 1, f"{self.seed}/learn/{i}", reserved=False)
-        return tasks
+    def task(self, i: int) -> Task:
+        """The i-th task, the sizes in turn."""
+        size = self.sizes[i % len(self.sizes)]
+        return draw_tasks(self.row, size, 1, f"{self.seed}/learn/{i}", reserved=False)[0]
 
 
 class FileOfTasks:
@@ -68,21 +54,18 @@ class FileOfTasks:
 
     def __init__(self, path: str, setup: Setup, seed: int):
         tasks = selfplay.make_tasks(setup, read_tasks(path), path)
-        if len(tasks) < 2 * HELD_OUT_SHARE:
-            least = 2 * HELD_OUT_SHARE
+        least = 2 * HELD_OUT_SHARE
+        if len(tasks) < least:
             raise ValueError(f"--tasks-file {path} holds {len(tasks)} tasks: give at least {least}")
         self.held_out = [(measure(task.program).statements, task) for task in tasks[::HELD_OUT_SHARE]]
         self.pool = [task for i, task in enumerate(tasks) if i % HELD_OUT_SHARE]
         self.seed = seed
 
-    def batch(self, step: int, n: int) -> list[Task]:
-        """The n tasks of a step."""
-        tasks = []
-        for i in range(step * n, step * n + n):
-            lap, place = divmod(i, len(self.pool))
-            order = random.Random(f"{self.seed}/lap/{lap}").sample(range(len(self.pool)), len(self.pool))
-            tasks.append(self.pool[order[place]])
-        return tasks
+    def task(self, i: int) -> Task:
+        """The i-th task."""
+        lap, place = divmod(i, len(self.pool))
+        order = random.Random(f"{self.seed}/lap/{lap}").sample(range(len(self.pool)), len(self.pool))
+        return self.pool[order[place]]
 
 
 def source_of(args, setup: Setup):
@@ -90,18 +73,16 @@ def source_of(args, setup: Setup):
     if args.tasks_file:
         return FileOfTasks(args.tasks_file, setup, args.seed)
     if setup.base.prompt_format != "micro":
-        spoken = setup.base.prompt_format
         raise ValueError(f"bench learn draws programs for the micro base only, and {args.base} speaks the "
-                         f"{spoken} prompt format: pass its tasks with --tasks-file FILE.jsonl")
+                         f"{setup.base.prompt_format} prompt format: pass its tasks with --tasks-file "
+                         "FILE.jsonl")
     return FreshPrograms(args)
 
 
 def open_setup(args) -> Setup:
-    """Base, one fresh adapter a learning rate, and the judge; presets where no flag is given."""
+    """Base, one fresh adapter a learning rate, and the verifier; presets where no flag is given."""
     ranks = Ranks.join(args.device)
-    shared = ("base", "seed", "rank", "alpha", "samples_per_task", "max_new_tokens", *ALGORITHM)
-    asked = Config(task_types=args.kind, **{name: getattr(args, name) for name in shared})
-    cfg, base = prepare(asked, ranks)
+    cfg, base = prepare(Config(task_types=args.kind, **{name: getattr(args, name) for name in SHARED}), ranks)
     torch.set_num_threads(args.threads)
     n_members = len(args.lr or [cfg.lr])
     adapters = Adapters.on(base.model, n_members, cfg.rank, cfg.alpha, TARGETS, ranks.device)
@@ -113,22 +94,24 @@ def open_setup(args) -> Setup:
     return Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(TASK_TYPES))
 
 
-def score(setup: Setup, held_out: list[tuple[int, Task]], step: int, temperature: float) -> list[Score]:
-    """Every member on the held-out tasks, one attempt each."""
+def score(setup: Setup, held_out: list[tuple[int, Task]], step: int, temperature: float) -> list[dict]:
+    """Of every member on the held-out tasks, one attempt each: accuracy by size and the mean over sizes,
+    share of answers that think, tokens an answer."""
     slots = {str(slot): slot for slot in range(setup.adapters.n_members)}
-    found, _ = answers(setup, slots, [task for _, task in held_out], step, temperature)
+    by_member, _ = answers(setup, slots, [task for _, task in held_out], step, temperature)
     scores = []
-    for given in found.values():
+    for given in by_member.values():
         right = {size: [] for size, _ in held_out}
         for (size, _), correct in zip(held_out, given.correct):
             right[size].append(correct)
-        accuracy = {size: selfplay.mean(values) for size, values in sorted(right.items())}
-        scores.append(Score(accuracy, fmean(given.thinks), fmean(given.tokens)))
+        by_size = [selfplay.mean(values) for _, values in sorted(right.items())]
+        scores.append(dict(mean=fmean(by_size), by_size=by_size, think=fmean(given.thinks),
+                           tokens=fmean(given.tokens)))
     return scores
 
 
-def learn_step(setup: Setup, adam: Adam, tasks: list[Task], step: int) -> float:
-    """One step: every member attempts every task and learns from its own; the share that is correct."""
+def learn_step(setup: Setup, adam: Adam, tasks: list[Task], step: int) -> None:
+    """One step: every member attempts every task and learns from its own."""
     cfg, n_members = setup.cfg, setup.adapters.n_members
     slots = [slot for slot in range(n_members) for _ in tasks]
     done = selfplay.attempt(setup, tasks * n_members, slots, step, selfplay.SOLVE, cfg.samples_per_task)
@@ -139,7 +122,6 @@ def learn_step(setup: Setup, adam: Adam, tasks: list[Task], step: int) -> float:
     batch = rl.Batch(done.rollout, torch.tensor(rewards), torch.tensor(groups), ones, zeros)
     learning = rl.UpdateConfig.of(cfg)
     rl.update(setup.base, setup.adapters, adam, batch, rl.advantages(batch, learning), learning)
-    return sum(verdict == "correct" for verdicts in done.verdicts for verdict in verdicts) / len(rewards)
 
 
 def attempts_to_half(curve: list[tuple[int, float]]) -> int | None:
@@ -155,14 +137,6 @@ def attempts_to_half(curve: list[tuple[int, float]]) -> int | None:
     raise AssertionError(f"a curve from {first} to {last} passes {half}")
 
 
-def tell(rates: list[float], attempts: int, seconds: float, greedy: list[Score], sampled: list[Score]):
-    """A line a member, both ways of decoding side by side."""
-    for rate, g, s in zip(rates, greedy, sampled):
-        sizes = " ".join(f"{a:.2f}" for a in g.accuracy.values())
-        print(f"{attempts:8d} {seconds:6.0f}  {rate:7.0e}   {g.mean:.3f}  {g.think:.2f} {g.tokens:6.1f}   "
-              f"{s.mean:.3f}  {s.think:.2f} {s.tokens:6.1f}   {sizes}", flush=True)
-
-
 def learn(args) -> dict:
     """One student, or several learning rates side by side, on fresh random programs without teachers. Greedy
     and sampled accuracy on held-out ones, share of answers that think, their tokens; a JSON line last."""
@@ -175,35 +149,37 @@ def learn(args) -> dict:
         per_step = args.tasks * cfg.samples_per_task
         n_steps = max(1, args.budget // per_step)
         evaluated = {round(i * n_steps / args.evals) for i in range(args.evals + 1)}
-        sizes = " ".join(f"{size:<4}" for size in sorted({size for size, _ in source.held_out}))
-        print("attempts      s     rate   greedy think tokens  sampled think tokens   greedy by size:", sizes)
+        print("attempts      s     rate   greedy think tokens  sampled think tokens   greedy by size")
         for step in range(n_steps + 1):
             if step in evaluated:
-                greedy = score(setup, source.held_out, step, 0.0)
-                sampled = score(setup, source.held_out, step, cfg.temperature)
-                tell(rates, step * per_step, time.monotonic() - began, greedy, sampled)
-                curves.append((step * per_step, [greedy, sampled]))
+                both = [score(setup, source.held_out, step, t) for t in (0.0, cfg.temperature)]
+                for rate, g, s in zip(rates, *both):
+                    sizes = " ".join(f"{a:.2f}" for a in g["by_size"])
+                    print(f"{step * per_step:8d} {time.monotonic() - began:6.0f}  {rate:7.0e}   "
+                          f"{g['mean']:.3f}  {g['think']:.2f} {g['tokens']:6.1f}   {s['mean']:.3f}  "
+                          f"{s['think']:.2f} {s['tokens']:6.1f}   {sizes}", flush=True)
+                curves.append((step * per_step, both))
             if step < n_steps:
-                learn_step(setup, adam, source.batch(step, args.tasks), step)
-    return figures(rates, curves) | dict(
-        base=args.base, seed=args.seed, kind=args.kind, attempts=n_steps * per_step, alpha=cfg.alpha,
-        rank=cfg.rank, samples_per_task=cfg.samples_per_task, tasks=args.tasks,
-        seconds=round(time.monotonic() - began), **{name: getattr(cfg, name) for name in ALGORITHM})
+                tasks = [source.task(i) for i in range(step * args.tasks, (step + 1) * args.tasks)]
+                learn_step(setup, adam, tasks, step)
+    rows = [figures(i, rate, curves) for i, rate in enumerate(rates)]
+    shown = dict(base=args.base, seed=args.seed, kind=args.kind, tasks=args.tasks, rates=rows,
+                 attempts=n_steps * per_step, seconds=round(time.monotonic() - began))
+    for name in ("alpha", "rank", "samples_per_task", *ALGORITHM):
+        shown[name] = getattr(cfg, name)
+    return (rows[0] if len(rows) == 1 else {}) | shown
 
 
-def figures(rates: list[float], curves: list[tuple[int, list[list[Score]]]]) -> dict:
-    """The JSON line: under `rates` a row a learning rate; with one rate, its row is also at the top."""
-    rows = []
-    for i, rate in enumerate(rates):
-        (_, (first, first_sampled)), (_, (last, last_sampled)) = curves[0], curves[-1]
-        curve = [(attempts, round(greedy[i].mean, 4)) for attempts, (greedy, _) in curves]
-        rows.append(dict(lr=rate, greedy_before=curve[0][1], greedy_after=curve[-1][1],
-                         attempts_to_half=attempts_to_half(curve),
-                         think_before=round(first[i].think, 4), think_after=round(last[i].think, 4),
-                         sampled_before=round(first_sampled[i].mean, 4),
-                         sampled_after=round(last_sampled[i].mean, 4),
-                         sampled_think_before=round(first_sampled[i].think, 4), curve=curve))
-    return (rows[0] if len(rows) == 1 else {}) | dict(rates=rows)
+def figures(member: int, rate: float, curves: list[tuple[int, list[list[dict]]]]) -> dict:
+    """A learning rate's part of the JSON line."""
+    curve = [(attempts, round(greedy[member]["mean"], 4)) for attempts, (greedy, _) in curves]
+    row = dict(lr=rate, attempts_to_half=attempts_to_half(curve), curve=curve)
+    for when, (_, both) in (("before", curves[0]), ("after", curves[-1])):
+        greedy, sampled = both[0][member], both[1][member]
+        row |= {f"greedy_{when}": round(greedy["mean"], 4), f"think_{when}": round(greedy["think"], 4),
+                f"sampled_{when}": round(sampled["mean"], 4),
+                f"sampled_think_{when}": round(sampled["think"], 4)}
+    return row
 
 
 def learn_flags(parser) -> None:

@@ -8,10 +8,8 @@ from pathlib import Path
 import torch
 
 import rl
-from rl import Adam
 from bench.common import timed
 from generate import Rollout, SamplingParams, generate
-from infra.precision import quantize
 from lora import Adapters
 from model import Base, Model, ModelConfig
 
@@ -36,42 +34,33 @@ def random_model(shape: ModelConfig, dtype: torch.dtype, device) -> Model:
     with torch.device("meta"):
         model = Model(shape).to(dtype)
     model = model.to_empty(device=device).requires_grad_(False).eval()
-    gen = torch.Generator(device).manual_seed(0)
+    torch.manual_seed(0)
     for name, p in model.named_parameters():
         if "norm" in name:
             p.fill_(1)
         else:
-            p.normal_(0, p.shape[-1] ** -.5, generator=gen)
+            p.normal_(0, p.shape[-1] ** -.5)
     return model
 
 
-def in_int8(model: Model) -> Model:
-    """A copy with linear layers in int8, as --base-dtype int8 makes them; embedding and norms are shared."""
-    with torch.device("meta"):
-        narrow = Model(model.cfg).requires_grad_(False)
-    state = model.state_dict()
-    for path, layer in narrow.linears().items():
-        weight, scale = quantize(state[f"{path}.weight"], model.embedding.dtype)
-        layer.scale = torch.nn.Parameter(scale, requires_grad=False)
-        state |= {f"{path}.weight": weight, f"{path}.scale": scale}
-    narrow.load_state_dict(state, assign=True)
-    return narrow.eval().fuse()
-
-
-def base_of(model: Model, name: str, graphs: bool = False) -> Base:
+def base_of(model: Model, name: str) -> Base:
     """A model as a base without tokenizer and end token; its layers are joined where they share an input."""
-    return Base(model.fuse(), None, (), "base", Path(name), graphs)
+    return Base(model.fuse(), None, (), "base", Path(name), graphs=model.embedding.is_cuda)
 
 
-def population(base: Base, rank: int, n: int = POP, paged: bool = False) -> Adapters:
+def without_end(base: Base) -> Base:
+    """A base whose answers never end by themselves."""
+    return dataclasses.replace(base, eos_ids=())
+
+
+def population(base: Base, rank: int, n: int = POP, std: float = .01) -> Adapters:
     """n members that all differ from the base by a few percent of its activations."""
-    device = base.model.embedding.device
-    adapters = Adapters.on(base.model, n, rank, 2.0 * rank, device=device, paged=paged)
+    adapters = Adapters.on(base.model, n, rank, 2.0 * rank, device=base.model.embedding.device)
     gen = torch.Generator().manual_seed(0)
     for p in range(n):
         adapters.init_member(p, gen)
         for _, B in adapters.masters.values():
-            B.data[p] = (torch.randn(B.shape[1:], generator=gen) * .01).to(B)
+            B.data[p] = (torch.randn(B.shape[1:], generator=gen) * std).to(B)
     return adapters
 
 
@@ -100,6 +89,18 @@ def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], mem
         rollout = generate(base, adapters, prompts, members, keys, sampling)
         assert int(rollout.n_tokens.sum()) == new * len(keys)
     return run
+
+
+def drawn(base: Base, adapters: Adapters, attempts: int = 2, prompt: int = 40, new: int = 24) -> Rollout:
+    """Answers of all members to prompts of several lengths, in half as many places as there are answers: one
+    token in sixteen ends a row, so that rows come and go in any order of members."""
+    base = dataclasses.replace(base, eos_ids=tuple(range(0, base.model.cfg.vocab_size, 16)))
+    prompts = prompts_of(base, 2 * adapters.n_members, prompt)
+    prompts = [ids[:prompt - prompt // 20 * i] for i, ids in enumerate(prompts)]
+    members = [i % adapters.n_members for i in range(len(prompts))]
+    keys = [(7, i) for i in range(len(prompts) * attempts)]
+    sampling = SamplingParams(attempts, max_new_tokens=new, rollout_batch=len(keys) // 2)
+    return generate(base, adapters, prompts, members, keys, sampling)
 
 
 def one_after_another(runs: list):
@@ -134,16 +135,10 @@ def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
 
 def stepper(base: Base, adapters: Adapters, members: list[int], prompt: int, new: int, n: int, budget: int):
     """A function that returns the seconds of a whole step; row i is members[i]'s, n rows share a prompt."""
-    adam = Adam(adapters, [1e-5] * adapters.n_members)
+    adam = rl.Adam(adapters, [1e-5] * adapters.n_members)
     rollout = fixed_rollout(base, members, prompt, new, n)
     active = torch.zeros(adapters.n_members, dtype=torch.bool, device=rollout.ids.device)
     active[rollout.member] = True
     play = decoder(base, adapters, rollout.ids[::n, :prompt].tolist(), members[::n], new, n)
-    learn = updater(base, adapters, rollout, budget)
-    page = timed(lambda: adapters.page_in(members))
-    return one_after_another([page, play, learn, timed(lambda: adam.step(active))])
-
-
-def without_end(base: Base, graphs: bool) -> Base:
-    """A base whose answers never end by themselves."""
-    return dataclasses.replace(base, eos_ids=(), graphs=graphs)
+    return one_after_another([play, updater(base, adapters, rollout, budget),
+                              timed(lambda: adam.step(active))])

@@ -34,7 +34,6 @@ from model import Base
 from sandbox.values import encode
 from tasks import TASK_TYPES, judge_answers, miu
 from tasks.base import Reject, Task
-from tasks.complexity import measure, structural_hash
 from tasks.prompts import Prompt, reasoning, render
 from tasks.validation import Limits
 from verifier import Sandbox
@@ -139,10 +138,10 @@ def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed
         if isinstance(result, Reject):
             reasons[result.reason] += 1
         else:
-            valid.append(result.program)
-    sizes = [measure(program).statements for program in valid]
+            valid.append((kind, result.program))
+    sizes = [kind.measure(program).statements for kind, program in valid]
     return dict(n=n, valid=len(valid) / n, reasons=dict(reasons), statements=sum(sizes) / max(1, len(sizes)),
-                distinct=len(set(map(structural_hash, valid))) / max(1, len(valid)))
+                distinct=len({kind.structure(program) for kind, program in valid}) / max(1, len(valid)))
 
 
 def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[str, list[float]]:

@@ -25,11 +25,11 @@ def section(name: str, title: str, words: str, figures: list[str]) -> str:
     return f'<section id="{name}"><h2>{title}</h2><p>{words}</p>{body}</section>'
 
 
-def table(head, rows: list[str], kind: str = "") -> str:
-    """A table that scrolls sideways where it is too wide. head: words; rows: of HTML cells."""
+def table(head, rows: list[list[str]], kind: str = "") -> str:
+    """A table that scrolls sideways where it is too wide. head: words; rows: of cells in HTML."""
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     head = "".join(f"<th>{word}</th>" for word in head)
-    body = "".join(f"<tr>{row}</tr>" for row in ([head] if head else []) + rows)
-    return f'<div class="scroll"><table{kind}>{body}</table></div>'
+    return f'<div class="scroll"><table{kind}>{f"<tr>{head}</tr>" if head else ""}{body}</table></div>'
 
 
 def color_rules(c: str) -> str:

@@ -45,6 +45,3 @@ if (form) {
   form.addEventListener('submit', e => e.preventDefault());
   filter();
 }
-const every = +document.body.dataset.watch;
-const look = () => { if (!document.querySelector('.task[open]') && !document.hidden) location.reload(); };
-if (every) setInterval(look, every * 1000);

@@ -1,5 +1,6 @@
 """What a run's directory says, read leniently: lines that cannot be read are skipped and counted, what is
 missing is None."""
+import copy
 import json
 import random
 from collections import Counter
@@ -7,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FORMER = {"coverage", "zero_advantage", "whiten", "max_new"}        # names that measures and flags had
+# What readers call the types of tasks.
+KINDS = dict(code_o="output tasks", code_i="input tasks", code_f="functions to find", math="word problems",
+             logic="logic puzzles", proof="proofs")
 
 
 def get(row, *keys):
@@ -68,16 +72,13 @@ class RunLog:
     def __init__(self, path: Path, want_tasks: bool = True):
         if not path.is_dir():
             raise ValueError(f"{path}: no such directory; give a run's directory, out/NAME")
-        if not (path / "metrics.jsonl").exists() and not (path / "config.json").exists():
-            raise ValueError(f"{path} is no run: neither metrics.jsonl nor config.json is in it; "
-                             "give a run's directory, out/NAME")
-        self.path, self.name = path, path.resolve().name
-        self.notes = []
-        self.config = self.whole("config.json")
-        self.env = self.whole("env.json")
-        rows = {row["step"]: row for row in self.lines("metrics.jsonl")}
-        self.metrics = [rows[step] for step in sorted(rows)]
-        if any(FORMER & set(said) for said in [self.config, *self.metrics]):
+        self.path, self.name, self.notes = path, path.resolve().name, []
+        if not any((path / name).exists() for name in ("config.json", "metrics.jsonl")):
+            raise ValueError(f"{path} is no run: neither config.json nor metrics.jsonl is in it")
+        self.config, self.env = self.whole("config.json"), self.whole("env.json")
+        self.metrics = list({row["step"]: row for row in self.lines("metrics.jsonl")}.values())
+        self.metrics.sort(key=lambda row: row["step"])
+        if FORMER & {*self.config, *(key for row in self.metrics for key in row)}:
             raise ValueError(f"{path} was written before the flags and measures got their present names: "
                              "draw it with the commit in its env.json")
         self.matches = list(self.lines("matches.jsonl"))
@@ -159,6 +160,12 @@ class RunLog:
                 ranked.append((i if valid else 3 * i + 2, *entry))
         return [(line, row) for _, _, line, row in sorted(ranked)]
 
+    def on_same_tasks(self) -> "RunLog":
+        """This run with probes of the same tasks each time: where a probe asked more, their share of it."""
+        run = copy.copy(self)
+        run.metrics = [row | items(row, "part") for row in self.metrics]
+        return run
+
     def those(self, role: str) -> list[MemberLog]:
         """All members of a role that there ever were, in the order of their appearance."""
         return [m for m in self.members.values() if m.role == role]
@@ -176,44 +183,6 @@ class RunLog:
             points.append((row["step"], average(num(each, *keys) for each in some)))
         return points
 
-    def guessing(self) -> list:
-        """[(step, how often the archive's most frequent output would be right)]: the worst of the kinds."""
-        worst = []
-        for row in self.metrics:
-            rates = [num(rate) for rate in items(row, "majority_baseline").values()]
-            worst.append((row["step"], max([rate for rate in rates if rate is not None], default=None)))
-        return worst
-
     def names(self, key: str, most: int = 12) -> list[str]:
         """The keys of the dicts that the run's lines have under `key`, each once."""
         return list(dict.fromkeys(name for row in self.metrics for name in items(row, key)))[:most]
-
-
-# What readers call the kinds of tasks.
-KINDS = dict(code_o="output tasks", code_i="input tasks", code_f="functions to find", math="word problems",
-             logic="logic puzzles")
-
-
-def measures(run: RunLog, kinds: list[str]) -> list[tuple]:
-    """What is said in words and compared between runs; kinds: those that nobody played.
-
-    [(words, axis, points)]; the axis is 0 to 1 (share), holds 0 (zero) or what fits (free).
-    """
-    return [
-        *((f"the students' accuracy on held-out anchor tasks, {how}", "free",
-           run.mean("student", (f"anchors_{how}",))) for how in ("greedy", "sampled")),
-        ("share of the students' attempts that think before they answer", "share", run.points("think")),
-        ("tokens in a student's attempt", "zero", run.mean("student", ("members",), "response_tokens")),
-        *((f"the students' accuracy on {KINDS.get(kind, kind)}, which nobody played", "share",
-           run.mean("student", ("heldout", kind))) for kind in kinds),
-        ("the frozen base's solve rate on the teachers' current tasks", "share", run.points("base_solve")),
-        ("an early student's solve rate on the same tasks, frozen", "share", run.points("frozen_solve")),
-        ("the students' solve rate on the same tasks", "share", run.points("student_solve")),
-        ("statements per task", "zero", run.points("complexity", "statements")),
-        ("depth of the tasks' syntax trees", "zero", run.points("complexity", "depth")),
-        ("McCabe complexity per task", "zero", run.points("complexity", "mccabe")),
-        ("the students' solve rate on current tasks, every step", "share", run.points("solve_rate")),
-        ("share of proposals that are valid", "share", run.points("valid")),
-        ("share of proposals that are duplicates", "share", run.points("duplicates")),
-        ("distinct structures among 64 of the latest tasks", "zero", run.points("unique_at_64")),
-        ("distinct structures so far", "zero", run.points("unique_structures"))]

@@ -26,7 +26,6 @@ class Line:
     died: bool = False
     label: bool = True
     origins: list = field(default_factory=list)     # points (x, y) of its parents, whence fine dots lead here
-    word: str = ""                  # written above the chart where it begins
     last_word: str = ""             # written where it ends, if it died
     tip: str = ""                   # told on hover; without it, the name
     bins: dict = field(default_factory=dict)        # set by line_chart: {bin: (x, y)}, means of the points
@@ -123,7 +122,9 @@ class Frame:
         for v in ticks(self.low, self.high):
             out += f'<path class="ax" d="M{LEFT} {place(self.y(v))}H{place(self.right)}"/>'
             out += label("num", LEFT - 5, self.y(v), short(v), centred=True)
-        for v in ticks(self.x0, self.x1, 5, whole=True):
+        room = 0.09 * (self.x1 - self.x0)
+        steps = [v for v in ticks(self.x0, self.x1, 5, whole=True) if self.x1 - v > room]
+        for v in [*steps, self.x1]:                         # the last step always has its number
             out += label("tick", self.x(v), self.height - 15, short(v))
         return out + label("axis", (LEFT + self.right) / 2, self.height - 3, "step")
 
@@ -165,29 +166,9 @@ def spread(wanted: list[tuple[float, str, str]], top: float = TOP, bottom: float
     return [(y, name, color) for y, (_, name, color) in zip(ys, wanted)]
 
 
-def words_above(lines: list[Line], frame: Frame, most: int = 4) -> str:
-    """The lines' words in rows above the chart, which makes room for them, with guides down to where the
-    lines begin; what does not fit into `most` rows is left to the tooltips."""
-    ends, placed = [], []                                   # of each row, where its last word ends
-    for line in sorted(lines, key=lambda line: line.bins[min(line.bins)][0]):
-        word, x = brief(line.word, 40), frame.x(line.bins[min(line.bins)][0])
-        long = LETTER * 0.86 * len(word)
-        left = max(LEFT - 20, min(x - 4, frame.right + 12 - long))
-        row = next((i for i, end in enumerate(ends) if end < left), len(ends))
-        if word and row < most:
-            ends[row:row + 1] = [left + long + 6]
-            placed.append((9 + 12 * row, x, label(f"end word {line.color}", left, 9 + 12 * row, word)))
-    frame.top += 12 * len(ends)
-    guides = [f'<path class="guide" d="M{place(x)} {y + 4}V{place(frame.bottom)}"/>' for y, x, _ in placed]
-    return "".join(guides + [words for _, _, words in placed])      # words last: no guide runs through one
-
-
-def limits(lines: list[Line], bands: list[list], zero: bool, ceiling: float) -> tuple[float, float]:
-    """Both ends of an axis that holds all points and, within `ceiling` of them, all bands."""
-    values = [y for line in lines for _, y in line.bins.values()]
-    low, high = min(values), max(values)
-    edges = [v for band in bands for _, *pair in band for v in pair]
-    values += [min(max(v, low - ceiling), high + ceiling) for v in edges] + [0] * zero
+def limits(lines: list[Line], zero: bool) -> tuple[float, float]:
+    """Both ends of an axis that holds all points; bands are clipped to it."""
+    values = [y for line in lines for _, y in line.bins.values()] + [0] * zero
     low, high = min(values), max(values)
     pad = 0.06 * (high - low) or 0.1 * abs(high) or 0.5
     return low - pad * (low != 0 or not zero), high + pad
@@ -216,9 +197,9 @@ def curve(line: Line, frame: Frame, band: list, dots: bool) -> str:
 
 
 def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = True, cap: int = 100,
-               ceiling: float = math.inf, width: int = W, height: int = H) -> str:
+               width: int = W, height: int = H) -> str:
     """Curves over steps; "" if there is nothing to draw. share: the axis is 0 to 1; zero: it holds 0; cap:
-    points a curve at most (means of neighbours); ceiling: how far bands may stretch the axis."""
+    points a curve at most (means of neighbours)."""
     lines = [line for line in lines if any(None not in point for point in line.points)]
     if not lines:
         return ""
@@ -227,17 +208,16 @@ def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = T
     for line in lines:
         line.bins = binned(line.points, x0, merge)
     bands = [list(binned(line.band, x0, merge).values()) for line in lines]
-    low, high = (0, 1) if share else limits(lines, bands, zero, ceiling)
+    low, high = (0, 1) if share else limits(lines, zero)
     last = max(x for line in lines for x, _ in line.bins.values())
     ends = [line for line in lines if line.label and not line.died]
     margin = 14 + LETTER * max([len(brief(line.name)) for line in ends], default=0)
     frame = Frame([x0, last], low, high, margin, width, height)
-    above = words_above(lines, frame)
     rows = {}
     for b in sorted({b for line in lines for b in line.bins}):
         told = sorted([(line.bins[b][1], line.name) for line in lines if b in line.bins], reverse=True)
         rows[b] = [f"{who}  {short(y)}" for y, who in told]
-    body = frame.axes() + above + frame.hits(rows, x0, merge)
+    body = frame.axes() + frame.hits(rows, x0, merge)
     for line, band in zip(lines, bands):                    # dots: probes, short runs
         few = len(line.bins) <= 24
         sparse = few and (len(rows) <= 24 or max(line.bins) - min(line.bins) > 2 * len(line.bins))
@@ -282,22 +262,6 @@ def stack_chart(name: str, layers: dict[str, dict[int, float]], share: bool = Fa
     note = f'<p class="note">each bar the mean of {width} steps</p>' if width > 1 else ""
     body = frame.axes() + f'<g class="bars">{bars}</g>' + frame.hits(rows, first, width)
     return svg(body, name) + f'<ul class="legend">{legend}</ul>' + note
-
-
-def spark(points: list) -> str:
-    """A curve of 96 x 26 without axes; decoration beside words that say the same."""
-    points = [point for point in points if None not in point]
-    if len(points) < 2:
-        return ""
-    steps = [x for x, _ in points]
-    means = binned(points, steps[0], bin_width(steps, 40)).values()
-    xs, ys = zip(*means)
-    long, low = xs[-1] - xs[0] or 1, min(ys)
-    span = max(max(ys) - low, 0.02 * max(map(abs, ys))) or 1                # noise is no movement
-    at = [(place(3 + 90 * (x - xs[0]) / long), place(23 - 20 * (y - low) / span)) for x, y in means]
-    path, (cx, cy) = "L".join(map(" ".join, at)), at[-1]
-    return (f'<svg class="spark" viewBox="0 0 96 26" aria-hidden="true"><path d="M{path}"/>'
-            f'<circle cx="{cx}" cy="{cy}" r="2.5"/></svg>')
 
 
 @dataclass

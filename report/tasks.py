@@ -10,15 +10,15 @@ VERDICTS = {"correct": "✓ correct", "wrong": "✗ wrong", "malformed": "∅ ma
             "violation": "⚠ forbidden system call", "unjudged": "? the sandbox failed"}
 TEXTS = {"program": "program", "message": "hint", "inputs": "input", "outputs": "output",
          "text": "what the teacher wrote"}
+ANY = '<option value="">any</option>'
 # The script fills the menus with what the tasks hold, and shows the form.
-FORM = """<form><label>from step <input type="number" name="from" min="0"></label>
+FORM = f"""<form><label>from step <input type="number" name="from" min="0"></label>
 <label>to <input type="number" name="to" min="0"></label>
-<label>teacher <select name="teacher"><option value="">any</option></select></label>
-<label>student <select name="student"><option value="">any</option></select></label>
-<label>kind <select name="kind"><option value="">any</option></select></label>
-<label>reason <select name="reason"><option value="">any</option>
-<option value="valid">none: valid</option></select></label>
-<label>solved <select name="solved"><option value="">any</option><option value="none">never</option>
+<label>teacher <select name="teacher">{ANY}</select></label>
+<label>student <select name="student">{ANY}</select></label>
+<label>kind <select name="kind">{ANY}</select></label>
+<label>reason <select name="reason">{ANY}<option value="valid">none: valid</option></select></label>
+<label>solved <select name="solved">{ANY}<option value="none">never</option>
 <option value="some">sometimes</option><option value="all">always</option></select></label>
 <label>text <input name="words"></label><span id="count" role="status"></span></form>"""
 
@@ -43,14 +43,11 @@ def attempts(row: dict) -> str:
 
 
 def facts(row: dict) -> str:
-    """Number, reward, size and examples of a proposal, as far as they are known."""
-    reward = num(row, "reward")
-    sizes = [(key, num(row, "complexity", key)) for key in ("depth", "mccabe", "statements")]
-    seen = ", ".join(map(str, items(row, "parents", kind=list)[:12]))
+    """Number, reward and size of a proposal, as far as they are known."""
+    reward, size = num(row, "reward"), num(row, "complexity", "statements")
     words = [f"task {row['id']}" if isinstance(row.get("id"), int) else "",
              f"reward {short(reward)}" if reward is not None else "",
-             ", ".join(f"{key} {short(size)}" for key, size in sizes if size is not None),
-             f"written after seeing tasks {seen}" if seen else ""]
+             f"statements {short(size)}" if size is not None else ""]
     return text("; ".join(filter(None, words)))
 
 
@@ -90,7 +87,6 @@ def browser(run: RunLog, room: int) -> str:
         tasks = "".join(made for _, _, made in chosen)
         body = f'<div class="card wide">{FORM}<div id="list">{tasks}</div></div>'
     every = "all of them." if len(chosen) == run.n_tasks else (
-        "drawn at random with a fixed seed, as many from every step, one refused for each three valid ones, "
-        "until this page's room is used up.")
+        "drawn at random, as many from every step, one refused for each three valid ones.")
     words = f"{len(chosen):,} of {run.n_tasks:,} proposals ({run.n_valid:,} of these valid): {every}"
     return section("tasks", "Browse the tasks", words, [body])

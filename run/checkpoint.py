@@ -29,7 +29,6 @@ from selfplay import Setup
 from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Task
-from tasks.complexity import structural_hash
 from trueskill_lite import RATINGS
 
 FROZEN = "probe/frozen_student"         # its place in a checkpoint, one level below those of the members
@@ -94,7 +93,8 @@ def init_state(cfg, setup: Setup, base_hash: str = "") -> State:
     init_adapters(cfg, setup, base_hash)
     archive = Archive(list(setup.task_types), cfg.archive_cap)
     for task in selfplay.make_tasks(setup, seeds(cfg, setup.task_types), cfg.seed_tasks or "seed"):
-        archive.add(dataclasses.replace(task, id=archive.n_added), structural_hash(task.program))
+        archive.add(dataclasses.replace(task, id=archive.n_added),
+                    TASK_TYPES[task.kind].structure(task.program))
     asked = proposals_of(setup, cfg.anchors, "anchors")[:cfg.n_anchors]
     anchors = selfplay.make_tasks(setup, asked, cfg.anchors or "anchors.jsonl")
     asked = unplayed(proposals_of(setup, cfg.heldout, "heldout"), setup.task_types, cfg.n_heldout)
@@ -237,7 +237,7 @@ def archive_at(run: RunDir, metadata: dict, task_types, cap: int) -> Archive:
             tasks.append(task_from_row(row))
     for task in tasks:
         try:
-            archive.add(task, structural_hash(task.program))
+            archive.add(task, TASK_TYPES[task.kind].structure(task.program))
         except ValueError as e:
             raise ValueError(f"{run.path / 'tasks.jsonl'} is damaged (the program of task {task.id}: {e}): "
                              "restore it, or start anew in another directory") from None

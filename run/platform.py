@@ -1,4 +1,5 @@
 """What a run needs of the operating system: the judge, signals, a clock, and a description of the machine."""
+import dataclasses
 import os
 import platform
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from config import Config, resolve_config
 from infra.distributed import Ranks
 from verifier import Sandbox, refusal
 
@@ -97,6 +99,22 @@ def git_commit() -> str:
         return subprocess.run(words, capture_output=True, text=True).stdout.strip()
     except OSError:                                   # git is not installed
         return ""
+
+
+# Flags by which the defaults of others go.
+IMPLYING = ("algo", "pop", "single", "dtype", "evolve_every", "invalid_penalty")
+
+
+def defaults(cfg: Config, device: str = "cpu") -> dict[str, list]:
+    """Of each flag of a run, whose cfg is filled in: [its value had nobody given it, its meaning]."""
+    plain = resolve_config(Config(), cfg.prompt_format, device)
+    implied = Config(**{name: getattr(cfg, name) for name in IMPLYING})
+    implied = resolve_config(implied, cfg.prompt_format, device)
+    rows = {}
+    for f in dataclasses.fields(Config):
+        usual = plain if f.name in IMPLYING else implied
+        rows[f.name] = [getattr(usual, f.name), f.metadata["help"]]
+    return rows
 
 
 def environment(ranks: Ranks, sandbox: Sandbox) -> dict:

@@ -29,6 +29,10 @@ class Answers:
     thinks: list[bool]              # whether the answer shows reasoning before it answers
     tokens: list[int]
 
+    def first(self, n: int) -> "Answers":
+        """Those to the first n tasks."""
+        return Answers(self.correct[:n], self.thinks[:n], self.tokens[:n])
+
 
 def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int,
             temperature: float) -> tuple[dict[str, Answers], Counter]:
@@ -112,6 +116,15 @@ def standard_error(found: dict[str, Answers]) -> float | None:
     return statistics.stdev(by_task) / len(by_task) ** .5 if len(by_task) > 1 else None
 
 
+def on_anchors(found: dict[str, Answers], n: int) -> dict:
+    """Keys of metrics.jsonl for the answers to the first n anchors."""
+    members = {name: a.first(n) for name, a in found.items()}
+    base = members.pop(FROZEN_BASE)
+    return dict(anchors_greedy=accuracies(members), anchors_greedy_base=mean(base.correct), anchors_n=n,
+                anchors_think=think_shares(members), anchors_think_base=mean(base.thinks),
+                anchors_greedy_se=standard_error(members))
+
+
 def probe_anchors(s: Setup, students: dict[str, int], anchors: list[Task],
                   step: int) -> tuple[dict, Counter]:
     """Every student on the anchors, greedily, and at the first and last probe on a share of them at the run's
@@ -122,10 +135,9 @@ def probe_anchors(s: Setup, students: dict[str, int], anchors: list[Task],
     tasks = anchors if whole(s, step) else part
     found, cost = answers(s, slots, tasks, step, 0.0)
     by_type = accuracies_by_type(found, tasks)
-    base = found.pop(FROZEN_BASE)
-    out = dict(anchors_greedy=accuracies(found), anchors_greedy_base=mean(base.correct),
-               anchors_think=think_shares(found), anchors_think_base=mean(base.thinks),
-               anchors_greedy_se=standard_error(found))
+    out = on_anchors(found, len(tasks))
+    if len(part) < len(tasks):
+        out["part"] = on_anchors(found, len(part))
     if len(by_type) > 1:
         out["anchors_by_type"] = by_type
     if whole(s, step):
@@ -140,13 +152,22 @@ def probe_heldout(s: Setup, members: dict[str, int], heldout: list[Task],
                   step: int) -> tuple[dict, Counter]:
     """Members and frozen base on the types of tasks that the run does not play, greedily; keys of
     metrics.jsonl, cost."""
-    slots, accuracy, thinking, cost = members | {FROZEN_BASE: -1}, {}, {}, Counter()
+    slots, cost = members | {FROZEN_BASE: -1}, Counter()
+    out = dict(heldout={}, heldout_think={}, heldout_n={})
+    part = dict(heldout={}, heldout_think={}, heldout_n={})
     for kind in dict.fromkeys(task.kind for task in heldout):
         tasks = [task for task in heldout if task.kind == kind]
-        found, more = answers(s, slots, tasks if whole(s, step) else part_of(tasks, s), step, 0.0)
-        accuracy[kind], thinking[kind] = accuracies(found), think_shares(found)
+        n_part = len(part_of(tasks, s))
+        tasks = tasks if whole(s, step) else tasks[:n_part]
+        found, more = answers(s, slots, tasks, step, 0.0)
         cost.update(more)
-    return dict(heldout=accuracy, heldout_think=thinking) if accuracy else {}, cost
+        for row, n in ((out, len(tasks)), (part, n_part)):
+            some = {name: a.first(n) for name, a in found.items()}
+            row["heldout"][kind] = accuracies(some)
+            row["heldout_think"][kind], row["heldout_n"][kind] = think_shares(some), n
+    if out["heldout_n"] != part["heldout_n"]:
+        out["part"] = part
+    return out if out["heldout"] else {}, cost
 
 
 def probe_current(s: Setup, proposed: list[ProposalRecord], step: int,
@@ -174,7 +195,8 @@ def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Ta
           proposed: list[ProposalRecord], step: int, frozen: Adapters | None = None) -> dict:
     """All absolute measures of a step, as keys of metrics.jsonl, of those that are asked (to_probe); nothing
     of a step without a probe. The frozen base answers the same tasks as they do each time: it never changes,
-    but between first and last probe fewer tasks are asked."""
+    but between first and last probe fewer tasks are asked. `part` holds what the first and the last probe saw
+    on these fewer tasks, so that a curve can show the same ones throughout."""
     if not is_probed(s.cfg, step):
         return {}
     asked = to_probe(s.cfg, members, step)
@@ -186,8 +208,10 @@ def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Ta
     parts = [probe_anchors(s, students, anchors, step), probe_heldout(s, everybody, heldout, step),
              probe_current(s, proposed, step, frozen)]
     s.adapters.page_in(players.tolist())
-    out, cost = {}, Counter(probe_tokens=0)
+    out, cost, part = {}, Counter(probe_tokens=0), {}
     for measured, spent in parts:
+        part |= measured.pop("part", {})
         out |= measured
         cost.update(spent)
+    out |= dict(part=part) if part else {}
     return out | dict(probe_members=len(by_slot)) | cost

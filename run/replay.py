@@ -70,7 +70,8 @@ def replay_step(s: Setup, state: State, matches: list[str], logged: list[dict]) 
         print_safely(paint("head", f"step {step}, {teacher} against {student}", colored()))
         for p in proposed:
             if p.teacher.name == teacher:
-                print_proposal(p, student, prompt_of(s, rollout, p.row), asked, step)
+                prompt = prompt_of(s, rollout, p.row) if rollout else f"(a task of --tasks {s.cfg.tasks})"
+                print_proposal(p, student, prompt, asked, step)
     made = json.loads(json.dumps(task_rows(proposed, step)))
     same = sum(old == {k: new.get(k) for k in old} for old, new in zip(logged, made))
     otherwise = "" if same == len(made) else ": another version, device or number of processes made them"

@@ -19,6 +19,7 @@ from weights import load_base, load_tokenizer, read_config, resolve, weights_has
 from lora import Adapters
 from model import Base
 from selfplay import Setup
+from tasks.given import FRESH, read_given
 from tasks.validation import Limits
 from verifier import Sandbox
 
@@ -84,8 +85,9 @@ def check_nodes(cfg: Config, run: RunDir, ranks: Ranks) -> None:
     token = run.path / "token"
     ranks.broadcast(lambda: token.write_text(secrets.token_hex()))
     seen = {f"the run's directory {run.path}": digest_of(token)}
-    for name in ("init", "seed_tasks", "anchors", "heldout", "theory"):
-        if given := getattr(cfg, name):
+    for name in ("init", "seed_tasks", "tasks", "anchors", "heldout", "theory"):
+        given = getattr(cfg, name)
+        if given and given != FRESH:
             seen[f"--{name.replace('_', '-')} {given}"] = digest_of(Path(given))
     try:
         ranks.check_equal(seen, "several nodes need a directory that all of them see", ": put --out and "
@@ -176,6 +178,9 @@ def show_plan(cfg: Config) -> int:
 def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> tuple[Setup, Adam, str]:
     """What stays the same during a run, with the members' adapters in it and sizes that fit this machine,
     their optimiser, and the hash of the base."""
+    task_types = tuple(cfg.task_types.split(","))
+    if cfg.tasks:
+        read_given(cfg.tasks, task_types)               # complains before anything slow
     targets = cfg.lora_targets.split(",")
     adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, targets, ranks.device,
                            paged=cfg.matches > 0)
@@ -184,7 +189,7 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     cfg = fitted(cfg, base.model.cfg, base.model.embedding.dtype, n_on_device(cfg), free)
     cfg = dataclasses.replace(cfg, rollout_batch=ranks.all_reduce_min(cfg.rollout_batch))
     limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
-    setup = Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(cfg.task_types.split(",")))
+    setup = Setup(cfg, base, adapters, ranks, sandbox, limits, task_types)
     return setup, adam, hash_base(base, ranks)
 
 

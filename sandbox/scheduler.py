@@ -268,7 +268,7 @@ class Scheduler:
             if len(case.job.code) + sum(map(len, case.job.inputs)) > self.profile.max_job:
                 case.end = "too big"
                 case.seen[0].update((i, ("too big", [])) for i in order)
-            elif case.job.entry is not None:
+            elif case.job.entry is not None and (order or case.job.code):
                 self.plan(queue, ChildRun(case, 0, order))
             elif order:
                 self.plan(queue, ChildRun(case, 0, order[:1]))

@@ -24,8 +24,8 @@ def read_tasks(path: str | Path) -> list[Proposal]:
     """Proposals from JSON lines, which are run like any teacher's.
 
     {"kind", "program", "input" or "inputs", "message"}, for math {"kind", "question", "program"}, for logic
-    {"kind", "constraints"}, for proof {"kind", "theorem"}. Raises ValueError naming the file or line and what
-    is wrong with it.
+    {"kind", "constraints"}, for proof {"kind", "theorem"}; or a run's tasks.jsonl. Raises ValueError naming
+    the file or line and what is wrong with it.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -37,28 +37,51 @@ def read_tasks(path: str | Path) -> list[Proposal]:
             continue
         try:
             row = json.loads(line)
+            if row.get("reason"):               # of a run's tasks.jsonl: an invalid proposal
+                continue
             kind = row.get("kind", "code_o")
             if kind not in TASK_TYPES:
                 raise ValueError(f"kind {kind!r} is none of {', '.join(TASK_TYPES)}")
-            proposals.append(TASK_TYPES[kind].from_row(row))
+            if "key" in row:                    # of a run's tasks.jsonl: a task as it was verified
+                proposals.append(Proposal(kind, row["program"], tuple(row["inputs"]), row["message"]))
+            else:
+                proposals.append(TASK_TYPES[kind].from_row(row))
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: {type(error).__name__}: {error}") from None
     return proposals
 
 
+def answers_of(tasks: list[Task], texts: list[list[str]], prompt_format: str,
+               limits: Limits) -> list[list[str | None]]:
+    """The answers in each task's texts, which include the prefix; None = malformed."""
+    answers = []
+    for task, written in zip(tasks, texts, strict=True):
+        kind = TASK_TYPES[task.kind]
+        answers.append([kind.parse_answer(text, prompt_format, task, limits) for text in written])
+    return answers
+
+
+def jobs_of(tasks: list[Task], answers: list[list[str | None]], limits: Limits) -> list[Job]:
+    """All that the sandbox has to run to judge answers, in one list: its workers have enough to do."""
+    jobs = []
+    for task, given in zip(tasks, answers, strict=True):
+        jobs += TASK_TYPES[task.kind].answer_jobs(task, given, limits)
+    return jobs
+
+
+def verdicts_of(tasks: list[Task], answers: list[list[str | None]], results: list[Verdict],
+                limits: Limits) -> list[list[str]]:
+    """What TaskType.judge says of each answer; results: of jobs_of's jobs."""
+    remaining, verdicts = iter(results), []
+    for task, given in zip(tasks, answers, strict=True):
+        kind = TASK_TYPES[task.kind]
+        own = [next(remaining) for _ in kind.answer_jobs(task, given, limits)]
+        verdicts.append(kind.judge(task, given, own, limits))
+    return verdicts
+
+
 def judge_answers(tasks: list[Task], texts: list[list[str]], prompt_format: str, limits: Limits,
                   run: Callable[[list[Job]], list[Verdict]]) -> list[list[str]]:
-    """What TaskType.judge says of each of a task's texts, which include the prefix.
-
-    All jobs go to `run` (the sandbox's) in one call, so that its workers have enough to do.
-    """
-    kinds = [TASK_TYPES[task.kind] for task in tasks]
-    answers = []
-    for kind, task, some in zip(kinds, tasks, texts, strict=True):
-        answers.append([kind.parse_answer(text, prompt_format, task, limits) for text in some])
-    jobs = [kind.answer_jobs(task, some, limits) for kind, task, some in zip(kinds, tasks, answers)]
-    verdicts = iter(run([job for some in jobs for job in some]))
-    judged = []
-    for kind, task, given, own in zip(kinds, tasks, answers, jobs):
-        judged.append(kind.judge(task, given, [next(verdicts) for _ in own], limits))
-    return judged
+    """All three in one, where a sandbox is at hand: `run` is its own."""
+    answers = answers_of(tasks, texts, prompt_format, limits)
+    return verdicts_of(tasks, answers, run(jobs_of(tasks, answers, limits)), limits)

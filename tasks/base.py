@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 from sandbox.values import decode
-from tasks.complexity import may_vary, structural_hash
+from tasks.complexity import Complexity, may_vary, measure, structural_hash
 from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Prompt, check_fields, show, template
 from tasks.validation import (REASONS, Limits, arguments_text, canonical_arguments, demonstrated,
                               input_problem, normalise, program_problem, value_problem)
@@ -181,6 +181,14 @@ class TaskType:
         """The execution that decides validity and gives the gold outputs."""
         thorough = may_vary(proposal.program, proposal.inputs)
         return Job(proposal.program, proposal.inputs, deterministic=True, thorough=thorough)
+
+    def measure(self, program: str) -> Complexity:
+        """Complexity of a valid task's program. Raises ValueError where it cannot be read."""
+        return measure(program)
+
+    def structure(self, program: str) -> str:
+        """Hash of a valid task's program up to names and constants. Raises ValueError as `measure` does."""
+        return structural_hash(program)
 
     def accept(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task | Reject:
         """Task with gold outputs from execution, or the reason why not."""

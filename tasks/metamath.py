@@ -5,8 +5,10 @@
 A proof is a list of labels for a machine with one stack: a hypothesis is pushed; an axiom ($a) or theorem
 ($p) takes as many expressions as it has hypotheses, finds what its variables stand for, and leaves its own
 with that in their place. An expression is a tuple of symbols, of which the first is a type ("wff", "|-").
-Standard library alone: this text is also the program that checks models' proofs in the sandbox (proof.py).
+Standard library alone. Models' proofs are checked by it too (proof.py): whatever a text says ends as a
+ValueError, and within a number of symbols.
 """
+import argparse
 import re
 import sys
 from dataclasses import dataclass
@@ -246,7 +248,6 @@ class Database:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; see the top of the file."""
-    import argparse                         # not above: it is not there in the sandbox
     parser = argparse.ArgumentParser(description="Verify a Metamath database.")
     parser.add_argument("file", metavar="FILE.mm")
     path = parser.parse_args(argv).file

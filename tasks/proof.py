@@ -1,67 +1,67 @@
 """Theorems: a teacher states and proves one over a Metamath database; a student proves it again.
 
-A task's message is the statement, its input the teacher's proof. Its program is that proof written as Python:
-every step calls the assertion it cites. Its lines are the proof's length, its levels the depth, and it goes
-through all records as other programs do. It is never run. What runs in the sandbox is the verifier's own text
-(metamath.py) with `review` and its helpers from below; models' proofs are data to it.
+A task's message is the statement, its input the teacher's proof, and its program that proof as nested calls
+of the assertions it cites. Nothing runs: a proof is data to metamath.py, which bounds its work.
 """
 import dataclasses
 import functools
-import inspect
 import itertools
-import keyword
 import random
 import re
 import warnings
 from pathlib import Path
 
-from sandbox.values import decode, encode
-from tasks import metamath, miu
-from tasks.base import FAILED, UNJUDGED, Proposal, Reject, Task, TaskType, digest
+from sandbox.values import encode
+from tasks import miu
+from tasks.base import Proposal, Reject, Task, TaskType, digest
+from tasks.complexity import Complexity
 from tasks.metamath import SAVE, Assertion, Database
 from tasks.prompts import FORMATS, Prompt, template
-from tasks.validation import REASONS, program_problem
 from verifier import Job
 
 # `python -m tasks.metamath` finds itself imported here already, which does no harm
 warnings.filterwarnings("ignore", "'tasks.metamath' found in sys.modules", RuntimeWarning)
 THEORIES = Path(__file__).parent / "theories"
-MAX_THEORY = 500_000        # characters of a database's statements, which every job carries
+MAX_THEORY = 500_000        # characters of a database's statements
 MAX_SYMBOLS = 60            # of an assertion or a hypothesis
 MAX_HYPOTHESES = 4          # of a theorem
 MAX_PROOF = 4000            # characters of a proof
 MAX_WRITTEN = 50_000        # symbols that it may write
+MAX_MATCHED = 500_000       # symbols that are compared to find out whether a theorem is trivial
 MAX_STEPS, MAX_LEVELS = 100, 20         # of a teacher's proof, steps that build formulas not counted
 N_SHOWN, N_EXAMPLES = 40, 3     # of the database in a prompt: statements, and proofs while a run has few
 NAME = "theorem"            # of what is to be proved; its own name says nothing
+CALLED = re.compile(r"([^\s(),]+)(\(?)")    # a label, and whether it is cited or a hypothesis
 # one statement of a text whose tokens stand one space apart: label, keyword, symbols, proof
 STATEMENT = re.compile(r"(?:(?<!\S)([^$ ]+) )?\$([a-z]) ([^$]*)(?:\$= ([^$]*))?\$\. ")
 
 
-# ---------------------------------------------------------------- inside the sandbox
+# ---------------------------------------------------------------- what a proof is worth
 
-def review(theory: str, statement: str, proof: str, fresh: bool) -> str:
-    """"" of a proof that holds; with `fresh` the proof as a program; else the reason why not behind "!"."""
-    try:
-        database = Database().read(theory)
-        known = list(database.assertions.values())
-        database.read(f"${{ {statement} $= {proof} $. $}}", MAX_WRITTEN)
-    except ValueError as error:
-        return f"!{error}"
-    theorem = database.assertions[NAME]
+def check(database: Database, statement: str, proof: str) -> Assertion:
+    """The theorem of a proof that holds; `database` is used up. Raises ValueError where it does not."""
+    database.read(f"${{ {statement} $= {proof} $. $}}", MAX_WRITTEN)
     if database.incomplete:
-        return "!the proof is incomplete"
-    if not fresh:
-        return ""
-    types = {variable: kind for kind, variable in (h.expression for h in database.hypotheses)}
-    said = [theorem.expression, *(h.expression for h in theorem.hypotheses if not h.floating)]
-    is_type = any(one[0] in types.values() for one in said)
-    if is_type or len(set(said)) < len(said) or one_step(known, said, types):
-        return "!trivial"
-    return as_program(database, theorem, set(types.values()))
+        raise ValueError("the proof is incomplete")
+    return database.assertions[NAME]
 
 
-def as_program(database: Database, theorem: Assertion, types: set) -> str:
+def review(theory: "Theory", statement: str, proof: str) -> str:
+    """A new theorem's proof as nested calls. Raises ValueError with the reason why it is no task."""
+    database = theory.fresh()
+    try:
+        theorem = check(database, statement, proof)
+    except ValueError as error:
+        raise ValueError(f"unproved: {error}") from None
+    types = theory.variables
+    parts = [theorem.expression, *(h.expression for h in theorem.hypotheses if not h.floating)]
+    is_type = any(part[0] in types.values() for part in parts)
+    if is_type or len(set(parts)) < len(parts) or one_step(theory.assertions, parts, types):
+        raise ValueError("trivial")
+    return as_calls(database, theorem, set(types.values()))
+
+
+def as_calls(database: Database, theorem: Assertion, types: set) -> str:
     """A proof as nested calls of what it cites, one call a line; steps that build formulas are left out."""
     premises = [h.label for h in theorem.hypotheses if not h.floating]
     stack, saved = [], []                           # None, or (text, its steps, its depth)
@@ -71,7 +71,7 @@ def as_program(database: Database, theorem: Assertion, types: set) -> str:
         elif isinstance(step, int):
             stack.append(saved[step])
         elif step not in database.assertions:
-            stack.append((identifier(step), 0, 0) if step in premises else None)
+            stack.append((step, 0, 0) if step in premises else None)
         else:
             cited = database.assertions[step]
             base = len(stack) - len(cited.hypotheses)
@@ -79,38 +79,44 @@ def as_program(database: Database, theorem: Assertion, types: set) -> str:
             n_steps = 1 + sum(part[1] for part in parts)
             depth = 1 + max((part[2] for part in parts), default=0)
             if n_steps > MAX_STEPS or depth > MAX_LEVELS:
-                return "!too_long"
-            arguments = ",".join("\n        " + part[0] if part[1] else f" {part[0]}" for part in parts)
-            call = f"{identifier(step)}({arguments.strip(' ')})", n_steps, depth
+                raise ValueError("too_long")
+            arguments = ",".join("\n    " + part[0] if part[1] else f" {part[0]}" for part in parts)
+            call = f"{step}({arguments.strip(' ')})", n_steps, depth
             stack[base:] = [None if cited.expression[0] in types else call]
-    names = list(map(identifier, premises))
-    if not set(names) <= set(re.findall(r"\w+", stack[0][0])):
-        return "!unused_hypothesis"
-    return f"def f({', '.join(names)}):\n    return {stack[0][0]}"
+    if not set(premises) <= {label for label, opens in CALLED.findall(stack[0][0]) if not opens}:
+        raise ValueError("unused_hypothesis")
+    return stack[0][0]
 
 
-def identifier(label: str) -> str:
-    """A label as a Python name."""
-    name = re.sub(r"\W", "_", label)
-    return f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
+class Work:
+    """What is left of a bound on symbols to compare."""
+
+    def __init__(self, left: int):
+        self.left = left
+
+    def spend(self, n: int) -> None:
+        """Raises ValueError with a reason of validation.REASONS where the bound is met."""
+        self.left -= n
+        if self.left < 0:
+            raise ValueError("timeout")
 
 
 def one_step(known: list, said: list[tuple], types: dict) -> bool:
     """Whether one assertion gives a theorem (said[0]) from its hypotheses at once; $d is ignored."""
-    syntax = [a.expression for a in known if a.expression[0] in types.values()]
-    facts = [(fact, spans(fact, syntax, types)) for fact in said]
+    syntax, work = [a.expression for a in known if a.expression[0] in types.values()], Work(MAX_MATCHED)
+    facts = [(fact, spans(fact, syntax, types, work)) for fact in said]
     for cited in known:
         found = [{}] if cited.expression[0] not in types.values() else []
         for pattern in [cited.expression, *(h.expression for h in cited.hypotheses if not h.floating)]:
             among = facts[:1] if pattern is cited.expression else facts[1:]
             pairs = itertools.product(found, among)
-            found = [more for one, fact in pairs for more in matches(pattern, fact, 0, one, types)]
+            found = [more for one, fact in pairs for more in matches(pattern, fact, 0, one, types, work)]
         if found:
             return True
     return False
 
 
-def spans(fact: tuple, syntax: list, types: dict) -> dict:
+def spans(fact: tuple, syntax: list, types: dict, work: Work) -> dict:
     """Which stretches of an expression are of a type: {(type, start): ends}, found from right to left."""
     found = {(kind, start): set() for kind in types.values() for start in range(len(fact) + 1)}
     for start in range(len(fact), -1, -1):
@@ -122,6 +128,9 @@ def spans(fact: tuple, syntax: list, types: dict) -> dict:
             for kind, *pattern in syntax:
                 ends = {start}
                 for symbol in pattern:
+                    work.spend(len(ends))
+                    if not ends:
+                        break
                     if symbol in types:
                         ends = set().union(*(found[types[symbol], end] for end in ends))
                     else:
@@ -131,9 +140,10 @@ def spans(fact: tuple, syntax: list, types: dict) -> dict:
     return found
 
 
-def matches(pattern: tuple, fact: tuple, at: int, substitution: dict, types: dict):
+def matches(pattern: tuple, fact: tuple, at: int, substitution: dict, types: dict, work: Work):
     """The substitutions beyond the given one that make the pattern the rest of the fact (symbols, spans)."""
     symbols, ends = fact
+    work.spend(1)
     if not pattern:
         if at == len(symbols):
             yield substitution
@@ -142,40 +152,39 @@ def matches(pattern: tuple, fact: tuple, at: int, substitution: dict, types: dic
     given = substitution.get(first, () if first in types else (first,))
     if first in types and first not in substitution:
         for end in sorted(ends[types[first], at]):
-            yield from matches(rest, fact, end, {**substitution, first: symbols[at:end]}, types)
+            yield from matches(rest, fact, end, {**substitution, first: symbols[at:end]}, types, work)
     elif symbols[at:at + len(given)] == given:
-        yield from matches(rest, fact, at + len(given), substitution, types)
+        yield from matches(rest, fact, at + len(given), substitution, types, work)
 
 
 # ---------------------------------------------------------------- the database
 
-NUMBERS = {"MAX_WRITTEN": MAX_WRITTEN, "MAX_STEPS": MAX_STEPS, "MAX_LEVELS": MAX_LEVELS, "NAME": NAME}
-PARTS = (metamath, review, as_program, identifier, one_step, spans, matches)
-CODE = "\n".join(["import itertools, keyword", *(f"{name} = {value!r}" for name, value in NUMBERS.items()),
-                  *map(inspect.getsource, PARTS)])
-
-
 class Theory:
-    """A database as tasks need it. `text`: its symbols and statements, all assertions as axioms."""
+    """A database as tasks need it."""
 
     def __init__(self, database: Database):
+        self.database = database
         self.assertions = list(database.assertions.values())
         floating = [h for h in database.hypotheses if h.floating]
         self.variables = {h.expression[1]: h.expression[0] for h in floating}
         self.types = "\n".join(f"{h.label} $f {' '.join(h.expression)} $." for h in floating)
-        symbols = f"$c {' '.join(sorted(database.constants))} $.\n$v {' '.join(self.variables)} $."
-        axioms = []
-        for assertion in self.assertions:       # hypotheses get names that no model will give to its own
-            names = [f"-{assertion.label}-{i}" for i in range(len(assertion.hypotheses))]
-            axioms.append(self.line(assertion, names))
-        self.text = "\n".join([symbols, self.types, *axioms])
+        self.n_chars = sum(len(self.line(assertion)) for assertion in self.assertions)
 
-    def line(self, assertion: Assertion, names: list[str] | None = None, proof: str = "") -> str:
-        """An assertion on one line, as an axiom or with its proof; `names` rename its hypotheses."""
-        premises = [h for h in assertion.hypotheses if not h.floating]
+    def fresh(self) -> Database:
+        """A copy for one proof, whose hypotheses may have the labels of those of other theorems."""
+        copy = Database()
+        copy.constants, copy.former = set(self.database.constants), set(self.database.former)
+        copy.variables, copy.assertions = dict(self.variables), dict(self.database.assertions)
+        copy.hypotheses = [h for h in self.database.hypotheses if h.floating]
+        copy.labels = {*copy.assertions, *(h.label for h in copy.hypotheses)}
+        return copy
+
+    def line(self, assertion: Assertion, proof: str = "") -> str:
+        """An assertion on one line, as an axiom or with its proof."""
         said = [f"$d {' '.join(pair)} $." for pair in sorted(map(sorted, assertion.distinct))]
-        for name, premise in zip(names or [h.label for h in premises], premises):
-            said.append(f"{name} $e {' '.join(premise.expression)} $.")
+        for premise in assertion.hypotheses:
+            if not premise.floating:
+                said.append(f"{premise.label} $e {' '.join(premise.expression)} $.")
         kind = "$p" if proof else "$a"
         said.append(f"{assertion.label} {kind} {' '.join(assertion.expression)} {proof}$.")
         return f"${{ {' '.join(said)} $}}" if len(said) > 1 else said[0]
@@ -213,8 +222,8 @@ def load(name: str) -> Theory:
             if ordered != list(assertion.hypotheses) or label in (NAME, *database.incomplete):
                 raise ValueError(f"{label} uses a $f in a block, a $e outside, ? in a proof, or this name")
         theory = Theory(database)
-        if len(theory.text) > MAX_THEORY:
-            raise ValueError(f"its statements have {len(theory.text)} characters, more than {MAX_THEORY}")
+        if theory.n_chars > MAX_THEORY:
+            raise ValueError(f"its statements have {theory.n_chars} characters, more than {MAX_THEORY}")
     except (OSError, ValueError) as error:
         bundled = ", ".join(sorted(file.name for file in THEORIES.glob("*.mm")))
         raise ValueError(f"--theory {name}: {error}; give a Metamath file; bundled are {bundled}") from None
@@ -316,24 +325,36 @@ class Proof(TaskType):
             renamed.append(" ".join(text))
         return digest(min(renamed))
 
-    def program(self, theory: str, statement: str) -> str:
-        """What runs in the sandbox: f(proof, whether it is to be new)."""
-        given = f"{load(theory).text!r}, {statement!r}"
-        return f"{CODE}\ndef f(proof, fresh):\n    return review({given}, proof, fresh)\n"
-
     def job(self, proposal):
-        return Job(self.program(proposal.program, proposal.message), (f"{proposal.inputs[0]!r}, True",))
+        return Job("", ())                  # nothing runs
 
     def accept(self, proposal, verdict, limits, key):
         """The task whose program is the proof that holds, or the reason why it does not."""
-        if verdict.end != "ok" or verdict.outputs[0] is None:
-            return super().accept(proposal, verdict, limits, key)
-        said = decode(verdict.outputs[0])
-        if said.startswith("!"):
-            return Reject(said[1:] if said[1:] in REASONS else "unproved")
-        if problem := program_problem(said, dataclasses.replace(limits, reject_constant=False)):
-            return Reject(problem)
-        return Task(self.name, said, proposal.inputs, (encode(proposal.message),), proposal.message, key)
+        try:
+            calls = review(load(proposal.program), proposal.message, proposal.inputs[0])
+        except ValueError as error:
+            return Reject.of(error)
+        if len(calls) > limits.source_chars:
+            return Reject("too_long")
+        return Task(self.name, calls, proposal.inputs, (encode(proposal.message),), proposal.message, key)
+
+    def measure(self, program):
+        """Lines: steps but those that build formulas; levels: depth of the proof; variables: hypotheses."""
+        called = CALLED.findall(program)
+        depth = deepest = 0
+        for bracket in re.findall("[()]", program):
+            depth += 1 if bracket == "(" else -1
+            deepest = max(deepest, depth)
+        n_steps = sum(bool(opens) for _, opens in called)
+        return Complexity(deepest, 1, n_steps, len({label for label, opens in called if not opens}), 0)
+
+    def structure(self, program):
+        """Of the proof up to the names of its hypotheses."""
+        names = {}
+        for label, opens in CALLED.findall(program):
+            if not opens:
+                names.setdefault(label, f"h{len(names)}")
+        return digest(*(label + opens if opens else names[label] for label, opens in CALLED.findall(program)))
 
     def fields(self, prompt_format, task, limits):
         if prompt_format == "micro":
@@ -360,19 +381,13 @@ class Proof(TaskType):
         proof = " ".join(itertools.takewhile(lambda word: word != "$.", words))
         return proof if proof and "$" not in proof and len(proof) <= MAX_PROOF else None
 
-    def answer_jobs(self, task, answers, limits):
-        given = tuple(f"{answer!r}, False" for answer in answers if answer is not None)
-        return [Job(self.program(limits.theory, task.message), given)] if given else []
-
     def judge(self, task, answers, verdicts, limits):
-        said = iter(zip(verdicts[0].outputs, verdicts[0].errors) if verdicts else ())
-        judged = []
-        for answer in answers:
-            output, error = (None, None) if answer is None else next(said)
-            if error == FAILED:
-                judged.append(UNJUDGED)
-            elif answer is None:
-                judged.append("malformed")
-            else:
-                judged.append("correct" if output == encode("") else "wrong")
-        return judged
+        theory, judged = load(limits.theory), {None: "malformed"}
+        for answer in dict.fromkeys(answers):
+            if answer is not None:
+                try:
+                    check(theory.fresh(), task.message, answer)
+                    judged[answer] = "correct"
+                except ValueError:
+                    judged[answer] = "wrong"
+        return [judged[answer] for answer in answers]

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # Rooms from the ground up. A module imports from its own floor and from those below; the longest name that fits is its room.
-FLOORS = (("sandbox", "report"),
+FLOORS = (("sandbox", "report", "micro.programs"),
           ("verifier",),
           ("tasks", "rewards", "trueskill_lite", "operators"),
           ("config",),
@@ -28,7 +28,7 @@ FLOORS = (("sandbox", "report"),
           ("bench", "eval", "course", "run.replay"))
 ROOT_FILES = 16
 # Lines that house.md gives a file or a folder, and by how much they may be exceeded.
-BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 285, "selfplay.py": 390, "rewards.py": 70, "rl.py": 420, "pack.py": 110,
+BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 290, "selfplay.py": 390, "rewards.py": 70, "rl.py": 420, "pack.py": 110,
            "generate.py": 310, "lora.py": 270, "attention.py": 260, "model.py": 330, "evolve.py": 260, "operators.py": 280, "trueskill_lite.py": 140,
            "verifier.py": 250, "weights.py": 310}
 MARGIN = 1.3
@@ -113,7 +113,7 @@ def test_no_circle():
     assert not left, f"in a circle, or above one: {', '.join(sorted(left))}"
 
 
-@pytest.mark.parametrize("lower, may", [("sandbox", {"sandbox"}), ("verifier", {"sandbox"}), ("tasks", {"tasks", "sandbox", "verifier"}),
+@pytest.mark.parametrize("lower, may", [("sandbox", {"sandbox"}), ("verifier", {"sandbox"}), ("tasks", {"tasks", "sandbox", "verifier", "micro"}),
                                         ("report", {"report"}), ("rewards", set()), ("trueskill_lite", set()),
                                         ("nano", {"tasks", "verifier"})])
 def test_rooms_that_know_little(lower, may):

@@ -14,10 +14,11 @@ from run import metrics
 from run.task_log import task_from_row, task_rows
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from selfplay import ProposalRecord
-from tasks import TASK_TYPES
+from tasks import TASK_TYPES, read_tasks
 from tasks.archive import WINDOW, Archive
 from tasks.base import Proposal, Task
 from tasks.complexity import structural_hash
+from tasks.given import read_given
 from tasks.prompts import FORMATS, render
 from tasks.validation import Limits
 from trueskill_lite import Rating
@@ -119,6 +120,44 @@ def test_teachers_write_and_students_try_what_both_play(setup):
         p.task = task(1, p.kind)
     tried, _ = selfplay.solve(s, [(one, first), (one, second), (two, second)], more, 0)
     assert {(student.name, p.kind) for p, student in tried} == {("S0", "code_i"), ("S1", "code_o")}
+
+
+@pytest.mark.parametrize("source", ["micro", "file"])
+def test_tasks_that_no_teacher_writes(setup, tmp_path, source):
+    """A step deals 6 tasks to each of two teachers; a file of 4 comes round three times a step, each time whole."""
+    path, bodies = tmp_path / "some.jsonl", ["x=x+1", "x=x*2", "x=x-1", "x=x%5"]
+    rows = [dict(kind=kind, program=program(body), input="4") for body, kind in zip(bodies, ["code_o", "code_i"] * 2)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    s = setup(tasks=str(path) if source == "file" else source, task_types="code_o,code_i", n_prompts=2)
+    steps = []
+    for step in (3, 3, 4):
+        rollout, batch = selfplay.propose(s, filled(), matched(), step)
+        selfplay.verify(s, filled(), batch, step)
+        assert rollout is None and selfplay.teacher_rows(rollout, batch) is None
+        assert [p.teacher.name for p in batch] == ["T0"] * 6 + ["T1"] * 6 and all(p.task for p in batch)
+        assert {p.kind for p in batch} == {"code_o", "code_i"}
+        steps.append([(p.kind, p.task.program, p.task.inputs) for p in batch])
+    assert steps[0] == steps[1] != steps[2]
+    if source == "file":
+        assert all(len(set(steps[0][i:i + 4])) == 4 for i in (0, 4, 8))
+        with pytest.raises(ValueError, match="--tasks .*some.jsonl and --task-types code_o differ in code_i"):
+            read_given(str(path), ("code_o",))
+    else:
+        assert len(set(steps[0] + steps[2])) > 20
+        with pytest.raises(ValueError, match="--tasks micro draws code_o and code_i"):
+            setup(tasks="micro", task_types="math")
+
+
+def test_a_run_s_own_tasks_are_read_again(setup, tmp_path):
+    """Its invalid proposals are passed over, and its tasks verified as any."""
+    s, batch = setup(task_types="code_o,math"), proposed(BATCH[0], BATCH[5], None)
+    story = Proposal("math", "def f():\n x=3\n x=x+4\n return x", ("",), "?ann has 3\n?gets 4")
+    batch[1].kind, batch[1].proposal = "math", story
+    selfplay.verify(s, filled(task_types=("code_o", "math")), batch, 0)
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, task_rows(batch, 0))))
+    again = selfplay.make_tasks(s, read_tasks(tmp_path / "tasks.jsonl"), "")
+    assert [(t.kind, t.outputs, t.message) for t in again] == [
+        ("code_o", ("4",), ""), ("math", ("7",), "?ann has 3\n?gets 4")]
 
 
 # -- verification --------------------------------------------------------------------------------------------

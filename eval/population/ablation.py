@@ -23,6 +23,7 @@ import shlex
 import time
 from pathlib import Path
 
+import evolve
 import train
 from config import Config, parse_args, resolve_config
 from eval import common
@@ -42,7 +43,7 @@ OWNED = ("base", "name", "out", "resume", "seed", "steps", "pop", "teachers", "s
          "plan", "device", "probe_every", "probe_share", "anchors", "n_anchors", "n_heldout")
 POP, PAIR = "--pop {pop}", "--pop 2"
 # name -> flags of train.py; part "pair": a run's budget is one pair's; runs "pairs": as many as there are
-# pairs; check: see runs.Arm. {wide}: as many prompts a step as all teachers answer.
+# pairs; cross: see runs.Arm. {wide}: as many prompts a step as all teachers answer.
 ARMS = {
     FULL: dict(flags=POP),
     "single": dict(flags="--single", part="pair"),
@@ -51,20 +52,26 @@ ARMS = {
     "single-wide": dict(flags="--single --n-prompts {wide}"),
     "pair": dict(flags=PAIR),
     "pair-wide": dict(flags=f"{PAIR} --n-prompts {{wide}}"),
-    "no-evolution": dict(flags=f"{POP} --evolve none", check="evolution"),
-    "uniform": dict(flags=f"{POP} --matching uniform", check="matching"),
+    "no-evolution": dict(flags=f"{POP} --evolve none"),
+    "uniform": dict(flags=f"{POP} --matching uniform"),
     "frozen-teachers": dict(flags=f"{POP} --lr-teacher 0"),
     "novelty": dict(flags=f"{POP} --teacher-reward novelty"),
     "full-nodedupe": dict(flags=f"{POP} --dedupe off"),
     "single-long-nodedupe": dict(flags="--single --dedupe off"),
+    "niches": dict(flags=f"{POP} --niches"),
+    "niches-add": dict(flags=f"{POP} --niches --evolve add"),
+    "niches-layerwise": dict(flags=f"{POP} --niches --evolve layerwise"),
+    "crossed": dict(flags="--single", cross="add"),
 }
 for name in ("mutation", "crossover", *OPERATORS):
-    ARMS[name] = dict(flags=f"{POP} --evolve {name}", check="evolution")
+    ARMS[name] = dict(flags=f"{POP} --evolve {name}")
 PRIMARY = ("no-evolution", "uniform", "pair", "single-long", "single", "frozen-teachers")
 PRESETS = {"primary": PRIMARY,
            "paper": (*PRIMARY, "singles", "copy", "mutation", "crossover", "novelty", "full-nodedupe",
                      "single-long-nodedupe"),
            "operators": ("no-evolution", *OPERATORS),
+           "niches": ("niches-add", "niches-layerwise", "niches", "no-evolution", "single-long", "singles",
+                      "crossed", "copy"),
            "quick": ("single-long", "no-evolution")}
 
 
@@ -78,7 +85,7 @@ def arms_of(pop: int, n_prompts: int) -> dict[str, Arm]:
         flags = arm["flags"].format(pop=pop, wide=n_prompts * pairs).split()
         part = 1 / pairs if arm.get("part") == "pair" else 1.0
         runs = pairs if arm.get("runs") == "pairs" else 1
-        arms[name] = Arm(tuple(flags), part, runs, arm.get("check", ""))
+        arms[name] = Arm(tuple(flags), part, runs, arm.get("cross", ""))
     return arms
 
 
@@ -134,18 +141,40 @@ def train_run(args: argparse.Namespace, directory: Path, words: list[str], due: 
     return runs.spent(rows, args.budget)[-1]
 
 
+def students_of(directory: Path) -> list[Path]:
+    """PEFT directories of a run's students at its last checkpoint; of a child of runs, its own."""
+    steps = RunDir(directory, writes=False).steps()
+    place = directory / f"step_{steps[-1]}" if steps else directory
+    members = sorted(path.parent for path in place.glob("*/adapter_config.json"))
+    return [path for path in members if path.name.startswith("S")] or members
+
+
+def train_arm(args: argparse.Namespace, arm: str, run: str, seed: int,
+              budget: int | None) -> tuple[int, list[Path]]:
+    """Train a run of an arm; what it has spent, and of one that crosses specialists their directories."""
+    what, directory = args.wanted[arm], args.out / run
+    if not what.cross:
+        due = what.part * budget if budget else None
+        return train_run(args, directory, words_of(args, arm, run, seed), due), []
+    parents = [args.out / f"{run}.{kind}" for kind in args.types]
+    done = 0
+    for kind, parent in zip(args.types, parents):
+        words = [*words_of(args, arm, parent.name, seed), "--task-types", kind]
+        done += train_run(args, parent, words, what.part * budget / len(parents))
+    evolve.cross([str(students_of(parent)[0]) for parent in parents], what.cross, directory / "S0", seed)
+    return done, parents
+
+
 def evaluate(args: argparse.Namespace, directory: Path, name: str) -> None:
-    """A run's students answer one of args.evaluations, unless their answers are there."""
+    """A run's students answer one of args.evaluations, unless their answers are there; a child of two runs
+    lies in its directory itself."""
     split, families, limit, samples = args.evaluations[name]
     out = directory / f"heldout-{name}"
     if (out / "summary.json").exists() and json.loads((out / "summary.json").read_text())["limit"] == limit:
         return
-    last = RunDir(directory, writes=False).steps()[-1]
-    members = sorted(path.parent for path in (directory / f"step_{last}").glob("*/adapter_config.json"))
-    students = [path for path in members if path.name.startswith("S")] or members
-    words = ["--base", args.base, "--adapters", *students, "--split", split, "--bench", ",".join(families),
-             "--limit", limit, "--samples", samples, "--max-new-tokens", args.max_new, "--out", out,
-             "--device", args.device, "--workers", 1]
+    words = ["--base", args.base, "--adapters", *students_of(directory), "--split", split,
+             "--bench", ",".join(families), "--limit", limit, "--samples", samples,
+             "--max-new-tokens", args.max_new, "--out", out, "--device", args.device, "--workers", 1]
     words += [word for word in args.train if word == "--weak-sandbox"]
     with open(f"{directory}.log", "a") as log, contextlib.redirect_stdout(log):
         heldout.main([str(word) for word in words])
@@ -159,12 +188,11 @@ def run_all(args: argparse.Namespace) -> None:
         for arm, what in args.wanted.items():
             for run, own_seed in runs_of(arm, what, seed).items():
                 directory, started = args.out / run, time.monotonic()
-                due = what.part * budget if budget else None
-                done = train_run(args, directory, words_of(args, arm, run, own_seed), due)
+                done, parents = train_arm(args, arm, run, own_seed, budget)
                 budget = budget or done
                 for evaluation in args.evaluations:
                     evaluate(args, directory, evaluation)
-                record = runs.record_of(directory, args.budget, args.types, args.samples)
+                record = runs.record_of(directory, args.budget, args.types, args.samples, parents)
                 runs.add(args.out / "runs.jsonl", record)
                 share, seconds = done / (what.part * budget), time.monotonic() - started
                 print(f"{time.strftime('%X')} {run}: {len(record['spent'])} steps, {done} {args.budget}, "
@@ -255,6 +283,9 @@ def choose_arms(args: argparse.Namespace, cfg: Config) -> None:
     if not set(args.types) <= set(runs.ANCHORED):
         raise ValueError(f"--task-types {cfg.task_types}: an ablation asks held-out tasks of what is played, "
                          f"and has those of {', '.join(runs.ANCHORED)}")
+    for name, arm in args.wanted.items():
+        if arm.cross and len(args.types) != OPERATORS[arm.cross].n_parents:
+            raise ValueError(f"arm {name} crosses a specialist of each type: -- --task-types code_o,code_i")
     asked = [family for kind in args.types for family in runs.families_of(kind)]
     args.evaluations = dict(validation=("validation", asked, VALIDATION_LIMIT, 1),
                             test=("test", families, args.limit, 1))

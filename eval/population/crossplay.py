@@ -34,7 +34,6 @@ from run.platform import open_sandbox
 from selfplay import Setup
 from tasks.archive import Archive
 from tasks.base import Task
-from tasks.complexity import structural_hash
 from tasks.validation import Limits
 from verifier import Sandbox
 
@@ -77,7 +76,7 @@ def propose(setup: Setup, archive: Archive, teachers: list[Member], n: int) -> l
         for p in proposed:
             if p.task and len(found[p.teacher.name]) < per_teacher:
                 found[p.teacher.name].append(p.task)
-                archive.add(p.task, structural_hash(p.task.program))
+                archive.add(p.task, p.structure)
     in_turn = [task for turn in itertools.zip_longest(*found.values()) for task in turn]
     return [task for task in in_turn if task][:n]
 

@@ -97,18 +97,17 @@ def births_that_can_help(records: list[dict], effect: float) -> tuple[int, int]:
     return sum(better), len(births)
 
 
-def manipulation(pairs: list[tuple[dict, dict]], checks: set[str], effect: float) -> dict:
-    """The check of a contrast. pairs: one run of each arm, by seed; checks: what the two arms vary.
+def manipulation(pairs: list[tuple[dict, dict]], varied: str, effect: float) -> dict:
+    """The check of a contrast. pairs: one run of each arm, by seed; varied: the one thing that the arms vary.
 
-    tested: False where they vary one thing and it hardly differed.
+    tested: False where that hardly differed.
     """
     ones, others = zip(*pairs)
     births = [births_that_can_help(some, effect) for some in (ones, others)]
     pairings = pairings_that_differ(pairs)
     share = dict(matching=pairings[0] / max(1, pairings[1]),
                  evolution=max(better / max(1, n) for better, n in births))
-    tested = all(share[check] >= TESTED[check] for check in checks) if len(checks) == 1 else True
-    return dict(pairings=pairings, births=births, tested=tested)
+    return dict(pairings=pairings, births=births, tested=not varied or share[varied] >= TESTED[varied])
 
 
 # ---- contrasts ---------------------------------------------------------------------------------------------
@@ -173,8 +172,8 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
         line = contrast(values, seeds, reference, arm, measure)
         if line["seeds"]:
             pairs = [(found[reference, seed][0], found[arm, seed][0]) for seed in line["seeds"]]
-            checks = {experiment.arms[name].check for name in (reference, arm)} - {""}
-            lines.append(line | dict(check=manipulation(pairs, checks, effect)))
+            varied = experiment.arms[reference].varies(experiment.arms[arm])
+            lines.append(line | dict(check=manipulation(pairs, varied, effect)))
     for line, adjusted in zip(lines, holm([line["p"] for line in lines])):
         line["p_holm"] = adjusted
         line["verdict"] = verdict(line, effect)
@@ -227,7 +226,8 @@ def name_of(line: dict) -> str:
 def table(result: dict, brief: bool = False) -> str:
     """The result for the terminal; brief: without the contrasts of all other measures."""
     names = {name: max(6, len(name)) for name in result["means"]}              # -> width
-    out = [f"seeds {', '.join(map(str, result['seeds']))}; budget: {result['plan']['budget']}, within "
+    plan, seeds = result["plan"], ", ".join(map(str, result["seeds"]))
+    out = [f"commit {', '.join(plan['commit'])}; seeds {seeds}; matched: {plan['budget']}, within "
            f"{TOLERANCE:.0%}; goal {result['goal']:g}", "",
            f"{'arm':21} steps" + "".join(f" {name:>{width}}" for name, width in names.items())]
     for arm, steps in result["steps"].items():

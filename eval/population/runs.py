@@ -19,16 +19,24 @@ SEED_STRIDE = 1000                  # between the seeds of independent runs of o
 ANCHORED = ("code_o", "code_i", "code_f")       # task types that anchors can ask
 PER_SIZE = 8                        # anchors of each size
 WINDOW = 3                          # steps of a student over which its share of thinking answers is a mean
+VARIED = dict(matching={"matching", "matching-floor"},
+              evolution={"evolve", "evolve-every", "replace-frac", "grace"})        # by which flags
 
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One way to spend the budget: flags of train.py, one run's part of the budget, runs of one seed; check:
-    what it varies of `full`, whose occasions are counted."""
+    """One way to spend the budget: flags of train.py, one run's part of the budget, runs of one seed; cross:
+    specialists of the played types, one after the other, crossed at the end by this operator."""
     flags: tuple[str, ...]
     part: float = 1.0
     runs: int = 1
-    check: str = ""
+    cross: str = ""
+
+    def varies(self, other: "Arm") -> str:
+        """"matching" or "evolution" where two arms differ in nothing else, else ""."""
+        mine, theirs = ({flag.strip() for flag in " ".join(arm.flags).split("--")} for arm in (self, other))
+        names = {flag.split()[0] for flag in mine ^ theirs}
+        return next((thing for thing, flags in VARIED.items() if names and names <= flags), "")
 
 
 def runs_of(name: str, arm: Arm, seed: int) -> dict[str, int]:
@@ -217,14 +225,20 @@ def probes_of(metrics: list[dict], done: list[int], types: list[str]) -> list[li
     return out
 
 
-def record_of(directory: Path, budget: str, types: list[str], samples: int) -> dict:
-    """What the tables need of a finished run, as JSON types.
+def record_of(directory: Path, budget: str, types: list[str], samples: int, parents: list[Path]) -> dict:
+    """What the tables need of a finished run, as JSON types; parents: runs whose child it is, one after the
+    other, else none.
 
     probes: those of the run, and last the evaluation after it; end, deployed: test accuracy by played type,
     of the students and of the one chosen on validation.
     """
-    metrics = logged(directory)
-    done = spent(metrics, budget)
+    done, probes, learners = [], [], []
+    for path in parents or [directory]:
+        metrics, before = logged(path), done[-1] if done else 0
+        own = spent(metrics, budget)
+        probes += [[before + at, *found] for at, *found in probes_of(metrics, own, types)]
+        done += [before + at for at in own]
+        learners += discoveries(metrics)
     validation, test = (answers_of(directory / f"heldout-{split}") for split in ("validation", "test"))
     anchors = [row for row in validation if is_anchor(row)]
     at_end, chosen, tested = ({kind: accuracy(rows, families_of(kind)) for kind in types}
@@ -233,20 +247,20 @@ def record_of(directory: Path, budget: str, types: list[str], samples: int) -> d
     score = {name: mean_of(chosen[kind][name] for kind in types) for name in students}
     best = max(score, key=score.get)
     pairings = {}
-    for match in logged(directory, "matches.jsonl"):
+    for match in logged(path, "matches.jsonl"):
         pairings.setdefault(match["step"], {})[match["teacher"]] = match["student"]
     asked = json.loads((directory / "heldout-test" / "config.json").read_text())
-    commit = json.loads((directory / "env.json").read_text())["commit"]
+    commit = json.loads((path / "env.json").read_text())["commit"]
     several = directory / "heldout-pass"
     return dict(run=directory.name, commit=commit, base_hash=asked["base_hash"], spent=done,
-                probes=[*probes_of(metrics, done, types), [done[-1], *heights(at_end, students)]],
-                students=discoveries(metrics), validation=score[best],
+                probes=[*probes, [done[-1], *heights(at_end, students)]], students=learners,
+                validation=score[best],
                 end={kind: mean_of(tested[kind][name] for name in students) for kind in types},
                 deployed={kind: tested[kind][best] for kind in types},
                 base={kind: tested[kind][BASE] for kind in types},
                 pass16=passes(answers_of(several), samples) if several.exists() else None,
                 **late_tasks(metrics), pairings=[pairings.get(row["step"], {}) for row in metrics],
-                births=births_of(metrics, logged(directory, "genealogy.jsonl")))
+                births=births_of(metrics, logged(path, "genealogy.jsonl")))
 
 
 # ---- as a file ---------------------------------------------------------------------------------------------
@@ -267,7 +281,7 @@ def add(path: Path, record: dict) -> None:
 
 def opened(directories: list[str]) -> Experiment:
     """The runs in the --out of one or several ablations, as one. Raises ValueError for a directory that is
-    none, and where commit, base or plan differ from those of the first, or a run is there twice."""
+    none, and where commits, base or plan differ from those of the first, or a run is there twice."""
     arms, every, first = {}, {}, {}
     for name in directories:
         path = Path(name).expanduser()
@@ -275,7 +289,8 @@ def opened(directories: list[str]) -> Experiment:
             plan = json.loads((path / "config.json").read_text())
             arms |= {arm: Arm(**given) for arm, given in plan.pop("arms").items()}
             found = read(path / "runs.jsonl")
-            plans = {run: plan | dict(commit=x["commit"], base=x["base_hash"]) for run, x in found.items()}
+            plan["commit"] = sorted({record["commit"] for record in found.values()})
+            plans = {run: plan | dict(base=record["base_hash"]) for run, record in found.items()}
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as e:
             why = getattr(e, "strerror", None) or e
             raise ValueError(f"{path} is no --out of an ablation: {why}") from None

@@ -1,12 +1,13 @@
-"""bench decode, update and step: on small sizes, their gates, and that a base of a shape is timed as a loaded one is."""
+"""bench decode, update and step: what they time computes the same as transformers and PEFT do; small sizes."""
 import argparse
 
 import pytest
 import torch
 
 from bench import engine
-from bench.workload import SHAPES, population
-from lora import LoRARouter
+from bench.common import relative_rms
+from bench.peers import Peers
+from bench.workload import POP, fixed_rollout, members_of, population, prompts_of, updater
 
 
 def flags(command: str, *words) -> argparse.Namespace:
@@ -16,48 +17,40 @@ def flags(command: str, *words) -> argparse.Namespace:
     return parser.parse_args([*small, *map(str, words)])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_base_of_a_shape_is_fused(dtype):
-    base = engine.open_base(flags("decode", "--shape", "micro", "--dtype", dtype))
-    assert base.model.embedding.dtype == getattr(torch, dtype) and base.model.cfg == SHAPES["micro"]
-    for linear in base.model.fused_linears():
-        x = torch.ones(1, 1, linear.layers[0].in_features, dtype=getattr(torch, dtype))
-        assert torch.equal(torch.cat(linear(x), -1), torch.nn.functional.linear(x, linear.weight, linear.bias))
-
-
-def test_rollouts_take_turns(micro_base, capsys):
-    figures = engine.decode(flags("decode", "--base", micro_base, "--no-peers"))
-    assert figures["routing_error"] < 1e-5
-    assert {"x_pop8_over_pop1_16", "x_pop8_over_base_16"} < set(figures)
-    assert "16 rows: 8 members, one batch" in capsys.readouterr().out
-
-
-def test_the_gate_tells_a_wrong_member_apart(monkeypatch):
-    base = engine.open_base(flags("decode", "--shape", "micro"))
+@torch.no_grad()
+def test_a_mixed_batch_is_each_member_merged_in(micro_base):
+    base = engine.open_base(flags("decode", "--base", micro_base))
     adapters = population(base, 8)
-    monkeypatch.setattr(LoRARouter, "__call__", lambda self, paths, sizes, x, y: y)
-    with pytest.raises(AssertionError, match="mixed batch and merged weights differ"):
-        engine.check_routing(base, adapters)
-    monkeypatch.undo()
-    before = base.model.state_dict()["model.layers.0.mlp.gate_proj.weight"].clone()
-    assert engine.check_routing(base, adapters) < 1e-5
-    assert torch.equal(before, base.model.state_dict()["model.layers.0.mlp.gate_proj.weight"]), "a member stayed merged in"
+    ids = torch.tensor(prompts_of(base, POP, 24))
+    mixed = base.model.logits(base.model(ids, lora=adapters.route(torch.arange(POP), torch.float32)))
+    adapted = {path: layer.weight for path, layer in base.model.linears().items() if path in adapters.A}
+    for p in (0, POP - 1):
+        for path, weight in adapted.items():
+            weight += adapters.scale * adapters.B[path][p] @ adapters.A[path][p]
+        alone = base.model.logits(base.model(ids))
+        for path, weight in adapted.items():
+            weight -= adapters.scale * adapters.B[path][p] @ adapters.A[path][p]
+        assert relative_rms(mixed[p], alone[p]) < 1e-4 < 1e-3 < relative_rms(mixed[1], alone[1])
 
 
-def test_nothing_is_timed_where_rows_get_no_adapter(micro_base, monkeypatch):
-    monkeypatch.setattr(LoRARouter, "__call__", lambda self, paths, sizes, x, y: y)
-    with pytest.raises(AssertionError, match="mixed batch and merged weights differ"):
-        engine.decode(flags("decode", "--base", micro_base, "--no-peers"))
-
-
-@pytest.mark.parametrize("base", ["micro/base", "shape"])
-def test_an_update_is_pefts(base, micro_base):
+@pytest.mark.parametrize("words", [["--shape", "micro"], []])
+def test_an_update_is_pefts(words, micro_base):
     """Of a directory, and of random weights without one."""
     pytest.importorskip("peft")
-    words = ["--shape", "micro"] if base == "shape" else ["--base", micro_base]
-    figures = engine.update(flags("update", *words))
-    assert figures["gradient_error_16"] < 1e-4 and figures["x_peft_loop_16"] > 0
+    base = engine.open_base(flags("update", *(words or ["--base", micro_base])))
+    adapters = population(base, 8)
+    peers, rollout = Peers(base, adapters), fixed_rollout(base, members_of(16), 6, 4, 2)
+    peers.updater(rollout)()
+    updater(base, adapters, rollout, 2048)()
+    for path in adapters.A:
+        for side, factor in (("A", adapters.A[path]), ("B", adapters.B[path])):
+            for p in range(POP):
+                assert relative_rms(factor.grad[p], peers.gradient(path, side, p)) < 1e-4, (path, side, p)
 
 
-def test_a_step(micro_base):
+def test_figures(micro_base, capsys):
+    found = engine.decode(flags("decode", "--base", micro_base, "--no-peers"))
+    assert {"x_pop8_over_pop1_16", "x_pop8_over_base_16"} == set(found)
+    assert "16 rows: 8 members, one batch" in capsys.readouterr().out
     assert engine.step(flags("step", "--base", micro_base))["x_pop8_over_pop1_16"] > 0
+    assert engine.update(flags("update", "--base", micro_base, "--no-peers"))["x_pop8_over_pop1_16"] > 0

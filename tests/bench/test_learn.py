@@ -63,7 +63,7 @@ def test_tasks_of_a_file(micro_base, tmp_path):
     with setup.sandbox:
         source = learn.source_of(asked, setup)
         held_out = {task.program for _, task in source.held_out}
-        laps = [[task.program for task in source.batch(lap, 8)] for lap in range(2)]
+        laps = [[source.task(lap * 8 + i).program for i in range(8)] for lap in range(2)]
         assert len(held_out) == 2 and not held_out & set(laps[0])
         assert sorted(laps[0]) == sorted(laps[1]) != laps[0] != laps[1]
         (tmp_path / "few.jsonl").write_text("\n".join(lines[:3]))

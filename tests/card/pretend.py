@@ -267,7 +267,7 @@ def dispatch(func, args: tuple, kwargs: dict):
         out = copied(func, args, kwargs)
         if out is not None:
             return out
-    else:
+    elif func not in ALLOCATING:                        # empty_like takes its shape from any device
         check_devices(func, args, found)
     if func in WAITING:
         CARD.wait(str(func))
@@ -558,7 +558,7 @@ def inserted(monkeypatch, capability: tuple[int, int], half: bool = False):
         synchronize=lambda device=None: CARD.wait("synchronize"), empty_cache=CARD.empty_cache,
         mem_get_info=lambda device=None: (GIGABYTES - (1 << 30), GIGABYTES), max_memory_allocated=lambda device=None: CARD.n_private,
         max_memory_reserved=lambda device=None: CARD.n_private, memory_reserved=lambda device=None: CARD.n_private,
-        reset_peak_memory_stats=lambda device=None: None, Stream=lambda *args, **kwargs: object(),
+        reset_peak_memory_stats=lambda device=None: None, Stream=type("Stream", (), {}),
         stream=lambda stream: contextlib.nullcontext(), device=lambda device: contextlib.nullcontext(), CUDAGraph=Graph, MemPool=MemPool,
         graph_pool_handle=new_pool)
     with monkeypatch.context() as patch, torch.autograd.set_multithreading_enabled(False):

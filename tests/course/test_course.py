@@ -67,10 +67,3 @@ def test_pictures_are_small_and_drawn():
         assert path.stat().st_size < 30_000 and len(ElementTree.parse(path).findall(".//{*}path[@class='stroke']")) >= 2
 
 
-def test_picture_refuses(tmp_path):
-    script = [sys.executable, str(COURSE / "picture.py")]
-    call = lambda *words: subprocess.run([*script, *map(str, words)], capture_output=True, text=True)
-    bad = call("nose", tmp_path, "--out", tmp_path / "x.svg")
-    assert bad.returncode == 2 and "no curve is called nose" in bad.stderr and "valid" in bad.stderr
-    bad = call("valid", tmp_path / "none", "--out", tmp_path / "x.svg")
-    assert bad.returncode == 2 and "no such directory" in bad.stderr

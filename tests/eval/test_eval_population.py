@@ -204,6 +204,10 @@ def test_theorems_are_asked_and_judged_over_the_run_s_own_theory(grown, sandbox,
 def test_arms_spend_what_they_say():
     every = ablation.arms_of(8, 3)
     assert every["single-wide"].flags == ("--single", "--n-prompts", "12")
+    assert all(train.parse_args(None, list(arm.flags)) for arm in every.values()), "flags that train.py has"
+    for one, other, varied in (("full", "uniform", "matching"), ("copy", "no-evolution", "evolution"), ("full", "pair", ""),
+                               ("uniform", "copy", ""), ("niches-add", "no-evolution", ""), ("niches-add", "niches", "evolution")):
+        assert every[one].varies(every[other]) == every[other].varies(every[one]) == varied, (one, other)
     assert (every["single"].part, every["singles"].part, every["singles"].runs) == (0.25, 0.25, 4)
     assert {arm.part for name, arm in every.items() if name not in ("single", "singles")} == {1}
     assert all(set(preset) <= set(every) for preset in ablation.PRESETS.values())
@@ -279,6 +283,7 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
                          ("--pop 3", "an even number from 4"), ("-- --steps 4", "the arms set it themselves"),
                          ("-- --lr -1", "--lr -1.0: give a number in"), ("--seeds 1000", "from 0 to 999"),
                          ("--steps 15", "nobody would be replaced before the end"),
+                         ("--arms crossed", "arm crossed crosses a specialist of each type"),
                          ("-- --task-types logic", "has those of code_o, code_i, code_f"),
                          ("--effect 0", "--effect, --probe-every and --samples be positive")):
         with pytest.raises(ValueError, match=match):
@@ -298,16 +303,18 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
     """Two types; gone on with after an evaluation and a run were lost: as if nothing had happened."""
     out = tmp_path / "arms"
     flags = ["--base", str(micro_base), "--device", "cpu", "--seeds", "0", "--pop", "4", "--steps", "8", "--limit", "6",
-             "--arms", "single-long", "--probe-every", "4"]
+             "--arms", "single-long,crossed", "--probe-every", "4"]
     words = ["--", "--max-new-tokens", "48", "--evolve-every", "3", "--task-types", "code_o,code_i", "--save-every", "1"]
     assert ablation.main([*flags, "--out", str(out), *words]) == 0
-    table = capsys.readouterr().out.partition("seeds 0;")[2]
+    table = capsys.readouterr().out.partition("; seeds 0;")[2]
     records = (out / "runs.jsonl").read_text()
     assert [len(record["spent"]) for record in runs.read(out / "runs.jsonl").values()][0] == 8
     assert ablation.main([*flags, "--out", str(out), *words]) == 0, "nothing is run twice"
-    assert capsys.readouterr().out.partition("seeds 0;")[2] == table and (out / "runs.jsonl").read_text() == records
-    assert ablation.main(["--from", str(out)]) == 0 and capsys.readouterr().out.partition("seeds 0;")[2] == table
-    full, single = runs.read(out / "runs.jsonl").values()
+    assert capsys.readouterr().out.partition("; seeds 0;")[2] == table and (out / "runs.jsonl").read_text() == records
+    assert ablation.main(["--from", str(out)]) == 0 and capsys.readouterr().out.partition("; seeds 0;")[2] == table
+    full, single, crossed = runs.read(out / "runs.jsonl").values()
+    assert abs(crossed["spent"][-1] / full["spent"][-1] - 1) <= 0.05 and sorted(crossed["spent"]) == crossed["spent"]
+    assert (out / "crossed-s0/S0/adapter_model.safetensors").exists() and len(crossed["students"]) == 2
     assert abs(single["spent"][-1] / full["spent"][-1] - 1) <= 0.05 and "end code_i" in table
     assert str(tmp_path) not in records and full["births"]
     copied = tmp_path / "copied"

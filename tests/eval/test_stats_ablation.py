@@ -38,7 +38,7 @@ def experiment(learned: dict[str, float], seeds: list[int] = SEEDS, noise: float
             for run, own in runs.runs_of(name, arms[name], seed).items():
                 shift = noise * np.random.default_rng([own, *name.encode()]).normal()
                 records[run] = record(run, arms[name].part, accuracy + shift, name == FULL)
-    return Experiment(dict(budget="tokens"), arms, seeds, records)
+    return Experiment(dict(budget="tokens", commit=["abc"]), arms, seeds, records)
 
 
 def concluded(some: Experiment, reference: str = FULL, measure: str = "area") -> dict[str, dict]:

@@ -63,7 +63,7 @@ def check(html: str) -> Page:
     for tag, name, value in page.attributes:
         assert not name.startswith("on"), (tag, name)
         assert name not in ("src", "srcset", "xlink:href", "action"), (tag, name)
-        assert name != "href" or re.fullmatch("#[a-z]+", value)
+        assert name != "href" or re.fullmatch("#[a-z]+", value), value
         if name in DRAWN and tag != "meta":
             for number in re.findall(r"[-+]?[\w.]+", re.sub(r"[MLHCZVlm]", " ", value)):
                 assert math.isfinite(float(number)), (tag, name, value)
@@ -94,7 +94,7 @@ def member(rng, step: int, role: str) -> dict:
 
 def probe(rng, step: int, teachers: list[str], students: list[str]) -> dict:
     """What a probe adds to a step's line of metrics.jsonl."""
-    row = dict(base_solve=0.5, student_solve=0.6, probe_tokens=100, anchors_greedy_se=0.0123)
+    row = dict(base_solve=0.5, student_solve=0.6, probe_tokens=100, anchors_n=50, heldout_n=dict(math=9, logic=9))
     for key in ("anchors_sampled", "anchors_greedy", "anchors_think"):
         row[key] = {name: rng.random() for name in students}
     for key in ("heldout", "heldout_think"):
@@ -112,7 +112,7 @@ def measured(rng, step: int, teachers: list[str], students: list[str], n: int) -
         members[name] = member(rng, step, "student") | dict(n=20, solve_rate=rng.random())
     row = dict(step=step, think=0.5, **described(rng, n=n), members=members,
                task_types=dict(code_o=described(rng), code_i=described(rng)),
-               unique_structures=50 * (step + 1), unique_at_64=60.0, majority_baseline=dict(code_o=0.05),
+               unique_structures=50 * (step + 1),
                beats_guessing=0.8, brier=0.1, frac_zero_advantage=0.5, kl=0.0, entropy=0.0, skipped=[],
                alarms={}, escapes={}, sandbox_failures=0,
                tokens_generated=1000 * (step + 1), tokens_trained=500 * (step + 1),
@@ -164,7 +164,8 @@ def invent(path: Path, steps: int = 6, pop: int = 4, per_step: int = 8, every: i
     settled = dict(base="micro/base", name=path.name, out="out", seed=0, steps=steps, prompt_format="micro",
                    pop=pop, teachers=half, students=half, single=False, rank=8, task_types="code_o,code_i")
     (path / "config.json").write_text(json.dumps(settled | config))
-    env = dict(commit="abc", python="3.11", sandbox_report=dict(seccomp="ok"))
+    env = dict(commit="abc", python="3.11", sandbox_report=dict(seccomp="ok"),
+               flags=dict(seed=[0, "every draw"], rank=[8, "of LoRA"], dedupe=["structural", "duplicates"]))
     (path / "env.json").write_text(json.dumps(env))
     return path
 

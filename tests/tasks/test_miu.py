@@ -49,7 +49,7 @@ def test_training_texts_are_those_of_tasks(sandbox):
         n_tasks += 1
     assert n_tasks >= 5
     task = fate(sandbox, PROOF.parse_proposal("MII\nMIIII\nMUI", "micro", [], LIMITS), LIMITS)
-    assert task.program == "def f(h):\n    return iii(\n        double(h))"
+    assert task.program == "iii(\n    double(h))"
     answers = ["MIIII\nMUI", "MIIII\nMUI\n", "MUI", "MIIII\nMIU", "MIIII", "MIIIIX", "", "MII\nMIIII\nMUI",
                "MIIII\nMIIIIU\nMIIIIUIIIIU\nMIIIIUUIU\nMIIIIIU\nMUIIU"]
     judged, = judge_answers([task], [answers], "micro", LIMITS, sandbox.run)
