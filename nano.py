@@ -14,8 +14,14 @@ programs, students say what these return, a sandboxed interpreter is the only ju
 arXiv 2605.16727, on top of Absolute Zero (AZR, 2505.03335). The engine (train.py) is nano.py, fast,
 many at once, and safe to kill: tests demand the same advantages, gradients, ratings and children.
 
-What to watch: where the base traces a program's values it is right seven times in ten, but by habit
-it answers at once, right twice in ten. Between steps 20 and 40 students find that thinking pays.
+    a teacher reads "propose out list" and writes        its student reads that and answers
+        def f(x):                                            >[3,7,5]
+         x=x[1:]+x[:1]                                       =[3,7,5]
+         return x
+        f([5,3,7])
+
+What to watch: with a trace (">", x after each statement) the base is right seven times in ten, but
+by habit it answers at once ("="), right twice in ten. In steps 20 to 40 students start to think.
 
 Shapes: N rows (an answer each), T tokens, V vocabulary, R rank. logits[:, t] predict ids[:, t + 1].
 """
@@ -39,10 +45,8 @@ BASE = Path(__file__).resolve().parent / "micro" / "base"
 FORMAT = "micro"                                    # the prompt format that this base knows
 LIMITS = Limits.for_format(FORMAT)
 DEDUCTION = TASK_TYPES["code_o"]                    # given a program and an input, find the output
-RANK = 8
-ALPHA = 32.0                                        # a member's update is ALPHA / RANK * B A
-N_PROMPTS = 3                                       # that a teacher answers each step
-N_PROPOSALS = 8                                     # to each prompt
+RANK, ALPHA = 8, 32.0                               # a member's update is ALPHA / RANK * B A
+N_PROMPTS, N_PROPOSALS = 3, 8                       # a teacher's a step, and to each of them
 N_ATTEMPTS = 4                                      # of a student at each task
 MAX_NEW_TOKENS = 80                                 # of a proposal or an attempt
 REWARD = {"correct": 1.0, "wrong": -0.5, "malformed": -1.0}        # of an attempt
@@ -64,9 +68,7 @@ class Member:
     born: int = -EVOLVE_EVERY                       # step; founders are of age
 
     def __post_init__(self):
-        self.parameters = []
-        for A, B in self.factors.values():
-            self.parameters += [A.requires_grad_(), B.requires_grad_()]
+        self.parameters = [x.requires_grad_() for pair in self.factors.values() for x in pair]
         self.adam = torch.optim.Adam(self.parameters, LEARNING_RATE[self.role], betas=(0.9, 0.95))
 
 class LoRALinear(nn.Linear):
@@ -154,10 +156,9 @@ def verify(sandbox, proposal, seen):
         return None
     [result] = sandbox.run([DEDUCTION.job(proposal)])
     task = DEDUCTION.accept(proposal, result, LIMITS, key)      # what it returned is the solution
-    if isinstance(task, Reject):
-        return None
-    seen.add(key)
-    return task
+    if not isinstance(task, Reject):
+        seen.add(key)
+        return task
 
 def solve(model, sandbox, student, tasks, n, gen, greedy=False):
     """n attempts of a student at each task, judged and paid: a list of rows for each."""
@@ -202,8 +203,7 @@ def advantages(groups):
 def policy_gradient(model, member, rows):
     """Fill .grad with the gradient of -sum(advantage * logp) / n over the rows' n answer tokens.
     One step on what was just sampled: PPO's ratio is 1, and its clipped loss has this gradient."""
-    for parameter in member.parameters:
-        parameter.grad = torch.zeros_like(parameter)
+    member.adam.zero_grad()
     LoRALinear.member = member
     n_tokens = sum(len(row.answer) for row in rows)
     rows = [row for row in rows if row.advantage != 0]              # others have no gradient
@@ -214,13 +214,11 @@ def policy_gradient(model, member, rows):
         weight = pad([[0.0] * len(r.prompt) + [r.advantage] * len(r.answer) for r in part])
         logp = model(ids).logits[:, :-1].log_softmax(-1)                               # (N, T-1, V)
         logp = logp.gather(2, ids[:, 1:, None])[:, :, 0]                               # (N, T-1)
-        loss = -(weight[:, 1:] * logp).sum() / n_tokens
-        loss.backward()
+        (-(weight[:, 1:] * logp).sum() / n_tokens).backward()
 
 def update(model, member, groups):
     """One step of Adam, its gradient clipped to norm 1, on a member's own groups of rows."""
-    if groups:
-        advantages(groups)
+    advantages(groups)
     if any(row.advantage for group in groups for row in group):
         policy_gradient(model, member, sum(groups, []))
         nn.utils.clip_grad_norm_(member.parameters, 1.0)
@@ -246,8 +244,7 @@ def rate(winner, loser, draw=False):
     else:
         v = unit.pdf(t - e) / unit.cdf(t - e)
         w = v * (v + t - e)
-    sigma_w = winner.stdev * (1.0 - w * winner.variance / c ** 2) ** 0.5
-    sigma_l = loser.stdev * (1.0 - w * loser.variance / c ** 2) ** 0.5
+    sigma_w, sigma_l = (m.stdev * (1.0 - w * m.variance / c ** 2) ** 0.5 for m in (winner, loser))
     return (NormalDist(winner.mean + winner.variance * v / c, sigma_w),
             NormalDist(loser.mean - loser.variance * v / c, sigma_l))
 
@@ -290,8 +287,10 @@ def factors_of(dW, R, gen):
     return A, B
 
 def noise(parents, gen):
-    """Mutation: Gaussian noise on both factors, a tenth of each one's own standard deviation."""
-    return [x + 0.1 * x.std(correction=0) * torch.randn(x.shape, generator=gen) for x in parents[0]]
+    """Mutation: Gaussian noise on both factors, a tenth of their deviation (A's where B is 0)."""
+    A, B = parents[0]
+    stds = [A.std(correction=0), (B if B.any() else A).std(correction=0)]
+    return [x + 0.1 * std * torch.randn(x.shape, generator=gen) for x, std in zip((A, B), stds)]
 
 def mask(parents, gen):
     """Mutation: a random 30% of the singular components are cut."""
@@ -305,8 +304,7 @@ def dare(parents, gen):
     dW = 0.0
     for factors in parents:
         U, S, V = components(*factors)
-        inherited = torch.rand(len(S), generator=gen) >= 0.5
-        dW = dW + (U * S * inherited) @ V
+        dW = dW + (U * S * (torch.rand(len(S), generator=gen) >= 0.5)) @ V
     return factors_of(dW, len(S), gen)
 
 def svd_mix(parents, gen):
@@ -330,12 +328,10 @@ def evolve(members, step, rng, gen):
     survivors = [m for m in reversed(worst_first) if m is not victim]
     operator = rng.choice([op for op, n in N_PARENTS.items() if n <= len(survivors)])
     parents = sorted(rng.sample(survivors, N_PARENTS[operator]), key=survivors.index)
-    factors = {}
-    for layer in victim.factors:
-        factors[layer] = operator([m.factors[layer] for m in parents], gen)
-    variance = fmean(m.rating.variance for m in parents) + NEWCOMER.variance / 16.0
-    stdev = min(variance, NEWCOMER.variance) ** 0.5
-    rating = NormalDist(fmean(m.rating.mean for m in parents), stdev)
+    of_parents = {layer: [m.factors[layer] for m in parents] for layer in victim.factors}
+    factors = {layer: operator(pairs, gen) for layer, pairs in of_parents.items()}
+    var = min(fmean(m.rating.variance for m in parents) + NEWCOMER.variance / 16, NEWCOMER.variance)
+    rating = NormalDist(fmean(m.rating.mean for m in parents), var ** 0.5)
     name = victim.name[0] + str(1 + max(int(m.name[1:]) for m in members))
     members[members.index(victim)] = Member(name, victim.role, factors, rating, step)
     print(f"{name} = {operator.__name__}({', '.join(m.name for m in parents)}) for {victim.name}")
@@ -344,8 +340,7 @@ def evolve(members, step, rng, gen):
 def main(seed=0, pop=8, steps=60):
     """A whole run: a line a step, and every tenth step the students on tasks that never change."""
     torch.set_num_threads(1)
-    rng = random.Random(seed)
-    gen = torch.Generator().manual_seed(seed)
+    rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
     model = load_base()
     teachers = [Member(f"T{i}", "teacher", fresh_factors(model, gen)) for i in range(pop // 2)]
     students = [Member(f"S{i}", "student", fresh_factors(model, gen)) for i in range(pop // 2)]
@@ -393,7 +388,12 @@ def main(seed=0, pop=8, steps=60):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pop", type=int, default=8, help="members, half of them teachers")
-    parser.add_argument("--steps", type=int, default=60)
-    main(**vars(parser.parse_args()))
+    for name, default in dict(seed=0, pop=8, steps=60).items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
+    args = parser.parse_args()
+    if args.pop < 2 or args.pop % 2:
+        parser.error(f"--pop {args.pop}: give an even number from 2 on, half of them are teachers")
+    try:
+        main(**vars(args))
+    except KeyboardInterrupt:
+        parser.exit(130, "nano.py: interrupted\n")

@@ -232,6 +232,7 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
         if sandbox:
             stack.enter_context(sandbox)
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
+        frozen = hash_base(base, ranks)
         if resuming:
             state = restore(run, cfg, setup, adam, base_hash, run.steps()[-1])
         else:
@@ -260,7 +261,7 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
             if not (ranks.rank and signals.pending):
                 raise
             raise Interrupted(signals.pending) from None    # process 0 has saved and left before this one
-        assert hash_base(base, ranks) == base_hash, "the frozen base was changed by training"
+        assert hash_base(base, ranks) == frozen, "the frozen base was changed by training"
         if run.writes:
             print(summary(run.rows("metrics.jsonl", run.sizes()["metrics.jsonl"])))
             print(f"everything lies in {run.path}: metrics.jsonl, tasks.jsonl, matches.jsonl, "

@@ -16,6 +16,7 @@ from dataclasses import MISSING, fields
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn as nn
 from safetensors import SafetensorError, safe_open
@@ -272,6 +273,14 @@ def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu",
     return Base(model, tokenizer, eos_ids, prompt_format, path, graphs=model.embedding.is_cuda)
 
 
+def files_hash(path: Path) -> str:
+    """SHA-256 over a base's weights files, which says what members were trained on, at whatever precision."""
+    digest = hashlib.sha256()
+    for file in shards(path):
+        digest.update(np.memmap(file, mode="r"))
+    return digest.hexdigest()
+
+
 def weights_hash(model: nn.Module) -> str:
     """SHA-256 over every parameter's name and bytes: proves that training left the base unchanged."""
     digest = hashlib.sha256()
@@ -314,7 +323,7 @@ def write_peft(directory: Path, factors: Factors, config: dict, base_hash: str) 
     for path, (A, B) in factors.items():
         tensors[f"base_model.model.{path}.lora_A.weight"] = A.cpu()
         tensors[f"base_model.model.{path}.lora_B.weight"] = B.cpu()
-    metadata = {"format": "pt", "base_weights": base_hash}
+    metadata = {"format": "pt", "base_files": base_hash}
     write_tensors(directory / "adapter_model.safetensors", tensors, metadata)
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=1))
 
@@ -325,7 +334,7 @@ def read_peft(directory: Path) -> tuple[dict, str, Factors]:
     try:
         config = dict(json.loads((directory / "adapter_config.json").read_text()))
         with safe_open(directory / "adapter_model.safetensors", framework="pt") as f:
-            made_on = (f.metadata() or {}).get("base_weights", "")
+            made_on = (f.metadata() or {}).get("base_files", "")
             tensors = {}
             for name in f.keys():
                 tensors[name.removeprefix("base_model.model.")] = f.get_tensor(name).float()
@@ -354,7 +363,7 @@ def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_has
                          f"and {adapters.alpha}: pass --rank {rank} --alpha {alpha}")
     if made_on and base_hash and made_on != base_hash:
         raise ValueError(f"{directory} was trained on another base, {config.get('base_model_name_or_path')}: "
-                         "pass that as --base, with its --dtype and --base-dtype")
+                         "pass that as --base")
     adapters.set_factors(p, factors)
 
 

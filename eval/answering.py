@@ -16,10 +16,10 @@ from tqdm import tqdm
 
 from eval.common import Population
 from generate import SamplingParams, generate
-from run.checkpoint import RunDir
-from weights import closing_table, is_chat_model
 from model import Base
+from run.checkpoint import RunDir
 from tasks.prompts import ENVELOPE, FORMATS, Prompt, chat_text, render
+from weights import closing_table, is_chat_model
 
 # A call of `generate` is given several rollout batches, so that waiting rows take the places of those that
 # have ended: at least one, and at most so many tokens. Its answers reach the disk together, so that after a

@@ -13,16 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
+from eval.fetch import CACHE
 from eval.summary import BASE, against, against_table, comparable, summarise, table
 from evolve import member_order
-from run.checkpoint import RunDir, differing
 from infra.distributed import Ranks
 from infra.precision import DTYPES, pick_dtype
-from weights import load_base, load_model, load_peft, weights_hash
 from lora import Adapters
 from model import Base
+from run.checkpoint import RunDir, differing
+from weights import files_hash, load_base, load_peft
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -47,7 +46,7 @@ def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple =
     add("--temperature", type=float, default=0.0, help="0 = greedy")
     add("--max-new-tokens", type=int, dest="max_new", default=default_max_new,
         help=f"tokens of an answer, at most; default {default}")
-    add("--data", default=None, metavar="DIR", help="published files; default: the cache of eval.fetch")
+    add("--data", default=str(CACHE), metavar="DIR", help=f"published files; default {CACHE}")
     add("--out", default="", help="for answers and summary; default: eval-... under the run, or under out/")
     add("--against", default="", metavar="DIR", help="run or results: differences to its students' mean")
     add("--prompt", default="auto", choices=("auto", "chat", "direct", "envelope", "plain"),
@@ -63,11 +62,11 @@ def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple =
 
 def check(args: argparse.Namespace) -> None:
     """Raises ValueError for flags that contradict themselves."""
-    numbers = {"--samples": args.samples, "--max-new-tokens": args.max_new, "--rollout-batch": args.max_rows}
-    for flag, value in numbers.items():
+    for flag, value in (("--samples", args.samples), ("--max-new-tokens", args.max_new),
+                        ("--rollout-batch", args.max_rows)):
         if value is not None and value < 1:
             raise ValueError(f"{flag} {value}: must be at least 1")
-    if getattr(args, "limit", 0) < 0 or not (math.isfinite(args.temperature) and args.temperature >= 0):
+    if getattr(args, "limit", 0) < 0 or not 0 <= args.temperature < math.inf:
         raise ValueError("--limit and --temperature must not be negative")
     if args.samples > 1 and args.temperature == 0:
         raise ValueError(f"--samples {args.samples} at temperature 0 are the same answer {args.samples} "
@@ -89,7 +88,7 @@ def choose(names: str, valid: tuple[str, ...], flag: str = "--bench", thing: str
 
 @dataclass
 class Population:
-    """The base and who answers on it: slots by member name, "base" (-1) last; SHA-256 of their weights."""
+    """The base and who answers on it: slots by member name, "base" (-1) last; SHA-256 of their files."""
     base: Base
     adapters: Adapters | None
     slots: dict[str, int]
@@ -112,7 +111,7 @@ def load(args: argparse.Namespace) -> Population:
     name = base_name(args, [adapter_config(path) for path in directories.values()])
     dtype = DTYPES[pick_dtype(args.dtype, device)]
     base = load_base(name, dtype, device, args.base_dtype or of_run(args, "base_dtype") or "same")
-    return stack(base, weights_hash(base.model), directories)
+    return stack(base, files_hash(base.path), directories)
 
 
 def peft_directories(given: list[Path]) -> dict[str, Path]:
@@ -175,11 +174,7 @@ def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Populatio
     if directories:
         adapters = Adapters.on(base.model, len(directories), *shapes[0], base.model.embedding.device)
         for slot, (name, path) in enumerate(directories.items()):
-            try:
-                load_peft(adapters, slot, path, base_hash)
-            except ValueError:                          # perhaps it was trained at the other precision
-                other = torch.bfloat16 if base.model.embedding.dtype == torch.float32 else torch.float32
-                load_peft(adapters, slot, path, weights_hash(load_model(base.path, other)))
+            load_peft(adapters, slot, path, base_hash)
             hashes[name] = hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
     slots = {name: slot for slot, name in enumerate(directories)}
     return Population(base, adapters, slots | {BASE: -1}, hashes, base_hash)
@@ -218,8 +213,9 @@ def open_out(args: argparse.Namespace, population: Population, prompt_format: st
     Raises ValueError where those answers, or --against's, were made otherwise.
     """
     run = RunDir(Path(args.out or Path(args.run or "out", default)).expanduser())
-    config = dict(base=str(population.base.path), base_hash=population.base_hash, prompt=prompt_format,
-                  temperature=args.temperature, max_new=args.max_new, seed=args.seed,
+    dtypes = sorted({str(p.dtype) for p in population.base.model.parameters()})
+    config = dict(base=str(population.base.path), base_hash=population.base_hash, dtype=dtypes,
+                  prompt=prompt_format, temperature=args.temperature, max_new=args.max_new, seed=args.seed,
                   adapters=population.hashes, data=data)
     if getattr(args, "against", ""):
         other_results(args.against, default, config)    # what is not comparable is said before hours of work
@@ -249,7 +245,8 @@ def other_results(directory: str, default: str, config: dict) -> RunDir:
         raise ValueError(f"--against {directory}: no answers.jsonl there nor in its {default}/: run this "
                          "evaluation on that run first")
     other = RunDir(place, writes=False)
-    if changed := changes(other.config(), config, ("base", "base_hash", "adapters", "seed"), ("data",)):
+    free = ("base", "base_hash", "dtype", "adapters", "seed")
+    if changed := changes(other.config(), config, free, ("data",)):
         raise ValueError(f"--against {directory}: those answers were made otherwise: {', '.join(changed)}; "
                          "repeat one of both in the other's way")
     return other

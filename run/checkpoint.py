@@ -198,7 +198,7 @@ def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, ke
     tasks = dict(anchors=state.anchors, heldout=state.heldout, seeds=state.archive.seeds)
     as_rows = {name: [dataclasses.asdict(task) for task in some] for name, some in tasks.items()}
     members = [m.to_json() for m in state.members]
-    metadata = dict(base_weights=base_hash, members=members, **as_rows, totals=state.totals,
+    metadata = dict(base_files=base_hash, members=members, **as_rows, totals=state.totals,
                     optimizer_steps=n_learned, frozen=bool(state.frozen))
     run.save(state.step, metadata, fill, keep)
     mark_saved(state, setup)
@@ -259,9 +259,9 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
     if sorted((m.role, m.slot) for m in members) != sorted((m.role, m.slot) for m in founders(cfg)):
         raise ValueError(f"{run.path}/step_{step} is damaged (state.json: other members than the flags say): "
                          f"remove all of step_{step} to go on from an earlier one")
-    if metadata.get("base_weights", base_hash) != base_hash:
-        raise ValueError(f"{run.path} was trained on another base than {cfg.base} is here (or at another "
-                         "precision): pass the --base and --device it was started with")
+    if metadata.get("base_files", base_hash) != base_hash:
+        raise ValueError(f"{run.path} was trained on another base than {cfg.base} is here: pass the "
+                         "--base that it was started with")
     archive = archive_at(run, metadata, setup.task_types, cfg.archive_cap)
 
     def load(adapters: Adapters, slot: int, name: str) -> None:

@@ -15,7 +15,7 @@ TASK = dict(kind=str, program=str, inputs=[str], outputs=[str], message=str, key
 MEMBER = dict(name=str, role=str, slot=int, rating=dict(mu=float, sigma=float), born=int, parents=[str],
               operator=str, matches=int) | {"niche?": [str], "lr_scale?": float}
 LOG_SIZES = {f"{name}.jsonl": int for name in ("metrics", "tasks", "matches", "genealogy")}
-STATE = dict(step=int, base_weights=str, members=[MEMBER], anchors=[TASK], heldout=[TASK], seeds=[TASK],
+STATE = dict(step=int, base_files=str, members=[MEMBER], anchors=[TASK], heldout=[TASK], seeds=[TASK],
              totals=dict(generated=int, trained=int), optimizer_steps=[int], frozen=bool, logs=LOG_SIZES)
 LOG_ROWS = {
     "metrics.jsonl": dict(

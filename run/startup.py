@@ -7,21 +7,21 @@ from pathlib import Path
 
 import torch
 
-from rl import Adam
 from config import Config, resolve_config
 from evolve import ROLES, learning_rates
-from run.checkpoint import founders
-from run.directory import LOGS, RunDir
 from infra.distributed import Ranks, digest
-from run.memory import fitted, free_memory, plan_table
 from infra.precision import DTYPES, pick_dtype
-from weights import load_base, load_tokenizer, read_config, resolve, weights_hash
 from lora import Adapters
 from model import Base
+from rl import Adam
+from run.checkpoint import founders
+from run.directory import LOGS, RunDir
+from run.memory import fitted, free_memory, plan_table
 from selfplay import Setup
 from tasks.given import FRESH, read_given
 from tasks.validation import Limits
 from verifier import Sandbox
+from weights import files_hash, load_base, load_tokenizer, read_config, resolve, weights_hash
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -177,7 +177,7 @@ def show_plan(cfg: Config) -> int:
 
 def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> tuple[Setup, Adam, str]:
     """What stays the same during a run, with the members' adapters in it and sizes that fit this machine,
-    their optimiser, and the hash of the base."""
+    their optimiser, and the hash of the base's files."""
     task_types = tuple(cfg.task_types.split(","))
     if cfg.tasks:
         read_given(cfg.tasks, task_types)               # complains before anything slow
@@ -190,7 +190,7 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     cfg = dataclasses.replace(cfg, rollout_batch=ranks.all_reduce_min(cfg.rollout_batch))
     limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
     setup = Setup(cfg, base, adapters, ranks, sandbox, limits, task_types)
-    return setup, adam, hash_base(base, ranks)
+    return setup, adam, ranks.broadcast(lambda: files_hash(base.path))
 
 
 def hash_base(base: Base, ranks: Ranks) -> str:

@@ -30,7 +30,7 @@ ROOT_FILES = 16
 # Lines that house.md gives a file or a folder, and by how much they may be exceeded.
 BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 290, "selfplay.py": 390, "rewards.py": 70, "rl.py": 420, "pack.py": 110,
            "generate.py": 310, "lora.py": 270, "attention.py": 260, "model.py": 330, "evolve.py": 260, "operators.py": 280, "trueskill_lite.py": 140,
-           "verifier.py": 250, "weights.py": 310}
+           "verifier.py": 250, "weights.py": 315}
 MARGIN = 1.3
 WHOLE = 19_200                              # lines of everything but tests, the empty ones not counted
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test

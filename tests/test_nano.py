@@ -1,7 +1,11 @@
 """nano.py is short, imports little and learns; the engine agrees with it: same rows in, same numbers out."""
 import ast
+import os
 import random
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from statistics import NormalDist
 
@@ -28,7 +32,7 @@ TRUESKILL = TrueSkill()
 
 def test_it_is_read_in_half_an_hour():
     lines = (ROOT / "nano.py").read_text().splitlines()
-    assert len(lines) <= 400
+    assert len(lines) <= 399
     assert max(map(len, lines)) <= 100
 
 
@@ -65,6 +69,33 @@ def test_two_steps(micro_base, capsys):
     for line in lines[1:]:
         n_tasks, solved = re.search(r"tasks +(\d+) .* solved ([\d.]+) ", line).groups()
         assert int(n_tasks) > 0 and 0 < float(solved) < 1
+
+
+def test_the_example_of_its_docstring_is_true(sandbox):
+    left, right = [], []
+    for line in nano.__doc__.split("writes  ")[1].split("\n")[1:5]:
+        left.append(line[8:50].rstrip())
+        right += line[50:].split()
+    proposal = nano.DEDUCTION.parse_proposal("\n".join(left), nano.FORMAT, [], nano.LIMITS)
+    task = nano.verify(sandbox, proposal, set())
+    assert "=" + task.outputs[0] == right[-1]
+    assert 'reads "propose out list"' in nano.__doc__ and len(right) == 2 and right[0] == ">[3,7,5]"
+
+
+@pytest.mark.parametrize("pop", ["1", pytest.param("3", marks=pytest.mark.slow)])
+def test_a_population_that_cannot_be_halved_is_refused(pop):
+    done = subprocess.run([sys.executable, "nano.py", "--pop", pop], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and f"--pop {pop}: give an even number" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_it_with_one_line(micro_base):
+    run = subprocess.Popen([sys.executable, "nano.py", "--pop", "2"], cwd=ROOT, stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    assert run.stdout.readline().startswith("anchors")
+    run.send_signal(signal.SIGINT)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 130 and said.endswith("nano.py: interrupted\n") and "Traceback" not in said
 
 
 @pytest.mark.slow

@@ -1,24 +1,23 @@
 """Code: HumanEval+ (v0.1.10), MBPP+ (v0.2.0), LiveCodeBench (release_v5, or its fifth file alone).
 
-    python -m eval.code --self-test --data DIR    # do canonical solutions pass, empty answers not?
+    python -m eval.code --self-test --data DIR    # do canonical solutions pass?
     python -m eval.code --run out/NAME            # base and members of the last checkpoint, all sets fetched
     python -m eval.code --base Qwen/Qwen2.5-Coder-7B --adapters out/NAME/step_200/S0 --bench humaneval+,mbpp+
 
 Answers go to answers.jsonl as they come, the numbers to summary.json and the terminal. The same command goes
 on where it stopped. HumanEval+ and MBPP+ give two lines each: by the base tests alone, and with +, by these
-and EvalPlus's own.
+and EvalPlus's own. Programs run in the sandbox alone.
 """
 import argparse
 import json
 import sys
 
-from eval import answering, common
-from eval.code.problems import PARTS, SETS, Problem, load, opened
+from eval import answering, common, fetch
+from eval.code.problems import SETS, Problem, load, opened
 from eval.code.programs import complete, extract
 from eval.code.suites import Suite, judge, suites
-from eval.fetch import CACHE, at_hand
-from run.platform import open_sandbox
 from model import Base
+from run.platform import open_sandbox
 from tasks.prompts import chat_text, first_answer
 from verifier import Sandbox
 
@@ -37,9 +36,14 @@ LIVE_STDIN = ("Read the inputs from stdin solve the problem and write the answer
 MARK = "-[[]]-"                                   # where the answer begins in a rendered chat
 
 
+def is_live(bench: str) -> bool:
+    """Whether a set is LiveCodeBench or a part of it, which publishes no solutions."""
+    return bench.startswith("livecodebench")
+
+
 def question(problem: Problem) -> str:
     """The question as its benchmark puts it to a chat model."""
-    if not problem.bench.startswith("livecodebench"):
+    if not is_live(problem.bench):
         return ASK.format(problem.prompt.strip())
     form, code = (LIVE_STARTER, problem.starter) if problem.starter else (LIVE_STDIN, "# YOUR CODE HERE")
     return (f"### Question:\n{problem.prompt}\n\n### Format: {form}\n```python\n{code}\n```\n\n"
@@ -51,18 +55,18 @@ def put(problem: Problem, prompt_format: str, base: Base) -> list[int]:
 
     plain: the bare prompt to be completed (LiveCodeBench: its question, without examples for base models).
     """
-    live = problem.bench.startswith("livecodebench")
+    live = is_live(problem.bench)
     if prompt_format == "envelope":
         return answering.put(question(problem), prompt_format, base)
     if prompt_format == "plain":
         text = question(problem) if live else problem.prompt.strip() + "\n"
         return list(base.tokenizer(text).input_ids)
-    said = [dict(role="user", content=question(problem))]
+    messages = [dict(role="user", content=question(problem))]
     if live:
-        said.insert(0, dict(role="system", content=LIVE_SYSTEM))
+        messages.insert(0, dict(role="system", content=LIVE_SYSTEM))
     else:
-        said.append(dict(role="assistant", content=f"{BEGIN}{MARK}\n```\n"))
-    text = chat_text(said, prompt_format, base.tokenizer, begins=live)
+        messages.append(dict(role="assistant", content=f"{BEGIN}{MARK}\n```\n"))
+    text = chat_text(messages, prompt_format, base.tokenizer, begins=live)
     return list(base.tokenizer(text.split(MARK)[0], add_special_tokens=False).input_ids)
 
 
@@ -72,7 +76,7 @@ def program(problem: Problem, text: str, prompt_format: str) -> str:
         return ""
     if prompt_format == "envelope":
         text = first_answer(text).rpartition("</think>")[2]
-    if problem.bench.startswith("livecodebench"):
+    if is_live(problem.bench):
         return extract(text, None)
     if prompt_format == "plain":
         text = complete(problem.prompt.strip() + "\n", text, problem.bench)
@@ -81,50 +85,22 @@ def program(problem: Problem, text: str, prompt_format: str) -> str:
     return extract(text, problem.entry)
 
 
-def present(data: str | None) -> list[str]:
-    """The sets that --data or the cache holds. Raises ValueError where there is none."""
-    found = at_hand(data)
-    sets = [name for name in SETS if found.issuperset(PARTS.get(name, (name,)))]
-    if not sets:
-        raise ValueError(f"none of {', '.join(SETS)} is in {data or CACHE}: run python -m eval.fetch "
-                         "humaneval+ mbpp+ livecodebench5, or say with --data where they are")
-    return [name for name in sets if name != "livecodebench5" or "livecodebench" not in sets]
-
-
-def self_test(name: str, args: argparse.Namespace, sandbox: Sandbox) -> dict:
-    """A set's problems and tests, how many empty answers pass in any prompt format, and as `canonical`."""
-    problems, _ = load(name, args.data, limit=args.limit)
-    n_tests, empty = 0, []
-    for problem in problems:
-        with_tests = opened(problem) if problem.packed else problem
-        n_tests += len(with_tests.base + with_tests.plus)
-        for prompt_format in ("plain", "chat", "direct", "envelope"):
-            empty += [(Suite(problem, [], []), program(problem, text, prompt_format)) for text in ("", "\n")]
-    line = dict(n=len(problems), empty=sum(found["base"] for found in judge(sandbox, empty)), n_tests=n_tests)
-    if name.startswith("livecodebench"):                              # which publishes no solutions
+def self_test(name: str, problems: list[Problem], sandbox: Sandbox) -> dict:
+    """A set's problems and tests, and how many canonical solutions pass the base tests and all of them."""
+    n_tests = sum(len(p.base + p.plus) for p in map(opened, problems))
+    line = dict(n=len(problems), n_tests=n_tests)
+    if is_live(name):
         return line
-    return line | canonical(name, suites(sandbox, problems), sandbox)
-
-
-def canonical(name: str, ready: list[Suite], sandbox: Sandbox) -> dict:
-    """How many canonical solutions pass the base tests and all of them, and the inputs that are left out.
-
-    These are inputs for which the canonical solution's value is too big to report.
-    """
     answers = []
-    for suite in ready:
+    for suite in suites(sandbox, problems):
         text = f"Here it is:\n```python\n{suite.problem.canonical}\n```\nIt works."
         answers.append((suite, extract(text, suite.problem.entry)))
-    found, left_out, failing = judge(sandbox, answers), {}, {}
-    for suite, verdict in zip(ready, found):
-        if n := len(suite.expected) - sum(len(chunk.inputs) for chunk in suite.chunks):
-            left_out[suite.problem.id] = n
+    found = judge(sandbox, answers)
+    for problem, verdict in zip(problems, found):
         if not verdict["plus"]:
-            failing[suite.problem.id] = verdict["why"]
-            print(f"{name} {suite.problem.id}: the canonical solution does not pass: {verdict['why']}",
+            print(f"{name} {problem.id}: the canonical solution does not pass: {verdict['why']}",
                   file=sys.stderr)
-    return dict(base=sum(f["base"] for f in found), right=sum(f["plus"] for f in found), left_out=left_out,
-                failing=failing)
+    return line | dict(base=sum(v["base"] for v in found), right=sum(v["plus"] for v in found))
 
 
 def both(rows: list[dict]) -> list[dict]:
@@ -147,24 +123,24 @@ def main(argv: list[str] | None = None) -> int:
                         help="go on where the sandbox cannot protect; only for models that you trust")
     args = parser.parse_args(argv)
     common.check(args)
-    sets = common.choose(args.bench, SETS) or present(args.data)
+    names = common.choose(args.bench, SETS) or fetch.present(SETS, args.data)
+    if "livecodebench" in names and not args.bench:
+        names.remove("livecodebench5")                # a part of it
+    sets = {name: load(name, args.data, args.limit) for name in names}
     with open_sandbox(args.workers, args.weak_sandbox, profile="eval") as sandbox:
         if not args.self_test:
             evaluate(sets, args, sandbox)
             return 0
-        result = {name: self_test(name, args, sandbox) for name in sets}
+        result = {name: self_test(name, problems, sandbox) for name, (problems, _) in sets.items()}
     print(json.dumps(result))
-    return int(any(line["empty"] or line.get("right", line["n"]) != line["n"] for line in result.values()))
+    return int(any(line.get("right", line["n"]) != line["n"] for line in result.values()))
 
 
-def evaluate(sets: list[str], args: argparse.Namespace, sandbox: Sandbox) -> None:
-    """Answers, verdicts and the table of the base and its adapters."""
-    problems, hashes = [], {}
-    for name in sets:
-        part, hashes[name] = load(name, args.data, limit=args.limit)
-        problems += part
+def evaluate(sets: dict[str, tuple], args: argparse.Namespace, sandbox: Sandbox) -> None:
+    """Answers, verdicts and the table of the base and its adapters; sets: (problems, hash) by name."""
     population = common.load(args)
     prompt_format = answering.pick_prompt_format(args, population.base)
+    hashes = {name: sha for name, (_, sha) in sets.items()}
     run, done = common.open_out(args, population, prompt_format, hashes, "eval-code")
     known: dict[tuple[str, str], Suite] = {}
 
@@ -173,15 +149,15 @@ def evaluate(sets: list[str], args: argparse.Namespace, sandbox: Sandbox) -> Non
 
     def verdicts(answers: list[tuple[Problem, str]]) -> list[dict]:
         """Judged by suites that are made once: a problem's other answers come in later batches."""
-        for bench, id in list(known):
-            if bench.startswith("livecodebench"):
-                del known[bench, id]                  # its tests are too large to keep
+        for place in [place for place in known if is_live(place[0])]:
+            del known[place]                          # its tests are too large to keep
         new = {(p.bench, p.id): p for p, _ in answers if (p.bench, p.id) not in known}
         known.update(zip(new, suites(sandbox, list(new.values()))))
         programs = [(known[p.bench, p.id], program(p, text, prompt_format)) for p, text in answers]
         found = judge(sandbox, programs)
         return [dict(correct=f["plus"], **f, program=code) for f, (_, code) in zip(found, programs)]
 
+    problems = [problem for some, _ in sets.values() for problem in some]
     rows = answering.answer_all(population, problems, ask, verdicts, args, run, done, prompt_format)
     common.conclude(args, run, rows, "eval-code", counted=both, sandbox=sandbox.tier)
 

@@ -8,22 +8,14 @@ string: `unpack` refuses every class in it.
 import base64
 import io
 import json
-import math
 import pickle
-import sys
+import re
 import zlib
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from eval.fetch import CACHE, FILES, locate, rows
+from eval import fetch
 
 SETS = ("humaneval+", "mbpp+", "livecodebench", "livecodebench5")
-# release_v5 is five files; other sets are one
-PARTS = {"livecodebench": tuple(f"livecodebench{i}" for i in range(1, 6))}
-PLUS_FIELDS = ("task_id", "prompt", "entry_point", "canonical_solution", "base_input", "plus_input", "atol")
-FIELDS = {"humaneval+": PLUS_FIELDS, "mbpp+": PLUS_FIELDS,
-          "livecodebench": ("question_id", "question_content", "starter_code", "public_test_cases",
-                            "private_test_cases", "metadata")}
 MAX_UNPACKED = 1 << 30
 
 
@@ -83,27 +75,14 @@ def restore(task: str, arguments: list) -> list:
     return list(arguments)
 
 
-def literal(value) -> str:
-    """A plain value as a Python literal; infinity as 1e999. Raises ValueError for nan, which has none."""
-    if isinstance(value, float) and not math.isfinite(value):
-        if value != value:
-            raise ValueError("nan is no literal")
-        return "1e999" if value > 0 else "-1e999"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{literal(k)}: {literal(v)}' for k, v in value.items())}}}"
-    if isinstance(value, tuple):
-        return f"({''.join(f'{literal(x)}, ' for x in value)})"
-    if isinstance(value, list):
-        return f"[{', '.join(map(literal, value))}]"
-    if isinstance(value, set) and value:
-        return f"{{{', '.join(map(literal, value))}}}"
-    return repr(value)
-
-
 def call_text(arguments: list) -> str:
-    """Arguments as between the parentheses of a call."""
+    """Arguments as between the parentheses of a call; infinity, which has no literal, as 1e999."""
     text = ", ".join(map(repr, arguments))
-    return ", ".join(map(literal, arguments)) if "inf" in text or "nan" in text else text
+    if "inf" not in text:
+        return text
+    pieces = re.split(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", text)
+    pieces[::2] = [re.sub(r"\binf\b", "1e999", piece) for piece in pieces[::2]]         # outside of strings
+    return "".join(pieces)
 
 
 # ---- LiveCodeBench's tests --------------------------------------------------------------------------------
@@ -121,46 +100,40 @@ class NoClasses(pickle.Unpickler):
 def unpack(packed: str) -> list[dict]:
     """Test cases as JSON text, or as LiveCodeBench packs it. Raises ValueError for anything else."""
     try:
-        if packed.lstrip()[:1] == "[":
-            tests = json.loads(packed)
-        else:
+        if packed.lstrip()[:1] != "[":
             inflate = zlib.decompressobj()
             raw = inflate.decompress(base64.b64decode(packed, validate=True), MAX_UNPACKED)
             if inflate.unconsumed_tail or not inflate.eof:
                 raise ValueError("larger than a gigabyte" if inflate.unconsumed_tail else "cut off")
-            text = NoClasses(io.BytesIO(raw)).load()
-            tests = json.loads(text) if isinstance(text, (str, bytes)) else text
-        if not isinstance(tests, list):
-            raise ValueError("not a list of tests")
-        for test in tests:
-            if not isinstance(test, dict) or not {"input", "output", "testtype"} <= set(test):
-                raise ValueError("a test without input, output or testtype")
-        return tests
+            packed = NoClasses(io.BytesIO(raw)).load()
+        return [dict(input=str(test["input"]), output=str(test["output"])) for test in json.loads(packed)]
     except (ValueError, zlib.error, pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError,
             MemoryError) as e:
         raise ValueError(f"cannot be unpacked ({e})") from None
 
 
-def live(bench: str, row: dict) -> Problem:
-    """A problem of LiveCodeBench, its tests still packed. Raises ValueError where these are not in order."""
-    entry = json.loads(row["metadata"] or "{}").get("func_name")
-    packed = (row["public_test_cases"], row["private_test_cases"])
-    problem = Problem(bench, str(row["question_id"]), row["question_content"], entry,
-                      starter=row["starter_code"] or "", packed=packed)
-    opened(problem)
-    return problem
-
-
 def opened(problem: Problem) -> Problem:
     """The problem with its packed tests as base and expected: public ones first, as in LiveCodeBench."""
+    if not problem.packed:
+        return problem
     tests = [test for part in problem.packed for test in unpack(part)]
-    given, wanted = [str(test["input"]) for test in tests], [str(test["output"]) for test in tests]
+    given, wanted = [test["input"] for test in tests], [test["output"] for test in tests]
     if problem.entry:
         given = [call_text(list(map(json.loads, text.split("\n")))) for text in given]
     return replace(problem, base=tuple(given), expected=tuple(wanted), packed=())
 
 
 # ---- files ------------------------------------------------------------------------------------------------
+
+def live(bench: str, row: dict) -> Problem:
+    """A problem of LiveCodeBench, its tests still packed. Raises ValueError where these are not in order."""
+    entry = json.loads(row["metadata"] or "{}").get("func_name")
+    problem = Problem(bench, str(row["question_id"]), row["question_content"], entry,
+                      starter=row["starter_code"] or "",
+                      packed=(row["public_test_cases"], row["private_test_cases"]))
+    opened(problem)
+    return problem
+
 
 def plus(bench: str, row: dict) -> Problem:
     """A problem of HumanEval+ or MBPP+."""
@@ -174,33 +147,20 @@ def plus(bench: str, row: dict) -> Problem:
                    atol=float(row["atol"]), arguments=tuple(calls))
 
 
-def load(bench: str, data: str | Path | None = None, cache: Path = CACHE,
-         limit: int = 0) -> tuple[list[Problem], str]:
+def load(bench: str, data: str, limit: int = 0) -> tuple[list[Problem], str]:
     """Problems of a set in file order (the first `limit`, 0 = all), and its files' SHA-256, joined by "+".
 
     Raises ValueError for a missing, damaged or foreign file.
     """
-    problems, hashes, kind = [], [], "livecodebench" if bench.startswith("livecodebench") else bench
-    make = live if kind == "livecodebench" else plus
-    for part in PARTS.get(bench, (bench,)):
-        path, sha = locate(part, data, cache)
+    problems, hashes = [], []
+
+    def problem_of(part: str, number: int, row: dict) -> Problem:
+        return (live if part.startswith("livecodebench") else plus)(bench, row)
+
+    for part in fetch.GROUPS.get(bench, [bench]):
+        if limit and len(problems) == limit:
+            break
+        some, sha = fetch.load(part, data, problem_of, limit and limit - len(problems))
+        problems += some
         hashes.append(sha)
-        n_before, n_rows = len(problems), FILES[part].n_rows
-        for number, row in enumerate(rows(path), 1):
-            if limit and len(problems) == limit:
-                break
-            if missing := [name for name in FIELDS[kind] if name not in row]:
-                raise ValueError(f"{path}, row {number}: no field {', '.join(missing)}: not a published "
-                                 f"edition of {part}; it is at {FILES[part].url}")
-            try:
-                problems.append(make(bench, row))
-            except (ValueError, TypeError, KeyError, AttributeError, IndexError) as e:
-                raise ValueError(f"{path}, row {number} ({row[FIELDS[kind][0]]}): {e}: the file is damaged "
-                                 "or not the published one; fetch it again (python -m eval.fetch "
-                                 f"{part})") from None
-        if not limit and (n_here := len(problems) - n_before) != n_rows:
-            print(f"note: {path} holds {n_here} problems, {part} as published has {n_rows}", file=sys.stderr)
-    if not problems:
-        raise ValueError(f"{path} is empty: expected {n_rows} problems; fetch it again "
-                         f"(python -m eval.fetch {part})")
     return problems, "+".join(hashes)

@@ -1,9 +1,7 @@
 """The program in a model's answer, as EvalPlus cuts it: what the entry needs of the longest Python run.
 
 Nothing is run here. Text meets Python's parser only through `complexity.parse`, which refuses what could hurt
-it; text beyond MAX_CHARS is cut off, and MAX_PARSED bounds the work on one text. What is kept is the answer's
-own text, for ast.unparse fails on some trees. Other than EvalPlus, a run that defines the entry point goes
-before longer ones that do not, and decorated functions and helpers without a return statement are kept.
+it; text beyond MAX_CHARS is cut off, and MAX_PARSED bounds the work on one text.
 """
 import ast
 import re
@@ -29,21 +27,18 @@ def complete(prompt: str, completion: str, bench: str) -> str:
     return prompt + completion
 
 
-def defines(tree: ast.Module, name: str) -> bool:
-    """Whether the top level defines or assigns a name."""
-    return any(name in names(node) for node in tree.body)
-
-
 def names(node: ast.stmt) -> list[str]:
     """The names that a top-level definition or assignment makes; none for other statements."""
     if isinstance(node, DEFINITIONS):
         return [node.name]
-    targets = []
-    if isinstance(node, ast.Assign):
-        targets = node.targets
-    elif isinstance(node, ast.AnnAssign):
-        targets = [node.target]
-    return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        return [x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
+    return []
+
+
+def defines(tree: ast.Module, name: str) -> bool:
+    """Whether the top level defines or assigns a name."""
+    return any(name in names(node) for node in tree.body)
 
 
 def runs(text: str):
@@ -67,7 +62,7 @@ def runs(text: str):
             break
 
 
-def longest(text: str, entry: str | None = None) -> tuple[str, ast.Module]:
+def longest(text: str, entry: str | None) -> tuple[str, ast.Module]:
     """The longest run of Python lines, not counting empty ones; one that defines the entry first."""
     best, best_key = ("", ast.Module([], [])), (False, 0)
     for run, tree in runs(text[:MAX_CHARS]):
@@ -77,50 +72,34 @@ def longest(text: str, entry: str | None = None) -> tuple[str, ast.Module]:
     return best
 
 
-def fenced(text: str) -> list[str]:
-    """Contents of the code fences, the last one perhaps not closed."""
-    return [match[1] for match in FENCE.finditer(text[:4 * MAX_CHARS])]
-
-
 def returns(node: ast.stmt) -> bool:
     """Whether a statement is no function without a return, such as a prompt's head that an answer repeats."""
     return not isinstance(node, ast.FunctionDef) or any(isinstance(x, ast.Return) for x in ast.walk(node))
 
 
-def written(lines: list[bytes], node: ast.stmt) -> str:
-    """A top-level statement as its author wrote it, with its decorators; lines: the source's, in UTF-8."""
-    start = node.lineno - 1
-    if getattr(node, "decorator_list", []):
-        start = node.decorator_list[0].lineno - 1
-        while start and not lines[start].startswith(b"@"):
-            start -= 1
-    part = lines[start:node.end_lineno]
-    part[-1] = part[-1][:node.end_col_offset]
-    part[0] = part[0][node.col_offset:]
-    return b"\n".join(part).decode()
-
-
 def needed(source: str, tree: ast.Module, entry: str) -> str:
-    """Imports, and the definitions and assignments that the entry point depends on, in order.
+    """The lines of imports, and of the definitions and assignments that the entry point depends on.
 
     Of a function defined twice the first counts that returns something: see `returns`.
     """
-    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    kept = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     first: dict[str, ast.stmt] = {}
     for node in tree.body:
         for name in names(node):
             if name not in first or not returns(first[name]) and returns(node):
                 first[name] = node
-    wanted, todo = set(), [entry]
+    todo = [entry]
     while todo:
-        name = todo.pop()
-        if name in first and name not in wanted:
-            wanted.add(name)
-            todo += [part.id for part in ast.walk(first[name]) if isinstance(part, ast.Name)]
-    kept = {id(first[name]) for name in wanted}
-    kept = imports + [node for node in tree.body if id(node) in kept]
-    lines = source.encode().split(b"\n")
-    return "\n".join(written(lines, node) for node in kept)
+        node = first.pop(todo.pop(), None)
+        if node is not None:
+            kept.append(node)
+            todo += [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+    numbers = set()
+    for node in kept:
+        begins = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+        numbers.update(range(begins - 1, node.end_lineno))
+    lines = source.split("\n")
+    return "\n".join(lines[i] for i in sorted(numbers))
 
 
 def extract(text: str, entry: str | None) -> str:
@@ -129,16 +108,11 @@ def extract(text: str, entry: str | None) -> str:
     With an entry: what it needs of the longest run that is Python. Without (a whole program): the last fence
     that is Python, else the longest run.
     """
-    if not text.strip():
-        return ""
     text = text.replace("\r\n", "\n").replace("\r", "\n")         # as Python's parser counts lines
-    blocks = fenced(text)
-    if entry is not None:
-        found = [longest(block, entry) for block in blocks[-8:]] + [longest(text, entry)]
-        source, tree = max(found, key=lambda run: (defines(run[1], entry), run[0].count("\n")))
-        return needed(source, tree, entry) if defines(tree, entry) else ""
-    for block in blocks[:-9:-1]:
-        run, _ = longest(block)
-        if run.strip():
-            return run
-    return longest(text)[0]
+    blocks = [match[1] for match in FENCE.finditer(text[:4 * MAX_CHARS])][-8:]
+    if entry is None:
+        found = [longest(block, None)[0] for block in reversed(blocks)]
+        return next((run for run in found if run.strip()), "") or longest(text, None)[0]
+    found = [longest(part, entry) for part in (*blocks, text)]
+    source, tree = max(found, key=lambda run: (defines(run[1], entry), run[0].count("\n")))
+    return needed(source, tree, entry) if defines(tree, entry) else ""

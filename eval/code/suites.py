@@ -54,8 +54,9 @@ def close(out, expected, atol: float) -> bool:
             return abs(out - expected) <= atol + 1e-7 * abs(expected) and math.isfinite(abs(expected))
         except OverflowError:
             return False
-    sequences = isinstance(out, (list, tuple)) and isinstance(expected, (list, tuple))
-    return sequences and len(out) == len(expected) and all(close(a, b, atol) for a, b in zip(out, expected))
+    if not (isinstance(out, (list, tuple)) and isinstance(expected, (list, tuple))):
+        return False
+    return len(out) == len(expected) and all(close(a, b, atol) for a, b in zip(out, expected))
 
 
 def is_floats(value) -> bool:
@@ -115,23 +116,18 @@ def agrees(problem: Problem, arguments: tuple, out, expected, atol: float) -> bo
         return False
 
 
-def lines(text: str) -> list[str]:
-    """Stripped lines of stripped text."""
-    return [line.strip() for line in text.strip().split("\n")]
-
-
-def same_numbers(a: str, b: str) -> bool:
-    """Whether two lines are the same numbers."""
+def same_line(a: str, b: str) -> bool:
+    """Whether two lines are the same, as text or as numbers."""
     try:
-        return [Decimal(word) for word in a.split()] == [Decimal(word) for word in b.split()]
+        return a.strip() == b.strip() or list(map(Decimal, a.split())) == list(map(Decimal, b.split()))
     except ArithmeticError:                         # a word is no number, or sNaN, which is not compared
         return False
 
 
 def printed_alike(out: str, expected: str) -> bool:
-    """Whether two outputs are equal line by line, as text or as numbers."""
-    ours, theirs = lines(out), lines(expected)
-    return len(ours) == len(theirs) and all(a == b or same_numbers(a, b) for a, b in zip(ours, theirs))
+    """Whether two outputs are equal line by line."""
+    ours, theirs = out.strip().split("\n"), expected.strip().split("\n")
+    return len(ours) == len(theirs) and all(map(same_line, ours, theirs))
 
 
 # ---- tests ------------------------------------------------------------------------------------------------
@@ -183,7 +179,7 @@ def tolerances(problem: Problem, expected: list) -> list[float]:
 
 def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
     """The problems' tests; canonical solutions run where no outputs are published."""
-    problems = [opened(p) if p.packed else p for p in problems]
+    problems = list(map(opened, problems))
     jobs = []
     for problem in [p for p in problems if p.expected is None]:
         jobs += [job(problem, problem.canonical, part, CANONICAL_S, give_up=False)
@@ -204,8 +200,8 @@ def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
 
 def live_chunks(problem: Problem) -> list[Chunk]:
     """LiveCodeBench's tests: the first alone, for most wrong answers fail it, then some at a time."""
-    n, chunks = len(problem.base), []
-    edges = [0, *range(1, n, CHUNK_LIVE), n]
+    edges = [0, *range(1, len(problem.base), CHUNK_LIVE), len(problem.base)]
+    chunks = []
     for first, last in zip(edges, edges[1:]):
         cpu_s = LIVE_S if problem.entry is None else LIVE_S * min(last - first, 4)
         chunks.append(Chunk([*range(first, last)], False, cpu_s))

@@ -1,4 +1,4 @@
-"""MMLU's prompt, and its two ways of answering: the likeliest letter, and the letter in a generated text.
+"""MMLU's prompt, and the likeliest letter after it.
 
 The prompt is that of hendrycks/test (evaluate.py), to the character; so is the choice by likelihood: the
 letter whose token, with the space before it, has the highest log-probability, the first of equals.
@@ -11,22 +11,11 @@ itself.
     positions       0      1      2 |   3   4   5 |   3   4
 """
 import os.path
-import re
 
 import torch
 
 from eval.common import Population
 from eval.general.data import LETTERS, Question
-from tasks.prompts import first_answer
-
-# A letter that is no word: neither the article nor a part of "A's".
-LETTER = r"(?P<letter>[B-D]|A(?! +(?!(?:is|and|or|because|since)\b)[a-z]))(?![\w'’])"
-MARKS = r"[\s*_\"'`$(\[{:=-]|\\text|\\mathrm"
-FILLER = rf"(?:{MARKS}|(?:is|was|be|would|should|must|the|correct|right|best|option|choice)\b)*"
-BEGINS = re.compile(rf"(?:{MARKS})*{LETTER}")
-STATED = re.compile(rf"(?:\b(?i:answer)\b|\\boxed){FILLER}{LETTER}")
-ALONE = re.compile(rf"\b{LETTER}")
-
 
 # ---- the prompt --------------------------------------------------------------------------------------------
 
@@ -43,13 +32,12 @@ def prompt(shots: tuple[Question, ...], question: Question) -> str:
     return head + "".join(described(shot, shot.gold) for shot in shots) + described(question)
 
 
-def cropped(shots: tuple[Question, ...], question: Question, tokens_of, room: int) -> tuple[list[int], int]:
-    """Token ids of the prompt with as many of the first examples as fit into `room` tokens, and how many.
-
-    tokens_of(text) -> ids. Raises ValueError where the question alone does not fit.
-    """
+def cropped(shots: tuple[Question, ...], question: Question, tokenizer, room: int) -> tuple[list[int], int]:
+    """Token ids of the prompt, and of what comes before the letter itself (in most vocabularies nothing),
+    with as many of the first examples as fit into `room` tokens, and how many. Raises ValueError where the
+    question alone does not fit."""
     for k in range(len(shots), -1, -1):
-        ids = tokens_of(prompt(shots[:k], question))
+        ids = list(tokenizer(f"{prompt(shots[:k], question)} {LETTERS[0]}").input_ids[:-1])
         if len(ids) <= room:
             return ids, k
     raise ValueError(f"a question of {question.subject} has {len(ids)} tokens without any example, and the "
@@ -62,13 +50,8 @@ def letter_ids(tokenizer) -> list[int]:
     """The tokens of " A" to " D" after "Answer:". Raises ValueError where more than the last one differs."""
     whole = [tokenizer(f"Answer: {letter}").input_ids for letter in LETTERS]
     if len({tuple(ids[:-1]) for ids in whole}) > 1 or len({ids[-1] for ids in whole}) < len(LETTERS):
-        raise ValueError("this base's tokenizer has no token for each letter: use --bench mmlu-gen")
+        raise ValueError("this base's tokenizer has no token for each letter, so MMLU cannot be asked")
     return [ids[-1] for ids in whole]
-
-
-def before_letter(tokenizer, text: str) -> list[int]:
-    """Token ids of a prompt and of what comes before the letter itself, in most vocabularies nothing."""
-    return list(tokenizer(f"{text} {LETTERS[0]}").input_ids[:-1])
 
 
 def shared_length(prompts: list[list[int]]) -> int:
@@ -106,26 +89,3 @@ def letter_logps(population: Population, prompts: list[list[int]], members: list
     hidden = base.model(ids.expand(B, T), positions.expand(B, T), mask, lora=lora)
     logits = base.model.logits(hidden[:, last]).float()                 # (members, prompts, V)
     return logits[:, :, letter_ids(base.tokenizer)] - logits.logsumexp(-1, keepdim=True)
-
-
-def likeliest(logps: list[float]) -> str:
-    """The letter with the highest log-probability, the first of equals."""
-    return LETTERS[max(range(len(LETTERS)), key=logps.__getitem__)]
-
-
-# ---- by generation -----------------------------------------------------------------------------------------
-
-def extract(text: str) -> str:
-    """The letter that a text answers with, after "Answer:" of the prompt; "" where there is none.
-
-    In this order: the letter that it begins with, the first after "answer" or in a box, the only one that it
-    names. Thinking is passed over; in the envelope the first answer counts.
-    """
-    text = first_answer(text)
-    for tag in ("</think>", "<answer>"):
-        text = text.rpartition(tag)[2]
-    stated = BEGINS.match(text) or STATED.search(text)
-    if stated:
-        return stated["letter"]
-    named = {found["letter"] for found in ALONE.finditer(text)}
-    return named.pop() if len(named) == 1 else ""

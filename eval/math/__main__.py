@@ -5,45 +5,43 @@
     python -m eval.math --base Qwen/Qwen2.5-Coder-7B --adapters out/NAME/step_200/S0 --bench math500,aime24 \\
         --samples 4 --temperature 0.6
 
-Answers go to answers.jsonl as they come, the numbers to summary.json and the terminal. The same command goes
-on where it stopped.
+Answers are graded by math-verify (pip install -r requirements-eval.txt). They go to answers.jsonl as they
+come, the numbers to summary.json and the terminal. The same command goes on where it stopped.
 """
-import functools
 import json
 import sys
+from contextlib import closing
+from dataclasses import dataclass
 
-from eval import answering, common
-from eval.fetch import CACHE, at_hand
-from eval.math.data import SETS, Item, load
-from eval.math.grading import extract, grade, readings
-from eval.math.symbolic import WORKER
+from eval import answering, common, fetch
+from eval.math.grader import Grader
 
-
-def present(data: str | None) -> list[str]:
-    """The sets that --data or the cache holds. Raises ValueError where there is none."""
-    found = at_hand(data)
-    sets = [name for name in SETS if name in found]
-    if not sets:
-        raise ValueError(f"none of {', '.join(SETS)} is in {data or CACHE}: run python -m eval.fetch, or say "
-                         "with --data where they are")
-    return sets
+SETS = ("aime24", "aime25", "amc23", "math500", "minerva", "gsm8k", "olympiadbench")
 
 
-def self_test(sets: list[str], data: str | None) -> dict:
-    """Per set: n questions, how many gold answers are right against themselves, how many are values."""
-    result = {}
-    for name in sets:
-        items, _ = load(name, data)
-        counts = dict(n=len(items), right=0, read=0)
-        for item in items:
-            found = right(extract(f"Therefore the answer is $\\boxed{{{item.gold}}}$."), item)
-            counts["right"] += found
-            counts["read"] += bool(readings(item.gold))
-            if not found:
-                print(f"{name} {item.id}: the gold answer {item.gold!r} is not right against itself",
-                      file=sys.stderr)
-        result[name] = counts
-    return result
+@dataclass(frozen=True)
+class Item:
+    """One question with its gold answer."""
+    bench: str
+    id: str
+    question: str
+    gold: str
+
+
+def item_of(bench: str, number: int, row: dict) -> Item:
+    """An item from the row of this number, from 0. Raises LookupError for a row of another file.
+
+    Gold is the answer (GSM8K: what follows "####"), OlympiadBench's list of one, or, where there is none, the
+    solution, from whose box the grader takes it (Minerva).
+    """
+    gold = row.get("answer", row.get("final_answer", row.get("solution")))
+    if isinstance(gold, list):
+        gold = gold[0]
+    gold = str(gold).rpartition("####")[2].strip()
+    if gold in ("", "None"):
+        raise LookupError("no answer")
+    name = row.get("unique_id", row.get("id", row.get("idx", number)))
+    return Item(bench, str(name), row.get("problem") or row["question"], gold)
 
 
 def question(item: Item) -> str:
@@ -51,19 +49,19 @@ def question(item: Item) -> str:
     return f"{item.question}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 
 
-@functools.lru_cache(maxsize=1 << 16)
-def right(answer: str, item: Item) -> bool:
-    """Whether an extracted answer is right; members often agree, so verdicts are remembered."""
-    return grade(answer, item.gold, item.relative, item.absolute)
-
-
-def judge(answers: list[tuple[Item, str]]) -> list[dict]:
-    """Verdicts for answers.jsonl: what was extracted, the gold answer, whether they are equal."""
-    verdicts = []
-    for item, text in answers:
-        answer = extract(text)
-        verdicts.append(dict(correct=right(answer, item), answer=answer, gold=item.gold))
-    return verdicts
+def self_test(sets: dict[str, list[Item]], grader: Grader) -> dict:
+    """Per set: n questions, and how many gold answers are right against themselves."""
+    result = {}
+    for name, items in sets.items():
+        result[name] = dict(n=len(items), right=0)
+        for item in items:
+            answer = item.gold if "\\boxed" in item.gold else f"The answer is $\\boxed{{{item.gold}}}$."
+            if grader.grade(answer, item.gold)["correct"]:
+                result[name]["right"] += 1
+            else:
+                print(f"{name} {item.id}: the gold answer {item.gold!r} is not right against itself",
+                      file=sys.stderr)
+    return result
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,21 +70,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--self-test", action="store_true", help="grade the gold answers; needs no model")
     args = parser.parse_args(argv)
     common.check(args)
-    sets = common.choose(args.bench, SETS) or present(args.data)
-    if args.self_test:
-        result = self_test(sets, args.data)
-        print(json.dumps(result))
-        return int(any(counts["right"] != counts["n"] for counts in result.values()))
-    items, hashes = [], {}
-    for name in sets:
-        part, hashes[name] = load(name, args.data)
-        items += part[:args.limit or None]
-    population = common.load(args)
-    prompt_format = answering.pick_prompt_format(args, population.base)
-    run, done = common.open_out(args, population, prompt_format, hashes, "eval-math")
-    rows = answering.answer_all(population, items, question, judge, args, run, done, prompt_format)
-    if WORKER.n_late:
-        print(f"note: {WORKER.n_late} answers took too long to compare and count as wrong", file=sys.stderr)
+    names = common.choose(args.bench, SETS) or fetch.present(SETS, args.data)
+    sets, hashes = {}, {}
+    for name in names:
+        sets[name], hashes[name] = fetch.load(name, args.data, item_of, args.limit)
+    with closing(Grader()) as grader:
+        if args.self_test:
+            result = self_test(sets, grader)
+            print(json.dumps(result))
+            return int(any(counts["right"] != counts["n"] for counts in result.values()))
+
+        def judge(answers: list[tuple[Item, str]]) -> list[dict]:
+            return [grader.grade(text, item.gold) | dict(gold=item.gold) for item, text in answers]
+
+        population = common.load(args)
+        prompt_format = answering.pick_prompt_format(args, population.base)
+        run, done = common.open_out(args, population, prompt_format, hashes, "eval-math")
+        items = [item for items in sets.values() for item in items]
+        rows = answering.answer_all(population, items, question, judge, args, run, done, prompt_format)
     common.conclude(args, run, rows, "eval-math")
     return 0
 

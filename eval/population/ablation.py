@@ -61,6 +61,8 @@ ARMS = {
     "niches": dict(flags=f"{POP} --niches"),
     "niches-add": dict(flags=f"{POP} --niches --evolve add"),
     "niches-layerwise": dict(flags=f"{POP} --niches --evolve layerwise"),
+    "pbt": dict(flags=f"{POP} --lr-spread 8 --lr-mutate 1.25"),
+    "static": dict(flags=f"{POP} --tasks micro"),
     "crossed": dict(flags="--single", cross="add"),
 }
 for name in ("mutation", "crossover", *OPERATORS):
@@ -224,7 +226,7 @@ def parser() -> argparse.ArgumentParser:
     add("--tokens-per-s", type=float, default=0.0, help="of --plan: what your machine generates")
     add("--from", dest="source", nargs="+", default=[], metavar="DIR", help="only the table of finished runs")
     add("--reference", default=FULL, help="the arm with which the others are compared")
-    add("--measure", default="area", choices=tuple(measures.MEASURES), help="whose contrasts are corrected")
+    add("--measure", default="area", choices=tuple(measures.MEASURES), help="contrasts of it are corrected")
     add("--effect", type=float, default=0.05, help="difference that counts as small")
     add("--goal", type=float, default=0.6, help="accuracy in all played types that counts as reached")
     add("--map", action="store_true", help="each directory of --from is a ground: one table, ground by arm")

@@ -14,7 +14,6 @@ chosen on one half of a column's tasks and compared on the other, and the other 
 import argparse
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import json
 from pathlib import Path
@@ -22,14 +21,14 @@ from pathlib import Path
 import numpy as np
 
 import selfplay
-from config import Config, resolve_config
+from config import config_of_run, resolve_config
 from eval import answering, common
-from eval.population.heldout import asking, judge_flags, judging, run_config, formatted
+from eval.population.heldout import asking, formatted, judge_flags, judging, run_config
 from eval.stats import paired_bootstrap, wilson
 from eval.summary import BASE, comparable, shares
 from evolve import Member
-from run.checkpoint import RunDir, archive_at, members_at, task_of
 from infra.distributed import Ranks
+from run.checkpoint import RunDir, archive_at, members_at, task_of
 from run.platform import open_sandbox
 from selfplay import Setup
 from tasks.archive import Archive
@@ -66,18 +65,18 @@ def generations(run: RunDir, wanted: int) -> list[int]:
 def propose(setup: Setup, archive: Archive, teachers: list[Member], n: int) -> list[Task]:
     """n valid new tasks, equally many of each teacher as far as they come in ROUNDS of proposals."""
     per_teacher = -(-n // len(teachers))
-    found = {t.name: [] for t in teachers}
+    written = {t.name: [] for t in teachers}
     for step in range(ANEW, ANEW + ROUNDS):
-        short = [t for t in teachers if len(found[t.name]) < per_teacher]
+        short = [t for t in teachers if len(written[t.name]) < per_teacher]
         if not short:
             break
         _, proposed = selfplay.propose(setup, archive, [(m, m) for m in short], step)
         selfplay.verify(setup, archive, proposed, step)
         for p in proposed:
-            if p.task and len(found[p.teacher.name]) < per_teacher:
-                found[p.teacher.name].append(p.task)
+            if p.task and len(written[p.teacher.name]) < per_teacher:
+                written[p.teacher.name].append(p.task)
                 archive.add(p.task, p.structure)
-    in_turn = [task for turn in itertools.zip_longest(*found.values()) for task in turn]
+    in_turn = [task for turn in itertools.zip_longest(*written.values()) for task in turn]
     return [task for task in in_turn if task][:n]
 
 
@@ -90,28 +89,14 @@ class Players:
         self.sandbox = sandbox
         alone = vars(args) | dict(base=common.base_name(args, []), run="", adapters=[])
         self.bare = formatted(args, common.load(argparse.Namespace(**alone)))
-        config = run.config()
-        known = {f.name: config[f.name] for f in dataclasses.fields(Config) if f.name in config}
-        cfg = Config(**known | dict(rollout_batch=args.max_rows))
+        cfg = dataclasses.replace(config_of_run(run.config(), run.path), rollout_batch=args.max_rows)
         self.cfg = resolve_config(cfg, self.bare.base.prompt_format)
         self.limits = Limits.of_run(self.cfg, self.bare.base.prompt_format, self.bare.base.tokenizer)
 
-    def adapters(self, step: int) -> dict[str, Path]:
-        """Member -> PEFT directory of a checkpoint."""
-        return common.peft_directories([self.run.path / f"step_{step}"])
-
     def at(self, step: int) -> common.Population:
         """A checkpoint's members, by name."""
-        return common.stack(self.bare.base, self.bare.base_hash, self.adapters(step))
-
-    def hashes(self, steps: list[int]) -> dict[str, str]:
-        """SHA-256 of every adapter of these checkpoints."""
-        out = {}
-        for step in steps:
-            for name, path in self.adapters(step).items():
-                weights = (path / "adapter_model.safetensors").read_bytes()
-                out[f"{step}/{name}"] = hashlib.sha256(weights).hexdigest()
-        return out
+        directories = common.peft_directories([self.run.path / f"step_{step}"])
+        return common.stack(self.bare.base, self.bare.base_hash, directories)
 
     def seated(self, step: int, role: str, slots: dict[str, int]) -> list[Member]:
         """A checkpoint's members of one role, in the slots where `at` put them."""
@@ -131,8 +116,8 @@ class Players:
             archive, whole = [archive_at(self.run, members_at(self.run, s)[1], setup.task_types,
                                          self.cfg.archive_cap) for s in (step, self.run.steps()[-1])]
             archive.keys |= whole.keys
-            found = propose(setup, archive, self.seated(step, "teacher", population.slots), n)
-            out.write_json(path.name, dict(asked=n, tasks=list(map(dataclasses.asdict, found))))
+            written = propose(setup, archive, self.seated(step, "teacher", population.slots), n)
+            out.write_json(path.name, dict(asked=n, tasks=list(map(dataclasses.asdict, written))))
         data = json.loads(path.read_text())
         if data["asked"] != n:
             raise ValueError(f"{path} holds tasks for --tasks {data['asked']}: use that, or another --out")
@@ -219,7 +204,8 @@ def main(argv: list[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         players = Players(args, run, stack.enter_context(open_sandbox(args.workers, args.weak_sandbox)))
         prompt_format = players.bare.base.prompt_format
-        everyone = dataclasses.replace(players.bare, hashes=players.hashes(steps))
+        hashes = {f"{step}/{name}": sha for step in steps for name, sha in players.at(step).hashes.items()}
+        everyone = dataclasses.replace(players.bare, hashes=hashes)
         out, done = common.open_out(args, everyone, f"task {prompt_format}", {}, "eval-crossplay")
         items = [item for step in steps for item in players.tasks(out, step, args.tasks)]
         if not items:

@@ -1,4 +1,4 @@
-"""Held-out tasks of the micro domain, by kind and size: what self-play leaves on programs nobody trained on.
+"""Held-out tasks of the micro domain, by kind and size: programs that nobody was trained on.
 
     python -m eval.population.heldout --run out/NAME                      # base and members; 1,500 tasks
     python -m eval.population.heldout --run out/NAME --samples 16         # and pass@k, at temperature 1
@@ -6,19 +6,15 @@
     python -m eval.population.heldout --base micro/base --bench code_o,logic --limit 60 --split validation
 
 Five families: output, input and program tasks (code_o, code_i, code_f) by statements, word problems (math) by
-events, puzzles (logic) by variables. The programs are those that micro/programs.py keeps out of the base's
-training text; one bit of a program's hash puts it into the validation or the test split, so that none is in
-both. Of the smallest size too few programs are reserved: these 300 tasks are of programs that the base may
-know; the table by size marks them, the sums over the other 1,200 leave them out. Questions, parsers and judge
-are those of self-play. Tasks are kept in items.jsonl, answers go to answers.jsonl as they come; the same
-command goes on where it stopped.
+events, puzzles (logic) by variables, of programs that micro/programs.py keeps out of the base's training
+text. A program's hash says whether it is of the validation or the test split. The smallest programs are too
+few to be reserved: the table by size marks them, the sums leave them out. Questions, parsers and verifier are
+those of self-play. The same command goes on where it stopped.
 
-A sixth family, code_o_long, has output tasks of 7 to 10 statements, more than any that the base was trained
-on. It is asked where --bench names it or --samples asks for several answers, and is no part of the sums
-called "all". Several answers tell pass@k, the chance that one of k answers is right. Training that only makes
-the base's good answers likelier raises pass@1; at large k the base, which may try as often, catches up (Yue
-et al. 2025, arXiv 2504.13837). Sixteen answers to all tasks take a while: --limit 60 asks 60 of each family,
-and a larger one goes on.
+A sixth family, code_o_long, has output tasks of 7 to 10 statements, longer than any in the base's training.
+It is asked where --bench names it or --samples asks for several answers, and is no part of "all". Several
+answers give pass@k, the chance that one of k answers is right: training that only makes the base's good
+answers likelier raises pass@1, and at large k the base catches up (Yue et al. 2025, arXiv 2504.13837).
 """
 import argparse
 import contextlib
@@ -31,16 +27,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from config import PRESETS, config_of_run
 from eval import answering, common
-from eval.stats import paired_bootstrap, wilson
-from eval.summary import (BASE, comparable, gain_table, member_table, pass_table, passes, roles, shares,
-                          with_means)
-from run.checkpoint import RunDir, task_of
-from run.platform import open_sandbox
+from eval.summary import BASE, comparable, gain_table, member_table, pass_table, passes, summarise, table
 from micro.evaluate import SIZES, draw_tasks
+from run.checkpoint import RunDir
+from run.platform import open_sandbox
 from tasks import TASK_TYPES, judge_answers
 from tasks.base import UNJUDGED, Task
 from tasks.prompts import PROMPT_FORMATS, Prompt, reasoning
@@ -77,7 +69,7 @@ def split_of(task: Task) -> str:
     return SPLITS[hashlib.blake2b(text.encode(), digest_size=1, person=b"split").digest()[0] % 2]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
     """Held-out tasks of a family in one split, the sizes in turn, no program twice in a size.
 
@@ -86,17 +78,17 @@ def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
     columns = []
     row, sizes = FAMILIES[family]
     for size in sizes:
-        found, known = [], set()
+        column, known = [], set()
         seed = 0
-        while len(found) < per_size:
+        while len(column) < per_size:
             task, = draw_tasks(row, size, 1, f"{SEED}/{seed}")
             seed += 1
             text = task.message or task.program
             if split_of(task) == split and text not in known:
                 known.add(text)
                 seen = size == SEEN_SIZES.get(family, 1)
-                found.append(Item(family, f"{size}/{len(found)}", size, seen, task))
-        columns.append(found)
+                column.append(Item(family, f"{size}/{len(column)}", size, seen, task))
+        columns.append(column)
     return tuple(item for turn in zip(*columns) for item in turn)
 
 
@@ -130,18 +122,12 @@ def kept_items(path: Path, families: list[str], split: str, limit: int) -> list[
     return items
 
 
-def read_items(path: Path) -> list[Item]:
-    """The tasks that `kept_items` wrote."""
-    rows = map(json.loads, path.read_bytes().splitlines()[1:])
-    return [Item(**row | dict(task=task_of(row["task"]))) for row in rows]
-
-
 def families_for(prompt_format: str) -> tuple[str, ...]:
     """Those of ROWS that a prompt format can ask: the word problems' template is the micro protocol's own."""
     return tuple(name for name in ROWS if prompt_format == "micro" or name != "math")
 
 
-def told(run: str, items: list[Item]) -> int:
+def n_proposed(run: str, items: list[Item]) -> int:
     """How many of the reserved programs the run's own teachers have proposed: students may have met them."""
     path = Path(run).expanduser() / "tasks.jsonl"
     if not run or not path.exists():
@@ -230,49 +216,17 @@ def cells_of(rows: list[dict]) -> dict[tuple[str, int], list[dict]]:
     return dict(sorted(cells.items(), key=lambda cell: (order.index(cell[0][0]), cell[0][1])))
 
 
-def by_size(rows: list[dict]) -> list[dict]:
-    """One dict per family and size: the base's and the solvers' mean share of right answers with Wilson
-    intervals, their paired difference with bootstrap interval, the least and the most of the solvers.
+def by_size(rows: list[dict], max_new: int) -> list[dict]:
+    """The last line of `summarise` (students' mean, or whoever stands for it) of every family and size.
 
-    Solvers are the students, or whoever there is.
+    * marks sizes of which the base may know the programs.
     """
     out = []
-    for (bench, size), some in cells_of(rows).items():
-        share = with_means(shares(some)[bench])
-        group, mean = list(share.items())[-1]
-        base = np.array(list(share[BASE].values()))
-        solved = np.array([mean[i] for i in share[BASE]])
-        line = dict(bench=bench, size=size, seen=some[0]["seen"], n=len(base), base=float(base.mean()),
-                    base_interval=wilson(float(base.sum()), len(base)))
-        if group != BASE:
-            members = {row["member"] for row in some} - {BASE}
-            names = roles([name for name in share if name in members]).get(group, [group])
-            each = [float(np.mean(list(share[name].values()))) for name in names]
-            interval = wilson(float(solved.sum()), len(solved))
-            line |= dict(solvers=float(solved.mean()), solvers_interval=interval, least=min(each),
-                         most=max(each), difference=float((solved - base).mean()),
-                         difference_interval=paired_bootstrap(solved - base))
-        out.append(line)
+    for (bench, size), cell in cells_of(rows).items():
+        seen = cell[0]["seen"]
+        line = summarise(cell, max_new)[-1]
+        out.append(line | dict(bench=f"{bench} {size}{'*' if seen else ''}", size=size, seen=seen))
     return out
-
-
-def size_table(lines: list[dict]) -> str:
-    """The table by size for the terminal; * marks sizes of which the base may know the programs."""
-    def span(pair: tuple[float, float]) -> str:
-        return f"{pair[0]:.2f} .. {pair[1]:.2f}"
-    width = max(7, *(len(line["bench"]) for line in lines))
-    out = [f"{'family':{width}} size     n   base  95% interval  solvers  95% interval  least  most  "
-           "difference  95% interval"]
-    for line in lines:
-        star = "*" if line["seen"] else " "
-        text = f"{line['bench']:{width}} {line['size']:3}{star} {line['n']:5}  {line['base']:5.2f}  "
-        text += span(line["base_interval"])
-        if "solvers" in line:
-            low, high = line["difference_interval"]
-            text += (f"  {line['solvers']:7.2f}  {span(line['solvers_interval'])}  {line['least']:5.2f}  "
-                     f"{line['most']:4.2f}  {line['difference']:+10.3f}  {low:+.3f} .. {high:+.3f}")
-        out.append(text)
-    return "\n".join(out)
 
 
 def counted(rows: list[dict]) -> list[dict]:
@@ -288,8 +242,8 @@ def counted(rows: list[dict]) -> list[dict]:
 def passes_by_size(rows: list[dict]) -> list[dict]:
     """The lines of `passes` of every family and size."""
     out = []
-    for (_, size), some in cells_of(rows).items():
-        out += [line | dict(size=size, seen=some[0]["seen"]) for line in passes(some)]
+    for (_, size), cell in cells_of(rows).items():
+        out += [line | dict(size=size, seen=cell[0]["seen"]) for line in passes(cell)]
     return out
 
 
@@ -332,14 +286,6 @@ def pass_tables(whole: list[dict], sizes: list[dict], samples: int) -> str:
     return "\n".join(out)
 
 
-def settle_temperature(args: argparse.Namespace) -> None:
-    """Where --temperature is not given: greedy for one answer to a task, 1 for several, and says so."""
-    if args.temperature is None:
-        args.temperature = 1.0 if args.samples > 1 else 0.0
-        if args.samples > 1:
-            print(f"temperature 1, as in training: {args.samples} answers to a task must differ")
-
-
 def command_line(argv: list[str] | None) -> argparse.Namespace:
     """The flags, checked as far as can be without the base. Raises ValueError for what the user can mend."""
     parser = common.parser_of("eval.population.heldout", __doc__, None,
@@ -351,7 +297,10 @@ def command_line(argv: list[str] | None) -> argparse.Namespace:
                         help="choose members on validation, claim on test")
     parser.set_defaults(max_rows=None)
     args = parser.parse_args(argv)
-    settle_temperature(args)
+    if args.temperature is None:
+        args.temperature = 1.0 if args.samples > 1 else 0.0
+        if args.samples > 1:
+            print(f"temperature 1, as in training: {args.samples} answers to a task must differ")
     common.check(args)
     run_config(args.run)
     return args
@@ -382,18 +331,18 @@ def main(argv: list[str] | None = None) -> int:
         rows = answering.answer_all(population, items, ask, judge, args, out, done, prompt_format)
     rows = comparable(rows)
     note_thinking(rows, items, prompt_format)
-    sizes = by_size(rows)
-    n_told = told(args.run, items)
+    sizes = by_size(rows, args.max_new)
+    n_met = n_proposed(args.run, items)
     several = {}
     if args.samples > 1:
         several = dict(pass_at_k=passes(counted(rows)), pass_at_k_sizes=passes_by_size(rows))
-    print(f"{size_table(sizes)}\n* programs that the base may know: not in the sums below\n")
+    print(f"{table(sizes)}\n* programs that the base may know: not in the sums below\n")
     common.conclude(args, out, rows, default, counted, split=args.split, limit=args.limit, sizes=sizes,
-                    proposed_by_the_run=n_told, **several)
+                    proposed_by_the_run=n_met, **several)
     if several:
         print(f"\n{pass_tables(*several.values(), args.samples)}")
-    if n_told:
-        print(f"note: {n_told} of the programs in these sums were also proposed by this run's own teachers",
+    if n_met:
+        print(f"note: {n_met} of the programs in these sums were also proposed by this run's own teachers",
               file=sys.stderr)
     return 0
 

@@ -103,7 +103,7 @@ def manipulation(pairs: list[tuple[dict, dict]], varied: str, effect: float) -> 
     tested: False where that hardly differed.
     """
     ones, others = zip(*pairs)
-    births = [births_that_can_help(some, effect) for some in (ones, others)]
+    births = [births_that_can_help(records, effect) for records in (ones, others)]
     pairings = pairings_that_differ(pairs)
     share = dict(matching=pairings[0] / max(1, pairings[1]),
                  evolution=max(better / max(1, n) for better, n in births))
@@ -147,18 +147,18 @@ def verdict(line: dict, effect: float) -> str:
 def collected(experiment: Experiment, arms: list[str], goal: float) -> tuple[dict, dict]:
     """(arm, seed) -> `measured`, and -> its records. Raises ValueError where a budget was missed by more than
     TOLERANCE."""
-    values, found, wrong = {}, {}, []
+    values, records, wrong = {}, {}, []
     for arm in arms:
         for seed in experiment.seeds:
-            if some := experiment.of(arm, seed):
+            if own := experiment.of(arm, seed):
                 due = experiment.due(arm, seed)
-                found[arm, seed], values[arm, seed] = some, measured(some, due, goal)
+                records[arm, seed], values[arm, seed] = own, measured(own, due, goal)
                 wrong += [f"{record['run']} spent {record['spent'][-1]:,} where {due:,.0f} are due"
-                          for record in some if not abs(record["spent"][-1] / due - 1) <= TOLERANCE]
+                          for record in own if not abs(record["spent"][-1] / due - 1) <= TOLERANCE]
     if wrong:
         raise ValueError(f"budgets are not matched, and such arms are not compared: {'; '.join(wrong)}. More "
                          "--steps make a step a smaller part of the budget; or leave these arms out (--arms)")
-    return values, found
+    return values, records
 
 
 def conclude(experiment: Experiment, arms: list[str], reference: str, measure: str, effect: float,
@@ -166,20 +166,20 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
     """Contrasts of `measure` between the reference and every other of the arms, corrected for each other, and
     all other measures described. Raises ValueError where a budget was missed."""
     arms, seeds = list(dict.fromkeys([reference, *arms])), experiment.seeds
-    values, found = collected(experiment, arms, goal)
+    values, records = collected(experiment, arms, goal)
     lines = []
     for arm in arms[1:]:
         line = contrast(values, seeds, reference, arm, measure)
         if line["seeds"]:
-            pairs = [(found[reference, seed][0], found[arm, seed][0]) for seed in line["seeds"]]
+            pairs = [(records[reference, seed][0], records[arm, seed][0]) for seed in line["seeds"]]
             varied = experiment.arms[reference].varies(experiment.arms[arm])
             lines.append(line | dict(check=manipulation(pairs, varied, effect)))
     for line, adjusted in zip(lines, holm([line["p"] for line in lines])):
         line["p_holm"] = adjusted
         line["verdict"] = verdict(line, effect)
     rows = {}                                                                           # arm -> its records
-    for (arm, _), some in found.items():
-        rows.setdefault(arm, []).extend(some)
+    for (arm, _), own in records.items():
+        rows.setdefault(arm, []).extend(own)
     names = dict.fromkeys(name for value in values.values() for name in value)
     means = {name: {arm: mean_of(values[key].get(name) for key in values if key[0] == arm) for arm in rows}
              for name in names}
@@ -187,19 +187,19 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
                 reference=reference, means=means, contrasts=lines,
                 described={name: [contrast(values, seeds, reference, line["other"], name) for line in lines]
                            for name in names if name != measure},
-                steps={arm: mean_of(len(record["spent"]) for record in some) for arm, some in rows.items()},
-                discovery={arm: discovery([student for record in some for student in record["students"]])
-                           for arm, some in rows.items()})
+                steps={arm: mean_of(len(record["spent"]) for record in own) for arm, own in rows.items()},
+                discovery={arm: discovery([student for record in own for student in record["students"]])
+                           for arm, own in rows.items()})
 
 
 def discovery(students: list[list]) -> dict:
     """Of many learners: how many, median updates and coefficient of variation of those that discover
     thinking, share that never does, share of the others that falls back."""
-    found = [first for first, _ in students if first is not None]
-    spread = statistics.stdev(found) / statistics.fmean(found) if len(found) > 1 else None
-    return dict(n=len(students), median=statistics.median(found) if found else None, variation=spread,
-                never=1 - len(found) / len(students) if students else None,
-                back=sum(fell for _, fell in students) / len(found) if found else None)
+    updates = [first for first, _ in students if first is not None]
+    spread = statistics.stdev(updates) / statistics.fmean(updates) if len(updates) > 1 else None
+    return dict(n=len(students), median=statistics.median(updates) if updates else None, variation=spread,
+                never=1 - len(updates) / len(students) if students else None,
+                back=sum(fell for _, fell in students) / len(updates) if updates else None)
 
 
 # ---- tables ------------------------------------------------------------------------------------------------
@@ -245,10 +245,10 @@ def table(result: dict, brief: bool = False) -> str:
         out.append(f"{name_of(line)} {estimate(line)}  {line['p_holm']:8.4f}  {len(line['seeds']):5}  "
                    f"{line['verdict']}")
     out += ["", f"{'discovery of thinking':21} learners  median updates  variation  never  falls back"]
-    for arm, found in result["discovery"].items():
-        cells = [number(found["median"], 1, 14), number(found["variation"], 2, 9),
-                 number(found["never"], 2, 5), number(found["back"], 2, 10)]
-        out.append(f"{arm:21} {found['n']:8}  {'  '.join(cells)}")
+    for arm, line in result["discovery"].items():
+        cells = [number(line["median"], 1, 14), number(line["variation"], 2, 9),
+                 number(line["never"], 2, 5), number(line["back"], 2, 10)]
+        out.append(f"{arm:21} {line['n']:8}  {'  '.join(cells)}")
     for measure, lines in ({} if brief else result["described"]).items():
         out += ["", f"{measure}: {MEASURES.get(measure, 'of this type alone')}; not corrected"]
         out += [f"{name_of(line)} {estimate(line)}" for line in lines]

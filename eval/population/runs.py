@@ -120,7 +120,7 @@ def met(done: list[int], target: float) -> bool:
 
 def heights(by_type: dict[str, dict[str, float]], students: list[str]) -> tuple[float, float]:
     """Type -> member -> accuracy: the students' mean, and the worst type of the one that is best in it."""
-    each = [[found[name] for found in by_type.values()] for name in students]
+    each = [[column[name] for column in by_type.values()] for name in students]
     return statistics.fmean(map(statistics.fmean, each)), max(map(min, each))
 
 
@@ -136,8 +136,8 @@ def discoveries(rows: list[dict]) -> list[list]:
             if share is not None:
                 shares.setdefault(name, []).append(share)
     out = []
-    for name, found in shares.items():
-        means = [statistics.fmean(found[i:i + WINDOW]) for i in range(len(found) - WINDOW + 1)]
+    for name, own in shares.items():
+        means = [statistics.fmean(own[i:i + WINDOW]) for i in range(len(own) - WINDOW + 1)]
         first = next((i for i, share in enumerate(means) if share > 0.5), None)
         fell = first is not None and min(means[first:]) <= 0.5
         if first is not None or name in rows[-1]["members"]:
@@ -192,7 +192,7 @@ def accuracy(rows: list[dict], families: tuple[str, ...]) -> dict[str, float]:
     for row in rows:
         if row["bench"] in families:
             right.setdefault(row["member"], []).append(row["correct"])
-    return {name: sum(found) / len(found) for name, found in right.items()}
+    return {name: sum(answers) / len(answers) for name, answers in right.items()}
 
 
 def passes(rows: list[dict], n: int) -> float:
@@ -236,7 +236,7 @@ def record_of(directory: Path, budget: str, types: list[str], samples: int, pare
     for path in parents or [directory]:
         metrics, before = logged(path), done[-1] if done else 0
         own = spent(metrics, budget)
-        probes += [[before + at, *found] for at, *found in probes_of(metrics, own, types)]
+        probes += [[before + at, *rest] for at, *rest in probes_of(metrics, own, types)]
         done += [before + at for at in own]
         learners += discoveries(metrics)
     validation, test = (answers_of(directory / f"heldout-{split}") for split in ("validation", "test"))
@@ -288,9 +288,9 @@ def opened(directories: list[str]) -> Experiment:
         try:
             plan = json.loads((path / "config.json").read_text())
             arms |= {arm: Arm(**given) for arm, given in plan.pop("arms").items()}
-            found = read(path / "runs.jsonl")
-            plan["commit"] = sorted({record["commit"] for record in found.values()})
-            plans = {run: plan | dict(base=record["base_hash"]) for run, record in found.items()}
+            here = read(path / "runs.jsonl")
+            plan["commit"] = sorted({record["commit"] for record in here.values()})
+            plans = {run: plan | dict(base=record["base_hash"]) for run, record in here.items()}
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as e:
             why = getattr(e, "strerror", None) or e
             raise ValueError(f"{path} is no --out of an ablation: {why}") from None
@@ -300,7 +300,7 @@ def opened(directories: list[str]) -> Experiment:
                 raise ValueError(f"{path}, {run}: not comparable with the others: {', '.join(changed)}")
             if run in every:
                 raise ValueError(f"{path}, {run}: a run of this arm and seed is there already")
-        every |= found
+        every |= here
     seeds = sorted(int(run.rpartition("-s")[2]) for run in every if run.startswith(f"{FULL}-s"))
     if not seeds:
         raise ValueError(f"no finished run of {FULL}, which sets the budget, in {', '.join(directories)}")

@@ -4,8 +4,8 @@ import json
 import pytest
 import torch
 
-from weights import load_base, save_peft, weights_hash
 from lora import Adapters
+from weights import files_hash, load_base, save_peft
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +41,7 @@ def members(bytes_base, tmp_path_factory):
         with torch.no_grad():
             for B in adapters.B.values():
                 B[p].normal_(0, 0.1, generator=gen)
-        save_peft(adapters, p, run / "step_3" / name, str(bytes_base), weights_hash(base.model))
+        save_peft(adapters, p, run / "step_3" / name, str(bytes_base), files_hash(base.path))
     (run / "step_3" / "state.json").write_text("{}")
     (run / "config.json").write_text(json.dumps(dict(base=str(bytes_base))))
     return run

@@ -1,18 +1,21 @@
 """eval.answering: rows end where their format says, calls of many batches give the same answers, kills lose little."""
 import dataclasses
 import json
+import shutil
 from collections import Counter
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from eval import answering, common
 from eval.code import __main__ as code
 from eval.code.problems import Problem
-from eval.math import __main__ as math
-from eval.math.grading import extract
+from infra.precision import DTYPES
+from lora import Adapters
 from run.checkpoint import RunDir
 from tasks.prompts import FORMATS
+from weights import files_hash, load_base, save_peft
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,9 @@ def test_rows_of_the_envelope_end_at_its_closing_text(population, tmp_path, monk
     assert sum(row["tokens"] < 60 for row in ended) > n / 2, "what is not written costs nothing"
 
 
-RUNS_ON = ("It is 3 + 4.</think> <answer>{}</answer>\nUser: What is 4 + 5?\nAssistant: <think>It is 9.</think> "
-           "<answer>{}</answer>\nThe answer is $\\boxed{{11}}$.")
-
-
-def test_the_first_answer_in_the_envelope_counts():
-    assert extract(RUNS_ON.format("7", "9")) == "7"
-    assert extract(RUNS_ON.format("\\boxed{7}? No, \\boxed{8}", "9")) == "8", "of one answer the last box"
-    assert extract(RUNS_ON.format("The answer is 7.", "9")) == "7"
+def test_the_first_program_in_the_envelope_counts():
     first, other = "def f(x):\n    return x", "def f(x):\n    y = x\n    return y + 1"
-    text = RUNS_ON.format(f"\n```python\n{first}\n```\n", f"\n```python\n{other}\n```\n")
+    text = f"</think> <answer>\n```python\n{first}\n```\n</answer>\nUser: Again.\n<answer>\n```python\n{other}\n```\n</answer>"
     for bench in ("mbpp+", "livecodebench5"):
         assert code.program(Problem(bench, "1", "Write f.", "f"), text, "envelope").strip() == first
 
@@ -133,13 +129,16 @@ def test_after_a_kill_the_remaining_calls_are_the_same(population, tmp_path, mon
 
 # ---------------------------------------------------------------- --against
 
-def test_the_other_answers_are_read_once(members, tmp_path, monkeypatch, capsys):
-    data = tmp_path / "data"
-    data.mkdir()
-    sums = [json.dumps(dict(id=i, problem=f"What is {i} + {i}?", answer=str(2 * i))) for i in range(3)]
-    (data / "aime24.jsonl").write_text("\n".join(sums))
-    common_flags = ["--run", str(members), "--data", str(data), "--device", "cpu", "--max-new-tokens", "4"]
-    assert math.main([*common_flags, "--out", str(tmp_path / "other")]) == 0
+def test_the_other_answers_are_read_once(population, members, tmp_path, monkeypatch, capsys):
+    """Between two directories of results: what is not comparable is said before hours of work."""
+    def evaluated(out, *more: str):
+        args = flags("--max-new-tokens", "4", "--out", str(tmp_path / out), *more)
+        run, done = common.open_out(args, population, "plain", {"sums": "a"}, "eval-math")
+        rows = answering.answer_all(population, ITEMS, lambda item: "What?", judge, args, run, done, "plain")
+        common.conclude(args, run, rows, "eval-math")
+        return json.loads((run.path / "summary.json").read_text())
+
+    evaluated("other")
     read, rows = [], RunDir.rows
 
     def counting(self, name, size):
@@ -147,12 +146,102 @@ def test_the_other_answers_are_read_once(members, tmp_path, monkeypatch, capsys)
         return rows(self, name, size)
 
     monkeypatch.setattr(RunDir, "rows", counting)
-    assert math.main([*common_flags, "--out", str(tmp_path / "mine"), "--against", str(tmp_path / "other")]) == 0
+    summary = evaluated("mine", "--against", str(tmp_path / "other"))
     assert read == ["other"], "nothing of our own was there to read"
-    summary = json.loads((tmp_path / "mine/summary.json").read_text())
-    assert [line["difference"] for line in summary["differences"]] == [0.0] * len(summary["results"])
+    assert [line["member"] for line in summary["differences"]] == [line["member"] for line in summary["results"]]
+    assert "minus theirs" in capsys.readouterr().out
     with pytest.raises(ValueError, match="those answers were made otherwise: max_new"):
-        math.main([*common_flags[:-1], "5", "--out", str(tmp_path / "more"), "--against", str(tmp_path / "other")])
-    assert not (tmp_path / "more/answers.jsonl").exists(), "said before hours of work"
+        evaluated("more", "--against", str(tmp_path / "other"), "--max-new-tokens", "5")
+    assert not (tmp_path / "more/answers.jsonl").exists()
     with pytest.raises(ValueError, match="no answers.jsonl there nor in its eval-math/"):
-        math.main([*common_flags, "--out", str(tmp_path / "more"), "--against", str(tmp_path)])
+        evaluated("more", "--against", str(tmp_path))
+
+
+# ---------------------------------------------------------------- the base and its adapters
+
+def parsed(*more: str):
+    return common.parser_of("eval.math", "", 8).parse_args([*more, "--device", "cpu"])
+
+
+@pytest.mark.parametrize("trained", ["float16", "bfloat16", "float32", "int8"])
+def test_a_run_at_any_precision_can_be_evaluated(bytes_base, tmp_path, monkeypatch, trained):
+    """Its base is known by its files: float16 was hashed after its cast, and met no cast that the command tried."""
+    base = load_base(str(bytes_base), base_dtype="int8") if trained == "int8" else load_base(str(bytes_base), DTYPES[trained])
+    run = tmp_path / "run"
+    save_peft(Adapters.on(base.model, 1, 4, 8), 0, run / "step_1" / "S0", str(bytes_base), files_hash(base.path))
+    (run / "step_1" / "state.json").write_text("{}")
+    base_dtype = "int8" if trained == "int8" else "same"
+    (run / "config.json").write_text(json.dumps(dict(base=str(bytes_base), base_dtype=base_dtype)))
+    loads = []
+    monkeypatch.setattr(common, "load_base", lambda *how: loads.append(how) or load_base(*how))
+    found = common.load(parsed("--run", str(run), "--dtype", "float32"))
+    assert list(found.slots) == ["S0", "base"] and loads == [(str(bytes_base), torch.float32, torch.device("cpu"), base_dtype)]
+    args = parsed("--run", str(run), "--out", str(tmp_path / "o"))
+    config = common.open_out(args, found, "plain", {}, "o")[0].config()
+    assert config["base_hash"] == files_hash(bytes_base) and ("torch.int8" in config["dtype"]) is (trained == "int8")
+    if trained == "float16":
+        half = common.load(parsed("--run", str(run), "--dtype", "bfloat16"))
+        with pytest.raises(ValueError, match="answers made otherwise: dtype"):
+            common.open_out(args, half, "plain", {}, "o")
+
+
+def test_the_hash_of_a_base_is_that_of_its_files(bytes_base, tmp_path):
+    shutil.copytree(bytes_base, tmp_path / "base")
+    assert files_hash(tmp_path / "base") == files_hash(bytes_base)
+    path = tmp_path / "base" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    assert files_hash(tmp_path / "base") != files_hash(bytes_base)
+
+
+def test_a_question_is_put_by_the_chat_template_if_any(bytes_base):
+    base = load_base(str(bytes_base))
+
+    def decode(prompt_format: str) -> str:
+        return base.tokenizer.decode(answering.put("Why?", prompt_format, base))
+
+    assert decode("plain") == "Question: Why?\nAnswer:" and decode("envelope").endswith("User: Why?\nAssistant: <think>")
+    template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}END{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    base.tokenizer.chat_template = template
+    assert decode("chat") == "<user>Why?END<assistant>"
+    assert answering.pick_prompt_format(parsed(), base) == "plain", "a base that carries its family's template"
+    base.tokenizer.chat_template = template.replace("END", "{{ eos_token }}")
+    assert answering.pick_prompt_format(parsed(), base) == "chat"
+
+
+def test_what_a_user_gets_wrong_is_named(members, bytes_base, tmp_path):
+    adapter, base = str(members / "step_3" / "S0"), load_base(str(bytes_base))
+    wider = Adapters.on(base.model, 1, 8, 8)
+    save_peft(wider, 0, tmp_path / "wide", str(bytes_base), files_hash(base.path))
+    save_peft(wider, 0, tmp_path / "foreign", "another/base", "0" * 64)
+    for words, complaint in (([], "give --base"), (["--run", str(tmp_path)], "no complete checkpoint"),
+                             (["--adapters", adapter, str(tmp_path / "wide")], "adapters of one shape share batches"),
+                             (["--adapters", str(tmp_path)], "was trained on another base|one shape"),
+                             (["--base", str(bytes_base), "--adapters", str(tmp_path / "foreign")], "was trained on another base"),
+                             (["--adapters", str(bytes_base)], "is no PEFT directory")):
+        with pytest.raises(ValueError, match=complaint):
+            common.load(parsed(*words))
+    with pytest.raises(ValueError, match="the same answer 3 times"):
+        common.check(parsed("--samples", "3"))
+    with pytest.raises(ValueError, match="did you mean olympiadbench"):
+        common.choose("aime24,olympiad", ("aime24", "olympiadbench"))
+    with pytest.raises(ValueError, match="no chat template"):
+        answering.pick_prompt_format(parsed("--prompt", "chat"), base)
+    with pytest.raises(ValueError, match="lower --max-new-tokens to at most 412"):
+        answering.fits({("b", "1"): [0] * 100}, 500, 512)
+
+
+def test_exit_codes(capsys):
+    for raised, exit_code in ((ValueError("mend"), 2), (OSError("disk"), 1), (KeyboardInterrupt(), 130)):
+        with pytest.raises(SystemExit) as end:
+            common.command("eval.math", lambda: (_ for _ in ()).throw(raised))
+        assert end.value.code == exit_code
+    assert "eval.math: mend" in capsys.readouterr().err
+
+
+def test_what_the_machine_lacks_is_no_wrong_answer():
+    def judge(answers):
+        raise kind
+
+    for kind in (OSError("no worker"), RuntimeError("no sandbox"), KeyboardInterrupt()):
+        with pytest.raises(type(kind)):
+            answering.judged(judge, [("item", "a"), ("item", "b")])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from eval import answering
-from eval.code import __main__ as code, suites
+from eval.code import __main__ as code
+from eval.code import suites
 from eval.code.problems import Problem, call_text, load, opened, restore, unpack
 from eval.code.programs import complete, extract
 from verifier import Sandbox
@@ -90,12 +90,9 @@ def test_whole_programs_are_the_last_fence():
 def test_what_is_kept_is_the_answers_own_text(statement):
     """ast.unparse raised on the first (too many digits) and, before Python 3.12, on the second."""
     head = "@wraps(\n    str)\n@other\ndef f(x):"
-    text = ("n = 'é'; import os; é = 2\nfrom functools import wraps\n"
-            f"other = \\\n    n\n{head}\n    {statement}\n")
+    text = f"unused = 2\nimport os\nfrom functools import wraps\nother = \\\n    str\n{head}\n    {statement}\n"
     kept = extract(text, "f")
-    assert kept.startswith("import os\nfrom functools import wraps\nn = 'é'\nother = \\\n    n\n" + head)
-    assert statement.partition("  #")[0] in kept and "é = 2" not in kept
-    assert extract(text.replace("\n", "\r\n"), "f") == kept
+    assert kept == text.partition("\n")[2].rstrip("\n") and extract(text.replace("\n", "\r\n"), "f") == kept
 
 
 HOSTILE = ["(" * 100_000, "```python\n" * 20_000, "def f(x):\n" * 10_000, "x = 1\n" * 17_000 + "(",
@@ -157,7 +154,7 @@ def write(path: Path, rows: list[dict]) -> Path:
 def data(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
-    for name, some in (("HumanEvalPlus.jsonl.gz", [HUMAN]), ("MbppPlus.jsonl", MBPP), ("test5.jsonl", LIVE)):
+    for name, some in (("HumanEvalPlus.jsonl.gz", [HUMAN]), ("MbppPlus.jsonl", MBPP), ("livecodebench5.jsonl", LIVE)):
         write(folder / name, some)
     return folder
 
@@ -176,21 +173,16 @@ def test_published_formats(data):
     assert restore("Mbpp/124", ["1", "2j"]) == [1.0, 2j]
     assert restore("Mbpp/580", [[1, [2, [3]]]]) == [(1, (2, (3,)))] and restore("Mbpp/999", [[1]]) == [[1]]
     assert call_text([(1,), float("inf"), {"a": [float("-inf")]}, set(), "it's inf"]) == \
-        '(1, ), 1e999, {\'a\': [-1e999]}, set(), "it\'s inf"'
+        '(1,), 1e999, {\'a\': [-1e999]}, set(), "it\'s inf"'
 
 
-@pytest.mark.parametrize("name, change, says", [
-    ("humaneval+", lambda p: p.write_bytes(p.read_bytes()[:60]), "damaged gzip"),
-    ("humaneval+", lambda p: p.unlink(), "holds no file of humaneval"),
-    ("humaneval+", lambda p: write(p, [dict(task_id="x")]), "no field prompt"),
-    ("humaneval+", lambda p: write(p, []), "is empty"),
-    ("humaneval+", lambda p: write(p, [dict(HUMAN, plus_input=[3])]), "row 1 .HumanEval/0."),
-    ("humaneval+", lambda p: p.write_text("[not json\n"), "not valid JSON"),
-    ("livecodebench5", lambda p: write(p, [dict(LIVE[0], private_test_cases="AAAA")]),
-     "row 1 .abc1_a.: cannot be unpacked")])
-def test_bad_files_are_named(data, name, change, says):
-    change(data / ("test5.jsonl" if name == "livecodebench5" else "HumanEvalPlus.jsonl.gz"))
-    with pytest.raises(ValueError, match=says):
+@pytest.mark.parametrize("name, row, says", [
+    ("humaneval+", dict(task_id="x"), "line 1: KeyError 'base_input'"), ("humaneval+", dict(HUMAN, plus_input=[3]), "line 1: TypeError"),
+    ("livecodebench5", dict(LIVE[0], private_test_cases="AAAA"), "line 1: ValueError cannot be unpacked")])
+def test_bad_files_are_named(data, name, row, says):
+    path = data / ("livecodebench5.jsonl" if name == "livecodebench5" else "HumanEvalPlus.jsonl.gz")
+    write(path, [row])
+    with pytest.raises(ValueError, match=f"{path.name}, {says}"):
         load(name, data)
 
 
@@ -201,7 +193,7 @@ class Deed:
 
 def test_private_tests_hold_no_classes(tmp_path):
     tests = [dict(input="1", output="2", testtype="stdin")]
-    assert unpack(packed(tests)) == unpack(json.dumps(tests)) == tests
+    assert unpack(packed(tests)) == unpack(json.dumps(tests)) == [dict(input="1", output="2")]
     for evil in Deed(), print, Path("/"), {1, 2}, object():
         with pytest.raises(ValueError, match="cannot be unpacked"):
             unpack(base64.b64encode(zlib.compress(pickle.dumps(evil))).decode())
@@ -244,9 +236,7 @@ def test_base_and_plus(wide, data):
 
 def test_special_oracles(wide, data):
     shared, vowel = load("mbpp+", data)[0]
-    assert verdict(wide, shared, "def similar_elements(a, b): return sorted(set(a) & set(b))[::-1]") == (True,
-                                                                                                         True,
-                                                                                                         "")
+    assert verdict(wide, shared, "def similar_elements(a, b): return sorted(set(a) & set(b))[::-1]") == (True, True, "")
     for program in (vowel.canonical, "def check_str(s): return s[0] in 'aeiou'",
                     "def check_str(s): return 'yes' if s[0] == 'a' else None"):
         assert verdict(wide, vowel, program) == (True, True, ""), program
@@ -318,9 +308,9 @@ def test_livecodebench(wide, data):
 def test_self_test(data, capsys):
     assert code.main(["--self-test", "--data", str(data)]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["humaneval+"] == dict(n=1, empty=0, n_tests=4, base=1, right=1, left_out={}, failing={})
+    assert result["humaneval+"] == dict(n=1, n_tests=4, base=1, right=1)
     assert result["mbpp+"]["right"] == 2
-    assert result["livecodebench5"] == dict(n=2, empty=0, n_tests=5)
+    assert result["livecodebench5"] == dict(n=2, n_tests=5)
     wrong = dict(HUMAN, canonical_solution="    return x + y if x < 3 else 1 // 0\n")
     write(data / "HumanEvalPlus.jsonl.gz", [wrong])
     assert code.main(["--self-test", "--data", str(data), "--bench", "humaneval+"]) == 1
@@ -371,24 +361,12 @@ def test_an_answer_that_breaks_the_judge_counts_as_wrong_once(data, tiny, tmp_pa
     assert "grader errors" in capsys.readouterr().out
 
 
-def test_what_the_machine_lacks_is_no_wrong_answer():
-    def judge(answers):
-        raise kind
-
-    for kind in (OSError("no worker"), RuntimeError("no sandbox"), KeyboardInterrupt()):
-        with pytest.raises(type(kind)):
-            answering.judged(judge, [("item", "a"), ("item", "b")])
-
-
 def test_wrong_words(data, tmp_path):
     with pytest.raises(ValueError, match="did you mean humaneval"):
         code.main(["--self-test", "--data", str(data), "--bench", "humanevalplus"])
-    with pytest.raises(ValueError, match="no such directory"):
-        code.main(["--self-test", "--data", str(tmp_path / "nowhere")])
-    (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="eval.fetch"):
         code.main(["--self-test", "--data", str(tmp_path / "empty")])
-    with pytest.raises(ValueError, match="holds no file of livecodebench1"):
+    with pytest.raises(ValueError, match="livecodebench1.jsonl is not in"):
         code.main(["--self-test", "--data", str(data), "--bench", "livecodebench"])
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from eval import stats, summary
 from eval.population import heldout
-from weights import save_peft, weights_hash
 from micro import data, programs
 from tasks import TASK_TYPES
 from tasks.base import Task
 from tasks.prompts import render
 from tasks.validation import Limits
+from weights import files_hash, save_peft
 
 CPU = ["--device", "cpu", "--workers", "1"]
 BY_HAND = {                                        # (answers, right ones, k): 1 - C(n-c, k) / C(n, k)
@@ -200,7 +200,7 @@ def two_members(base, micro_base, population, tmp_path):
     """Flags that name two adapters, T0 and S0, which differ from the base a little."""
     adapters = population(base, 2, b_std=0.01)
     for slot, name in enumerate(("T0", "S0")):
-        save_peft(adapters, slot, tmp_path / "members" / name, str(micro_base), weights_hash(base.model))
+        save_peft(adapters, slot, tmp_path / "members" / name, str(micro_base), files_hash(base.path))
     return ["--adapters", str(tmp_path / "members"), *CPU]
 
 
@@ -265,3 +265,10 @@ def test_which_families_are_asked_without_bench(two_members, tmp_path):
         out = tmp_path / n_samples
         assert heldout.main([*two_members, "--limit", "2", "--samples", n_samples, "--out", str(out)]) == 0
         assert list(dict.fromkeys(row["bench"] for row in lines_of(out / "items.jsonl")[1:])) == families
+
+
+def test_wilson_interval():
+    """Newcombe 1998, table I: 81/263 and 15/148; and the ends."""
+    for right, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)):
+        assert stats.wilson(right, n) == pytest.approx((low, high), abs=1e-4)
+    assert stats.wilson(0, 0) == (0, 1) and stats.wilson(20, 20)[1] == 1

@@ -122,6 +122,27 @@ def test_killed_then_resumed_equals_never_stopped(words, whole, tmp_path, capsys
     assert not capsys.readouterr().err
 
 
+def test_niches_and_rates_resume(words, tmp_path):
+    """With niches, a decaying rate, rates of members' own and tasks of no teacher: as if never stopped."""
+    flags = dict(task_types="code_o,code_i", niches=True, lr_decay="1,3,0.2", lr_spread=8, lr_mutate=1.25, grace=0,
+                 pop=8, evolve="add", tasks="micro", n_prompts=1, samples_per_task=2, probe_every=0)
+
+    def run(name: str, **more) -> Path:
+        given = words(tmp_path, name=name, **{k: v for k, v in flags.items() if k != "niches"}, **more)
+        return train.main(config.parse_args(None, [*given, "--niches"])).path
+
+    whole = run("whole")
+    run("parts", steps=2)
+    parts = run("parts", resume="auto")
+    assert metrics(whole) == metrics(parts)
+    assert all((whole / name).read_bytes() == (parts / name).read_bytes() for name in LOGS[1:])
+    mine, theirs = (contents(path / f"step_{STEPS}") for path in (whole, parts))
+    states = [json.loads(files.pop("state.json"))["members"] for files in (mine, theirs)]
+    assert mine == theirs and states[0] == states[1]
+    born = [m for m in states[0] if m["parents"]]
+    assert born and all(len(m["niche"]) == 2 and m["lr_scale"] != 1 for m in born)
+
+
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, id="SIGTERM"),
                                     pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.slow)])
 def test_a_signal_saves_and_leaves(words, whole, tmp_path, number):
