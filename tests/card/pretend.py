@@ -263,6 +263,9 @@ def dispatch(func, args: tuple, kwargs: dict):
         return func(*args, **kwargs)
     if func in (aten.lift_fresh.default, aten.lift.default):
         return args[0]
+    if is_composite(func):                              # as which they come in inference mode
+        with Ops():
+            return func.decompose(*args, **kwargs)
     if func in (aten._to_copy.default, aten.copy_.default):
         out = copied(func, args, kwargs)
         if out is not None:
@@ -300,6 +303,12 @@ def copied(func, args: tuple, kwargs: dict):
         CARD.wait("copy to the CPU")
     bare(target).copy_(bare(source))
     return target
+
+
+@cache
+def is_composite(func) -> bool:
+    """Whether an op is made of others: item() is _local_scalar_dense, to() may copy, ..."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 @cache

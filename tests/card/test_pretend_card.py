@@ -9,14 +9,13 @@ from pretend import inserted
 import rl
 import train
 from rl import Adam
-from bench.correct import drawn
-from bench.workload import batch_of, fixed_rollout, population
+from bench.workload import batch_of, drawn, fixed_rollout, population
 from config import Config
 from conftest import make_tiny
 from infra.gpu import CUDAGraphRunner
 from weights import load_base
 
-RUN = dict(pop=4, name="run", n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=32, rollout_batch=16,
+RUN = dict(pop=4, name="run", n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=20, rollout_batch=16,
            tokens_per_microbatch=256, evolve_every=1, grace=0, probe_every=2, n_anchors=2, n_heldout=1, save_every=1, workers=1)
 
 
@@ -133,10 +132,11 @@ def test_devices_do_not_mix(monkeypatch, name):
             WRONG[name](x)
 
 
+@pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("name", WAITING)
-def test_what_waits_is_noticed(monkeypatch, name):
+def test_what_waits_is_noticed(monkeypatch, name, inference):
     """Counted anywhere, refused where nothing may wait, and in a capture."""
-    with inserted(monkeypatch, (9, 0)) as card:
+    with inserted(monkeypatch, (9, 0)) as card, torch.inference_mode(inference):
         x = torch.ones(3, device="cuda")
         WAITING[name](x)
         assert sum(card.waits.values()) == 1
