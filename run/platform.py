@@ -83,9 +83,10 @@ def check_system(weak: bool) -> None:
 
 
 def open_sandbox(workers: int, weak: bool, **options) -> Sandbox:
-    """The judge, with Sandbox's options. Raises ValueError where this machine cannot hold model code in."""
+    """The judge, with Sandbox's options; 0 workers = half the cores. Raises ValueError where this machine
+    cannot hold model code in."""
     try:
-        return Sandbox(workers, weak=weak, **options)
+        return Sandbox(workers or max(1, (os.cpu_count() or 2) // 2), weak=weak, **options)
     except RuntimeError as e:
         raise ValueError(with_flag(str(e))) from None
 

@@ -15,20 +15,20 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = (("sandbox", "report", "micro.programs"),
           ("verifier",),
           ("tasks", "rewards", "trueskill_lite", "operators"),
-          ("config", "flex"),
-          ("infra.precision", "infra.gpu"),
+          ("config",),
+          ("infra",),
           ("attention", "model", "lora"),
           ("weights",),
-          ("generate", "evolve", "adam"),
-          ("infra.distributed", "pack"),
+          ("generate", "evolve"),
+          ("pack",),
           ("rl",),
           ("selfplay",),
           ("run",),
           ("train", "nano", "micro"),
           ("bench", "eval", "course", "run.replay"))
-ROOT_FILES = 18
+ROOT_FILES = 16
 # Lines that house.md gives a file or a folder, and by how much they may be exceeded.
-BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 290, "selfplay.py": 390, "rewards.py": 70, "rl.py": 310, "adam.py": 70, "pack.py": 100, "flex.py": 80,
+BUDGETS = {"nano.py": 400, "train.py": 260, "config.py": 290, "selfplay.py": 390, "rewards.py": 70, "rl.py": 420, "pack.py": 110,
            "generate.py": 310, "lora.py": 270, "attention.py": 260, "model.py": 330, "evolve.py": 260, "operators.py": 280, "trueskill_lite.py": 140,
            "verifier.py": 250, "weights.py": 315}
 MARGIN = 1.3

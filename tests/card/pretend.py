@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import generate
+import lora
 import rl
 import weights
 from varlen import varlen_reference
@@ -576,7 +577,8 @@ def inserted(monkeypatch, capability: tuple[int, int], half: bool = False):
         patch.setattr(torch.Tensor, "pin_memory", lambda x, device=None: CARD.pin(x))
         CARD.guard(patch, "a step of decoding", generate.DecodeBatch, "step")
         if not half:
-            CARD.guard(patch, "a micro-batch", rl, "learn")
+            CARD.guard(patch, "a micro-batch", rl, "backward")
+            CARD.guard(patch, "adding gradients", lora.AdapterWeights, "add_gradients")
         patch.setattr(F, "scaled_dot_product_attention", functools.partial(attention, F.scaled_dot_product_attention))
         opener = weights.safe_open
         patch.setattr(weights, "safe_open", lambda file, **kwargs: Shards(opener, file, **kwargs))

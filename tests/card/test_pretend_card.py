@@ -8,7 +8,7 @@ from pretend import inserted
 
 import rl
 import train
-from adam import Adam
+from rl import Adam
 from bench.workload import batch_of, drawn, fixed_rollout, population
 from config import Config
 from conftest import make_tiny
@@ -23,6 +23,7 @@ RUN = dict(pop=4, name="run", n_prompts=1, proposals_per_prompt=4, samples_per_t
 def recorder_is_new(monkeypatch):
     monkeypatch.setattr(CUDAGraphRunner, "can_record", True, raising=False)
     monkeypatch.setattr(CUDAGraphRunner, "stream", None, raising=False)
+    monkeypatch.setattr(CUDAGraphRunner, "pool", None)
 
 
 def rows_of(path, name: str) -> list[dict]:
@@ -44,7 +45,7 @@ def test_a_run_with_evolution_probes_and_resume(capability, tmp_path, monkeypatc
     assert {path.name for path in (tmp_path / "run").glob("step_*")} >= {"step_3"}
     pages = capability >= (8, 0)
     assert (card.attention["pages"] > 0) == pages and card.attention["efficient"] > 0
-    assert card.n_replayed > 2 * card.n_recorded > 0
+    assert card.n_replayed > 2 * card.n_recorded > 0 if pages else not card.n_recorded
     assert not card.attention["math"], "SDPA took its slow way"
     assert "could be recorded" not in capfd.readouterr().err
 
