@@ -37,7 +37,7 @@ from evolve import ROLES, Member, members_of
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
 from infra.distributed import Ranks, leave
 from run.metrics import header, line, measures, summary
-from run.monitors import EXIT_HALTED, Halted, Monitors, check_monitors
+from run.monitors import EXIT_HALTED, Halted, Monitors, halting
 from run.platform import Interrupted, Signals, Stopwatch, check_system, defaults, environment, open_sandbox
 from run.probes import probe
 from run.startup import choose_dtype, hash_base, open_run, populate, prepare, show_plan
@@ -59,7 +59,7 @@ def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[Proposa
                 verdicts += p.attempts.get(student.name, [])
         solve_rate = selfplay.solve_rate(verdicts)
         expected = system.p_win(student.rating, teacher.rating)
-        winner = evolve.outcome(solve_rate, expected, cfg.outcome_band, cfg.outcome)
+        winner = evolve.outcome(solve_rate, expected, rule=cfg.outcome)
         first, second = (teacher, student) if winner == "teacher" else (student, teacher)
         first.rating, second.rating = system.rate(first.rating, second.rating, draw=winner == "draw")
         teacher.matches += 1
@@ -93,7 +93,7 @@ def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list
             ratio = setup.ranks.broadcast(lambda: evolve.apply_operator(setup.adapters, birth, gen))
             setup.ranks.broadcast_member(setup.adapters, birth.victim.slot)
             adam.reset(birth.victim.slot)
-            rating = child_rating(system, [parent.rating for parent in birth.parents], cfg.child_rating)
+            rating = child_rating(system, [parent.rating for parent in birth.parents])
             rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number, i, 1)
             child = evolve.newborn(birth, rating, step, cfg.lr_mutate, rng)
             rows.append(evolve.genealogy(birth, child, ratio))
@@ -180,7 +180,7 @@ def record(setup: Setup, state: State, proposed: list[ProposalRecord], update: d
     row = dict(step=state.step, **measures(setup, state, proposed, update, batch, adv, matches), **probes)
     row["sandbox_failures"] += row.pop("probe_failures", 0)
     if not state.anchors:                       # without held-out tasks, the run's first ones become anchors
-        state.anchors = [p.task for p in proposed if p.task][:setup.cfg.n_anchors]
+        state.anchors = [p.task for p in proposed if p.task][:setup.cfg.n_heldout]
     return row
 
 
@@ -211,12 +211,10 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
     """A whole run, of cfg.steps or until enough(line of metrics.jsonl). Raises ValueError for what the user
     can mend, Interrupted after saving on a signal."""
     check_system(cfg.weak_sandbox)
-    check_monitors(cfg)
+    halting(cfg.halt_on)
     ranks = Ranks.join(cfg.device)
     cfg = choose_dtype(cfg, ranks)
     cfg, base = ranks.together(lambda: prepare(cfg, ranks))
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
     run, resuming = open_run(cfg, ranks)
     if resuming:
         before = dataclasses.asdict(config_of_run(run.config(), run.path))
@@ -226,7 +224,7 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
     with contextlib.ExitStack() as stack:
         def start_sandbox() -> Sandbox | None:
             """Process 0 alone has one."""
-            return open_sandbox(cfg.workers, cfg.weak_sandbox, cpu_s=cfg.cpu_s) if run.writes else None
+            return open_sandbox(0, cfg.weak_sandbox) if run.writes else None
 
         sandbox = ranks.together(start_sandbox)
         if sandbox:

@@ -7,6 +7,7 @@ import selfplay
 from evolve import ROLES, Member, members_of, learning_rates
 from run.checkpoint import State
 from operators import adapter_cosines
+from rewards import NOISE_MARGIN
 from rl import Batch
 from selfplay import ProposalRecord, Setup, mean, solve_rate
 from tasks.base import UNJUDGED, VIOLATION
@@ -84,7 +85,7 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
     baseline = {kind: archive.modal_output(kind)[1] for kind in setup.task_types}
     solved = [p for p in proposed if p.solve_rate is not None]
     tried_by, tried = escape_attempts(proposed, setup.base.prompt_format)
-    lucky = {kind: share + setup.cfg.noise_margin for kind, share in baseline.items()}
+    lucky = {kind: share + NOISE_MARGIN for kind, share in baseline.items()}
     lengths = reasoning_lengths(proposed, setup.base.prompt_format)
     of_students = []
     for student in members_of(state.members, "student"):

@@ -84,7 +84,7 @@ def anchor_items(types: list[str]) -> list[Item]:
 
 
 def write_anchors(path: Path, items: list[Item]) -> None:
-    """The anchors as a file for train.py --anchors."""
+    """The anchors as a file for train.py --heldout."""
     rows = [dict(kind=i.task.kind, program=i.task.program, inputs=list(i.task.inputs)) for i in items]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -15,7 +15,7 @@ from infra.gpu import CUDAGraphRunner
 from weights import load_base
 
 RUN = dict(pop=4, name="run", n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=20, rollout_batch=16,
-           tokens_per_microbatch=256, evolve_every=1, grace=0, probe_every=2, n_anchors=1, n_heldout=1, save_every=1, workers=1)
+           tokens_per_microbatch=256, evolve_every=1, grace=0, probe_every=2, n_heldout=1, save_every=1)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def rows_of(path, name: str) -> list[dict]:
 @pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
 def test_a_run_with_evolution_probes_and_resume(capability, tmp_path, monkeypatch, micro_base, capfd):
     """Three steps, the last after a restart: float16, a dense cache and no graphs on an old card; pages and graphs on a new one."""
-    few = {} if capability >= (8, 0) else dict(probe_every=0, n_anchors=0, n_heldout=0)       # every op of a step is a call of Python
+    few = {} if capability >= (8, 0) else dict(probe_every=0, n_heldout=0)       # every op of a step is a call of Python
     cfg = Config(**RUN | few, base=str(micro_base), steps=2, device="cuda", out=str(tmp_path))
     with inserted(monkeypatch, capability) as card:
         train.main(cfg)
@@ -52,7 +52,7 @@ def test_a_run_with_evolution_probes_and_resume(capability, tmp_path, monkeypatc
 
 def test_the_tasks_are_those_of_the_cpu(tmp_path, monkeypatch, micro_base):
     """In float32, where both compute the same to the sixth digit."""
-    cfg = Config(**RUN | dict(probe_every=0, n_anchors=0, n_heldout=0), base=str(micro_base), steps=1, dtype="float32")
+    cfg = Config(**RUN | dict(probe_every=0, n_heldout=0), base=str(micro_base), steps=1, dtype="float32")
     train.main(dataclasses.replace(cfg, device="cpu", out=str(tmp_path / "cpu")))
     with inserted(monkeypatch, (8, 9)):
         train.main(dataclasses.replace(cfg, device="cuda", out=str(tmp_path / "card")))

@@ -24,8 +24,8 @@ def grown(micro_base, tmp_path_factory):
     """A finished run that keeps every checkpoint: four members, three steps, a birth in each role a step."""
     out = str(tmp_path_factory.mktemp("out"))
     cfg = train.Config(base=str(micro_base), out=out, name="grown", steps=3, pop=4, n_prompts=1,
-                       proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_anchors=4,
-                       n_heldout=2, evolve_every=1, grace=0, probe_every=1, workers=1, save_every=1, keep=9)
+                       proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=4,
+                       evolve_every=1, grace=0, probe_every=1, save_every=1, keep=9)
     return train.main(cfg).path
 
 
@@ -192,11 +192,11 @@ def test_theorems_are_asked_and_judged_over_the_run_s_own_theory(grown, sandbox,
     run = tmp_path / "run"
     shutil.copytree(grown, run)
     config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | dict(theory="/its/own.mm", max_output=17)))
+    (run / "config.json").write_text(json.dumps(config | dict(theory="/its/own.mm")))
     args = common.parser_of("eval", "", None).parse_args(["--run", str(run), "--device", "cpu"])
     args.prompt_format, args.max_rows = "", None
     players = crossplay.Players(args, RunDir(run, writes=False), sandbox)
-    assert (players.limits.theory, players.limits.output_chars, players.limits.compact) == ("/its/own.mm", 17, True)
+    assert (players.limits.theory, players.limits.compact) == ("/its/own.mm", True)
 
 
 # ---- runs of an ablation -----------------------------------------------------------------------------------

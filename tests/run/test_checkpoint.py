@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import config
 import train
-from run import replay, startup
+from run import probes, replay, startup
 from run.checkpoint import FROZEN, RunDir, differing, members_at, restore
 from run.metrics import line
 from run.platform import Interrupted, Signals
@@ -26,7 +26,7 @@ from lora import Adapters
 
 ROOT = Path(train.__file__).parent
 STEPS = 3
-# some of all that a checkpoint must carry over: three types, evolution, probes, references, a capped archive
+# some of all that a checkpoint must carry over: three types, evolution, probes, references
 FLAGS = dict(
     pop=4,
     task_types="code_o,code_i,code_f",
@@ -34,15 +34,12 @@ FLAGS = dict(
     proposals_per_prompt=3,
     samples_per_task=2,
     max_new_tokens=48,
-    n_anchors=2,
     n_heldout=2,
     n_few_shot=2,
     evolve_every=1,
     probe_every=1,
     save_every=1,
     keep=9,
-    archive_cap=5,
-    workers=1,
     matching="uniform",
     seed=3,
 )
@@ -205,13 +202,22 @@ def test_a_signal_waits_for_what_must_not_be_torn():
 # -- some of many play ---------------------------------------------------------------------------------------
 
 # of three teachers one plays in a step, of three members of a role one is probed
-FEW = dict(pop=6, matches=1, probe_members=1, replace_frac=0.5, grace=0)
+FEW = dict(pop=6, matches=1, replace_frac=0.5, grace=0)
 
 
 @pytest.fixture(scope="module")
-def few(words, tmp_path_factory) -> Path:
-    """A run in which most members do not play, never stopped."""
-    return train.main(config.parse_args(None, words(tmp_path_factory.mktemp("few"), **FEW))).path
+def few(words, tmp_path_factory):
+    """A run in which most members do not play and one of a role is probed, never stopped; tests of it probe as many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probes, "N_PROBED", 1)
+        return train.main(config.parse_args(None, words(tmp_path_factory.mktemp("few"), **FEW))).path
+
+
+@pytest.fixture(autouse=True)
+def probed_as_few(request, monkeypatch):
+    """A test that compares with `few` probes as many."""
+    if "few" in request.fixturenames:
+        monkeypatch.setattr(probes, "N_PROBED", 1)
 
 
 def new_files(path: Path, step: int) -> set[str]:
@@ -271,6 +277,8 @@ def test_killed_within_a_checkpoint(words, few, tmp_path):
     """Some files are linked, others not yet: the one before counts, whose files are whole."""
     kill = (
         "import os, signal\n"
+        "from run import probes\n"
+        "probes.N_PROBED = 1\n"
         "link, n = os.link, []\n"
         "def linked_and_killed(*names):\n"
         "    link(*names)\n"
