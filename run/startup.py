@@ -7,12 +7,7 @@ from pathlib import Path
 
 import torch
 
-<<<<<<< HEAD
-from config import Config, resolve_config
-=======
-from adam import Adam
 from config import Config, config_of_run, resolve_config
->>>>>>> main
 from evolve import ROLES, learning_rates
 from infra.distributed import Ranks, digest
 from infra.precision import DTYPES, pick_dtype

@@ -19,7 +19,7 @@ import rl
 import selfplay
 from rl import Adam
 from config import PRESETS, Config
-from generate import Rollout, generate
+from generate import Rollout, SamplingParams, generate
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from tasks.prompts import Prompt
