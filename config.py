@@ -196,8 +196,10 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
-def parse_args(description: str | None, argv: list[str] | None = None) -> Config:
-    """Command line to Config. Exits with code 2 and a suggestion for an unknown flag or value."""
+def parse_args(description: str | None, argv: list[str] | None = None, saved=None) -> Config:
+    """Command line to Config. Exits with code 2 and a suggestion for an unknown flag or value. saved: called
+    with the Config where --resume was given; the flags that it returns hold where the command line says
+    nothing."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                      usage="train.py [--flag value ...]   (--help lists every switch)",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -211,14 +213,15 @@ def parse_args(description: str | None, argv: list[str] | None = None) -> Config
         if kind is bool:
             how = dict(action="store_true")
         text = f.metadata["help"] + (f" ({default_of(f)})" if default_of(f) else "")
-        group.add_argument(spelled(f.name), default=f.default, help=text.replace("%", "%%"), **how)
+        group.add_argument(spelled(f.name), default=argparse.SUPPRESS, help=text.replace("%", "%%"), **how)
     args, unknown = parser.parse_known_args(argv)
     for word in unknown:
         parser.error(f"unknown argument {word}: {advice(word.split('=')[0])}")
     for name, value in vars(args).items():
         if value == []:                         # what argparse makes of --steps=--
             parser.error(f"argument {spelled(name)}: give a value")
-    return Config(**vars(args))
+    cfg = Config(**vars(args))
+    return Config(**saved(cfg) | vars(args)) if saved and cfg.resume else cfg
 
 
 def advice(word: str) -> str:

@@ -7,7 +7,8 @@ which "mixed" draws from, or in BY_NAME makes it a value of --evolve.
 Shapes: R rank, K = R x parents, n modules of one shape (stacked: the small eigenproblems run as one batch).
 """
 import re
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F

@@ -8,7 +8,6 @@ attempts (0.26 at 8): n is a difficulty knob, keep it fixed across the arms of a
 """
 from dataclasses import dataclass, field
 
-
 NOISE_MARGIN = 0.1                      # noise-proof: by how much the solve rate must beat guessing
 
 

@@ -17,7 +17,6 @@ import evolve
 from evolve import ROLES, Member, members_of, plays
 from generate import Rollout, SamplingParams, generate
 from infra.distributed import Ranks
-from weights import closing_table
 from lora import Adapters
 from model import Base
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
@@ -31,6 +30,7 @@ from tasks.prompts import FORMATS, Prompt, render, show
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
 from verifier import Job, Sandbox, Verdict
+from weights import closing_table
 
 # Phases: the third number of a random key, (seed, step, phase, member, index). The update draws nothing.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE, INIT = range(8)
@@ -224,11 +224,11 @@ def match(s: Setup, members: list[Member], step: int) -> list[tuple[Member, Memb
 def prompt_teacher(s: Setup, archive: Archive, kind: str, rng: random.Random) -> tuple[Prompt, list[Task]]:
     """A prompt for a teacher, and the references in it: as many of those drawn as fit the base's context."""
     few_shot = archive.references(kind, max(1, s.cfg.n_few_shot), rng)
-    prompt = TASK_TYPES[kind].propose(s.base.prompt_format, few_shot, rng, s.limits)
-    while len(few_shot) > 1 and not fits(s, prompt):
-        few_shot = few_shot[:-1]
+    while True:
         prompt = TASK_TYPES[kind].propose(s.base.prompt_format, few_shot, rng, s.limits)
-    return prompt, few_shot
+        if len(few_shot) <= 1 or fits(s, prompt):
+            return prompt, few_shot
+        few_shot = few_shot[:-1]
 
 
 def deal(s: Setup, teachers: list[Member], step: int) -> list[ProposalRecord]:

@@ -4,7 +4,7 @@
     python train.py --single                                        # AZR: one adapter in both roles
     python train.py --base Qwen/Qwen2.5-Coder-7B --pop 8 --device cuda      # the paper's setting
     torchrun --standalone --nproc_per_node=2 train.py --name two    # rows dealt out to two processes
-    python train.py --name two --resume auto                        # go on where it was cut off
+    python train.py --resume out/two                                # go on where it was cut off
     python train.py --base Qwen/Qwen2.5-Coder-7B --plan             # would it fit? memory by use
     python train.py --show 3                                        # print three tasks a step with attempts
     python -m run.replay out/two 75 T2:S1                         # one match again, in full
@@ -36,11 +36,12 @@ from config import FREE, Config, config_of_run, parse_args
 from evolve import ROLES, Member, members_of
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
 from infra.distributed import Ranks, leave
+from operators import CROSSOVERS
 from run.metrics import header, line, measures, summary
 from run.monitors import EXIT_HALTED, Halted, Monitors, halting
 from run.platform import Interrupted, Signals, Stopwatch, check_system, defaults, environment, open_sandbox
 from run.probes import probe
-from run.startup import choose_dtype, hash_base, open_run, populate, prepare, show_plan
+from run.startup import choose_dtype, flags_of_run, hash_base, open_run, populate, prepare, show_plan
 from run.task_log import task_rows
 from run.terminal import colored, first_of_each, format_task, print_alarms, print_safely
 from selfplay import ProposalRecord, Setup
@@ -204,6 +205,10 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
     who = ", ".join(f"{len(members_of(state.members, role))} {role}s" for role in ROLES)
     print(f"{run.path}: {who}{' in one adapter' if cfg.single else ''} on {cfg.base}, steps {state.step} to "
           f"{cfg.steps}, {ranks.world} process(es) on {ranks.device}, sandbox: {setup.sandbox.tier}")
+    smaller = min(cfg.teachers, cfg.pop - cfg.teachers)
+    if cfg.evolve in ("crossover", *CROSSOVERS) and smaller - max(1, int(cfg.replace_frac * smaller)) < 2:
+        print(f"note: --evolve {cfg.evolve} needs two survivors of a role, and of {smaller} members there is "
+              "one: it is mutated instead; give a larger --pop")
     print(header(), flush=True)
 
 
@@ -220,7 +225,7 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
         before = dataclasses.asdict(config_of_run(run.config(), run.path))
         if changed := differing(before, dataclasses.asdict(cfg), FREE):
             raise ValueError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
-                             "use the old values or another --name")
+                             "leave these flags out, or give another --name")
     with contextlib.ExitStack() as stack:
         def start_sandbox() -> Sandbox | None:
             """Process 0 alone has one."""
@@ -250,7 +255,7 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
             if state.step not in run.steps():
                 save(run, state, setup, adam, base_hash, cfg.keep)
             if run.writes:
-                print(f"{e}: saved before step {state.step}; go on with the same flags and "
+                print(f"{e}: saved before step {state.step}; go on with "
                       f"--resume {run.path}", file=sys.stderr)
             if isinstance(e, Halted):       # torchrun ends all when one leaves: first the checkpoint
                 ranks.broadcast(lambda: None)
@@ -271,7 +276,7 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        cfg = parse_args(__doc__)
+        cfg = parse_args(__doc__, saved=flags_of_run)
         if cfg.plan:
             sys.exit(show_plan(cfg))
         main(cfg)

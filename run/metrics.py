@@ -101,12 +101,17 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
         think=share_that_think(of_students),
         brier=mean(match["brier"] for match in matches),
         frac_zero_advantage=(adv == 0).float().mean().item(),
-        **{name: update[name] for name in OF_UPDATE if name in update},
+        **{name: update[name] for name in OF_UPDATE if name in update} | unmeasured(setup.cfg),
         escapes=dict(tried),
         sandbox_failures=sum(p.reason == "sandbox_failure" for p in proposed)
         + sum(p.verdicts.count(UNJUDGED) for p in proposed),
         tokens_generated=state.totals["generated"],
         tokens_trained=state.totals["trained"])
+
+
+def unmeasured(cfg) -> dict[str, None]:
+    """What the update computes only where its coefficient is not 0."""
+    return {name: None for name in ("kl", "entropy") if getattr(cfg, f"{name}_coef") == 0}
 
 
 def mean_cosines(setup: Setup, members: list[Member], step: int) -> dict[str, float | None]:

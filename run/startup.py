@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from config import Config, resolve_config
+from config import Config, config_of_run, resolve_config
 from evolve import ROLES, learning_rates
 from infra.distributed import Ranks, digest
 from infra.precision import DTYPES, pick_dtype
@@ -48,14 +48,26 @@ def choose_directory(cfg: Config) -> Path:
     return out / f"{stem}-{number}"
 
 
+def flags_of_run(cfg: Config) -> dict:
+    """The flags that the run to be resumed was started with, but those that name it; none where there is no
+    such run. Raises ValueError where its config.json is damaged or another version's."""
+    run = RunDir(choose_directory(cfg), writes=False)
+    if not (run.path / "config.json").exists():
+        return {}
+    saved = dict(vars(config_of_run(run.config(), run.path)))
+    for name in ("name", "out", "resume", "plan", "init"):
+        del saved[name]
+    return saved
+
+
 def steps_to_resume(cfg: Config, run: RunDir) -> list[int]:
     """The checkpoints that a run goes on from, none = from step 0. Raises ValueError where the flags do not
     fit what lies in its directory. For process 0 alone."""
     path, steps = run.path, run.steps()
     given = cfg.resume if cfg.resume != "auto" else ""
     if (steps or (path / "metrics.jsonl").exists()) and not cfg.resume:
-        raise ValueError(f"{path} holds an earlier run: go on with --resume auto --name {path.name}, "
-                         "or choose another --name")
+        raise ValueError(f"{path} holds an earlier run: python train.py --resume {path} goes on with it, "
+                         "another --name begins anew")
     if given and not steps:
         raise ValueError(f"--resume {given}: no complete checkpoint in {path}")
     wanted = Path(given).name

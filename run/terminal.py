@@ -1,19 +1,23 @@
 """Tasks on the terminal: some of every step as they happen (--show), those of one step again (run.replay).
 
 A task is formatted from a line of tasks.jsonl: what is shown is what is logged. All of it was written by
-models: nothing reaches the terminal but printable characters (report.svg.visible) and our own colours.
+models: nothing reaches the terminal but printable characters and our own colours.
 """
 import os
 import sys
 from collections import Counter
 from itertools import zip_longest
 
-from report.svg import visible
-
 # ANSI colours
 CODES = {"correct": 32, "wrong": 31, "malformed": 33, "violation": 31, "unjudged": 2, "refused": 33,
          "head": 1, "faint": 2}
 LINE = 160                          # characters of an attempt, with --show
+
+
+def visible(text: str) -> str:
+    """Text whose characters that are not printable show as their codes."""
+    hidden = {c for c in set(text) - {"\n", "\t"} if not c.isprintable()}
+    return text.translate({ord(c): f"\u27e8U+{ord(c):04X}\u27e9" for c in hidden})
 
 
 def colored() -> bool:

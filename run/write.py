@@ -10,7 +10,6 @@ import json
 import sys
 from pathlib import Path
 
-
 import selfplay
 from config import config_of_run
 from infra.distributed import Ranks

@@ -17,7 +17,7 @@ from tasks.validation import (REASONS, Limits, arguments_text, canonical_argumen
 from verifier import Job, Verdict
 
 
-# How an attempt is judged besides correct, wrong and malformed: the sandbox failed, the program made a
+# What an attempt may be besides correct, wrong and malformed: the sandbox failed, the program made a
 # forbidden system call. The first counts nowhere, the second as wrong.
 UNJUDGED, VIOLATION = "unjudged", "violation"
 FAILED = "sandbox failure"              # its name as a Verdict's end or error

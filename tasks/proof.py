@@ -3,7 +3,6 @@
 A task's message is the statement, its input the teacher's proof, and its program that proof as nested calls
 of the assertions it cites. Nothing runs: a proof is data to metamath.py, which bounds its work.
 """
-import dataclasses
 import functools
 import itertools
 import random

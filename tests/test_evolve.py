@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 import torch
-
-from config import EVOLVE, MATCHING, Config, resolve_config
-import evolve
-from evolve import Member, apply_operator, cross, genealogy, learning_rates, match, newborn, outcome, plan
 from factors import RANK, fresh, gen, names, trained
+
+import evolve
+from config import EVOLVE, MATCHING, Config, resolve_config
+from evolve import Member, apply_operator, cross, genealogy, learning_rates, match, newborn, outcome, plan
 from lora import Adapters
 from operators import CROSSOVERS, MUTATIONS, OPERATORS, dw_norm
 from run.checkpoint import founders

@@ -11,14 +11,14 @@ from statistics import NormalDist
 
 import pytest
 import torch
+from factors import fresh, trained
 
 import evolve
-import selfplay
 import nano
 import rl
+import selfplay
 from rl import Adam
 from config import PRESETS, Config
-from factors import fresh, trained
 from generate import Rollout, SamplingParams, generate
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome

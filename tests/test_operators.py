@@ -1,8 +1,8 @@
 """Operators in weight space: on trained, fresh and near-collinear parents; distances between adapters."""
 import pytest
 import torch
-
 from factors import RANK, fresh, gen, trained
+
 from operators import OPERATORS, adapter_cosines, cayley, core_svd, dw_inner, dw_norm
 
 

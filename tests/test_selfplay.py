@@ -10,9 +10,9 @@ import torch
 import selfplay
 import train
 from evolve import Member
+from rewards import TEACHER_REWARDS, Outcome
 from run import metrics
 from run.task_log import task_from_row, task_rows
-from rewards import TEACHER_REWARDS, Outcome
 from selfplay import ProposalRecord
 from tasks import TASK_TYPES, read_tasks
 from tasks.archive import WINDOW, Archive

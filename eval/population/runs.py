@@ -4,6 +4,7 @@ A record is a line of runs.jsonl: what the tables need of one run, no weights an
 """
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -161,8 +162,8 @@ def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
 
 def mean_of(values: Iterable) -> float:
     """The mean of what is known; nan of nothing."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else float("nan")
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return statistics.fmean(known) if known else math.nan
 
 
 # ---- from a run's directory --------------------------------------------------------------------------------

@@ -330,7 +330,7 @@ def test_resume_names_what_differs(words, whole, capsys):
         r"another configuration: proposals_per_prompt \(3 -> 4\), rating \('trueskill' -> 'elo'\)",
         words(out, resume="auto", proposals_per_prompt=4, rating="elo"),
     )
-    refused("holds an earlier run", words(out))
+    refused(f"holds an earlier run: python train.py --resume {whole} goes on", words(out))
     refused("no such directory", words(out, resume=out / "nowhere"))
     refused("no complete checkpoint", words(out, resume=out))
     refused("only the latest checkpoint, step_3, can go on", words(out, resume=whole / "step_2"))
@@ -341,6 +341,21 @@ def test_resume_names_what_differs(words, whole, capsys):
         train.main(config.parse_args(None, words(out, resume=whole / "step_3", steps=steps)))
         assert capsys.readouterr().out == f"{whole}: already at step 3 of {steps}: nothing to do\n"
         assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == files
+
+
+def test_resume_adopts_the_flags_of_the_run(copy):
+    """All of them; what is given and differs is refused by name, but for what may change."""
+    def resumed(*given: str) -> train.Config:
+        return config.parse_args(None, ["--resume", *given], saved=startup.flags_of_run)
+    assert vars(resumed(str(copy))) == config.config_of_run(json.loads((copy / "config.json").read_text()), copy).__dict__ | dict(
+        name="", out="out", resume=str(copy), plan=False, init="")
+    assert resumed("auto", "--out", str(copy.parent), "--name", "run").seed == 3
+    with pytest.raises(ValueError, match=r"another configuration: seed \(3 -> 0\); leave these flags out"):
+        train.main(resumed(str(copy), "--seed", "0", "--steps", "9"))
+    path = train.main(resumed(str(copy / "step_3"), "--steps", "4")).path
+    assert path == copy and RunDir(copy, writes=False).steps()[-1] == 4
+    with pytest.raises(ValueError, match="no such directory"):
+        resumed(str(copy / "none"))
 
 
 def test_another_base_is_refused(words, whole, micro_base, tmp_path):

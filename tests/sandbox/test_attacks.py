@@ -77,6 +77,7 @@ def test_attacks_as_an_ordinary_user_without_namespaces(as_nobody):
     assert counts["tier"] == "no namespaces"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SIEGE.is_dir(), reason="the collection of attacks is not here")
 def test_siege_of_the_collection(capsys):
     with Sandbox(workers=2) as sandbox:
