@@ -10,7 +10,7 @@ from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES, miu
 from tasks.prompts import PROMPT_FORMATS
 from tasks.proof import load
-from trueskill_lite import CHILD_RATINGS, RATINGS
+from trueskill_lite import RATINGS
 
 # Legal values whose meaning stands in modules that import this one: lora.py, evolve.py, rl.py.
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -56,9 +56,8 @@ class Config:
     resume: str = flag("", "auto (the latest checkpoint of --name) or a run's directory")
     show: int = flag(0, "tasks printed each step, with their attempts", "[0, 1e9]")
     # population
-    pop: int = flag(8, "members: half teachers, half students", "[2, 10000]")
-    teachers: int = flag(0, "number of teachers, instead of half of --pop", "[0, 10000]")
-    students: int = flag(0, "number of students, instead of half of --pop", "[0, 10000]")
+    pop: int = flag(None, "members, teachers and students; with --single 2", "[2, 10000]")
+    teachers: int = flag(0, "so many of --pop are teachers; 0 = half", "[0, 10000]")
     single: bool = flag(False, "one adapter in both roles, compute per adapter matched (Absolute Zero)")
     niches: bool = flag(False, "deal --task-types to members in turn: each plays its own, a child those of "
                         "both parents")
@@ -67,7 +66,6 @@ class Config:
     lora_targets: str = flag(",".join(TARGETS), "linear layers that carry adapters")
     # 1 match
     matching: str = flag("pfsp", "how a teacher draws its student", MATCHING)
-    matching_floor: float = flag(0.1, "share of the uniform distribution in matching: exploration", "[0, 1]")
     matches: int = flag(0, "matches a step, of teachers drawn for it; 0 = every teacher's", "[0, 10000]")
     # 2 propose
     task_types: str = flag(None, "task types in turn, of " + ",".join(TASK_TYPES))
@@ -82,13 +80,6 @@ class Config:
     theory: str = flag(None, "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
     dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, so as invalid",
                        ("structural", "exact", "off"))
-    max_digits: int = flag(0, "digits of a number in inputs and outputs, at most; 0 = the format's limit",
-                           "[0, 500]")
-    max_output: int = flag(0, "characters of an output, at most; 0 = the format's limit", "[0, 500]")
-    max_guess: float = flag(1.0, "refuse the archive's most frequent output while its share of the latest "
-                            "tasks is above this", "[0, 1]")
-    archive_cap: int = flag(16384, "tasks kept per kind, oldest out; keys are remembered for the whole run",
-                            "[1, 1e9]")
     # 3 solve
     samples_per_task: int = flag(None, "attempts at each task (n): a difficulty knob, fixed across arms",
                                  "[1, 10000]")
@@ -98,8 +89,6 @@ class Config:
     teacher_reward: str = flag("difficulty", "a valid proposal's reward by its solve rate", TEACHER_REWARDS)
     invalid_penalty: float = flag(-1.0, "reward of an invalid proposal (-1, -0.1 and 0 have been studied)",
                                   "[-100, 100]")
-    duplicate_penalty: float = flag(None, "reward of a duplicate; default: --invalid-penalty", "[-100, 100]")
-    noise_margin: float = flag(0.1, "noise-proof: by how much the solve rate must beat guessing", "[0, 1]")
     student_reward: str = flag("graded", "graded: correct 1, wrong -0.5, malformed -1; binary: 1, 0, 0",
                                STUDENT_REWARDS)
     algo: str = flag("reinforce++", "sets those of the next eight flags that are not given", ALGORITHMS)
@@ -127,43 +116,32 @@ class Config:
     rating: str = flag("trueskill", "rating system", RATINGS)
     outcome: str = flag("expected", "who won: solve rate against its prediction, against 1/2 with a band, or "
                         "without", OUTCOMES)
-    outcome_band: float = flag(0.05, "half-width of a draw in solve rate", "[0, 1]")
     # 5 evolve
     evolve: str = flag("mixed", "operators of replacement, or none", EVOLVE)
     evolve_every: int = flag(None, "steps between replacements", "[1, 1e9]")
     replace_frac: float = flag(0.25, "share of each role that is replaced, at least one", "[0, 1)")
     grace: int = flag(-1, "steps during which a child cannot be replaced; -1 = one interval", "[-1, 1e9]")
-    child_rating: str = flag("mean", "a child's rating: its parents' mean, widened; or fresh", CHILD_RATINGS)
     # probes
-    probe_every: int = flag(None, "steps between absolute probes (anchors, frozen base); 0 = never",
+    probe_every: int = flag(None, "steps between absolute probes (held-out tasks, frozen base); 0 = never",
                             "[0, 1e9]")
-    anchors: str = flag("", "JSON lines of held-out tasks; default: the base's anchors.jsonl, else the run's "
-                        "first valid tasks")
-    n_anchors: int = flag(None, "anchor tasks, at most", "[0, 1e6]")
-    heldout: str = flag("", "JSON lines of tasks of kinds that the run does not play; default: the base's "
-                        "heldout.jsonl, else none")
-    n_heldout: int = flag(None, "of these, tasks of each kind, at most", "[0, 1e6]")
-    probe_members: int = flag(32, "members of each role that a probe asks, drawn for it where there are more",
-                              "[1, 10000]")
-    probe_share: float = flag(None, "share of anchors and held-out tasks asked at probes between the first "
-                              "and the last", "(0, 1]")
+    heldout: str = flag("", "JSON lines of held-out tasks, of types that the run plays or not; default: the "
+                        "base's, else the run's first valid tasks")
+    n_heldout: int = flag(None, "of these, tasks of each type, at most", "[0, 1e6]")
+    probe_share: float = flag(None, "share of held-out tasks asked at probes between the first and the last",
+                              "(0, 1]")
     halt_on: str = flag("", "monitors whose alarm ends the run with a checkpoint: collapse, gaming, "
                         "forgetting, escape (by commas)")
-    thresholds: str = flag("", "other bounds for the monitors than drift.md says: cosine=0.8,escapes=3")
     # machine
     device: str = flag("auto", "auto (cuda or cpu), cpu, cuda, cuda:1, or mps for an Apple GPU")
     dtype: str = flag("auto", "the base computes in it; auto: bfloat16 or float16 on a GPU, the faster on a "
                       "CPU", ("auto", "float32", "bfloat16", "float16"))
     base_dtype: str = flag("same", "of the base's linear layers: that of --dtype, or int8 by output channel",
                            ("same", "int8"))
-    threads: int = flag(None, "CPU threads a process; 0 = torch's choice", "[0, 1024]")
-    rollout_batch: int = flag(None, "rows that decode together", "[1, 1e9]")
-    tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", "[1, 1e9]")
+    rollout_batch: int = flag(None, "rows that decode together", "[1, 1e12]")
+    tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", "[1, 1e12]")
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
     torch_compile: bool = flag(False, "fuse a block's small kernels by torch.compile: see engine.md")
     no_cuda_graphs: bool = flag(False, "decode on a GPU without CUDA graphs: see engine.md")
-    workers: int = flag(2, "sandbox processes", "[1, 1024]")
-    cpu_s: float = flag(0.5, "CPU seconds a program may use", "(0, 3600]")
     weak_sandbox: bool = flag(False, "run model code behind weaker walls where seccomp is missing: dangerous")
 
 
@@ -174,21 +152,21 @@ GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "task_types
           "probe_every": "probes", "device": "machine"}
 # What a prompt format wants where the command line says nothing. The micro values are measured in LOG.md.
 PRESETS = {
-    "micro": dict(steps=80, rank=8, alpha=32.0, threads=1, rollout_batch=512, tokens_per_microbatch=1024,
+    "micro": dict(pop=8, steps=80, rank=8, alpha=32.0, rollout_batch=512, tokens_per_microbatch=1024,
                   task_types="code_o", n_prompts=3, n_few_shot=0, samples_per_task=4, max_new_tokens=80,
                   lr=1e-3, lr_teacher=3e-3, evolve_every=15,
-                  probe_every=20, n_anchors=476, n_heldout=48, probe_share=0.2, theory="miu.mm"),
-    "chat": dict(steps=200, rank=32, alpha=64.0, threads=0, rollout_batch=128, tokens_per_microbatch=2048,
+                  probe_every=20, n_heldout=1000000, probe_share=0.2, theory="miu.mm"),
+    "chat": dict(pop=8, steps=200, rank=32, alpha=64.0, rollout_batch=128, tokens_per_microbatch=2048,
                  task_types="code_o,code_i,code_f", n_prompts=3, n_few_shot=6, samples_per_task=8,
                  max_new_tokens=512,
                  lr=1e-5, lr_teacher=1e-5, evolve_every=10,
-                 probe_every=20, n_anchors=96, n_heldout=96, probe_share=1.0, theory="prop.mm")}
+                 probe_every=20, n_heldout=96, probe_share=1.0, theory="prop.mm")}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # Fields that may change between a run and its resumption without changing what it computes. From one kind of
 # device to another also give the --importance-cap of before, whose default depends on it.
-FREE = ("base", "name", "out", "resume", "init", "steps", "device", "no_cuda_graphs", "threads", "plan",
-        "show", "save_every", "keep", "workers", "halt_on", "thresholds")
+FREE = ("base", "name", "out", "resume", "init", "steps", "device", "no_cuda_graphs", "plan",
+        "show", "save_every", "keep", "halt_on")
 
 
 def spelled(name: str) -> str:
@@ -219,8 +197,10 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
-def parse_args(description: str | None, argv: list[str] | None = None) -> Config:
-    """Command line to Config. Exits with code 2 and a suggestion for an unknown flag or value."""
+def parse_args(description: str | None, argv: list[str] | None = None, saved=None) -> Config:
+    """Command line to Config. Exits with code 2 and a suggestion for an unknown flag or value. saved: called
+    with the Config where --resume was given; the flags that it returns hold where the command line says
+    nothing."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                      usage="train.py [--flag value ...]   (--help lists every switch)",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -234,14 +214,15 @@ def parse_args(description: str | None, argv: list[str] | None = None) -> Config
         if kind is bool:
             how = dict(action="store_true")
         text = f.metadata["help"] + (f" ({default_of(f)})" if default_of(f) else "")
-        group.add_argument(spelled(f.name), default=f.default, help=text.replace("%", "%%"), **how)
+        group.add_argument(spelled(f.name), default=argparse.SUPPRESS, help=text.replace("%", "%%"), **how)
     args, unknown = parser.parse_known_args(argv)
     for word in unknown:
         parser.error(f"unknown argument {word}: {advice(word.split('=')[0])}")
     for name, value in vars(args).items():
         if value == []:                         # what argparse makes of --steps=--
             parser.error(f"argument {spelled(name)}: give a value")
-    return Config(**vars(args))
+    cfg = Config(**vars(args))
+    return Config(**saved(cfg) | vars(args)) if saved and cfg.resume else cfg
 
 
 def advice(word: str) -> str:
@@ -268,18 +249,20 @@ def config_of_run(saved: dict, path) -> Config:
 def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Config:
     """Fill in what prompt format, --algo, device and other flags imply. Raises ValueError with the fix."""
     presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo]
+    if cfg.single:
+        presets["pop"] = 2
     missing = {name: value for name, value in presets.items() if getattr(cfg, name) is None}
     cfg = dataclasses.replace(cfg, prompt_format=prompt_format, **missing)
-    half = 1 if cfg.single else cfg.pop // 2
     grace = cfg.evolve_every if cfg.grace < 0 else cfg.grace
-    duplicate_penalty = cfg.invalid_penalty if cfg.duplicate_penalty is None else cfg.duplicate_penalty
     importance_cap = cfg.importance_cap
     if importance_cap is None:              # in float32 on a CPU rollout and training agree to 1e-6
         importance_cap = 0.0 if device == "cpu" and cfg.dtype in ("auto", "float32") else 2.0
     if cfg.tasks:                           # which come again
         cfg = dataclasses.replace(cfg, dedupe="off")
-    cfg = dataclasses.replace(cfg, teachers=cfg.teachers or half, students=cfg.students or half, grace=grace,
-                              duplicate_penalty=duplicate_penalty, importance_cap=importance_cap)
+    demand(cfg.teachers or cfg.pop % 2 == 0,
+           f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number, or --teachers")
+    cfg = dataclasses.replace(cfg, teachers=cfg.teachers or cfg.pop // 2, grace=grace,
+                              importance_cap=importance_cap)
     check(cfg)
     return cfg
 
@@ -323,15 +306,14 @@ def check(cfg: Config) -> None:
     for f in dataclasses.fields(cfg):
         check_value(f, getattr(cfg, f.name))
     read_decay(cfg.lr_decay)
-    demand(cfg.pop >= 2 and cfg.pop % 2 == 0,
-           f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number from 2 on")
-    demand(not cfg.single or cfg.teachers == cfg.students == 1,
-           "--single is one adapter in both roles: leave out --teachers and --students, or --single itself")
-    demand(cfg.teachers >= 1 and cfg.students >= 1, "--teachers and --students must be at least 1")
+    demand(cfg.teachers < cfg.pop, f"--teachers {cfg.teachers}: of --pop {cfg.pop} one must be a student")
+    demand(not cfg.single or cfg.pop == 2,
+           "--single is one adapter in both roles: leave out --pop and --teachers, or --single itself")
     demand(cfg.matches <= cfg.teachers, f"--matches {cfg.matches}: there are {cfg.teachers} teachers")
     task_types = cfg.task_types.split(",")
-    demand(not cfg.niches or 1 < len(task_types) <= min(cfg.teachers, cfg.students),
-           f"--niches deals {len(task_types)} task type(s) to {cfg.teachers} teacher(s) and {cfg.students} "
+    n_students = cfg.pop - cfg.teachers
+    demand(not cfg.niches or 1 < len(task_types) <= min(cfg.teachers, n_students),
+           f"--niches deals {len(task_types)} task type(s) to {cfg.teachers} teacher(s) and {n_students} "
            "student(s): give at least two types, and of each role at least as many members")
     unknown = sorted(set(task_types) - set(TASK_TYPES))
     demand(not unknown, f"--task-types: {', '.join(unknown)} unknown; valid: {', '.join(TASK_TYPES)}")

@@ -36,10 +36,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from tasks import TASK_TYPES, read_tasks            # what a task is, and how it is spoken of
-from tasks.base import Reject                       # what a proposal becomes that is no task
-from tasks.validation import Limits                 # how long programs and values may be
-from verifier import Sandbox                        # where programs run
+from tasks import TASK_TYPES, read_tasks  # what a task is, and how it is spoken of
+from tasks.base import Reject  # what a proposal becomes that is no task
+from tasks.validation import Limits  # how long programs and values may be
+from verifier import Sandbox  # where programs run
 
 BASE = Path(__file__).resolve().parent / "micro" / "base"
 FORMAT = "micro"                                    # the prompt format that this base knows

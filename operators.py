@@ -7,7 +7,8 @@ which "mixed" draws from, or in BY_NAME makes it a value of --evolve.
 Shapes: R rank, K = R x parents, n modules of one shape (stacked: the small eigenproblems run as one batch).
 """
 import re
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -157,10 +158,8 @@ def jitter(x, scale, gen, otherwise):
 def noise(parents, gen, scale=0.1):
     """Mutation: Gaussian noise on A and B, `scale` times the tensor's standard deviation, A's for a B that
     is zero, so that adapters that never learned can leave the base."""
-    child = {}
-    for name, (A, B) in parents[0].items():
-        child[name] = jitter(A, scale, gen, B), jitter(B, scale, gen, A)
-    return child
+    factors = parents[0].items()
+    return {name: (jitter(A, scale, gen, B), jitter(B, scale, gen, A)) for name, (A, B) in factors}
 
 
 def layers(parents, gen, scale=0.3, share=1 / 3):
@@ -191,7 +190,6 @@ def dare(parents, gen, p=0.5):
         raise ValueError(f"dare needs a drop probability in [0, 1), got {p}")
 
     def fn(gram_a, gram_b, R):
-        """P, S, Q of the parents' mean, each with what is kept of its components."""
         core = 0.0
         for i in range(len(parents)):
             P, S, Q = parent_svd(gram_a, gram_b, i, R)
@@ -236,10 +234,7 @@ def extrapolate(parents, gen, low=1.0, high=1.5):
 
 
 def add(parents, gen, share=0.7):
-    """Crossover: `share` of each parent's dW, summed and cut to rank R (task arithmetic, 2212.04089).
-
-    Where parents learned different skills the child has both; `mean`, half of each, often loses the younger.
-    """
+    """Crossover: `share` of each parent's dW, summed and cut to rank R (task arithmetic, 2212.04089)."""
     return weighted_sum(parents, (share, share), gen)
 
 

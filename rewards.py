@@ -8,6 +8,8 @@ attempts (0.26 at 8): n is a difficulty knob, keep it fixed across the arms of a
 """
 from dataclasses import dataclass, field
 
+NOISE_MARGIN = 0.1                      # noise-proof: by how much the solve rate must beat guessing
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -18,7 +20,6 @@ class Outcome:
     base_rate: float | None = None      # solve rate of the frozen base; None in steps without a probe
     kind: str = "code_o"                # task type
     majority_baseline: float = 0.0      # solve rate of guessing the type's most frequent output of late
-    noise_margin: float = 0.0           # --noise-margin
     n_tasks: int = 0                    # tasks that the archive has seen
     n_of_kind: int = 0                  # tasks of this type that it holds
     n_same_structure: int = 0           # of its latest 512, those with this program up to names and constants
@@ -53,7 +54,7 @@ def nontrivial(outcome: Outcome) -> float:
 
 def noise_proof(outcome: Outcome) -> float:
     """Learnability, but only where the solve rate beats guessing the most frequent output by a margin."""
-    lucky = outcome.majority_baseline + outcome.noise_margin
+    lucky = outcome.majority_baseline + NOISE_MARGIN
     return learnability(outcome) if outcome.solve_rate > lucky else 0.0
 
 

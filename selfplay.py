@@ -17,7 +17,6 @@ import evolve
 from evolve import ROLES, Member, members_of, plays
 from generate import Rollout
 from infra.distributed import Ranks
-from weights import closing_table
 from lora import Adapters
 from model import Base
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
@@ -31,9 +30,11 @@ from tasks.prompts import FORMATS, Prompt, render, show
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
 from verifier import Job, Sandbox, Verdict
+from weights import closing_table
 
 # Phases: the third number of a random key, (seed, step, phase, member, index). The update draws nothing.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE, INIT = range(8)
+MATCHING_FLOOR = 0.1            # share of the uniform distribution in matching: exploration
 
 
 @dataclass(frozen=True)
@@ -217,18 +218,18 @@ def match(s: Setup, members: list[Member], step: int) -> list[tuple[Member, Memb
         return system.p_win(student.rating, teacher.rating)
 
     teachers, students = members_of(members, "teacher"), members_of(members, "student")
-    return evolve.match(teachers, students, p_beats, s.cfg.matching, s.cfg.matching_floor, rng, step,
+    return evolve.match(teachers, students, p_beats, s.cfg.matching, MATCHING_FLOOR, rng, step,
                         s.cfg.matches)
 
 
 def prompt_teacher(s: Setup, archive: Archive, kind: str, rng: random.Random) -> tuple[Prompt, list[Task]]:
     """A prompt for a teacher, and the references in it: as many of those drawn as fit the base's context."""
     few_shot = archive.references(kind, max(1, s.cfg.n_few_shot), rng)
-    prompt = TASK_TYPES[kind].propose(s.base.prompt_format, few_shot, rng, s.limits)
-    while len(few_shot) > 1 and not fits(s, prompt):
-        few_shot = few_shot[:-1]
+    while True:
         prompt = TASK_TYPES[kind].propose(s.base.prompt_format, few_shot, rng, s.limits)
-    return prompt, few_shot
+        if len(few_shot) <= 1 or fits(s, prompt):
+            return prompt, few_shot
+        few_shot = few_shot[:-1]
 
 
 def deal(s: Setup, teachers: list[Member], step: int) -> list[ProposalRecord]:
@@ -279,14 +280,13 @@ def verify(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int
     refuse_unrun(s, archive, proposed)
     ready = [p for p in proposed if p.proposal and not p.reason]
     verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p.proposal) for p in ready])
-    modal = {kind: archive.modal_output(kind) for kind in s.task_types}
     fresh, next_id = set(), archive.n_added
     for p, verdict in zip(ready, verdicts, strict=True):
         result = TASK_TYPES[p.kind].accept(p.proposal, verdict, s.limits, p.key)
         if isinstance(result, Reject):
             p.reason = result.reason
         else:
-            p.reason = unwelcome(s, result, p.key in fresh, *modal[p.kind])
+            p.reason = unwelcome(s, result, p.key in fresh)
         if not p.reason:
             p.task = dataclasses.replace(result, id=next_id, teacher=p.teacher.name, step=step,
                                          parents=tuple(task.id for task in shown(s, p)))
@@ -305,12 +305,10 @@ def refuse_unrun(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> 
             p.reason = refused.reason if refused else repeated
 
 
-def unwelcome(s: Setup, task: Task, repeated: bool, modal_output: tuple[str, ...], modal_share: float) -> str:
+def unwelcome(s: Setup, task: Task, repeated: bool) -> str:
     """Why a task is refused that its type accepts; "" = it is not. repeated: within this batch."""
     if repeated and s.cfg.dedupe != "off":
         return "duplicate"
-    if modal_share > s.cfg.max_guess and task.outputs == modal_output:
-        return "guessable"
     if not fits(s, TASK_TYPES[task.kind].solve(s.base.prompt_format, task, s.limits)):
         return "prompt_too_long"
     return ""
@@ -352,7 +350,7 @@ def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Ou
         out.append(Outcome(
             solve_rate=p.solve_rate or 0.0, n_attempts=n_judged(p.verdicts), base_rate=p.base_rate,
             kind=p.kind, solve_rates={name: solve_rate(verdicts) for name, verdicts in p.attempts.items()},
-            majority_baseline=majority[p.kind], noise_margin=s.cfg.noise_margin,
+            majority_baseline=majority[p.kind],
             n_tasks=archive.n_added, n_of_kind=len(archive.tasks[p.kind]),
             n_same_structure=structures[p.structure], unique_at_64=unique_at_64, complexity=p.complexity))
     return out
@@ -360,7 +358,7 @@ def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Ou
 
 def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
     """Set each proposal's reward: of a valid one by what became of it; others cost cfg.invalid_penalty (AZR,
-    eq. 4 and 6), duplicates cfg.duplicate_penalty."""
+    eq. 4 and 6)."""
     valid = [p for p in proposed if not p.reason]
     for p, outcome in zip(valid, outcomes(s, archive, valid), strict=True):
         p.reward = TEACHER_REWARDS[s.cfg.teacher_reward](outcome)
@@ -368,7 +366,7 @@ def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> 
         if p.unjudged:
             p.reward = 0.0
         elif p.reason:
-            p.reward = s.cfg.duplicate_penalty if p.reason == "duplicate" else s.cfg.invalid_penalty
+            p.reward = s.cfg.invalid_penalty
 
 
 def teacher_rows(rollout: Rollout | None, proposed: list[ProposalRecord]) -> RoleRows | None:

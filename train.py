@@ -4,7 +4,7 @@
     python train.py --single                                        # AZR: one adapter in both roles
     python train.py --base Qwen/Qwen2.5-Coder-7B --pop 8 --device cuda      # the paper's setting
     torchrun --standalone --nproc_per_node=2 train.py --name two    # rows dealt out to two processes
-    python train.py --name two --resume auto                        # go on where it was cut off
+    python train.py --resume out/two                                # go on where it was cut off
     python train.py --base Qwen/Qwen2.5-Coder-7B --plan             # would it fit? memory by use
     python train.py --show 3                                        # print three tasks a step with attempts
     python -m run.replay out/two 75 T2:S1                         # one match again, in full
@@ -36,11 +36,12 @@ from config import FREE, Config, config_of_run, parse_args
 from evolve import ROLES, Member, members_of
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
 from infra.distributed import Ranks, leave
+from operators import CROSSOVERS
 from run.metrics import header, line, measures, summary
-from run.monitors import EXIT_HALTED, Halted, Monitors, check_monitors
+from run.monitors import EXIT_HALTED, Halted, Monitors, halting
 from run.platform import Interrupted, Signals, Stopwatch, check_system, defaults, environment, open_sandbox
 from run.probes import probe
-from run.startup import choose_dtype, hash_base, open_run, populate, prepare, show_plan
+from run.startup import choose_dtype, flags_of_run, hash_base, open_run, populate, prepare, show_plan
 from run.task_log import task_rows
 from run.terminal import colored, first_of_each, format_task, print_alarms, print_safely
 from selfplay import ProposalRecord, Setup
@@ -59,7 +60,7 @@ def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[Proposa
                 verdicts += p.attempts.get(student.name, [])
         solve_rate = selfplay.solve_rate(verdicts)
         expected = system.p_win(student.rating, teacher.rating)
-        winner = evolve.outcome(solve_rate, expected, cfg.outcome_band, cfg.outcome)
+        winner = evolve.outcome(solve_rate, expected, rule=cfg.outcome)
         first, second = (teacher, student) if winner == "teacher" else (student, teacher)
         first.rating, second.rating = system.rate(first.rating, second.rating, draw=winner == "draw")
         teacher.matches += 1
@@ -93,7 +94,7 @@ def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list
             ratio = setup.ranks.broadcast(lambda: evolve.apply_operator(setup.adapters, birth, gen))
             setup.ranks.broadcast_member(setup.adapters, birth.victim.slot)
             adam.reset(birth.victim.slot)
-            rating = child_rating(system, [parent.rating for parent in birth.parents], cfg.child_rating)
+            rating = child_rating(system, [parent.rating for parent in birth.parents])
             rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number, i, 1)
             child = evolve.newborn(birth, rating, step, cfg.lr_mutate, rng)
             rows.append(evolve.genealogy(birth, child, ratio))
@@ -180,7 +181,7 @@ def record(setup: Setup, state: State, proposed: list[ProposalRecord], update: d
     row = dict(step=state.step, **measures(setup, state, proposed, update, batch, adv, matches), **probes)
     row["sandbox_failures"] += row.pop("probe_failures", 0)
     if not state.anchors:                       # without held-out tasks, the run's first ones become anchors
-        state.anchors = [p.task for p in proposed if p.task][:setup.cfg.n_anchors]
+        state.anchors = [p.task for p in proposed if p.task][:setup.cfg.n_heldout]
     return row
 
 
@@ -204,6 +205,10 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
     who = ", ".join(f"{len(members_of(state.members, role))} {role}s" for role in ROLES)
     print(f"{run.path}: {who}{' in one adapter' if cfg.single else ''} on {cfg.base}, steps {state.step} to "
           f"{cfg.steps}, {ranks.world} process(es) on {ranks.device}, sandbox: {setup.sandbox.tier}")
+    smaller = min(cfg.teachers, cfg.pop - cfg.teachers)
+    if cfg.evolve in ("crossover", *CROSSOVERS) and smaller - max(1, int(cfg.replace_frac * smaller)) < 2:
+        print(f"note: --evolve {cfg.evolve} needs two survivors of a role, and of {smaller} members there is "
+              "one: it is mutated instead; give a larger --pop")
     print(header(), flush=True)
 
 
@@ -211,22 +216,20 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
     """A whole run, of cfg.steps or until enough(line of metrics.jsonl). Raises ValueError for what the user
     can mend, Interrupted after saving on a signal."""
     check_system(cfg.weak_sandbox)
-    check_monitors(cfg)
+    halting(cfg.halt_on)
     ranks = Ranks.join(cfg.device)
     cfg = choose_dtype(cfg, ranks)
     cfg, base = ranks.together(lambda: prepare(cfg, ranks))
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
     run, resuming = open_run(cfg, ranks)
     if resuming:
         before = dataclasses.asdict(config_of_run(run.config(), run.path))
         if changed := differing(before, dataclasses.asdict(cfg), FREE):
             raise ValueError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
-                             "use the old values or another --name")
+                             "leave these flags out, or give another --name")
     with contextlib.ExitStack() as stack:
         def start_sandbox() -> Sandbox | None:
             """Process 0 alone has one."""
-            return open_sandbox(cfg.workers, cfg.weak_sandbox, cpu_s=cfg.cpu_s) if run.writes else None
+            return open_sandbox(0, cfg.weak_sandbox) if run.writes else None
 
         sandbox = ranks.together(start_sandbox)
         if sandbox:
@@ -252,7 +255,7 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
             if state.step not in run.steps():
                 save(run, state, setup, adam, base_hash, cfg.keep)
             if run.writes:
-                print(f"{e}: saved before step {state.step}; go on with the same flags and "
+                print(f"{e}: saved before step {state.step}; go on with "
                       f"--resume {run.path}", file=sys.stderr)
             if isinstance(e, Halted):       # torchrun ends all when one leaves: first the checkpoint
                 ranks.broadcast(lambda: None)
@@ -273,7 +276,7 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        cfg = parse_args(__doc__)
+        cfg = parse_args(__doc__, saved=flags_of_run)
         if cfg.plan:
             sys.exit(show_plan(cfg))
         main(cfg)

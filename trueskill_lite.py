@@ -131,8 +131,6 @@ def child_rating(env, parents, mode="mean", widen=0.25):
     a new player's. "fresh": a new player, whose mu - 3 sigma is 0 and which therefore is the next victim but
     for its grace.
     """
-    if mode not in CHILD_RATINGS:
-        raise ValueError(f"child rating must be one of {', '.join(CHILD_RATINGS)}, got {mode!r}")
     assert parents, "a child has at least one parent"
     fresh = env.new()
     if mode == "fresh":

@@ -1,8 +1,6 @@
-"""The judge: runs programs that a model wrote and reports the values they return.
+"""The verifier: runs programs that a model wrote and reports the values they return.
 
     python verifier.py --self-check          print the tier, the layers and what each canary program met
-    python verifier.py --siege DIR           run a folder of hostile programs, one line each, a JSON line last
-                                             (both take --weak and --without namespaces,seccomp)
 
     trainer (torch, secrets, expected answers)  this process: it reads bytes and checks them (scheduler.py)
       |  starts sandbox/fork_server.py: a control socket, a file for the job and one for the result
@@ -95,13 +93,13 @@ def refusal(weak):
     return f"The sandbox for model code needs Linux, for {system} has {lacks}: {', or '.join(ways)}."
 
 
-class Sandbox(Scheduler):
+class Sandbox:
     """Runs jobs on `workers` processor cores at once.
 
     profile: what programs may import and use, "train" or "eval" (see profiles.Profile); cpu_s, wall_s,
     mem_mb: other limits than its own. without: layers to leave out, for tests of the tiers ("seccomp",
-    "namespaces"). tier and report say what protects; replaced counts fork servers that had to be started
-    again. Raises RuntimeError where it cannot protect, unless weak=True.
+    "namespaces"). tier and report say what protects; servers are the scheduler's. Raises RuntimeError where
+    it cannot protect, unless weak=True.
     """
 
     def __init__(self, workers=2, cpu_s=None, wall_s=None, mem_mb=None, weak=False, without=(),
@@ -118,14 +116,15 @@ class Sandbox(Scheduler):
         if refused := refusal(weak):
             raise RuntimeError(refused)
         left_out = {name: "left out" for name in without}
-        super().__init__(workers, wall_s, dict(profile=profile, mem_mb=mem_mb, without=left_out))
+        self.scheduler = Scheduler(workers, wall_s, dict(profile=profile, mem_mb=mem_mb, without=left_out))
+        self.servers = self.scheduler.servers
         self.cpu_s, self.lock = cpu_s, threading.Lock()
         fd = 0
         while fd < 3:                               # a trainer without standard streams hands out no 0, 1, 2
             fd = os.open(os.devnull, os.O_RDWR)
         os.close(fd)
         try:
-            self.report = self.open()
+            self.report = self.scheduler.open()
             self.report["canaries"] = self.send_canaries()
             self.tier = self.report["tier"] = self.find_tier(weak)
         except BaseException:
@@ -172,7 +171,11 @@ class Sandbox(Scheduler):
         its own. cpu_s: another CPU limit.
         """
         with self.lock:
-            return [conclude(case) for case in self.judge(jobs, cpu_s or self.cpu_s)]
+            return [conclude(case) for case in self.scheduler.work_off(jobs, cpu_s or self.cpu_s)]
+
+    def close(self):
+        """Kills all fork servers."""
+        self.scheduler.close()
 
     def __enter__(self):
         return self
@@ -185,8 +188,8 @@ def conclude(case):
     """A Case's Verdict. seen[pass][input] = (end, [(mark, text), ...]), mark b"=": value, b"!": reason."""
     outputs, errors, ends = [], [], [case.end]
     for i in range(len(case.job.inputs)):
-        end, said = case.seen[0][i]
-        mark, text = said[0] if said else (b"!", end)
+        end, claims = case.seen[0][i]
+        mark, text = claims[0] if claims else (b"!", end)
         ends.append(end)
         for seen in case.seen[1:]:
             end_again, again = seen.get(i, ("ok", []))
@@ -232,26 +235,19 @@ REQUIRED = "seccomp", "no_new_privs", "limit_as", "limit_core", "limit_fsize"
 
 
 def main():
-    """The command line: exit code 0 only when the sandbox protects and the siege is survived."""
-    parser = argparse.ArgumentParser(description="The judge: checks itself, or stands a siege.")
-    parser.add_argument("--self-check", action="store_true",
+    """The command line: exit code 0 only when the sandbox protects."""
+    parser = argparse.ArgumentParser(description="The verifier checks itself.")
+    parser.add_argument("--self-check", action="store_true", required=True,
                         help="print the tier, the layers and the canaries")
-    parser.add_argument("--siege", metavar="DIR", help="run a folder of hostile programs")
     parser.add_argument("--weak", action="store_true",
                         help="go on without walls; only for programs that you trust")
     parser.add_argument("--without", default="", help="layers to leave out, by commas: namespaces, seccomp")
     args = parser.parse_args()
-    if not (args.self_check or args.siege):
-        parser.error("say --self-check or --siege DIR")
     try:
         sandbox = Sandbox(weak=args.weak, without=tuple(filter(None, args.without.split(","))))
     except RuntimeError as e:
         sys.exit(str(e))
     with sandbox:
-        if args.siege:
-            sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "tests", "sandbox"))
-            from siege import siege
-            sys.exit(0 if siege(sandbox, args.siege) else 1)
         print(f"tier: {sandbox.tier}")
         for name, met in {**sandbox.report["canaries"], **sandbox.report}.items():
             if type(met) is str and name != "tier":

@@ -89,7 +89,7 @@ def open_setup(args) -> Setup:
     for slot in range(n_members):
         seed = selfplay.make_rng(args.seed, slot).getrandbits(60)
         adapters.init_member(slot, torch.Generator().manual_seed(seed))
-    sandbox = open_sandbox(1, False, cpu_s=cfg.cpu_s)
+    sandbox = open_sandbox(1, False)
     limits = Limits.for_format(base.prompt_format)
     return Setup(cfg, base, adapters, ranks, sandbox, limits, tuple(TASK_TYPES))
 

@@ -117,43 +117,41 @@ def against(rows: list[dict], other: list[dict]) -> list[dict]:
     return out
 
 
+def aligned(rows: list[list[str]]) -> str:
+    """Rows of cells as lines of columns."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def span(interval: tuple[float, float], form: str = ".3f") -> str:
+    """An interval as text."""
+    low, high = interval
+    return f"{low:{form}} .. {high:{form}}"
+
+
 def table(lines: list[dict]) -> str:
-    """The summary for the terminal; its last column are the answers that the grader failed on, if any."""
-    width = max(len(line["member"]) for line in lines)
-    failed = any("grader_errors" in line for line in lines)
-    out = [f"{'bench':14} {'n':>5}  {'member':{width}}  right  95% interval   minus base  95% interval    "
-           "tokens   cut"]
-    out[0] += "  think" if "think" in lines[0] else ""
-    out[0] += "  grader errors" if failed else ""
+    """The summary for the terminal; its last columns are there where a line has them."""
+    more = {"think": ".2f", "grader_errors": "d"}
+    more = {name: form for name, form in more.items() if any(name in line for line in lines)}
+    out = [["bench", "    n", "member", "right", "95% interval", "minus base", "95% interval", "tokens",
+            " cut", *(name.replace("_", " ") for name in more)]]
     for line in lines:
-        low, high = line["interval"]
-        text = f"{named(line, width)}  {line['accuracy']:.3f}  {low:.3f} .. {high:.3f}"
+        cells = [line["bench"], f"{line['n']:5}", line["member"], f"{line['accuracy']:.3f}",
+                 span(line["interval"]), "", ""]
         if "minus_base" in line:
-            low, high = line["minus_base_interval"]
-            text += f"  {line['minus_base']:+10.3f}  {low:+.3f} .. {high:+.3f}"
-        else:
-            text += " " * 30
-        text += f"  {line['tokens']:6.0f}  {line['cut']:.2f}"
-        text += f"   {line['think']:.2f}" if "think" in line else ""
-        text += f"  {line.get('grader_errors', 0):13}" if failed else ""
-        out.append(text)
-    return "\n".join(out)
-
-
-def named(line: dict, width: int) -> str:
-    """Benchmark, questions and member of a line of a table."""
-    return f"{line['bench']:14} {line['n']:5}  {line['member']:{width}}"
+            cells[5:] = [f"{line['minus_base']:+10.3f}", span(line["minus_base_interval"], "+.3f")]
+        cells += [f"{line['tokens']:6.0f}", f"{line['cut']:.2f}"]
+        out.append(cells + [f"{line.get(name, 0):{form}}" for name, form in more.items()])
+    return aligned(out)
 
 
 def against_table(lines: list[dict]) -> str:
     """Differences to another run for the terminal."""
-    width = max(len(line["member"]) for line in lines)
-    out = [f"{'bench':14} {'n':>5}  {'member':{width}}  right  minus theirs  95% interval"]
+    out = [["bench", "    n", "member", "right", "minus theirs", "95% interval"]]
     for line in lines:
-        low, high = line["interval"]
-        out.append(f"{named(line, width)}  {line['accuracy']:.3f}  {line['difference']:+12.3f}  "
-                   f"{low:+.3f} .. {high:+.3f}")
-    return "\n".join(out)
+        out.append([line["bench"], f"{line['n']:5}", line["member"], f"{line['accuracy']:.3f}",
+                    f"{line['difference']:+12.3f}", span(line["interval"], "+.3f")])
+    return aligned(out)
 
 
 # ---- pass@k ------------------------------------------------------------------------------------------------
@@ -244,22 +242,14 @@ def member_table(lines: list[dict]) -> str:
     return "\n".join(line.rstrip() for line in out)
 
 
-def standing(interval: list[float]) -> str:
-    """What an interval of a difference to the base says."""
-    low, high = interval
-    if low > 0:
-        return "ahead"
-    return "behind" if high < 0 else "level"
-
-
 def gain_table(lines: list[dict]) -> str:
     """Members (no line of the base) minus base at k = 1 and at the largest k for the terminal: is what they
     gain still there when the base may try as often (Yue et al. 2025, arXiv 2504.13837)?"""
     most = lines[0]["k"][-1]
-    out = [f"{'minus base':17} tasks  {'member':15}  {'pass@1':20}  pass@{most:<15}  at k = 1, k = {most}"]
+    out = [["minus base", "tasks", "member", "pass@1", f"pass@{most}", f"at k = 1, k = {most}"]]
     for line in lines:
         ends = [(line["minus_base"][end], line["minus_base_intervals"][end]) for end in (0, -1)]
-        cells = "  ".join(f"{spread(*end, sign='+'):20}" for end in ends)
-        words = ", ".join(standing(interval) for _, interval in ends)
-        out.append(f"{line['bench']:17} {line['n']:5}  {line['member']:15}  {cells}  {words}")
-    return "\n".join(out)
+        words = ["ahead" if low > 0 else "behind" if high < 0 else "level" for _, (low, high) in ends]
+        out.append([line["bench"], f"{line['n']:5}", line["member"],
+                    *(spread(*end, sign="+") for end in ends), ", ".join(words)])
+    return aligned(out)

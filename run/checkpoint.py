@@ -33,6 +33,7 @@ from trueskill_lite import RATINGS
 
 FROZEN = "probe/frozen_student"         # its place in a checkpoint, one level below those of the members
 OPTIMIZER = "optimizer"
+HELD_OUT = ("anchors.jsonl", "heldout.jsonl")        # beside a base's weights
 
 
 def linked(former: Path, directory: Path, names: list[str]) -> bool:
@@ -73,14 +74,15 @@ class State:
 def founders(cfg) -> list[Member]:
     """The members that a run begins with, role by role; with --single one adapter, in slot 0, has all roles.
 
-    A role has as many members as its flag says (--teachers, --students), without one as there are students.
+    --teachers of --pop are teachers, the others students; a role that somebody adds has as many as these.
     """
     members, new_rating, types = [], RATINGS[cfg.rating]().new, cfg.task_types.split(",")
     for number, role in enumerate(ROLES):
         rng, factor = selfplay.make_rng(cfg.seed, -1, selfplay.INIT, number), cfg.lr_spread
         if hasattr(cfg, f"lr_{role}"):          # the role does not learn at --lr
             factor = 1.0
-        for i, scale in enumerate(spread(getattr(cfg, f"{role}s", cfg.students), factor, rng)):
+        size = cfg.teachers if role == "teacher" else cfg.pop - cfg.teachers
+        for i, scale in enumerate(spread(size, factor, rng)):
             slot = 0 if cfg.single else len(members)
             niche = (types[i % len(types)],) if cfg.niches else ()
             members.append(Member(f"{role[0].upper()}{i}", role, slot, new_rating(), niche=niche,
@@ -91,14 +93,14 @@ def founders(cfg) -> list[Member]:
 def init_state(cfg, setup: Setup, base_hash: str = "") -> State:
     """The state before step 0: fresh members (or --init), the archive's seeds, the anchors."""
     init_adapters(cfg, setup, base_hash)
-    archive = Archive(list(setup.task_types), cfg.archive_cap)
+    archive = Archive(list(setup.task_types))
     for task in selfplay.make_tasks(setup, seeds(cfg, setup.task_types), cfg.seed_tasks or "seed"):
         archive.add(dataclasses.replace(task, id=archive.n_added),
                     TASK_TYPES[task.kind].structure(task.program))
-    asked = proposals_of(setup, cfg.anchors, "anchors")[:cfg.n_anchors]
-    anchors = selfplay.make_tasks(setup, asked, cfg.anchors or "anchors.jsonl")
-    asked = unplayed(proposals_of(setup, cfg.heldout, "heldout"), setup.task_types, cfg.n_heldout)
-    heldout = selfplay.make_tasks(setup, asked, cfg.heldout or "heldout.jsonl")
+    held_out = first_of_types(held_out_proposals(setup, cfg.heldout), cfg.n_heldout)
+    tasks = selfplay.make_tasks(setup, held_out, cfg.heldout or "the base's held-out tasks")
+    anchors = [task for task in tasks if task.kind in setup.task_types]
+    heldout = [task for task in tasks if task.kind not in setup.task_types]
     return State(0, founders(cfg), archive, anchors, heldout, dict(generated=0, trained=0))
 
 
@@ -134,21 +136,20 @@ def seeds(cfg, task_types: tuple[str, ...]) -> list[Proposal]:
     return proposals
 
 
-def proposals_of(setup: Setup, given: str, name: str) -> list[Proposal]:
-    """The tasks of the file given by flag --`name`, or else of the base's own NAME.jsonl; [] where it has
-    none. Raises ValueError where the given file is missing or a line is wrong."""
-    path = Path(given) if given else setup.base.path / f"{name}.jsonl"
-    if given and not path.exists():
-        raise ValueError(f"--{name} {given}: no such file")
-    return read_tasks(path) if path.exists() else []
+def held_out_proposals(setup: Setup, given: str) -> list[Proposal]:
+    """The tasks of --heldout's file, or else of the base's own two; [] where it has none. Raises ValueError
+    where the given file is missing or a line is wrong."""
+    if given and not Path(given).exists():
+        raise ValueError(f"--heldout {given}: no such file")
+    paths = [Path(given)] if given else [setup.base.path / name for name in HELD_OUT]
+    return [p for path in paths if path.exists() for p in read_tasks(path)]
 
 
-def unplayed(proposals: list[Proposal], played: tuple[str, ...], n: int) -> list[Proposal]:
-    """The first n tasks of each type that the run does not play."""
+def first_of_types(proposals: list[Proposal], n: int) -> list[Proposal]:
+    """The first n tasks of each type, type by type."""
     by_kind = {}
     for p in proposals:
-        if p.kind not in played:
-            by_kind.setdefault(p.kind, []).append(p)
+        by_kind.setdefault(p.kind, []).append(p)
     return [p for some in by_kind.values() for p in some[:n]]
 
 
@@ -226,11 +227,11 @@ def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
     return run.part(step, "state.json", read)
 
 
-def archive_at(run: RunDir, metadata: dict, task_types, cap: int) -> Archive:
+def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
     """What the run had seen when a checkpoint with this state.json was written. Raises ValueError where its
     logs are shorter."""
     run.check_logs(metadata)
-    archive = Archive(list(task_types), cap)
+    archive = Archive(list(task_types))
     tasks = [task_of(row) for row in metadata["seeds"]]
     for row in run.rows("tasks.jsonl", metadata["logs"]["tasks.jsonl"]):
         if not row["reason"]:
@@ -262,7 +263,7 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
     if metadata.get("base_files", base_hash) != base_hash:
         raise ValueError(f"{run.path} was trained on another base than {cfg.base} is here: pass the "
                          "--base that it was started with")
-    archive = archive_at(run, metadata, setup.task_types, cfg.archive_cap)
+    archive = archive_at(run, metadata, setup.task_types)
 
     def load(adapters: Adapters, slot: int, name: str) -> None:
         run.part(step, name, lambda path: load_peft(adapters, slot, path, base_hash))

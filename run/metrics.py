@@ -7,6 +7,7 @@ import selfplay
 from evolve import ROLES, Member, members_of, learning_rates
 from run.checkpoint import State
 from operators import adapter_cosines
+from rewards import NOISE_MARGIN
 from rl import Batch
 from selfplay import ProposalRecord, Setup, mean, solve_rate
 from tasks.base import UNJUDGED, VIOLATION
@@ -84,7 +85,7 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
     baseline = {kind: archive.modal_output(kind)[1] for kind in setup.task_types}
     solved = [p for p in proposed if p.solve_rate is not None]
     tried_by, tried = escape_attempts(proposed, setup.base.prompt_format)
-    lucky = {kind: share + setup.cfg.noise_margin for kind, share in baseline.items()}
+    lucky = {kind: share + NOISE_MARGIN for kind, share in baseline.items()}
     lengths = reasoning_lengths(proposed, setup.base.prompt_format)
     of_students = []
     for student in members_of(state.members, "student"):
@@ -100,12 +101,17 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
         think=share_that_think(of_students),
         brier=mean(match["brier"] for match in matches),
         frac_zero_advantage=(adv == 0).float().mean().item(),
-        **{name: update[name] for name in OF_UPDATE if name in update},
+        **{name: update[name] for name in OF_UPDATE if name in update} | unmeasured(setup.cfg),
         escapes=dict(tried),
         sandbox_failures=sum(p.reason == "sandbox_failure" for p in proposed)
         + sum(p.verdicts.count(UNJUDGED) for p in proposed),
         tokens_generated=state.totals["generated"],
         tokens_trained=state.totals["trained"])
+
+
+def unmeasured(cfg) -> dict[str, None]:
+    """What the update computes only where its coefficient is not 0."""
+    return {name: None for name in ("kl", "entropy") if getattr(cfg, f"{name}_coef") == 0}
 
 
 def mean_cosines(setup: Setup, members: list[Member], step: int) -> dict[str, float | None]:

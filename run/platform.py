@@ -83,9 +83,10 @@ def check_system(weak: bool) -> None:
 
 
 def open_sandbox(workers: int, weak: bool, **options) -> Sandbox:
-    """The judge, with Sandbox's options. Raises ValueError where this machine cannot hold model code in."""
+    """The sandbox of a run; workers 0: half the cores, two at the least. Raises ValueError where this machine
+    cannot hold model code in."""
     try:
-        return Sandbox(workers, weak=weak, **options)
+        return Sandbox(workers or max(2, (os.cpu_count() or 1) // 2), weak=weak, **options)
     except RuntimeError as e:
         raise ValueError(with_flag(str(e))) from None
 
@@ -107,7 +108,7 @@ IMPLYING = ("algo", "pop", "single", "dtype", "evolve_every", "invalid_penalty")
 def defaults(cfg: Config, device: str = "cpu") -> dict[str, list]:
     """Of each flag of a run, whose cfg is filled in: [its value had nobody given it, its meaning]."""
     plain = resolve_config(Config(), cfg.prompt_format, device)
-    implied = Config(**{name: getattr(cfg, name) for name in IMPLYING})
+    implied = Config(teachers=cfg.pop // 2, **{name: getattr(cfg, name) for name in IMPLYING})
     implied = resolve_config(implied, cfg.prompt_format, device)
     rows = {}
     for f in dataclasses.fields(Config):

@@ -18,6 +18,7 @@ from selfplay import (BASE, PROBE, Attempts, ProposalRecord, Setup, attempt, mak
 from tasks.base import UNJUDGED, Task
 from tasks.prompts import reasoning
 
+N_PROBED = 32                       # members of a role that a probe asks, at most
 FROZEN_BASE = "base"                # its name among the members
 CURRENT_ATTEMPTS = 1                # of the frozen ones at a current task: tasks differ more than attempts do
 
@@ -67,12 +68,12 @@ def is_probed(cfg, step: int) -> bool:
 
 
 def to_probe(cfg, members: list[Member], step: int) -> list[Member]:
-    """Whom a step's probe asks: of a role with more than --probe-members so many, drawn for this step."""
+    """Whom a step's probe asks: of a role with more than N_PROBED so many, drawn for this step."""
     asked = []
     for number, role in enumerate(ROLES):
         own = members_of(members, role)
-        if len(own) > cfg.probe_members:
-            drawn = make_rng(cfg.seed, step, PROBE, number).sample(range(len(own)), cfg.probe_members)
+        if len(own) > N_PROBED:
+            drawn = make_rng(cfg.seed, step, PROBE, number).sample(range(len(own)), N_PROBED)
             own = [own[i] for i in sorted(drawn)]
         asked += own
     return asked

@@ -14,7 +14,6 @@ import json
 import sys
 from pathlib import Path
 
-import torch
 
 import selfplay
 from config import Config, config_of_run
@@ -96,9 +95,7 @@ def replay(path: str, step: int, match: str = "", device: str = "auto") -> bool:
         raise ValueError("a step is replayed by one process: start it without torchrun")
     cfg, matches, logged = wanted(run, step, match)
     cfg, base = prepare(cfg, ranks)
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
-    with open_sandbox(cfg.workers, cfg.weak_sandbox, cpu_s=cfg.cpu_s) as sandbox:
+    with open_sandbox(0, cfg.weak_sandbox) as sandbox:
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
         before = [n for n in run.steps() if n <= step]
         if before:
@@ -109,7 +106,7 @@ def replay(path: str, step: int, match: str = "", device: str = "auto") -> bool:
             print(f"no checkpoint of step {step}: computing steps {state.step} to {step - 1} again",
                   flush=True)
         state.anchors, state.heldout = [], []                       # nobody reads what they would measure
-        without = dataclasses.replace(setup, cfg=dataclasses.replace(setup.cfg, n_anchors=0, halt_on=""))
+        without = dataclasses.replace(setup, cfg=dataclasses.replace(setup.cfg, n_heldout=0, halt_on=""))
         train(without, state, run, adam, base_hash, Signals(), until=step)
         return replay_step(setup, state, matches, logged)
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import torch
 
 from adam import Adam
-from config import Config, resolve_config
+from config import Config, config_of_run, resolve_config
 from evolve import ROLES, learning_rates
 from infra.distributed import Ranks, digest
 from infra.precision import DTYPES, pick_dtype
 from lora import Adapters
 from model import Base, compile_kernels
-from run.checkpoint import founders
+from run import probes
+from run.checkpoint import HELD_OUT, founders
 from run.directory import LOGS, RunDir
 from run.memory import autotune_batch, free_memory, plan_table
 from selfplay import Setup
@@ -47,14 +48,26 @@ def choose_directory(cfg: Config) -> Path:
     return out / f"{stem}-{number}"
 
 
+def flags_of_run(cfg: Config) -> dict:
+    """The flags that the run to be resumed was started with, but those that name it; none where there is no
+    such run. Raises ValueError where its config.json is damaged or another version's."""
+    run = RunDir(choose_directory(cfg), writes=False)
+    if not (run.path / "config.json").exists():
+        return {}
+    saved = dict(vars(config_of_run(run.config(), run.path)))
+    for name in ("name", "out", "resume", "plan", "init"):
+        del saved[name]
+    return saved
+
+
 def steps_to_resume(cfg: Config, run: RunDir) -> list[int]:
     """The checkpoints that a run goes on from, none = from step 0. Raises ValueError where the flags do not
     fit what lies in its directory. For process 0 alone."""
     path, steps = run.path, run.steps()
     given = cfg.resume if cfg.resume != "auto" else ""
     if (steps or (path / "metrics.jsonl").exists()) and not cfg.resume:
-        raise ValueError(f"{path} holds an earlier run: go on with --resume auto --name {path.name}, "
-                         "or choose another --name")
+        raise ValueError(f"{path} holds an earlier run: python train.py --resume {path} goes on with it, "
+                         "another --name begins anew")
     if given and not steps:
         raise ValueError(f"--resume {given}: no complete checkpoint in {path}")
     wanted = Path(given).name
@@ -85,7 +98,7 @@ def check_nodes(cfg: Config, run: RunDir, ranks: Ranks) -> None:
     token = run.path / "token"
     ranks.broadcast(lambda: token.write_text(secrets.token_hex()))
     seen = {f"the run's directory {run.path}": digest_of(token)}
-    for name in ("init", "seed_tasks", "tasks", "anchors", "heldout", "theory"):
+    for name in ("init", "seed_tasks", "tasks", "heldout", "theory"):
         given = getattr(cfg, name)
         if given and given != FRESH:
             seen[f"--{name.replace('_', '-')} {given}"] = digest_of(Path(given))
@@ -117,7 +130,7 @@ def n_on_device(cfg: Config) -> int:
     """How many of them the device holds at a time: all, or with --matches those that play or are probed."""
     if not cfg.matches:
         return n_adapters(cfg)
-    return min(n_adapters(cfg), max(2 * cfg.matches, len(ROLES) * cfg.probe_members))
+    return min(n_adapters(cfg), max(2 * cfg.matches, len(ROLES) * probes.N_PROBED))
 
 
 def base_name(cfg: Config) -> str:
@@ -134,8 +147,6 @@ def choose_dtype(cfg: Config, ranks: Ranks) -> Config:
         run = RunDir(choose_directory(cfg), writes=False)
         if cfg.resume and (run.path / "config.json").exists():
             return run.config().get("dtype", "auto")
-        if cfg.threads:
-            torch.set_num_threads(cfg.threads)
         shape = read_config(resolve(base_name(cfg), weights=False))
         return pick_dtype("auto", ranks.device, (shape.hidden_size, shape.intermediate_size))
 
@@ -158,6 +169,8 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str
 def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     """Resolved configuration and loaded base. Raises ValueError, also where the memory plan does not fit."""
     cfg, dtype, table, fits = estimate_memory(cfg, ranks)
+    if cfg.prompt_format == "micro" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)        # on small matrices threads wait longer than they compute
     if not fits:
         raise ValueError(f"not enough memory:\n{table}")
     base = load_base(base_name(cfg), dtype, ranks.device, cfg.base_dtype)
@@ -210,7 +223,7 @@ def hash_base(base: Base, ranks: Ranks) -> str:
     """SHA-256 of the base, which process 0 computes. Raises ValueError, in all processes, where another one
     has other weights, or other files of those that a run reads."""
     values = dict(base.model.named_parameters())
-    for name in ("tokenizer.json", "anchors.jsonl", "heldout.jsonl"):
+    for name in ("tokenizer.json", *HELD_OUT):
         values[name] = digest_of(base.path / name)
     ranks.check_equal(values, f"--base {base.path}")
     return ranks.broadcast(lambda: weights_hash(base.model))

@@ -10,8 +10,6 @@ import json
 import sys
 from pathlib import Path
 
-import torch
-
 import selfplay
 from config import config_of_run
 from infra.distributed import Ranks
@@ -29,9 +27,7 @@ def write(path: str, name: str, n: int, device: str = "auto"):
         raise ValueError(f"{path} holds no checkpoint of a run")
     cfg = dataclasses.replace(config_of_run(run.config(), run.path), tasks="", dedupe="structural")
     cfg, base = prepare(cfg, ranks)
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
-    with open_sandbox(cfg.workers, cfg.weak_sandbox, cpu_s=cfg.cpu_s) as sandbox:
+    with open_sandbox(0, cfg.weak_sandbox) as sandbox:
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
         state = restore(run, cfg, setup, adam, base_hash, run.steps()[-1])
         teachers = {m.name: m for m in state.members if m.role == "teacher"}

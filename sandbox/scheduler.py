@@ -32,7 +32,7 @@ REASON = re.compile(r"error: |unsupported: |(too big|not a literal)\Z")
 
 @dataclass
 class Case:
-    """One job under judgement."""
+    """One job and what has been seen of it."""
     job: object
     seen: tuple = field(default_factory=lambda: ({}, {}, {}))  # of a pass {input: (end, [(mark, text), ...])}
     open: int = 0                                       # children that are planned or under way
@@ -259,7 +259,7 @@ class Scheduler:
         """The fork servers that have a child."""
         return [server for server in self.servers if server.run]
 
-    def judge(self, jobs, cpu_s):
+    def work_off(self, jobs, cpu_s):
         """Every job's Case, in order; what is under way is killed where this is interrupted."""
         cases = [Case(job) for job in jobs]
         queue = collections.deque()
@@ -362,4 +362,4 @@ class Scheduler:
         """Kills all fork servers."""
         for server in self.servers:
             server.close()
-        self.servers = []
+        self.servers.clear()

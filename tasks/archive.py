@@ -16,7 +16,7 @@ WINDOW = 512                    # latest tasks that modal_output and unique_at_6
 class Archive:
     """Tasks by type in order of arrival, at most `cap` each, and the set of all keys ever added."""
 
-    def __init__(self, task_types: list[str], cap: int):
+    def __init__(self, task_types: list[str], cap: int = 16384):
         self.tasks: dict[str, list[Task]] = {kind: [] for kind in task_types}
         self.seeds: list[Task] = []
         self.keys: set[str] = set()

@@ -17,7 +17,7 @@ from tasks.validation import (REASONS, Limits, arguments_text, canonical_argumen
 from verifier import Job, Verdict
 
 
-# How an attempt is judged besides correct, wrong and malformed: the sandbox failed, the program made a
+# What an attempt may be besides correct, wrong and malformed: the sandbox failed, the program made a
 # forbidden system call. The first counts nowhere, the second as wrong.
 UNJUDGED, VIOLATION = "unjudged", "violation"
 FAILED = "sandbox failure"              # its name as a Verdict's end or error
@@ -124,9 +124,10 @@ class TaskType:
     def parse_proposal(self, text: str, prompt_format: str, few_shot: list[Task],
                        limits: Limits) -> Proposal | Reject:
         """Program and input from a teacher's text, which includes the prefix. Never raises."""
-        blocks = FORMATS[prompt_format].blocks(text)
-        if prompt_format == "micro" and ([tag for tag, _ in blocks] != ["python", "input"] or "#" in text):
-            return Reject("syntax")     # a program, the call as the last line, and nothing else, no comments
+        form = FORMATS[prompt_format]
+        blocks = form.blocks(text)
+        if not form.admits(blocks, "python", "input") or form.strict and "#" in text:
+            return Reject("syntax")
         at = 0                          # of the program
         while at < len(blocks) and not is_program(*blocks[at]):
             at += 1
@@ -138,17 +139,15 @@ class TaskType:
         inputs = [body for tag, body in before if tag == "input"][-1:]
         inputs = inputs or [body for tag, body in behind if tag == "input"]
         inputs = inputs or [body for tag, body in behind if tag == "" and "def " not in body]
-        if prompt_format != "micro":
-            inputs = inputs or demonstrated(source)[-1:]
+        inputs = inputs or demonstrated(source)[-1:]
         if not inputs:
             return Reject("no_input")
-        tidy = FORMATS[prompt_format].tidy
         try:
-            program = normalise(source, limits, tidy)
+            program = normalise(source, limits, form.tidy)
         except ValueError as error:
             return Reject.of(error)
         given = arguments_text(inputs[0], program)
-        return Proposal(self.name, program, (canonical_arguments(given) if tidy else given,))
+        return Proposal(self.name, program, (canonical_arguments(given) if form.tidy else given,))
 
     def check(self, proposal: Proposal, limits: Limits) -> Reject | None:
         """Refusal before anything runs, or None."""
@@ -233,7 +232,7 @@ class TaskType:
         if not blocks:
             return None
         last_tag, last = blocks[-1]
-        if prompt_format == "micro":
+        if FORMATS[prompt_format].strict:
             return last if last_tag in self.tags and last_tag != "input" else None
         tagged = [body for tag, body in blocks if tag in self.tags]
         return tagged[-1] if tagged else last

@@ -72,8 +72,9 @@ class Induction(TaskType):
 
     def parse_proposal(self, text, prompt_format, few_shot, limits):
         """The first n_inputs distinct inputs, and the hint if any, for few_shot[0]. Never raises."""
-        blocks = FORMATS[prompt_format].blocks(text)
-        if prompt_format == "micro" and ({tag for tag, _ in blocks} != {"input"} or "#" in text):
+        form = FORMATS[prompt_format]
+        blocks = form.blocks(text)
+        if not form.admits(blocks, *["input"] * max(1, len(blocks))) or form.strict and "#" in text:
             return Reject("syntax")
         if not few_shot:
             return Reject("no_program")
@@ -90,7 +91,7 @@ class Induction(TaskType):
                 distinct.setdefault(canonical_arguments(given), given)
         if len(distinct) < limits.min_inputs:
             return Reject("few_inputs")
-        inputs = tuple(distinct if FORMATS[prompt_format].tidy else distinct.values())[:limits.n_inputs]
+        inputs = tuple(distinct if form.tidy else distinct.values())[:limits.n_inputs]
         return Proposal(self.name, few_shot[0].program, inputs, messages[-1] if messages else "")
 
     def check(self, proposal, limits):
@@ -109,11 +110,12 @@ class Induction(TaskType):
 
     def parse_answer(self, text, prompt_format, task, limits):
         """The program, called f, if it passes a proposal's static checks; None = malformed. Never raises."""
-        if prompt_format == "micro" and len(FORMATS[prompt_format].blocks(text)) != 1:
+        form = FORMATS[prompt_format]
+        if not form.admits(form.blocks(text), "python"):
             return None
         block = self.answer_block(text, prompt_format)
         try:
-            program = normalise(block or "", limits, FORMATS[prompt_format].tidy)
+            program = normalise(block or "", limits, form.tidy)
         except ValueError:
             return None
         return program if program_problem(program, limits) in (None, "ignores_input") else None

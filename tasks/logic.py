@@ -58,10 +58,11 @@ class Logic(TaskType):
 
     def parse_proposal(self, text, prompt_format, few_shot, limits):
         """The constraints, one a line, perhaps as a list. Never raises."""
-        blocks = FORMATS[prompt_format].blocks(text)
+        form = FORMATS[prompt_format]
+        blocks = form.blocks(text)
         found = [body for tag, body in blocks if tag == "constraints"]
         found = found or [body for tag, body in blocks[:1] if tag in ("", "python")]
-        if not found or prompt_format == "micro" and len(blocks) != 1:
+        if not found or not form.admits(blocks, "python"):
             return Reject("syntax")
         if len(found[0]) > MAX_CHARS:
             return Reject("too_long")

@@ -95,15 +95,16 @@ class Math(TaskType):
 
     def parse_proposal(self, text, prompt_format, few_shot, limits):
         """The question and the program, whose function may be called solution. Never raises."""
-        blocks = FORMATS[prompt_format].blocks(text)
+        form = FORMATS[prompt_format]
+        blocks = form.blocks(text)
         questions = [body.strip() for tag, body in blocks if tag == "question" and body.strip()]
         programs = [body for tag, body in blocks if is_program(tag, body)]
-        if prompt_format == "micro" and [tag for tag, _ in blocks] != ["question", "python"]:
+        if not form.admits(blocks, "question", "python"):
             return Reject("syntax")
         if not questions or not programs:
             return Reject("no_program" if questions else "no_question")
         try:
-            program = normalise(programs[0], limits, FORMATS[prompt_format].tidy, alias="solution")
+            program = normalise(programs[0], limits, form.tidy, alias="solution")
         except ValueError as error:
             return Reject.of(error)
         return Proposal(self.name, program, ("",), questions[0])
@@ -126,7 +127,7 @@ class Math(TaskType):
     def answer_block(self, text, prompt_format):
         """As `TaskType.answer_block`, else the last \\boxed{...} of the text."""
         block = super().answer_block(text, prompt_format)
-        if block or prompt_format == "micro":
+        if block or FORMATS[prompt_format].strict:
             return block
         boxed = re.findall(r"\\boxed\s*(\{(?:[^{}]|\{[^{}]*\})*\})", text)
         return boxed[-1] if boxed else None

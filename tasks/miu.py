@@ -5,7 +5,7 @@
     MUI         three I become a U
 
 says that MUI follows from MII. `metamath` writes such lines as the statement and the proof that the verifier
-(metamath.py) judges; nothing is judged here. `derivation` makes them up, for training.
+(metamath.py) checks; nothing is checked here. `derivation` makes them up, for training.
 """
 import random
 import re

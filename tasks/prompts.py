@@ -131,7 +131,7 @@ and nothing else.
 """,
         give="each variable as `name = True` or `name = False`, one a line,", form="{form}"),
     "proof": Template(
-        micro=("propose proof\n", "proof\n{given}\n{statement}\n"),
+        micro=("propose proof\n", "proof\n{given}\n{proved}\n"),
         opening="```metamath\n",
         propose=METAMATH + """Here are examples of theorems with their proofs:
 
@@ -281,9 +281,14 @@ class PromptFormat:
     blocks: Callable[[str], list[tuple[str, str]]]
     reasoning: Callable[[str], str]         # what an answer says before it answers
     pair: str = "```input\n{input}\n```\n```output\n{output}\n```\n"
+    strict: bool = False                    # the protocol's blocks and nothing else; others pass over chatter
     tidy: bool = True                       # store programs without comments, docstrings and annotations
     closing: str = ""                       # text that ends an answer where the model may have no end token
     thinking: bool = True                   # enable_thinking of a chat template that has the switch (Qwen3's)
+
+    def admits(self, blocks: list[tuple[str, str]], *tags: str) -> bool:
+        """Whether blocks may stand for those of these tags: exactly they, where the protocol is strict."""
+        return not self.strict or [tag for tag, _ in blocks] == list(tags)
 
 
 def thoughtful(t: Template) -> str:
@@ -298,7 +303,7 @@ def at_once(t: Template) -> str:
 
 FORMATS = {
     "micro": PromptFormat(lambda t: Prompt(t.micro[0]), lambda t: Prompt(t.micro[1]),
-                          micro_blocks, trace_of, "f({input})={output}\n", tidy=False),
+                          micro_blocks, trace_of, "f({input})={output}\n", strict=True, tidy=False),
     "chat": PromptFormat(lambda t: Prompt(t.propose, t.opening), lambda t: Prompt(thoughtful(t)),
                          fenced_blocks, before_block),
     "direct": PromptFormat(lambda t: Prompt(t.propose, t.opening), lambda t: Prompt(at_once(t), "```{tag}\n"),

@@ -3,7 +3,6 @@
 A task's message is the statement, its input the teacher's proof, and its program that proof as nested calls
 of the assertions it cites. Nothing runs: a proof is data to metamath.py, which bounds its work.
 """
-import dataclasses
 import functools
 import itertools
 import random
@@ -259,7 +258,7 @@ class Proof(TaskType):
     name, tags = "proof", ("proof", "metamath", "answer")
     topics = ("without hypotheses", "with one hypothesis", "with two hypotheses")
     propose_fields = ("theory", "cited", "topic", "examples")
-    solve_fields = ("theory", "example", "statement", "tag", "given")       # given: in the micro format alone
+    solve_fields = ("theory", "example", "statement", "tag", "given", "proved")     # the last two: of MIU
 
     def from_row(self, row):
         theory = row.get("theory", "prop.mm")
@@ -268,8 +267,6 @@ class Proof(TaskType):
 
     def propose(self, prompt_format, few_shot, rng, limits):
         asked = template(self.name, prompt_format, "propose")
-        if prompt_format == "micro":
-            return asked
         theory = load(limits.theory)
         shown = [f"{task.message} $= {task.inputs[0]} $." for task in few_shot if task.kind == self.name]
         shown += theory.examples(rng, N_EXAMPLES - len(shown))
@@ -280,7 +277,7 @@ class Proof(TaskType):
 
     def parse_proposal(self, text, prompt_format, few_shot, limits):
         """The theorem of the first block that has one, or that of a derivation. Never raises."""
-        if prompt_format == "micro":
+        if FORMATS[prompt_format].strict:
             return self.parse_derivation(text)
         problem = "no_proof"
         for _, body in FORMATS[prompt_format].blocks(text):
@@ -357,18 +354,16 @@ class Proof(TaskType):
         return digest(*(label + opens if opens else names[label] for label, opens in CALLED.findall(program)))
 
     def fields(self, prompt_format, task, limits):
-        if prompt_format == "micro":
-            _, given, proved = miu.ends_of(task.message)
-            return dict(given=given, statement=proved)
+        _, given, proved = miu.ends_of(task.message)
         theory, rng = load(limits.theory), random.Random(task.key)
         return dict(theory=theory.listing(rng, task.inputs[0]), example="\n".join(theory.examples(rng, 1)),
-                    statement=f"{task.message} $.", tag=self.tags[0])
+                    statement=f"{task.message} $.", tag=self.tags[0], given=given, proved=proved)
 
     def parse_answer(self, text, prompt_format, task, limits):
         """The labels of a proof, perhaps between $= and $.; None = malformed. Never raises.
 
         In the micro format a derivation without its first string; a step that no rule makes is "?"."""
-        if prompt_format == "micro":
+        if FORMATS[prompt_format].strict:
             label, given, _ = miu.ends_of(task.message)
             lines = miu.lines_of(text)
             return lines and (miu.metamath([given, *lines], label) or "?")

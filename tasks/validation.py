@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tasks.complexity import (DEFINITIONS, MAX_CHARS, bound_names, drop_annotations, drop_docstrings, entry,
                               parse, scoped, tree_of, walk)
-from tasks.prompts import show
+from tasks.prompts import FORMATS, show
 
 # Why a proposal was refused; the keys are what the logs count.
 REASONS = {
@@ -28,11 +28,10 @@ REASONS = {
     "violation": "tried a forbidden system call", "crash": "crashed the interpreter",
     "malformed_result": "tampered with the report", "nondeterministic": "two processes disagree",
     "unsupported": "the result is no plain value", "not_finite": "nan or infinity",
-    "output_too_long": "result over the limit", "sandbox_failure": "the judge failed, not the program",
+    "output_too_long": "result over the limit", "sandbox_failure": "the sandbox failed, not the program",
     "no_question": "no question block", "not_a_number": "the result is no number",
     "inexact": "a float that is no short decimal",
     "prompt_too_long": "asking it would leave no room for an answer in the base's context",
-    "guessable": "the archive's most frequent output, over --max-guess",
     "not_logic": "more than variables, and, or, not, == and !=", "variables": "too few or too many variables",
     "no_proof": "no theorem with a proof", "unproved": "the verifier refuses the proof",
     "unused_hypothesis": "the proof does without one of the hypotheses",
@@ -84,7 +83,7 @@ class Limits:
     @classmethod
     def for_format(cls, prompt_format: str) -> "Limits":
         """Defaults for a prompt format; the micro model knows only small values."""
-        if prompt_format != "micro":
+        if not FORMATS[prompt_format].strict:
             return cls()
         return cls(source_chars=400, input_chars=60, output_chars=60, n_inputs=8, min_inputs=8, n_shown=4,
                    max_digits=3, max_items=10, reject_constant=True, compact=True, theory="miu.mm")
@@ -92,8 +91,7 @@ class Limits:
     @classmethod
     def of_run(cls, cfg, prompt_format: str, tokenizer) -> "Limits":
         """Those of a run: its prompt format's and tokenizer's, or what its flags (config.Config) say."""
-        given = dict(theory=cfg.theory, max_digits=cfg.max_digits, output_chars=cfg.max_output,
-                     control=control_of(tokenizer))
+        given = dict(theory=cfg.theory, control=control_of(tokenizer))
         return replace(cls.for_format(prompt_format), **{name: x for name, x in given.items() if x})
 
 
@@ -266,7 +264,7 @@ def read_arguments(text: str) -> list[ast.expr]:
 
 
 def is_plain(node: ast.AST) -> bool:
-    """Whether a node may stand in a literal; literal_eval itself is the judge of the details."""
+    """Whether a node may stand in a literal; literal_eval itself decides on the details."""
     if isinstance(node, ast.Constant):
         return node.value is not ...
     if isinstance(node, ast.BinOp):             # 1+2j

@@ -14,7 +14,7 @@ import config
 ROOT = Path(config.__file__).parent
 PAGE = (ROOT / "docs" / "change-it.md").read_text(encoding="utf-8")
 TINY = dict(steps=2, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48,
-            n_anchors=1, n_heldout=0, evolve_every=1, grace=0, probe_every=1, workers=1, threads=1)
+            n_heldout=1, evolve_every=1, grace=0, probe_every=1)
 
 
 def section(title: str) -> str:

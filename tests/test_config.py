@@ -113,10 +113,10 @@ def test_presets_pass_the_checks_and_leave_nothing_open(prompt_format):
     cfg = config.resolve_config(config.Config(), prompt_format)
     assert None not in vars(cfg).values() and cfg.prompt_format == prompt_format
     assert {name: getattr(cfg, name) for name in config.PRESETS[prompt_format]} == config.PRESETS[prompt_format]
-    assert (cfg.teachers, cfg.students, cfg.grace, cfg.duplicate_penalty) == (4, 4, cfg.evolve_every, -1.0)
-    given = dict(single=True, grace=0, duplicate_penalty=0.0, steps=5)
+    assert (cfg.pop, cfg.teachers, cfg.grace) == (8, 4, cfg.evolve_every)
+    given = dict(single=True, grace=0, steps=5)
     alone = vars(config.resolve_config(config.Config(**given), prompt_format))
-    expected = given | dict(teachers=1, students=1)
+    expected = given | dict(teachers=1, pop=2)
     assert {name: alone[name] for name in expected} == expected
 
 
@@ -211,8 +211,9 @@ def test_a_damaged_config_of_a_run(change, match):
 
 
 @pytest.mark.parametrize("flags,prompt_format,match", [
-    (dict(single=True, teachers=2), "micro", "--single is one adapter in both roles"),
-    (dict(students=-1), "micro", "--students -1: give a number in"),
+    (dict(single=True, pop=4), "micro", "--single is one adapter in both roles"),
+    (dict(pop=4, teachers=4), "micro", "--teachers 4: of --pop 4 one must be a student"),
+    (dict(teachers=-1), "micro", "--teachers -1: give a number in"),
     (dict(task_types="code_o,code_x"), "micro", "--task-types: code_x unknown; valid: code_o"),
     (dict(niches=True), "micro", r"--niches deals 1 task type\(s\) .* give at least two types"),
     (dict(niches=True, pop=2, task_types="code_o,code_i"), "micro", "--niches deals 2 .* to 1 teacher"),

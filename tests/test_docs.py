@@ -271,6 +271,9 @@ def legal(name: str, listed: list[str]) -> bool:
     field = {f.name: f for f in dataclasses.fields(config.Config)}[name]
     choices = field.metadata["choices"]
     default = config.ALGORITHMS[config.Config.algo].get(name, field.default)
+    by_format = {preset.get(name, default) for preset in config.PRESETS.values()}
+    if len(by_format) == 1:
+        default, = by_format
     if choices:
         return listed[0] == default and set(listed) <= set(choices)
     if field.type is bool:

@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 import torch
-
-from config import EVOLVE, MATCHING, Config, resolve_config
-import evolve
-from evolve import Member, apply_operator, cross, genealogy, learning_rates, match, newborn, outcome, plan
 from factors import RANK, fresh, gen, names, trained
+
+import evolve
+from config import EVOLVE, MATCHING, Config, resolve_config
+from evolve import Member, apply_operator, cross, genealogy, learning_rates, match, newborn, outcome, plan
 from lora import Adapters
 from operators import CROSSOVERS, MUTATIONS, OPERATORS, dw_norm
 from run.checkpoint import founders
@@ -69,10 +69,6 @@ def test_matching_is_seeded_shuffled_and_survives_certainty():
     turns = {(t.name, s.name) for step in range(4)
              for t, s in match(teachers, students, None, "round-robin", 0, random.Random(0), step)}
     assert len(turns) == 16
-    with pytest.raises(ValueError, match="pfsp"):
-        match(teachers, students, None, "swiss", rng=random.Random(0))
-    with pytest.raises(ValueError, match="floor"):
-        match(teachers, students, None, "uniform", 1.5, random.Random(0))
 
 
 @pytest.mark.parametrize("mode", MATCHING)
@@ -93,8 +89,6 @@ def test_outcomes():
     assert [outcome(r, 0.7, 0.05) for r in (0.8, 0.7, 0.66, 0.6)] == ["student", "draw", "draw", "teacher"]
     assert [outcome(r, 0.9, 0.1, "half") for r in (0.7, 0.55, 0.3)] == ["student", "draw", "teacher"]
     assert [outcome(r, 0.9, 0.1, "raw") for r in (0.55, 0.5, 0.45)] == ["student", "draw", "teacher"]
-    with pytest.raises(ValueError, match="half"):
-        outcome(0.5, 0.5, rule="coin")
 
 
 def test_rates_decay_by_the_step_of_the_run():
@@ -169,8 +163,6 @@ def test_evolve_modes(mode):
     for b in plan(team("T", 2), fitness, 0.5, 10, 10, mode, random.Random(0)):  # one survivor
         assert OPERATORS[b.operator].n_parents == 1
         assert bool(b.note) == (mode in ("crossover", "mean", "add", *CROSSOVERS)) or mode == "mixed"
-    with pytest.raises(ValueError, match="evolve"):
-        plan(team("T", 2), fitness, mode="sexual", rng=random.Random(0))
 
 
 def test_who_has_not_played_neither_dies_nor_is_a_parent():

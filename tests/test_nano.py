@@ -11,13 +11,14 @@ from statistics import NormalDist
 
 import pytest
 import torch
+from factors import fresh, trained
 
 import evolve
 import nano
 import rl
+import selfplay
 from adam import Adam
 from config import PRESETS, Config
-from factors import fresh, trained
 from generate import Rollout, generate
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
@@ -301,7 +302,7 @@ def test_matches_are_rated_as_the_engine_does(n_correct):
         teacher, student = tiny_member("T0", ours(a)), tiny_member("S0", ours(b))
         nano.rate_match(teacher, student, rows)
         rate = None if n_correct is None else n_correct / 8
-        winner = evolve.outcome(rate, TRUESKILL.p_win(b, a), Config.outcome_band, Config.outcome)
+        winner = evolve.outcome(rate, TRUESKILL.p_win(b, a), rule=Config.outcome)
         if winner == "teacher":
             a, b = TRUESKILL.rate(a, b)
         else:
@@ -330,7 +331,7 @@ def test_matching_is_the_engines(n_students):
         for i, rating in enumerate(random_ratings(n_students, seed + 99)):
             students.append(evolve.Member(f"S{i}", "student", i, rating))
         theirs, mine = Recorder(seed), Recorder(seed)
-        want = evolve.match(teachers, students, p_beats, Config.matching, Config.matching_floor, theirs)
+        want = evolve.match(teachers, students, p_beats, Config.matching, selfplay.MATCHING_FLOOR, theirs)
         got = nano.match([tiny_member(m.name, ours(m.rating)) for m in teachers],
                          [tiny_member(m.name, ours(m.rating)) for m in students], mine)
         assert [(t.name, s.name) for t, s in got] == [(t.name, s.name) for t, s in want]

@@ -1,10 +1,8 @@
 """Operators in weight space: on trained, fresh and near-collinear parents; distances between adapters."""
-import time
-
 import pytest
 import torch
-
 from factors import RANK, fresh, gen, trained
+
 from operators import OPERATORS, adapter_cosines, cayley, core_svd, dw_inner, dw_norm
 
 
@@ -112,21 +110,17 @@ def test_crossovers_see_only_the_product(name, knobs):
     assert distance(cross(a, collinear(a)), a) < 1e-2
 
 
-def test_dare_with_dropping_sees_only_the_product():
+def test_dare_keeps_the_parent_in_expectation_and_sees_only_the_product():
     a, b = trained(1), trained(2)
     dare = OPERATORS["dare"].fn
     assert distance(dare([rebalanced(a), rebalanced(b)], gen()), dare([a, b], gen())) < 1e-4
-
-
-def test_dare_keeps_the_parent_in_expectation():
-    a = trained(1)
     one = {n: a[n] for n in list(a)[:2]}
     mean = {n: 0.0 for n in one}
-    for seed in range(800):
+    for seed in range(200):
         child = dw(OPERATORS["dare"].fn([one, one], gen(seed), p=0.4))
-        mean = {n: mean[n] + child[n] / 800 for n in mean}
+        mean = {n: mean[n] + child[n] / 200 for n in mean}
     for n, want in dw(one).items():
-        assert (mean[n] - want).norm() / want.norm() < 0.05
+        assert (mean[n] - want).norm() / want.norm() < 0.1
     with pytest.raises(ValueError, match="drop probability"):
         OPERATORS["dare"].fn([one, one], gen(), p=1.0)
 
@@ -231,18 +225,3 @@ def test_cosines_and_norms_equal_the_dense_ones():
             want = (x @ y / (x.norm() * y.norm())).item() if x.norm() * y.norm() > 0 else 0.0
             assert cosines[i, j].item() == pytest.approx(want, abs=1e-5)
     assert torch.allclose(dw_inner(members), dw_inner(members).T)
-
-
-@pytest.mark.slow
-def test_seconds_per_operator_at_7b(capsys):
-    widths = {"q": (3584, 3584), "k": (3584, 512), "v": (3584, 512), "o": (3584, 3584),
-              "gate": (3584, 18944), "up": (3584, 18944), "down": (18944, 3584)}
-    parents = [{f"model.layers.{i}.{n}_proj": (torch.randn(32, w, generator=gen(s)), torch.randn(o, 32, generator=gen(s)))
-                for i in range(28) for n, (w, o) in widths.items()} for s in (1, 2)]
-    for name, operator in OPERATORS.items():
-        start = time.perf_counter()
-        child = operator.fn(parents[:operator.n_parents], gen())
-        seconds = time.perf_counter() - start
-        with capsys.disabled():
-            print(f"{name:12s} {seconds:6.2f} s")
-        assert seconds < 60 and len(child) == 196

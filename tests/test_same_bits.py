@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RECORD = HERE / "same_bits.json"
-RUN = dict(steps=3, pop=4, task_types="code_o,code_i,code_f", n_prompts=3, proposals_per_prompt=4, samples_per_task=3, max_new_tokens=64, n_anchors=4, n_heldout=2,
-           evolve_every=2, probe_every=1, workers=1, threads=1, save_every=1, show=0, lr=3e-3, lr_teacher=3e-3, device="cpu")
+RUN = dict(steps=3, pop=4, task_types="code_o,code_i,code_f", n_prompts=3, proposals_per_prompt=4, samples_per_task=3, max_new_tokens=64,
+           evolve_every=2, probe_every=1, save_every=1, show=0, lr=3e-3, lr_teacher=3e-3, device="cpu")
 DIGITS = 4                                  # of a metric: what another library's sums may agree on
 
 
@@ -79,7 +79,14 @@ def told(run: Path) -> dict:
 def play(base: Path, out: Path) -> dict:
     """The run, and what is compared of it."""
     import train
-    return told(train.main(train.Config(**RUN, base=str(base), out=str(out), name="run")).path)
+    held_out = (base / "anchors.jsonl").read_text().splitlines(True)[:4]
+    others = (base / "heldout.jsonl").read_text().splitlines(True)
+    for kind in dict.fromkeys(json.loads(line)["kind"] for line in others):
+        if kind not in RUN["task_types"]:
+            held_out += [line for line in others if json.loads(line)["kind"] == kind][:2]
+    path = out / "held_out.jsonl"
+    path.write_text("".join(held_out))
+    return told(train.main(train.Config(**RUN, base=str(base), out=str(out), heldout=str(path), name="run")).path)
 
 
 def test_a_run_does_what_it_did(micro_base, tmp_path):

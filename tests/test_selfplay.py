@@ -10,9 +10,9 @@ import torch
 import selfplay
 import train
 from evolve import Member
+from rewards import TEACHER_REWARDS, Outcome
 from run import metrics
 from run.task_log import task_from_row, task_rows
-from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from selfplay import ProposalRecord
 from tasks import TASK_TYPES, read_tasks
 from tasks.archive import WINDOW, Archive
@@ -74,7 +74,6 @@ def asked(kind: str, line: str, given: str) -> Proposal:
 
 
 # -- draws ---------------------------------------------------------------------------------------------------
-
 
 def test_draws_depend_on_the_key_alone():
     key = (0, 3, selfplay.PROPOSE, 1, 2)
@@ -266,7 +265,6 @@ def test_given_tasks_are_verified_too(setup):
 
 # -- attempts ------------------------------------------------------------------------------------------------
 
-
 def test_attempts_are_judged_in_order(setup):
     s = setup()
     given = selfplay.make_tasks(s, [asked("code_o", "x=x+1", "4"), asked("code_i", "x=x[::-1]", "[1,2]")], "")
@@ -297,13 +295,8 @@ RATES = [0.0, 0.25, 0.5, 0.75, 1.0]
     ],
 )
 def test_teacher_rewards(name, rewards):
-    outcomes = [Outcome(p, majority_baseline=0.2, noise_margin=0.1) for p in RATES]
+    outcomes = [Outcome(p, majority_baseline=0.2) for p in RATES]
     assert [TEACHER_REWARDS[name](outcome) for outcome in outcomes] == rewards
-
-
-def test_student_rewards():
-    assert STUDENT_REWARDS["graded"] == dict(correct=1.0, wrong=-0.5, malformed=-1.0)
-    assert STUDENT_REWARDS["binary"] == dict(correct=1.0, wrong=0.0, malformed=0.0)
 
 
 def with_fates() -> list[ProposalRecord]:
@@ -322,7 +315,6 @@ def with_fates() -> list[ProposalRecord]:
         (dict(invalid_penalty=-0.1), [0, 0.5, 0, -0.1]),
         (dict(teacher_reward="band"), [0, 1, 0, -1]),
         (dict(teacher_reward="novelty"), [0, 0, 0, -1]),
-        (dict(teacher_reward="noise-proof", noise_margin=0.0), [0, 0, 0, -1]),
         (dict(teacher_reward="noise-proof", task_types="code_o,code_i"), [0, 0, 0, -1]),
     ],
 )
@@ -335,7 +327,7 @@ def test_pay(setup, switches, rewards):
 
 def test_what_a_reward_may_look_at(setup):
     """Every field, by hand; the archive's memory has one program of the first proposal's structure."""
-    s, batch = setup(noise_margin=0.3), with_fates()
+    s, batch = setup(), with_fates()
     batch[0].task = task(0, program=program("x=x*7"))
     batch[0].attempts = {"S0": ["correct", "wrong"], "S1": ["correct", "correct"]}
     batch[0].base_rate = 0.5
@@ -344,7 +336,7 @@ def test_what_a_reward_may_look_at(setup):
     outcome, *others = selfplay.outcomes(s, archive, [p for p in batch if not p.reason])
     assert outcome == Outcome(
         solve_rate=0.75, solve_rates={"S0": 0.5, "S1": 1.0}, n_attempts=4, base_rate=0.5, kind="code_o",
-        majority_baseline=1.0, noise_margin=0.3, n_tasks=3, n_of_kind=1, n_same_structure=1,
+        majority_baseline=1.0, n_tasks=3, n_of_kind=1, n_same_structure=1,
         unique_at_64=archive.unique_at_64(), complexity=batch[0].complexity)
     assert outcome.n_correct == 3 and outcome.complexity["statements"] == 1
     assert [other.base_rate for other in others] == [None, None]
@@ -392,7 +384,6 @@ def test_no_group_has_rows_of_two_roles(setup, n_left_out):
 
 # -- ratings -------------------------------------------------------------------------------------------------
 
-
 def test_matches(setup):
     (one, two), students = members(), members("student")
     batch = with_fates()  # of T0: rows 0 and 2, half solved by each; of T1: row 1 and the invalid one
@@ -415,7 +406,6 @@ def test_matches(setup):
 
 
 # -- the archive ---------------------------------------------------------------------------------------------
-
 
 def test_the_oldest_leave_and_their_keys_stay():
     archive = filled(*(task(i) for i in range(5)), task(9, "code_i"), cap=3)
@@ -472,7 +462,6 @@ def test_rarefied_coverage():
 
 
 # -- what is told --------------------------------------------------------------------------------------------
-
 
 def test_a_task_survives_its_log(setup):
     batch = proposed(BATCH[0], None)

@@ -42,5 +42,11 @@ def test_a_floor_of_one_is_uniform(work):
 def test_the_loop_draws_as_often(work, mode):
     import evolve
     p, rng = [0.5, 0.1, 0.95], random.Random(0)
-    drawn = Counter(evolve.match(["T"], [0, 1, 2], lambda teacher, s: p[s], mode, 0.1, rng)[0][1] for _ in range(5_000))
+    teacher = evolve.Member("T0", "teacher", 0, None)
+    students = [evolve.Member(f"S{i}", "student", i, None) for i in range(3)]
+
+    def p_beats(teacher, student):
+        return p[student.slot]
+
+    drawn = Counter(evolve.match([teacher], students, p_beats, mode, 0.1, rng)[0][1].slot for _ in range(5_000))
     assert [drawn[i] / 5_000 for i in range(3)] == pytest.approx(work.probabilities(p, mode, 0.1), abs=0.03)

@@ -41,6 +41,6 @@ def test_the_loops_own_rewards_would_not_do(work):
         return rewards.learnability(rewards.Outcome(correct / n))
 
     def threshold(correct, n, guess):
-        return rewards.noise_proof(rewards.Outcome(correct / n, majority_baseline=guess, noise_margin=0.1))
+        return rewards.noise_proof(rewards.Outcome(correct / n, majority_baseline=guess))
 
     assert paid(work.reward, 4, 0.5, 0.5) < paid(threshold, 4, 0.5, 0.5) < paid(learnability, 4, 0.5, 0.5)

@@ -21,7 +21,7 @@ from eval.answering import place_of
 from eval.general.data import LETTERS, N_QUESTIONS, N_SHOTS, Question, Subject, load
 from eval.general.scoring import cropped, letter_ids, letter_logps, shared_length
 from eval.stats import bootstrap
-from eval.summary import BASE, shares, summarise, table, with_means
+from eval.summary import BASE, aligned, shares, summarise, table, with_means
 from run.checkpoint import RunDir
 
 LINE = 4096                     # tokens of a line of questions, if one alone is not longer
@@ -133,11 +133,10 @@ def subject_table(lines: list[dict]) -> str:
     subjects = {}
     for line in lines:
         subjects.setdefault(line["bench"], []).append(line)
-    first, last = next(iter(subjects.values()))[0], lines[-1]
-    out = [f"{'subject':38} {'n':>5}  {first['member']:>6}  {last['member']:>6}"]
+    out = [["subject", "    n", next(iter(subjects.values()))[0]["member"], lines[-1]["member"]]]
     for subject, some in subjects.items():
-        out.append(f"{subject:38} {some[0]['n']:5}  {some[0]['accuracy']:6.3f}  {some[-1]['accuracy']:6.3f}")
-    return "\n".join(out)
+        out.append([subject, f"{some[0]['n']:5}", *(f"{some[end]['accuracy']:.3f}" for end in (0, -1))])
+    return aligned(out)
 
 
 # ---- the command -------------------------------------------------------------------------------------------

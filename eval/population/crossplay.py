@@ -113,8 +113,8 @@ class Players:
             population = self.at(step)
             setup = Setup(self.cfg, self.bare.base, population.adapters, Ranks.join(self.args.device),
                           self.sandbox, self.limits, tuple(self.cfg.task_types.split(",")))
-            archive, whole = [archive_at(self.run, members_at(self.run, s)[1], setup.task_types,
-                                         self.cfg.archive_cap) for s in (step, self.run.steps()[-1])]
+            archive, whole = [archive_at(self.run, members_at(self.run, s)[1], setup.task_types)
+                              for s in (step, self.run.steps()[-1])]
             archive.keys |= whole.keys
             written = propose(setup, archive, self.seated(step, "teacher", population.slots), n)
             out.write_json(path.name, dict(asked=n, tasks=list(map(dataclasses.asdict, written))))

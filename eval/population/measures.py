@@ -180,8 +180,8 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
     rows = {}                                                                           # arm -> its records
     for (arm, _), own in records.items():
         rows.setdefault(arm, []).extend(own)
-    names = dict.fromkeys(name for value in values.values() for name in value)
-    means = {name: {arm: mean_of(values[key].get(name) for key in values if key[0] == arm) for arm in rows}
+    names = dict.fromkeys(name for value in values.values() for name, x in value.items() if math.isfinite(x))
+    means = {name: {arm: mean_of(values[key][name] for key in values if key[0] == arm) for arm in rows}
              for name in names}
     return dict(plan=experiment.plan, seeds=seeds, effect=effect, goal=goal, measure=measure,
                 reference=reference, means=means, contrasts=lines,
@@ -265,8 +265,10 @@ def ground_by_arm(results: dict[str, dict]) -> str:
         for line in result["contrasts"]:
             verdict = line["verdict"].partition(",")[0]
             word = {"ahead": "behind", "behind": "ahead"}.get(verdict, verdict)      # the arm's own
-            high, low = line["interval"] or (math.nan, math.nan)
-            cells[line["other"]] = f"{word} {-line['difference']:+.3f} ({-low:+.3f} .. {-high:+.3f})"
+            cells[line["other"]] = f"{word} {0 - line['difference']:+.3f}"
+            if line["interval"]:
+                low, high = (-end for end in line["interval"][::-1])
+                cells[line["other"]] += f" ({low:+.3f} .. {high:+.3f})"
         variation = number(result["discovery"][result["reference"]]["variation"], 2, 1)
         out.append(f"| {ground} | {variation} | {' | '.join(cells.values())} |")
     return "\n".join(out)

@@ -4,6 +4,7 @@ A record is a line of runs.jsonl: what the tables need of one run, no weights an
 """
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -84,7 +85,7 @@ def anchor_items(types: list[str]) -> list[Item]:
 
 
 def write_anchors(path: Path, items: list[Item]) -> None:
-    """The anchors as a file for train.py --anchors."""
+    """The anchors as a file for train.py --heldout."""
     rows = [dict(kind=i.task.kind, program=i.task.program, inputs=list(i.task.inputs)) for i in items]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -161,8 +162,8 @@ def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
 
 def mean_of(values: Iterable) -> float:
     """The mean of what is known; nan of nothing."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else float("nan")
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return statistics.fmean(known) if known else math.nan
 
 
 # ---- from a run's directory --------------------------------------------------------------------------------

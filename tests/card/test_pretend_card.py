@@ -16,7 +16,7 @@ from infra.gpu import CUDAGraphRunner
 from weights import load_base
 
 RUN = dict(pop=4, name="run", n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=20, rollout_batch=16,
-           tokens_per_microbatch=256, evolve_every=1, grace=0, probe_every=2, n_anchors=2, n_heldout=1, save_every=1, workers=1)
+           tokens_per_microbatch=256, evolve_every=1, grace=0, probe_every=2, n_heldout=2, save_every=1)
 
 
 @pytest.fixture(autouse=True)

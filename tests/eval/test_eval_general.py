@@ -140,6 +140,8 @@ def test_the_published_scoring_on_ten_questions():
         rows += [found | dict(member="base", correct=False), found]
     by_member = {line["member"]: line for line in macro(rows)}
     assert by_member["S0"]["accuracy"] == pytest.approx((4 / 7 + 2 / 3) / 2) and by_member["S0"]["n"] == 2
+    low, high = by_member["S0"]["interval"]
+    assert low < by_member["S0"]["accuracy"] < high
     assert by_member["S0"]["minus_base"] == pytest.approx((4 / 7 + 2 / 3) / 2) and tuple(by_member["base"]["interval"]) == (0.0, 0.0)
     assert [(line["member"], line["n"], line["accuracy"]) for line in summarise(rows, 1)] == [("base", 10, 0.0), ("S0", 10, 0.6)]
 

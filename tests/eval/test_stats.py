@@ -47,18 +47,6 @@ def test_student_s_t_and_the_widened_percentiles():
     assert stats.widened(100_000)[0] == pytest.approx(2.5, abs=0.001)
 
 
-def test_scipy_agrees():
-    scipy = pytest.importorskip("scipy.stats", reason="scipy is no requirement; where it is, it must agree")
-    x = np.random.default_rng(3).normal(0.3, 1, 8)
-
-    def total(values, axis):
-        return values.sum(axis)
-    theirs = scipy.permutation_test((x,), total, permutation_type="samples", n_resamples=np.inf)
-    assert stats.sign_flip(x) == pytest.approx(theirs.pvalue)
-    theirs = scipy.bootstrap((x,), np.mean, method="percentile", n_resamples=20_000, rng=0)
-    assert stats.bootstrap([x]) == pytest.approx(theirs.confidence_interval, abs=0.05)
-
-
 def test_the_bootstrap_has_the_spread_of_a_mean():
     """Of many values, of values that repeat, of columns drawn together, and of strata drawn apart."""
     rng = np.random.default_rng(0)
@@ -98,14 +86,8 @@ def test_intervals_of_eight_seeds_cover_what_they_say():
                                  (mixed, 0.075, 0.86)):
         wide, plain = (coverage(samples, mean, ends) for ends in (stats.widened(8), (2.5, 97.5)))
         assert plain < wide and least <= wide <= 0.98, (plain, wide)
-
-
-def test_fewer_than_five_seeds_have_no_interval():
-    """Three seeds' would hold the truth in some 75% of experiments, five hold it in 91%."""
-    rng = np.random.default_rng(0)
-    for seeds, least, most in ((3, 0.68, 0.81), (5, 0.88, 0.96)):
-        held = coverage(rng.normal(0, 1, (600, seeds)), 0, stats.widened(seeds))
-        assert least <= held <= most, (seeds, held)
+    three = coverage(rng.normal(0, 1, (600, 3)), 0, stats.widened(3))
+    assert three < 0.81, "so fewer than five seeds have none"
     assert stats.interval_of_runs(np.ones(4)) is None and stats.interval_of_runs(np.ones(5)) == (1, 1)
 
 

@@ -94,11 +94,6 @@ def test_what_hardly_differed_is_not_tested():
     assert line["check"]["births"][0] == (8, 24) and line["verdict"] == "not tested"
 
 
-def test_the_same_arm_under_two_names_is_not_shown():
-    verdicts = {line["verdict"] for line in concluded(experiment(ALIKE, noise=0.1)).values()}
-    assert verdicts <= {"level", "cannot tell", "not tested"}
-
-
 def test_several_singles_are_one_arm_and_the_best_is_chosen_on_validation():
     some = experiment({FULL: 0.6, "single": 0.5, "singles": 0.5})
     some.records["single-s2010"] |= dict(validation=0.9, deployed=dict(code_o=0.75))

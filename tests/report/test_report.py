@@ -268,8 +268,8 @@ def test_a_real_run(tmp_path, micro_base):
     """What train.py writes today is what is read here: nothing is absent that a run of two steps can have."""
     train, config = pytest.importorskip("train"), pytest.importorskip("config")
     cfg = config.Config(base=str(micro_base), out=str(tmp_path), name="run", steps=2, pop=4, n_prompts=1,
-                        proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_anchors=2, n_heldout=2,
-                        evolve_every=1, probe_every=1, workers=1, grace=0)
+                        proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2,
+                        evolve_every=1, probe_every=1, grace=0)
     run = train.main(cfg)
     page = check(made(run.path))
     assert "Absent" not in page.text and "About the logs" not in page.text and "all 2 steps done" in page.text

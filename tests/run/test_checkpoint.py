@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import config
 import train
-from run import replay, startup
+from run import probes, replay, startup
 from run.checkpoint import FROZEN, RunDir, differing, members_at, restore
 from run.metrics import line
 from run.platform import Interrupted, Signals
@@ -26,7 +26,7 @@ from lora import Adapters
 
 ROOT = Path(train.__file__).parent
 STEPS = 3
-# some of all that a checkpoint must carry over: three types, evolution, probes, references, a capped archive
+# some of all that a checkpoint must carry over: three types, evolution, probes, references
 FLAGS = dict(
     pop=4,
     task_types="code_o,code_i,code_f",
@@ -34,15 +34,12 @@ FLAGS = dict(
     proposals_per_prompt=3,
     samples_per_task=2,
     max_new_tokens=48,
-    n_anchors=2,
     n_heldout=2,
     n_few_shot=2,
     evolve_every=1,
     probe_every=1,
     save_every=1,
     keep=9,
-    archive_cap=5,
-    workers=1,
     matching="uniform",
     seed=3,
 )
@@ -205,13 +202,22 @@ def test_a_signal_waits_for_what_must_not_be_torn():
 # -- some of many play ---------------------------------------------------------------------------------------
 
 # of three teachers one plays in a step, of three members of a role one is probed
-FEW = dict(pop=6, matches=1, probe_members=1, replace_frac=0.5, grace=0)
+FEW = dict(pop=6, matches=1, replace_frac=0.5, grace=0)
 
 
 @pytest.fixture(scope="module")
-def few(words, tmp_path_factory) -> Path:
-    """A run in which most members do not play, never stopped."""
-    return train.main(config.parse_args(None, words(tmp_path_factory.mktemp("few"), **FEW))).path
+def few(words, tmp_path_factory):
+    """A run in which most members do not play and one of a role is probed, never stopped; tests of it probe as many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probes, "N_PROBED", 1)
+        return train.main(config.parse_args(None, words(tmp_path_factory.mktemp("few"), **FEW))).path
+
+
+@pytest.fixture(autouse=True)
+def probed_as_few(request, monkeypatch):
+    """A test that compares with `few` probes as many."""
+    if "few" in request.fixturenames:
+        monkeypatch.setattr(probes, "N_PROBED", 1)
 
 
 def new_files(path: Path, step: int) -> set[str]:
@@ -271,6 +277,8 @@ def test_killed_within_a_checkpoint(words, few, tmp_path):
     """Some files are linked, others not yet: the one before counts, whose files are whole."""
     kill = (
         "import os, signal\n"
+        "from run import probes\n"
+        "probes.N_PROBED = 1\n"
         "link, n = os.link, []\n"
         "def linked_and_killed(*names):\n"
         "    link(*names)\n"
@@ -322,7 +330,7 @@ def test_resume_names_what_differs(words, whole, capsys):
         r"another configuration: proposals_per_prompt \(3 -> 4\), rating \('trueskill' -> 'elo'\)",
         words(out, resume="auto", proposals_per_prompt=4, rating="elo"),
     )
-    refused("holds an earlier run", words(out))
+    refused(f"holds an earlier run: python train.py --resume {whole} goes on", words(out))
     refused("no such directory", words(out, resume=out / "nowhere"))
     refused("no complete checkpoint", words(out, resume=out))
     refused("only the latest checkpoint, step_3, can go on", words(out, resume=whole / "step_2"))
@@ -333,6 +341,21 @@ def test_resume_names_what_differs(words, whole, capsys):
         train.main(config.parse_args(None, words(out, resume=whole / "step_3", steps=steps)))
         assert capsys.readouterr().out == f"{whole}: already at step 3 of {steps}: nothing to do\n"
         assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == files
+
+
+def test_resume_adopts_the_flags_of_the_run(copy):
+    """All of them; what is given and differs is refused by name, but for what may change."""
+    def resumed(*given: str) -> train.Config:
+        return config.parse_args(None, ["--resume", *given], saved=startup.flags_of_run)
+    assert vars(resumed(str(copy))) == config.config_of_run(json.loads((copy / "config.json").read_text()), copy).__dict__ | dict(
+        name="", out="out", resume=str(copy), plan=False, init="")
+    assert resumed("auto", "--out", str(copy.parent), "--name", "run").seed == 3
+    with pytest.raises(ValueError, match=r"another configuration: seed \(3 -> 0\); leave these flags out"):
+        train.main(resumed(str(copy), "--seed", "0", "--steps", "9"))
+    path = train.main(resumed(str(copy / "step_3"), "--steps", "4")).path
+    assert path == copy and RunDir(copy, writes=False).steps()[-1] == 4
+    with pytest.raises(ValueError, match="no such directory"):
+        resumed(str(copy / "none"))
 
 
 def test_another_base_is_refused(words, whole, micro_base, tmp_path):

@@ -21,7 +21,7 @@ from run.monitors import MONITORS, THRESHOLDS, WINDOW, Halted, Monitors
 from trueskill_lite import RATINGS
 
 ROOT = Path(train.__file__).parent
-AT = monitors.thresholds("")
+AT = monitors.BOUNDS
 
 
 def row(step: int = 0, **changes) -> dict:
@@ -92,16 +92,10 @@ def test_what_was_not_measured_gives_no_alarm():
     assert not alarms([nothing] * 10)
 
 
-def test_thresholds_and_names_are_checked_at_the_start():
-    assert monitors.thresholds("cosine=0.8,escapes=3") == AT | dict(cosine=0.8, escapes=3)
-    for given in ("cosine", "cosine=", "cosine=x", "cosine=nan", "kosine=1", "cosine=inf"):
-        with pytest.raises(ValueError, match="unique_share, cosine"):
-            monitors.thresholds(given)
+def test_names_are_checked_at_the_start():
     with pytest.raises(ValueError, match="colapse.*valid: collapse, gaming, forgetting, escape"):
         train.main(Config(base="not there", halt_on="escape,colapse"))
-    with pytest.raises(ValueError, match="NAME=NUMBER"):
-        train.main(Config(base="not there", thresholds="cosine"))
-    assert {"halt_on", "thresholds"} <= set(FREE)
+    assert "halt_on" in FREE
 
 
 def test_the_page_has_the_table():
@@ -143,10 +137,10 @@ def test_a_large_run_costs_little():
 def test_a_run_that_is_there_can_be_looked_at(tmp_path, monkeypatch, capsys):
     rows = [*HEALTHY[:6], *(row(6 + i, members=LIKE) for i in range(6)), *(row(12 + i) for i in range(6)), *(row(18 + i, solve_0=1.0) for i in range(9))]
     RunDir(tmp_path).append("metrics.jsonl", rows)
-    monkeypatch.setattr(sys, "argv", ["monitors", str(tmp_path), "--thresholds", "cosine=0.8"])
+    monkeypatch.setattr(sys, "argv", ["monitors", str(tmp_path)])
     monitors.main()
     collapse, gaming = capsys.readouterr().out.splitlines()
-    assert collapse.startswith("collapse, steps 9 to 12: the updates") and gaming.startswith("gaming, steps 19 to the end: nobody")
+    assert collapse.startswith("collapse, steps 10 to 11: the updates") and gaming.startswith("gaming, steps 19 to the end: nobody")
     monkeypatch.setattr(sys, "argv", ["monitors", str(tmp_path / "none")])
     with pytest.raises(SystemExit, match="holds no finished step"):
         monitors.main()
@@ -168,8 +162,13 @@ def test_texts_are_counted_by_member_and_by_what_they_try():
 
 # -- in a run ------------------------------------------------------------------------------------------------
 
-TINY = dict(steps=6, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_anchors=2, n_heldout=0,
-            probe_every=0, workers=1, evolve="none", save_every=3)
+ALARMED = """import runpy, sys
+sys.path.insert(0, "")
+from run import monitors
+monitors.BOUNDS["cosine"] = -1
+runpy.run_path("train.py", run_name="__main__")
+"""
+TINY = dict(steps=6, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2, probe_every=0, evolve="none", save_every=3)
 
 
 def told(path: Path) -> list[dict]:
@@ -178,8 +177,9 @@ def told(path: Path) -> list[dict]:
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
-def test_a_run_halts_with_a_checkpoint_and_goes_on(micro_base, tmp_path, capsys):
-    flags = TINY | dict(base=str(micro_base), out=str(tmp_path), thresholds="cosine=-1", halt_on="collapse,escape")
+def test_a_run_halts_with_a_checkpoint_and_goes_on(micro_base, tmp_path, capsys, monkeypatch):
+    flags = TINY | dict(base=str(micro_base), out=str(tmp_path), halt_on="collapse,escape")
+    monkeypatch.setitem(monitors.BOUNDS, "cosine", -1)
     with pytest.raises(Halted):
         train.main(Config(**flags, name="run"))
     said = capsys.readouterr()
@@ -197,8 +197,9 @@ def test_a_run_halts_with_a_checkpoint_and_goes_on(micro_base, tmp_path, capsys)
 @pytest.mark.slow
 def test_all_processes_halt_together(micro_base, tmp_path):
     """Under torchrun, whose own exit code is 1 for any of a process; each says 3, and the checkpoint is whole."""
-    flags = TINY | dict(base=micro_base, out=tmp_path, name="two", thresholds="cosine=-1", halt_on="collapse")
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
+    flags = TINY | dict(base=micro_base, out=tmp_path, name="two", halt_on="collapse")
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(tmp_path / "alarmed.py")]
+    (tmp_path / "alarmed.py").write_text(ALARMED)
     for name, value in flags.items():
         words += ["--" + name.replace("_", "-"), str(value)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, env=os.environ | dict(OMP_NUM_THREADS="1"))
@@ -209,8 +210,8 @@ def test_all_processes_halt_together(micro_base, tmp_path):
 
 @pytest.mark.slow
 def test_the_exit_code_is_its_own(micro_base, tmp_path):
-    flags = TINY | dict(base=micro_base, out=tmp_path, name="one", thresholds="cosine=-1", halt_on="collapse")
-    words = [sys.executable, "train.py"]
+    flags = TINY | dict(base=micro_base, out=tmp_path, name="one", halt_on="collapse")
+    words = [sys.executable, "-c", ALARMED]
     for name, value in flags.items():
         words += ["--" + name.replace("_", "-"), str(value)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=180)

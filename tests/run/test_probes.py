@@ -96,12 +96,13 @@ def test_kinds_that_nobody_plays(setup):
     assert len(told["heldout"]["code_i"]) == 2, "one adapter in both roles is asked once"
 
 
-def test_of_many_members_some_are_asked(setup):
+def test_of_many_members_some_are_asked(setup, monkeypatch):
     """Drawn for each step, in their order; the line of the step says how many they were."""
     crowd = []
     for letter, role in (("T", "teacher"), ("S", "student")):
         crowd += [Member(f"{letter}{i}", role, len(crowd) + i, Rating()) for i in range(9)]
-    s = setup(probe_every=1, probe_members=4)
+    s = setup(probe_every=1)
+    monkeypatch.setattr(probes, "N_PROBED", 4)
     by_step = [[m.name for m in probes.to_probe(s.cfg, crowd, step)] for step in range(20)]
     assert all(len(names) == 8 and names == sorted(names, key=[m.name for m in crowd].index) for names in by_step)
     assert [m.name for m in probes.to_probe(s.cfg, crowd, 0)] == by_step[0] and len(set(map(tuple, by_step))) > 15
@@ -143,13 +144,12 @@ def test_probe_of_a_frozen_student(setup, population):
     assert probes.probe(s, students, [], [], batch, 7, fresh)["frozen_solve"] > 0
 
 
-def test_only_kinds_that_are_not_played_are_held_out():
-    """The first n of each."""
+def test_held_out_tasks_are_the_first_of_each_type():
     from tasks.base import Proposal
-    from run.checkpoint import unplayed
-    given = [Proposal(kind, f"{kind} {i}", ("1",)) for i in range(3) for kind in ("code_o", "math", "logic")]
-    found = [p.program for p in unplayed(given, ("code_o",), 2)]
-    assert found == ["math 0", "math 1", "logic 0", "logic 1"] and not unplayed(given, ("code_o",), 0)
+    from run.checkpoint import first_of_types
+    given = [Proposal(kind, f"{kind} {i}", ("1",)) for i in range(3) for kind in ("math", "logic")]
+    found = [p.program for p in first_of_types(given, 2)]
+    assert found == ["math 0", "math 1", "logic 0", "logic 1"] and not first_of_types(given, 0)
 
 
 def test_many_members_are_compared_in_groups_of_a_role(setup, population, monkeypatch):

@@ -26,8 +26,8 @@ def run(micro_base, tmp_path_factory):
         done = train.main(train.Config(
             base=str(micro_base), out=str(tmp_path_factory.mktemp("out")), name="run", steps=4, pop=4, seed=3,
             task_types="code_o,code_i,code_f", n_prompts=3, proposals_per_prompt=3, samples_per_task=2,
-            max_new_tokens=48, n_anchors=2, n_heldout=0, show=2, probe_every=0, evolve_every=1, grace=0,
-            save_every=3, workers=1))
+            max_new_tokens=48, n_heldout=2, show=2, probe_every=0, evolve_every=1, grace=0,
+            save_every=3))
     finally:
         sys.stdout = stdout
     done.said = printed.getvalue()
@@ -71,8 +71,8 @@ def behind_the_base(outcome) -> float:
 def test_what_a_reward_sees_of_probes_is_there_again(micro_base, tmp_path, monkeypatch):
     """Steps 0 and 2 are probed; step 2 is the outcome of training on what the probe of step 0 said."""
     monkeypatch.setitem(TEACHER_REWARDS, "behind", behind_the_base)
-    sizes = dict(steps=3, pop=2, n_prompts=2, samples_per_task=2, max_new_tokens=48, n_anchors=1, n_heldout=0)
-    run = train.main(train.Config(base=str(micro_base), out=str(tmp_path), name="run", workers=1,
+    sizes = dict(steps=3, pop=2, n_prompts=2, samples_per_task=2, max_new_tokens=48, n_heldout=1)
+    run = train.main(train.Config(base=str(micro_base), out=str(tmp_path), name="run",
                                   probe_every=2, teacher_reward="behind", **sizes))
     rewards = {step: {row["reward"] for row in logged(run, step) if not row["reason"]} for step in range(3)}
     assert rewards[1] == {0.25} and rewards[0] - {0.25} and rewards[2] - {0.25}

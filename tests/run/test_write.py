@@ -7,8 +7,8 @@ import train
 from run.write import write
 from tasks import read_tasks
 
-TINY = dict(steps=2, pop=2, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_anchors=1,
-            n_heldout=0, probe_every=0, workers=1, threads=1)
+TINY = dict(steps=2, pop=2, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=1,
+            probe_every=0)
 
 
 def test_what_a_teacher_writes_is_trained_on(micro_base, tmp_path):

@@ -36,5 +36,5 @@ def as_nobody():
             subprocess.run([python, "-c", f"open({verifier.__file__!r})"], check=True, **user)
         except (OSError, subprocess.CalledProcessError):
             continue
-        return lambda *words: subprocess.run([python, verifier.__file__, *words], **user)
+        return lambda *words, file=verifier.__file__: subprocess.run([python, file, *words], **user)
     pytest.skip("an ordinary user can read neither an interpreter nor this folder")

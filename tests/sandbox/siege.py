@@ -1,8 +1,9 @@
-"""Runs a folder of hostile programs against the verifier:  python verifier.py --siege DIR
+"""Runs a folder of hostile programs against the verifier:  python tests/sandbox/siege.py DIR
 
-One program a file. Header lines: `# kind:`, `# want:` the verdicts of an honest judge, alternatives separated
+One line each, a JSON line last; exit code 0 where all are survived. --without namespaces,seccomp leaves out layers.
+One program a file. Header lines: `# kind:`, `# want:` the verdicts of an honest verifier, alternatives separated
 by "|" (fail, error, malformed, timeout, crash, violation, exit, pass, det, nondet), `# answer:` the value
-that would pass (default 731, a number that the judge knows and no program may find out). Each is called as
+that would pass (default 731, a number that the verifier knows and no program may find out). Each is called as
 f(3), or with as many threes as it wants. Programs leave their marks under /tmp/attack_mark, for which each
 siege puts a fresh folder.
 
@@ -10,18 +11,24 @@ Survived: the verdict is wanted, nothing happened outside (a mark, a connection,
 was read that must not be (a string that begins with LEAK), the next honest program is judged rightly, and the
 verdict came within the CPU limit plus half a second.
 """
+import argparse
 import contextlib
 import glob
 import json
 import os
 import re
 import socket
+import sys
 import tempfile
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sandbox.values import decode, same
 from sandbox.walls import NOBODY
-from verifier import Job
+from tasks.complexity import may_vary
+from verifier import Job, Sandbox
 
 MARKS = "/tmp/attack_mark"                  # the folder as programs name it
 ENDLESS = Job("def f():\n while True: pass", ("",))
@@ -124,7 +131,8 @@ def assault(sandbox, path, folder, listener):
     answer = decode(sandbox.run([answer])[0].outputs[0])
     sandbox.run([SECRETIVE])
     before = processes(sandbox)
-    job = Job(code, (threes(code),), deterministic=bool(want & {"det", "nondet"}))
+    is_task = bool(want & {"det", "nondet"})                # run as a proposal is, by its real path
+    job = Job(code, (threes(code),), deterministic=is_task, thorough=is_task and may_vary(code, (threes(code),)))
     verdict, took, late = timed(sandbox, job)
     if verdict.end == "timeout" and "timeout" not in want:  # a slow machine has not come to the point yet
         verdict, = sandbox.run([job], cpu_s=4 * sandbox.cpu_s)
@@ -153,7 +161,7 @@ def siege(sandbox, folder):
     """Runs every *.py of the folder, prints a line each, counts as JSON last -> whether all were survived."""
     paths = sorted(glob.glob(os.path.join(folder, "*.py")))
     if not paths:
-        raise ValueError(f"no programs in {folder}: --siege wants a folder of *.py files")
+        raise ValueError(f"no programs in {folder}: give a folder of *.py files")
     counts = dict.fromkeys(("survived", "escaped", "forged", "hung", "poisoned", "wrong"), 0)
     with socket.socket() as listener, fresh_marks() as marked:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -173,3 +181,12 @@ def siege(sandbox, folder):
         print(f"escaped   afterwards                 {late}")
     print(json.dumps(dict(counts, tier=sandbox.tier, programs=len(paths))))
     return counts["survived"] == len(paths) and not late
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Hostile programs against the verifier.")
+    parser.add_argument("folder")
+    parser.add_argument("--without", default="", help="layers to leave out, by commas: namespaces, seccomp")
+    args = parser.parse_args()
+    with Sandbox(without=tuple(filter(None, args.without.split(",")))) as verifier:
+        sys.exit(0 if siege(verifier, args.folder) else 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cases import ATTACKS, HONEST, ROOT, one, wants_out
+import siege as siege_module
 from siege import MARKS, fresh_marks, left_over, marks, processes, siege, timed
 from verifier import Job, Sandbox
 
@@ -62,7 +63,7 @@ def test_walls_of_the_wide_profile(wide):
 
 
 def test_attacks_as_an_ordinary_user_without_namespaces(as_nobody):
-    """Those that want out, in the weakest surroundings that are accepted, as a folder for --siege."""
+    """Those that want out, in the weakest surroundings that are accepted, as a folder for the siege."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         for name, want, code in ATTACKS:
@@ -70,12 +71,13 @@ def test_attacks_as_an_ordinary_user_without_namespaces(as_nobody):
                 header = f"# kind: {name.split()[0]}\n# want: {want.replace('value', 'fail')}\n"
                 file = re.sub(r"\W", "_", name) + ".py"
                 Path(folder, file).write_text(header + code)
-        done = as_nobody("--siege", folder, "--without", "namespaces")
+        done = as_nobody(folder, "--without", "namespaces", file=siege_module.__file__)
     counts = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 0 and counts["survived"] == counts["programs"] > 80, done.stdout
     assert counts["tier"] == "no namespaces"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SIEGE.is_dir(), reason="the collection of attacks is not here")
 def test_siege_of_the_collection(capsys):
     with Sandbox(workers=2) as sandbox:

@@ -55,10 +55,10 @@ def judge():
 
 def test_two_failures_are_not_seen_and_a_third_is_told(judge, kill):
     kill(2)
-    assert one(judge, SLOW, "3").errors == ("timeout",) and judge.replaced == 2
+    assert one(judge, SLOW, "3").errors == ("timeout",) and judge.scheduler.replaced == 2
     kill(3)
     verdict = one(judge, SLOW, "3")
-    assert (verdict.end, verdict.errors) == ("sandbox failure", ("sandbox failure",)) and judge.replaced == 5
+    assert (verdict.end, verdict.errors) == ("sandbox failure", ("sandbox failure",)) and judge.scheduler.replaced == 5
     kill(2)
     assert one(judge, LOOP, "1").outputs == ("10",)
 
@@ -255,8 +255,8 @@ def test_a_run_goes_on_and_counts_what_failed(micro_base, tmp_path, monkeypatch)
 
     monkeypatch.setattr(scheduler.ForkServer, "start", start)
     monkeypatch.setattr(scheduler, "TRIES", 1)
-    flags = dict(steps=2, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_anchors=0, n_heldout=0,
-                 probe_every=0, workers=1, evolve="none")
+    flags = dict(steps=2, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=0,
+                 probe_every=0, evolve="none")
     path = train.main(train.Config(**flags, base=str(micro_base), out=str(tmp_path), name="run")).path
     tasks, metrics = ([json.loads(line) for line in (path / f"{name}.jsonl").read_text().splitlines()] for name in ("tasks", "metrics"))
     verdicts = [verdict for row in tasks for some in row.get("attempts", {}).values() for verdict in some]

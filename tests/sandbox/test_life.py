@@ -40,12 +40,12 @@ def test_no_memory_of_the_earlier_task(judge):
 def test_dead_and_stopped_fork_servers_are_replaced_and_their_jobs_judged_again():
     with Sandbox(workers=1, cpu_s=0.4, wall_s=0.5) as judge:
         os.kill(judge.servers[0].process.pid, signal.SIGKILL)           # dead before it is asked
-        assert one(judge, LOOP, "1").outputs == ("10",) and judge.replaced == 1
+        assert one(judge, LOOP, "1").outputs == ("10",) and judge.scheduler.replaced == 1
         pid = judge.servers[0].process.pid
         threading.Timer(0.1, os.kill, (pid, signal.SIGKILL)).start()    # dead at work
-        assert one(judge, LOOP, "2", "1").outputs == (None, "10") and judge.replaced == 2
+        assert one(judge, LOOP, "2", "1").outputs == (None, "10") and judge.scheduler.replaced == 2
         os.kill(judge.servers[0].process.pid, signal.SIGSTOP)
-        assert one(judge, LOOP, "1").outputs == ("10",) and judge.replaced == 3
+        assert one(judge, LOOP, "1").outputs == ("10",) and judge.scheduler.replaced == 3
         assert judge.run([HONEST])[0].end == "ok"
 
 
@@ -62,7 +62,7 @@ def test_an_interrupted_run_leaves_no_stale_verdicts():
             signal.signal(signal.SIGALRM, before)
         verdicts = judge.run([Job(LOOP, (text,)) for text in "345"])
         assert [verdict.outputs for verdict in verdicts] == [("30",), ("40",), ("50",)]
-        assert judge.replaced == 2
+        assert judge.scheduler.replaced == 2
 
 
 def held(judge):
@@ -165,7 +165,7 @@ def test_the_weak_tier(capfd):
         assert weak.tier == weak.report["tier"] == "weak" and "WEAK SANDBOX" in capfd.readouterr().err
         assert one(weak, LOOP, "1", "2", deterministic=True).outputs == ("10", None)
         if weak.report["namespaces"] == "ok":           # a PID namespace, in which it reaches nobody
-            assert one(weak, killer).end == "ok" and weak.replaced == 0
+            assert one(weak, killer).end == "ok" and weak.scheduler.replaced == 0
 
 
 def test_an_ordinary_user_is_protected_too(as_nobody):

@@ -83,7 +83,7 @@ with Sandbox(workers=2) as judge:
     judge.run([Job("def f(x): return {x}", ("1",), deterministic=True, thorough=True)])     # and started
     sys.addaudithook(hook)
     for prompt_format in PROMPT_FORMATS:
-        for text in texts[::1 if prompt_format == "micro" else 3]:
+        for text in texts[::2 if prompt_format == "micro" else 9]:
             ran += meet(judge, text, prompt_format)
 found, proof = list(events), "1 + 1"
 events.clear()

@@ -1,14 +1,13 @@
 """complexity.py: known programs, properties of the structural hash, and texts that try to hurt the parser."""
 import ast
 import json
-import random
 import time
 from pathlib import Path
 
 import pytest
 
 from tasks import complexity
-from tasks.complexity import Complexity, may_vary, measure, parse, structural_hash
+from tasks.complexity import may_vary, measure, parse, structural_hash
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = '''
@@ -86,21 +85,6 @@ def test_hash_keeps(program, other):
     assert program != other and structural_hash(program) != structural_hash(other)
 
 
-def test_hash_under_random_renaming():
-    rng = random.Random(0)
-    for _ in range(50):
-        tree = ast.parse(LOOP)
-        names = {name: f"n{rng.randrange(10**6)}_{i}" for i, name in enumerate(("items", "limit", "total", "item"))}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name):
-                node.id = names.get(node.id, node.id)
-            elif isinstance(node, ast.arg):
-                node.arg = names[node.arg]
-            elif isinstance(node, ast.Constant) and type(node.value) is int:
-                node.value = rng.randrange(1000)
-        assert structural_hash(ast.unparse(tree)) == structural_hash(LOOP)
-
-
 HOSTILE = ["(" * 30 + ")" * 30, "[" * 2000, "{" * 24, "{(" * 12, "(lambda:" * 24, "-" * 3000 + "x", "not " * 1500 + "x",
            "x" + ".a" * 3500, "x" + "[0]" * 2500, "f" + "()" * 3500, "x" + "+x" * 3900, "a if b else " * 600 + "c",
            "x=" * 3900 + "1", "lambda:" * 900 + "0", "if x:\n" + "".join(" " * i + "if x:\n" for i in range(1, 120)), "\0",
@@ -119,19 +103,6 @@ def test_hostile_texts_end_quickly_and_by_name(source):
         except ValueError as error:
             assert str(error).split(":")[0] in ("too_long", "too_deep", "syntax")
     assert time.process_time() - start < 2
-
-
-def test_random_texts_never_raise_anything_else():
-    rng = random.Random(1)
-    for _ in range(3000):
-        i, j = sorted((rng.randrange(len(LOOP)), rng.randrange(len(LOOP))))
-        text = LOOP[:i] + "".join(rng.choice("()[]{}:=+-'\"\\\n \t#@*,.xyz019é\0\ud800")
-                                  for _ in range(rng.randrange(8))) + LOOP[j:]
-        try:
-            found = measure(text)
-            assert isinstance(found, Complexity) and len(structural_hash(text)) == 32
-        except ValueError:
-            pass
 
 
 def test_measuring_runs_nothing():

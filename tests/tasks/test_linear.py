@@ -1,7 +1,6 @@
 """Reading costs time in proportion to the text, whatever a model repeats until its tokens run out."""
 import ast
 import functools
-import time
 from collections import Counter
 
 import pytest
@@ -59,33 +58,23 @@ def readings(program, line, n_chars):
 
 
 def cost_of_reading(kind, text, prompt_format, task, limits):
-    """CPU seconds of parsing a text as a proposal and as an answer, and of the checks before a run; nothing is kept of before."""
+    """Parses a text as a proposal and as an answer, with the checks before a run; nothing is kept of before."""
     complexity.tree_of.cache_clear()
     validation.parameters_of.cache_clear()
-    start = time.process_time()
     proposal = kind.parse_proposal(text, prompt_format, [task], limits)
     if isinstance(proposal, Proposal):
         kind.check(proposal, limits)
         kind.key(proposal, "structural")
     if kind.name != "logic":                    # its answers need a puzzle
         kind.parse_answer(text, prompt_format, task, limits)
-    return time.process_time() - start
 
 
 CASES = pytest.mark.parametrize("program, line", [*LINES[:4], *(pytest.param(*case, marks=pytest.mark.slow) for case in LINES[4:])])
 
 
 @CASES
-def test_a_repeated_line_costs_linear_time(program, line):
-    """Well below a second at 8,000 characters, where blocks are still parsed, and at 20,000: it was 3 to 17."""
-    for n_chars in 8_000, 20_000:
-        spent, where = max((read(), where) for read, where in readings(program, line, n_chars))
-        assert spent < 0.5, (n_chars, spent, where)
-
-
-@CASES
 def test_the_work_on_a_text_is_a_few_times_its_length(program, line, work):
-    """A text of 1,000 tokens then costs below 20 ms on a core that does nothing else; a timed test would hang on the machine."""
+    """A text of 1,000 tokens costs below 20 ms then; in counts, for a timed test would hang on the machine."""
     for n_chars in 1_500, 6_000:
         for read, where in readings(program, line, n_chars):
             work.clear()

@@ -543,6 +543,7 @@ def test_seed_tasks(tmp_path, sandbox):
 BITS = ["```python\n", "```input\n", "```", "\n", "def f(x):", "    return x", "[1,", "]", "(", ")", "'", '"', "<answer>",
         "</answer>", "<think>", "</think>", "f(", "=", "\0", "\ud800", "\\", "#", "lambda:", "-" * 50, "x = 1", "\r", "\x0c",
         "{}", "{x}", "global x", "import os",
+        "```question\n", "```constraints\n", "```metamath\n", "a or b", "not ", "1/0", "\\boxed{", "True", "?x", "$p ", "$= ",
         "await ", "match x:\n case ", "<", ">", " ", "é", "9" * 5000]
 
 
