@@ -8,8 +8,18 @@ import random
 import time
 from dataclasses import dataclass
 
-from micro.programs import (N_STATEMENTS, Program, generate, literal, pairs, pick, program_text, puzzle,
-                            type_of, word_problem)
+from micro.programs import (
+    N_STATEMENTS,
+    Program,
+    generate,
+    literal,
+    pairs,
+    pick,
+    program_text,
+    puzzle,
+    type_of,
+    word_problem,
+)
 from tasks import miu
 
 # Phase 1 learns the skills: nearly every answer that can have a trace has one.

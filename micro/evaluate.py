@@ -28,7 +28,6 @@ from collections import Counter
 import torch
 
 from generate import generate
-from weights import load_base
 from micro import data, programs
 from model import Base
 from sandbox.values import encode
@@ -37,6 +36,7 @@ from tasks.base import Reject, Task
 from tasks.prompts import Prompt, reasoning, render
 from tasks.validation import Limits
 from verifier import Sandbox
+from weights import load_base
 
 ROWS = {"out": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logic": "logic",
         "proof": "proof"}

@@ -33,9 +33,9 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from weights import load_model
 from micro import data, programs
 from model import Model, ModelConfig
+from weights import load_model
 
 # Digits, capitals and the openings of lists are tokens of their own: a value is always cut the same way.
 PRE_TOKENS = r"\[::-1\]|[A-Z]|[\[,]\d|\d|[^\dA-Z\[,]+|[\[,]"

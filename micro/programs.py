@@ -100,7 +100,7 @@ def held_out(text: str) -> bool:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % HELD_OUT == 0
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def compiled(statement: str):
     return compile(statement, "f", "exec")
 

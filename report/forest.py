@@ -10,16 +10,29 @@ STYLE = """svg{font:13.5px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 .zero{stroke:#e7e9ec}.zone{fill:#222831}.paper{fill:#14181d}.mark{fill:#98a2ae;stroke:#98a2ae}
 .mark.seen{fill:#7aa2ff;stroke:#7aa2ff}}"""
 
+# The ablations' contrasts and verdicts as a reader says them; others stand as they are.
+CONTRASTS = {
+    "full - no-evolution": "evolution against none",
+    "full - uniform": "prioritised matching against uniform",
+    "full - pair": "8 adapters against 1 pair, equal tokens",
+    "full - single-long": "8 adapters against 1, equal tokens",
+    "full - single": "8 adapters against 1, equal per adapter",
+    "full - frozen-teachers": "teachers that learn against frozen"}
+VERDICTS = {"behind": "worse", "ahead": "better", "level": "no effect", "cannot tell": "inconclusive",
+            "not tested": "untested"}
+
 
 def row(line: dict, y: float, scale) -> str:
     """One contrast: its name, its point and interval, its verdict; a title tells the numbers."""
-    words = f'<text class="f end" x="{LEFT - 16}" y="{y + 4.5}">{text(line["name"])}</text>'
-    words += f'<text class="f" x="{RIGHT + 16}" y="{y + 4.5}">{text(line["verdict"])}</text>'
+    name = CONTRASTS.get(line["name"], line["name"])
+    verdict = VERDICTS.get(line["verdict"], line["verdict"])
+    words = f'<text class="f end" x="{LEFT - 16}" y="{y + 4.5}">{text(name)}</text>'
+    words += f'<text class="f" x="{RIGHT + 16}" y="{y + 4.5}">{text(verdict)}</text>'
     if line["difference"] is None:
         return words
-    kind = "mark seen" if line["verdict"].startswith("seen") else "mark"
+    kind = "mark seen" if verdict in ("worse", "better") else "mark"
     low, high = line["interval"] or (line["difference"],) * 2
-    told = f"{line['name']}: {line['difference']:+.3f} ({low:+.3f} .. {high:+.3f}), {line['verdict']}"
+    told = f"{name}: {line['difference']:+.3f} ({low:+.3f} .. {high:+.3f}), {verdict}"
     bar = f'<path class="{kind}" stroke-width="2" d="M{place(scale(low))} {y}H{place(scale(high))}"/>'
     point = f'<circle class="{kind}" cx="{place(scale(line["difference"]))}" cy="{y}" r="4.5"/>'
     return f"{words}<g><title>{text(told)}</title>{bar}{point}</g>"
@@ -34,14 +47,15 @@ def forest(title: str, groups: list[tuple[str, list[dict]]], axis: str, small: f
 
     def scale(value: float) -> float:
         return LEFT + (RIGHT - LEFT) * (value / reach + 1) / 2
-    body, y = "", HEAD + ROW
+    body, y = "", HEAD
     for heading, some in groups:
+        y += ROW if heading else 0
         body += f'<text class="soft end" x="{LEFT - 16}" y="{y + 4.5}">{text(heading)}</text>'
         for line in some:
             y += ROW
             body += row(line, y, scale)
-        y += ROW * 1.5
-    bottom = y - ROW
+        y += ROW * .5
+    bottom = y + ROW * .25
     zone = f'x="{place(scale(-small))}" width="{place(scale(small) - scale(-small))}"'
     back = f'<rect class="zone" {zone} y="{HEAD}" height="{bottom - HEAD}"/>'
     for value in ticks(-reach, reach, 6):

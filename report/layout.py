@@ -36,7 +36,7 @@ def color_rules(c: str) -> str:
     """The rules that let a curve, a life, a bar and a name be drawn in a colour of chart.css."""
     return (f".line.{c} .stroke,.line.{c} .birth,.line.{c} .death,.line.{c} .descent,.life.{c} .stroke,"
             f".edge.{c}{{stroke:var(--{c})}}.line.{c} circle:not(.birth),.life.{c} circle,.line.{c} .band,"
-            f".bars .{c},svg text.end.{c},tspan.{c}{{fill:var(--{c})}}.legend .{c}{{color:var(--{c})}}\n")
+            f"svg text.end.{c},tspan.{c}{{fill:var(--{c})}}.legend .{c}{{color:var(--{c})}}\n")
 
 
 COLORS = [*(f"t{i}" for i in range(6)), *(f"s{i}" for i in range(6)), *(f"m{i}" for i in range(8)), "base"]
@@ -45,7 +45,7 @@ CSS = CHART + "".join(map(color_rules, COLORS)) + (HERE / "page.css").read_text(
 JS = (HERE / "page.js").read_text(encoding="utf-8")
 # Of a chart that stands alone: it has a paper, a heading and a foot, and no tooltips.
 SHEET = """.paper{fill:var(--card)}svg{overflow:visible;font:11px system-ui,sans-serif}
-text{fill:var(--soft)}text.head{font-size:13px;font-weight:600;fill:var(--ink)}tspan{font-weight:600}"""
+text{fill:var(--soft)}text.head{font-size:12px;font-weight:600;fill:var(--ink)}tspan{font-weight:600}"""
 TOOLTIP = re.compile(r"<rect class=.hit.*?</rect>|<title>.*?</title>", re.S)
 
 

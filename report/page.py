@@ -9,9 +9,9 @@ from collections import Counter
 from report.layout import CSS, JS, curves, figure, section, table
 from report.population import by_member, population, roles
 from report.run import RunLog, items, known, num
-from report.svg import Line, brief, stack_chart, text
+from report.svg import Line, brief, text
 from report.tasks import browser
-from report.think import base_line, habit, opening, result, unseen
+from report.think import base_line, opening, result, unseen
 
 MAX_BYTES = 1_900_000               # of the file
 TASK_BYTES = 750_000                # of it, at most, for the browser of tasks
@@ -58,19 +58,17 @@ def difficulty(run: RunLog) -> str:
                roles(run, "entropy"), cap=50)])
 
 
-def reasons(run: RunLog, most: int = 7) -> dict[str, dict[int, float]]:
-    """{reason: {step: share of proposals refused for it}}, the commonest first, then all others together."""
-    logged, totals = [row for row in run.metrics if "reasons" in row], Counter()
-    for row in logged:
+def reasons(run: RunLog, most: int = 6) -> list[Line]:
+    """The share of proposals refused for each reason, of the commonest."""
+    totals = Counter()
+    for row in run.metrics:
         totals.update({reason: num(row, "reasons", reason) or 0 for reason in items(row, "reasons")})
-    common = [reason for reason, _ in totals.most_common(most)]
-    names = common + (["other"] if len(totals) > most else []) or ["none refused"]
-    layers = {name: {row["step"]: 0.0 for row in logged} for name in names}
-    for row in logged:
-        for reason in items(row, "reasons"):
-            share = (num(row, "reasons", reason) or 0) / (num(row, "n") or math.inf)
-            layers[reason if reason in common else "other"][row["step"]] += share
-    return layers
+    lines = []
+    for i, (reason, _) in enumerate(totals.most_common(most)):
+        points = [(row["step"], (num(row, "reasons", reason) or 0) / (num(row, "n") or math.inf))
+                  for row in run.metrics if "reasons" in row]
+        lines.append(Line(reason, points, f"m{i}"))
+    return lines
 
 
 def validity(run: RunLog) -> str:
@@ -84,8 +82,9 @@ def validity(run: RunLog) -> str:
                for i, kind in enumerate(kinds)]
     return section("validity", "What the verifier says", "The verifier runs every program in a sandbox. "
                    "Valid, refused, trivial, repeated: how teachers fail, or game the reward.", [
-        figure("Refused proposals, by reason", "Share of each step's proposals that were refused; what is "
-               "missing to 1 was valid.", stack_chart("reasons for refusal", reasons(run), share=True)),
+        curves("Refused proposals, by reason", "Share of each step's proposals that were refused for the "
+               "commonest reasons; bold: that were valid.",
+               [*reasons(run), Line("valid", run.points("valid"), "m7", "bold")], share=True, cap=60),
         curves("Tasks that teach nothing", "Of the valid tasks, those that nobody or everybody solves, and "
                "those solved more often than guessing the commonest output would; of all proposals, the "
                "duplicates.", shares, share=True, cap=60),
@@ -131,12 +130,12 @@ def drift(run: RunLog) -> str:
 
 def machine(run: RunLog) -> str:
     """Seconds and tokens."""
-    seconds = {phase: dict(known(run.points("seconds", phase))) for phase in run.names("seconds")}
+    seconds = [Line(phase, run.points("seconds", phase), f"m{i % 8}")
+               for i, phase in enumerate(run.names("seconds"))]
     tokens = [Line("generated", run.points("tokens_generated"), "m0"),
               Line("trained", run.points("tokens_trained"), "m1")]
     return section("machine", "What it cost", "Tokens are the budget by which runs are compared.", [
-        figure("Seconds per phase", "Wall-clock seconds of a step, by phase; tall bars are steps with a "
-               "probe.", stack_chart("seconds per phase", seconds)),
+        curves("Seconds per phase", "Wall-clock seconds of a step, by phase.", seconds, cap=60),
         curves("Tokens", "Generated, and trained on, so far.", tokens)])
 
 

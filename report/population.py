@@ -1,10 +1,9 @@
-"""The part of a report that tells of the population: ratings, who met whom, genealogy."""
+"""The part of a report that tells of the population: ratings, solve rates, genealogy."""
 import itertools
-from collections import Counter
 
-from report.layout import curves, figure, section, table
-from report.run import MemberLog, RunLog, average, get, num, parents
-from report.svg import Life, Line, brief, text, tree
+from report.layout import curves, figure, section
+from report.run import MemberLog, RunLog, get, num, parents
+from report.svg import Life, Line, tree
 
 
 def role_mean(run: RunLog, role: str, *keys, label: str = "mean") -> Line:
@@ -56,7 +55,7 @@ def ratings(run: RunLog, role: str) -> str:
 
 
 def population(run: RunLog) -> str:
-    """Ratings, solve rates, likeness, matrix, genealogy."""
+    """Ratings, solve rates, likeness, genealogy."""
     return section("population", "The population", "Each member is an adapter, a small update of the same "
                    "frozen base. Teachers in warm colours, students in cool ones.", [
         ratings(run, "teacher"), ratings(run, "student"),
@@ -69,37 +68,7 @@ def population(run: RunLog) -> str:
                "here as length.", by_member(run, "student", "response_tokens"), cap=40),
         curves("Likeness of adapters", "Mean cosine of a member's update with the others of its role. "
                "1: copies of each other, 0: unrelated.", roles(run, "cosine")),
-        figure("Who met whom", "Mean solve rate of a teacher's tasks by a student over all their matches, "
-               "and how many these were.", matrix(run), wide=True),
         genealogy(run)])
-
-
-def matrix(run: RunLog, most: int = 24) -> str:
-    """Teachers x students from matches.jsonl: mean solve rate and count; if many, those that met most."""
-    cells, met, order = {}, (Counter(), Counter()), {name: i for i, name in enumerate(run.members)}
-    for match in run.matches:
-        pair = str(match.get("teacher")), str(match.get("student"))
-        cells.setdefault(pair, []).append(num(match, "solve_rate"))
-        for count, name in zip(met, pair):
-            count[name] += 1
-    if not cells:
-        return ""
-    often = [[name for name, _ in count.most_common(most)] for count in met]
-    teachers, students = [sorted(names, key=lambda name: order.get(name, len(order))) for names in often]
-    rows = []
-    for teacher in teachers:
-        row = [text(brief(teacher))]
-        for student in students:
-            rates = cells.get((teacher, student), [])
-            rate = average(rates)
-            shade = 0 if rate is None else min(1, max(0, rate))
-            words = f"{'–' if rate is None else f'{rate:.2f}'}<small>×{len(rates)}</small>" if rates else ""
-            row.append(f'<div style="--v:{shade:.2f}">{words}</div>')
-        rows.append(row)
-    made = table(["", *(text(brief(student)) for student in students)], rows,
-                 f' class="matrix" style="max-width:{100 * len(students) + 60}px"')
-    note = f'<p class="note">the {most} with the most matches of {len(met[0])} and {len(met[1])}</p>'
-    return made + (note if max(map(len, met)) > most else "")
 
 
 def life(m: MemberLog, birth: dict | None, lane: int) -> Life:

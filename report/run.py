@@ -81,7 +81,6 @@ class RunLog:
         if FORMER & {*self.config, *(key for row in self.metrics for key in row)}:
             raise ValueError(f"{path} was written before the flags and measures got their present names: "
                              "draw it with the commit in its env.json")
-        self.matches = list(self.lines("matches.jsonl"))
         births = self.lines("genealogy.jsonl", expected=False)
         self.births = {str(birth.get("child")): birth for birth in births}
         self.members = self.lives()

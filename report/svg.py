@@ -209,10 +209,9 @@ def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = T
         line.bins = binned(line.points, x0, merge)
     bands = [list(binned(line.band, x0, merge).values()) for line in lines]
     low, high = (0, 1) if share else limits(lines, zero)
-    last = max(x for line in lines for x, _ in line.bins.values())
     ends = [line for line in lines if line.label and not line.died]
     margin = 14 + LETTER * max([len(brief(line.name)) for line in ends], default=0)
-    frame = Frame([x0, last], low, high, margin, width, height)
+    frame = Frame([x0, max(steps)], low, high, margin, width, height)
     rows = {}
     for b in sorted({b for line in lines for b in line.bins}):
         told = sorted([(line.bins[b][1], line.name) for line in lines if b in line.bins], reverse=True)
@@ -232,36 +231,6 @@ def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = T
     merged = any(len(line.bins) < sum(None not in point for point in line.points) for line in lines)
     note = f'<p class="note">each point the mean of {merge} steps</p>' if merged else ""
     return svg(body, name, width, height) + note
-
-
-def stack_chart(name: str, layers: dict[str, dict[int, float]], share: bool = False, cap: int = 80) -> str:
-    """Bars over steps, layers upon each other, the first lowest: {label: {step: value}}; with its legend.
-    "" if empty. share: the axis is 0 to 1; cap: bars at most (means of neighbours)."""
-    layers = {who: points for who, points in layers.items() if points}
-    if not layers:
-        return ""
-    colors = {who: f"m{i % 8}" for i, who in enumerate(layers)}
-    steps = sorted({x for points in layers.values() for x in points})
-    first, last, width = steps[0], steps[-1], bin_width(steps, cap)
-    filled = [(x, *(points.get(x, 0) for points in layers.values())) for x in steps]
-    bins = binned(filled, first, width)                     # {bin: (mean step, mean of each layer)}
-    high = 1 if share else max(sum(means) for _, *means in bins.values()) * 1.05 or 1
-    frame = Frame([first - 0.5, last + 0.5], 0, high)
-    thick = max(0.8, (frame.right - LEFT) * width / (last - first + 1) * 0.86)
-    bars, rows = "", {}
-    for b, (x, *means) in bins.items():
-        base, rows[b] = 0.0, []
-        for who, value in zip(layers, means):
-            if value > 0:
-                top = frame.y(base + value)
-                bars += (f'<rect class="{colors[who]}" x="{place(frame.x(x) - thick / 2)}" y="{place(top)}" '
-                         f'width="{place(thick)}" height="{place(frame.y(base) - top)}"/>')
-                base += value
-                rows[b].append(f"{who}  {short(value)}")
-    legend = "".join(f'<li><i class="{colors[who]}"></i>{text(brief(who, 30))}</li>' for who in layers)
-    note = f'<p class="note">each bar the mean of {width} steps</p>' if width > 1 else ""
-    body = frame.axes() + f'<g class="bars">{bars}</g>' + frame.hits(rows, first, width)
-    return svg(body, name) + f'<ul class="legend">{legend}</ul>' + note
 
 
 @dataclass

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from report.layout import sheet
 from report.population import mark_lives
-from report.run import KINDS, MemberLog, RunLog, average, known, num, parents
-from report.svg import W, Line, brief, line_chart, text
+from report.run import KINDS, MemberLog, RunLog, average, known, parents
+from report.svg import Line, W, brief, line_chart, text
 
 HALF, FEW = 0.5, 3              # a member thinks where half of its attempts do, in the mean of a few steps
 Z = 1.96                        # of a 95% interval

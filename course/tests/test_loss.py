@@ -113,9 +113,9 @@ def test_all_tokens_of_a_member_count_the_same(work):
 def test_the_loop_has_the_same_gradient(work):
     """Sampled answers of the bundled base. rl.py's loss has another value (PPO's ratio) but this gradient."""
     import rl
-    from weights import load_base
     from generate import generate
     from lora import Adapters
+    from weights import load_base
     base = load_base(str(Path(rl.__file__).parent / "micro" / "base"))
     gen = torch.Generator().manual_seed(0)
     adapters = Adapters.on(base.model, 2, rank=4, alpha=8)

@@ -1,5 +1,4 @@
 """Grades exercise 4: a table by hand, every choice of k counted out, many answers, no bias, and the project's own function."""
-from fractions import Fraction
 from itertools import combinations
 from math import comb
 
@@ -43,14 +42,6 @@ def test_what_is_certain(work, n):
     assert [work.pass_at_k(n, c, 1) for c in range(n + 1)] == pytest.approx(shares, abs=1e-9)
 
 
-def test_a_thousand_answers(work):
-    """Against exact fractions; C(1000, 500) has 300 digits."""
-    for c in (1, 2, 17, 250, 500, 999):
-        for k in (1, 2, 10, 100, 500, 990):
-            want = 1 - Fraction(comb(1000 - c, k), comb(1000, k))
-            assert work.pass_at_k(1000, c, k) == pytest.approx(float(want), abs=1e-9)
-
-
 def test_more_tries_and_more_right_answers_never_hurt(work):
     grid = np.array([[work.pass_at_k(20, c, k) for k in range(1, 21)] for c in range(21)])
     assert np.diff(grid, axis=0).min() > -1e-9 and np.diff(grid, axis=1).min() > -1e-9
@@ -62,17 +53,6 @@ def test_no_bias(work, n, p, k):
     truth = 1 - (1 - p) ** k
     assert expected(work.pass_at_k, n, p, k) == pytest.approx(truth)
     assert expected(plug_in, n, p, k) < truth - 0.005, "the case must tell them apart"
-
-
-def test_no_bias_over_many_questions(work):
-    """As it is used: 20,000 questions of different difficulty, 16 answers to each, the mean of pass@8."""
-    rng, n, k = np.random.default_rng(0), 16, 8
-    p = rng.beta(0.3, 2, size=20_000)
-    right = rng.binomial(n, p)
-    truth = (1 - (1 - p) ** k).mean()
-    yours, naive = (np.array([f(n, c, k) for c in range(n + 1)])[right] for f in (work.pass_at_k, plug_in))
-    assert yours.mean() == pytest.approx(truth, abs=0.006)      # four standard errors
-    assert naive.mean() < truth - 0.02, "the case must tell them apart"
 
 
 @pytest.mark.parametrize("n, c, k", [(4, 0, 5), (4, 2, 5), (4, 2, 0), (4, -1, 2), (4, 5, 2), (0, 0, 1)])

@@ -279,6 +279,7 @@ def test_directory_loads_everywhere(tokenizer, tmp_path):
 
 def agree(path, tokenizer=None):
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
     from weights import load_base
     ours, theirs = load_base(str(path)), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     auto = AutoTokenizer.from_pretrained(path)

@@ -6,7 +6,8 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from report import layout, page as pages
+from report import layout
+from report import page as pages
 from report.run import RunLog
 
 VOID = {"meta", "br", "input", "link", "img"}

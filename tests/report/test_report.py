@@ -10,10 +10,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from invented import HOSTILE, check, invent, made, rewrite, rows
 
 import report
-from invented import HOSTILE, check, described, invent, made, rewrite, rows
-from report import __main__ as command, layout, page as pages, svg, think
+from report import __main__ as command
+from report import page as pages
+from report import svg, think
 from report.forest import forest
 from report.run import MemberLog, RunLog
 
@@ -26,7 +28,7 @@ def test_a_whole_run_is_told(tmp_path):
     for words in ("demo", "all 12 steps done", "2 teachers and 2 students", "frozen base", "Genealogy",
                   "dare of T1 and T1, in place of T0", "norm of its update to its parents': 0.950",
                   "structures", "∅ malformed", "2 × ✗ wrong", "Solve rate by type of task", "nobody solves",
-                  "Who met whom", "Word problems, never trained on"):
+                  "Word problems, never trained on"):
         assert words in page.text, words
     assert "Absent" not in page.text and "About the logs" not in page.text
     assert {"T0", "S1"} <= {v for tag, k, v in page.attributes if k in ("data-teacher", "data-students")}
@@ -88,11 +90,11 @@ def test_a_run_killed_half_way(tmp_path):
 
 def test_missing_files_are_said(tmp_path):
     path = invent(tmp_path / "run")
-    for name in ("tasks.jsonl", "matches.jsonl", "env.json", "genealogy.jsonl"):
+    for name in ("tasks.jsonl", "env.json", "genealogy.jsonl"):
         (path / name).unlink()
     (path / "config.json").write_bytes(b"{\xff")
     page = check(made(path))
-    for words in ("tasks.jsonl is not there", "matches.jsonl is not there", "env.json could not be read",
+    for words in ("tasks.jsonl is not there", "env.json could not be read",
                   "config.json could not be read", "did not write its defaults", "Absent: no proposal can be read"):
         assert words in page.text, words
 
@@ -181,32 +183,6 @@ def test_compare(tmp_path):
     assert "The budgets are not the same" in check(made(first, invent(tmp_path / "short", steps=4))).text
 
 
-def contrast(one: str, two: str) -> float:
-    """WCAG 2 contrast ratio of two colours #rgb or #rrggbb: 1 to 21."""
-    def luminance(color: str) -> float:
-        digits = color[1:] if len(color) == 7 else "".join(c * 2 for c in color[1:])
-        parts = [int(digits[i:i + 2], 16) / 255 for i in (0, 2, 4)]
-        linear = [v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
-        return sum(w * v for w, v in zip((0.2126, 0.7152, 0.0722), linear))
-    low, high = sorted((luminance(one), luminance(two)))
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_colour_is_readable(scheme):
-    """Curves' names are written in their curves' colours: 4.5 to 1 against the card, in both schemes."""
-    assert contrast("#000", "#ffffff") == pytest.approx(21)
-    assert contrast("#777777", "#fff") == pytest.approx(4.48, abs=0.01)
-    parts = layout.CSS.split("prefers-color-scheme:dark")
-    light, dark = [dict(re.findall(r"--(\w+):(#\w+)", part)) for part in parts]
-    colors = light if scheme == "light" else dark
-    assert light.keys() == dark.keys() >= {*layout.COLORS, "ink", "soft"}
-    on_card = {name: contrast(colors[name], colors["card"]) for name in ("ink", "soft", *layout.COLORS)}
-    assert not {name: ratio for name, ratio in on_card.items() if ratio < 4.5}
-    assert contrast(colors["ink"], colors["mark"]) > 7
-    assert contrast(colors["soft"], colors["bg"]) > 4.5 < contrast(colors["soft"], colors["hint"])
-
-
 def test_a_large_run_is_quick_and_small(tmp_path):
     path = invent(tmp_path / "large", steps=100, pop=16, per_step=24, every=10, text="some words " * 20)
     size, start = sum(f.stat().st_size for f in path.iterdir()), time.process_time()
@@ -218,12 +194,6 @@ def test_a_large_run_is_quick_and_small(tmp_path):
     assert len(set(steps)) == 100 and steps == sorted(steps), "every step is in the sample"
     reasons = [v for _, k, v in page.attributes if k == "data-reason"]
     assert 0.15 < sum(map(bool, reasons)) / len(reasons) < 0.4
-
-
-@pytest.mark.slow
-def test_many_members_and_long_runs_stay_small(tmp_path):
-    check(made(invent(tmp_path / "wide", steps=12, pop=100, per_step=1, every=3)))
-    check(made(invent(tmp_path / "long", steps=1000, pop=4, per_step=1, every=5)))
 
 
 def test_what_differs_from_the_defaults(tmp_path):
@@ -424,9 +394,9 @@ def test_the_picture_as_a_file(tmp_path):
 
 
 def test_a_forest_plot():
-    lines = [dict(name="8 adapters against 1 pair", difference=-.1, interval=(-.2, -.05), verdict="worse"),
+    lines = [dict(name="full - pair", difference=-.1, interval=(-.2, -.05), verdict="behind"),
              dict(name="evolution", difference=None, interval=None, verdict="untested")]
     drawn = ElementTree.fromstring(forest("Areas", [("equal tokens", lines)], "difference", .05, "144 runs"))
     words = " ".join(drawn.itertext())
-    assert all(word in words for word in ("8 adapters against 1 pair", "worse", "untested", "144 runs", "-0.100 (-0.200 .. -0.050)"))
+    assert all(word in words for word in ("8 adapters against 1 pair, equal tokens", "worse", "untested", "144 runs", "-0.100 (-0.200 .. -0.050)"))
     assert len(drawn.findall(".//{*}circle")) == 1
