@@ -230,7 +230,7 @@ def advice(word: str) -> str:
     flags = ["--help", "--help-md", *(spelled(f.name) for f in dataclasses.fields(Config))]
     word = word.replace("_", "-")
     near = difflib.get_close_matches(word, flags, 1, 0.8)
-    near += sorted((flag for flag in flags if word.startswith(flag)), key=len, reverse=True)     # --population
+    near += sorted((flag for flag in flags if word.startswith(flag)), key=len, reverse=True)  # --population
     near += difflib.get_close_matches(word, flags, 1)
     return f"did you mean {near[0]}?" if near else "--help lists all"
 
