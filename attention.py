@@ -5,7 +5,7 @@ Shapes: B rows, T tokens, S cache slots, H heads, K kv heads, D head size, P pag
     KVCache      every row has S slots of its own (B, K, S, D); a mask says which of them it sees
     PagedCache   all rows share a pool of pages (P, PAGE, K, D), and a table (B, n) lists each row's: attempts
                  at a prompt share its full pages, and a row reads its own tokens only, without any mask
-                 (PagedAttention, 2309.06180). For GPUs whose torch has a kernel for it.
+                 (PagedAttention, 2309.06180). For CUDA cards whose torch has a kernel for it.
 """
 import sys
 from collections.abc import Callable
@@ -14,16 +14,15 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.flex_attention import BlockMask
 
-import flex
+from infra.gpu import send
 
 PAGE = 256                  # tokens of a page: torch's kernel takes multiples of 256 alone
 
 
 @dataclass(frozen=True)
 class Pages:
-    """What one token a row sees in a PagedCache, as torch.nn.attention.varlen.varlen_attn wants it told."""
+    """What one token a row sees in a PagedCache: arguments of torch.nn.attention.varlen.varlen_attn."""
     kernel: Callable                    # varlen_attn, or what computes the same
     table: torch.Tensor                 # (B, n) int32, pages of each row in the order of their tokens
     n_seen: torch.Tensor                # (B,) int32, keys of each row
@@ -55,17 +54,14 @@ def has_flash(x: torch.Tensor) -> bool:
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-           mask: torch.Tensor | Pages | BlockMask | None = None) -> torch.Tensor:
+           mask: torch.Tensor | Pages | None = None) -> torch.Tensor:
     """Outputs (B, H, T, D) of queries q (B, H, T, D) on keys and values k, v (B, K, S, D).
 
     mask, what a query sees: None = all keys up to its own, and all of them if it is a row's only one; a
-    tensor (B, 1, T, S), true or 0 where it sees a key; Pages, where k and v are a pool (P, PAGE, K, D); a
-    BlockMask of packed lines: see flex.py.
+    tensor (B, 1, T, S), true or 0 where it sees a key; Pages, where k and v are a pool (P, PAGE, K, D).
     """
     if isinstance(mask, Pages):
         return mask.attend(q, k, v)
-    if isinstance(mask, BlockMask):
-        return flex.attend(q, k, v, mask)
     B, H, T, D = q.shape
     K = k.shape[1]
     if T == 1:
@@ -95,8 +91,8 @@ def window_mask(mask: torch.Tensor | None, positions: torch.Tensor, n_slots: int
 
 def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """0 where a boolean mask allows a key, else -inf: else the kernels would do this in every layer."""
-    if mask is None or isinstance(mask, BlockMask):
-        return mask
+    if mask is None:
+        return None
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
@@ -142,6 +138,15 @@ class KVCache:
         for all_layers in (self.keys, self.values):
             for i, x in enumerate(all_layers):
                 all_layers[i] = x.index_select(0, rows)
+
+    @property
+    def n_slots(self) -> int:
+        """Slots of each row."""
+        return self.keys[0].shape[2]
+
+    def fitting(self, lengths: list[int], n: int, n_new: int) -> int:
+        """How many prompts find room, see PagedCache: here every row has its slots."""
+        return len(lengths)
 
     def put(self, rows: torch.Tensor, other: "KVCache", source: torch.Tensor, length: torch.Tensor) -> None:
         """Overwrite the beginning of the given rows (n,) with the rows `source` (n,) of another cache."""
@@ -231,7 +236,7 @@ class PagedCache:
         width = self.table.shape[1]
         table = [self.pages[row] + [0] * (width - len(self.pages[row])) for row in rows]
         device = self.table.device
-        self.table[torch.tensor(rows, device=device)] = torch.tensor(table, dtype=torch.int32, device=device)
+        self.table[send(torch.tensor(rows), device)] = send(torch.tensor(table, dtype=torch.int32), device)
 
     def release(self, idle: torch.Tensor) -> None:
         """Take back the pages of rows (B,) bool that have ended; the last row of a prompt frees its pages."""

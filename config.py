@@ -137,11 +137,10 @@ class Config:
                       "CPU", ("auto", "float32", "bfloat16", "float16"))
     base_dtype: str = flag("same", "of the base's linear layers: that of --dtype, or int8 by output channel",
                            ("same", "int8"))
-    rollout_batch: int = flag(None, "rows that decode together", "[1, 1e12]")
+    rollout_batch: int = flag(None, "rows that decode together; 0, the default on a CUDA card = as many as "
+                              "fit into its memory", "[0, 1e12]")
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", "[1, 1e12]")
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
-    torch_compile: bool = flag(False, "fuse a block's small kernels by torch.compile: see engine.md")
-    no_cuda_graphs: bool = flag(False, "decode on a GPU without CUDA graphs: see engine.md")
     weak_sandbox: bool = flag(False, "run model code behind weaker walls where seccomp is missing: dangerous")
 
 
@@ -165,7 +164,7 @@ PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # Fields that may change between a run and its resumption without changing what it computes. From one kind of
 # device to another also give the --importance-cap of before, whose default depends on it.
-FREE = ("base", "name", "out", "resume", "init", "steps", "device", "no_cuda_graphs", "plan",
+FREE = ("base", "name", "out", "resume", "init", "steps", "device", "plan",
         "show", "save_every", "keep", "halt_on")
 
 
@@ -252,6 +251,8 @@ def config_of_run(saved: dict, path) -> Config:
 def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Config:
     """Fill in what prompt format, --algo, device and other flags imply. Raises ValueError with the fix."""
     presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo]
+    if device == "cuda":
+        presets["rollout_batch"] = 0
     if cfg.single:
         presets["pop"] = 2
     missing = {name: value for name, value in presets.items() if getattr(cfg, name) is None}

@@ -6,14 +6,13 @@ the cache slot of its position, so that rows of any length stand beside each oth
 token of a row is drawn by inverting its cumulative distribution at a uniform number that depends on the row's
 key alone, not on its neighbours.
 
-On a GPU the cache is paged (attention.py) and a step is static: it reads and writes tensors that stay where
-they are while rows come and go, so that one CUDA graph holds it for as long as the batch has its size.
+On a CUDA card the cache is paged (attention.py) and a step is static: it reads and writes tensors that stay
+where they are while rows come and go, so that one CUDA graph holds it for as long as the batch has its size.
 """
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import partial
-from itertools import islice
+from dataclasses import dataclass, fields, replace
+from itertools import count, islice
 
 import numpy as np
 import torch
@@ -21,10 +20,11 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from attention import KVCache, PagedCache, paged_kernel, pool_pages
-from infra.gpu import CUDAGraphRunner
-from lora import Adapters, AdapterWeights, LoRARouter
+from infra.gpu import CUDAGraphRunner, send
+from lora import Adapters, AdapterWeights, Route
 from model import Base
 
+BLOCK = 512                 # weights of a vocabulary that are summed apart: see draw
 PREFILL = 1 << 12           # padded tokens of prompts run at a time: never a long prompt of each row at once
 PATIENCE = {"cuda": 8}      # steps between looks at who has ended: each makes the processor wait for the GPU
 
@@ -69,22 +69,66 @@ class Rollout:
         """The same rows in another device's memory."""
         return Rollout(*(getattr(self, f.name).to(device) for f in fields(self)))
 
+    def widened(self, T: int) -> "Rollout":
+        """The same rows, padded to T tokens."""
+        missing = (0, T - self.ids.shape[1])
+        return replace(self, ids=F.pad(self.ids, missing), logp=F.pad(self.logp, missing))
+
+    @classmethod
+    def empty(cls, device) -> "Rollout":
+        """No row."""
+        none = torch.zeros(0, dtype=torch.int64, device=device)
+        return cls(none[:, None], none, none, none[:, None].float(), none)
+
     @staticmethod
     def cat(parts: list["Rollout"]) -> "Rollout":
         """Join the rows of several rollouts, padding to the longest."""
         T = max(p.ids.shape[1] for p in parts)
-        joined = {}
-        for f in fields(Rollout):
-            tensors = [getattr(p, f.name) for p in parts]
-            if f.name in ("ids", "logp"):
-                tensors = [F.pad(x, (0, T - x.shape[1])) for x in tensors]
-            joined[f.name] = torch.cat(tensors)
-        return Rollout(**joined)
+        parts = [p.widened(T) for p in parts]
+        return Rollout(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Rollout)))
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How answers are drawn. At most rollout_batch rows decode together, but n at least."""
+    n: int = 1                                      # attempts at each prompt
+    temperature: float | list[float] = 1.0          # of all rows, or of each; 0 = greedy
+    max_new_tokens: int = 128
+    rollout_batch: int = 512
+    closing: torch.Tensor | None = None             # weights.closing_table of a text that ends an answer
 
 
 def uniforms(key: tuple[int, ...], n: int) -> np.ndarray:
     """n numbers in [0, 1) that depend on the key (seed, step, phase, member, index) alone."""
     return np.random.default_rng(key).random(n)
+
+
+def draw(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """Index (B,) where the running sum of weights (B, V) passes u (B,) in [0, 1) times their sum."""
+    if weight.is_cuda:
+        return draw_by_blocks(weight, u)
+    cdf = weight.cumsum(-1)                                             # on a CPU summed in float64
+    drawn = torch.searchsorted(cdf, threshold(cdf[:, -1:], u), right=True).squeeze(1)
+    return drawn.clamp_max(cdf.shape[1] - 1)                            # NaN may pass the end
+
+
+def threshold(total: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """u (B,) times total (B, 1); less than that, as the product may round up to it."""
+    return torch.minimum(u.to(total.dtype)[:, None] * total, total.nextafter(torch.zeros_like(total)))
+
+
+def draw_by_blocks(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """`draw` by the sums of blocks, then within one: a card would write a running sum over a whole vocabulary
+    and read it again. In float64, rounded last: so the index is that of one running sum."""
+    V = weight.shape[1]
+    blocks = F.pad(weight, (0, -V % BLOCK)).unflatten(1, (-1, BLOCK))                   # (B, n, BLOCK)
+    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)                               # (B, n)
+    at = threshold(ends[:, -1:].float(), u)
+    block = torch.searchsorted(ends.float(), at, right=True).clamp_max(blocks.shape[1] - 1)     # (B, 1)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
+    cdf = F.pad(ends, (1, 0)).gather(1, block) + inside.cumsum(-1, dtype=torch.float64)
+    index = block * BLOCK + torch.searchsorted(cdf.float(), at, right=True)
+    return index.squeeze(1).clamp_max(V - 1)                            # NaN may pass the end
 
 
 def sample(logits: torch.Tensor, temperature: torch.Tensor,
@@ -95,13 +139,7 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor,
     """
     greedy = temperature == 0
     logp = (logits.float() / temperature.masked_fill(greedy, 1.0)[:, None]).log_softmax(-1)
-    cdf = logp.exp().cumsum(-1)
-    total = cdf[:, -1:]
-    below = total.nextafter(torch.zeros_like(total))
-    at = torch.minimum(u.to(cdf.dtype)[:, None] * total, below)         # the product may round up to total
-    drawn = torch.searchsorted(cdf, at, right=True).squeeze(1)
-    drawn = drawn.clamp_max(logits.shape[1] - 1)                        # NaN may pass the end
-    ids = torch.where(greedy, logits.argmax(-1), drawn)
+    ids = torch.where(greedy, logits.argmax(-1), draw(logp.exp(), u))
     return ids, logp.gather(1, ids[:, None]).squeeze(1)
 
 
@@ -118,20 +156,22 @@ class Answers:
     n_matched: torch.Tensor            # (N,) characters of that text that an answer ends with
 
     @classmethod
-    def begin(cls, temperature: torch.Tensor, u: torch.Tensor, ends: tuple[int, ...],
-              closing: torch.Tensor | None = None) -> "Answers":
-        """None of them has a token yet."""
-        return cls(temperature, u, closing=closing,
-                   n_matched=torch.zeros(len(u), dtype=torch.int64, device=u.device),
-                   ends=torch.tensor(ends, dtype=torch.int64, device=u.device),
-                   ids=torch.zeros_like(u, dtype=torch.int64),
-                   logp=torch.zeros_like(u),
-                   length=torch.zeros(len(u), dtype=torch.int64, device=u.device))
+    def empty(cls, keys: list[tuple[int, ...]], sampling: SamplingParams, ends: tuple[int, ...],
+              device) -> "Answers":
+        """One without tokens for each key, the source of its draws."""
+        N = len(keys)
+        temperature = sampling.temperature
+        temperature = temperature if isinstance(temperature, list) else [temperature] * N
+        u = np.stack([uniforms(key, sampling.max_new_tokens + 1) for key in keys])
+        u = send(torch.from_numpy(u).float(), device)
+        none = torch.zeros(N, dtype=torch.int64, device=device)
+        return cls(send(torch.tensor(temperature), device), u, send(torch.tensor(ends), device),
+                   torch.zeros_like(u, dtype=torch.int64), torch.zeros_like(u), none, sampling.closing,
+                   none.clone())
 
-    def draw(self, row: torch.Tensor, t: torch.Tensor,
-             logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw the next token of rows (n,), which have t (n,) tokens, by logits (n, V). Returns it and the
-        new t.
+    def extend(self, row: torch.Tensor, t: torch.Tensor,
+               logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw the next token of rows (n,), which have t (n,) tokens, by logits (n, V): it and the new t.
 
         A row that has ended is marked by t = L: what it draws from then on lands in the spare column.
         """
@@ -151,6 +191,9 @@ class Answers:
 @dataclass
 class DecodeBatch:
     """B rows that decode together. Idle ones, whose answers have ended, have t = limit and stay in place."""
+    base: Base
+    weights: AdapterWeights | None
+    answers: Answers
     cache: KVCache | PagedCache
     row: torch.Tensor                  # (B,) which row of the call this is
     member: torch.Tensor               # (B,)
@@ -159,33 +202,13 @@ class DecodeBatch:
     t: torch.Tensor                    # (B,) answer tokens so far
 
     @classmethod
-    def idle(cls, cache: KVCache | PagedCache, n_rows: int, limit: int, device) -> "DecodeBatch":
+    def idle(cls, base: Base, weights: AdapterWeights | None, answers: Answers, cache: KVCache | PagedCache,
+             n_rows: int) -> "DecodeBatch":
         """Rows without a prompt yet."""
-        row = torch.arange(n_rows, device=device)
-        return cls(cache, row, member=torch.full_like(row, -1), token=torch.zeros_like(row),
-                   position=torch.zeros_like(row), t=torch.full_like(row, limit))
-
-    @classmethod
-    def begin(cls, base: Base, lengths: list[int], n: int, rollout_batch: int, limit: int,
-              kernel: Callable | None) -> "DecodeBatch":
-        """Rows for n answers to each prompt, longest first; in pages if there is a kernel for them."""
-        cfg, weight = base.model.cfg, base.model.embedding
-        B = min(len(lengths) * n, max(1, rollout_batch // n) * n)
-        S = lengths[0] + limit
-        if kernel is None:
-            cache = KVCache.empty(cfg, B, S, weight.dtype, weight.device)
-        else:
-            n_pages = pool_pages(B, n, lengths[0], limit)
-            cache = PagedCache(cfg, B, S, n_pages, weight.dtype, weight.device, kernel)
-        rows = cls.idle(cache, B, limit, weight.device)
-        assert rows.fitting(lengths[:B // n], n, limit) == B // n, "the first prompts must fill the batch"
-        return rows
-
-    def fitting(self, lengths: list[int], n: int, limit: int) -> int:
-        """How many prompts of these lengths, in turn, find room in the cache for n answers each."""
-        if isinstance(self.cache, KVCache):
-            return len(lengths)                     # every row has its slots
-        return self.cache.fitting(lengths, n, limit)
+        row = torch.arange(n_rows, device=answers.u.device)
+        limit = answers.u.shape[1] - 1
+        return cls(base, weights, answers, cache, row, member=torch.full_like(row, -1),
+                   token=torch.zeros_like(row), position=torch.zeros_like(row), t=torch.full_like(row, limit))
 
     def release(self, idle: torch.Tensor) -> None:
         """Give back the pages of rows (B,) bool that have ended: from now on they write to page 0."""
@@ -199,162 +222,177 @@ class DecodeBatch:
         for name in ("row", "member", "token", "position", "t"):
             setattr(self, name, getattr(self, name)[kept])
 
-    def prefill(self, base: Base, weights: AdapterWeights | None, answers: Answers, places: torch.Tensor,
-                n: int, prompts: list[list[int]], first: torch.Tensor, member: torch.Tensor) -> None:
-        """Run prompts (U) of members (U,); n attempts at each begin in places (U n,), rows first + 0..n-1."""
-        model, device = base.model, places.device
+    def prefill(self, places: torch.Tensor, prompts: list[list[int]], row: torch.Tensor,
+                member: torch.Tensor) -> None:
+        """Run prompts (U) of members (U,), the same number of attempts at each in places (n,), which are
+        rows (n,) of the call."""
+        model, device = self.base.model, places.device
+        n = len(places) // len(prompts)
         lengths = list(map(len, prompts))
-        if isinstance(self.cache, PagedCache):
-            self.cache.admit(places.tolist(), lengths, answers.u.shape[1] - 1)
-        length = torch.tensor(lengths, device=device)
-        self.row[places] = (first[:, None] + torch.arange(n, device=device)).flatten()
+        length = send(torch.tensor(lengths), device)
+        self.row[places] = row
         self.member[places] = member.repeat_interleave(n)
         self.position[places] = length.repeat_interleave(n)
+        if isinstance(self.cache, PagedCache):
+            self.cache.admit(places.tolist(), lengths, self.answers.u.shape[1] - 1)
         size = max(1, PREFILL // max(lengths))
         for at in range(0, len(prompts), size):
             part = slice(at, at + size)
-            some = prompts[part]
-            T = max(map(len, some))
-            padded = [p + [0] * (T - len(p)) for p in some]             # no token sees what follows it
-            ids = torch.tensor(padded, device=device)
-            cache = KVCache.empty(model.cfg, len(some), T, model.embedding.dtype, device)
-            hidden = model(ids, cache=cache, lora=weights and weights.route(member[part]))
-            prompt = torch.arange(len(some), device=device)
+            T = max(lengths[part])
+            padded = [p + [0] * (T - len(p)) for p in prompts[part]]    # no token sees what follows it
+            ids = send(torch.tensor(padded), device)
+            cache = KVCache.empty(model.cfg, len(ids), T, model.embedding.dtype, device)
+            hidden = model(ids, cache=cache, lora=self.weights and self.weights.route(member[part]))
+            prompt = torch.arange(len(ids), device=device)
             logits = model.logits(hidden[prompt, length[part] - 1])
             into = places.view(-1, n)[part].flatten()
             source = prompt.repeat_interleave(n)
             self.cache.put(into, cache, source, self.position[into])
-            token, t = answers.draw(self.row[into], torch.zeros_like(into), logits[source])
-            self.token[into] = token
-            self.t[into] = t
+            self.token[into], self.t[into] = self.answers.extend(self.row[into], torch.zeros_like(into),
+                                                                 logits[source])
 
-    def step(self, base: Base, answers: Answers, lora: AdapterWeights | LoRARouter | None,
-             width: int | None) -> None:
-        """One more token for every row: from a dense cache's first `width` slots, or from all its pages.
-
-        lora: a route of the rows as they are, or the factors, of which a route is made here: then rows may
-        come and go between two steps. In place and without a look at any value, so that a GPU can run ahead
-        and a CUDA graph can hold it.
-        """
-        model, limit = base.model, answers.u.shape[1] - 1
-        route = lora.dense_route(self.member) if isinstance(lora, AdapterWeights) else lora
-        mask = None
-        if width is not None:
-            mask = (torch.arange(width, device=self.t.device) <= self.position[:, None])[:, None, None]
+    def step(self, route: Route | None, mask: torch.Tensor | None = None) -> None:
+        """One more token for every row, in place and without a look at any value, so that a GPU can run ahead
+        and a CUDA graph can hold it."""
+        model, limit = self.base.model, self.answers.u.shape[1] - 1
         hidden = model(self.token[:, None], self.position[:, None], mask, self.cache, route)    # (B, 1, C)
-        token, t = answers.draw(self.row, self.t, model.logits(hidden[:, 0]))
+        token, t = self.answers.extend(self.row, self.t, model.logits(hidden[:, 0]))
         self.token.copy_(token)
         self.t.copy_(t)
         self.position += t < limit
 
+    def paged_step(self) -> None:
+        """`step` from the rows' pages. Rows may come and go between two."""
+        self.step(self.weights and self.weights.static_route(self.member))
+
+    def stepper(self) -> Callable[[], None]:
+        """What to call for each step: in pages until rows are dropped; otherwise while the rows are these,
+        by their own route and from as many slots as the furthest row fills."""
+        if isinstance(self.cache, PagedCache):
+            return CUDAGraphRunner(self.paged_step, self.base.graphs)
+        route = self.weights and self.weights.route(self.member, one_token=True)
+        furthest = count(int(self.position.max()))
+
+        def step() -> None:
+            slot = torch.arange(min(next(furthest) + 1, self.cache.n_slots), device=self.t.device)
+            self.step(route, (slot <= self.position[:, None])[:, None, None])
+        return step
+
 
 @torch.inference_mode()
-def decode(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: torch.Tensor, n: int,
-           answers: Answers, rollout_batch: int, bar: tqdm, kernel: Callable | None) -> None:
-    """Fill in the answers to n attempts at each prompt.
+def decode(rows: DecodeBatch, prompts: list[list[int]], member: torch.Tensor, n: int, bar: tqdm) -> None:
+    """Fill in the answers to n attempts at each prompt, with idle rows to begin with.
 
-    A round: let prompts in where enough rows have ended, or drop ended rows if nobody waits and they are
-    many; then `patience` steps. A static step serves until the batch shrinks; another is made anew each
-    round, for the rows as they are and as much of the cache as the furthest of them needs.
+    A round: let prompts in where enough rows have ended, or drop ended rows if no prompt waits and they are
+    many; then `patience` steps.
     """
-    N = len(prompts) * n
-    limit = answers.u.shape[1] - 1
+    limit = rows.answers.u.shape[1] - 1
+    paged = isinstance(rows.cache, PagedCache)
     patience = PATIENCE.get(member.device.type, 1)
-    static = kernel is not None or base.graphs
-    shrink = 2 if static else 4
-    weights = None
-    if adapters is not None:
-        weights = AdapterWeights(adapters, member, base.model.embedding.dtype)
     slot = member.tolist()
-    longest_first = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), slot[i]))      # no surprises
-    waiting = deque(longest_first)
-    lengths = [len(prompts[i]) for i in longest_first]
-    S = lengths[0] + limit
-    rows = DecodeBatch.begin(base, lengths, n, rollout_batch, limit, kernel)
+    waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), slot[i])))
     step = None
-    moved = True
-    need = 0            # slots of a dense cache that hold a token by now
     while True:
         idle = rows.t == limit
         n_idle = int(idle.sum())
-        bar.update(N - len(waiting) * n - len(rows.t) + n_idle - bar.n)
+        bar.update((len(prompts) - len(waiting)) * n - len(rows.t) + n_idle - bar.n)
         rows.release(idle)
-        n_chosen = 0
+        chosen = []
         if waiting and n_idle >= max(n, len(rows.t) / 4):
-            candidates = islice(waiting, n_idle // n)
-            n_chosen = rows.fitting([len(prompts[i]) for i in candidates], n, limit)
-        if n_chosen:
-            chosen = [waiting.popleft() for _ in range(n_chosen)]
+            lengths = [len(prompts[i]) for i in islice(waiting, n_idle // n)]
+            chosen = [waiting.popleft() for _ in range(rows.cache.fitting(lengths, n, limit))]
+        if chosen:
             chosen.sort(key=slot.__getitem__)
-            places = idle.nonzero().squeeze(1)[:len(chosen) * n]
-            index = torch.tensor(chosen, device=member.device)
-            some = [prompts[i] for i in chosen]
-            rows.prefill(base, weights, answers, places, n, some, index * n, member[index])
-            moved = True
+            index = send(torch.tensor(chosen), member.device)
+            row = (index[:, None] * n + torch.arange(n, device=member.device)).flatten()
+            places = idle.nonzero().squeeze(1)[:len(row)]
+            rows.prefill(places, [prompts[i] for i in chosen], row, member[index])
+            step = step if paged else None
             continue
         if n_idle == len(rows.t):
             assert not waiting, "a prompt that fits into an empty cache was not let in"
             return
-        if not waiting and shrink * n_idle >= len(rows.t):              # idle rows stop costing
+        if not waiting and (2 if paged else 4) * n_idle >= len(rows.t):         # idle rows stop costing
             rows.keep((~idle).nonzero().squeeze(1))
             step = None
-            moved = True
-        if static and step is None:
-            width = None if kernel is not None else S
-            step = CUDAGraphRunner(partial(rows.step, base, answers, weights, width), base.graphs)
-        if not static:
-            if moved:
-                route = weights and weights.route(rows.member)
-                need = int(rows.position.max())
-            need = min(need + patience, S)
-            step = partial(rows.step, base, answers, route, need)
-        moved = False
+        step = step or rows.stepper()
         for _ in range(patience):
             step()
 
 
+def deal(n_prompts: int, n: int, world: int) -> tuple[int, list[list[int]]]:
+    """Attempts in a piece of rows, and for each of `world` processes the numbers of its rows.
+
+    Process r has the pieces r, r + world, r + 2 world, ...: a piece is all n attempts at a prompt, or half of
+    them where n is even and the largest share gets smaller so. It may have none.
+    """
+    halved = n % 2 == 0 and -(-2 * n_prompts // world) < 2 * -(-n_prompts // world)
+    size = n // 2 if halved else n          # piece i has the rows i size, ..., i size + size - 1
+    return size, [[i * size + j for i in range(rank, n_prompts * n // size, world) for j in range(size)]
+                  for rank in range(world)]
+
+
 def generate(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: list[int],
-             keys: list[tuple[int, ...]], n: int = 1, temperature: float | list[float] = 1.0,
-             max_new_tokens: int = 128, rollout_batch: int = 512, desc: str = "",
-             closing: torch.Tensor | None = None, kernel: Callable | None = None) -> Rollout:
-    """n attempts at each prompt by the prompt's member; row i*n+j is attempt j at prompt i.
+             keys: list[tuple[int, ...]], sampling: SamplingParams = SamplingParams(), ranks=None,
+             desc: str = "", kernel: Callable | None = None) -> Rollout:
+    """sampling.n attempts at each prompt by the prompt's member; row i*n+j is attempt j at prompt i.
 
     prompts: token ids; member: one index per prompt, -1 = bare base; keys: one per row, the source of its
-    draws; temperature: one or one per row, 0 = greedy; closing: weights.closing_table of a text that ends an
-    answer as an end token does; kernel: attention over pages, by default torch's where it works, else the
-    cache is dense. At most rollout_batch rows decode together, but n at least. Raises ValueError when a
-    prompt and its answer would not fit the base's context.
+    draws; ranks: the processes (infra.distributed.Ranks) that the rows are dealt out to, all of which get all
+    rows; kernel: attention over pages, by default torch's where it works, else the cache is dense. Raises
+    ValueError when a prompt and its answer would not fit the base's context.
     """
+    context = base.model.cfg.max_position_embeddings
+    longest, new, n = max(map(len, prompts)), sampling.max_new_tokens, sampling.n
+    if longest + new > context:
+        raise ValueError(f"a prompt of {longest} tokens and an answer of {new} exceed the base's context of "
+                         f"{context}: lower --max-new-tokens or --n-few-shot")
+    assert len(keys) == len(prompts) * n and len(member) == len(prompts), (len(keys), len(prompts), n)
+    if ranks is None or ranks.world == 1:
+        return generate_here(base, adapters, prompts, member, keys, sampling, desc, kernel)
+    size, dealt = deal(len(prompts), n, ranks.world)
+    mine = dealt[ranks.rank]
+    own = Rollout.empty(ranks.device)
+    if mine:
+        asked = [row // n for row in mine[::size]]
+        own = generate_here(base, adapters, [prompts[i] for i in asked], [member[i] for i in asked],
+                            [keys[row] for row in mine], replace(sampling, n=size), desc, kernel)
+    own = own.widened(-ranks.all_reduce_min(-own.ids.shape[1]))
+    n_rows = list(map(len, dealt))
+    joined = Rollout(*(ranks.gather(getattr(own, f.name), n_rows) for f in fields(Rollout)))
+    order = torch.tensor([row for rows in dealt for row in rows], device=ranks.device).argsort()
+    return joined.select(order)
+
+
+def generate_here(base: Base, adapters: Adapters | None, prompts: list[list[int]], member: list[int],
+                  keys: list[tuple[int, ...]], sampling: SamplingParams, desc: str,
+                  kernel: Callable | None) -> Rollout:
+    """`generate` in this process alone."""
     cfg, weight = base.model.cfg, base.model.embedding
-    context = cfg.max_position_embeddings
+    device, dtype = weight.device, weight.dtype
+    n, new = sampling.n, sampling.max_new_tokens
+    heads = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
+    kernel = kernel or paged_kernel(*heads, dtype, device)
+    answers = Answers.empty(keys, sampling, base.eos_ids, device)
+    members = send(torch.tensor(member), device)
+    weights = adapters and AdapterWeights(adapters, members, dtype, joint=kernel is None)
     longest = max(map(len, prompts))
-    if longest + max_new_tokens > context:
-        raise ValueError(f"a prompt of {longest} tokens and an answer of {max_new_tokens} exceed the base's "
-                         f"context of {context}: lower --max-new-tokens or --n-few-shot")
-    N = len(keys)
-    assert N == len(prompts) * n and len(member) == len(prompts), (N, len(prompts), n, len(member))
-    device = weight.device
+    B = min(len(keys), max(1, sampling.rollout_batch // n) * n)
     if kernel is None:
-        heads = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
-        kernel = paged_kernel(*heads, weight.dtype, device)
-    temperatures = temperature if isinstance(temperature, list) else [temperature] * N
-    u = np.stack([uniforms(key, max_new_tokens + 1) for key in keys])
-    answers = Answers.begin(torch.tensor(temperatures, device=device),
-                            torch.from_numpy(u).float().to(device), base.eos_ids, closing)
-    members = torch.tensor(member, device=device)
-    with tqdm(total=N, desc=desc, leave=False, disable=not desc) as bar:
-        decode(base, adapters, prompts, members, n, answers, rollout_batch, bar, kernel)
-    prompt_len = torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(n)
-    T = int((prompt_len + answers.length).max())
-    rollout = Rollout(ids=torch.zeros(N, T, dtype=torch.int64, device=device), prompt_len=prompt_len,
-                      length=prompt_len + answers.length, logp=torch.zeros(N, T, device=device),
-                      member=members.repeat_interleave(n))
-    flat = []
-    for prompt in prompts:
-        flat += prompt * n
+        cache = KVCache.empty(cfg, B, longest + new, dtype, device)
+    else:
+        cache = PagedCache(cfg, B, longest + new, pool_pages(B, n, longest, new), dtype, device, kernel)
+    with tqdm(total=len(keys), desc=desc, leave=False, disable=not desc) as bar:
+        decode(DecodeBatch.idle(base, weights, answers, cache, B), prompts, members, n, bar)
+    prompt_len = send(torch.tensor([len(p) for p in prompts]), device).repeat_interleave(n)
+    length = prompt_len + answers.length
+    T = int(length.max())
+    rollout = Rollout(torch.zeros(len(keys), T, dtype=torch.int64, device=device), prompt_len, length,
+                      torch.zeros(len(keys), T, device=device), members.repeat_interleave(n))
+    flat = [token for prompt in prompts for token in prompt * n]
     is_prompt = torch.arange(T, device=device) < prompt_len[:, None]                            # (N, T)
-    is_drawn = torch.arange(max_new_tokens + 1, device=device) < answers.length[:, None]        # (N, L + 1)
-    rollout.ids[is_prompt] = torch.tensor(flat, device=device)
+    is_drawn = torch.arange(new + 1, device=device) < answers.length[:, None]                   # (N, L + 1)
+    rollout.ids[is_prompt] = send(torch.tensor(flat), device)
     rollout.ids[rollout.mask] = answers.ids[is_drawn]
     rollout.logp[rollout.mask] = answers.logp[is_drawn]
     return rollout

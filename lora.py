@@ -2,20 +2,20 @@
 
 Shapes: P members, k of them present in a batch, R rank, B rows, T tokens; factors A (P, R, in) and
 B (P, out, R), update dW = alpha/R * B A (LoRA, Hu et al. 2021, section 4.1). Any routing of rows to members
-goes through one batch, in one of four ways that compute the same (LOG.md has their times):
+goes through one batch, by one of three products that compute the same (LOG.md has their times):
 
     equal     rows in the order of their members, equally many each: two batched products over (k, B/k T, in)
     dense     y + ((x A_all^T) * own_scale) B_all^T, with A_all (k R, in), B_all (out, k R), own_scale
               (B, 1, k R) in {0, alpha/R}: no order, k times the arithmetic: for single tokens, few members
     grouped   rows put into the order of their members, two products over groups of any size
-    by_row    each row with a copy of its member's factors: for rows fewer than a third of the members
 
-Layers that read the same x (q, k, v; gate, up) share the first product. On a GPU decoding is dense or by_row:
-they need no order, and rows may come and go while a CUDA graph holds the step. There float16 lacks `grouped`.
+Layers that read the same x (q, k, v; gate, up) share the first product. Decoding in pages is always dense: it
+needs no order, and rows may come and go while a CUDA graph holds the step.
 """
 import copy
 import math
 from collections.abc import Iterable
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -143,7 +143,7 @@ class Adapters:
             for master, given in zip(self.masters[path], factor_pair):
                 master[p].copy_(given)
 
-    def route(self, member: torch.Tensor, dtype: torch.dtype) -> "LoRARouter | None":
+    def route(self, member: torch.Tensor, dtype: torch.dtype) -> "Route | None":
         """What a Model takes as `lora` for rows of members (B,) int64, -1 = bare base; None if all are."""
         in_range = member.min() >= -1 and member.max() < self.n_members
         assert in_range, f"member index outside -1..{self.n_members - 1}"
@@ -151,11 +151,17 @@ class Adapters:
 
 
 class AdapterWeights:
-    """The factors of the members that a call needs, at the base's precision, laid out for the products."""
+    """The factors of the members that a call needs, at the base's precision, laid out for the products.
 
-    def __init__(self, adapters: Adapters, member: torch.Tensor, dtype: torch.dtype):
+    Of layers that share an input, A is one tensor (k, m R, in). With `joint` so is B, in blocks between zeros
+    (k, m R, sum of sizes): fewest products, the form that gradients go through. Otherwise each layer has its
+    own (k, R, out): nothing is read but factors, which decoding on a card waits for.
+    """
+
+    def __init__(self, adapters: Adapters, member: torch.Tensor, dtype: torch.dtype, joint: bool = True):
         self.adapters = adapters
         self.dtype = dtype
+        self.joint = joint
         self.made = {}
         self.sizes = {}
         self.present = member[member >= 0].unique()     # where `member` is: on the CPU no GPU is waited for
@@ -164,8 +170,9 @@ class AdapterWeights:
             sizes |= {adapters.A[path].shape[2], adapters.B[path].shape[1]}
         aligned = all(n * dtype.itemsize % 16 == 0 for n in sizes)
         on_gpu = self.device.type == "cuda"
-        self.can_group = aligned and (not on_gpu or dtype == torch.bfloat16)    # by grouped_mm
-        self.at_once = not on_gpu or torch.cuda.get_device_capability(self.device)[0] in (9, 10)    # no waits
+        can_group = aligned and (not on_gpu or dtype == torch.bfloat16)                 # by grouped_mm
+        at_once = not on_gpu or torch.cuda.get_device_capability(self.device)[0] in (9, 10)     # no waits
+        self.groups = can_group and (at_once or len(self.present) > DENSE)
 
     @property
     def device(self) -> torch.device:
@@ -179,41 +186,50 @@ class AdapterWeights:
             factor = factor[send(rows, self.device)]
         return factor.to(self.dtype)
 
-    def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Factors of layers on one input: the A (k, m R, in), the B^T in blocks (k, m R, sum of sizes).
-
-        sizes: the layers' outputs; m counts those of the layers that have adapters; None if none has.
-        """
-        if paths in self.made:
-            return self.made[paths]
-        As = []
-        Bs = []
-        before = 0
-        for path, n in zip(paths, sizes):
-            if path in self.adapters.A:
-                As.append(self.pick(self.adapters.A[path]))
+    def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple[torch.Tensor, ...] | None:
+        """Factors of layers on one input with these numbers of outputs: A, then B^T, or one for each layer
+        that has adapters; None if none has."""
+        if paths not in self.made:
+            self.sizes[paths] = sizes
+            As = [self.pick(self.adapters.A[path]) for path in paths if path in self.adapters.A]
+            Bs = []
+            for path, start, n in self.columns(paths):
                 B = self.pick(self.adapters.B[path]).transpose(1, 2)
-                Bs.append(F.pad(B, (before, sum(sizes) - before - n)) if len(sizes) > 1 else B)
-            before += n
-        self.made[paths] = None
-        self.sizes[paths] = sizes
-        if len(As) == 1:
-            B = Bs[0]                               # no copy, but of what `pick` has copied anyway
-            if self.dtype != torch.float32 and not torch.is_grad_enabled():
-                B = B.contiguous()                  # else every dense product would copy it
-            self.made[paths] = As[0], B
-        elif As:
-            self.made[paths] = torch.cat(As, 1), torch.cat(Bs, 1)
+                if self.joint and len(sizes) > 1:
+                    B = F.pad(B, (start, sum(sizes) - start - n))
+                elif self.dtype != torch.float32 and not torch.is_grad_enabled():
+                    B = B.contiguous()              # else every dense product would copy it
+                Bs.append(B)
+            if self.joint and len(Bs) > 1:
+                Bs = [torch.cat(Bs, 1)]
+            self.made[paths] = (As[0] if len(As) == 1 else torch.cat(As, 1), *Bs) if As else None
         return self.made[paths]
+
+    def columns(self, paths: tuple[str, ...]) -> list[tuple[str, int, int]]:
+        """(path, first column, columns) in the joint output of those layers that have adapters."""
+        starts = accumulate([0, *self.sizes[paths]])
+        return [place for place in zip(paths, starts, self.sizes[paths]) if place[0] in self.adapters.A]
+
+    def blocks(self, paths: tuple[str, ...], Bs: list[torch.Tensor]) -> list[tuple]:
+        """Each B with the columns of x A^T that it takes and those of the output that it adds to."""
+        if self.joint:
+            return [(slice(None), slice(None), *Bs)]
+        R = self.adapters.rank
+        return [(slice(i * R, (i + 1) * R), slice(start, start + n), B)
+                for i, ((_, start, n), B) in enumerate(zip(self.columns(paths), Bs, strict=True))]
 
     def materialize(self, fused_linears) -> None:
         """Make the factors of all these layers (model.FusedLinear) now."""
         for linear in fused_linears:
             self.together(linear.paths, linear.sizes)
 
-    def route(self, member: torch.Tensor) -> "LoRARouter | None":
+    def route(self, member: torch.Tensor, one_token: bool = False) -> "Route | None":
         """As Adapters.route, for rows of no other members than these."""
-        return LoRARouter(self, member) if (member >= 0).any() else None
+        return Route.cheapest(self, member, one_token) if (member >= 0).any() else None
+
+    def static_route(self, member: torch.Tensor) -> "Route | None":
+        """The same by the dense product, without a look at any value; None if all rows of the call are -1."""
+        return Route(self, member) if len(self.present) else None
 
     def leaves(self, member: torch.Tensor) -> "AdapterWeights":
         """Of these, once materialized, the factors that rows of members (B,) need, as leaves: a backward pass
@@ -231,9 +247,10 @@ class AdapterWeights:
             part.made[paths] = tuple(leaves) or None
         return part
 
-    def add_gradients(self, scale: float = 1.0) -> None:
+    def add_gradients(self, scale: float | torch.Tensor = 1.0) -> None:
         """Add the leaves' gradients times `scale` to .grad of the stacked factors, in float32."""
         rows = send(self.adapters.rows(self.present), self.device)
+        R = self.adapters.rank
 
         def add(grad: torch.Tensor, own: torch.Tensor) -> None:
             if len(rows) == len(grad):
@@ -242,110 +259,87 @@ class AdapterWeights:
                 grad.index_add_(0, rows, own.float(), alpha=scale)
 
         for paths, factors in self.made.items():
-            row = column = 0                            # of the layer's block, see `together`
-            for path, n in zip(paths, self.sizes[paths]):
-                if path in self.adapters.A:
-                    A, B = factors
-                    block = slice(row, row + self.adapters.rank)
-                    add(self.adapters.A[path].grad, A.grad[:, block])
-                    add(self.adapters.B[path].grad, B.grad[:, block, column:column + n].transpose(1, 2))
-                    row += self.adapters.rank
-                column += n
-
-    def gradients_are_finite(self) -> bool:
-        """Whether all leaves' gradients are; waits for a GPU."""
-        grads = [x.grad for factors in self.made.values() if factors is not None for x in factors]
-        return bool(torch.stack([grad.isfinite().all() for grad in grads]).all())
-
-    def dense_route(self, member: torch.Tensor) -> "DenseRouter | None":
-        """The same without waiting for a GPU: by the dense product; None if all rows of the call are -1."""
-        return DenseRouter(self, member) if len(self.present) else None
+            for i, (path, start, n) in enumerate(self.columns(paths)):
+                A, B = factors
+                block = slice(i * R, (i + 1) * R)
+                add(self.adapters.A[path].grad, A.grad[:, block])
+                add(self.adapters.B[path].grad, B.grad[:, block, start:start + n].transpose(1, 2))
 
 
-class DenseRouter:
+class Route:
     """Adds to the joint output of layers on one input x (B, T, in) the update of each row's own member.
 
-    Never waits for a GPU to read a value; not for training, as it works in place.
+    By one product, decided once. The dense one looks at no value and may be held by a CUDA graph. Without
+    gradients all work in place: y is fresh from the base's product.
     """
 
     def __init__(self, weights: AdapterWeights, member: torch.Tensor):
         self.weights = weights
         self.k = len(weights.present)
         self.scale = weights.adapters.scale
-        is_own = member[:, None] == weights.present                 # (B, k)
-        own_scale = self.scale * is_own.to(weights.dtype)[:, None, :, None]
-        self.own_scale = send(own_scale, weights.device)    # (B, 1, k, 1): alpha/R or 0
-        self.place = None                               # (B,) of the row's member in `present`: for by_row
-        if 3 * len(member) < self.k:                    # factors are read, and copies written and read again
-            self.place = send(torch.searchsorted(weights.present, member), weights.device)
+        is_own = (member[:, None] == weights.present).to(weights.dtype)
+        self.own_scale = send(self.scale * is_own[:, None, :, None], weights.device)    # (B, 1, k, 1): or 0
+        self.product = self.dense
+
+    @classmethod
+    def cheapest(cls, weights: AdapterWeights, member: torch.Tensor, one_token: bool) -> "Route":
+        """By the product that suits the order of the rows, which run one token each or several."""
+        route = cls(weights, member)
+        count = (member[:, None] == weights.present).sum(0)
+        rows = member.argsort(stable=True)[(member < 0).sum():]     # in order, without those of the base
+        in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
+        if in_order and (count == count[0]).all():
+            route.product = route.equal
+        elif weights.groups and not (one_token and route.k <= DENSE):
+            route.product = route.grouped
+            route.ends = send(count.cumsum(0).int(), weights.device)    # of each member among rows in order
+            route.rows = None if in_order else send(rows, weights.device)
+        return route
 
     def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor,
                  y: torch.Tensor) -> torch.Tensor:
         """Outputs y (B, T, sum of sizes) of the layers `paths`, plus the updates of those with adapters."""
         factors = self.weights.together(paths, sizes)
-        return y if factors is None else self.add(*factors, x, y)
+        if factors is None:
+            return y
+        A, *Bs = factors
+        return self.product(A, self.weights.blocks(paths, Bs), x, y)
 
-    def own_columns(self, A, x):
-        """x (B, T, in) through every member's columns, all but the row's own times 0: (B, T, k m R)."""
-        h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1)
-        return (h * self.own_scale).flatten(2)
-
-    def add(self, A, B, x, y):
-        """In place and with one product: y is fresh from the base's."""
-        if self.place is not None:
-            return self.by_row(A, B, x, y)
-        h = self.own_columns(A, x).flatten(0, 1)
-        y.view(-1, y.shape[2]).addmm_(h, B.flatten(0, 1))
-        return y
-
-    def by_row(self, A, B, x, y):
-        """As `add`, each row with a copy of its member's factors."""
-        h = torch.bmm(x, A[self.place].transpose(1, 2)) * self.own_scale.sum(2)             # (B, T, m R)
-        return y.baddbmm_(h, B[self.place])
-
-
-class LoRARouter(DenseRouter):
-    """A DenseRouter that looks at the rows' order for the cheapest product, and may be trained through."""
-
-    def __init__(self, weights: AdapterWeights, member: torch.Tensor):
-        super().__init__(weights, member)
-        count = (member[:, None] == weights.present).sum(0)
-        ends = count.cumsum(0).int()                                # of each member among the rows in order
-        self.ends = send(ends, weights.device)
-        rows = member.argsort(stable=True)[(member < 0).sum():]     # in order, without those of the base
-        in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
-        self.rows = None if in_order else send(rows, weights.device)
-        self.is_equal = in_order and bool((count == count[0]).all())
-
-    def add(self, A, B, x, y):
-        """y and the update, by the product that is due."""
-        if self.is_equal:
-            return self.equal(A, B, x, y)
-        if x.shape[1] == 1 and self.k <= DENSE:
-            return self.dense(A, B, x, y)
-        if self.weights.can_group and (self.weights.at_once or self.k > DENSE):
-            return self.grouped(A, B, x, y)
-        few = self.place is not None and not torch.is_grad_enabled()
-        return (self.by_row if few else self.dense)(A, B, x, y)
-
-    def dense(self, A, B, x, y):
-        """Every row through the columns of all."""
-        return y + self.own_columns(A, x) @ B.flatten(0, 1)
-
-    def equal(self, A, B, x, y):
-        """In place where no gradient is wanted: y is fresh from the base's product."""
+    def equal(self, A, blocks, x, y):
+        """As many rows a member, in their order: one batched product."""
         h = torch.bmm(x.reshape(self.k, -1, x.shape[2]), A.transpose(1, 2))             # (k, B/k T, m R)
         groups = y.view(self.k, -1, y.shape[2])
         if torch.is_grad_enabled():
+            (_, _, B), = blocks
             return torch.baddbmm(groups, h, B, alpha=self.scale).view(y.shape)
-        groups.baddbmm_(h, B, alpha=self.scale)
+        for rows, columns, B in blocks:
+            groups[:, :, columns].baddbmm_(h[:, :, rows], B, alpha=self.scale)
         return y
 
-    def grouped(self, A, B, x, y):
-        """Rows in the order of their members, who own any number of them."""
+    def dense(self, A, blocks, x, y):
+        """Every row through the columns of all members, all but its own times 0."""
+        h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1) * self.own_scale
+        if self.weights.joint:
+            (_, _, B), = blocks
+            return y + h.flatten(2) @ B.flatten(0, 1)
+        flat = y.view(-1, y.shape[2])
+        for rows, columns, B in blocks:
+            flat[:, columns].addmm_(h[..., rows].reshape(len(flat), -1), B.flatten(0, 1))
+        return y
+
+    def grouped(self, A, blocks, x, y):
+        """Rows put into the order of their members, who own any number of them."""
         T = x.shape[1]
         ends = self.ends * T
         x = (x if self.rows is None else x[self.rows]).flatten(0, 1)
         h = F.grouped_mm(x, A.transpose(1, 2), offs=ends) * self.scale
-        update = F.grouped_mm(h, B, offs=ends).view(-1, T, y.shape[2])
-        return y + update if self.rows is None else y.index_add(0, self.rows, update)
+        parts = [F.grouped_mm(h[:, rows].contiguous(), B, offs=ends) for rows, _, B in blocks]
+        for (_, columns, _), update in zip(blocks, parts):
+            update = update.view(-1, T, update.shape[1])
+            if torch.is_grad_enabled():
+                return y + update if self.rows is None else y.index_add(0, self.rows, update)
+            if self.rows is None:
+                y[..., columns] += update
+            else:
+                y[..., columns].index_add_(0, self.rows, update)
+        return y

@@ -6,9 +6,7 @@ masks (attention.py has both) and adapters are arguments: the model itself holds
 architectures differ in are fields of ModelConfig, which weights.py reads from config.json, never
 classes.
 """
-import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +16,6 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from attention import KVCache, PagedCache, attend, masks
-from flex import agree
 from infra.precision import linear
 
 
@@ -70,11 +67,10 @@ class FusedLinear:
         self.weight = None
         self.scale = None
         self.bias = None
-        self.places = []
 
     @torch.no_grad()
     def fuse(self) -> None:
-        """Copy the layers' frozen weights into one tensor, of which they become views."""
+        """Copy the layers' frozen weights into one tensor, of which they become views: after loading."""
         for name in ("weight", "scale", "bias"):
             if getattr(self.layers[0], name) is None:
                 continue
@@ -82,17 +78,14 @@ class FusedLinear:
             setattr(self, name, whole)
             for layer, view in zip(self.layers, whole.split(self.sizes)):
                 setattr(layer, name, nn.Parameter(view, requires_grad=False))
-        self.places = [layer.weight.data_ptr() for layer in self.layers]
 
-    def __call__(self, x: torch.Tensor, lora=None) -> tuple[torch.Tensor, ...]:
-        """One output (B, T, out) a layer; one by one where a layer got another weight since `fuse`."""
-        if self.places == [layer.weight.data_ptr() for layer in self.layers]:
+    def __call__(self, x: torch.Tensor, lora=None) -> torch.Tensor:
+        """The layers' outputs (B, T, sum of sizes), side by side; before `fuse` computed one by one."""
+        if self.weight is not None:
             y = linear(x, self.weight, self.scale, self.bias)
         else:
             y = torch.cat([layer(x) for layer in self.layers], -1)
-        if lora is not None:
-            y = lora(self.paths, self.sizes, x, y)
-        return y.split(self.sizes, -1)
+        return y if lora is None else lora(self.paths, self.sizes, x, y)
 
 
 class RMSNorm(nn.Module):
@@ -173,53 +166,36 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-def add_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float):
-    """x + y, and its RMSNorm."""
-    x = x + y
-    return x, F.rms_norm(x, weight.shape, weight, eps)
-
-
-def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """GLU Variants Improve Transformer, eq. 5, less its products (2002.05202)."""
-    return F.silu(gate) * up
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """A block's elementwise operations, between its matrix products: see `compile_kernels`."""
-    rotate: Callable = rotate
-    add_norm: Callable = add_norm
-    swiglu: Callable = swiglu
-
-
 class Attention(nn.Module):
     def __init__(self, cfg: ModelConfig, layer: int, path: str):
         super().__init__()
         C = cfg.hidden_size
         self.layer = layer
         self.D = cfg.head_dim
-        q = cfg.num_attention_heads * self.D
-        kv = cfg.num_key_value_heads * self.D
+        self.heads = [cfg.num_attention_heads, cfg.num_key_value_heads, cfg.num_key_value_heads]
+        q, kv, _ = [n * self.D for n in self.heads]
         self.q_proj = Linear(f"{path}.q_proj", C, q, cfg.attention_bias)
         self.k_proj = Linear(f"{path}.k_proj", C, kv, cfg.attention_bias)
         self.v_proj = Linear(f"{path}.v_proj", C, kv, cfg.attention_bias)
         self.o_proj = Linear(f"{path}.o_proj", q, C, cfg.output_bias)
-        self.q_norm = RMSNorm(self.D, cfg.rms_norm_eps) if cfg.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(self.D, cfg.rms_norm_eps) if cfg.qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(self.D, cfg.rms_norm_eps) if cfg.qk_norm else None
+        self.k_norm = RMSNorm(self.D, cfg.rms_norm_eps) if cfg.qk_norm else None
         self.qkv = FusedLinear(self.q_proj, self.k_proj, self.v_proj)
         self.out = FusedLinear(self.o_proj)
 
-    def forward(self, x, cos, sin, mask, cache, slots, lora, kernels):
+    def forward(self, x, cos, sin, mask, cache, slots, lora):
         """x (B, T, C) -> (B, T, C); cos, sin (B, 1, T, D); slots: the cache's of one token a row."""
         B, T, _ = x.shape
-        q, k, v = [y.view(B, T, -1, self.D) for y in self.qkv(x, lora)]
-        q = kernels.rotate(self.q_norm(q).transpose(1, 2), cos, sin)                        # (B, H, T, D)
-        k = kernels.rotate(self.k_norm(k).transpose(1, 2), cos, sin)                        # (B, K, T, D)
+        H, K, _ = self.heads
+        qk, v = self.qkv(x, lora).view(B, T, -1, self.D).split([H + K, K], 2)
+        if self.q_norm is not None:
+            qk = torch.cat((self.q_norm(qk[:, :, :H]), self.k_norm(qk[:, :, H:])), 2)
+        q, k = rotate(qk.transpose(1, 2), cos, sin).split([H, K], 1)        # (B, H, T, D), (B, K, T, D)
         v = v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(self.layer, k, v, slots)
         y = attend(q, k, v, mask)
-        return self.out(y.transpose(1, 2).reshape(B, T, -1), lora)[0]
+        return self.out(y.transpose(1, 2).reshape(B, T, -1), lora)
 
 
 class MLP(nn.Module):
@@ -231,8 +207,10 @@ class MLP(nn.Module):
         self.gate_up = FusedLinear(self.gate_proj, self.up_proj)
         self.down = FusedLinear(self.down_proj)
 
-    def forward(self, x, lora, kernels):
-        return self.down(kernels.swiglu(*self.gate_up(x, lora)), lora)[0]
+    def forward(self, x, lora):
+        """SwiGLU (GLU Variants Improve Transformer, eq. 5; 2002.05202)."""
+        gate, up = self.gate_up(x, lora).chunk(2, -1)
+        return self.down(F.silu(gate) * up, lora)
 
 
 class Block(nn.Module):
@@ -244,11 +222,9 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.mlp = MLP(cfg, f"{path}.mlp")
 
-    def forward(self, x, cos, sin, mask, cache, slots, lora, kernels):
-        y = self.self_attn(self.input_layernorm(x), cos, sin, mask, cache, slots, lora, kernels)
-        norm = self.post_attention_layernorm
-        x, y = kernels.add_norm(x, y, norm.weight, norm.eps)
-        return x + self.mlp(y, lora, kernels)
+    def forward(self, x, cos, sin, mask, cache, slots, lora):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, cache, slots, lora)
+        return x + self.mlp(self.post_attention_layernorm(x), lora)
 
 
 class Float32Product(torch.autograd.Function):
@@ -271,7 +247,6 @@ class Model(nn.Module):
     def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.cfg = cfg
-        self.kernels = Kernels()
         self.model = nn.Module()
         self.model.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.hidden_size)
         self.model.layers = nn.ModuleList(Block(cfg, i) for i in range(cfg.num_hidden_layers))
@@ -287,12 +262,11 @@ class Model(nn.Module):
                 lora=None, checkpointing: bool = False) -> torch.Tensor:
         """Final hidden states (B, T, C) of ids (B, T).
 
-        positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys or
-        a BlockMask (flex.py; not with sliding windows), None means causal (one token with a cache sees every
-        filled slot); a cache takes several tokens only while it is empty, a PagedCache always one a row, with
-        its position; lora(paths, sizes, x, y) adds the rows' adapters to the joint output y of layers that
-        share an input x; checkpointing keeps only each block's input for the backward pass, which computes
-        the rest again (1604.06174).
+        positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys,
+        None means causal (one token with a cache sees every filled slot); a cache takes several tokens only
+        while it is empty, a PagedCache always one a row, with its position; lora(paths, sizes, x, y) adds the
+        rows' adapters to the joint output y of layers that share an input x; checkpointing keeps only each
+        block's input for the backward pass, which computes the rest again (1604.06174).
         """
         B, T = ids.shape
         cfg = self.cfg
@@ -308,7 +282,7 @@ class Model(nn.Module):
         mask, near = masks(mask, positions, cache, cfg.sliding_window if cfg.sliding_layers else 0, x.dtype)
         for i, block in enumerate(self.model.layers):
             seen = near if i in cfg.sliding_layers else mask
-            args = (x, cos, sin, seen, cache, slots, lora, self.kernels)
+            args = (x, cos, sin, seen, cache, slots, lora)
             x = checkpoint(block, *args, use_reentrant=False) if checkpointing else block(*args)
         return self.model.norm(x)
 
@@ -320,10 +294,27 @@ class Model(nn.Module):
         return fused
 
     def fuse(self) -> "Model":
-        """Join the frozen weights of layers that share their input; before that each can be trained alone."""
+        """Join the frozen weights of layers that share their input: once, after loading. Before that each can
+        be trained or exchanged alone, from then on edited in place."""
         for linear in self.fused_linears():
             linear.fuse()
         return self
+
+    def _apply(self, fn, recurse=True):
+        """Of torch.nn.Module: moves and converts all parameters, and so takes fused ones apart."""
+        super()._apply(fn, recurse)
+        return self.fuse() if self.is_fused else self
+
+    def __setstate__(self, state) -> None:
+        """Of a copy (copy.deepcopy)."""
+        super().__setstate__(state)
+        if self.is_fused:
+            self.fuse()
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether `fuse` has been called."""
+        return self.fused_linears()[0].weight is not None
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores over the vocabulary (..., V) of hidden states (..., C).
@@ -340,29 +331,6 @@ class Model(nn.Module):
     def linears(self) -> dict[str, Linear]:
         """Every adaptable linear layer (q, k, v, o, gate, up, down of each block) by full name, in order."""
         return {layer.path: layer for fused in self.fused_linears() for layer in fused.layers}
-
-
-def compile_kernels(model: Model) -> Model:
-    """The model with its `kernels` fused by torch.compile, on the same weights; the model as it is, said once
-    on stderr, where there is no compiler or a block's outputs or gradients come out otherwise.
-
-    Each is compiled for its first shape, then for all; one row, one token and passes without gradient are
-    cases of their own, more than the 8 that torch allows by itself.
-    """
-    torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
-    fused = copy.copy(model)
-    fused.kernels = Kernels(*map(torch.compile, vars(Kernels()).values()))
-
-    def try_block(kernels: Kernels) -> tuple[torch.Tensor, torch.Tensor]:
-        x = model.embedding[:6].detach().view(2, 3, -1).requires_grad_()
-        cos, sin = rope_table(torch.arange(3, device=x.device).expand(2, 3), model.cfg, x.dtype)
-        y = model.model.layers[0](x, cos, sin, None, None, None, None, kernels)
-        y.float().square().sum().backward()
-        return y, x.grad
-
-    same = agree("--torch-compile", lambda: try_block(fused.kernels), lambda: try_block(model.kernels),
-                 "going on without")
-    return fused if same else model
 
 
 @dataclass(frozen=True)

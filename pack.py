@@ -9,9 +9,7 @@ rows. Eight proposals of 40 tokens to a prompt of 500 cost 812 tokens instead of
 from dataclasses import dataclass
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask
 
-import flex
 from generate import Rollout
 from infra.gpu import send
 
@@ -24,7 +22,7 @@ class Packed:
     predicted."""
     ids: torch.Tensor                      # (G, T) int64
     positions: torch.Tensor                # (G, T)
-    mask: torch.Tensor | BlockMask | None  # (G, 1, T, T) true where seen; None = causal: one answer a line
+    mask: torch.Tensor | None              # (G, 1, T, T) true where seen; None = causal: one answer a line
     member: torch.Tensor                   # (G,) on the CPU: adapters are routed there, without a wait
     source: torch.Tensor                   # (M,) index into the flattened (G T) states
     target: torch.Tensor                   # (M,) the answer token
@@ -65,8 +63,19 @@ def micro_batches(rollout: Rollout, rows: list[int], budget: int) -> list[list[L
     return out
 
 
-def pack(rollout: Rollout, batch: list[Line], device="cpu", by_blocks: bool = False) -> Packed:
-    """Lay out a batch of lines of a rollout on the CPU, for the given device. by_blocks: for flex.attend."""
+def seen(answer: torch.Tensor) -> torch.Tensor:
+    """Which keys a query of a packed line sees (G, 1, T, T): the prompt and its own answer up to itself.
+
+    answer (G, T): 0 = the prompt, 1, 2, ... = the answers, -1 = padding.
+    """
+    same = answer[:, :, None] == answer[:, None, :]                     # query, key
+    prompt = answer[:, None, :] == 0
+    causal = torch.ones_like(same).tril()
+    return ((same | prompt) & causal)[:, None]
+
+
+def pack(rollout: Rollout, batch: list[Line], device="cpu") -> Packed:
+    """Lay out a batch of lines of a rollout on the CPU, for the given device."""
     batch = sorted(batch, key=lambda line: int(rollout.member[line[0]]))
     G, T = len(batch), max(size(rollout, line) for line in batch)
     row, position = torch.zeros(2, G, T, dtype=torch.int64)
@@ -92,9 +101,7 @@ def pack(rollout: Rollout, batch: list[Line], device="cpu", by_blocks: bool = Fa
     def put(x: torch.Tensor) -> torch.Tensor:
         return send(x, device)                             # the processor goes on while a GPU is busy
 
-    mask = None
-    if max(map(len, batch)) > 1:
-        mask = (flex.block_mask if by_blocks else flex.dense_mask)(put(answer))
+    mask = seen(put(answer)) if max(map(len, batch)) > 1 else None
     return Packed(put(ids), put(position), mask, rollout.member[row[:, 0]], put(torch.tensor(source)),
                   put(rollout.ids[target_row, column]), put(target_row), put(column),
                   put(rollout.logp[target_row, column]))

@@ -11,7 +11,8 @@ differ is a choice of its own in UpdateConfig; config.ALGORITHMS says what each 
     dapo         2503.14476   grpo with a mean over tokens, and clipped later upwards
     cispo        2506.13585   a clipped ratio as the weight of every token: PPO's clip drops tokens
 
-A member's loss is a sum over its own tokens: its step does not depend on who else is in the batch.
+A member's loss is a sum over its own tokens: its step does not depend on who else is in the batch. Adam has
+moments, steps, gradient norm and rate of each member (1412.6980).
 """
 import sys
 from dataclasses import dataclass, field, fields, replace
@@ -21,17 +22,15 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
-import flex
-from adam import Adam
 from generate import Rollout
+from infra.gpu import send
 from infra.precision import wide
-from lora import Adapters, AdapterWeights, LoRARouter
+from lora import Adapters, AdapterWeights, Route
 from model import Base
 from pack import Packed, micro_batches, pack
 
 CHUNK = 1 << 25                            # logits that exist at once: a whole batch's would fill a GPU
-LOSS_SCALE = 2.0 ** 16                     # of a float16 base, at first: see `learn`
-SUMS = ("trained_tokens", "overflows", "kl", "entropy", "capped_frac", "clip_frac", "approx_kl")
+SUMS = ("trained_tokens", "kl", "entropy", "capped_frac", "clip_frac", "approx_kl")
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ def policy_loss(logp: torch.Tensor, old: torch.Tensor, p: Packed, adv: torch.Ten
     return -torch.minimum(ratio * A, clipped * A), ratio != clipped
 
 
-def token_losses(base: Base, route: LoRARouter, p: Packed, adv: torch.Tensor, cfg: UpdateConfig,
+def token_losses(base: Base, route: Route, p: Packed, adv: torch.Tensor, cfg: UpdateConfig,
                  old: torch.Tensor | None = None, checkpointing: bool = False):
     """Loss and log-probability (M,) of the answer tokens of packed rows with advantages (N,), and SUMS.
 
@@ -205,18 +204,29 @@ def token_losses(base: Base, route: LoRARouter, p: Packed, adv: torch.Tensor, cf
 # --- gradient and update ------------------------------------------------------------------------------------
 
 @dataclass
-class Findings:
-    """What a pass over a batch finds out beside the gradient; once it is through, of all processes."""
+class Tally:
+    """What a pass over a batch computes beside the gradient; once it is through, of all processes."""
     logp: torch.Tensor                     # (N, T) log-probabilities of the trained tokens, elsewhere 0
     n_nonfinite: torch.Tensor              # (P,) tokens of each member whose loss is not finite
     tokens_per_microbatch: int             # what fits into memory: as asked, or less
-    loss_scale: float                      # losses are multiplied by it, gradients divided
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
 
     @property
     def broken(self) -> torch.Tensor:
         """Members (P,) with a loss that is not finite."""
         return self.n_nonfinite > 0
+
+    def add(self, p: Packed, loss: torch.Tensor, logp: torch.Tensor, sums: dict) -> None:
+        """Count in a micro-batch: token_losses' results."""
+        self.logp[p.row, p.column] = logp
+        member = send(p.member, loss.device)[p.source // p.ids.shape[1]]
+        self.n_nonfinite.index_add_(0, member, (~loss.isfinite()).float())
+        for name, x in sums.items():
+            self.sums[name] += x
+
+    def mean(self, *names: str) -> dict[str, float]:
+        """Means of some of SUMS over the trained tokens."""
+        return {name: self.sums[name] / max(1, self.sums["trained_tokens"]) for name in names}
 
     def halve(self, n_tokens: int, e: RuntimeError) -> None:
         """Lower the budget after a micro-batch has failed with e, which is raised if it is no lack of memory;
@@ -232,7 +242,7 @@ class Findings:
               f"is {n_tokens // 2} from now on", file=sys.stderr, flush=True)
 
     def sum_up(self, adapters: Adapters, world: int) -> None:
-        """Add up the gradients and findings of all processes."""
+        """Add up the gradients and tallies of all processes."""
         device = self.logp.device
         numbers = torch.tensor([*map(float, self.sums.values())], dtype=wide(device), device=device)
         if world > 1:
@@ -262,23 +272,25 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
     A member's loss is the sum over its tokens of token_weight times the token's loss. Rows that cannot
     contribute are left out. Where members have a non-finite loss, all is done again without them, lest they
     spoil their neighbours' gradients. old (N, T): log-probabilities before the first epoch, in a later one.
-    Returns the last pass's Findings and the members (P,) bool that were left out.
+    Returns the last pass's Tally and the members (P,) bool that were left out.
     """
     rows = contributing(batch, adv, cfg)
     broken = torch.zeros(adapters.n_members, dtype=torch.bool, device=adv.device)
     while True:
-        found = one_pass(base, adapters, batch, adv, rows, cfg, old, rank, world, desc)
-        if not found.broken.any():
-            return found, broken
-        broken |= found.broken
+        tally = one_pass(base, adapters, batch, adv, rows, cfg, old, rank, world, desc)
+        if not tally.broken.any():
+            return tally, broken
+        broken |= tally.broken
         rows &= ~broken[batch.rollout.member]
-        cfg = replace(cfg, tokens_per_microbatch=found.tokens_per_microbatch)
+        cfg = replace(cfg, tokens_per_microbatch=tally.tokens_per_microbatch)
 
 
-def one_pass(base, adapters, batch, adv, rows, cfg, old, rank, world, desc) -> Findings:
+def one_pass(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, rows: torch.Tensor,
+             cfg: UpdateConfig, old: torch.Tensor | None, rank: int, world: int, desc: str) -> Tally:
     """`accumulate` of the given rows (N,) bool. The processor waits for a GPU only when it is through.
 
-    Where a micro-batch does not fit into memory, all that is left is split by half the budget.
+    Where a micro-batch does not fit into memory, all that is left is split by half the budget. A base in
+    float16 would round small gradients to 0: its losses are scaled until the largest weight is 1.
     """
     rollout, numbers = batch.rollout.to("cpu"), rows.nonzero().squeeze(1).tolist()
     weights = AdapterWeights(adapters, rollout.member[numbers], base.model.embedding.dtype)
@@ -286,54 +298,41 @@ def one_pass(base, adapters, batch, adv, rows, cfg, old, rank, world, desc) -> F
         weights.materialize(base.model.fused_linears())
     for p in adapters.parameters():
         p.grad = torch.zeros_like(p)
-    by_blocks, weight = flex.serves(base.model), token_weight(batch.rollout, cfg)
-    found = Findings(torch.zeros_like(batch.rollout.logp), torch.zeros(adapters.n_members, device=adv.device),
-                     cfg.tokens_per_microbatch, LOSS_SCALE if weights.dtype == torch.float16 else 1.0)
+    weight = token_weight(batch.rollout, cfg)
+    scale = 1.0
+    if weights.dtype == torch.float16 and numbers:
+        scale = 1 / (weight * (adv.abs() + cfg.kl_coef + cfg.entropy_coef))[rows].max().item()
+    tally = Tally(torch.zeros_like(batch.rollout.logp), torch.zeros(adapters.n_members, device=adv.device),
+                  cfg.tokens_per_microbatch)
     todo = micro_batches(rollout, numbers, cfg.tokens_per_microbatch)[rank::world]
     with tqdm(total=len(todo), desc=desc, leave=False, disable=not desc) as bar:
         while todo:
-            packed = pack(rollout, todo[0], adv.device, by_blocks)
+            packed = pack(rollout, todo[0], adv.device)
+            is_long = packed.ids.numel() > tally.tokens_per_microbatch          # a row beyond the budget
             try:
-                is_done = learn(base, weights, packed, batch, adv, weight, cfg, old, found)
+                leaves = weights.leaves(packed.member)
+                losses = backward(base, leaves, packed, adv, scale * weight, old, cfg, is_long)
             except RuntimeError as e:
-                found.halve(packed.ids.numel(), e)
+                tally.halve(packed.ids.numel(), e)
                 left = [i for part in todo for line in part for i in line]
-                todo = micro_batches(rollout, left, found.tokens_per_microbatch)
+                todo = micro_batches(rollout, left, tally.tokens_per_microbatch)
                 continue
-            if is_done:
-                todo.pop(0)
-                bar.update()
-            elif found.loss_scale == 1:
-                todo[:1] = [[line] for line in todo[0]]
-    found.sum_up(adapters, world)
-    return found
+            leaves.add_gradients(1 / scale)         # lack of memory ends the run: half of it may be added
+            tally.add(packed, *losses)
+            todo.pop(0)
+            bar.update()
+    tally.sum_up(adapters, world)
+    return tally
 
 
-def learn(base: Base, weights: AdapterWeights, p: Packed, batch: Batch, adv: torch.Tensor,
-          weight: torch.Tensor, cfg: UpdateConfig, old: torch.Tensor | None, found: Findings) -> bool:
-    """Add a micro-batch's gradient to .grad, and what it tells to `found`. A row beyond the budget is done
-    with activation checkpointing.
-
-    With a base in float16 small gradients would be 0 without found.loss_scale. Where they overflow, it is
-    lowered and False returned: the caller repeats the micro-batch, at scale 1 line by line, so that only the
-    member at fault overflows, which Adam then skips.
-    """
-    leaves = weights.leaves(p.member)
+def backward(base: Base, leaves: AdapterWeights, p: Packed, adv: torch.Tensor, weight: torch.Tensor,
+             old: torch.Tensor | None, cfg: UpdateConfig, checkpointing: bool) -> tuple:
+    """Leave a micro-batch's gradients with the leaves, by weights (N,) of its rows' tokens; token_losses'
+    results, detached. Never waits for a GPU."""
     before = None if old is None else old[p.row, p.column]
-    is_long = p.ids.numel() > found.tokens_per_microbatch
-    loss, logp, sums = token_losses(base, leaves.route(p.member), p, adv, cfg, before, is_long)
-    (loss * (found.loss_scale * weight)[p.row]).sum().backward()
-    may_shrink = weights.dtype == torch.float16 and (found.loss_scale > 1 or len(p.ids) > 1)
-    if may_shrink and loss.isfinite().all() and not leaves.gradients_are_finite():
-        found.loss_scale = max(1.0, found.loss_scale / 16)
-        found.sums["overflows"] += 1
-        return False
-    leaves.add_gradients(1 / found.loss_scale)
-    found.logp[p.row, p.column] = logp
-    found.n_nonfinite.index_add_(0, batch.rollout.member[p.row], (~loss.isfinite()).float())
-    for name, x in sums.items():
-        found.sums[name] += x
-    return True
+    loss, logp, sums = token_losses(base, leaves.route(p.member), p, adv, cfg, before, checkpointing)
+    (loss * weight[p.row]).sum().backward()
+    return loss.detach(), logp, sums
 
 
 def gap(logp: torch.Tensor, rollout: Rollout, rows: torch.Tensor) -> dict[str, float]:
@@ -350,39 +349,101 @@ def gap(logp: torch.Tensor, rollout: Rollout, rows: torch.Tensor) -> dict[str, f
     return {f"train_rollout_logprob_{name}": x.item() for name, x in figures.items()}
 
 
-def per_token(found: Findings, names: tuple[str, ...]) -> dict[str, float]:
-    """Means of some of SUMS over the trained tokens."""
-    return {name: found.sums[name] / max(1, found.sums["trained_tokens"]) for name in names}
-
-
-def update(base: Base, adapters: Adapters, adam: Adam, batch: Batch, adv: torch.Tensor, cfg=UpdateConfig(),
+def update(base: Base, adapters: Adapters, adam: "Adam", batch: Batch, adv: torch.Tensor, cfg=UpdateConfig(),
            first=None, **where) -> dict:
     """cfg.epochs optimiser steps. Members without a row that contributes are not touched, whatever their
     momentum, nor from then on is one whose loss or gradient is not finite.
 
     first: what `accumulate` returned for the first epoch, if it was called; where: its rank, world and desc.
-    Returns trained_tokens, overflows and skipped members of all epochs and the tokens_per_microbatch that
-    fit; of the first epoch, grad_norm per member, `gap` and means per token of kl, entropy and capped_frac;
-    of the last, if there are several, clip_frac and approx_kl, both against the policy before the first.
+    Returns trained_tokens and skipped members of all epochs and the tokens_per_microbatch that fit; of the
+    first epoch, grad_norm per member, `gap` and means per token of kl, entropy and capped_frac; of the last,
+    if there are several, clip_frac and approx_kl, both against the policy before the first.
     """
-    found, broken = first or accumulate(base, adapters, batch, adv, cfg, **where)
+    tally, broken = first or accumulate(base, adapters, batch, adv, cfg, **where)
     rows = contributing(batch, adv, cfg)
     active = torch.zeros_like(broken)
     active[batch.rollout.member[rows]] = True
-    told = gap(found.logp, batch.rollout, rows & ~broken[batch.rollout.member])
-    told |= per_token(found, ("kl", "entropy", "capped_frac"))
+    figures = gap(tally.logp, batch.rollout, rows & ~broken[batch.rollout.member])
+    figures |= tally.mean("kl", "entropy", "capped_frac")
     norm, skipped = adam.step(active & ~broken)
     skipped = skipped | broken
-    before, n_trained, n_overflows = found.logp, found.sums["trained_tokens"], found.sums["overflows"]
+    before, n_trained = tally.logp, tally.sums["trained_tokens"]
     for _ in range(1, cfg.epochs):
-        cfg = replace(cfg, tokens_per_microbatch=found.tokens_per_microbatch)
-        found, broken = accumulate(base, adapters, batch, adv, cfg, old=before, **where)
+        cfg = replace(cfg, tokens_per_microbatch=tally.tokens_per_microbatch)
+        tally, broken = accumulate(base, adapters, batch, adv, cfg, old=before, **where)
         skipped |= broken
         skipped |= adam.step(active & ~skipped)[1]
-        n_trained += found.sums["trained_tokens"]
-        n_overflows += found.sums["overflows"]
+        n_trained += tally.sums["trained_tokens"]
     if cfg.epochs > 1:
-        told |= per_token(found, ("clip_frac", "approx_kl"))
-    return dict(trained_tokens=int(n_trained), overflows=int(n_overflows), **told,
-                tokens_per_microbatch=found.tokens_per_microbatch,
+        figures |= tally.mean("clip_frac", "approx_kl")
+    return dict(trained_tokens=int(n_trained), **figures, tokens_per_microbatch=tally.tokens_per_microbatch,
                 grad_norm=[round(x, 6) for x in norm.tolist()], skipped=skipped.nonzero().squeeze(1).tolist())
+
+
+# --- optimiser ----------------------------------------------------------------------------------------------
+
+class Adam:
+    """Adam over stacked factors; moments, steps, gradient norm, clipped to `clip`, and rate per member.
+
+    The moments m and v (P, ...) lie where the masters are: a step takes those of the members that it moves.
+    """
+
+    def __init__(self, adapters: Adapters, lr: list[float], betas=(0.9, 0.95), eps=1e-8, clip=1.0):
+        self.adapters = adapters
+        self.lr = torch.tensor(lr, device=adapters.device)
+        self.betas, self.eps, self.clip = betas, eps, clip
+        masters = [master for pair in adapters.masters.values() for master in pair]
+        self.m, self.v = [[torch.zeros_like(p, requires_grad=False) for p in masters] for _ in range(2)]
+        self.steps = torch.zeros(adapters.n_members, dtype=torch.int64, device=adapters.device)
+
+    @torch.no_grad()
+    def step(self, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Update the active members (P,) bool from .grad and clear it; no bit of the others is touched.
+
+        Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,).
+        """
+        params = self.adapters.parameters()                                    # of the k members here
+        dtype = wide(active.device)
+        norm = torch.zeros(len(active), dtype=dtype, device=active.device)
+        squares = torch.stack([p.grad.to(dtype).pow(2).sum((1, 2)) for p in params])
+        norm[self.adapters.here] = squares.sum(0).sqrt()
+        skipped = active & ~norm.isfinite()
+        a = (active & norm.isfinite()).nonzero().squeeze(1)
+        if len(a):
+            self.steps[a] += 1
+            b1, b2 = self.betas
+            t = self.steps[a].to(dtype)
+            scale = (self.clip / (norm[a] + 1e-6)).clamp_max(1.0).float()[:, None, None]
+            lr_hat = (self.lr[a] / (1 - b1 ** t)).float()[:, None, None]       # with Adam's bias corrections
+            root_hat = (1 - b2 ** t).rsqrt().float()[:, None, None]
+            rows, home = self.adapters.rows(a), a.to(self.m[0].device)
+            for p, m, v in zip(params, self.m, self.v):
+                g = p.grad[rows] * scale
+                mean = m[home].to(g).lerp(g, 1 - b1)
+                square = v[home].to(g).lerp(g * g, 1 - b2)
+                p[rows] -= lr_hat * mean / (square.sqrt() * root_hat + self.eps)
+                m[home] = mean.to(m)
+                v[home] = square.to(v)
+            self.adapters.write_back(a)
+        for p in params:
+            p.grad = None
+        return norm, skipped
+
+    def reset(self, p: int) -> None:
+        """Forget member p's moments and steps: a replaced member starts fresh."""
+        for x in (*self.m, *self.v):
+            x[p].zero_()
+        self.steps[p] = 0
+        self.adapters.changed.add(p)
+
+    def state_dict(self, p: int) -> dict[str, torch.Tensor]:
+        """Member p's moments, as flat named tensors for safetensors; its steps are beside them."""
+        first = {f"m.{i}": x[p] for i, x in enumerate(self.m)}
+        return first | {f"v.{i}": x[p] for i, x in enumerate(self.v)}
+
+    def load_state_dict(self, p: int, state: dict[str, torch.Tensor]) -> None:
+        """Inverse of state_dict, in place. Raises ValueError for another shape, KeyError for a lack."""
+        for name, x in self.state_dict(p).items():
+            if state[name].shape != x.shape:
+                raise ValueError(f"{name} is {tuple(state[name].shape)}, not {tuple(x.shape)}")
+            x.copy_(state[name])

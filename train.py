@@ -31,7 +31,7 @@ import torch
 import evolve
 import rl
 import selfplay
-from adam import Adam
+from rl import Adam
 from config import FREE, Config, config_of_run, parse_args
 from evolve import ROLES, Member, members_of
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student

@@ -34,7 +34,7 @@ from config import Config, resolve_config
 from generate import DecodeBatch
 from infra.distributed import Ranks
 from infra.precision import pick_dtype
-from run.memory import memory_plan, peak
+from run.memory import ALWAYS, GENERATE, UPDATE, memory_plan
 from run.platform import git_commit
 
 # What a reading of the code expects of a 7B's shape on an H200, by figure. Nobody has measured it.
@@ -172,7 +172,7 @@ def decoding(card: Card, rows: int) -> None:
         n_bytes = size * (n_weights(base) + k * a_member + keys)
         at_best = rows * card.best("bandwidth") * 1e9 / n_bytes
         card.put(f"decode_{rows}_{k}", f"tokens/s (1/{part} of the tokens)", rates, at_best)
-    planned(card, f"decoding {rows} rows", ("base", "adapters", "cache", "decoding"), rollout_batch=rows)
+    planned(card, f"decoding {rows} rows", GENERATE, rollout_batch=rows)
 
 
 def update(card: Card) -> None:
@@ -193,7 +193,7 @@ def update(card: Card) -> None:
     for k, seconds in seen.items():
         flops = [4 * n_weights(base) * n_tokens / s / 1e12 for s in seconds]
         card.put(f"update_{k}", f"TFLOP/s (1/{part} of the tokens)", flops, card.best("arithmetic"))
-    planned(card, "update", ("base", "adapters", "gradients", "leaves", "activations", "logits"))
+    planned(card, "update", UPDATE, rollout_batch=rows)
 
 
 def planned(card: Card, name: str, uses: tuple[str, ...], **flags) -> None:
@@ -204,7 +204,8 @@ def planned(card: Card, name: str, uses: tuple[str, ...], **flags) -> None:
     cfg = resolve_config(cfg, "base", card.device.type)
     plan = memory_plan(cfg, card.base.model.cfg, card.dtype, card.adapters.n_members)
     reserved = torch.cuda.max_memory_reserved() / 2 ** 30 if card.on_gpu else None
-    card.known["memory"][name] = dict(planned=sum(plan[use] for use in uses), reserved=reserved)
+    need = sum(plan[use] for use in (*ALWAYS, *uses) if use != "optimiser")
+    card.known["memory"][name] = dict(planned=need, reserved=reserved)
 
 
 def kernels(card: Card) -> None:

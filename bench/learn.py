@@ -12,7 +12,7 @@ import torch
 
 import rl
 import selfplay
-from adam import Adam
+from rl import Adam
 from config import ALGORITHMS, TARGETS, Config, spelled
 from infra.distributed import Ranks
 from lora import Adapters

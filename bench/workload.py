@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 import rl
-from adam import Adam
 from bench.common import timed
-from generate import Rollout, generate
+from generate import Rollout, SamplingParams, generate
 from lora import Adapters
 from model import Base, Model, ModelConfig
 
@@ -86,8 +85,8 @@ def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], mem
 
     @timed
     def run() -> None:
-        rollout = generate(base, adapters, prompts, members, keys, n, max_new_tokens=new,
-                           rollout_batch=len(keys))
+        sampling = SamplingParams(n, max_new_tokens=new, rollout_batch=len(keys))
+        rollout = generate(base, adapters, prompts, members, keys, sampling)
         assert int(rollout.n_tokens.sum()) == new * len(keys)
     return run
 
@@ -100,8 +99,8 @@ def drawn(base: Base, adapters: Adapters, attempts: int = 2, prompt: int = 40, n
     prompts = [ids[:prompt - prompt // 20 * i] for i, ids in enumerate(prompts)]
     members = [i % adapters.n_members for i in range(len(prompts))]
     keys = [(7, i) for i in range(len(prompts) * attempts)]
-    return generate(base, adapters, prompts, members, keys, attempts, max_new_tokens=new,
-                    rollout_batch=len(keys) // 2)
+    sampling = SamplingParams(attempts, max_new_tokens=new, rollout_batch=len(keys) // 2)
+    return generate(base, adapters, prompts, members, keys, sampling)
 
 
 def one_after_another(runs: list):
@@ -136,7 +135,7 @@ def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
 
 def stepper(base: Base, adapters: Adapters, members: list[int], prompt: int, new: int, n: int, budget: int):
     """A function that returns the seconds of a whole step; row i is members[i]'s, n rows share a prompt."""
-    adam = Adam(adapters, [1e-5] * adapters.n_members)
+    adam = rl.Adam(adapters, [1e-5] * adapters.n_members)
     rollout = fixed_rollout(base, members, prompt, new, n)
     active = torch.zeros(adapters.n_members, dtype=torch.bool, device=rollout.ids.device)
     active[rollout.member] = True

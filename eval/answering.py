@@ -15,7 +15,7 @@ from zlib import crc32
 from tqdm import tqdm
 
 from eval.common import Population
-from generate import generate
+from generate import SamplingParams, generate
 from model import Base
 from run.checkpoint import RunDir
 from tasks.prompts import ENVELOPE, FORMATS, Prompt, chat_text, render
@@ -136,8 +136,8 @@ def answer_units(population: Population, units: list[tuple], ids: dict, args: ar
     slots = [population.slots[member] for _, member, _ in units]
     closing = closing_table(base.tokenizer, closing_text(prompt_format), base.model.cfg.vocab_size,
                             base.model.embedding.device)
-    rollout = generate(base, population.adapters, prompts, slots, keys, len(units[0][2]), args.temperature,
-                       args.max_new, args.max_rows, closing=closing)
+    sampling = SamplingParams(len(units[0][2]), args.temperature, args.max_new, args.max_rows, closing)
+    rollout = generate(base, population.adapters, prompts, slots, keys, sampling)
     texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=True,
                                         clean_up_tokenization_spaces=False)
     answers = []

@@ -1,6 +1,6 @@
 """Several processes, one population: every process holds all adapters and keeps the same records.
 
-Rows of generation and micro-batches of the update are dealt out; gradients are summed in `rl.accumulate`.
+Rows are dealt out in `generate`, micro-batches in `rl`, where gradients are summed.
 What only one process can know (verdicts, which run directory) comes from process 0 as JSON text: nothing is
 unpickled. All that follows from it is computed by each of them, which must lead to the same bits: rollouts
 are gathered, children come from process 0, and checksums are compared every step.
@@ -16,9 +16,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-
-from generate import Rollout, generate
-from lora import Adapters
 
 TIMEOUT = timedelta(minutes=30)     # longest wait for another process: a hang would be worse than an error
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -159,8 +156,8 @@ class Ranks:
             raise ValueError(self.broadcast(lambda: error, source=failed))
         return result
 
-    def broadcast_member(self, adapters: Adapters, slot: int) -> None:
-        """Process 0's factors of a member for all of them, bit for bit."""
+    def broadcast_member(self, adapters, slot: int) -> None:
+        """Process 0's factors of a member of lora.Adapters for all of them, bit for bit."""
         if self.world > 1:
             for pair in adapters.masters.values():
                 for factor in pair:
@@ -190,7 +187,7 @@ class Ranks:
         raise ValueError(f"{where}: {names[0]}{more} is not the same in process {', '.join(ranks)} as in "
                          f"process 0{advice}")
 
-    def check_population(self, adapters: Adapters, members: list, where: str) -> None:
+    def check_population(self, adapters, members: list, where: str) -> None:
         """Raises ValueError in every process where one has other factors, names or ratings than process 0."""
         values = dict(members=digest(json.dumps([m.to_json() for m in members]).encode()))
         for path, (A, B) in adapters.masters.items():
@@ -199,48 +196,10 @@ class Ranks:
         self.check_equal(values, where, ": what was saved before stands, --resume goes on from there; if it "
                                         "comes again, leave that device out")
 
-    def generate(self, base, adapters, prompts, member, keys, n=1, **kw) -> Rollout:
-        """generate.generate with the rows dealt out; every process gets all of them, in the prompts' order.
-
-        Process r has the pieces r, r + world, r + 2 world, ...: a piece is all attempts at a prompt, or half
-        of them where n is even and the largest share gets smaller so. It may have none.
-        """
-        if self.world == 1:
-            return generate(base, adapters, prompts, member, keys, n, **kw)
-        n_pieces = 1
-        if n % 2 == 0 and -(-2 * len(prompts) // self.world) < 2 * -(-len(prompts) // self.world):
-            n_pieces = 2
-        size = n // n_pieces            # piece i has the rows i size, ..., i size + size - 1
-        dealt = []                      # of each process: numbers of its rows
-        for rank in range(self.world):
-            pieces = range(rank, len(prompts) * n_pieces, self.world)
-            dealt.append([i * size + j for i in pieces for j in range(size)])
-        mine = [i // n_pieces for i in range(self.rank, len(prompts) * n_pieces, self.world)]
-        own = None
-        if mine:
-            own = generate(base, adapters, [prompts[i] for i in mine], [member[i] for i in mine],
-                           [keys[row] for row in dealt[self.rank]], size, **kw)
-        joined = self.gather(own, [len(rows) for rows in dealt])
-        order = torch.tensor([row for rows in dealt for row in rows], device=self.device).argsort()
-        return joined.select(order)
-
-    def gather(self, own: Rollout | None, n_rows: list[int]) -> Rollout:
-        """The rollouts of all processes, one after another; n_rows of each; None = no row."""
-        if own is None:
-            none = torch.zeros(0, dtype=torch.int64, device=self.device)
-            own = Rollout(none[:, None], none, none, none[:, None].float(), none)
-        width = torch.tensor([own.ids.shape[1]], device=self.device)
-        dist.all_reduce(width, op=dist.ReduceOp.MAX)
-        missing = (0, int(width) - own.ids.shape[1], 0, max(n_rows) - len(own.ids))    # on the right, below
-        numbers = torch.stack([own.prompt_len, own.length, own.member], 1)             # (N, 3)
-        parts = []
-        for tensor, padding in ((own.ids, missing), (own.logp, missing), (numbers, (0, 0, 0, missing[3]))):
-            padded = torch.nn.functional.pad(tensor, padding).contiguous()
-            everybody = [torch.empty_like(padded) for _ in range(self.world)]
-            dist.all_gather(everybody, padded)
-            parts.append([whole[:rows] for whole, rows in zip(everybody, n_rows)])
-        rollouts = []
-        for ids, logp, columns in zip(*parts):
-            prompt_len, length, members = columns.unbind(1)
-            rollouts.append(Rollout(ids, prompt_len, length, logp, members))
-        return Rollout.cat(rollouts)
+    def gather(self, own: torch.Tensor, n_rows: list[int]) -> torch.Tensor:
+        """The rows of all processes, one after another; n_rows: of each. Of the same width everywhere."""
+        padded = own.new_zeros(max(n_rows), *own.shape[1:])
+        padded[:len(own)] = own
+        everybody = [torch.empty_like(padded) for _ in n_rows]
+        dist.all_gather(everybody, padded)
+        return torch.cat([rows[:n] for rows, n in zip(everybody, n_rows)])

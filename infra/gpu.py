@@ -1,4 +1,4 @@
-"""What only a GPU needs: copies that do not wait for it, and a step of decoding as a CUDA graph."""
+"""What only a CUDA card needs: copies that do not wait for it, and a step of decoding as one CUDA graph."""
 import contextlib
 import sys
 
@@ -6,19 +6,25 @@ import torch
 
 
 def send(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """A copy of a tensor of the CPU on the device, for which a CUDA GPU is not waited for. An Apple GPU is:
-    torch before 2.13 might read the source after it is gone."""
-    return x.to(device, non_blocking=torch.device(device).type == "cuda")
+    """A copy of a tensor on the device. From the CPU to a card it goes by way of pinned memory: the processor
+    does not wait for the card, and may drop x at once."""
+    if torch.device(device).type == "cuda" and x.device.type == "cpu":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
 
 
 class CUDAGraphRunner:
-    """A step that is called over and over.
+    """A step that is called over and over, as a CUDA graph where that works: one launch, not a thousand.
 
-    As a CUDA graph its third call is recorded and from then on replayed: one launch instead of a thousand.
-    Where that fails, nothing is recorded any more and every call runs the step, said once on stderr.
+    The third call is recorded and from then on replayed. All recordings use one private memory pool: the last
+    one's memory serves the next, so a graph may not be replayed any more once another has been recorded. A
+    step that cannot be recorded runs as it is; so do all later ones, unless only memory was short.
     """
     can_record = True
+    pool = None                             # torch.cuda.MemPool
     stream = None                           # on which graphs are recorded
+    n_recorded = 0
+    n_failed = 0
 
     def __init__(self, step, as_graph: bool):
         self.step = step
@@ -28,8 +34,8 @@ class CUDAGraphRunner:
 
     def __call__(self) -> None:
         self.n_calls += 1
-        if self.as_graph and self.n_calls == 3:     # the first two load kernels, which no recording may do
-            self.record()
+        if self.as_graph and self.n_calls == 3 and CUDAGraphRunner.can_record:
+            self.record()                   # not earlier: the first calls load kernels, no recording may
         if self.graph:
             self.graph.replay()
         else:
@@ -37,24 +43,47 @@ class CUDAGraphRunner:
 
     def record(self) -> None:
         """Record the step, which computes nothing."""
-        if not CUDAGraphRunner.can_record:
-            return
-        pool = None
+        cls = CUDAGraphRunner
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()            # a private pool cannot use what the common one keeps
         try:
-            CUDAGraphRunner.stream = CUDAGraphRunner.stream or torch.cuda.Stream()
-            graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-            torch.cuda.synchronize()
-            with torch.cuda.stream(CUDAGraphRunner.stream):     # torch.cuda.graph would stay on it on failure
-                graph.capture_begin(pool, capture_error_mode="thread_local")    # NCCL's thread may go on
-                try:
-                    self.step()
-                finally:
-                    graph.capture_end()
-            self.graph = graph
+            if cls.pool is None:
+                cls.pool, cls.stream = torch.cuda.MemPool(), torch.cuda.Stream()
+            self.graph = capture(self.step, cls.pool, cls.stream)
+            cls.n_recorded += 1
         except RuntimeError as e:
-            CUDAGraphRunner.can_record = False
-            if pool is not None:
-                with contextlib.suppress(RuntimeError):         # else what is allocated stays the graph's
-                    torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
-            print(f"note: decoding without CUDA graphs, as none could be recorded: {e}", file=sys.stderr,
+            cls.n_failed += 1
+            cls.can_record = isinstance(e, torch.OutOfMemoryError)
+            print(f"note: decoding without a CUDA graph, as none could be recorded: {e}", file=sys.stderr,
                   flush=True)
+
+
+def capture(step, pool, stream) -> "torch.cuda.CUDAGraph":
+    """A graph of what `step` launches. Raises the first error, not the one of ending a failed recording."""
+    graph = torch.cuda.CUDAGraph()
+    error = None
+    with torch.cuda.stream(stream):                     # torch.cuda.graph would stay on it on failure
+        graph.capture_begin(pool.id, capture_error_mode="thread_local")         # NCCL's thread may go on
+        try:
+            step()
+        except RuntimeError as e:
+            error = e
+        try:
+            graph.capture_end()
+        except RuntimeError as e:
+            error = error or e
+    if error is None:
+        return graph
+    with contextlib.suppress(RuntimeError):             # else all that follows is allocated in the pool
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.id)
+    raise error
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """Most gigabytes that torch held on a card since the last call, and graphs recorded; {} elsewhere."""
+    if device.type != "cuda":
+        return {}
+    reserved = torch.cuda.max_memory_reserved(device) / 2 ** 30
+    torch.cuda.reset_peak_memory_stats(device)
+    graphs = CUDAGraphRunner
+    return dict(reserved_gb=reserved, graphs=graphs.n_recorded, graphs_failed=graphs.n_failed)

@@ -1,17 +1,13 @@
 """Number formats of the frozen base: which one a device computes fastest, and int8 weights.
 
-    python -m infra.precision --layer 896 4864 --threads 1      # milliseconds of a layer in each of them
-
 Members, optimiser and losses are float32 whatever the base is in. --dtype is the format that the base
 computes in. --base-dtype int8 keeps the weights of its linear layers in one byte each: a row w of a matrix
 (out, in) is scale * q with integers q in -127 .. 127 and scale = max|w| / 127 (absmax quantisation, as in
 LLM.int8(), 2208.07339, section 2). A product makes the matrix of one layer again and forgets it; the backward
 pass makes it once more. docs/own-base.md says what that costs, and why no int8 kernel of torch's is used.
 """
-import argparse
 import sys
 import time
-import timeit
 
 import torch
 import torch.nn.functional as F
@@ -130,39 +126,3 @@ def fastest(n_in: int, n_out: int) -> str:
     print(f"note: --dtype auto takes {chosen}: a layer of {n_in} x {n_out} in float32 and bfloat16 takes "
           f"{', '.join(texts)}", file=sys.stderr, flush=True)
     return chosen
-
-
-# --- the times of a layer -----------------------------------------------------------------------------------
-
-@torch.inference_mode()
-def times(n_in: int, n_out: int, device: torch.device, rows=(16, 64, 256)) -> str:
-    """Milliseconds, a CPU's own, of the product with a layer, the best of three: a table, a line a format."""
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    gen = torch.Generator().manual_seed(0)
-    weight = torch.randn(n_out, n_in, generator=gen).to(device)
-    xs = [torch.randn(n, n_in, generator=gen).to(device) for n in rows]
-    ways = {}
-    for name, dtype in DTYPES.items():
-        q, scale = quantize(weight, dtype)
-        ways[name] = F.linear, dtype, (weight.to(dtype),)
-        ways[f"int8, computed in {name}"] = linear, dtype, (q, scale, None)
-        ways[f"int8 by torch's kernel, in {name}"] = torch._weight_int8pack_mm, dtype, (q, scale)
-    lines = ["| format | " + " | ".join(f"{n} rows" for n in rows) + " |", "|---" * (1 + len(rows)) + "|"]
-    for name, (product, dtype, matrix) in ways.items():
-        cells = []
-        for x in xs:
-            def run() -> None:
-                product(x.to(dtype), *matrix).sum().item()              # waits for the device
-            cells.append(f"{1e3 * min(timeit.repeat(run, timer=clock, number=1, repeat=3)):.2f}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Milliseconds of a layer in each number format.")
-    parser.add_argument("--layer", nargs=2, type=int, default=[896, 4864], help="inputs and outputs")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    print(times(*args.layer, torch.device(args.device)))

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import selfplay
-from adam import Adam
+from rl import Adam
 from evolve import ROLES, Member, member_order, members_of, spread
 from run.directory import RunDir
 from run.shapes import check_state

@@ -1,7 +1,6 @@
 """How much memory a run's plan takes and how much is there, and what the largest batches are that fit."""
 import bisect
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,14 +8,13 @@ import torch
 
 import rl
 from attention import PAGE, paged_kernel, pool_pages
-from generate import PREFILL, Rollout
-from infra.distributed import Ranks
-from lora import Adapters, AdapterWeights
-from model import Base, Model, ModelConfig
+from generate import PREFILL
+from model import Model, ModelConfig
 
-ALWAYS = ("base", "adapters", "optimiser")
+ALWAYS = ("base", "adapters", "optimiser", "graph")
 GENERATE = ("cache", "decoding")
-UPDATE = ("gradients", "leaves", "activations", "logits")
+UPDATE = ("gradients", "leaves", "activations", "mask", "logits")
+MOST_ROWS = 512             # that --rollout-batch 0 takes: more bring little
 
 
 def longest_row(cfg, m: ModelConfig) -> int:
@@ -76,8 +74,10 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
         base += size * max(fused.layers[0].in_features * sum(fused.sizes) for fused in model.fused_linears())
 
     saved = L * (4 * C + 4 * I + 3 * q + 3 * kv) + n_adapted * cfg.rank     # a token's, for the backward pass
-    if cfg.device != "cpu" and torch.cuda.is_available():       # dense masks repeat keys and values
+    if cfg.device != "cpu" and torch.cuda.is_available():       # under a mask keys and values are repeated
         saved += L * 2 * (q - kv)
+    answers = max(cfg.proposals_per_prompt, cfg.samples_per_task) * cfg.max_new_tokens
+    line = min(cfg.tokens_per_microbatch, T + answers)
     passing = 4 * C + max(4 * I, 4 * q + 3 * kv)        # of the one layer being computed: MLP or attention
     whole = cfg.tokens_per_microbatch * (saved + passing)
     checkpointed = T * (L * C + saved / L + passing)
@@ -87,14 +87,17 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
     prefill = admitted * (prompt * (passing + 2 * kv * L) + 2 * m.vocab_size) * size
     # the logits, and in float32 their log-probabilities, probabilities and sums
     sampling = cfg.rollout_batch * m.vocab_size * (size + 12)
+    graph = sampling + cfg.rollout_batch * passing * size if has_pages(cfg, m, dtype) else 0   # has a pool
     # a micro-batch's members: a line of each, seldom shorter than 256 tokens
     n_present = min(n_members, max(1, cfg.tokens_per_microbatch // 256))
     chunk = min(rl.CHUNK, max(cfg.tokens_per_microbatch, T) * m.vocab_size)
-    plan = dict(base=base, adapters=factors * 4 + serving * size, optimiser=factors * 8,
-                cache=cached_tokens(cfg, m, dtype) * 2 * kv * size, decoding=max(sampling, prefill),
+    plan = dict(base=base, adapters=factors * 4 + serving * size, optimiser=factors * 8, graph=graph,
+                cache=cached_tokens(cfg, m, dtype) * 2 * kv * size,
+                decoding=prefill if graph else max(sampling, prefill),
                 gradients=factors * 4, leaves=serving * size * n_present / n_members,
                 logits=chunk * (12 + 8 * (cfg.entropy_coef > 0)),
-                activations=max(whole, checkpointed) * size)
+                activations=max(whole, checkpointed) * size,
+                mask=cfg.tokens_per_microbatch * line * (size + 3))
     return {use: n_bytes / 2 ** 30 for use, n_bytes in plan.items()}
 
 
@@ -102,6 +105,18 @@ def peak(plan: dict[str, float]) -> float:
     """Gigabytes of a plan at the worst moment: generation and update take turns."""
     totals = [sum(plan[use] for use in uses) for uses in (ALWAYS, GENERATE, UPDATE)]
     return totals[0] + max(totals[1:])
+
+
+def fitted(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float):
+    """cfg, with --rollout-batch 0 replaced by as many rows, a multiple of 8, as decode in `free` GB."""
+    def need(rows: int) -> float:
+        plan = memory_plan(replace(cfg, rollout_batch=rows), m, dtype, n_members)
+        return sum(plan[use] for use in ALWAYS + GENERATE)
+
+    if cfg.rollout_batch:
+        return cfg
+    n_fit = 8 * bisect.bisect_right(range(8, MOST_ROWS + 1, 8), free, key=need)
+    return replace(cfg, rollout_batch=max(8, n_fit))
 
 
 def largest_budget(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float) -> int:
@@ -113,12 +128,14 @@ def largest_budget(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free
 
 def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float) -> tuple[str, bool]:
     """The plan as text, a line a use, with the largest micro-batch; and whether it fits into `free` GB."""
+    cfg = fitted(cfg, m, dtype, n_members, free)
     plan, T = memory_plan(cfg, m, dtype, n_members), longest_row(cfg, m)
     number = str(dtype).removeprefix("torch.")
     if cfg.base_dtype == "int8":
         number = f"int8, and one layer of it in {number}"
     meaning = dict(base=f"the frozen model in {number}",
                    adapters=f"{n_members} of rank {cfg.rank}", optimiser="Adam's two moments",
+                   graph="memory of the CUDA graph that decodes",
                    cache=f"generation: keys and values of {cfg.rollout_batch} rows of {T} tokens"
                          + (", in pages" if has_pages(cfg, m, dtype) else ""),
                    decoding="generation: running the prompts, or sampling from the vocabulary",
@@ -126,8 +143,9 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
                    leaves="update: copies of the factors of a micro-batch's members",
                    activations=f"update: {cfg.tokens_per_microbatch} tokens at a time, or a row of {T} with "
                                "activation checkpointing",
+                   mask="update: what the tokens of packed lines see",
                    logits="update: a chunk over the vocabulary")
-    rows = [f"{use:<12} {gb:8.2f} GB   {meaning[use]}" for use, gb in plan.items()]
+    rows = [f"{use:<12} {gb:8.2f} GB   {meaning[use]}" for use, gb in plan.items() if gb]
     need = peak(plan)
     rows.append(f"{'peak':<12} {need:8.2f} GB   generation and update take turns")
     rows.append(f"{'free':<12} {free:8.2f} GB")
@@ -141,9 +159,10 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
 
 
 def free_memory(device: torch.device) -> float:
-    """Gigabytes available to one process (CPU: its share of MemAvailable; infinite where none is told)."""
+    """Gigabytes available to one process, on a card with those that it holds already (CPU: its share of
+    MemAvailable; infinite where that is unknown)."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] / 2 ** 30
+        return (torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)) / 2 ** 30
     if device.type == "mps":
         return (torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()) / 2 ** 30
     meminfo = Path("/proc/meminfo")
@@ -151,91 +170,3 @@ def free_memory(device: torch.device) -> float:
         if row.startswith("MemAvailable"):
             return int(row.split()[1]) / 2 ** 20 / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return float("inf")
-
-
-def halve_until(n: int, attempt, flag: str) -> int:
-    """The first of n, n/2, n/4, ... with which attempt(n) finds memory. Raises ValueError if none does."""
-    while n:
-        try:
-            attempt(n)
-            return n
-        except RuntimeError as e:
-            if not rl.out_of_memory(e):
-                raise
-        instead = f", trying {n // 2}" if n > 1 else ""
-        print(f"note: {flag} {n} does not fit into memory{instead}", file=sys.stderr, flush=True)
-        n //= 2
-    raise ValueError(f"not enough memory for any {flag}: lower --max-new-tokens, --rank or --pop, or pass "
-                     "--dtype bfloat16; --plan shows what takes how much")
-
-
-def worst_batches(model: Model, cfg, n_members: int) -> list[rl.Batch]:
-    """What takes the most memory of all micro-batches: rows of full length, which share no prompt and run
-    checkpointed where one exceeds the budget, and two answers that share a line of the whole budget.
-
-    Such a line has a mask and, on a GPU, repeated keys. On a CPU it hardly takes more than rows without a
-    mask and is left out, unless those run checkpointed.
-    """
-    device = model.embedding.device
-    budget = cfg.tokens_per_microbatch
-    T = longest_row(cfg, model.cfg)
-    n_rows = max(1, budget // T)
-    prompt_len = max(1, T - cfg.max_new_tokens)
-    members = torch.arange(n_rows, device=device) % n_members
-    batches = [random_batch(model, prompt_len, T, members)]
-    if device.type != "cpu" or T > budget:
-        line = random_batch(model, 1, 1 + (budget + 1) // 2, torch.zeros_like(members[:1]).repeat(2))
-        line.rollout.ids[:, 0] = 0
-        batches.append(line)
-    return batches
-
-
-def random_batch(model: Model, prompt_len: int, T: int, member: torch.Tensor) -> rl.Batch:
-    """Rows of T random tokens, one for each of `member` (n,), the first prompt_len of them the prompt's."""
-    device, n = member.device, len(member)
-    ids = torch.randint(model.cfg.vocab_size, (n, T), generator=torch.Generator().manual_seed(0)).to(device)
-    zero = torch.zeros(n, dtype=torch.int64, device=device)
-    rollout = Rollout(ids, zero + prompt_len, zero + T, torch.zeros(n, T, device=device), member)
-    return rl.Batch(rollout, torch.ones(n, device=device), zero, zero, zero)
-
-
-def autotune_batch(cfg, base: Base, adapters: Adapters, ranks: Ranks):
-    """cfg with the largest --rollout-batch and --tokens-per-microbatch that every process holds.
-
-    Tried before step 0: what the largest rollout takes is allocated and the worst micro-batches are run, on
-    random tokens; nothing of it stays.
-    """
-    model = base.model
-
-    @torch.no_grad()
-    def rollout(n: int) -> None:
-        """Take what a rollout of n rows takes."""
-        trial = replace(cfg, rollout_batch=n)
-        plan = memory_plan(trial, model.cfg, model.embedding.dtype, len(adapters.here))
-        weights = AdapterWeights(adapters, adapters.here, model.embedding.dtype)
-        weights.materialize(model.fused_linears())
-        n_bytes = int(sum(plan[use] for use in GENERATE) * 2 ** 30)
-        torch.empty(n_bytes, dtype=torch.uint8, device=model.embedding.device)
-
-    def micro_batch(budget: int) -> int:
-        """Run the worst micro-batches of a budget of tokens; the budget with which they came through."""
-        trial = replace(cfg, tokens_per_microbatch=budget)
-        for batch in worst_batches(model, trial, len(adapters.here)):
-            found, _ = rl.accumulate(base, adapters, batch, batch.reward, rl.UpdateConfig.of(trial))
-            trial = replace(trial, tokens_per_microbatch=found.tokens_per_microbatch)
-        for p in adapters.parameters():
-            p.grad = None
-        return trial.tokens_per_microbatch
-
-    def try_both() -> tuple[int, int]:
-        """What this process holds."""
-        n_rows = halve_until(cfg.rollout_batch, rollout, "--rollout-batch")
-        n_tokens = cfg.tokens_per_microbatch
-        while (fitting := micro_batch(n_tokens)) < n_tokens:        # then others are the worst
-            n_tokens = fitting
-        return n_rows, n_tokens
-
-    n_rows, n_tokens = map(ranks.all_reduce_min, ranks.together(try_both))
-    if model.embedding.is_cuda:
-        torch.cuda.empty_cache()                # NCCL takes its memory past torch's
-    return replace(cfg, rollout_batch=n_rows, tokens_per_microbatch=n_tokens)

@@ -19,7 +19,7 @@ from tasks.prompts import reasoning
 
 # What is told of rl.update; clip_frac and approx_kl exist from two epochs on.
 GAP = tuple(f"train_rollout_logprob_{name}" for name in ("diff", "signed", "p50", "p99", "max"))
-OF_UPDATE = ("kl", "entropy", *GAP, "capped_frac", "clip_frac", "approx_kl", "overflows", "skipped")
+OF_UPDATE = ("kl", "entropy", *GAP, "capped_frac", "clip_frac", "approx_kl", "skipped")
 N_COMPARED = 64                     # members whose updates are all compared with each other
 
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import torch
 
-from adam import Adam
 from config import Config, config_of_run, resolve_config
 from evolve import ROLES, learning_rates
 from infra.distributed import Ranks, digest
 from infra.precision import DTYPES, pick_dtype
 from lora import Adapters
-from model import Base, compile_kernels
+from model import Base
+from rl import Adam
 from run import probes
 from run.checkpoint import HELD_OUT, founders
 from run.directory import LOGS, RunDir
-from run.memory import autotune_batch, free_memory, plan_table
+from run.memory import fitted, free_memory, plan_table
 from selfplay import Setup
 from tasks.given import FRESH, read_given
 from tasks.validation import Limits
@@ -174,21 +174,7 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     if not fits:
         raise ValueError(f"not enough memory:\n{table}")
     base = load_base(base_name(cfg), dtype, ranks.device, cfg.base_dtype)
-    if dtype == torch.float16:
-        check_range(base)
-    graphs = base.graphs and not cfg.no_cuda_graphs
-    model = compile_kernels(base.model) if cfg.torch_compile else base.model
-    return cfg, dataclasses.replace(base, model=model, prompt_format=cfg.prompt_format, graphs=graphs)
-
-
-@torch.inference_mode()
-def check_range(base: Base) -> None:
-    """Raises ValueError where a base in float16, whose numbers end at 65,504, exceeds that on a few words."""
-    words = base.tokenizer("def f(x):\n    return x + 1\n")["input_ids"]
-    ids = torch.tensor([words], device=base.model.embedding.device)
-    if not base.model.logits(base.model(ids)).isfinite().all():
-        raise ValueError("--dtype float16: numbers of this base exceed its range: pass --dtype float32, or "
-                         "bfloat16 where the card has it")
+    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format)
 
 
 def show_plan(cfg: Config) -> int:
@@ -211,9 +197,10 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     targets = cfg.lora_targets.split(",")
     adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, targets, ranks.device,
                            paged=cfg.matches > 0)
-    adapters.page_in(range(n_on_device(cfg)))           # some, for the trial of what fits
-    adam = Adam(adapters, learning_rates(cfg, founders(cfg), 0))       # whose moments leave the less room
-    cfg = autotune_batch(cfg, base, adapters, ranks)
+    adam = Adam(adapters, learning_rates(cfg, founders(cfg), 0))
+    free = free_memory(ranks.device)
+    cfg = fitted(cfg, base.model.cfg, base.model.embedding.dtype, n_on_device(cfg), free)
+    cfg = dataclasses.replace(cfg, rollout_batch=ranks.all_reduce_min(cfg.rollout_batch))
     limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
     setup = Setup(cfg, base, adapters, ranks, sandbox, limits, task_types)
     return setup, adam, ranks.broadcast(lambda: files_hash(base.path))

@@ -6,7 +6,7 @@ import torch
 
 import config
 import rl
-from adam import Adam
+from rl import Adam
 from batches import LENGTH, make_batch, pick, settings
 from config import ALGORITHMS
 from generate import Rollout

@@ -8,7 +8,7 @@ from varlen import varlen_reference
 
 import attention
 from attention import KVCache, PagedCache, Pages, attend, check_kernel, paged_kernel, pages_of, pool_pages
-from generate import generate
+from generate import SamplingParams, generate
 from model import Model, ModelConfig
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25], [9] * 11, [5, 6, 7, 8, 9, 10, 11, 12]]
@@ -83,8 +83,8 @@ def watched(monkeypatch):
 
 def both(base, adapters, prompts, member, n, **options):
     """The same rollout from a dense cache and from pages."""
-    args = base, adapters, prompts, member, keys_for(len(prompts) * n), n
-    return generate(*args, **options), generate(*args, **options, kernel=varlen_reference)
+    args = base, adapters, prompts, member, keys_for(len(prompts) * n), SamplingParams(n, **options)
+    return generate(*args), generate(*args, kernel=varlen_reference)
 
 
 def assert_same(dense, paged):

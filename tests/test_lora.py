@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from adam import Adam
+from rl import Adam
 from config import TARGETS
 from weights import load_peft, save_peft, weights_hash
 from lora import Adapters, AdapterWeights
@@ -88,84 +88,71 @@ def test_members_that_are_paged_in_compute_what_they_do_among_all(tiny, populati
 def test_every_way_computes_the_same(tiny, population, n_members, rank, member, way, T):
     """Equal, ragged, unordered, of many members, of a rank that groups cannot take: each row as alone, by the way that is due."""
     adapters, ids = population(tiny, n_members, rank=rank), tokens(len(member), T)
-    route, taken = adapters.route(torch.tensor(member), torch.float32), []
-    for name in ("equal", "dense", "grouped"):
-        setattr(route, name, lambda *args, name=name, way=getattr(route, name): taken.append(name) or way(*args))
+    weights = AdapterWeights(adapters, torch.tensor(member), torch.float32)
+    route = weights.route(torch.tensor(member), one_token=T == 1)
     with torch.inference_mode():
         mixed = tiny.model.logits(tiny.model(ids, lora=route))
-    assert set(taken) == {way.split()[0 if T == 1 else -1]}
+    assert route.product.__name__ == way.split()[0 if T == 1 else -1]
     for i, p in enumerate(member):
         assert (mixed[i:i + 1] - logits(tiny, ids[i:i + 1], adapters, [p])).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("n_members, rank", [(3, 4), (20, 3)])
-def test_a_route_that_looks_at_nothing(tiny, population, n_members, rank):
-    """As decoding on a GPU takes it, for any number of members: each row as alone, those of the base bit for bit."""
-    adapters, member = population(tiny, n_members, rank=rank), [2, 0, -1, n_members - 1, 0, -1]
+def test_a_route_that_looks_at_nothing(tiny, population, n_members, rank, joint):
+    """As decoding on a card takes it, for any number of members: each row as alone, those of the base bit for bit."""
+    adapters, member = population(tiny, n_members, rank=rank), torch.tensor([2, 0, -1, n_members - 1, 0, -1])
     ids, plain = tokens(len(member), 1), logits(tiny, tokens(len(member), 1))
-    route = AdapterWeights(adapters, torch.tensor(member), torch.float32).dense_route(torch.tensor(member))
+    route = AdapterWeights(adapters, member, torch.float32, joint).static_route(member)
     with torch.inference_mode():
         mixed = tiny.model.logits(tiny.model(ids, lora=route))
     assert torch.equal(mixed[[2, 5]], plain[[2, 5]])
-    for i, p in enumerate(member):
-        assert (mixed[i:i + 1] - logits(tiny, ids[i:i + 1], adapters, [p])).abs().max() < 1e-4
-    assert AdapterWeights(adapters, torch.tensor([-1]), torch.float32).dense_route(torch.tensor([-1])) is None
-
-
-@pytest.mark.parametrize("T", [1, 7])
-@pytest.mark.parametrize("n_rows, way", [(6, "by_row"), (7, "dense")])
-def test_few_rows_of_many_members_take_copies_of_their_factors(tiny, population, n_rows, way, T):
-    """Six rows are fewer than a third of 20 members, whose rank of 3 groups cannot take; with a gradient it is the dense product."""
-    adapters, ids = population(tiny, 20, rank=3), tokens(n_rows, T)
-    member = torch.tensor([2, 19, -1, 0, 7, -1, 2][:n_rows])
-    weights, plain = AdapterWeights(adapters, torch.arange(-1, 20), torch.float32), logits(tiny, ids)
-    for make in (weights.route, weights.dense_route):
-        route, taken = make(member), []
-        for name in ("own_columns", "by_row"):          # the dense product's first half
-            setattr(route, name, lambda *args, name=name, way=getattr(route, name): taken.append(name) or way(*args))
-        with torch.inference_mode():
-            mixed = tiny.model.logits(tiny.model(ids, lora=route))
-        assert set(taken) == {"own_columns" if way == "dense" else way}
-        assert torch.equal(mixed[[2, 5]], plain[[2, 5]])
-        for i, p in enumerate(member.tolist()):
-            assert (mixed[i:i + 1] - logits(tiny, ids[i:i + 1], adapters, [p])).abs().max() < 1e-4
-    route = AdapterWeights(adapters, torch.arange(-1, 20), torch.float32).route(member)
-    route.by_row = None                                 # it works in place
-    tiny.model(ids, lora=route).sum().backward()
-    assert all(p.grad is not None for p in adapters.parameters())
-
-
-@pytest.mark.parametrize("n_members, at_once, grouped", [(16, True, True), (16, False, False), (20, False, True)])
-def test_a_card_whose_grouped_product_waits_takes_the_dense_one_for_few_members(tiny, population, n_members, at_once, grouped):
-    """Before Hopper: 16 members at most."""
-    adapters, ids = population(tiny, n_members, rank=4), tokens(n_members - 1, 5)
-    member = torch.arange(n_members).flip(0)[1:]        # in no order, so that the equal product is not due
-    weights = AdapterWeights(adapters, torch.arange(n_members), torch.float32)
-    assert weights.can_group and weights.at_once
-    weights.at_once = at_once
-    route, taken = weights.route(member), []
-    route.grouped = lambda A, B, x, y, way=route.grouped: taken.append("grouped") or way(A, B, x, y)
-    with torch.inference_mode():
-        mixed = tiny.model.logits(tiny.model(ids, lora=route))
-    assert bool(taken) is grouped
     for i, p in enumerate(member.tolist()):
         assert (mixed[i:i + 1] - logits(tiny, ids[i:i + 1], adapters, [p])).abs().max() < 1e-4
+    assert AdapterWeights(adapters, torch.tensor([-1]), torch.float32).static_route(torch.tensor([-1])) is None
 
 
-def test_copied_or_exchanged_weights_count(tiny):
-    """Weights that lie side by side are views: edits show; a copy of the model, or a layer given another weight, is its own."""
-    model, ids = copy.deepcopy(tiny.model), tokens()
+@pytest.mark.parametrize("targets", [TARGETS, ("k_proj", "up_proj"), ("q_proj", "v_proj", "gate_proj", "o_proj")])
+@pytest.mark.parametrize("member", [[0, 0, 1, 1, 2, 2], [2, 0, -1, 1, 2, -1], [0, 1, 1, 2, 2, 2]])
+def test_a_factor_for_each_layer_computes_as_the_joint_one_between_zeros(tiny, targets, member):
+    """By every product, without a gradient."""
+    adapters = Adapters.on(tiny.model, 3, 4, 8, targets)
+    for p in adapters.parameters():
+        p.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(p.numel()))
+    member = torch.tensor(member)
+    weights = [AdapterWeights(adapters, member, torch.float32, joint) for joint in (True, False)]
+    for T in (1, 5):
+        ids = tokens(len(member), T)
+        with torch.inference_mode():
+            for make in (lambda w: w.route(member, one_token=T == 1), lambda w: w.static_route(member)):
+                joint, apart = [tiny.model(ids, lora=make(w)) for w in weights]
+                assert (joint - apart).abs().max() < 1e-5
+    for paths, (A, *Bs) in ((paths, made) for paths, made in weights[1].made.items() if made):
+        n_columns = sum(B.shape[2] for B in Bs)
+        assert n_columns == sum(n for _, _, n in weights[1].columns(paths)), "no zeros are kept"
+
+
+@pytest.mark.parametrize("n_members, capability, grouped", [(16, (9, 0), True), (16, (8, 0), False), (20, (8, 0), True)])
+def test_a_card_whose_grouped_product_waits_takes_the_dense_one_for_few_members(tiny, population, monkeypatch, n_members, capability,
+                                                                                 grouped):
+    """Before Hopper: 16 members at most."""
+    adapters = population(tiny, n_members, rank=8)
+    monkeypatch.setattr(AdapterWeights, "device", torch.device("cuda"))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    weights = AdapterWeights(adapters, torch.arange(n_members), torch.bfloat16)
+    assert weights.groups is grouped and not AdapterWeights(adapters, torch.arange(n_members), torch.float16).groups
+
+
+def test_edits_in_place_count_also_in_a_copy_and_on_another_device(tiny):
+    """Weights that lie side by side are views."""
+    ids, before = tokens(), None
     score = lambda m: m.logits(m(ids))
     before = score(tiny.model)
-    with torch.no_grad():
-        for edit in (lambda w: w.mul_(2), lambda w: torch.nn.Parameter(w * 2)):
-            model = copy.deepcopy(tiny.model).fuse()
-            want = copy.deepcopy(tiny.model)
-            for m in (model, want):
-                layer = m.model.layers[0].self_attn.k_proj
-                layer.weight = edit(layer.weight)
-            assert torch.allclose(score(model), score(want), atol=1e-5) and (score(model) - before).abs().max() > 1e-2
-        assert torch.equal(score(tiny.model), before)
+    for made in (copy.deepcopy(tiny.model), copy.deepcopy(tiny.model).to(torch.float64).float(), copy.deepcopy(tiny.model).fuse()):
+        assert torch.equal(score(made), before)
+        with torch.no_grad():
+            made.model.layers[0].self_attn.k_proj.weight.mul_(2)
+        assert made.is_fused and (score(made) - before).abs().max() > 1e-2 and torch.equal(score(tiny.model), before)
 
 
 def test_routing_on_the_micro_base(base, population):

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import rl
-from adam import Adam
+from rl import Adam
 from batches import make_batch, pick, settings
 from weights import load_model
 from model import Base
@@ -167,6 +167,20 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(tiny, population, monke
         rl.accumulate(tiny, adapters, batch, rl.advantages(batch), settings())
 
 
+def test_lack_of_memory_while_gradients_are_added_ends_the_run(tiny, population, monkeypatch):
+    """Half of them may have been added: doing the micro-batch again would add that half twice."""
+    adapters, batch, tried = population(tiny), make_batch(), []
+
+    def fails(self, scale):
+        tried.append(self)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("lora.AdapterWeights.add_gradients", fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        rl.accumulate(tiny, adapters, batch, rl.advantages(batch), settings())
+    assert len(tried) == 1
+
+
 @pytest.mark.parametrize("message, lacks", [
     ("MPS backend out of memory (MPS allocated: 8.1 GB, max allowed: 9.0 GB). Tried to allocate 1.2 GB on private pool.", True),
     ("CUDA error: out of memory", True), ("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory", True),
@@ -189,35 +203,12 @@ def relative(got, want) -> float:
     return (error / sum(y.double().square().sum() for y in want)).sqrt().item()
 
 
-def test_float16_has_the_gradient_of_float32(tiny, half, population, monkeypatch):
-    """Also where every number of it is below float16's smallest, and where the scale is far too large."""
+@pytest.mark.parametrize("factor", [1.0, 1e-6])
+def test_float16_has_the_gradient_of_float32(tiny, half, population, monkeypatch, factor):
+    """Also where every number of it is below float16's smallest."""
     adapters, batch = population(tiny), make_batch(18)
-    for factor, size in ((1.0, 2.0 ** 16), (1e-6, 2.0 ** 16), (1.0, 2.0 ** 40)):
-        adv = factor * rl.advantages(batch)
-        rl.accumulate(tiny, adapters, batch, adv, settings())
-        want = gradients(adapters)
-        monkeypatch.setattr(rl, "LOSS_SCALE", size)
-        found, broken = rl.accumulate(half, adapters, batch, adv, settings())
-        assert relative(gradients(adapters), want) < 0.02 and not broken.any()
-        assert (found.sums["overflows"] > 0) == (size > 2 ** 30) and found.sums["trained_tokens"] > 0
-    monkeypatch.setattr(rl, "LOSS_SCALE", 1.0)
-    rl.accumulate(half, adapters, batch, 1e-6 * rl.advantages(batch), settings())
-    assert relative(gradients(adapters), [1e-6 * x for x in want]) > 0.1, "the case: it needs the scale"
-
-
-@pytest.mark.parametrize("budget", [60, 10 ** 6])
-def test_a_member_that_overflows_is_skipped_and_training_goes_on(half, population, budget):
-    """Its losses are finite, its gradient is beyond float16's largest number at any scale."""
-    adapters, batch, other = population(half), make_batch(18), population(half)
-    adv = rl.advantages(batch)
-    adv[batch.rollout.member == 1] *= 1e9
-    cfg, adam = settings(tokens_per_microbatch=budget), Adam(adapters, [1e-3] * 3)
-    before = [p[1].detach().clone() for p in adapters.parameters()]
-    told = rl.update(half, adapters, adam, batch, adv, cfg)
-    assert told["skipped"] == [1] and told["overflows"] > 0 and adam.steps.tolist() == [1, 0, 1]
-    assert all(torch.equal(p[1], x) for p, x in zip(adapters.parameters(), before))
-    own = (batch.rollout.member != 1).nonzero().squeeze(1)
-    rl.update(half, other, Adam(other, [1e-3] * 3), pick(batch, own), adv[own], cfg)
-    moved = [(p - x).detach()[[0, 2]] for p, x in zip(adapters.parameters(), population(half).parameters())]
-    want = [(p - x).detach()[[0, 2]] for p, x in zip(other.parameters(), population(half).parameters())]
-    assert relative(moved, want) < 0.1
+    adv = factor * rl.advantages(batch)
+    rl.accumulate(tiny, adapters, batch, adv, settings())
+    want = gradients(adapters)
+    found, broken = rl.accumulate(half, adapters, batch, adv, settings())
+    assert relative(gradients(adapters), want) < 0.02 and not broken.any() and found.sums["trained_tokens"] > 0

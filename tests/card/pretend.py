@@ -30,7 +30,6 @@ from varlen import varlen_reference
 ROOT = f"{Path(__file__).resolve().parents[2]}/"
 CUDA = torch.device("cuda:0")
 GIGABYTES = 141 << 30
-PINNED = False
 aten = torch.ops.aten
 # What asks the card for a number or a shape, and therefore waits for it.
 WAITING = {aten._local_scalar_dense.default, aten.nonzero.default, aten._unique2.default, aten.unique_dim.default,
@@ -81,6 +80,7 @@ class Pool:
     """A private pool of the allocator; graphs and MemPools that use it keep it from being given back."""
     users: int = 0
     n_bytes: int = 0
+    last: int = 0                           # id of the graph whose memory it holds
 
 
 @dataclass
@@ -130,13 +130,23 @@ class PretendCard:
                 return work(*args, **kwargs)
         patch.setattr(owner, name, quiet)
 
+    def before(self, patch, owner, name: str, region: str) -> None:
+        """From a call of this function on, the region is another one; "": anything may wait."""
+        work = getattr(owner, name)
+
+        @functools.wraps(work)
+        def other(*args, **kwargs):
+            self.region = region
+            return work(*args, **kwargs)
+        patch.setattr(owner, name, other)
+
     def arrive(self, source: torch.Tensor, non_blocking: bool) -> None:
         """Book a copy from the CPU. One from pageable memory may wait, and so does every blocking one."""
         if self.recording is not None:
             self.refuse("copy from the CPU")
         if not non_blocking:
             self.wait("blocking copy to the card")
-        elif PINNED and source.untyped_storage().data_ptr() not in self.pinned:
+        elif source.untyped_storage().data_ptr() not in self.pinned:
             self.wait("copy from pageable memory")
 
     def pin(self, x: torch.Tensor) -> torch.Tensor:
@@ -495,11 +505,11 @@ class Graph:
         CARD.n_recorded += 1
         CARD.largest_recording = max(CARD.largest_recording, self.n_bytes)
         pool = CARD.pools[self.pool]
-        pool.n_bytes = max(pool.n_bytes, self.n_bytes)          # what died in one recording serves the next
+        pool.n_bytes, pool.last = max(pool.n_bytes, self.n_bytes), id(self)     # what died in one recording serves the next
         CARD.most_private = max(CARD.most_private, CARD.n_private)
 
     def replay(self) -> None:
-        assert not self.broken
+        assert not self.broken and CARD.pools[self.pool].last == id(self), "a later recording has taken this graph's memory"
         CARD.n_replayed += 1
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.inference_mode():
             for func, args, kwargs, out, mutates in self.ops:
@@ -553,8 +563,8 @@ class Shards:
 
 
 @contextlib.contextmanager
-def inserted(monkeypatch, capability: tuple[int, int], half: bool = False):
-    """A machine that has such a card. No step of decoding may wait for it, and no micro-batch but one of half precision."""
+def inserted(monkeypatch, capability: tuple[int, int]):
+    """A machine that has such a card. No step of decoding and no micro-batch may wait for it."""
     global CARD
     CARD = PretendCard(capability)
     properties = types.SimpleNamespace(name="Pretend H200", total_memory=GIGABYTES, major=capability[0], minor=capability[1],
@@ -575,8 +585,8 @@ def inserted(monkeypatch, capability: tuple[int, int], half: bool = False):
         patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *args: None, raising=False)
         patch.setattr(torch.Tensor, "pin_memory", lambda x, device=None: CARD.pin(x))
         CARD.guard(patch, "a step of decoding", generate.DecodeBatch, "step")
-        if not half:
-            CARD.guard(patch, "a micro-batch", rl, "learn")
+        CARD.before(patch, rl, "pack", "a micro-batch")
+        CARD.before(patch, rl.Tally, "sum_up", "")
         patch.setattr(F, "scaled_dot_product_attention", functools.partial(attention, F.scaled_dot_product_attention))
         opener = weights.safe_open
         patch.setattr(weights, "safe_open", lambda file, **kwargs: Shards(opener, file, **kwargs))

@@ -8,7 +8,6 @@ from pretend import inserted
 
 import rl
 import train
-from adam import Adam
 from bench.workload import batch_of, drawn, fixed_rollout, population
 from config import Config
 from conftest import make_tiny
@@ -16,13 +15,13 @@ from infra.gpu import CUDAGraphRunner
 from weights import load_base
 
 RUN = dict(pop=4, name="run", n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=20, rollout_batch=16,
-           tokens_per_microbatch=256, evolve_every=1, grace=0, probe_every=2, n_heldout=2, save_every=1)
+           tokens_per_microbatch=256, evolve_every=1, grace=0, probe_every=2, n_heldout=1, save_every=1)
 
 
 @pytest.fixture(autouse=True)
 def recorder_is_new(monkeypatch):
-    monkeypatch.setattr(CUDAGraphRunner, "can_record", True, raising=False)
-    monkeypatch.setattr(CUDAGraphRunner, "stream", None, raising=False)
+    for name, value in dict(can_record=True, pool=None, stream=None).items():
+        monkeypatch.setattr(CUDAGraphRunner, name, value)
 
 
 def rows_of(path, name: str) -> list[dict]:
@@ -34,8 +33,9 @@ def rows_of(path, name: str) -> list[dict]:
 @pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
 def test_a_run_with_evolution_probes_and_resume(capability, tmp_path, monkeypatch, micro_base, capfd):
     """Three steps, the last after a restart: float16, a dense cache and no graphs on an old card; pages and graphs on a new one."""
-    cfg = Config(**RUN, base=str(micro_base), steps=2, device="cuda", out=str(tmp_path))
-    with inserted(monkeypatch, capability, half=capability < (8, 0)) as card:
+    few = {} if capability >= (8, 0) else dict(probe_every=0, n_heldout=0)       # every op of a step is a call of Python
+    cfg = Config(**RUN | few, base=str(micro_base), steps=2, device="cuda", out=str(tmp_path))
+    with inserted(monkeypatch, capability) as card:
         train.main(cfg)
         train.main(dataclasses.replace(cfg, steps=3, resume="auto"))
     steps = rows_of(tmp_path, "metrics")
@@ -44,14 +44,15 @@ def test_a_run_with_evolution_probes_and_resume(capability, tmp_path, monkeypatc
     assert {path.name for path in (tmp_path / "run").glob("step_*")} >= {"step_3"}
     pages = capability >= (8, 0)
     assert (card.attention["pages"] > 0) == pages and card.attention["efficient"] > 0
-    assert card.n_replayed > 2 * card.n_recorded > 0
+    assert card.n_replayed > 2 * card.n_recorded > 0 if pages else not card.n_recorded
+    assert card.most_private <= card.largest_recording, f"recordings hold {card.most_private} bytes, the largest {card.largest_recording}"
     assert not card.attention["math"], "SDPA took its slow way"
-    assert "could be recorded" not in capfd.readouterr().err
+    assert "CUDA graph" not in capfd.readouterr().err
 
 
 def test_the_tasks_are_those_of_the_cpu(tmp_path, monkeypatch, micro_base):
     """In float32, where both compute the same to the sixth digit."""
-    cfg = Config(**RUN, base=str(micro_base), steps=1, dtype="float32")
+    cfg = Config(**RUN | dict(probe_every=0, n_heldout=0), base=str(micro_base), steps=1, dtype="float32")
     train.main(dataclasses.replace(cfg, device="cpu", out=str(tmp_path / "cpu")))
     with inserted(monkeypatch, (8, 9)):
         train.main(dataclasses.replace(cfg, device="cuda", out=str(tmp_path / "card")))
@@ -89,7 +90,7 @@ def test_an_update_moves_members_as_on_the_cpu(monkeypatch, tiny, member, option
         base = load_base(str(tiny.path), torch.float32, torch.device(device))
         adapters = population(base, 4, 3)
         batch, adv = batch_of(fixed_rollout(base, member, 30, 14, 2))
-        found = rl.update(base, adapters, Adam(adapters, [1e-3] * 3), batch, adv, cfg)
+        found = rl.update(base, adapters, rl.Adam(adapters, [1e-3] * 3), batch, adv, cfg)
         assert found["trained_tokens"] == 6 * 14 * cfg.epochs and not found["skipped"]
         return [p.detach().cpu() for p in adapters.parameters()]
     wanted = learned("cpu")
@@ -98,7 +99,6 @@ def test_an_update_moves_members_as_on_the_cpu(monkeypatch, tiny, member, option
             torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.xfail(reason="infra/gpu.py says the second error, and gives up for good", strict=False)
 @pytest.mark.parametrize("error, recorded", [(torch.OutOfMemoryError("CUDA out of memory"), True), (RuntimeError("no such kernel"), False)])
 def test_a_recording_that_fails_says_why(monkeypatch, tiny, capfd, error, recorded):
     """The run goes on; after a lack of memory the next call of generate records again."""

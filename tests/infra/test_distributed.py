@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 
 import train
 from config import Config
-from infra import distributed
+from generate import SamplingParams, deal, generate
 from run import startup
 from run.checkpoint import RunDir
 from infra.distributed import Ranks, checksum, leave
@@ -95,7 +95,7 @@ def rollout_of(ranks: Ranks, base, adapters: Adapters, n_prompts: int, n: int) -
     """What a process holds after n attempts at some prompts of 2, 3, 4, ... tokens."""
     prompts = [list(range(6, 8 + i)) for i in range(n_prompts)]
     keys = [(n_prompts, n, row) for row in range(n_prompts * n)]
-    rollout = ranks.generate(base, adapters, prompts, [i % 3 for i in range(n_prompts)], keys, n, max_new_tokens=6)
+    rollout = generate(base, adapters, prompts, [i % 3 for i in range(n_prompts)], keys, SamplingParams(n, max_new_tokens=6), ranks)
     return vars(rollout)
 
 
@@ -206,109 +206,10 @@ def test_rows_are_dealt_and_all_processes_hold_the_same_bytes(two, tiny, case, s
 
 @pytest.mark.parametrize("n_prompts, n, world, most", [(12, 8, 8, 12), (12, 4, 8, 6), (16, 8, 8, 16), (12, 3, 8, 6), (1, 8, 8, 4),
                                                        (3, 1, 8, 1)])
-def test_the_largest_share(monkeypatch, n_prompts, n, world, most):
+def test_the_largest_share(n_prompts, n, world, most):
     """12 prompts on 8 cards are 12 rows each, not 16 and 8; a prompt is cut in two at most, and every row is there once."""
-    rows, asked = [], []
-
-    def note(base, adapters, prompts, member, keys, n):
-        rows.append((prompts, keys, n))
-
-    def note_all(self, own, n_rows):
-        asked.append(n_rows)
-        return Rows()
-
-    monkeypatch.setattr(distributed, "generate", note)
-    monkeypatch.setattr(Ranks, "gather", note_all)
-    prompts, keys = list(range(n_prompts)), list(range(n_prompts * n))
-    for rank in range(world):
-        Ranks(rank, world, torch.device("cpu")).generate(None, None, prompts, [0] * n_prompts, keys, n)
-    assert {tuple(n_rows) for n_rows in asked} == {tuple(asked[0])} and sum(asked[0]) == n_prompts * n
-    assert max(asked[0]) == most == max(len(keys) for _, keys, _ in rows)
-    assert sorted(key for _, keys, _ in rows for key in keys) == list(range(n_prompts * n))
-    for prompts, keys, size in rows:
-        assert size in (n, n / 2) and [key // n for key in keys] == [i for i in prompts for _ in range(size)]
-
-
-class Rows:
-    """A rollout that nobody looks at."""
-    def select(self, rows):
-        return self
-
-
-def test_what_process_0_finds_out_all_are_told_its_errors_too(two):
-    for saw in two[0]:
-        assert saw["told"] == ["ä", None, 0] and saw["refused"] == "mend it"
-        assert saw["together"] == ["0 fails", "1 fails", ""]
-
-
-def test_a_process_that_differs_stops_all_with_the_name(two):
-    for saw in two[0]:
-        assert not saw["equal"] and saw["different"] == "here: c is not the same in process 1 as in process 0"
-        assert saw["altered"].startswith(f"step 1: {ALTERED}.lora_B is not the same in process 1 as in process 0")
-
-
-def test_children_and_the_hash_come_from_process_0(two):
-    """Process 1 may make neither; the step whose children it was given was saved, the one that it spoilt was not."""
-    _, folder, _ = two
-    assert RunDir(folder / "run", writes=False).steps() == [1]
-    births = [json.loads(row) for row in (folder / "run/genealogy.jsonl").read_text().splitlines()]
-    assert {birth["step"] for birth in births} == {0} and len(births) == 2
-
-
-def test_nodes_need_a_shared_directory(two):
-    for rank, saw in enumerate(two[0]):
-        nodes = saw["nodes"]
-        assert "several nodes need a directory" in nodes["apart"] and "directory out/run is not the same" in nodes["apart"]
-        assert "--seed-tasks seeds.jsonl is not the same in process 1" in nodes["seeds"] and "is in use" in nodes["in use"]
-        assert nodes["shared"] == f"run, {rank == 0}, False, ['lock']"
-
-
-def test_a_checksum_sees_every_bit():
-    """Also of a tensor that cannot be read in words of eight bytes, for its size, its strides or where it begins."""
-    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        for part in (slice(0, 1000), slice(0, 999), slice(1, 999), slice(0, 1000, 2)):
-            y = x.to(dtype)[part]
-            before = checksum(y)
-            assert before == checksum(x.to(dtype)[part]) and before.dtype == torch.int64
-            y.view(distributed.BITS[y.element_size()])[77] ^= 1
-            assert checksum(y) != before
-
-
-# -- leaving -------------------------------------------------------------------------------------------------
-
-def test_a_patient_process_leaves_at_the_end_of_a_step_alone():
-    """Else process 0 would wait in the middle of a step for one that is gone, and could not save."""
-    before = signal.getsignal(signal.SIGINT)
-    signals = Signals(patient=True).install()
-    try:
-        with signals:
-            pass
-        os.kill(os.getpid(), signal.SIGINT)         # between two blocks
-        with pytest.raises(Interrupted, match="SIGINT"), signals:
-            done = True
-    finally:
-        signals.restore()
-    assert done and signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wait_s", [0.1, 1.0, 2.0])
-def test_ctrl_c_under_torchrun(micro_base, tmp_path, wait_s):
-    """One line of ours and a whole checkpoint. The one traceback is torchrun's own, without a file of ours in it."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py", "--base", micro_base,
-             "--out", tmp_path]
-    for name, value in (SIZES | dict(steps=40, epochs=2, save_every=50)).items():
-        words += ["--" + name.replace("_", "-"), value]
-    process = subprocess.Popen([*map(str, words)], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    for row in process.stdout:
-        if row.split()[:1] == ["0"]:
-            break
-    time.sleep(wait_s)
-    os.killpg(process.pid, signal.SIGINT)           # as a terminal does
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 1 and said.count("SIGINT: saved before step ") == 1, said
-    assert said.count("Traceback") == 1 and str(ROOT / "train.py") not in said, said
-    run = RunDir(tmp_path / "run", writes=False)
-    assert run.steps() and run.part(run.steps()[-1], "state.json", lambda path: json.loads(path.read_text()))["members"]
+    size, dealt = deal(n_prompts, n, world)
+    assert len(dealt) == world and max(map(len, dealt)) == most and size in (n, n / 2)
+    assert sorted(sum(dealt, [])) == list(range(n_prompts * n))
+    for rows in dealt:
+        assert [row // n for row in rows] == [row // n for row in rows[::size] for _ in range(size)], "a piece is of one prompt"

@@ -11,13 +11,10 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 import config
-import pack
-import rl
 import train
-from adam import Adam
-from generate import DecodeBatch
+from rl import Adam
+import generate
 from run import memory
-from infra.distributed import Ranks
 from run.memory import largest_budget, memory_plan, peak
 from infra.precision import DTYPES
 from weights import load_model, read_config
@@ -135,16 +132,18 @@ def test_a_card_that_is_not_here_is_planned_for(coder, capsys, dtype, pages):
 
 
 @pytest.mark.parametrize("new, few_shot, context", [(40, 0, 4096), (300, 1, 4096), (700, 1, 1024)])
-def test_the_pool_of_pages_is_counted_exactly(new, few_shot, context):
+def test_the_pool_of_pages_is_counted_exactly(monkeypatch, new, few_shot, context):
     """Against what decoding allocates for prompts of the greatest length, one answer each or several."""
     cfg = settled(max_new_tokens=new, n_few_shot=few_shot, rollout_batch=16, device="cuda", samples_per_task=4)
     shape = ModelConfig(**SMALL, max_position_embeddings=context)
     base = Base(Model(shape).bfloat16(), None, (), "base", PAGE)
     longest = memory.longest_row(cfg, shape) - new
-    sizes = []
+    caches = []
+    monkeypatch.setattr(generate, "decode", lambda rows, *args: caches.append(rows.cache))
     for n in (1, cfg.proposals_per_prompt, cfg.samples_per_task):
-        cache = DecodeBatch.begin(base, [longest] * 16, n, 16, new, varlen_attn).cache
-        sizes.append(sum(x.numel() * x.element_size() for x in cache.keys + cache.values))
+        sampling = generate.SamplingParams(n, max_new_tokens=new, rollout_batch=16)
+        generate.generate(base, None, [[1] * longest] * 16, [-1] * 16, [(0,)] * 16 * n, sampling, kernel=varlen_attn)
+    sizes = [sum(x.numel() * x.element_size() for x in cache.keys + cache.values) for cache in caches]
     plan = memory_plan(cfg, shape, torch.bfloat16, 4)
     assert plan["cache"] * GB == max(sizes)
 
@@ -163,7 +162,7 @@ def test_plan_flag(micro_base, capsys):
     cfg = config.parse_args(None, ["--base", str(micro_base), "--plan"])
     assert train.show_plan(cfg) == 0
     text = capsys.readouterr().out
-    assert all(f"\n{use} " in "\n" + text for use in (*memory.ALWAYS, *memory.GENERATE, *memory.UPDATE, "peak", "free"))
+    assert all(f"\n{use} " in "\n" + text for use in (*memory.ALWAYS[:-1], *memory.GENERATE, *memory.UPDATE, "peak", "free")), "no graph on a CPU"
     assert "largest --tokens-per-microbatch that fits: " in text
     assert train.show_plan(config.parse_args(None, ["--base", str(micro_base), "--plan", "--rollout-batch", "100000000"])) == 2
     assert "no --tokens-per-microbatch fits\nlower " in capsys.readouterr().out
@@ -187,69 +186,17 @@ def test_plan_agrees_with_measured_memory(job):
     assert abs(result["planned"] / result["measured"] - 1) < 0.15, result
 
 
-def test_what_does_not_fit_is_halved_before_the_first_step(tiny, population, capsys):
-    """A real allocation fails; what is left fits, and the gradients of the trial are gone."""
-    adapters, alone = population(tiny), Ranks(0, 1, torch.device("cpu"))
-    cfg = memory.autotune_batch(settled(rollout_batch=1 << 30), tiny, adapters, alone)
-    text = capsys.readouterr().err
-    assert f"note: --rollout-batch {1 << 30} does not fit into memory, trying {1 << 29}\n" in text and cfg.tokens_per_microbatch == 160
-    assert 1 <= cfg.rollout_batch < 1 << 30 and f"trying {cfg.rollout_batch}\n" in text
-    assert all(p.grad is None for p in adapters.parameters())
-    assert memory.autotune_batch(settled(), tiny, adapters, alone) == settled() and capsys.readouterr().err == ""
+def test_as_many_rows_as_fit(tiny):
+    """--rollout-batch 0: the most, in eights, whose generation fits, whatever the update takes; a number that was given stays."""
+    cfg, shape = settled(rollout_batch=0), ModelConfig(**SMALL)
 
+    def need(rows: int) -> float:
+        plan = memory_plan(settled(rollout_batch=rows), shape, torch.float32, 4)
+        return sum(plan[use] for use in memory.ALWAYS + memory.GENERATE)
 
-@pytest.mark.parametrize("budget, n_batches", [(64, 2), (160, 1)])
-def test_the_trial_runs_a_packed_line_of_the_whole_budget(tiny, population, monkeypatch, budget, n_batches):
-    """Where a row of 80 tokens exceeds the budget, the checkpointed row alone would be the cheaper of the two."""
-    adapters, alone = population(tiny), Ranks(0, 1, torch.device("cpu"))
-    tried = []
-
-    def watch(base, route, packed, adv, cfg, old, checkpointing):
-        tried.append((packed.ids.numel(), packed.mask is not None, checkpointing))
-        return token_losses(base, route, packed, adv, cfg, old, checkpointing)
-
-    token_losses = rl.token_losses
-    monkeypatch.setattr(rl, "token_losses", watch)
-    cfg = memory.autotune_batch(settled(tokens_per_microbatch=budget), tiny, adapters, alone)
-    assert cfg.tokens_per_microbatch == budget and len(tried) == n_batches
-    n_row = 80 * max(1, budget // 80)
-    assert tried[0] == (n_row - n_row // 80, False, n_row > budget), "the last token of a row is not read"
-    assert all(line == (budget - 1 + budget % 2, True, False) for line in tried[1:])
-
-
-@pytest.mark.parametrize("budget", [1, 2, 3, 200])
-def test_a_gpu_is_tried_with_a_packed_line_as_well(budget):
-    """Rows of 80 tokens: with a budget of 200 the mask and the repeated keys come on top."""
-    with torch.device("meta"):
-        model = Model(ModelConfig(**SMALL))
-    cfg = settled(tokens_per_microbatch=budget)
-    rows, line = memory.worst_batches(model, cfg, 4)
-    assert rows.rollout.ids.shape == (max(1, budget // 80), 80) and rows.rollout.ids.is_meta
-    own = memory.worst_batches(model.to_empty(device="cpu"), settled(tokens_per_microbatch=min(budget, 79)), 4)[1].rollout
-    packed = pack.lines(own, [0, 1], min(budget, 79))
-    assert packed == [[0, 1]] and pack.pack(own, packed).mask is not None, "both answers share the prompt's line"
-    assert line.rollout.ids.shape == (2, 1 + (budget + 1) // 2)
-
-
-def test_the_trial_lowers_the_budget_until_the_worst_micro_batches_fit(tiny, population, monkeypatch, capsys):
-    """More than 100 tokens really find no memory unless checkpointed; rows have 80."""
-    losses = rl.token_losses
-
-    def limited(base, route, p, adv, cfg, old, checkpointing):
-        if p.ids.numel() > 100 and not checkpointing:
-            torch.empty(1 << 55)
-        return losses(base, route, p, adv, cfg, old, checkpointing)
-
-    monkeypatch.setattr(rl, "token_losses", limited)
-    adapters, alone = population(tiny), Ranks(0, 1, torch.device("cpu"))
-    cfg = memory.autotune_batch(settled(tokens_per_microbatch=640), tiny, adapters, alone)
-    assert 40 <= cfg.tokens_per_microbatch <= 100 and all(p.grad is None for p in adapters.parameters())
-    assert 0 < capsys.readouterr().err.count("does not fit into memory") < 5
-    assert memory.autotune_batch(cfg, tiny, adapters, alone) == cfg and capsys.readouterr().err == ""
-
-
-def test_what_never_fits_is_an_error_and_what_is_no_lack_of_memory_is_not_hidden():
-    with pytest.raises(ValueError, match="not enough memory for any --rollout-batch: lower"):
-        memory.halve_until(4, lambda n: torch.empty(1 << 55), "--rollout-batch")
-    with pytest.raises(RuntimeError, match="size"):
-        memory.halve_until(4, lambda n: torch.ones(2) @ torch.ones(3), "--rollout-batch")
+    for rows in (8, 64, 512):
+        free = need(rows) * (1 + 1e-9)
+        assert memory.fitted(cfg, shape, torch.float32, 4, free).rollout_batch == rows
+        assert memory.fitted(settled(rollout_batch=7), shape, torch.float32, 4, free).rollout_batch == 7
+    assert memory.fitted(cfg, shape, torch.float32, 4, 0.0).rollout_batch == 8, "the plan then says that it does not fit"
+    assert config.resolve_config(config.Config(), "base", "cuda").rollout_batch == 0 < config.resolve_config(config.Config(), "base").rollout_batch
