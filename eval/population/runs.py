@@ -221,7 +221,8 @@ def probes_of(metrics: list[dict], done: list[int], types: list[str]) -> list[li
     out = []
     for before, row in zip([0, *done], metrics):
         if row.get("anchors_greedy"):
-            by_type = row.get("anchors_by_type") or {types[0]: row["anchors_greedy"]}
+            by_type = dict(row.get("anchors_by_type") or {"": row["anchors_greedy"]})
+            by_type |= {kind: row["heldout"][kind] for kind in types if kind in row.get("heldout", ())}
             out.append([before, *heights(by_type, list(row["anchors_greedy"]))])
     return out
 

@@ -2,6 +2,8 @@
 import argparse
 import itertools
 import json
+import re
+import shlex
 import shutil
 
 import numpy as np
@@ -296,6 +298,8 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
     plan = capsys.readouterr().out
     assert plan.count("--lr 1e-3 --pop 8") == 6 and plan.count("--single") == 2 * 4
     assert "14 runs" in plan and not (tmp_path / "arms").exists()
+    for words in re.findall(r"^full-s\d: (.*)$", plan, re.M):
+        assert train.parse_args(None, shlex.split(words)).heldout == str(tmp_path / "arms" / "anchors.jsonl")
 
 
 @pytest.mark.slow
