@@ -227,7 +227,10 @@ def parse_args(description: str | None, argv: list[str] | None = None, saved=Non
 def advice(word: str) -> str:
     """What to write instead of an unknown flag."""
     flags = ["--help", "--help-md", *(spelled(f.name) for f in dataclasses.fields(Config))]
-    near = difflib.get_close_matches(word, flags, 1)
+    word = word.replace("_", "-")
+    near = difflib.get_close_matches(word, flags, 1, 0.8)
+    near += sorted((flag for flag in flags if word.startswith(flag)), key=len, reverse=True)  # --population
+    near += difflib.get_close_matches(word, flags, 1)
     return f"did you mean {near[0]}?" if near else "--help lists all"
 
 

@@ -332,6 +332,7 @@ def test_a_clear_sentence(micro_base, tmp_path, flags, match):
     [
         (["--n-promts", "3"], "did you mean --n-prompts?"),
         (["--lr_teacher=1"], "did you mean --lr-teacher?"),
+        (["--populaton", "8"], "did you mean --pop?"),
         (["--zzz"], "--help lists all"),
         (["--matching", "pfps"], "pfsp.*uniform.*hard.*round-robin.*all"),
         (["--evolve", "x"], "mixed.*mutation.*dare"),
