@@ -31,12 +31,12 @@ import torch
 import evolve
 import rl
 import selfplay
-from rl import Adam
 from config import FREE, Config, config_of_run, parse_args
 from evolve import ROLES, Member, members_of
-from run.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
 from infra.distributed import Ranks, leave
 from operators import CROSSOVERS
+from rl import Adam
+from run.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
 from run.metrics import header, line, measures, summary
 from run.monitors import EXIT_HALTED, Halted, Monitors, halting
 from run.platform import Interrupted, Signals, Stopwatch, check_system, defaults, environment, open_sandbox

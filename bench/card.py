@@ -28,8 +28,17 @@ from torch.profiler import profile
 
 from bench import checks
 from bench.common import take_turns, timed
-from bench.workload import (SHAPES, base_of, decoder, fixed_rollout, members_of, population, prompts_of,
-                            random_model, updater)
+from bench.workload import (
+    SHAPES,
+    base_of,
+    decoder,
+    fixed_rollout,
+    members_of,
+    population,
+    prompts_of,
+    random_model,
+    updater,
+)
 from config import Config, resolve_config
 from generate import DecodeBatch
 from infra.distributed import Ranks

@@ -9,8 +9,21 @@ import torch
 
 from bench.common import ratio, show, take_turns
 from bench.peers import Peers
-from bench.workload import (POP, SHAPES, base_of, decoder, fixed_rollout, members_of, one_after_another,
-                            population, prompts_of, random_model, stepper, updater, without_end)
+from bench.workload import (
+    POP,
+    SHAPES,
+    base_of,
+    decoder,
+    fixed_rollout,
+    members_of,
+    one_after_another,
+    population,
+    prompts_of,
+    random_model,
+    stepper,
+    updater,
+    without_end,
+)
 from infra.distributed import Ranks
 from model import Base
 from weights import load_base

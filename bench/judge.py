@@ -37,7 +37,7 @@ def cost(verifier: Sandbox, n: int, k: int = 1) -> tuple[float, float]:
 
 def by_python(n: int) -> tuple[float, float]:
     """The same for each program in a new interpreter: no walls, a starting price."""
-    import resource                                     # not above: there is none on Windows
+    import resource  # not above: there is none on Windows
     start = time.perf_counter()
     cpu = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     for i in range(n):

@@ -12,12 +12,12 @@ import torch
 
 import rl
 import selfplay
-from rl import Adam
 from config import ALGORITHMS, TARGETS, Config, spelled
 from infra.distributed import Ranks
 from lora import Adapters
 from micro.evaluate import ROWS, draw_tasks
 from rewards import STUDENT_REWARDS
+from rl import Adam
 from run.platform import open_sandbox
 from run.probes import answers
 from run.startup import prepare

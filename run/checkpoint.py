@@ -18,18 +18,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import selfplay
-from rl import Adam
 from evolve import ROLES, Member, member_order, members_of, spread
+from lora import Adapters
+from rl import Adam
 from run.directory import RunDir
 from run.shapes import check_state
 from run.task_log import task_from_row
-from weights import PEFT_FILES, load_peft, save_peft
-from lora import Adapters
 from selfplay import Setup
 from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Task
 from trueskill_lite import RATINGS
+from weights import PEFT_FILES, load_peft, save_peft
 
 FROZEN = "probe/frozen_student"         # its place in a checkpoint, one level below those of the members
 OPTIMIZER = "optimizer"

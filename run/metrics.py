@@ -4,16 +4,15 @@ from collections import Counter
 import torch
 
 import selfplay
-from evolve import ROLES, Member, members_of, learning_rates
-from run.checkpoint import State
+from evolve import ROLES, Member, learning_rates, members_of
 from operators import adapter_cosines
 from rewards import NOISE_MARGIN
 from rl import Batch
+from run.checkpoint import State
 from selfplay import ProposalRecord, Setup, mean, solve_rate
 from tasks.base import UNJUDGED, VIOLATION
 from tasks.escapes import attempts
 from tasks.prompts import reasoning
-
 
 # --- metrics.jsonl ------------------------------------------------------------------------------------------
 

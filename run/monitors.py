@@ -17,8 +17,8 @@ from collections import Counter
 from pathlib import Path
 
 from config import Config
-from run.directory import RunDir
 from infra.distributed import Ranks
+from run.directory import RunDir
 from run.platform import Interrupted
 from selfplay import mean
 

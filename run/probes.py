@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from evolve import ROLES, Member, members_of
 from lora import Adapters
-from selfplay import (BASE, PROBE, Attempts, ProposalRecord, Setup, attempt, make_rng, mean,
-                      solve_rate)
+from selfplay import BASE, PROBE, Attempts, ProposalRecord, Setup, attempt, make_rng, mean, solve_rate
 from tasks.base import UNJUDGED, Task
 from tasks.prompts import reasoning
 

@@ -14,12 +14,11 @@ import json
 import sys
 from pathlib import Path
 
-
 import selfplay
 from config import Config, config_of_run
 from generate import Rollout
-from run.checkpoint import RunDir, State, init_state, restore
 from infra.distributed import Ranks
+from run.checkpoint import RunDir, State, init_state, restore
 from run.platform import Signals, open_sandbox
 from run.probes import is_probed, probe_current
 from run.startup import populate, prepare

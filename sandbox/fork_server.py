@@ -143,7 +143,7 @@ def child(given, size, cpu_s, wall, profile):
 
 def take_slots(given):
     """Moves the descriptors of the trainer to RESULT, JOB, CONTROL and OWNER, and closes all others."""
-    import fcntl                                        # not above: Windows has none, and reads this file
+    import fcntl  # not above: Windows has none, and reads this file
     fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in given]  # out of the way of the slots
     os.closerange(RESULT, 100)
     for slot, fd in enumerate(fds, RESULT):

@@ -12,10 +12,18 @@ from dataclasses import dataclass
 from sandbox.values import decode
 from tasks.complexity import Complexity, may_vary, measure, structural_hash
 from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Prompt, check_fields, show, template
-from tasks.validation import (REASONS, Limits, arguments_text, canonical_arguments, demonstrated,
-                              input_problem, normalise, program_problem, value_problem)
+from tasks.validation import (
+    REASONS,
+    Limits,
+    arguments_text,
+    canonical_arguments,
+    demonstrated,
+    input_problem,
+    normalise,
+    program_problem,
+    value_problem,
+)
 from verifier import Job, Verdict
-
 
 # What an attempt may be besides correct, wrong and malformed: the sandbox failed, the program made a
 # forbidden system call. The first counts nowhere, the second as wrong.

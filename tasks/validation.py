@@ -9,8 +9,18 @@ import functools
 import re
 from dataclasses import dataclass, replace
 
-from tasks.complexity import (DEFINITIONS, MAX_CHARS, bound_names, drop_annotations, drop_docstrings, entry,
-                              parse, scoped, tree_of, walk)
+from tasks.complexity import (
+    DEFINITIONS,
+    MAX_CHARS,
+    bound_names,
+    drop_annotations,
+    drop_docstrings,
+    entry,
+    parse,
+    scoped,
+    tree_of,
+    walk,
+)
 from tasks.prompts import FORMATS, show
 
 # Why a proposal was refused; the keys are what the logs count.

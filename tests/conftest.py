@@ -33,6 +33,7 @@ def make_tiny(directory: Path, kind: str, **changes):
     """A small random model of an architecture (61 tokens; 1 and 5 end a row), written by transformers."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+
     from weights import load_base
     torch.manual_seed(5)
     sizes = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2,

@@ -3,13 +3,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from batches import LENGTH, make_batch, pick, settings
 
 import config
 import rl
-from rl import Adam
-from batches import LENGTH, make_batch, pick, settings
 from config import ALGORITHMS
 from generate import Rollout
+from rl import Adam
 
 # Where the ratio is clipped: as in the papers, except that no ratio of CISPO comes to 5 here, and all of GSPO
 # leave so narrow an interval.

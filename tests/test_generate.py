@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from varlen import varlen_reference
 
 from generate import Rollout, SamplingParams, draw, draw_by_blocks, generate, sample, uniforms
 from infra.gpu import CUDAGraphRunner
-from varlen import varlen_reference
 from weights import closing_table
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25]]

@@ -7,10 +7,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from rl import Adam
 from config import TARGETS
-from weights import load_peft, save_peft, weights_hash
 from lora import Adapters, AdapterWeights
+from rl import Adam
+from weights import load_peft, save_peft, weights_hash
 
 
 def tokens(n_rows: int = 5, T: int = 11, seed: int = 1) -> torch.Tensor:

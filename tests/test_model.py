@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from attention import KVCache
 import weights
-from weights import load_base, load_model, read_config
+from attention import KVCache
 from model import Float32Product, Model, ModelConfig
+from weights import load_base, load_model, read_config
 
 SMALL = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=128, eos_token_id=1)

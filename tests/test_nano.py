@@ -17,11 +17,11 @@ import evolve
 import nano
 import rl
 import selfplay
-from rl import Adam
 from config import PRESETS, Config
 from generate import Rollout, SamplingParams, generate
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
+from rl import Adam
 from tasks.prompts import Prompt
 from trueskill_lite import Rating, TrueSkill, child_rating
 

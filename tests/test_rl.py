@@ -5,16 +5,16 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from batches import LENGTH, make_batch, pick, settings
 
 import rl
-from rl import Adam
-from batches import LENGTH, make_batch, pick, settings
 from config import ALGORITHMS
 from generate import SamplingParams, generate
-from weights import load_model, save_peft, weights_hash
 from lora import Adapters
 from model import Base
 from pack import pack
+from rl import Adam
+from weights import load_model, save_peft, weights_hash
 
 ENDS = (1, 5)
 

@@ -14,10 +14,10 @@ import torch
 import config
 import train
 from config import TARGETS
-from run.checkpoint import FROZEN
-from weights import load_base, weights_hash
 from lora import Adapters
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
+from run.checkpoint import FROZEN
+from weights import load_base, weights_hash
 
 ROOT = Path(train.__file__).parent
 TINY = dict(steps=2, pop=6, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48,

@@ -1,12 +1,12 @@
 """The update in a world that is not ideal: a rollout that computes otherwise, too little memory, half precision."""
 import pytest
 import torch
+from batches import make_batch, settings
 
 import rl
-from rl import Adam
-from batches import make_batch, pick, settings
-from weights import load_model
 from model import Base
+from rl import Adam
+from weights import load_model
 
 
 def answer_logp(base, adapters, rollout, i: int) -> torch.Tensor:

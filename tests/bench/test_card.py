@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import rl
 from bench import card, checks
 from bench.card import Sizes
 from bench.checks import Check

@@ -17,15 +17,15 @@ from functools import cache
 from pathlib import Path
 
 import torch
-import torch.nn.attention.varlen                    # registers its op
+import torch.nn.attention.varlen  # registers its op
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from varlen import varlen_reference
 
 import generate
 import rl
 import weights
-from varlen import varlen_reference
 
 ROOT = f"{Path(__file__).resolve().parents[2]}/"
 CUDA = torch.device("cuda:0")

@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
+from conftest import make_tiny
 from pretend import inserted
 
 import rl
 import train
 from bench.workload import batch_of, drawn, fixed_rollout, population
 from config import Config
-from conftest import make_tiny
 from infra.gpu import CUDAGraphRunner
 from weights import load_base
 

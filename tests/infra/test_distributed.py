@@ -1,11 +1,6 @@
 """Which device a process takes, and two processes over gloo: they hold the same bytes, or stop together and say what differs."""
 import dataclasses
-import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,14 +11,12 @@ import torch.multiprocessing as mp
 import train
 from config import Config
 from generate import SamplingParams, deal, generate
-from run import startup
-from run.checkpoint import RunDir
-from infra.distributed import Ranks, checksum, leave
-from run.platform import Interrupted, Signals
-from run.startup import open_run
-from weights import load_model
+from infra.distributed import Ranks, leave
 from lora import Adapters
 from model import Base
+from run import startup
+from run.startup import open_run
+from weights import load_model
 
 ROOT = Path(train.__file__).parent
 

@@ -1,5 +1,4 @@
 """Number formats of the base: int8 weights and their error, and what --dtype auto takes on which device."""
-import copy
 import dataclasses
 import json
 import os
@@ -15,16 +14,16 @@ from torch.utils._pytree import tree_flatten
 
 import config
 import rl
-from rl import Adam
-from generate import Rollout, SamplingParams, generate
 import weights
+from generate import Rollout, SamplingParams, generate
 from infra import precision
-from run import startup
 from infra.distributed import Ranks
 from infra.precision import fastest, linear, pick_dtype, quantize, wide
-from weights import load_base, load_model, load_peft, save_peft, weights_hash
 from lora import Adapters
 from model import Base
+from rl import Adam
+from run import startup
+from weights import load_base, load_model, weights_hash
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda", 0), torch.device("mps")
 REAL_BASE = os.environ.get("NANO_REAL_BASE", "")

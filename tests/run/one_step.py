@@ -16,11 +16,11 @@ import torch
 import config
 import rl
 import train
-from rl import Adam
 from generate import SamplingParams, generate
-from run import memory
 from lora import Adapters
 from model import Base, Model, ModelConfig
+from rl import Adam
+from run import memory
 
 
 def resident(name: str) -> float:

@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 
 import config
 import train
+from lora import Adapters
 from run import probes, replay, startup
 from run.checkpoint import FROZEN, RunDir, differing, members_at, restore
 from run.metrics import line
 from run.platform import Interrupted, Signals
 from weights import PEFT_FILES
-from lora import Adapters
 
 ROOT = Path(train.__file__).parent
 STEPS = 3

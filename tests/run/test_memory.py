@@ -11,15 +11,15 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 import config
-import train
-from rl import Adam
 import generate
+import train
+from infra.precision import DTYPES
+from lora import Adapters, AdapterWeights
+from model import Base, Model, ModelConfig
+from rl import Adam
 from run import memory
 from run.memory import largest_budget, memory_plan, peak
-from infra.precision import DTYPES
 from weights import load_model, read_config
-from lora import Adapters, AdapterWeights
-from model import Base, ModelConfig, Model
 
 SMALL = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, attention_bias=False)

@@ -14,9 +14,9 @@ import selfplay
 import train
 from config import FREE, Config
 from evolve import Member
+from infra.distributed import Ranks
 from run import metrics, monitors
 from run.checkpoint import RunDir
-from infra.distributed import Ranks
 from run.monitors import MONITORS, THRESHOLDS, WINDOW, Halted, Monitors
 from trueskill_lite import RATINGS
 

@@ -145,8 +145,8 @@ def test_probe_of_a_frozen_student(setup, population):
 
 
 def test_held_out_tasks_are_the_first_of_each_type():
-    from tasks.base import Proposal
     from run.checkpoint import first_of_types
+    from tasks.base import Proposal
     given = [Proposal(kind, f"{kind} {i}", ("1",)) for i in range(3) for kind in ("math", "logic")]
     found = [p.program for p in first_of_types(given, 2)]
     assert found == ["math 0", "math 1", "logic 0", "logic 1"] and not first_of_types(given, 0)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import train
-from run import replay, terminal
 from rewards import TEACHER_REWARDS
+from run import replay, terminal
 
 ROW = dict(step=3, teacher="T0", kind="code_o", reason="", reward=0.5, id=1, program="def f(x):\n return x",
            inputs=["7"], outputs=["7"], message="", solve_rate=0.5,

@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 import pytest
+from cases import CPU_S
 
 import verifier
-from cases import CPU_S
 from verifier import Sandbox
 
 

@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-
-from cases import ATTACKS, HONEST, ROOT, one, wants_out
 import siege as siege_module
+from cases import ATTACKS, HONEST, ROOT, one, wants_out
 from siege import MARKS, fresh_marks, left_over, marks, processes, siege, timed
+
 from verifier import Job, Sandbox
 
 SIEGE = ROOT.parent / "shared" / "attacks"

@@ -9,9 +9,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from cases import LOOP, one
 
 import selfplay
-from cases import LOOP, one
 from eval.code import suites
 from eval.population import heldout
 from evolve import Member

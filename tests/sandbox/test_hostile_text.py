@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from cases import ROOT
+
 from sandbox.values import decode
 from tasks.validation import REASONS
 from verifier import Job, Sandbox

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import HONEST, LOOP, ROOT, one
 
 import verifier
-from cases import HONEST, LOOP, ROOT, one
 from verifier import Job, Sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")

@@ -5,8 +5,8 @@ import sys
 import time
 
 import pytest
-
 from cases import one
+
 from sandbox.profiles import PROFILES
 from sandbox.scheduler import read_claims
 from sandbox.values import NAN, decode, encode, same

@@ -4,8 +4,8 @@ import json
 import sys
 
 import pytest
-
 from cases import CPU_S, LOOP, one
+
 from sandbox.profiles import PROFILES
 from sandbox.values import decode
 from tasks.validation import IMPORTS

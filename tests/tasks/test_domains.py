@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from proposals import fate
 
 import config
 import selfplay
@@ -17,7 +18,6 @@ import tasks
 from evolve import Member
 from infra.distributed import Ranks
 from micro import data
-from proposals import fate
 from sandbox.values import decode
 from tasks import TASK_TYPES, prompts, read_tasks
 from tasks.archive import Archive

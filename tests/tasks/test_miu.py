@@ -2,10 +2,10 @@
 import random
 
 import pytest
+from proposals import fate
 
 import config
 from micro import data
-from proposals import fate
 from tasks import TASK_TYPES, judge_answers, miu, proof
 from tasks.metamath import Database
 from tasks.prompts import TEMPLATES

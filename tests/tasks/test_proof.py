@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from proposals import fate
 
 import config
 import selfplay
@@ -13,7 +14,6 @@ from evolve import Member
 from infra.distributed import Ranks
 from run.metrics import describe
 from run.task_log import task_from_row, task_rows
-from proposals import fate
 from tasks import TASK_TYPES, judge_answers, proof, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Reject, Task

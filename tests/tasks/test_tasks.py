@@ -6,16 +6,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from proposals import fate
 
 import tasks
-from proposals import fate
 from sandbox.values import decode, encode
 from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.base import Proposal, Reject, Task
 from tasks.complexity import entry, parse
 from tasks.prompts import PROMPT_FORMATS, Prompt, render, show
-from tasks.validation import (REASONS, Limits, arguments_text, control_of, ignores_input, input_problem, normalise,
-                              program_problem, value_problem)
+from tasks.validation import (
+    REASONS,
+    Limits,
+    arguments_text,
+    control_of,
+    ignores_input,
+    input_problem,
+    normalise,
+    program_problem,
+    value_problem,
+)
 from verifier import Job
 
 CHAT, MICRO = Limits.for_format("chat"), Limits.for_format("micro")
@@ -386,7 +395,7 @@ LINES = "\n".join(f"[{i}, {i + 1}]" for i in range(10))
 def test_induction_proposals(sandbox, text, want):
     proposal = TASK_TYPES["code_f"].parse_proposal(text, "chat", [OUT], CHAT)
     found = outcome(sandbox, proposal)
-    assert (("ok" if isinstance(found, Task) else found)) == want
+    assert ("ok" if isinstance(found, Task) else found) == want
     if want == "ok":
         assert len(found.inputs) == len(set(found.inputs)) == len(found.outputs) == 10 - ("\n4\n" in text)
         assert found.program == OUT.program
