@@ -48,8 +48,8 @@ lint: setup
 
 # Two halves side by side, each on a core of its own; what one prints comes when it has ended.
 ROOMS := tests/bench tests/card tests/course tests/infra tests/run tests/report tests/sandbox
-test: setup
-	@echo "two halves of the fast tests, some five minutes; each is shown when it has ended"
+test: lint
+	@echo "two halves of the fast tests, some four minutes; each is shown when it has ended"
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-rooms test-rest
 
 test-rooms: setup

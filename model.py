@@ -296,8 +296,8 @@ class Model(nn.Module):
     def fuse(self) -> "Model":
         """Join the frozen weights of layers that share their input: once, after loading. Before that each can
         be trained or exchanged alone, from then on edited in place."""
-        for linear in self.fused_linears():
-            linear.fuse()
+        for layer in self.fused_linears():
+            layer.fuse()
         return self
 
     def _apply(self, fn, recurse=True):

@@ -148,9 +148,8 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
             clock.lap("record")
 
             # 5. evolve: the weakest are replaced by children of the others
-            births = []
-            if (step + 1) % cfg.evolve_every == 0 and not cfg.single:
-                births = evolve_population(setup, state, adam, step)
+            due = (step + 1) % cfg.evolve_every == 0 and not cfg.single
+            births = evolve_population(setup, state, adam, step) if due else []
             setup.ranks.check_population(adapters, state.members, f"step {step}")
             clock.lap("evolve")
 

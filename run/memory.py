@@ -51,7 +51,7 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
         model = Model(m)
     size = dtype.itemsize
     C = m.hidden_size
-    I = m.intermediate_size
+    F = m.intermediate_size
     L = m.num_hidden_layers
     q = m.num_attention_heads * m.head_dim
     kv = m.num_key_value_heads * m.head_dim
@@ -73,12 +73,12 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
         base += sum(x.out_features * (size + x.in_features * (1 - size)) for x in layers)
         base += size * max(fused.layers[0].in_features * sum(fused.sizes) for fused in model.fused_linears())
 
-    saved = L * (4 * C + 4 * I + 3 * q + 3 * kv) + n_adapted * cfg.rank     # a token's, for the backward pass
+    saved = L * (4 * C + 4 * F + 3 * q + 3 * kv) + n_adapted * cfg.rank     # a token's, for the backward pass
     if cfg.device != "cpu" and torch.cuda.is_available():       # under a mask keys and values are repeated
         saved += L * 2 * (q - kv)
     answers = max(cfg.proposals_per_prompt, cfg.samples_per_task) * cfg.max_new_tokens
     line = min(cfg.tokens_per_microbatch, T + answers)
-    passing = 4 * C + max(4 * I, 4 * q + 3 * kv)        # of the one layer being computed: MLP or attention
+    passing = 4 * C + max(4 * F, 4 * q + 3 * kv)        # of the one layer being computed: MLP or attention
     whole = cfg.tokens_per_microbatch * (saved + passing)
     checkpointed = T * (L * C + saved / L + passing)
 

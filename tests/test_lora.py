@@ -127,7 +127,7 @@ def test_a_factor_for_each_layer_computes_as_the_joint_one_between_zeros(tiny, t
             for make in (lambda w: w.route(member, one_token=T == 1), lambda w: w.static_route(member)):
                 joint, apart = [tiny.model(ids, lora=make(w)) for w in weights]
                 assert (joint - apart).abs().max() < 1e-5
-    for paths, (A, *Bs) in ((paths, made) for paths, made in weights[1].made.items() if made):
+    for paths, (_, *Bs) in ((paths, made) for paths, made in weights[1].made.items() if made):
         n_columns = sum(B.shape[2] for B in Bs)
         assert n_columns == sum(n for _, _, n in weights[1].columns(paths)), "no zeros are kept"
 

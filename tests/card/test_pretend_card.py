@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from conftest import make_tiny
 from pretend import inserted
+from tiny_base import make_tiny
 
 import rl
 import train
@@ -162,7 +162,7 @@ def test_what_does_not_wait(monkeypatch):
 
 
 def test_a_graph_repeats_its_ops_on_the_same_memory(monkeypatch):
-    with inserted(monkeypatch, (9, 0)) as card, torch.inference_mode():
+    with inserted(monkeypatch, (9, 0)), torch.inference_mode():
         x, total = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin()

@@ -183,21 +183,24 @@ def test_bad_files_are_named(data, name, row, says):
 
 
 class Deed:
+    def __init__(self, path):
+        self.path = path
+
     def __reduce__(self):
-        return (Path.touch, (Path("/tmp/unpickled"),))
+        return (Path.touch, (self.path,))
 
 
 def test_private_tests_hold_no_classes(tmp_path):
     tests = [dict(input="1", output="2", testtype="stdin")]
     assert unpack(packed(tests)) == unpack(json.dumps(tests)) == [dict(input="1", output="2")]
-    for evil in Deed(), print, Path("/"), {1, 2}, object():
+    for evil in Deed(tmp_path / "unpickled"), print, Path("/"), {1, 2}, object():
         with pytest.raises(ValueError, match="cannot be unpacked"):
             unpack(base64.b64encode(zlib.compress(pickle.dumps(evil))).decode())
     no_zlib, no_pickle = (base64.b64encode(data).decode() for data in (b"no zlib", zlib.compress(b"garbage")))
     for text in "", "[", "[1]", "not base64!", no_zlib, packed(tests)[:-8], no_pickle:
         with pytest.raises(ValueError, match="cannot be unpacked"):
             unpack(text)
-    assert not Path("/tmp/unpickled").exists()
+    assert not (tmp_path / "unpickled").exists()
 
 
 # ---- judging -----------------------------------------------------------------------------------------------
