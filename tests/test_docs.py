@@ -139,9 +139,18 @@ def check_command(monkeypatch, command: str) -> None:
         understood(monkeypatch, words, path)
 
 
+def test_the_reading_path_is_counted():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    said, names = re.search(r"engine core, ([\d,]+) lines: (.*?)\.\s", text, re.S).groups()
+    counted = sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in spans(names))
+    assert counted == pytest.approx(int(said.replace(",", "")), rel=0.03) and len(spans(names)) > 5
+    said = int(re.search(r"\(nano\.py\), (\d+) lines", text)[1])
+    assert said == len((ROOT / "nano.py").read_text(encoding="utf-8").splitlines())
+
+
 def test_the_readme_is_read_in_two_minutes():
     words = (ROOT / "README.md").read_text(encoding="utf-8").split()
-    assert len(words) <= 1000, f"{len(words)} words, code, tables and descriptions of pictures included"
+    assert len(words) <= 750, f"{len(words)} words, code, tables and descriptions of pictures included"
 
 
 @pytest.mark.parametrize("page", LINKING, ids=relative)
