@@ -3,8 +3,9 @@
     python docs/results/crossing.py                     # the tables
     python docs/results/crossing.py --svg crossing.svg  # the picture
 
-A line of crossing.jsonl is a member (base, parent or child) with its answers to 120 held-out tasks of each type, a bit a task in
-hexadecimal. The first 20 are of one statement, whose programs the base may know: they are left out, as in eval.population.heldout.
+A line of crossing.jsonl is a member (base, parent or child) with its answers to 120 held-out tasks of each
+type, a bit a task in hexadecimal. The first 20 are of one statement, whose programs the base may know: they
+are left out, as in eval.population.heldout.
 """
 import argparse
 import json
@@ -70,11 +71,15 @@ def table(rows, age, what):
         cells = [describe([m[kind] for m in members], seeds, rng) for kind in TYPES]
         of_each = ["", ""]
         if "first" in members[0]:
-            first = [kept(m, parent[m["seed"], m["first"]], base[m["seed"]], "code_o") for m in members]
-            second = [kept(m, parent[m["seed"], m["second"]], base[m["seed"]], m["second"][:6]) for m in members]
-            of_each = [f"{np.median(first):.2f}", f"{np.median(second):.2f}"]
+            for which, place in enumerate(("first", "second")):
+                shares = []
+                for m in members:
+                    kind = m[place].partition("-")[0]
+                    shares.append(kept(m, parent[m["seed"], m[place]], base[m["seed"]], kind))
+                of_each[which] = f"{np.median(shares):.2f}"
         ratio = f"{np.mean([m['ratio'] for m in members]):.2f}" if "ratio" in members[0] else ""
-        lines.append((-both, f"| `{name}` | {both} of {len(members)} | {' | '.join(cells + of_each)} | {ratio} |"))
+        row = " | ".join([f"`{name}`", f"{both} of {len(members)}", *cells, *of_each, ratio])
+        lines.append((-both, f"| {row} |"))
     return [line for _, line in sorted(lines)]
 
 
@@ -114,7 +119,8 @@ def picture(rows, age):
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 830 630"><style>{style}</style>'
             f'{"".join(ticks)}{words}{"".join(dots)}'
             '<text x="320" y="612" text-anchor="middle">programs run forwards: share right</text>'
-            '<text transform="translate(16 300) rotate(-90)" text-anchor="middle">backwards: share right</text></svg>\n')
+            '<text transform="translate(16 300) rotate(-90)" text-anchor="middle">'
+            'backwards: share right</text></svg>\n')
 
 
 def main():
@@ -128,15 +134,19 @@ def main():
         return
     for what in ("specialists", "twins"):
         for age in (24, 60):
-            print(f"\n{what}, step {age}\n\n| operator | does both | code_o | code_i | math | kept of the first | of the second | norm |")
+            print(f"\n{what}, step {age}\n")
+            print("| operator | does both | code_o | code_i | math | kept of the first | of the second | norm |")
             print("|---|---|---|---|---|---|---|---|")
             print("\n".join(table(rows, age, what)))
     for age in (24, 60):
         of = defaultdict(list)
         for r in rows:
             if r["age"] == age and "cosine" in r:
-                of[f"math and {r['other']}" if r["what"] == "third" else r["what"]].append(r["cosine"])
-        print(f"\ncosines, step {age}: " + ", ".join(f"{k} {np.mean(v):.2f} ({min(v):.2f} .. {max(v):.2f})" for k, v in of.items()))
+                name = f"math and {r['other']}" if r["what"] == "third" else r["what"]
+                of[name].append(r["cosine"])
+        print(f"\ncosines, step {age}:")
+        for name, values in of.items():
+            print(f"  {name} {np.mean(values):.2f} ({min(values):.2f} .. {max(values):.2f})")
 
 
 if __name__ == "__main__":
