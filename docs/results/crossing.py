@@ -125,7 +125,7 @@ def picture(rows, age):
 
 def main():
     """Print the tables, or write the picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--svg", default="", help="write the picture here")
     args = parser.parse_args()
     rows = load(Path(__file__).with_name("crossing.jsonl"))
@@ -135,7 +135,7 @@ def main():
     for what in ("specialists", "twins"):
         for age in (24, 60):
             print(f"\n{what}, step {age}\n")
-            print("| operator | does both | code_o | code_i | math | kept of the first | of the second | norm |")
+            print("| operator | does both | code_o | code_i | math | kept of first | of second | norm |")
             print("|---|---|---|---|---|---|---|---|")
             print("\n".join(table(rows, age, what)))
     for age in (24, 60):
