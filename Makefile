@@ -47,7 +47,7 @@ lint: setup
 	$(BIN)/ruff check .
 
 # Two halves side by side, each on a core of its own; what one prints comes when it has ended.
-ROOMS := tests/bench tests/card tests/course tests/infra tests/run tests/report tests/sandbox
+ROOMS := tests/bench tests/card tests/course tests/run tests/report tests/sandbox
 test: lint
 	@echo "two halves of the fast tests, some four minutes; each is shown when it has ended"
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-rooms test-rest
