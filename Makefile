@@ -36,7 +36,7 @@ setup: .venv/.installed
 	$(PIP) -r requirements.txt -r requirements-dev.txt
 	@touch $@
 
-# A rate twice the preset's that decays: docs/speedrun.md. Without these flags a run of the presets takes 80 steps.
+# A rate twice the preset's that decays. Without these flags a run of the presets takes 80 steps.
 DEMO := --steps 24 --lr 2e-3 --lr-decay 12,25,.15 --evolve-every 8 --probe-every 8
 demo: setup
 	$(BIN)/torchrun --standalone train.py --pop 8 $(DEMO)
