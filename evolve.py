@@ -224,17 +224,23 @@ def complementary(survivors, i):
     return list(pairs[(i - 1) % len(pairs)])
 
 
+def relative_norm(child, parents):
+    """|dW child| / mean |dW parent|; 0.0 if the parents are fresh."""
+    mean = sum(map(dw_norm, parents)) / len(parents)
+    return dw_norm(child) / mean if mean > 0 else 0.0
+
+
 @torch.no_grad()
 def apply_operator(adapters, b, gen):
     """Make b's child and write it over the victim in `adapters`; the optimiser's state is the caller's.
 
-    Returns |dW child| / mean |dW parent| (0.0 if the parents are fresh). gen: CPU torch.Generator.
+    Returns its relative_norm. gen: CPU torch.Generator.
     """
     parents = [adapters.factors(m.slot) for m in b.parents]
-    before = sum(map(dw_norm, parents)) / len(parents)
     child = OPERATORS[b.operator].fn(parents, gen)
+    ratio = relative_norm(child, parents)
     adapters.set_factors(b.victim.slot, child)
-    return dw_norm(child) / before if before > 0 else 0.0
+    return ratio
 
 
 def newborn(b, rating, step, mutate=1.0, rng=None):
@@ -265,7 +271,7 @@ def module_order(path):
 def cross(directories, operator, out, seed=0, **knobs):
     """Make a child of PEFT directories, the fitter first, in the directory `out`, as `apply_operator` would.
 
-    Returns |dW child| / mean |dW parent| and the cosines (P + 1, P + 1) of the parents' and the child's dW.
+    Returns the child's relative_norm and the cosines (P + 1, P + 1) of the parents' and the child's dW.
     Raises ValueError where the adapters do not fit together.
     """
     n = OPERATORS[operator].n_parents
@@ -277,14 +283,14 @@ def cross(directories, operator, out, seed=0, **knobs):
     for directory, (other, other_hash, _), factors in zip(directories, read, parents):
         both = f"{directories[0]} and {directory}"
         bases = [c.get("base_model_name_or_path") for c in (config, other)]
-        if base_hash != other_hash if base_hash and other_hash else bases[0] != bases[1]:
+        differ = base_hash != other_hash if base_hash and other_hash else bases[0] != bases[1]
+        if differ:
             raise ValueError(f"{both} were trained on different bases, {bases[0]} and {bases[1]}")
         if config.get("lora_alpha") != other.get("lora_alpha") or shapes(parents[0]) != shapes(factors):
             raise ValueError(f"{both} differ in rank, alpha or layers: cross adapters of one shape")
     child = OPERATORS[operator].fn(parents, torch.Generator().manual_seed(seed), **knobs)
     write_peft(Path(out), child, config, base_hash)
-    size = sum(map(dw_norm, parents)) / n
-    return dw_norm(child) / size if size > 0 else 0.0, adapter_cosines([*parents, child])
+    return relative_norm(child, parents), adapter_cosines([*parents, child])
 
 
 def shapes(factors):

@@ -190,6 +190,7 @@ def dare(parents, gen, p=0.5):
         raise ValueError(f"dare needs a drop probability in [0, 1), got {p}")
 
     def fn(gram_a, gram_b, R):
+        """P, S, Q of the parents' mean, each with what is kept of its components."""
         core = 0.0
         for i in range(len(parents)):
             P, S, Q = parent_svd(gram_a, gram_b, i, R)

@@ -7,7 +7,7 @@
     python train.py --resume out/two                                # go on where it was cut off
     python train.py --base Qwen/Qwen2.5-Coder-7B --plan             # would it fit? memory by use
     python train.py --show 3                                        # print three tasks a step with attempts
-    python -m run.replay out/two 75 T2:S1                         # one match again, in full
+    python -m run.replay out/two 75 T2:S1                           # one match again, in full
 
 Five phases a step, all in `train`: match, propose, solve, reward and update, evolve. arXiv 2605.16727 on top
 of 2505.03335.

@@ -121,7 +121,6 @@ class Elo:
 
 
 RATINGS = {"trueskill": TrueSkill, "elo": Elo}
-CHILD_RATINGS = ("mean", "fresh")
 
 
 def child_rating(env, parents, mode="mean", widen=0.25):
