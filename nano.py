@@ -352,7 +352,7 @@ def main(seed=0, pop=8, steps=60):
                 rows = []
                 for student in students:
                     rows += sum(solve(model, sandbox, student, heldout, 1, gen, greedy=True), [])
-                print(f"held-out tasks, greedy: {solve_rate(rows):.2f}, think {think_rate(rows):.2f}")
+                print(f"held-out, greedy: {solve_rate(rows):.2f}, think {think_rate(rows):.2f}")
             if step == steps:
                 break
             tasks, attempts = [], []

@@ -116,7 +116,7 @@ def gaming(history: list[dict], at: dict[str, float]) -> str:
 
 
 def forgetting(history: list[dict], at: dict[str, float]) -> str:
-    """The latest probe against the first. They ask different shares of the held-out tasks: what the frozen base
+    """The latest probe against the first. They ask different shares of the held-out tasks: what the base
     loses between the two is taken off."""
     probes = [step for step in history if step["heldout"] is not None and step["heldout_se"] is not None]
     if len(probes) < 2:

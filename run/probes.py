@@ -127,7 +127,7 @@ def on_heldout(found: dict[str, Answers], n: int) -> dict:
 
 def probe_heldout(s: Setup, students: dict[str, int], heldout: list[Task],
                   step: int) -> tuple[dict, Counter]:
-    """Every student on the held-out tasks, greedily, and at the first and last probe on a share of them at the
+    """Every student on the held-out tasks, greedily, and at the first and last probe a share of them at the
     run's temperature; keys of metrics.jsonl, cost."""
     if not heldout:
         return {}, Counter()
