@@ -29,13 +29,12 @@ def teachers_task(s, state, step):
         s.adapters.page_in([teacher.slot])
         _, proposed = selfplay.propose(s, state.archive, [(teacher, students[0])], step)
         selfplay.verify(s, state.archive, proposed, step)
-        tasks = [p.task for p in proposed if p.task and p.kind != "code_f"]         # an answer is one line
-        if tasks:
-            prompt = TASK_TYPES[tasks[0].kind].solve("micro", tasks[0], s.limits)
+        for task in (p.task for p in proposed if p.task and p.kind != "code_f"):    # an answer is one line
+            prompt = TASK_TYPES[task.kind].solve("micro", task, s.limits)
             print_safely(f"{teacher.name} asks:\n{block(prompt.user)}")
             answer = input("your answer: =")
-            judged = judge_answers(tasks[:1], [[f"={answer}"]], "micro", s.limits, s.sandbox.run)
-            return (tasks[0], float(judged == [["correct"]])) if answer else None
+            judged = judge_answers([task], [[f"={answer}"]], "micro", s.limits, s.sandbox.run)
+            return (task, float(judged == [["correct"]])) if answer else None
     print("the teachers write nothing valid any more")
 
 
@@ -74,8 +73,8 @@ def play(path: str, teach: bool) -> None:
                 print("correct" if score else f"wrong: {task.outputs[0]} was expected")
                 students = [students[step % len(students)]]
             s.adapters.page_in(m.slot for m in students)
-            tasks, slots = [task] * len(students), [m.slot for m in students]
-            done = selfplay.attempt(s, tasks, slots, step, BASE, N_ATTEMPTS)
+            slots = [m.slot for m in students]
+            done = selfplay.attempt(s, [task] * len(slots), slots, step, BASE, N_ATTEMPTS)
             for i, (m, verdicts) in enumerate(zip(students, done.verdicts)):
                 for text, verdict in zip(done.texts[i * N_ATTEMPTS:], verdicts):
                     print_safely(f"{m.name}, {verdict}:\n{block(text)}")

@@ -25,7 +25,7 @@ def test_solutions_pass_and_a_stub_is_one_line():
     said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300).stdout
     ended = lambda word: re.findall(rf"^{word} .*\[(exercises|solutions)", said, re.M)
     passed, failed = ended("PASSED"), ended("FAILED") + ended("ERROR")
-    assert len(passed) > 100 and set(passed) == {"solutions"} and not failed, said[-2000:]
+    assert len(passed) > 80 and set(passed) == {"solutions"} and not failed, said[-2000:]
     assert re.findall(r"^not begun: course/exercises/(\w+).py$", said, re.M) == EXERCISES
 
 
@@ -37,7 +37,7 @@ def test_a_stub_that_is_begun_is_graded(tmp_path):
              "-p", "no:cacheprovider", "--confcutdir", course, "--rootdir", course]
     said = subprocess.run(words, cwd=course, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100).stdout
     assert "not begun: course/exercises/ratings.py" in said and "exercises/matching.py" not in said, said[-2000:]
-    assert re.search(r"12 failed", said) and "passed" not in said, said[-2000:]
+    assert re.search(r"10 failed", said) and "passed" not in said, said[-2000:]
 
 
 def test_a_person_plays(tmp_path, micro_base, monkeypatch, capsys):
