@@ -37,7 +37,7 @@ from run.platform import Interrupted
 from weights import load_tokenizer, resolve
 
 LONGEST = 4             # times the steps first thought of: a run that needs more has stopped to spend
-VALIDATION_LIMIT = 72   # tasks of a family asked of the validation split, anchors included
+VALIDATION_LIMIT = 72   # tasks of a family asked of the validation split, those of probes included
 BUDGETS = ("tokens", "rows", "proposals")
 OWNED = ("base", "name", "out", "resume", "seed", "steps", "pop", "teachers", "students", "single", "keep",
          "plan", "device", "probe_every", "probe_share", "heldout", "n_heldout")
@@ -121,7 +121,7 @@ def words_of(args: argparse.Namespace, arm: str, run: str, seed: int) -> list[st
     stretch = args.stretch[arm]
     flags = {"base": args.base, "seed": seed, "steps": LONGEST * args.steps * stretch,
              "device": args.device, "probe-every": args.probe_every * stretch, "probe-share": 1,
-             "heldout": args.out / "anchors.jsonl", "n-heldout": args.n_anchors, "keep": 1,
+             "heldout": args.out / "heldout.jsonl", "n-heldout": args.n_heldout, "keep": 1,
              "out": args.out, "name": run, "resume": "auto"}
     words = [*args.train, *args.wanted[arm].flags]
     for name, value in flags.items():
@@ -282,9 +282,9 @@ def choose_arms(args: argparse.Namespace, cfg: Config) -> None:
         args.stretch[name] = max(1, round(arm.part * rows_of_step(cfg) / rows_of_step(own)))
     families = (*heldout.families_for(cfg.prompt_format), LONG)
     args.types = cfg.task_types.split(",")
-    if not set(args.types) <= set(runs.ANCHORED):
+    if not set(args.types) <= set(runs.PLAYABLE):
         raise ValueError(f"--task-types {cfg.task_types}: an ablation asks held-out tasks of what is played, "
-                         f"and has those of {', '.join(runs.ANCHORED)}")
+                         f"and has those of {', '.join(runs.PLAYABLE)}")
     for name, arm in args.wanted.items():
         if arm.cross and len(args.types) != OPERATORS[arm.cross].n_parents:
             raise ValueError(f"arm {name} crosses a specialist of each type: -- --task-types code_o,code_i")
@@ -348,13 +348,13 @@ def main(argv: list[str] | None = None) -> int:
         if not args.base:
             raise ValueError("give --base, or --from DIR...")
         choose_arms(args, settled(args))
-        items = runs.anchor_items(args.types)
-        args.n_anchors = len(items)
+        items = runs.heldout_items(args.types)
+        args.n_heldout = len(items)
         if args.plan:
             print(show_plan(args))
             return 0
         open_out(args)
-        runs.write_anchors(args.out / "anchors.jsonl", items)
+        runs.write_heldout(args.out / "heldout.jsonl", items)
         try:
             run_all(args)
         except Interrupted:
