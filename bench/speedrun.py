@@ -1,6 +1,7 @@
 """speedrun: generated tokens until the students solve .70 of the held-out tasks; rules in docs/speedrun.md."""
 import argparse
 import contextlib
+import json
 import statistics
 from pathlib import Path
 
@@ -8,12 +9,13 @@ import train
 from config import parse_args
 
 GOAL = 0.70
-RULES = ["--pop", "8", "--probe-every", "2", "--probe-share", "1", "--n-heldout", "0", "--keep", "1"]
+RULES = ["--pop", "8", "--probe-every", "3", "--probe-share", "1", "--keep", "1"]
+HELDOUT = Path("micro/base/heldout.jsonl")
 
 
 def accuracy(row: dict) -> float:
     """The students' mean greedy accuracy on the held-out tasks at a step's probe; 0 without one."""
-    return statistics.fmean(row.get("anchors_greedy", {}).values() or [0])
+    return statistics.fmean(row.get("heldout_greedy", {}).values() or [0])
 
 
 def tokens_to_goal(flags: list[str]) -> int | None:
@@ -36,8 +38,11 @@ def speedrun(args) -> dict:
     """Tokens until the students' mean accuracy is .70, by seed; every run must get there."""
     tokens = {}
     args.out.mkdir(parents=True, exist_ok=True)
+    asked = args.out / "heldout.jsonl"      # unseen task types cost as much again and decide nothing
+    asked.write_text("".join(row for row in HELDOUT.open() if json.loads(row)["kind"] == "code_o"))
     for seed in range(args.seeds):
-        flags = [*RULES, "--out", str(args.out), "--name", f"seed_{seed}", "--seed", str(seed), *args.train[1:]]
+        flags = [*RULES, "--out", str(args.out), "--name", f"seed_{seed}", "--seed", str(seed),
+                 "--heldout", str(asked), *args.train[1:]]
         with open(args.out / f"seed_{seed}.log", "w") as log, contextlib.redirect_stdout(log):
             tokens[seed] = tokens_to_goal(flags)
         print(f"seed {seed}: {tokens[seed]} tokens", flush=True)
