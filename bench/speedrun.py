@@ -1,4 +1,4 @@
-"""speedrun: generated tokens until the students solve .70 of the held-out tasks; rules in docs/speedrun.md."""
+"""speedrun: generated tokens until the students solve .70 of the held-out tasks (docs/speedrun.md)."""
 import argparse
 import contextlib
 import json
