@@ -25,8 +25,8 @@ def progress(run: RunLog) -> str:
                Line("frozen base", run.points("base_solve"), "base", "bold"),
                Line("frozen student", run.points("frozen_solve"), "s1", "d1"),
                Line("students", run.points("student_solve"), "s0", "bold")]
-    sampled = [Line("students", run.mean("student", ("anchors_sampled",)), "s0", "bold"),
-               base_line(run, "anchors_sampled_base")]
+    sampled = [Line("students", run.mean("student", ("heldout_sampled",)), "s0", "bold"),
+               base_line(run, "heldout_sampled_base")]
     return section("progress", "Progress, absolutely", "Ratings only compare members with each other. These "
                    "measures have a fixed end: a base that never learns, and tasks that never change.", [
         curves("The teachers' current tasks", "Share solved by the frozen base, by the student that was best "
@@ -154,8 +154,8 @@ def compared(runs: list[RunLog]) -> str:
     head = ("", "run", "steps", "tokens generated", "flags that differ from the first run's")
     figures = [f'<div class="card wide">{table(head, rows)}</div>']
     same = {f"Students on {kind}, never trained on": [unseen(run).get(kind, []) for run in runs]
-            for kind in dict.fromkeys(kind for run in runs for kind in run.names("heldout"))}
-    same["Students on held-out tasks"] = [run.mean("student", ("anchors_greedy",)) for run in runs]
+            for kind in dict.fromkeys(kind for run in runs for kind in run.names("unseen"))}
+    same["Students on held-out tasks"] = [run.mean("student", ("heldout_greedy",)) for run in runs]
     for key, title in dict(think="Attempts that think", base_solve="Frozen base on the teachers' tasks",
                            solve_rate="Students on the teachers' tasks", valid="Valid proposals").items():
         same[title] = [run.points(key) for run in runs]

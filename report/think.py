@@ -40,7 +40,7 @@ def moved(points: list, arrow: str = " to ") -> str:
 
 def unseen(run: RunLog) -> dict[str, list]:
     """{type of tasks that is never trained on: the students' mean accuracy at probes}."""
-    return {kind: run.mean("student", ("heldout", kind)) for kind in run.names("heldout")}
+    return {kind: run.mean("student", ("unseen", kind)) for kind in run.names("unseen")}
 
 
 def named(kind: str) -> str:
@@ -50,7 +50,7 @@ def named(kind: str) -> str:
 
 def result(run: RunLog) -> str:
     """The run's result in one sentence, of HTML."""
-    numbers = moved(run.mean("student", ("anchors_greedy",)))
+    numbers = moved(run.mean("student", ("heldout_greedy",)))
     others = [f"{named(kind)} {moved(points)}" for kind, points in unseen(run).items() if moved(points)]
     others = "; never trained on: " + ", ".join(others[:4]) if others else ""
     if not numbers:
@@ -60,7 +60,7 @@ def result(run: RunLog) -> str:
 
 def numbers(run: RunLog) -> str:
     """The four numbers that matter, first to last, each with what it means."""
-    cards = [(run.mean("student", ("anchors_greedy",)), "students on held-out tasks", "Accuracy on tasks "
+    cards = [(run.mean("student", ("heldout_greedy",)), "students on held-out tasks", "Accuracy on tasks "
               "that are never trained on, greedy: the likeliest token each time.")]
     others = sorted(unseen(run).items(), key=lambda other: other[0] != "math")
     for kind, points in others[:1]:
@@ -164,11 +164,11 @@ def students_chart(name: str, run: RunLog, values: dict[str, list], overall: lis
 
 def played(run: RunLog) -> list[tuple[str, str]]:
     """What the run plays, every student: greedy accuracy at probes, and thinking at every step."""
-    greedy = {m.name: run.points("anchors_greedy", m.name) for m in run.those("student")}
+    greedy = {m.name: run.points("heldout_greedy", m.name) for m in run.those("student")}
     shares = {m.name: m.points("think") for m in run.those("student")}
-    n_tasks = dict(known(run.points("anchors_n")))
-    mean = run.mean("student", ("anchors_greedy",))
-    accuracy = students_chart(PLAYED, run, greedy, mean, n_tasks, [base_line(run, "anchors_greedy_base")])
+    n_tasks = dict(known(run.points("heldout_n")))
+    mean = run.mean("student", ("heldout_greedy",))
+    accuracy = students_chart(PLAYED, run, greedy, mean, n_tasks, [base_line(run, "heldout_greedy_base")])
     return [(PLAYED, accuracy), (THINKS, students_chart(THINKS, run, shares, run.points("think"), {}))]
 
 
@@ -177,11 +177,11 @@ def not_played(run: RunLog, width: int, height: int) -> list[tuple[str, str]]:
     the students' answers that think, and the frozen base."""
     out = []
     for kind, points in unseen(run).items():
-        n_tasks = dict(known(run.points("heldout_n", kind)))
+        n_tasks = dict(known(run.points("unseen_n", kind)))
         lines = [Line("students", points, "s0", "bold", interval(points, n_tasks)),
-                 Line("teachers", run.mean("teacher", ("heldout", kind)), "t0"),
-                 Line("thinking", run.mean("student", ("heldout_think", kind)), "m6", "d1"),
-                 base_line(run, "heldout", kind, "base")]
+                 Line("teachers", run.mean("teacher", ("unseen", kind)), "t0"),
+                 Line("thinking", run.mean("student", ("unseen_think", kind)), "m6", "d1"),
+                 base_line(run, "unseen", kind, "base")]
         title = f"{named(kind)[:1].upper()}{named(kind)[1:]}, never trained on"
         out.append((title, line_chart(f"held-out {kind}", lines, share=True, width=width, height=height)))
     return out

@@ -115,7 +115,7 @@ def words_of(args: argparse.Namespace, arm: str, run: str, seed: int) -> list[st
     stretch = args.stretch[arm]
     flags = {"base": args.base, "seed": seed, "steps": LONGEST * args.steps * stretch,
              "device": args.device, "probe-every": args.probe_every * stretch, "probe-share": 1,
-             "heldout": args.out / "anchors.jsonl", "n-heldout": args.limit or 1000, "keep": 1,
+             "heldout": args.out / "heldout.jsonl", "n-heldout": args.limit or 1000, "keep": 1,
              "out": args.out, "name": run, "resume": "auto"}
     words = [*args.train, *args.wanted[arm].flags]
     for name, value in flags.items():
@@ -245,9 +245,9 @@ def choose_arms(args: argparse.Namespace, cfg: Config) -> None:
     wanted = [FULL, *common.choose(names, tuple(every), "--arms", "arm"), *given]
     args.wanted = {name: every[name] for name in dict.fromkeys(wanted)}
     args.types, args.stretch = cfg.task_types.split(","), {}
-    if not set(args.types) <= set(runs.ANCHORED):
+    if not set(args.types) <= set(runs.PLAYABLE):
         raise ValueError(f"--task-types {cfg.task_types}: an ablation asks held-out tasks of what is played, "
-                         f"and has those of {', '.join(runs.ANCHORED)}")
+                         f"and has those of {', '.join(runs.PLAYABLE)}")
     for name, arm in args.wanted.items():
         own = resolve_config(parse_args(None, [*args.train, *arm.flags]), cfg.prompt_format)
         args.stretch[name] = max(1, round(arm.part * rows_of_step(cfg) / rows_of_step(own)))
@@ -299,7 +299,7 @@ def main(argv: list[str] | None = None) -> int:
                     budget="tokens", probe_every=args.probe_every, types=args.types, limit=args.limit,
                     train=args.train)
         runs.write_plan(args.out, plan, args.wanted)
-        runs.write_anchors(args.out / "anchors.jsonl", args.types, args.limit)
+        runs.write_heldout(args.out / "heldout.jsonl", args.types, args.limit)
         try:
             run_all(args)
         except Interrupted:

@@ -48,7 +48,7 @@ def collect(args: argparse.Namespace, name: str, seed: int) -> None:
             runs.cross(directories, steps, args.cross, out, seed)
         adapters = [out / "S0"] if args.cross else runs.students_of(*own[0])
         runs.ask(out, adapters, asked, args.limit, words)
-        record = runs.record_of(out, own, types, asked, anchored=False)
+        record = runs.record_of(out, own, types, asked, probed=False)
         runs.add(args.out / "runs.jsonl", record)
         right = ", ".join(f"{kind} {x:.2f}" for kind, x in record["deployed"].items())
         print(f"{run}: checkpoint {', '.join(str(step) for _, step in own)}, {record['spent'][-1]:,} tokens; "

@@ -20,7 +20,8 @@ from run.checkpoint import RunDir, differing
 
 FULL = "full"                       # the arm that sets the budget, where the plan has no number of tokens
 SEED_STRIDE = 1000                  # between the seeds of independent runs of one arm
-ANCHORED = ("code_o", "code_i", "code_f")       # task types that probes can ask
+PLAYABLE = ("code_o", "code_i", "code_f")       # task types of which there are held-out tasks of code
+FORMER = {"anchors_greedy": "heldout_greedy", "anchors_by_type": "heldout_by_type"}     # before b76b60f
 WINDOW = 3                          # steps of a student over which its share of thinking answers is a mean
 VARIED = dict(matching={"matching", "matching-floor"},
               evolution={"evolve", "evolve-every", "replace-frac", "grace"})        # by which flags
@@ -79,7 +80,8 @@ def logged(directory: Path, step: int = 0, name: str = "metrics.jsonl") -> list[
 
     def length(path: Path) -> int:
         return json.loads(path.read_text())["logs"][name]
-    return run.rows(name, run.part(step or steps[-1], "state.json", length))
+    rows = run.rows(name, run.part(step or steps[-1], "state.json", length))
+    return [{FORMER.get(key, key): value for key, value in row.items()} for row in rows]
 
 
 def spent(rows: list[dict]) -> list[int]:
@@ -109,10 +111,10 @@ def probes_of(metrics: list[dict], done: list[int], types: list[str]) -> list[li
     """[spent before, students' mean, worst type of the best student] of every probe."""
     out = []
     for before, row in zip([0, *done], metrics):
-        if row.get("anchors_greedy"):
-            by_type = dict(row.get("anchors_by_type") or {"": row["anchors_greedy"]})
-            by_type |= {kind: row["heldout"][kind] for kind in types if kind in row.get("heldout", ())}
-            out.append([before, *heights(by_type, row["anchors_greedy"])])
+        if row.get("heldout_greedy"):
+            by_type = dict(row.get("heldout_by_type") or {"": row["heldout_greedy"]})
+            by_type |= {kind: row["unseen"][kind] for kind in types if kind in row.get("unseen", ())}
+            out.append([before, *heights(by_type, row["heldout_greedy"])])
     return out
 
 
@@ -143,8 +145,8 @@ def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
     out = []
     for birth in genealogy:
         if birth["victim"]["role"] == "student":
-            probes = [row["anchors_greedy"] for row in metrics
-                      if row.get("anchors_greedy") and row["step"] <= birth["step"]]
+            probes = [row["heldout_greedy"] for row in metrics
+                      if row.get("heldout_greedy") and row["step"] <= birth["step"]]
             last = probes[-1] if probes else {}
             parents = [last[parent["name"]] for parent in birth["parents"] if parent["name"] in last]
             out.append([birth["step"], max(parents, default=None), last.get(birth["victim"]["name"])])
@@ -159,7 +161,7 @@ def mean_of(values: Iterable) -> float:
 
 # ---- held-out tasks ----------------------------------------------------------------------------------------
 
-def write_anchors(path: Path, types: list[str], limit: int) -> None:
+def write_heldout(path: Path, types: list[str], limit: int) -> None:
     """The validation tasks that are asked after a run, types in turn, as a file for train.py --heldout, so
     that probes ask them too."""
     asked = heldout.items_of(types, "validation", limit)
@@ -216,11 +218,11 @@ def accuracies(members: dict[str, str]) -> dict[str, float]:
 # ---- a record ----------------------------------------------------------------------------------------------
 
 def record_of(out: Path, parts: list[tuple[Path, int]], types: list[str], asked: list[str],
-              anchored: bool) -> dict:
+              probed: bool) -> dict:
     """The record of the run whose answers to tasks of the types `asked` lie in out/heldout-SPLIT.
 
     parts: directory and checkpoint of the run, or of each of the parents whose child it is; types: those
-    played; anchored: its probes asked the validation tasks.
+    played; probed: its probes asked the validation tasks.
     """
     done, probes, learners = [], [], []
     for path, step in parts:
@@ -235,7 +237,7 @@ def record_of(out: Path, parts: list[tuple[Path, int]], types: list[str], asked:
     students = test[asked[0]]
     score = {name: statistics.fmean(column[name] for column in validation.values()) for name in students}
     best = max(score, key=score.get)
-    if anchored:
+    if probed:
         probes.append([done[-1], *heights(validation, score)])
     pairings = {}
     for match in logged(path, step, "matches.jsonl"):

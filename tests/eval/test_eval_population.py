@@ -265,9 +265,9 @@ def test_a_run_is_trained_up_to_its_budget_and_no_further(monkeypatch, tmp_path)
 
 def test_probes_ask_the_validation_tasks_that_are_asked_after_the_run(tmp_path):
     types = ["code_o", "code_i"]
-    runs.write_anchors(tmp_path / "anchors.jsonl", types, 12)
+    runs.write_heldout(tmp_path / "heldout.jsonl", types, 12)
     asked = [item.task for item in heldout.items_of(types, "validation", 12) if not item.seen]
-    read = [(p.kind, p.program, p.inputs) for p in read_tasks(tmp_path / "anchors.jsonl")]
+    read = [(p.kind, p.program, p.inputs) for p in read_tasks(tmp_path / "heldout.jsonl")]
     assert set(read) == {(task.kind, task.program, task.inputs) for task in asked} and len(read) == 2 * 10
     assert [kind for kind, *_ in read[:4]] == types * 2
     assert all(programs.held_out(program + "\n") for _, program, _ in read)
@@ -293,7 +293,7 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
     assert plan.count("--lr 1e-3 --pop 8") == 6 and plan.count("--single") == 2 * 4
     assert "14 runs" in plan and not (tmp_path / "arms").exists()
     for words in re.findall(r"^full-s\d: (.*)$", plan, re.M):
-        assert train.parse_args(None, shlex.split(words)).heldout == str(tmp_path / "arms" / "anchors.jsonl")
+        assert train.parse_args(None, shlex.split(words)).heldout == str(tmp_path / "arms" / "heldout.jsonl")
 
 
 @pytest.mark.slow

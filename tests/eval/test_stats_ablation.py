@@ -138,8 +138,8 @@ def test_discoveries_are_counted_in_a_founder_s_own_updates():
 
 
 def test_births_that_could_help():
-    metrics = [dict(step=0, anchors_greedy=dict(S0=0.2, S1=0.3)), dict(step=3),
-               dict(step=5, anchors_greedy=dict(S0=0.7, S1=0.3)), dict(step=8, anchors_greedy=dict(S0=0.1))]
+    metrics = [dict(step=0, heldout_greedy=dict(S0=0.2, S1=0.3)), dict(step=3),
+               dict(step=5, heldout_greedy=dict(S0=0.7, S1=0.3)), dict(step=8, heldout_greedy=dict(S0=0.1))]
     birth = dict(step=6, parents=[dict(name="S0")], victim=dict(role="student", name="S1"))
     log = [birth, birth | dict(step=4), birth | dict(victim=dict(role="teacher", name="T0"))]
     assert runs.births_of(metrics, log) == [[6, 0.7, 0.3], [4, 0.2, 0.3]]

@@ -95,14 +95,14 @@ def member(rng, step: int, role: str) -> dict:
 
 def probe(rng, step: int, teachers: list[str], students: list[str]) -> dict:
     """What a probe adds to a step's line of metrics.jsonl."""
-    row = dict(base_solve=0.5, student_solve=0.6, probe_tokens=100, anchors_n=50, heldout_n=dict(math=9, logic=9))
-    for key in ("anchors_sampled", "anchors_greedy", "anchors_think"):
+    row = dict(base_solve=0.5, student_solve=0.6, probe_tokens=100, heldout_n=50, unseen_n=dict(math=9, logic=9))
+    for key in ("heldout_sampled", "heldout_greedy", "heldout_think"):
         row[key] = {name: rng.random() for name in students}
-    for key in ("heldout", "heldout_think"):
+    for key in ("unseen", "unseen_think"):
         row[key] = {kind: {name: rng.random() for name in teachers + students} for kind in ("math", "logic")}
     if step == 0:
-        row |= dict(anchors_sampled_base=0.4, anchors_greedy_base=0.7, anchors_think_base=0.0)
-        row["heldout"]["math"]["base"] = row["heldout"]["logic"]["base"] = 0.3
+        row |= dict(heldout_sampled_base=0.4, heldout_greedy_base=0.7, heldout_think_base=0.0)
+        row["unseen"]["math"]["base"] = row["unseen"]["logic"]["base"] = 0.3
     return row
 
 

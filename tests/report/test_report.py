@@ -42,8 +42,8 @@ def test_the_result_in_one_sentence_and_four_numbers(tmp_path):
     some = rows(path / "metrics.jsonl")
     for row, greedy, words in ((some[0], .26, .06), (some[5], .74, .678)):
         names = [name for name, m in row["members"].items() if m["role"] == "student"]
-        row["anchors_greedy"] = dict.fromkeys(names, greedy)
-        row["heldout"] = dict(math=dict.fromkeys(names, words) | dict(base=.5))
+        row["heldout_greedy"] = dict.fromkeys(names, greedy)
+        row["unseen"] = dict(math=dict.fromkeys(names, words) | dict(base=.5))
     some[0]["base_solve"], some[5]["base_solve"] = .71, 1
     rewrite(path / "metrics.jsonl", some)
     run = RunLog(path)
@@ -282,7 +282,7 @@ def thinking_run(path: Path) -> Path:
         row["members"] = {name: m for name, m in row["members"].items() if m["role"] == "teacher"}
         alive = {name: thinks[name] for name, life in lives.items() if step in life}
         row["members"] |= {name: student | dict(think=share) for name, share in alive.items()}
-        for key in ("anchors_sampled", "anchors_greedy", "anchors_think"):
+        for key in ("heldout_sampled", "heldout_greedy", "heldout_think"):
             row[key] = {name: share / 2 for name, share in alive.items()} if step % 2 == 0 else {}
     rewrite(path / "metrics.jsonl", some)
     births = [b for b in rows(path / "genealogy.jsonl") if b["child"].startswith("T")]
@@ -329,21 +329,21 @@ def test_curves_ask_the_same_tasks_at_every_probe(tmp_path):
     path = invent(tmp_path / "run", steps=6)
     some = rows(path / "metrics.jsonl")
     for row in (some[0], some[5]):
-        row["part"] = dict(anchors_greedy=dict.fromkeys(row["anchors_greedy"], .125), anchors_n=10)
+        row["part"] = dict(heldout_greedy=dict.fromkeys(row["heldout_greedy"], .125), heldout_n=10)
     rewrite(path / "metrics.jsonl", some)
     run = RunLog(path)
     same = run.on_same_tasks()
-    assert same.mean("student", ("anchors_greedy",))[0] == (0, .125) != run.mean("student", ("anchors_greedy",))[0]
-    assert same.points("anchors_n")[5] == (5, 10) and run.points("anchors_n")[5] == (5, 50)
+    assert same.mean("student", ("heldout_greedy",))[0] == (0, .125) != run.mean("student", ("heldout_greedy",))[0]
+    assert same.points("heldout_n")[5] == (5, 10) and run.points("heldout_n")[5] == (5, 50)
     (_, low, high), = think.interval([(3, .5)], {3: 100})
     assert (low, high) == pytest.approx((.4038, .5962), abs=1e-3)
 
 
-LOST = {"think": think.THINKS, "anchors_greedy": think.PLAYED, "heldout": "Types never trained on"}
+LOST = {"think": think.THINKS, "heldout_greedy": think.PLAYED, "unseen": "Types never trained on"}
 
 
-@pytest.mark.parametrize("keys", [("think",), ("heldout", "heldout_think"), ("anchors_greedy", "anchors_greedy_base"),
-                                  ("think", "heldout", "anchors_greedy", "anchors_greedy_base")], ids="+".join)
+@pytest.mark.parametrize("keys", [("think",), ("unseen", "unseen_think"), ("heldout_greedy", "heldout_greedy_base"),
+                                  ("think", "unseen", "heldout_greedy", "heldout_greedy_base")], ids="+".join)
 def test_what_older_runs_did_not_log_is_absent(tmp_path, keys):
     path = thinking_run(tmp_path / "run")
     some = rows(path / "metrics.jsonl")
