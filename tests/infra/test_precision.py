@@ -99,7 +99,7 @@ def test_logits_of_the_micro_base(base, int8_base, micro_base):
 def test_logits_of_a_real_base():
     """Of some files of this repository, against float32; run with -s, it prints docs/own-base.md's table."""
     root = Path(rl.__file__).parent
-    texts = [(root / name).read_text()[:1200] for name in ("rewards.py", "docs/judge.md", "generate.py", "course/gallery.md")]
+    texts = [(root / name).read_text()[:1200] for name in ("rewards.py", "docs/verifier.md", "generate.py", "course/gallery.md")]
     exact = load_base(REAL_BASE)
     want = [logits_of(exact, text) for text in texts]
     del exact
