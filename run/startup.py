@@ -160,7 +160,7 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str
     shape = read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
     cfg = resolve_config(cfg, prompt_format, ranks.device.type)
-    absent = cfg.device.startswith("cuda") and ranks.device.type == "cpu"      # --plan for another machine's card
+    absent = cfg.device.startswith("cuda") and ranks.device.type == "cpu"        # --plan without the card
     dtype = DTYPES["bfloat16" if absent and cfg.dtype == "int8" else pick_dtype(cfg.dtype, ranks.device)]
     on_cpu = ranks.device.type == "cpu" and not cfg.device.startswith("cuda")
     n = n_adapters(cfg) if on_cpu else n_on_device(cfg)                 # a CPU has but one memory
