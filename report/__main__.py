@@ -22,11 +22,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="a run's directory, out/NAME")
     parser.add_argument("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="runs to overlay")
     parser.add_argument("--out", type=Path, help="the file to write; default: report.html beside the logs")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="write the opening picture alone, as SVG")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="write the first picture only, as SVG")
     args = parser.parse_args(argv)
     out = args.picture or args.out or args.run / "report.html"
-    if out.is_dir() or not (out.parent.is_dir() or out.parent == args.run):
-        raise ValueError(f"{out}: give the name of a file in a directory that exists")
     if args.picture:
         made = picture(RunLog(args.run))
     else:

@@ -14,9 +14,8 @@ KINDS = dict(code_o="output tasks", code_i="input tasks", code_f="functions to f
 PLAYED = "Held-out tasks of the type that is played"
 THINKS = "Share of attempts that think"
 MARKS = "Circle: born, cross: replaced. Shaded: 95% intervals. Dotted: the frozen base"
-CAPTION = ("One line a student. To <i>think</i> is to show reasoning before the answer. "
-           f"{MARKS}, the model without any adapter. Curves ask the same tasks at every probe, the numbers "
-           "above all of them where first and last probe do.")
+CAPTION = (f"One line a student. To <i>think</i> is to show reasoning before the answer. {MARKS}, the model "
+           "without any adapter. Curves ask the same tasks at every probe, the numbers above all tasks.")
 # Of the picture in a file of its own: it has a paper and headings.
 SHEET = """.paper{fill:var(--card)}svg{overflow:visible;font:11px system-ui,sans-serif}
 svg text.head{font-size:12px;font-weight:600;fill:var(--ink)}"""
@@ -30,7 +29,7 @@ def moved(points: list, arrow: str) -> str:
 
 def unseen(run: RunLog) -> dict[str, list]:
     """{type of tasks that is never trained on: the students' mean accuracy at probes}."""
-    return {kind: run.mean("student", ("heldout", kind)) for kind in run.names("heldout")}
+    return {kind: run.mean("student", ("unseen", kind)) for kind in run.names("unseen")}
 
 
 def named(kind: str) -> str:
@@ -40,7 +39,7 @@ def named(kind: str) -> str:
 
 def result(run: RunLog) -> str:
     """The run's result in one sentence, of HTML."""
-    numbers = moved(run.mean("student", ("anchors_greedy",)), " to ")
+    numbers = moved(run.mean("student", ("heldout_greedy",)), " to ")
     if not numbers:
         return "No two probes yet, so there is no before and after."
     others = {named(kind): moved(points, " to ") for kind, points in unseen(run).items()}
@@ -51,19 +50,19 @@ def result(run: RunLog) -> str:
 
 def numbers(run: RunLog) -> str:
     """The four numbers that matter, first to last, each with what it means."""
-    cards = {"students on held-out tasks": (run.mean("student", ("anchors_greedy",)), "Accuracy on tasks that "
-             "are never trained on, greedy: the likeliest token each time.")}
+    cards = {"students on held-out tasks": (run.mean("student", ("heldout_greedy",)), "Greedy accuracy (the "
+             "likeliest token each time) on tasks that are never trained on.")}
     for kind, points in sorted(unseen(run).items(), key=lambda other: other[0] != "math")[:1]:
         cards[f"students on {named(kind)}"] = points, "A type of task that nobody trained on."
-    cards["attempts that think"] = run.points("think"), "Share of the students' answers that show reasoning first."
+    cards["attempts that think"] = run.points("think"), "Share of the students' that show reasoning first."
     cards["frozen base on the teachers' tasks"] = run.points("base_solve"), (
         "The model without any adapter, which never learns: if it falls, the tasks got harder.")
-    body = "".join(f"<li><b>{moved(points, ' → ') or '–'}</b><span>{title}</span><small>{words}</small></li>"
-                   for title, (points, words) in cards.items())
+    body = ""
+    for title, (points, words) in cards.items():
+        value = moved(points, " → ") or "–"
+        body += f"<li><b>{value}</b><span>{title}</span><small>{words}</small></li>"
     return f'<ul class="words">{body}</ul>'
 
-
-# ---- the picture -------------------------------------------------------------------------------------------
 
 def interval(points: list, n_tasks: dict[int, float]) -> list:
     """[(step, low, high)]: Wilson's 95% interval of accuracies over n_tasks[step] tasks."""
@@ -82,23 +81,14 @@ def base_line(run: RunLog, *keys: str) -> Line:
     return Line("base", run.points(*keys), "base", "d2")
 
 
-def lives(run: RunLog, role: str, values: dict[str, list]) -> list[Line]:
-    """{member: points} as curves from birth to death: where many live at the end, thin and without names."""
+def by_member(run: RunLog, role: str, values: dict[str, list], mean: list, band=()) -> list[Line]:
+    """{member: points} as curves from birth to death, thin and without names where many live at the end, and
+    their mean with its band."""
     some = run.those(role)
     crowded = sum(not m.died for m in some) > CROWD
-    return [Line(m.name, values[m.name], m.color, f"{m.style} {'thin' * crowded}", born=m.born, died=m.died,
-                 label=not crowded, tip=f", {m.descent()}") for m in some]
-
-
-def students_chart(run: RunLog, name: str, values: dict[str, list], mean: list, n_tasks: dict, more=()) -> str:
-    """A chart of {student: points} and, where they are many, their mean; more: other lines."""
-    lines = lives(run, "student", values)
-    for line in lines:
-        line.band = interval(line.points, n_tasks) if line.label else []
-    if not all(line.label for line in lines):
-        lines.append(Line("mean", mean, "m7", "bold", interval(mean, n_tasks)))
-    logged = any(known(line.points) for line in lines)      # the base alone is no picture
-    return line_chart(name, [*lines, *more] if logged else [], share=True)
+    lines = [Line(m.name, values[m.name], m.color, f"{m.style} {'thin' * crowded}", born=m.born, died=m.died,
+                  label=not crowded, tip=f", {m.descent()}") for m in some]
+    return [*lines, Line("mean", mean, "m7", "bold", band)] if mean else lines
 
 
 def panels(run: RunLog) -> tuple[list, list]:
@@ -106,19 +96,20 @@ def panels(run: RunLog) -> tuple[list, list]:
     students and teachers on average, the students' thinking, the frozen base."""
     run = copy.copy(run)                        # a probe's `part` has the tasks that every probe asks
     run.metrics = [row | items(row, "part") for row in run.metrics]
-    greedy = {m.name: run.points("anchors_greedy", m.name) for m in run.those("student")}
+    greedy = {m.name: run.points("heldout_greedy", m.name) for m in run.those("student")}
     thinks = {m.name: m.points("think") for m in run.those("student")}
-    mean, n_tasks = run.mean("student", ("anchors_greedy",)), dict(known(run.points("anchors_n")))
-    base = base_line(run, "anchors_greedy_base")
-    played = [(PLAYED, students_chart(run, PLAYED, greedy, mean, n_tasks, [base])),
-              (THINKS, students_chart(run, THINKS, thinks, run.points("think"), {}))]
+    mean = run.mean("student", ("heldout_greedy",))
+    band = interval(mean, dict(known(run.points("heldout_n"))))
+    lines = [*by_member(run, "student", greedy, mean, band), base_line(run, "heldout_greedy_base")]
+    played = [(PLAYED, line_chart(PLAYED, lines if known(mean) else [], share=True)),
+              (THINKS, line_chart(THINKS, by_member(run, "student", thinks, run.points("think")), True))]
     others = []
     for kind, points in unseen(run).items():
-        band = interval(points, dict(known(run.points("heldout_n", kind))))
+        band = interval(points, dict(known(run.points("unseen_n", kind))))
         lines = [Line("students", points, "s0", "bold", band),
-                 Line("teachers", run.mean("teacher", ("heldout", kind)), "t0"),
-                 Line("thinking", run.mean("student", ("heldout_think", kind)), "m6", "d1"),
-                 base_line(run, "heldout", kind, "base")]
+                 Line("teachers", run.mean("teacher", ("unseen", kind)), "t0"),
+                 Line("thinking", run.mean("student", ("unseen_think", kind)), "m6", "d1"),
+                 base_line(run, "unseen", kind, "base")]
         title = f"{named(kind)[:1].upper()}{named(kind)[1:]}, never trained on"
         others.append((title, line_chart(kind, lines, share=True)))
     return played, others
@@ -128,7 +119,7 @@ def picture(run: RunLog) -> str:
     """The picture as one SVG file, two panels a row. Raises ValueError where the run logged nothing of it."""
     drawn = [panel for some in panels(run) for panel in some if panel[1]]
     if not drawn:
-        raise ValueError(f"{run.path}: neither probes nor shares of thinking in metrics.jsonl: nothing to draw")
+        raise ValueError(f"{run.path}: nothing to draw, neither probes nor thinking in metrics.jsonl")
     body, width, height = "", 2 * W + 20, (len(drawn) + 1) // 2 * (H + 32) + 16
     for i, (heading, chart) in enumerate(drawn):
         where = f"translate({6 + i % 2 * (W + 14)} {24 + i // 2 * (H + 32)})"

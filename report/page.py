@@ -6,34 +6,35 @@ import math
 from collections import Counter
 
 from report.layout import CSS, JS, curves, figure, section, table
-from report.opening import lives, opening, result, unseen
+from report.opening import by_member, opening, result, unseen
 from report.run import MemberLog, RunLog, get, items, num
 from report.svg import Line, brief, short, text
 from report.tasks import tasks
 
 MEMBERS = 200                       # in the table, at most
 APART = ("name", "out", "resume")   # flags that differ between any two runs
+STATEMENTS = "Statements per task"
+# Curves in which runs are compared.
+SAME = {"Attempts that think": ("think",), "Frozen base on the teachers' tasks": ("base_solve",),
+        "Students on the teachers' tasks": ("solve_rate",), "Valid proposals": ("valid",),
+        STATEMENTS: ("complexity", "statements")}
 
 
-def palette(named: dict[str, list]) -> list[Line]:
+def palette(lines: dict[str, list]) -> list[Line]:
     """{name: points} as curves of different colours."""
-    return [Line(name, points, f"m{i % 8}", f"d{i // 8 % 3}") for i, (name, points) in enumerate(named.items())]
-
-
-def role_mean(run: RunLog, role: str, name: str, *keys) -> Line:
-    """The bold curve of a role's mean."""
-    return Line(name, run.mean(role, ("members",), *keys), f"{role[0]}0", "bold")
+    return [Line(name, lines[name], f"m{i % 8}", f"d{i // 8 % 3}") for i, name in enumerate(lines)]
 
 
 def roles(run: RunLog, *keys) -> list[Line]:
     """Both roles' means."""
-    return [role_mean(run, role, f"{role}s", *keys) for role in ("teacher", "student")]
+    return [Line(f"{role}s", run.mean(role, ("members",), *keys), f"{role[0]}0", "bold")
+            for role in ("teacher", "student")]
 
 
-def by_member(run: RunLog, role: str, *keys) -> list[Line]:
+def members(run: RunLog, role: str, *keys) -> list[Line]:
     """A curve for each member of a role, and their mean."""
     values = {m.name: m.points(*keys) for m in run.those(role)}
-    return [*lives(run, role, values), role_mean(run, role, "mean", *keys)]
+    return by_member(run, role, values, run.mean(role, ("members",), *keys))
 
 
 def progress(run: RunLog) -> str:
@@ -47,40 +48,35 @@ def progress(run: RunLog) -> str:
     totals = Counter()
     for row in run.metrics:
         totals.update({reason: num(row, "reasons", reason) or 0 for reason in items(row, "reasons")})
-    refused = {}
-    for reason, _ in totals.most_common(6):
-        refused[reason] = [(row["step"], (num(row, "reasons", reason) or 0) / (num(row, "n") or math.inf))
-                           for row in run.metrics]
+    refused = {reason: [(row["step"], (num(row, "reasons", reason) or 0) / (num(row, "n") or math.inf))
+                        for row in run.metrics] for reason, _ in totals.most_common(6)}
     valid = Line("valid", run.points("valid"), "m7", "bold")
     kinds = {kind: run.points("task_types", kind, "solve_rate") for kind in run.names("task_types")}
-    return section("progress", "The tasks", "Ratings only compare members with each other. The frozen base never "
-                   "learns, so what it solves tells how hard the teachers' tasks are.", [
-        curves("The teachers' current tasks", "Share solved by the frozen base, by the student that was best "
-               "at the first probe after the start, kept as it was then, and by the students of the day. If "
-               "the frozen ones fall, the tasks got harder; the distance to them is the students' lead.",
-               current, share=True),
-        curves("Statements per task, by teacher", "Bold: their mean. A race shows as all of them rising; an "
-               "archive that forbids repeats makes them rise by itself.",
-               by_member(run, "teacher", "complexity", "statements")),
-        curves("Unique structures", "Distinct program structures so far: names and constants do not count.",
+    return section("progress", "The tasks", "Ratings only compare members with each other. The frozen base "
+                   "never learns, so what it solves tells how hard the teachers' tasks are.", [
+        curves("The teachers' current tasks", "Share solved by the frozen base, by the first probe's best "
+               "student, kept as it was then, and by students of the day. If the frozen ones fall, tasks got "
+               "harder; the distance to them is the students' lead.", current, share=True),
+        curves("Statements per task, by teacher", "An archive without repeats makes them rise by itself.",
+               members(run, "teacher", "complexity", "statements")),
+        curves("Unique structures", "Distinct programs so far: names and constants do not count.",
                [Line("structures", run.points("unique_structures"), "t0", "bold")]),
-        curves("Refused proposals, by reason", "Share of each step's proposals that the verifier refused; "
-               "bold: that were valid.", [*palette(refused), valid], share=True),
-        curves("Tasks that teach nothing", "Of the valid tasks, those that nobody or everybody solves, and "
-               "those solved more often than by guessing the commonest output; of all proposals, the "
-               "duplicates.", palette(useless), share=True),
-        curves("Solve rate by type of task", "The students' solve rate on each type.", palette(kinds), share=True)])
+        curves("Refused proposals, by reason", "Share that the verifier refused; bold: that was valid.",
+               [*palette(refused), valid], share=True),
+        curves("Tasks that teach nothing", "Of valid tasks, those that nobody or everybody solves, that are "
+               "solved more often than by guessing; of proposals, duplicates.", palette(useless), share=True),
+        curves("Solve rate by type of task", "The students', on each type.", palette(kinds), share=True)])
 
 
 def ratings(run: RunLog, role: str) -> str:
     """mu and 2 sigma of a role's members, with births and deaths."""
-    lines = lives(run, role, {m.name: m.points("mu") for m in run.those(role)})
+    lines = by_member(run, role, {m.name: m.points("mu") for m in run.those(role)}, [])
     for line in lines:
         for (step, mu), (_, sigma) in zip(line.points, run.members[line.name].points("sigma")):
             if line.label and None not in (mu, sigma):
                 line.band.append((step, mu - 2 * sigma, mu + 2 * sigma))
-    return curves(f"Ratings of the {role}s", "TrueSkill's estimate of skill (mu), shaded 2 sigma where members "
-                  "are few. Relative: it compares members and says nothing about progress.", lines, zero=False)
+    return curves(f"Ratings of the {role}s", "TrueSkill's estimate of skill (mu), shaded 2 sigma where few "
+                  "live. It compares members and says nothing about progress.", lines, zero=False)
 
 
 def member_row(m: MemberLog) -> list[str]:
@@ -95,36 +91,33 @@ def member_row(m: MemberLog) -> list[str]:
 
 def population(run: RunLog) -> str:
     """Ratings, solve rates, likeness, a table of the members."""
-    members = sorted(run.members.values(), key=lambda m: m.died)
+    everybody = sorted(run.members.values(), key=lambda m: m.died)
     head = ("member", "steps", "born as", "niche", "rate", "rating", "solve rate", "norm to its parents'")
     return section("population", "The population", "Each member is an adapter, a small update of the same "
                    "frozen base. Teachers in warm colours, students in cool ones.", [
         ratings(run, "teacher"), ratings(run, "student"),
         curves("Solve rate of each teacher's tasks", "Share of attempts at a teacher's valid tasks that were "
-               "right, whoever tried. Low is hard.", by_member(run, "teacher", "solve_rate"), share=True),
+               "right, whoever tried. Low is hard.", members(run, "teacher", "solve_rate"), share=True),
         curves("Solve rate of each student", "Share of a student's attempts that were right, whoever set the "
-               "task.", by_member(run, "student", "solve_rate"), share=True),
-        curves("Reward", "Mean reward of proposals (teachers) and of attempts (students).", roles(run, "reward")),
+               "task.", members(run, "student", "solve_rate"), share=True),
+        curves("Reward", "Mean of proposals (teachers), of attempts (students).", roles(run, "reward")),
         curves("Entropy", "Mean surprise a token, in nats: near 0 a member always says the same.",
                roles(run, "entropy")),
-        curves("Likeness of adapters", "Mean cosine of a member's update with the others of its role. "
-               "1: copies of each other, 0: unrelated.", roles(run, "cosine")),
-        figure("Members", f"{len(members)} in all, at most {MEMBERS} shown; those that live at the end come "
-               "first. Rate, rating and solve rate are of the last step; a child's norm is divided by its "
-               "parents'.", table(head, map(member_row, members[:MEMBERS])), wide=True)])
+        curves("Likeness of adapters", "Mean cosine of the updates of a role.", roles(run, "cosine")),
+        figure("Members", f"{len(everybody)} in all, {MEMBERS} at most shown, living first. Rate, rating "
+               "and solve rate of the last step.", table(head, map(member_row, everybody[:MEMBERS])), True)])
 
 
 def drift(run: RunLog) -> str:
     """What the monitors said, and when."""
-    steps = {}
+    found = {}
     for row in run.metrics:
         for name, words in items(row, "alarms").items():
-            steps.setdefault(name, []).append((row["step"], words))
-    rows = [[text(name, 40), found[0][0], found[-1][0], len(found), text(found[0][1], 300)]
-            for name, found in steps.items()]
+            found.setdefault(name, (words, []))[1].append(row["step"])
+    rows = [[text(name, 40), text(", ".join(map(str, steps)), 200), text(words, 300)]
+            for name, (words, steps) in found.items()]
     body = "<p>No monitor gave alarm.</p>" if any("alarms" in row for row in run.metrics) else ""
-    if rows:
-        body = table(("monitor", "first step", "last step", "steps", "what it said first"), rows)
+    body = table(("monitor", "at steps", "what it said first"), rows) if rows else body
     return section("drift", "Drift", "What the monitors say at the end of every step, for collapse, gaming, "
                    "forgetting and escape (docs/drift.md).", [figure("Alarms", "", body, wide=True)])
 
@@ -133,29 +126,25 @@ def compared(runs: list[RunLog]) -> str:
     """The same curves of several runs, their budgets, and in which flags they differ from the first."""
     spent = [num(run.metrics[-1] if run.metrics else {}, "tokens_generated") for run in runs]
     rows = []
-    for i, (run, tokens) in enumerate(zip(runs, spent)):
+    for i, run in enumerate(runs):
         differ = [f"{flag} {run.config.get(flag, 'absent')}" for flag in {**runs[0].config, **run.config}
                   if flag not in APART and run.config.get(flag) != runs[0].config.get(flag)]
         rows.append([f'<i class="m{i % 8}"></i>{text(brief(run.path, 60))}', len(run.metrics),
-                     "–" if tokens is None else f"{tokens:,.0f}", text(", ".join(differ), 600) or "–"])
+                     f"{spent[i] or 0:,.0f}", text(", ".join(differ), 600) or "–"])
     head = ("run", "steps", "tokens generated", "flags that differ from the first run's")
-    same = {"Students on held-out tasks": [run.mean("student", ("anchors_greedy",)) for run in runs]}
+    same = {"Students on held-out tasks": [run.mean("student", ("heldout_greedy",)) for run in runs]}
     for kind in dict.fromkeys(kind for run in runs for kind in unseen(run)):
         same[f"Students on {kind}, never trained on"] = [unseen(run).get(kind, []) for run in runs]
-    for key, title in dict(think="Attempts that think", base_solve="Frozen base on the teachers' tasks",
-                           solve_rate="Students on the teachers' tasks", valid="Valid proposals").items():
-        same[title] = [run.points(key) for run in runs]
-    same["Statements per task"] = [run.points("complexity", "statements") for run in runs]
+    for title, keys in SAME.items():
+        same[title] = [run.points(*keys) for run in runs]
     figures = [f'<div class="card wide">{table(head, rows)}</div>']
     for title, points in same.items():
-        lines = [Line(run.name, p, f"m{i % 8}", f"d{i // 8 % 3}") for i, (run, p) in enumerate(zip(runs, points))]
-        figures.append(curves(title, "", lines, share=title != "Statements per task"))
-    words = "The budgets agree within 5%."
-    if None in spent or max(spent) > 1.05 * min(spent):
-        words = ("<b>The budgets are not the same</b>: they differ by more than 5%, or are not known. A "
-                 "curve that is higher may only have cost more.")
-    return section("compared", "Compared", f"{words} The run is the unit of any statistics: one of each is no "
-                   "claim.", figures)
+        lines = [Line(runs[i].name, p, f"m{i % 8}", f"d{i // 8 % 3}") for i, p in enumerate(points)]
+        figures.append(curves(title, "", lines, share=title != STATEMENTS))
+    even = None not in spent and max(spent) <= 1.05 * min(spent)
+    words = "The budgets agree within 5%." if even else (
+        "<b>The budgets are not the same</b>: a curve that is higher may only have cost more.")
+    return section("compared", "Compared", f"{words} One run of each is no claim.", figures)
 
 
 def setup(run: RunLog) -> str:
@@ -168,26 +157,26 @@ def setup(run: RunLog) -> str:
         cells = [text(brief(name, 40)), shown(value), shown(default) if name in usual else "–", text(meaning)]
         rows.append((name in APART or default == value, cells))
     rows.sort(key=lambda row: row[0])
-    words = "This run did not write its defaults."
-    if usual:
-        words = f"{sum(not same for same, _ in rows)} of {len(rows)} flags differ from their defaults; they come first."
+    words = f"{sum(not row[0] for row in rows)} of {len(rows)} flags differ from their defaults, on top."
+    flags = table(("flag", "value", "default", "meaning"), [row[1] for row in rows])
     machine = [[text(brief(key, 40)), shown(value)] for key, value in run.env.items() if key != "flags"]
+    seconds = {phase: run.points("seconds", phase) for phase in run.names("seconds")}
+    words = words if usual else "This run did not write its defaults."
     return section("setup", "Configuration, machine, cost", words, [
-        f'<div class="card wide">{table(("flag", "value", "default", "meaning"), [cells for _, cells in rows])}</div>',
+        f'<div class="card wide">{flags}</div>',
         f'<div class="card wide">{table(("machine", ""), machine)}</div>',
-        curves("Seconds per phase", "Wall-clock seconds of a step, by phase.",
-               palette({phase: run.points("seconds", phase) for phase in run.names("seconds")}))])
+        curves("Seconds per phase", "Of a step, wall clock.", palette(seconds))])
 
 
 def status(run: RunLog) -> str:
     """Who played, on what, how far the run got and what it cost."""
     config, last = run.config, run.metrics[-1] if run.metrics else dict(step=-1)
-    who = "One adapter in both roles" if config.get("single") else (
-        f"{config.get('teachers', 'Unknown')} teachers and {config.get('students', 'unknown')} students")
-    state = "all" if num(config, "steps") == last["step"] + 1 else f"{last['step'] + 1} of"
+    n = [sum(not m.died for m in run.those(role)) for role in ("teacher", "student")]
+    who = "One adapter in both roles" if config.get("single") else f"{n[0]} teachers and {n[1]} students"
+    done = "all" if num(config, "steps") == last["step"] + 1 else f"{last['step'] + 1} of"
     seconds = sum(num(row, "seconds", phase) or 0 for row in run.metrics for phase in items(row, "seconds"))
-    return text(f"{who} on {config.get('base', 'an unknown base')}, seed {config.get('seed', 'unknown')}; {state} "
-                f"{config.get('steps', 'unknown')} steps done in {seconds / 60:,.1f} minutes, "
+    return text(f"{who} on {config.get('base', 'an unknown base')}, seed {config.get('seed', 'unknown')}; "
+                f"{done} {config.get('steps', 'unknown')} steps done in {seconds / 60:,.1f} minutes, "
                 f"{short(num(last, 'tokens_generated') or 0)} tokens generated.")
 
 
@@ -198,8 +187,8 @@ def page(runs: list[RunLog]) -> str:
     if run.metrics:
         lead = result(run)
         parts = {"thinking": ("Thinking", opening(run))} | parts
-        parts |= {"progress": ("Tasks", progress(run)), "population": ("Population", population(run)),
-                  "drift": ("Drift", drift(run))}
+        for part, word in ((progress, "Tasks"), (population, "Population"), (drift, "Drift")):
+            parts[part.__name__] = (word, part(run))
     parts |= {"tasks": ("Browse", tasks(run)), "setup": ("Setup", setup(run))}
     links = "".join(f'<li><a href="#{name}">{word}</a></li>' for name, (word, _) in parts.items())
     notes = text("; ".join(f"{r.name}: {note}" for r in runs for note in r.notes), 2000)

@@ -3,9 +3,10 @@ missing is None."""
 import json
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
-FORMER = {"coverage", "zero_advantage", "whiten", "max_new"}        # names that measures and flags had
+FORMER = {"coverage", "zero_advantage", "whiten", "max_new", "anchors_greedy"}   # names of before
 SHOWN = 400                         # tasks that a page shows, at most
 
 
@@ -62,11 +63,9 @@ class RunLog:
     """A run's directory, read; `notes` says what was wrong with it. Raises ValueError if it is no run."""
 
     def __init__(self, path: Path):
-        if not path.is_dir():
-            raise ValueError(f"{path}: no such directory; give a run's directory, out/NAME")
         self.path, self.name, self.notes = path, path.resolve().name, []
         if not any((path / name).exists() for name in ("config.json", "metrics.jsonl")):
-            raise ValueError(f"{path} is no run: neither config.json nor metrics.jsonl is in it")
+            raise ValueError(f"{path} is no run: no config.json, no metrics.jsonl; give out/NAME")
         self.config, self.env = self.whole("config.json"), self.whole("env.json")
         self.metrics = list({row["step"]: row for row in self.lines("metrics.jsonl")}.values())
         self.metrics.sort(key=lambda row: row["step"])
@@ -75,8 +74,8 @@ class RunLog:
                              "draw it with the commit in its env.json")
         births = self.lines("genealogy.jsonl", expected=False)
         self.members = self.lives({str(birth.get("child")): birth for birth in births})
-        self.n_tasks, self.tasks = 0, []
-        self.read_tasks()
+        self.n_tasks = int(max(0, sum(num(row, "n") or 0 for row in self.metrics)))
+        self.tasks = list(islice(self.lines("tasks.jsonl"), 0, None, self.n_tasks // SHOWN + 1))
 
     def whole(self, name: str) -> dict:
         """A file that is one JSON object; {} and a note where it is not."""
@@ -84,10 +83,8 @@ class RunLog:
             data = json.loads((self.path / name).read_bytes())
         except (OSError, ValueError, RecursionError):
             data = None
-        if isinstance(data, dict):
-            return data
-        self.notes.append(f"{name} could not be read")
-        return {}
+        self.notes += [] if isinstance(data, dict) else [f"{name} could not be read"]
+        return items(data)
 
     def lines(self, name: str, expected: bool = True):
         """The objects with a step in a log, one after the other; the others are counted in a note."""
@@ -124,16 +121,6 @@ class RunLog:
             m.born = m.rows[0][0] > self.metrics[0]["step"]
             m.died = m.rows[-1][0] < self.metrics[-1]["step"]
         return members
-
-    def read_tasks(self) -> None:
-        """Count the proposals and keep each second, each third, ..., so that at most SHOWN are kept."""
-        every = 1
-        for row in self.lines("tasks.jsonl"):
-            if self.n_tasks % every == 0:
-                self.tasks.append(row)
-            self.n_tasks += 1
-            if len(self.tasks) > SHOWN:
-                self.tasks, every = self.tasks[::2], 2 * every
 
     def those(self, role: str) -> list[MemberLog]:
         """All members of a role that there ever were, in the order of their appearance."""

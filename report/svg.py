@@ -29,8 +29,6 @@ class Line:
     tip: str = ""                   # said on hover, beside its name
 
 
-# ---- text --------------------------------------------------------------------------------------------------
-
 def text(value, limit: int = 4000) -> str:
     """Any text made harmless for HTML, in or out of attributes; what is invisible shows as its code."""
     value = str(value)
@@ -53,17 +51,10 @@ def short(v: float) -> str:
     return f"{v:,.0f}" if abs(v) >= 999.5 else f"{v:.3g}"
 
 
-def place(v: float) -> str:
-    """A coordinate, to a tenth."""
-    return f"{v:.1f}".removesuffix(".0")
-
-
 def label(kind: str, x: float, y: float, words: str) -> str:
     """Words in a drawing, y their middle. kind: CSS classes."""
-    return f'<text class="{kind}" x="{place(x)}" y="{place(y)}" dy=".35em">{text(words)}</text>'
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" dy=".35em">{text(words)}</text>'
 
-
-# ---- axes --------------------------------------------------------------------------------------------------
 
 def ticks(low: float, high: float, n: int = 5, whole: bool = False) -> list[float]:
     """About n round numbers from low to high: multiples of 1, 2 or 5 times a power of ten."""
@@ -95,13 +86,13 @@ class Frame:
 
     def path(self, points) -> str:
         """Points (step, value) joined by straight lines."""
-        return "M" + "L".join(f"{place(self.x(step))} {place(self.y(v))}" for step, v in points)
+        return "M" + "L".join(f"{self.x(step):.1f} {self.y(v):.1f}" for step, v in points)
 
     def axes(self) -> str:
         """Grid, numbers and the word `step`; the last step always has its number."""
         out = ""
         for v in ticks(self.low, self.high):
-            out += f'<path class="ax" d="M{LEFT} {place(self.y(v))}H{place(self.right)}"/>'
+            out += f'<path class="ax" d="M{LEFT} {self.y(v):.1f}H{self.right:.1f}"/>'
             out += label("num", LEFT - 5, self.y(v), short(v))
         room = 0.09 * (self.last - self.first)
         steps = [v for v in ticks(self.first, self.last, whole=True) if self.last - v > room]
@@ -109,8 +100,6 @@ class Frame:
             out += label("tick", self.x(v), FOOT + 11, short(v))
         return out + label("axis", (LEFT + self.right) / 2, FOOT + 23, "step")
 
-
-# ---- curves ------------------------------------------------------------------------------------------------
 
 def binned(points: list, merge: int) -> list[tuple]:
     """The means of each `merge` steps' points, over those that have a value in every column."""
@@ -133,7 +122,7 @@ def spread(wanted: list[tuple[float, str, str]]) -> list[tuple[float, str, str]]
 
 def curve(line: Line, points: list, frame: Frame, merge: int) -> str:
     """One line with its band, dots where it has few points, marks of birth and death."""
-    at = [(place(frame.x(step)), place(frame.y(v))) for step, v in points]
+    at = [(f"{frame.x(step):.1f}", f"{frame.y(v):.1f}") for step, v in points]
     tip = f"{line.name}{line.tip}: {short(points[0][1])} to {short(points[-1][1])}"
     body = f"<title>{text(tip)}</title>"
     band = binned(line.band, merge)

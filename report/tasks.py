@@ -4,7 +4,7 @@ from itertools import zip_longest
 
 from report.layout import section
 from report.run import RunLog, items, num
-from report.svg import brief, short, text
+from report.svg import brief, text
 
 ROOM = 750_000                      # bytes of the page, at most
 VERDICTS = {"correct": "✓ correct", "wrong": "✗ wrong", "malformed": "∅ malformed",
@@ -13,7 +13,7 @@ TEXTS = {"program": "program", "message": "hint", "inputs": "input", "outputs": 
          "text": "what the teacher wrote"}
 # The script fills the menus with what the tasks hold, and shows the form.
 MENUS = "".join(f'<label>{name} <select name="{name}"><option value="">any</option></select></label>'
-                for name in ("teacher", "student", "kind", "verdict"))
+                for name in ("teacher", "student", "kind", "solved"))
 FORM = f'<form>{MENUS}<label>text <input name="words"></label><span id="count" role="status"></span></form>'
 
 
@@ -39,22 +39,19 @@ def attempts(row: dict) -> str:
 
 def task(row: dict) -> str:
     """One proposal, folded: who wrote it, who tried, what became of it."""
-    rate, reward, refused = num(row, "solve_rate"), num(row, "reward"), str(row.get("reason") or "")
-    verdict = refused
-    if not refused:
-        verdict = {None: "not tried", 0: "never solved", 1: "always solved"}.get(rate, "sometimes solved")
-    data = dict(teacher=row.get("teacher"), student=" ".join(items(row, "attempts")), kind=row.get("kind"),
-                verdict=verdict)
+    rate, refused = num(row, "solve_rate"), str(row.get("reason") or "")
+    solved = refused or {None: "not tried", 0: "never", 1: "always"}.get(rate, "sometimes")
+    students, kind = " ".join(items(row, "attempts")), row.get("kind")
+    data = dict(teacher=row.get("teacher"), student=students, kind=kind, solved=solved)
     attributes = " ".join(f'data-{key}="{text(value, 200)}"' for key, value in data.items())
-    words = text(brief(verdict if refused or rate is None else f"solved {rate:.2f}", 30))
-    style = ' no"' if refused else f'" style="--v:{min(1, max(0, rate or 0)):.2f}"'
-    first = " ".join(str(row.get("program") or row.get("text") or "").split())[:90]
-    who = " → ".join(filter(None, (brief(row.get("teacher"), 20), brief(data["student"], 60))))
-    title = f"step {row['step']} · {text(who)} · {text(brief(row.get('kind'), 20))} · <code>{text(first)}</code>"
+    words = text(brief(solved if refused or rate is None else f"solved {rate:.2f}", 30))
+    pill = 'class="pill no"' if refused else f'class="pill" style="--v:{min(1, max(0, rate or 0)):.2f}"'
+    first = text(" ".join(str(row.get("program") or row.get("text") or "").split())[:90])
+    who = text(brief(row.get("teacher"), 20)) + (f" → {text(brief(students, 60))}" if students else "")
+    title = f"step {row['step']} · {who} · {text(brief(kind, 20))} · <code>{first}</code>"
     inner = "".join(block(words, row.get(key)) for key, words in TEXTS.items()) + attempts(row)
-    paid = "" if reward is None else f'<p class="note">reward {short(reward)}</p>'
-    return (f'<details class="task" {attributes}><summary><span class="pill{style}>{words}</span> {title}'
-            f"</summary><div>{inner}{paid}</div></details>")
+    return (f'<details class="task" {attributes}><summary><span {pill}>{words}</span> {title}'
+            f"</summary><div>{inner}{block('reward', num(row, 'reward'))}</div></details>")
 
 
 def tasks(run: RunLog) -> str:
@@ -65,5 +62,5 @@ def tasks(run: RunLog) -> str:
     body = '<p class="absent wide">Absent: no proposal can be read from tasks.jsonl.</p>'
     if shown:
         body = f'<div class="card wide">{FORM}<div id="list">{"".join(shown)}</div></div>'
-    return section("tasks", "Browse the tasks", f"{len(shown):,} of {run.n_tasks:,} proposals, evenly spaced in "
-                   "the order in which they were written.", [body])
+    words = f"{len(shown):,} of {run.n_tasks:,} proposals, evenly spaced in the order of writing."
+    return section("tasks", "Browse the tasks", words, [body])

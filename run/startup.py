@@ -210,7 +210,7 @@ def hash_base(base: Base, ranks: Ranks) -> str:
     """SHA-256 of the base, which process 0 computes. Raises ValueError, in all processes, where another one
     has other weights, or other files of those that a run reads."""
     values = dict(base.model.named_parameters())
-    for name in ("tokenizer.json", *HELD_OUT):
+    for name in ("tokenizer.json", HELD_OUT):
         values[name] = digest_of(base.path / name)
     ranks.check_equal(values, f"--base {base.path}")
     return ranks.broadcast(lambda: weights_hash(base.model))

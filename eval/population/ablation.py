@@ -4,7 +4,7 @@
     python -m eval.population.ablation --base micro/base --seeds 0,1,2              # the same command goes on
     python -m eval.population.ablation --base DIR --arms single-long,no-evolution --steps 200 -- --lr 2e-5
     python -m eval.population.ablation --base micro/base --arm "slow: --lr 3e-4" --seeds 0,1,2
-    python -m eval.population.ablation --from out/mine out/yours --svg forest.svg   # finished runs, one table
+    python -m eval.population.ablation --from out/mine out/yours                    # finished runs, one table
     python -m eval.population.ablation --from out/a out/b --map --reference single-long   # ground by arm
 
 `full` (the population as it is) sets the budget: what it spends in --steps with a seed, in generated tokens
@@ -31,13 +31,12 @@ from eval.population import heldout, measures, runs
 from eval.population.heldout import LONG
 from eval.population.runs import FULL, SEED_STRIDE, Arm, Experiment, runs_of
 from operators import OPERATORS
-from report.forest import forest
 from run.checkpoint import RunDir, differing
 from run.platform import Interrupted
 from weights import load_tokenizer, resolve
 
 LONGEST = 4             # times the steps first thought of: a run that needs more has stopped to spend
-VALIDATION_LIMIT = 72   # tasks of a family asked of the validation split, anchors included
+VALIDATION_LIMIT = 72   # tasks of a family asked of the validation split, those of probes included
 BUDGETS = ("tokens", "rows", "proposals")
 OWNED = ("base", "name", "out", "resume", "seed", "steps", "pop", "teachers", "students", "single", "keep",
          "plan", "device", "probe_every", "probe_share", "heldout", "n_heldout")
@@ -121,7 +120,7 @@ def words_of(args: argparse.Namespace, arm: str, run: str, seed: int) -> list[st
     stretch = args.stretch[arm]
     flags = {"base": args.base, "seed": seed, "steps": LONGEST * args.steps * stretch,
              "device": args.device, "probe-every": args.probe_every * stretch, "probe-share": 1,
-             "heldout": args.out / "anchors.jsonl", "n-heldout": args.n_anchors, "keep": 1,
+             "heldout": args.out / "heldout.jsonl", "n-heldout": args.n_heldout, "keep": 1,
              "out": args.out, "name": run, "resume": "auto"}
     words = [*args.train, *args.wanted[arm].flags]
     for name, value in flags.items():
@@ -230,7 +229,6 @@ def parser() -> argparse.ArgumentParser:
     add("--effect", type=float, default=0.05, help="difference that counts as small")
     add("--goal", type=float, default=0.6, help="accuracy in all played types that counts as reached")
     add("--map", action="store_true", help="each directory of --from is a ground: one table, ground by arm")
-    add("--svg", default="", metavar="FILE", help="also draw the corrected contrasts")
     add("--brief", action="store_true", help="leave out the contrasts of the other measures")
     add("train", nargs=argparse.REMAINDER, help="-- and flags of train.py for every arm")
     return p
@@ -282,9 +280,9 @@ def choose_arms(args: argparse.Namespace, cfg: Config) -> None:
         args.stretch[name] = max(1, round(arm.part * rows_of_step(cfg) / rows_of_step(own)))
     families = (*heldout.families_for(cfg.prompt_format), LONG)
     args.types = cfg.task_types.split(",")
-    if not set(args.types) <= set(runs.ANCHORED):
+    if not set(args.types) <= set(runs.PLAYABLE):
         raise ValueError(f"--task-types {cfg.task_types}: an ablation asks held-out tasks of what is played, "
-                         f"and has those of {', '.join(runs.ANCHORED)}")
+                         f"and has those of {', '.join(runs.PLAYABLE)}")
     for name, arm in args.wanted.items():
         if arm.cross and len(args.types) != OPERATORS[arm.cross].n_parents:
             raise ValueError(f"arm {name} crosses a specialist of each type: -- --task-types code_o,code_i")
@@ -310,16 +308,10 @@ def show_plan(args: argparse.Namespace) -> str:
 
 
 def show(args: argparse.Namespace, experiment: Experiment) -> dict:
-    """What finished runs say; drawn where that is asked for."""
+    """What finished runs say."""
     arms = common.choose(args.arms, tuple(experiment.arms), "--arms", "arm") or list(experiment.arms)
     common.choose(args.reference, tuple(experiment.arms), "--reference", "arm")
-    result = measures.conclude(experiment, arms, args.reference, args.measure, args.effect, args.goal)
-    if args.svg:
-        lines = [line | dict(name=f"{line['one']} - {line['other']}") for line in result["contrasts"]]
-        drawn = forest(measures.MEASURES[args.measure].capitalize(), [("", lines)],
-                       f"difference, 95% interval; shaded: up to {args.effect:g}", args.effect)
-        Path(args.svg).write_text(drawn, encoding="utf-8")
-    return result
+    return measures.conclude(experiment, arms, args.reference, args.measure, args.effect, args.goal)
 
 
 def open_out(args: argparse.Namespace) -> None:
@@ -348,13 +340,13 @@ def main(argv: list[str] | None = None) -> int:
         if not args.base:
             raise ValueError("give --base, or --from DIR...")
         choose_arms(args, settled(args))
-        items = runs.anchor_items(args.types)
-        args.n_anchors = len(items)
+        items = runs.heldout_items(args.types)
+        args.n_heldout = len(items)
         if args.plan:
             print(show_plan(args))
             return 0
         open_out(args)
-        runs.write_anchors(args.out / "anchors.jsonl", items)
+        runs.write_heldout(args.out / "heldout.jsonl", items)
         try:
             run_all(args)
         except Interrupted:

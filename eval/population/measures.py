@@ -1,8 +1,8 @@
 """What the runs of an ablation say: areas, ends, discoveries, and contrasts between arms, paired by seed.
 
 A record is one finished run (`eval.population.runs`). The *area* is the students' mean greedy accuracy on
-the anchors, averaged over the budget: it is high where learning comes early, and tells arms apart that end at
-the same ceiling. Every contrast comes with its manipulation check: whether the two arms differed at all in
+held-out tasks, averaged over the budget: it is high where learning comes early, and tells arms apart that end
+at the same ceiling. Every contrast comes with its manipulation check: whether the two arms differed at all in
 what their names promise.
 """
 import math
@@ -17,7 +17,7 @@ FEWEST = 8                          # seeds, under which nothing is concluded
 LEVEL = 0.05                        # of p after Holm
 TOLERANCE = 0.05                    # of a budget
 TESTED = dict(matching=0.2, evolution=0.5)      # least share of pairings that differ, of births that can help
-MEASURES = {"area": "area under greedy accuracy on the anchors, students' mean over the budget",
+MEASURES = {"area": "area under greedy accuracy on held-out tasks, students' mean over the budget",
             "end": "test accuracy at the end by played type, mean of types and students",
             "deployed": "the same of the one member chosen on validation, of all runs of an arm and seed",
             "goal": "share of the budget until one member has all types at --goal (never = 1)",

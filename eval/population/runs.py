@@ -17,8 +17,8 @@ from run.checkpoint import RunDir, differing
 
 FULL = "full"                       # the arm that sets the budget
 SEED_STRIDE = 1000                  # between the seeds of independent runs of one arm
-ANCHORED = ("code_o", "code_i", "code_f")       # task types that anchors can ask
-PER_SIZE = 8                        # anchors of each size
+PLAYABLE = ("code_o", "code_i", "code_f")       # task types that a run can play here
+PER_SIZE = 8                        # of each size in probes
 WINDOW = 3                          # steps of a student over which its share of thinking answers is a mean
 VARIED = dict(matching={"matching", "matching-floor"},
               evolution={"evolve", "evolve-every", "replace-frac", "grace"})        # by which flags
@@ -65,14 +65,14 @@ class Experiment:
         return self.arms[arm].part * self.records[f"{FULL}-s{seed}"]["spent"][-1]
 
 
-# ---- anchors -----------------------------------------------------------------------------------------------
+# ---- held-out tasks ----------------------------------------------------------------------------------------
 
 def families_of(kind: str) -> tuple[str, ...]:
     """The families of held-out tasks that ask a task type: output tasks have one of long programs, too."""
     return (kind, LONG) if kind == "code_o" else (kind,)
 
 
-def anchor_items(types: list[str]) -> list[Item]:
+def heldout_items(types: list[str]) -> list[Item]:
     """Unseen tasks of every played type from the validation split; sizes and types in turn."""
     by_size = {}
     for kind in types:
@@ -84,14 +84,14 @@ def anchor_items(types: list[str]) -> list[Item]:
     return [item for turn in zip(*columns) for item in turn]
 
 
-def write_anchors(path: Path, items: list[Item]) -> None:
-    """The anchors as a file for train.py --heldout."""
+def write_heldout(path: Path, items: list[Item]) -> None:
+    """Held-out tasks as a file for train.py --heldout."""
     rows = [dict(kind=i.task.kind, program=i.task.program, inputs=list(i.task.inputs)) for i in items]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def is_anchor(row: dict) -> bool:
-    """Whether an answer of the validation split is one to an anchor: its id is size/number."""
+def is_heldout(row: dict) -> bool:
+    """Whether an answer of the validation split is to a task of the probes, too: its id is size/number."""
     return not row["seen"] and int(row["id"].partition("/")[2]) < PER_SIZE
 
 
@@ -147,13 +147,13 @@ def discoveries(rows: list[dict]) -> list[list]:
 
 
 def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
-    """Of every student's birth: step, then the better parent's and the victim's accuracy on the anchors at
-    the last probe before; None = not probed."""
+    """Of every student's birth: step, then the better parent's and the victim's accuracy on
+    held-out tasks at the last probe before; None = not probed."""
     out = []
     for birth in genealogy:
         if birth["victim"]["role"] == "student":
-            probes = [row["anchors_greedy"] for row in metrics
-                      if row.get("anchors_greedy") and row["step"] <= birth["step"]]
+            probes = [row["heldout_greedy"] for row in metrics
+                      if row.get("heldout_greedy") and row["step"] <= birth["step"]]
             last = probes[-1] if probes else {}
             parents = [last[parent["name"]] for parent in birth["parents"] if parent["name"] in last]
             out.append([birth["step"], max(parents, default=None), last.get(birth["victim"]["name"])])
@@ -220,10 +220,10 @@ def probes_of(metrics: list[dict], done: list[int], types: list[str]) -> list[li
     """[spent before, students' mean, worst type of the best student] of every probe."""
     out = []
     for before, row in zip([0, *done], metrics):
-        if row.get("anchors_greedy"):
-            by_type = dict(row.get("anchors_by_type") or {"": row["anchors_greedy"]})
-            by_type |= {kind: row["heldout"][kind] for kind in types if kind in row.get("heldout", ())}
-            out.append([before, *heights(by_type, list(row["anchors_greedy"]))])
+        if row.get("heldout_greedy"):
+            by_type = dict(row.get("heldout_by_type") or {"": row["heldout_greedy"]})
+            by_type |= {kind: row["unseen"][kind] for kind in types if kind in row.get("unseen", ())}
+            out.append([before, *heights(by_type, list(row["heldout_greedy"]))])
     return out
 
 
@@ -242,9 +242,9 @@ def record_of(directory: Path, budget: str, types: list[str], samples: int, pare
         done += [before + at for at in own]
         learners += discoveries(metrics)
     validation, test = (answers_of(directory / f"heldout-{split}") for split in ("validation", "test"))
-    anchors = [row for row in validation if is_anchor(row)]
+    probed = [row for row in validation if is_heldout(row)]
     at_end, chosen, tested = ({kind: accuracy(rows, families_of(kind)) for kind in types}
-                              for rows in (anchors, validation, test))
+                              for rows in (probed, validation, test))
     students = [name for name in tested[types[0]] if name != BASE]
     score = {name: mean_of(chosen[kind][name] for kind in types) for name in students}
     best = max(score, key=score.get)

@@ -265,17 +265,17 @@ def test_a_run_is_trained_up_to_its_budget_and_no_further(monkeypatch, tmp_path)
     assert ablation.train_run(args, tmp_path / "a", [], None) == 300 and not asked, "full has its steps already"
 
 
-def test_anchors_are_reserved_programs_of_two_to_ten_statements(tmp_path):
-    items = runs.anchor_items(["code_o"])
+def test_heldout_are_reserved_programs_of_two_to_ten_statements(tmp_path):
+    items = runs.heldout_items(["code_o"])
     assert [item.size for item in items[:9]] == list(range(2, 11)) and len(items) == 9 * runs.PER_SIZE
     assert all(programs.held_out(item.task.program + "\n") for item in items)
-    two = runs.anchor_items(["code_o", "code_i"])
+    two = runs.heldout_items(["code_o", "code_i"])
     assert [item.bench for item in two[:4]] == ["code_o", "code_i"] * 2 and set(items) < set(two)
-    runs.write_anchors(tmp_path / "anchors.jsonl", two)
-    read = read_tasks(tmp_path / "anchors.jsonl")
+    runs.write_heldout(tmp_path / "heldout.jsonl", two)
+    read = read_tasks(tmp_path / "heldout.jsonl")
     assert [(p.kind, p.program, p.inputs) for p in read] == [(i.task.kind, i.task.program, i.task.inputs) for i in two]
     asked = heldout.items_of(["code_o", heldout.LONG, "code_i"], "validation", ablation.VALIDATION_LIMIT)
-    found = {item for item in asked if runs.is_anchor(dict(seen=item.seen, id=item.id))}
+    found = {item for item in asked if runs.is_heldout(dict(seen=item.seen, id=item.id))}
     assert found == set(two), "the evaluation after a run asks them too, and they are known by their ids"
 
 
@@ -299,7 +299,7 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
     assert plan.count("--lr 1e-3 --pop 8") == 6 and plan.count("--single") == 2 * 4
     assert "14 runs" in plan and not (tmp_path / "arms").exists()
     for words in re.findall(r"^full-s\d: (.*)$", plan, re.M):
-        assert train.parse_args(None, shlex.split(words)).heldout == str(tmp_path / "arms" / "anchors.jsonl")
+        assert train.parse_args(None, shlex.split(words)).heldout == str(tmp_path / "arms" / "heldout.jsonl")
 
 
 @pytest.mark.slow
