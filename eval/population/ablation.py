@@ -4,7 +4,7 @@
     python -m eval.population.ablation --base micro/base --seeds 0,1,2              # the same command goes on
     python -m eval.population.ablation --base DIR --arms single-long,no-evolution --steps 200 -- --lr 2e-5
     python -m eval.population.ablation --base micro/base --arm "slow: --lr 3e-4" --seeds 0,1,2
-    python -m eval.population.ablation --from out/mine out/yours --svg forest.svg   # finished runs, one table
+    python -m eval.population.ablation --from out/mine out/yours                    # finished runs, one table
     python -m eval.population.ablation --from out/a out/b --map --reference single-long   # ground by arm
 
 `full` (the population as it is) sets the budget: what it spends in --steps with a seed, in generated tokens
@@ -28,7 +28,6 @@ from eval import common
 from eval.population import measures, runs
 from eval.population.runs import FULL, SEED_STRIDE, Arm, Experiment, runs_of
 from operators import OPERATORS
-from report.forest import forest
 from run.platform import Interrupted
 from weights import load_tokenizer, resolve
 
@@ -200,7 +199,6 @@ def parser() -> argparse.ArgumentParser:
         + ", or a task type (what the deployed member solves of it)")
     add("--goal", type=float, default=0.6, help="accuracy in all played types that counts as reached")
     add("--map", action="store_true", help="each directory of --from is a ground: one table, ground by arm")
-    add("--svg", default="", metavar="FILE", help="also draw the corrected contrasts")
     add("train", nargs=argparse.REMAINDER, help="-- and flags of train.py for every arm")
     return p
 
@@ -268,17 +266,10 @@ def show_plan(args: argparse.Namespace) -> str:
 
 
 def show(args: argparse.Namespace, experiment: Experiment) -> dict:
-    """What finished runs say; drawn where that is asked for."""
+    """What finished runs say."""
     arms = common.choose(args.arms, tuple(experiment.arms), "--arms", "arm") or list(experiment.arms)
     common.choose(args.reference, tuple(experiment.arms), "--reference", "arm")
-    result = measures.conclude(experiment, arms, args.reference, args.measure, args.goal)
-    if args.svg:
-        lines = [line | dict(name=f"{line['one']} - {line['other']}") for line in result["contrasts"]]
-        title = measures.MEASURES.get(args.measure, args.measure).capitalize()
-        drawn = forest(title, [("", lines)], f"difference, 95% interval; shaded: up to {measures.EFFECT:g}",
-                       measures.EFFECT)
-        Path(args.svg).write_text(drawn, encoding="utf-8")
-    return result
+    return measures.conclude(experiment, arms, args.reference, args.measure, args.goal)
 
 
 def main(argv: list[str] | None = None) -> int:
