@@ -104,7 +104,7 @@ class Attempts:
     """n attempts at each of a list of tasks by one member each; row i*n+j is attempt j at task i."""
     rollout: Rollout
     texts: list[str]
-    verdicts: list[list[str]]       # per task: of each attempt, as TaskType.judge says
+    verdicts: list[list[str]]       # per task: of each attempt, as TaskType.verify says
 
 
 @dataclass
