@@ -126,7 +126,7 @@ def test_cached_decoding_equals_one_pass(tmp_path, changes):
     make_reference(tmp_path, num_key_value_heads=1, **changes)
     ours = load_model(tmp_path, torch.float32)
     ids = torch.randint(0, SMALL["vocab_size"], (2, 12), generator=torch.Generator().manual_seed(3))
-    cache = KVCache.empty(ours.cfg, 2, 12, torch.float32, "cpu")
+    cache = KVCache(ours.cfg, 2, 12, torch.float32, "cpu")
     parts = [ours(ids[:, :5], cache=cache)] + [ours(ids[:, t:t + 1], cache=cache) for t in range(5, 12)]
     assert cache.length == 12
     assert (torch.cat(parts, dim=1) - ours(ids)).abs().max() < 1e-5
@@ -151,7 +151,7 @@ def test_decoding_takes_the_strides_of_cuda_s_efficient_kernel(tmp_path, monkeyp
         return plain(*tensors, **options).transpose(1, 2).contiguous().transpose(1, 2)
 
     def decoded():
-        cache = KVCache.empty(ours.cfg, 2, 3, torch.float32, "cpu")
+        cache = KVCache(ours.cfg, 2, 3, torch.float32, "cpu")
         ours(ids[:, :2], cache=cache)
         return ours(ids[:, 2:], cache=cache)
 

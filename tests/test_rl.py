@@ -9,7 +9,7 @@ from batches import LENGTH, make_batch, pick, settings
 
 import rl
 from config import ALGORITHMS
-from generate import SamplingParams, generate
+from generate import Prompts, SamplingParams, generate
 from lora import Adapters
 from model import Base
 from pack import pack
@@ -154,7 +154,7 @@ def test_the_end_token_is_trained(tiny, population):
 def test_the_end_token_of_a_rollout_is_counted(tiny, population):
     """Masks come from lengths: end tokens and zeros are trained inside an answer, elsewhere not."""
     adapters, keys = population(tiny, 2), [(0, i) for i in range(12)]
-    rollout = generate(tiny, adapters, [[1, 7, 0], [5, 9]], [0, 1], keys, SamplingParams(n=6, max_new_tokens=30))
+    rollout = generate(tiny, adapters, Prompts([[1, 7, 0], [5, 9]], [0, 1], keys), SamplingParams(n=6, max_new_tokens=30))
     ended = sum(rollout.ids[i, int(rollout.length[i]) - 1].item() in ENDS for i in range(12))
     assert ended > 3, "the case needs rows that end"
     zeros = torch.zeros(12, dtype=torch.int64)
@@ -336,7 +336,7 @@ def test_two_armed_bandit(tiny, algo):
     ones, zeros = torch.ones(2 * n, dtype=torch.int64), torch.zeros(2 * n, dtype=torch.int64)
     for step in range(40):
         keys = [(3, step, i) for i in range(2 * n)]
-        rollout = generate(tiny, adapters, [[7, 8, 9]] * 2, [0, 1], keys, SamplingParams(n=n, max_new_tokens=2))
+        rollout = generate(tiny, adapters, Prompts([[7, 8, 9]] * 2, [0, 1], keys), SamplingParams(n=n, max_new_tokens=2))
         low = rollout.ids[torch.arange(2 * n), rollout.prompt_len] < 31
         reward = (low == (rollout.member == 0)).float()
         batch = rl.Batch(rollout, reward, rollout.member, ones, zeros)

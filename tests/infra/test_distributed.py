@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 
 import train
 from config import Config
-from generate import SamplingParams, deal, generate
+from generate import Prompts, SamplingParams, generate
 from infra.distributed import Ranks, leave
 from lora import Adapters
 from model import Base
@@ -88,7 +88,7 @@ def rollout_of(ranks: Ranks, base, adapters: Adapters, n_prompts: int, n: int) -
     """What a process holds after n attempts at some prompts of 2, 3, 4, ... tokens."""
     prompts = [list(range(6, 8 + i)) for i in range(n_prompts)]
     keys = [(n_prompts, n, row) for row in range(n_prompts * n)]
-    rollout = generate(base, adapters, prompts, [i % 3 for i in range(n_prompts)], keys, SamplingParams(n, max_new_tokens=6), ranks)
+    rollout = generate(base, adapters, Prompts(prompts, [i % 3 for i in range(n_prompts)], keys), SamplingParams(n, max_new_tokens=6), ranks)
     return vars(rollout)
 
 

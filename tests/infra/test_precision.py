@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten
 import config
 import rl
 import weights
-from generate import Rollout, SamplingParams, generate
+from generate import Prompts, Rollout, SamplingParams, generate
 from infra import precision
 from infra.distributed import Ranks
 from infra.precision import fastest, linear, pick_dtype, quantize, wide
@@ -289,7 +289,7 @@ def test_where_there_is_no_float64_none_is_made(tiny, population, monkeypatch, l
     adam = Adam(adapters, [1e-3] * 3)
     keys = [(0, row) for row in range(12)]
     with Formats() as formats:
-        rollout = generate(tiny, adapters, [[3, 4, 7], [8, 9], [6, 2, 3]], [0, 1, 2], keys, SamplingParams(4, max_new_tokens=6))
+        rollout = generate(tiny, adapters, Prompts([[3, 4, 7], [8, 9], [6, 2, 3]], [0, 1, 2], keys), SamplingParams(4, max_new_tokens=6))
         batch = rl.Batch(rollout, torch.arange(12) % 3 / 2, torch.arange(12) // 4, torch.zeros(12).long(), torch.zeros(12).long())
         cfg = rl.UpdateConfig(epochs=2, kl_coef=.1, entropy_coef=.1, scale_rewards="group")
         told = rl.update(tiny, adapters, adam, batch, rl.advantages(batch, cfg), cfg)

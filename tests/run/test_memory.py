@@ -142,7 +142,7 @@ def test_the_pool_of_pages_is_counted_exactly(monkeypatch, new, few_shot, contex
     monkeypatch.setattr(generate, "decode", lambda rows, *args: caches.append(rows.cache))
     for n in (1, cfg.proposals_per_prompt, cfg.samples_per_task):
         sampling = generate.SamplingParams(n, max_new_tokens=new, rollout_batch=16)
-        generate.generate(base, None, [[1] * longest] * 16, [-1] * 16, [(0,)] * 16 * n, sampling, kernel=varlen_attn)
+        generate.generate(base, None, generate.Prompts([[1] * longest] * 16, [-1] * 16, [(0,)] * 16 * n), sampling, kernel=varlen_attn)
     sizes = [sum(x.numel() * x.element_size() for x in cache.keys + cache.values) for cache in caches]
     plan = memory_plan(cfg, shape, torch.bfloat16, 4)
     assert plan["cache"] * GB == max(sizes)
