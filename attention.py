@@ -21,7 +21,7 @@ class Pages:
     """What one token a row sees in a PagedCache: the arguments of torch.nn.attention.varlen.varlen_attn."""
 
     def __init__(self, kernel: Callable, table: torch.Tensor, n_seen: torch.Tensor, window: int = 0):
-        """table (B, n) int32: pages of each row; n_seen (B,): its keys, of which the latest `window`, 0 = all."""
+        """table (B, n) int32: pages of each row; n_seen (B,): its keys; window: of those the latest; 0 = all."""
         self.kernel = kernel
         self.table = table
         self.n_seen = n_seen.int()

@@ -133,8 +133,8 @@ class Config:
                         "forgetting, escape (by commas)")
     # machine
     device: str = flag("auto", "auto (cuda or cpu), cpu, cuda, cuda:1, or mps for an Apple GPU")
-    dtype: str = flag("auto", "the base computes in it; auto: bfloat16 or float16 on a CUDA card, else float32",
-                      ("auto", "float32", "bfloat16", "float16"))
+    dtype: str = flag("auto", "the base computes in it; auto: bfloat16 or float16 on a CUDA card, "
+                      "else float32", ("auto", "float32", "bfloat16", "float16"))
     base_dtype: str = flag("same", "of the base's linear layers: that of --dtype, or int8 by output channel",
                            ("same", "int8"))
     rollout_batch: int = flag(None, "rows that decode together; 0, the default on a CUDA card = as many as "

@@ -192,8 +192,8 @@ class DecodeBatch:
 
     def extend(self, row: torch.Tensor, t: torch.Tensor,
                logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw the next token of rows (n,), which have t (n,) tokens, by logits (n, V): it and the new t. What
-        a row draws when it has ended, at t = L, lands in the spare column."""
+        """Draw the next token of rows (n,), which have t (n,) tokens, by logits (n, V): it and the new t.
+        What a row draws when it has ended, at t = L, lands in the spare column."""
         rows = self.rows
         token, logp = sample(logits, self.temperature[row], self.u[row, t])
         live = t < self.L

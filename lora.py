@@ -123,7 +123,7 @@ class Adapters:
     def set_factors(self, p: int, factors: Factors) -> None:
         """Overwrite member p, wholly or not at all.
 
-        Raises ValueError where layers or shapes differ, or a number is not finite: 0 * inf would reach others.
+        Raises ValueError where layers or shapes differ, or a number is not finite: 0 * inf reaches others.
         """
         if set(factors) != set(self.A):
             raise ValueError(f"adapter covers other layers than this population (first "
@@ -222,8 +222,8 @@ class AdapterWeights:
         return aligned and self.dtype == torch.bfloat16 and (at_once or len(self.present) > DENSE)
 
     def route(self, member: torch.Tensor, one_token: bool = False) -> "Route | None":
-        """As Adapters.route, for rows of no other members than these, by the cheapest product for the order of
-        the rows, which run one token each or several."""
+        """As Adapters.route, for rows of no other members than these, by the cheapest product for the order
+        of the rows, which run one token each or several."""
         if not (member >= 0).any():
             return None
         k, scale = len(self.present), self.adapters.scale

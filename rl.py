@@ -166,8 +166,8 @@ def token_losses(o: "Objective", route: Route, p: Packed, checkpointing: bool = 
     """Loss and log-probability (M,) of the answer tokens of packed rows, and SUMS.
 
     policy_loss times the importance weight + kl_coef k3 - entropy_coef H. In the first epoch the ratio is 1,
-    the gradient the plain policy gradient. The weight, min(exp(before - p.logp), importance_cap), corrects for
-    a rollout that computes otherwise than training does (truncated importance sampling, 2505.24034).
+    the gradient the plain policy gradient. The weight, min(exp(before - p.logp), importance_cap), corrects
+    for a rollout that computes otherwise than training does (truncated importance sampling, 2505.24034).
     """
     base, cfg = o.base, o.cfg
 
@@ -267,8 +267,8 @@ def halved(n_tokens: int, budget: int, e: RuntimeError) -> int:
     if not out_of_memory(e):
         raise e
     if n_tokens > budget:
-        raise ValueError(f"a row of {n_tokens} tokens does not fit into memory: lower --max-new-tokens, --rank "
-                         "or --pop, or pass --dtype bfloat16; --plan shows what takes how much") from e
+        raise ValueError(f"a row of {n_tokens} tokens does not fit into memory: lower --max-new-tokens, "
+                         "--rank or --pop, or pass --dtype bfloat16; --plan shows what takes how much") from e
     print(f"note: a micro-batch of {n_tokens} tokens does not fit into memory: --tokens-per-microbatch is "
           f"{n_tokens // 2} from now on", file=sys.stderr, flush=True)
     return n_tokens // 2

@@ -127,8 +127,8 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
         budget = largest(range(256, 2 ** 20 + 1, 256), need, free)
         table += [f"{'free':<12} {free:8.2f} GB", f"largest --tokens-per-microbatch that fits: {budget}"]
     if peak(plan) > free:
-        table.append("lower --tokens-per-microbatch, --rollout-batch, --max-new-tokens, --rank or --pop, or pass "
-                     "--dtype bfloat16 or --base-dtype int8")
+        table.append("lower --tokens-per-microbatch, --rollout-batch, --max-new-tokens, --rank or --pop, "
+                     "or pass --dtype bfloat16 or --base-dtype int8")
     return "\n".join(table), peak(plan) <= free
 
 

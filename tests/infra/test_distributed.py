@@ -195,14 +195,3 @@ def test_rows_are_dealt_and_all_processes_hold_the_same_bytes(two, tiny, case, s
     for name, whole in alone.items():
         assert torch.equal(mine["rollouts"][case][name], theirs["rollouts"][case][name])
         torch.testing.assert_close(mine["rollouts"][case][name], whole, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("n_prompts, n, world, most", [(12, 8, 8, 12), (12, 4, 8, 6), (16, 8, 8, 16), (12, 3, 8, 6), (1, 8, 8, 4),
-                                                       (3, 1, 8, 1)])
-def test_the_largest_share(n_prompts, n, world, most):
-    """12 prompts on 8 cards are 12 rows each, not 16 and 8; a prompt is cut in two at most, and every row is there once."""
-    size, dealt = deal(n_prompts, n, world)
-    assert len(dealt) == world and max(map(len, dealt)) == most and size in (n, n / 2)
-    assert sorted(sum(dealt, [])) == list(range(n_prompts * n))
-    for rows in dealt:
-        assert [row // n for row in rows] == [row // n for row in rows[::size] for _ in range(size)], "a piece is of one prompt"
