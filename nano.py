@@ -346,13 +346,13 @@ def main(seed=0, pop=8, steps=60):
     students = [Member(f"S{i}", "student", fresh_factors(model, gen)) for i in range(pop // 2)]
     seen = set()
     with Sandbox(workers=1) as sandbox:
-        anchors = [verify(sandbox, p, set()) for p in read_tasks(BASE / "anchors.jsonl")[:56]]
+        heldout = [verify(sandbox, p, set()) for p in read_tasks(BASE / "heldout.jsonl")[:56]]
         for step in range(steps + 1):
             if step % 10 == 0:
                 rows = []
                 for student in students:
-                    rows += sum(solve(model, sandbox, student, anchors, 1, gen, greedy=True), [])
-                print(f"anchors, greedy: {solve_rate(rows):.2f}, think {think_rate(rows):.2f}")
+                    rows += sum(solve(model, sandbox, student, heldout, 1, gen, greedy=True), [])
+                print(f"held-out, greedy: {solve_rate(rows):.2f}, think {think_rate(rows):.2f}")
             if step == steps:
                 break
             tasks, attempts = [], []

@@ -192,7 +192,7 @@ def key_of(s: Setup, proposal: Proposal) -> str:
 
 
 def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
-    """Gold outputs for given proposals (seeds, anchors). Raises ValueError naming the first invalid one."""
+    """Gold outputs for given proposals. Raises ValueError naming the first invalid one."""
     verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p) for p in proposals])
     tasks = []
     for number, (p, verdict) in enumerate(zip(proposals, verdicts), 1):

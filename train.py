@@ -128,7 +128,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
         solved, attempts = selfplay.solve(setup, pairs, proposed, step, bars["solve"])
         clock.lap("solve")
         # members as they were when they proposed and solved
-        probes = probe(setup, state.members, state.anchors, state.heldout, proposed, step, state.frozen)
+        probes = probe(setup, state.members, state.heldout, state.unseen, proposed, step, state.frozen)
         clock.lap("probe")
 
         # 4. reward and update: one batch for all members, each learns from its own rows; then the ratings
@@ -179,8 +179,8 @@ def record(setup: Setup, state: State, proposed: list[ProposalRecord], update: d
     state.totals["trained"] += update["trained_tokens"]
     row = dict(step=state.step, **measures(setup, state, proposed, update, batch, adv, matches), **probes)
     row["sandbox_failures"] += row.pop("probe_failures", 0)
-    if not state.anchors:                       # without held-out tasks, the run's first ones become anchors
-        state.anchors = [p.task for p in proposed if p.task][:setup.cfg.n_heldout]
+    if not state.heldout:                       # a base without held-out tasks: the run's first valid ones
+        state.heldout = [p.task for p in proposed if p.task][:setup.cfg.n_heldout]
     return row
 
 

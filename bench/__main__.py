@@ -1,4 +1,4 @@
-"""The measured claims of docs/advanced/engine.md and docs/judge.md.
+"""The measured claims of docs/advanced/engine.md and docs/verifier.md.
 
     python -m bench card                    a card: right? how fast? 15 minutes, one page to send us
     python -m bench verify                  the verifier beside `python -c`: a minute
@@ -19,10 +19,10 @@ import sys
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # read when torch is imported, hence before it
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from bench import card, engine, judge, learn
+from bench import card, engine, judge, learn, speedrun
 
 # name: what returns figures, what adds flags
-COMMANDS = card.COMMANDS | judge.COMMANDS | engine.COMMANDS | learn.COMMANDS
+COMMANDS = card.COMMANDS | judge.COMMANDS | engine.COMMANDS | learn.COMMANDS | speedrun.COMMANDS
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Number formats of the frozen base: which one a device computes, and int8 weights.
 
 Members, optimiser and losses are float32 whatever the base is in. --dtype is the format that the base
-computes in. --base-dtype int8 keeps the weights of its linear layers in one byte each: a row w of a matrix
+computes in. --dtype int8 keeps the weights of its linear layers in one byte each: a row w of a matrix
 (out, in) is scale * q with integers q in -127 .. 127 and scale = max|w| / 127 (absmax quantisation, as in
 LLM.int8(), 2208.07339, section 2). A product makes the matrix of one layer again and forgets it; the backward
 pass makes it once more. docs/own-base.md says what that costs, and why no int8 kernel of torch's is used.
@@ -64,7 +64,8 @@ def pick_dtype(name: str, device: torch.device) -> str:
     """The name in DTYPES that a --dtype flag means.
 
     auto is bfloat16 on a CUDA card that computes it by itself (from the Ampere generation on), float16 on
-    others, with a note, and float32 elsewhere. Raises ValueError for bfloat16 on a card without.
+    others, with a note, and float32 elsewhere; int8 computes in the same. Raises ValueError for bfloat16 on a
+    card without.
     """
     lacking = False
     if device.type == "cuda":
@@ -73,7 +74,7 @@ def pick_dtype(name: str, device: torch.device) -> str:
     if name == "bfloat16" and lacking:
         raise ValueError(f"--dtype bfloat16: {torch.cuda.get_device_name(device)} does not have it; leave "
                          "--dtype out or pass --dtype float16 (or float32, for twice the memory)")
-    if name != "auto":
+    if name not in ("auto", "int8"):
         return name
     if lacking:
         print(f"note: {torch.cuda.get_device_name(device)} has no bfloat16: taking --dtype float16",

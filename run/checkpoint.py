@@ -33,7 +33,7 @@ from weights import PEFT_FILES, load_peft, save_peft
 
 FROZEN = "probe/frozen_student"         # its place in a checkpoint, one level below those of the members
 OPTIMIZER = "optimizer"
-HELD_OUT = ("anchors.jsonl", "heldout.jsonl")        # beside a base's weights
+HELD_OUT = "heldout.jsonl"            # beside a base's weights
 
 
 def linked(former: Path, directory: Path, names: list[str]) -> bool:
@@ -64,8 +64,8 @@ class State:
     step: int
     members: list[Member]
     archive: Archive
-    anchors: list[Task]
-    heldout: list[Task]                 # of types that the run does not play
+    heldout: list[Task]                 # of the types that the run plays
+    unseen: list[Task]                  # those of types that the run does not play
     totals: dict[str, int]              # tokens generated and trained so far
     frozen: Adapters | None = None      # a student as it was early in the run, alone in slot 0: a yardstick
     saved: int | None = None            # step of the last checkpoint: Adapters.changed lists who moved since
@@ -91,7 +91,7 @@ def founders(cfg) -> list[Member]:
 
 
 def init_state(cfg, setup: Setup, base_hash: str = "") -> State:
-    """The state before step 0: fresh members (or --init), the archive's seeds, the anchors."""
+    """The state before step 0: fresh members (or --init), the archive's seeds, the held-out tasks."""
     init_adapters(cfg, setup, base_hash)
     archive = Archive(list(setup.task_types))
     for task in selfplay.make_tasks(setup, seeds(cfg, setup.task_types), cfg.seed_tasks or "seed"):
@@ -99,9 +99,9 @@ def init_state(cfg, setup: Setup, base_hash: str = "") -> State:
                     TASK_TYPES[task.kind].structure(task.program))
     held_out = first_of_types(held_out_proposals(setup, cfg.heldout), cfg.n_heldout)
     tasks = selfplay.make_tasks(setup, held_out, cfg.heldout or "the base's held-out tasks")
-    anchors = [task for task in tasks if task.kind in setup.task_types]
-    heldout = [task for task in tasks if task.kind not in setup.task_types]
-    return State(0, founders(cfg), archive, anchors, heldout, dict(generated=0, trained=0))
+    heldout = [task for task in tasks if task.kind in setup.task_types]
+    unseen = [task for task in tasks if task.kind not in setup.task_types]
+    return State(0, founders(cfg), archive, heldout, unseen, dict(generated=0, trained=0))
 
 
 def init_adapters(cfg, setup: Setup, base_hash: str) -> None:
@@ -137,12 +137,12 @@ def seeds(cfg, task_types: tuple[str, ...]) -> list[Proposal]:
 
 
 def held_out_proposals(setup: Setup, given: str) -> list[Proposal]:
-    """The tasks of --heldout's file, or else of the base's own two; [] where it has none. Raises ValueError
+    """The tasks of --heldout's file, or else of the base's own; [] where it has none. Raises ValueError
     where the given file is missing or a line is wrong."""
     if given and not Path(given).exists():
         raise ValueError(f"--heldout {given}: no such file")
-    paths = [Path(given)] if given else [setup.base.path / name for name in HELD_OUT]
-    return [p for path in paths if path.exists() for p in read_tasks(path)]
+    path = Path(given) if given else setup.base.path / HELD_OUT
+    return read_tasks(path) if path.exists() else []
 
 
 def first_of_types(proposals: list[Proposal], n: int) -> list[Proposal]:
@@ -196,7 +196,7 @@ def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, ke
         if state.frozen:
             write(state.frozen, 0, directory, FROZEN, has_moments=False)
 
-    tasks = dict(anchors=state.anchors, heldout=state.heldout, seeds=state.archive.seeds)
+    tasks = dict(heldout=state.heldout, unseen=state.unseen, seeds=state.archive.seeds)
     as_rows = {name: [dataclasses.asdict(task) for task in some] for name, some in tasks.items()}
     members = [m.to_json() for m in state.members]
     metadata = dict(base_files=base_hash, members=members, **as_rows, totals=state.totals,
@@ -279,8 +279,8 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
         frozen = empty_adapters(setup)
         load(frozen, 0, FROZEN)
     run.truncate_logs(metadata["logs"])
-    anchors, heldout = ([task_of(row) for row in metadata[name]] for name in ("anchors", "heldout"))
-    state = State(metadata["step"], members, archive, anchors, heldout, metadata["totals"], frozen)
+    heldout, unseen = ([task_of(row) for row in metadata[name]] for name in ("heldout", "unseen"))
+    state = State(metadata["step"], members, archive, heldout, unseen, metadata["totals"], frozen)
     if run.config()["base"] == cfg.base:            # else the members' files name another directory
         mark_saved(state, setup)
     return state

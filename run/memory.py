@@ -51,7 +51,7 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
         factors += n_members * cfg.rank * sum(x.in_features + x.out_features for x in adapted)
         joint += n_members * cfg.rank * len(adapted) * (fused.layers[0].in_features + sum(fused.sizes))
     base = sum(p.numel() for p in model.parameters()) * size
-    if cfg.base_dtype == "int8":
+    if cfg.dtype == "int8":
         base += sum(x.out_features * (size + x.in_features * (1 - size)) for x in model.linears().values())
         base += size * max(fused.layers[0].in_features * sum(fused.sizes) for fused in model.fused_linears())
 
@@ -106,7 +106,7 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
     cfg = fitted(cfg, m, dtype, n_members, free)
     plan, T = memory_plan(cfg, m, dtype, n_members), longest_row(cfg, m)
     number = str(dtype).removeprefix("torch.")
-    if cfg.base_dtype == "int8":
+    if cfg.dtype == "int8":
         number = f"int8, and one layer of it in {number}"
     meaning = dict(base=f"the frozen model in {number}", adapters=f"{n_members} of rank {cfg.rank}",
                    optimiser="Adam's two moments", graph="memory of the CUDA graph that decodes",
@@ -128,7 +128,7 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
         table += [f"{'free':<12} {free:8.2f} GB", f"largest --tokens-per-microbatch that fits: {budget}"]
     if peak(plan) > free:
         table.append("lower --tokens-per-microbatch, --rollout-batch, --max-new-tokens, --rank or --pop, "
-                     "or pass --dtype bfloat16 or --base-dtype int8")
+                     "or pass --dtype bfloat16 or int8")
     return "\n".join(table), peak(plan) <= free
 
 

@@ -186,7 +186,7 @@ N_BORN = 8                          # names of children on a line, at most
 def columns() -> list[tuple[str, int]]:
     """Names and widths of what `line` shows."""
     best = [(f"best {role[0].upper()}", 12) for role in ROLES]
-    return [("step", 5), ("valid", 6), ("statements", 10), ("solve", 6), ("base", 6), ("anchor", 7),
+    return [("step", 5), ("valid", 6), ("statements", 10), ("solve", 6), ("base", 6), ("heldout", 7),
             ("greedy", 7), ("think", 6), ("reward", 6), ("unique", 6), *best, ("sec", 6)]
 
 
@@ -208,9 +208,9 @@ def best_of(row: dict, role: str) -> str:
 
 def line(row: dict) -> str:
     """One aligned line from the dict that goes to metrics.jsonl."""
-    anchors = [mean(row.get(f"anchors_{how}", {}).values()) for how in ("sampled", "greedy")]
+    heldout = [mean(row.get(f"heldout_{how}", {}).values()) for how in ("sampled", "greedy")]
     measured = [row["valid"], row["complexity"].get("statements"), row["solve_rate"], row.get("base_solve"),
-                *anchors, row["think"], row["teacher_reward"]]
+                *heldout, row["think"], row["teacher_reward"]]
     cells = [str(row["step"]), *map(two_digits, measured), str(row["unique_structures"]),
              *(best_of(row, role) for role in ROLES), f"{sum(row['seconds'].values()):.1f}"]
     notes = []
@@ -251,7 +251,7 @@ def summary(rows: list[dict]) -> str:
         else:
             out.append(f"  {what} {'rose' if after > before else 'fell'} from {before:.2f} to {after:.2f}")
     out += discovery_words(rows)
-    out += probe_words([row for row in rows if row.get("anchors_greedy")])
+    out += probe_words([row for row in rows if row.get("heldout_greedy")])
     out += alarm_words(rows)
     n_born = sum(len(row["births"]) for row in rows)
     out.append(f"  {rows[-1]['unique_structures']} distinct program structures, {n_born} members replaced, "
@@ -300,22 +300,22 @@ def probe_words(probes: list[dict]) -> list[str]:
     first, last = probes[0], probes[-1]
     out = []
     for how, words in (("greedy", "greedily decoded"), ("sampled", "at the run's temperature")):
-        before, after = (mean(row.get(f"anchors_{how}", {}).values()) for row in (first, last))
+        before, after = (mean(row.get(f"heldout_{how}", {}).values()) for row in (first, last))
         if before is None or after is None:
-            continue                            # anchors that are the run's own first tasks: probed later
-        error = last.get("anchors_greedy_se") if how == "greedy" else None
+            continue                            # the run's own first tasks: probed later
+        error = last.get("heldout_greedy_se") if how == "greedy" else None
         spread = f" (standard error {error:.3f})" if error else ""
-        out.append(f"  the students' accuracy on held-out anchor tasks, {words}: "
+        out.append(f"  the students' accuracy on held-out tasks, {words}: "
                    f"{before:.2f} at step {first['step']}, {after:.2f} at step {last['step']}{spread}")
-    for kind, at_first in first.get("heldout", {}).items():
-        told = heldout_words(last.get("heldout", {}).get(kind, {}))
+    for kind, at_first in first.get("unseen", {}).items():
+        told = unseen_words(last.get("unseen", {}).get(kind, {}))
         if told and "base" in at_first:
-            out.append(f"  held-out {kind} tasks, which nobody played, greedily decoded: "
+            out.append(f"  unseen task type {kind}, greedily decoded: "
                        f"frozen base {at_first['base']:.2f}, {told}")
     return out
 
 
-def heldout_words(accuracy: dict[str, float]) -> str:
+def unseen_words(accuracy: dict[str, float]) -> str:
     """Mean accuracy of each role, students first, from that of each member by name."""
     told = []
     for role in reversed(ROLES):

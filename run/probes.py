@@ -1,7 +1,7 @@
 """Absolute measures of a run: tasks that never change, and a base that never learns.
 
-Ratings only compare members with each other. A probe asks every student the anchors (held-out tasks of the
-type that the run plays), all members and the frozen base held-out tasks of types that it does not play, and
+Ratings only compare members with each other. A probe asks every student the held-out tasks of the
+types that the run plays, all members and the frozen base those of unseen task types, and
 the frozen base the teachers' current tasks. Greedy accuracy is what counts: what rises only at temperature 1
 is sharpening. The first and the last probe of a run ask all tasks, those in between a share of them, so that
 probes cost less than a fifth of a run.
@@ -19,6 +19,7 @@ from tasks.prompts import reasoning
 
 N_PROBED = 32                       # members of a role that a probe asks, at most
 FROZEN_BASE = "base"                # its name among the members
+SHARE = 0.2                         # of the micro base's held-out tasks between the first and the last probe
 CURRENT_ATTEMPTS = 1                # of the frozen ones at a current task: tasks differ more than attempts do
 
 
@@ -79,8 +80,9 @@ def to_probe(cfg, members: list[Member], step: int) -> list[Member]:
 
 
 def part_of(tasks: list[Task], s: Setup) -> list[Task]:
-    """The share of the tasks that is asked where not all are; files hold the sizes in turn."""
-    return tasks[:max(1, round(len(tasks) * s.cfg.probe_share))]
+    """Those that are asked where not all are: a share of the base's own; files hold the sizes in turn."""
+    given = s.cfg.heldout or s.cfg.prompt_format != "micro"
+    return tasks if given else tasks[:max(1, round(len(tasks) * SHARE))]
 
 
 def whole(s: Setup, step: int) -> bool:
@@ -116,58 +118,58 @@ def standard_error(found: dict[str, Answers]) -> float | None:
     return statistics.stdev(by_task) / len(by_task) ** .5 if len(by_task) > 1 else None
 
 
-def on_anchors(found: dict[str, Answers], n: int) -> dict:
-    """Keys of metrics.jsonl for the answers to the first n anchors."""
+def on_heldout(found: dict[str, Answers], n: int) -> dict:
+    """Keys of metrics.jsonl for the answers to the first n held-out tasks."""
     members = {name: a.first(n) for name, a in found.items()}
     base = members.pop(FROZEN_BASE)
-    return dict(anchors_greedy=accuracies(members), anchors_greedy_base=mean(base.correct), anchors_n=n,
-                anchors_think=think_shares(members), anchors_think_base=mean(base.thinks),
-                anchors_greedy_se=standard_error(members))
+    return dict(heldout_greedy=accuracies(members), heldout_greedy_base=mean(base.correct), heldout_n=n,
+                heldout_think=think_shares(members), heldout_think_base=mean(base.thinks),
+                heldout_greedy_se=standard_error(members))
 
 
-def probe_anchors(s: Setup, students: dict[str, int], anchors: list[Task],
+def probe_heldout(s: Setup, students: dict[str, int], heldout: list[Task],
                   step: int) -> tuple[dict, Counter]:
-    """Every student on the anchors, greedily, and at the first and last probe on a share of them at the run's
-    temperature; keys of metrics.jsonl, cost."""
-    if not anchors:
+    """Every student on the held-out tasks, greedily, and at the first and last probe a share of them at the
+    run's temperature; keys of metrics.jsonl, cost."""
+    if not heldout:
         return {}, Counter()
-    slots, part = students | {FROZEN_BASE: -1}, part_of(anchors, s)
-    tasks = anchors if whole(s, step) else part
+    slots, part = students | {FROZEN_BASE: -1}, part_of(heldout, s)
+    tasks = heldout if whole(s, step) else part
     found, cost = answers(s, slots, tasks, step, 0.0)
     by_type = accuracies_by_type(found, tasks)
-    out = on_anchors(found, len(tasks))
+    out = on_heldout(found, len(tasks))
     if len(part) < len(tasks):
-        out["part"] = on_anchors(found, len(part))
+        out["part"] = on_heldout(found, len(part))
     if len(by_type) > 1:
-        out["anchors_by_type"] = by_type
+        out["heldout_by_type"] = by_type
     if whole(s, step):
         found, more = answers(s, slots, part, step, s.cfg.temperature)
         base = found.pop(FROZEN_BASE)
-        out |= dict(anchors_sampled=accuracies(found), anchors_sampled_base=mean(base.correct))
+        out |= dict(heldout_sampled=accuracies(found), heldout_sampled_base=mean(base.correct))
         cost.update(more)
     return out, cost
 
 
-def probe_heldout(s: Setup, members: dict[str, int], heldout: list[Task],
+def probe_unseen(s: Setup, members: dict[str, int], unseen: list[Task],
                   step: int) -> tuple[dict, Counter]:
     """Members and frozen base on the types of tasks that the run does not play, greedily; keys of
     metrics.jsonl, cost."""
     slots, cost = members | {FROZEN_BASE: -1}, Counter()
-    out = dict(heldout={}, heldout_think={}, heldout_n={})
-    part = dict(heldout={}, heldout_think={}, heldout_n={})
-    for kind in dict.fromkeys(task.kind for task in heldout):
-        tasks = [task for task in heldout if task.kind == kind]
+    out = dict(unseen={}, unseen_think={}, unseen_n={})
+    part = dict(unseen={}, unseen_think={}, unseen_n={})
+    for kind in dict.fromkeys(task.kind for task in unseen):
+        tasks = [task for task in unseen if task.kind == kind]
         n_part = len(part_of(tasks, s))
         tasks = tasks if whole(s, step) else tasks[:n_part]
         found, more = answers(s, slots, tasks, step, 0.0)
         cost.update(more)
         for row, n in ((out, len(tasks)), (part, n_part)):
             some = {name: a.first(n) for name, a in found.items()}
-            row["heldout"][kind] = accuracies(some)
-            row["heldout_think"][kind], row["heldout_n"][kind] = think_shares(some), n
-    if out["heldout_n"] != part["heldout_n"]:
+            row["unseen"][kind] = accuracies(some)
+            row["unseen_think"][kind], row["unseen_n"][kind] = think_shares(some), n
+    if out["unseen_n"] != part["unseen_n"]:
         out["part"] = part
-    return out if out["heldout"] else {}, cost
+    return out if out["unseen"] else {}, cost
 
 
 def probe_current(s: Setup, proposed: list[ProposalRecord], step: int,
@@ -191,7 +193,7 @@ def probe_current(s: Setup, proposed: list[ProposalRecord], step: int,
     return out, cost_of(done)
 
 
-def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Task],
+def probe(s: Setup, members: list[Member], heldout: list[Task], unseen: list[Task],
           proposed: list[ProposalRecord], step: int, frozen: Adapters | None = None) -> dict:
     """All absolute measures of a step, as keys of metrics.jsonl, of those that are asked (to_probe); nothing
     of a step without a probe. The frozen base answers the same tasks as they do each time: it never changes,
@@ -205,7 +207,7 @@ def probe(s: Setup, members: list[Member], anchors: list[Task], heldout: list[Ta
     students = {m.name: m.slot for m in members_of(asked, "student")}
     by_slot = {m.slot: m.name for m in asked}                   # an adapter in several roles is asked once
     everybody = {name: slot for slot, name in sorted(by_slot.items())}
-    parts = [probe_anchors(s, students, anchors, step), probe_heldout(s, everybody, heldout, step),
+    parts = [probe_heldout(s, students, heldout, step), probe_unseen(s, everybody, unseen, step),
              probe_current(s, proposed, step, frozen)]
     s.adapters.page_in(players.tolist())
     out, cost, part = {}, Counter(probe_tokens=0), {}

@@ -104,7 +104,7 @@ def replay(path: str, step: int, match: str = "", device: str = "auto") -> bool:
         if state.step < step:
             print(f"no checkpoint of step {step}: computing steps {state.step} to {step - 1} again",
                   flush=True)
-        state.anchors, state.heldout = [], []                       # nobody reads what they would measure
+        state.heldout, state.unseen = [], []                       # nobody reads what they would measure
         without = dataclasses.replace(setup, cfg=dataclasses.replace(setup.cfg, n_heldout=0, halt_on=""))
         train(without, state, run, adam, base_hash, Signals(), until=step)
         return replay_step(setup, state, matches, logged)

@@ -15,7 +15,7 @@ TASK = dict(kind=str, program=str, inputs=[str], outputs=[str], message=str, key
 MEMBER = dict(name=str, role=str, slot=int, rating=dict(mu=float, sigma=float), born=int, parents=[str],
               operator=str, matches=int) | {"niche?": [str], "lr_scale?": float}
 LOG_SIZES = {f"{name}.jsonl": int for name in ("metrics", "tasks", "matches", "genealogy")}
-STATE = dict(step=int, base_files=str, members=[MEMBER], anchors=[TASK], heldout=[TASK], seeds=[TASK],
+STATE = dict(step=int, base_files=str, members=[MEMBER], heldout=[TASK], unseen=[TASK], seeds=[TASK],
              totals=dict(generated=int, trained=int), optimizer_steps=[int], frozen=bool, logs=LOG_SIZES)
 LOG_ROWS = {
     "metrics.jsonl": dict(
@@ -24,8 +24,8 @@ LOG_ROWS = {
         "solve_rate?": NUMBER, "think?": NUMBER, "teacher_reward?": NUMBER, "complexity?": {str: NUMBER},
         "unique_structures?": int, "births?": [str], "skipped?": [int], "tokens_generated?": int,
         "tokens_trained?": int, "seconds?": {str: float}, "alarms?": {str: str},
-        "heldout?": {str: {str: float}},
-        "anchors_greedy?": {str: float}, "anchors_greedy_se?": NUMBER, "anchors_greedy_base?": NUMBER},
+        "unseen?": {str: {str: float}},
+        "heldout_greedy?": {str: float}, "heldout_greedy_se?": NUMBER, "heldout_greedy_base?": NUMBER},
     "tasks.jsonl": dict(step=int, teacher=str, kind=str, reason=str, reward=float),
     "matches.jsonl": dict(step=int, teacher=str, student=str),
     "genealogy.jsonl": dict(step=int, child=str)}
@@ -81,7 +81,7 @@ def check_state(state, step: int) -> None:
     check_shape(state, STATE, "it")
     if state["step"] != step or min(state["logs"].values()) < 0:
         raise ValueError("its step or its logs' sizes are impossible")
-    for name in ("anchors", "heldout", "seeds"):
+    for name in ("heldout", "unseen", "seeds"):
         for i, row in enumerate(state[name]):
             check_task(row, TASK, f"{name}[{i}]")
     names = [m["name"] for m in state["members"]]

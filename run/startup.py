@@ -160,7 +160,7 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
     absent = cfg.device.startswith("cuda") and ranks.device.type == "cpu"      # a card that is planned for
     cfg = resolve_config(cfg, prompt_format, "cuda" if absent else ranks.device.type)
-    dtype = DTYPES[pick_dtype(cfg.dtype, ranks.device)]
+    dtype = DTYPES["bfloat16" if absent and cfg.dtype == "int8" else pick_dtype(cfg.dtype, ranks.device)]
     on_cpu = ranks.device.type == "cpu" and not absent
     n = n_adapters(cfg) if on_cpu else n_on_device(cfg)                 # a CPU has but one memory
     free = float("inf") if absent else free_memory(ranks.device)
@@ -174,7 +174,7 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
         torch.set_num_threads(1)        # on small matrices threads wait longer than they compute
     if not fits:
         raise ValueError(f"not enough memory:\n{table}")
-    base = load_base(base_name(cfg), dtype, ranks.device, cfg.base_dtype)
+    base = load_base(base_name(cfg), dtype, ranks.device, int8=cfg.dtype == "int8")
     return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format)
 
 
@@ -211,7 +211,7 @@ def hash_base(base: Base, ranks: Ranks) -> str:
     """SHA-256 of the base, which process 0 computes. Raises ValueError, in all processes, where another one
     has other weights, or other files of those that a run reads."""
     values = dict(base.model.named_parameters())
-    for name in ("tokenizer.json", *HELD_OUT):
+    for name in ("tokenizer.json", HELD_OUT):
         values[name] = digest_of(base.path / name)
     ranks.check_equal(values, f"--base {base.path}")
     return ranks.broadcast(lambda: weights_hash(base.model))

@@ -65,7 +65,7 @@ def test_it_plays_by_the_presets_of_the_engine():
 def test_two_steps(micro_base, capsys):
     nano.main(seed=0, pop=2, steps=2)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("anchors")
+    assert lines[0].startswith("held-out")
     assert [line.split()[:2] for line in lines[1:]] == [["step", "0"], ["step", "1"]]
     for line in lines[1:]:
         n_tasks, solved = re.search(r"tasks +(\d+) .* solved ([\d.]+) ", line).groups()
@@ -93,7 +93,7 @@ def test_a_population_that_cannot_be_halved_is_refused(pop):
 def test_an_interrupt_ends_it_with_one_line(micro_base):
     run = subprocess.Popen([sys.executable, "nano.py", "--pop", "2"], cwd=ROOT, stdout=subprocess.PIPE,
                            stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
-    assert run.stdout.readline().startswith("anchors")
+    assert run.stdout.readline().startswith("held-out")
     run.send_signal(signal.SIGINT)
     _, said = run.communicate(timeout=60)
     assert run.returncode == 130 and said.endswith("nano.py: interrupted\n") and "Traceback" not in said

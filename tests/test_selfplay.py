@@ -493,13 +493,13 @@ def test_last_words():
             births=["T9"],
             base_solve=0.5,
             student_solve=0.5,
-            anchors_sampled={"S0": i / 10},
-            anchors_greedy={"S0": 0.5},
-            anchors_greedy_se=0.012,
+            heldout_sampled={"S0": i / 10},
+            heldout_greedy={"S0": 0.5},
+            heldout_greedy_se=0.012,
             think=i / 4,
             members={"T0": dict(role="teacher", think=0.0), "S0": dict(role="student", think=i / 4),
                      "S1": dict(role="student", think=i / 5)},
-            heldout={"math": {"T0": 0.1, "S0": i / 5} | ({} if i else {"base": 0.05})},
+            unseen={"math": {"T0": 0.1, "S0": i / 5} | ({} if i else {"base": 0.05})},
             tokens_generated=1000 * i,
             tokens_trained=i,
         )
@@ -516,18 +516,18 @@ def test_last_words():
         and "0.50 at step 4 (standard error 0.012)" in said
         and "answers that think rose from 0.00 to 1.00" in said
         and "most of its answers: 3; in which all do: 3" in said
-        and "held-out math tasks, which nobody played, greedily decoded: frozen base 0.05, "
+        and "unseen task type math, greedily decoded: frozen base 0.05, "
             "students 0.80, teachers 0.10" in said
     )
-    # without anchors the run's own first tasks are asked: not at the first probe, nor sampled before the last
-    late = [dict(row, anchors_sampled={}) if row["step"] < 4 else row for row in rows]
-    late[0] = {key: value for key, value in late[0].items() if not key.startswith("anchors")}
-    del late[1]["anchors_sampled"]
+    # without held-out tasks the run's own first tasks are asked: not at the first probe, nor sampled before the last
+    late = [dict(row, heldout_sampled={}) if row["step"] < 4 else row for row in rows]
+    late[0] = {key: value for key, value in late[0].items() if not key.startswith("heldout")}
+    del late[1]["heldout_sampled"]
     said = metrics.summary(late)
     assert "greedily decoded: 0.50 at step 1, 0.50 at step 4" in said
     assert "at the run's temperature" not in said
-    nothing = dict(complexity={}, valid=0.0, base_solve=None, student_solve=None, anchors_sampled={},
-                   anchors_greedy={})
+    nothing = dict(complexity={}, valid=0.0, base_solve=None, student_solve=None, heldout_sampled={},
+                   heldout_greedy={})
     bare = [row | nothing for row in rows]
     assert "stayed at 0.00" in metrics.summary(bare)
 

@@ -45,7 +45,7 @@ SWITCHES = {f.name: list(f.metadata["choices"]) for f in WITH_CHOICES} | dict(
     rollout_batch=[512, 16],
     seed=[0, 7],
     rank=[8, 2],
-    clip_low=[0.2, 0.1],
+    clip=["0.2,0.2", "0.1,0.3"],
     epochs=[1, 2],
 )
 EVOLVE = SWITCHES.pop("evolve")
@@ -214,10 +214,10 @@ def test_metrics(finished):
         "births",
         "seconds",
     }
-    probes = {"anchors_greedy", "anchors_think", "base_solve", "student_solve", "probe_tokens"}
+    probes = {"heldout_greedy", "heldout_think", "base_solve", "student_solve", "probe_tokens"}
     for row in rows:
         assert expected <= set(row) and (probes <= set(row)) == (row["step"] in (0, 2, 3)), row["step"]
-        assert ("anchors_sampled" in row) == (row["step"] in (0, 3)), "sampled first and last"
+        assert ("heldout_sampled" in row) == (row["step"] in (0, 3)), "sampled first and last"
         assert set(row["task_types"]) == {"code_o", "code_i", "code_f"} and len(row["members"]) == 4
         phases = {"match", "propose", "verify", "solve", "probe", "update", "rate", "record", "evolve"}
         assert phases == set(row["seconds"])
@@ -226,7 +226,7 @@ def test_metrics(finished):
         assert sum(row["reasons"].values()) == round((1 - row["valid"]) * row["n"])
         keys = {"mu", "sigma", "reward", "response_tokens", "entropy", "adv_abs", "grad_norm", "cosine"}
         assert all(keys <= set(member) for member in row["members"].values())
-    assert "anchors_sampled_base" in rows[0] and rows[0]["unique_structures"] <= rows[-1]["unique_structures"]
+    assert "heldout_sampled_base" in rows[0] and rows[0]["unique_structures"] <= rows[-1]["unique_structures"]
     assert [row["tokens_generated"] for row in rows] == sorted({row["tokens_generated"] for row in rows})
 
 
@@ -295,7 +295,7 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
         ("--temperature nan", "--temperature"),
         ("--lr nan", "--lr"),
         ("--kl-coef -1", "--kl-coef"),
-        ("--clip-low 0", "--clip-low"),
+        ("--clip 0.2", "--clip 0.2: give LOW,HIGH"),
         ("--seed -1", "--seed"),
         ("--proposals-per-prompt 0", "--proposals-per-prompt"),
         ("--n-few-shot -1", "--n-few-shot"),
@@ -441,5 +441,5 @@ def test_a_student_discovers_thinking(micro_base, tmp_path, seed):
         shares = [m["think"] for m in row["members"].values() if m["role"] == "student"]
         students.append([share for share in shares if share is not None])
     assert max(students[0]) < .5 < max(students[-1])
-    first, last = (max(rows[i]["anchors_greedy"].values()) for i in (0, -1))
+    first, last = (max(rows[i]["heldout_greedy"].values()) for i in (0, -1))
     assert first < .4 and last > .6, (first, last)

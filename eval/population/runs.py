@@ -1,7 +1,11 @@
-"""Finished runs of an ablation: what they spent and learned, as records that the tables are made of.
+"""Runs of an ablation and what its tables need of each: a record, one line of runs.jsonl.
 
-A record is a line of runs.jsonl: what the tables need of one run, no weights and no texts.
+A record has run, commit and base_hash; spent (tokens after each step); probes (tokens spent before, the
+students' mean accuracy, the worst type of the student that is best in it); students (see discoveries); births
+and pairings; answers (split -> task type -> member -> a "0" or "1" for each held-out task, in the order of
+their ids); validation, end and deployed (accuracies that follow from the answers).
 """
+import contextlib
 import dataclasses
 import json
 import math
@@ -9,16 +13,15 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
+import evolve
 from eval.population import heldout
-from eval.population.heldout import LONG, Item
-from eval.stats import pass_at_k
 from eval.summary import BASE, comparable
 from run.checkpoint import RunDir, differing
 
-FULL = "full"                       # the arm that sets the budget
+FULL = "full"                       # the arm that sets the budget, where the plan has no number of tokens
 SEED_STRIDE = 1000                  # between the seeds of independent runs of one arm
-ANCHORED = ("code_o", "code_i", "code_f")       # task types that anchors can ask
-PER_SIZE = 8                        # anchors of each size
+PLAYABLE = ("code_o", "code_i", "code_f")       # task types of which there are held-out tasks of code
+FORMER = {"anchors_greedy": "heldout_greedy", "anchors_by_type": "heldout_by_type"}     # before b76b60f
 WINDOW = 3                          # steps of a student over which its share of thinking answers is a mean
 VARIED = dict(matching={"matching", "matching-floor"},
               evolution={"evolve", "evolve-every", "replace-frac", "grace"})        # by which flags
@@ -28,7 +31,7 @@ VARIED = dict(matching={"matching", "matching-floor"},
 class Arm:
     """One way to spend the budget: flags of train.py, one run's part of the budget, runs of one seed; cross:
     specialists of the played types, one after the other, crossed at the end by this operator."""
-    flags: tuple[str, ...]
+    flags: tuple[str, ...] = ()
     part: float = 1.0
     runs: int = 1
     cross: str = ""
@@ -55,59 +58,38 @@ class Experiment:
     records: dict[str, dict]
 
     def of(self, arm: str, seed: int) -> list[dict]:
-        """The records of an arm with a seed; [] unless all are there, and full's too."""
-        names = runs_of(arm, self.arms[arm], seed)
-        whole = all(name in self.records for name in (*names, f"{FULL}-s{seed}"))
-        return [self.records[name] for name in names] if whole else []
+        """The records of an arm with a seed; [] unless all are there, and what sets the budget."""
+        names = list(runs_of(arm, self.arms[arm], seed))
+        needed = names if "tokens" in self.plan else [*names, f"{FULL}-s{seed}"]
+        return [self.records[name] for name in names] if self.records.keys() >= set(needed) else []
 
     def due(self, arm: str, seed: int) -> float:
-        """The budget of each run of an arm."""
-        return self.arms[arm].part * self.records[f"{FULL}-s{seed}"]["spent"][-1]
+        """The tokens that each run of an arm is to spend."""
+        whole = self.plan["tokens"] if "tokens" in self.plan else self.records[f"{FULL}-s{seed}"]["spent"][-1]
+        return self.arms[arm].part * whole
 
 
-# ---- anchors -----------------------------------------------------------------------------------------------
+# ---- what a run spent and learned --------------------------------------------------------------------------
 
-def families_of(kind: str) -> tuple[str, ...]:
-    """The families of held-out tasks that ask a task type: output tasks have one of long programs, too."""
-    return (kind, LONG) if kind == "code_o" else (kind,)
+def logged(directory: Path, step: int = 0, name: str = "metrics.jsonl") -> list[dict]:
+    """The rows of a run's log up to a checkpoint (0 = the last)."""
+    run = RunDir(directory, writes=False)
+    steps = run.steps()
+    if not steps:
+        return []
 
-
-def anchor_items(types: list[str]) -> list[Item]:
-    """Unseen tasks of every played type from the validation split; sizes and types in turn."""
-    by_size = {}
-    for kind in types:
-        for family in families_of(kind):
-            for item in heldout.draw(family, "validation", PER_SIZE):
-                if not item.seen:
-                    by_size.setdefault((item.size, kind), []).append(item)
-    columns = [by_size[key] for key in sorted(by_size, key=lambda key: (key[0], types.index(key[1])))]
-    return [item for turn in zip(*columns) for item in turn]
+    def length(path: Path) -> int:
+        return json.loads(path.read_text())["logs"][name]
+    rows = run.rows(name, run.part(step or steps[-1], "state.json", length))
+    return [{FORMER.get(key, key): value for key, value in row.items()} for row in rows]
 
 
-def write_anchors(path: Path, items: list[Item]) -> None:
-    """The anchors as a file for train.py --heldout."""
-    rows = [dict(kind=i.task.kind, program=i.task.program, inputs=list(i.task.inputs)) for i in items]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def is_anchor(row: dict) -> bool:
-    """Whether an answer of the validation split is one to an anchor: its id is size/number."""
-    return not row["seen"] and int(row["id"].partition("/")[2]) < PER_SIZE
-
-
-# ---- one run -----------------------------------------------------------------------------------------------
-
-def spent(rows: list[dict], unit: str) -> list[int]:
-    """What a run had spent by the end of each step: tokens without those of probes (which train nobody), rows
-    (proposals and attempts) or proposals."""
-    out, total = [], 0
-    probed = 0
+def spent(rows: list[dict]) -> list[int]:
+    """Tokens generated by the end of each step, without those of probes, which train nobody."""
+    out, probed = [], 0
     for row in rows:
-        students = [member for member in row["members"].values() if member["role"] == "student"]
-        attempts = sum(student.get("n", 0) for student in students)
         probed += row.get("probe_tokens", 0)
-        total += row["n"] + (attempts if unit == "rows" else 0)
-        out.append(row["tokens_generated"] - probed if unit == "tokens" else total)
+        out.append(row["tokens_generated"] - probed)
     return out
 
 
@@ -119,10 +101,21 @@ def met(done: list[int], target: float) -> bool:
     return done[-1] + last_step / 2 >= target
 
 
-def heights(by_type: dict[str, dict[str, float]], students: list[str]) -> tuple[float, float]:
+def heights(by_type: dict[str, dict[str, float]], students: Iterable[str]) -> tuple[float, float]:
     """Type -> member -> accuracy: the students' mean, and the worst type of the one that is best in it."""
     each = [[column[name] for column in by_type.values()] for name in students]
     return statistics.fmean(map(statistics.fmean, each)), max(map(min, each))
+
+
+def probes_of(metrics: list[dict], done: list[int], types: list[str]) -> list[list]:
+    """[spent before, students' mean, worst type of the best student] of every probe."""
+    out = []
+    for before, row in zip([0, *done], metrics):
+        if row.get("heldout_greedy"):
+            by_type = dict(row.get("heldout_by_type") or {"": row["heldout_greedy"]})
+            by_type |= {kind: row["unseen"][kind] for kind in types if kind in row.get("unseen", ())}
+            out.append([before, *heights(by_type, row["heldout_greedy"])])
+    return out
 
 
 def discoveries(rows: list[dict]) -> list[list]:
@@ -147,13 +140,13 @@ def discoveries(rows: list[dict]) -> list[list]:
 
 
 def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
-    """Of every student's birth: step, then the better parent's and the victim's accuracy on the anchors at
-    the last probe before; None = not probed."""
+    """Of every student's birth: step, then the better parent's and the victim's accuracy at the last probe
+    before; None = not probed."""
     out = []
     for birth in genealogy:
         if birth["victim"]["role"] == "student":
-            probes = [row["anchors_greedy"] for row in metrics
-                      if row.get("anchors_greedy") and row["step"] <= birth["step"]]
+            probes = [row["heldout_greedy"] for row in metrics
+                      if row.get("heldout_greedy") and row["step"] <= birth["step"]]
             last = probes[-1] if probes else {}
             parents = [last[parent["name"]] for parent in birth["parents"] if parent["name"] in last]
             out.append([birth["step"], max(parents, default=None), last.get(birth["victim"]["name"])])
@@ -166,106 +159,97 @@ def mean_of(values: Iterable) -> float:
     return statistics.fmean(known) if known else math.nan
 
 
-# ---- from a run's directory --------------------------------------------------------------------------------
+# ---- held-out tasks ----------------------------------------------------------------------------------------
 
-def logged(directory: Path, name: str = "metrics.jsonl") -> list[dict]:
-    """The rows of a log up to the run's last checkpoint."""
-    run = RunDir(directory, writes=False)
-    steps = run.steps()
-    if not steps:
-        return []
-
-    def length(path: Path) -> int:
-        return json.loads(path.read_text())["logs"][name]
-    return run.rows(name, run.part(steps[-1], "state.json", length))
+def write_heldout(path: Path, types: list[str], limit: int) -> None:
+    """The validation tasks that are asked after a run, types in turn, as a file for train.py --heldout, so
+    that probes ask them too."""
+    asked = heldout.items_of(types, "validation", limit)
+    columns = [[item.task for item in asked if item.bench == kind and not item.seen] for kind in types]
+    tasks = [task for turn in zip(*columns) for task in turn]
+    rows = [dict(kind=task.kind, program=task.program, inputs=list(task.inputs)) for task in tasks]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def answers_of(directory: Path) -> list[dict]:
-    """An evaluation's answers to unseen tasks; of one asked again, the last."""
+def students_of(directory: Path, step: int = 0) -> list[Path]:
+    """PEFT directories of a run's students at a checkpoint (0 = the last); of a child of runs, its own."""
+    steps = RunDir(directory, writes=False).steps()
+    place = directory / f"step_{step or steps[-1]}" if steps else directory
+    members = sorted(path.parent for path in place.glob("*/adapter_config.json"))
+    return [path for path in members if path.name.startswith("S")] or members
+
+
+def cross(parents: list[Path], steps: list[int], operator: str, out: Path, seed: int) -> None:
+    """Write the child of several runs' first students, at these checkpoints, as out/S0."""
+    directories = [str(students_of(*parent)[0]) for parent in zip(parents, steps)]
+    evolve.cross(directories, operator, out / "S0", seed)
+
+
+def ask(out: Path, adapters: list[Path], types: list[str], limit: int, words: list[str]) -> None:
+    """Both splits' tasks of these types, answered in out/heldout-SPLIT unless they are there. words: further
+    flags of eval.population.heldout."""
+    for split in heldout.SPLITS:
+        own = ["--adapters", *adapters, "--split", split, "--bench", ",".join(types), "--limit", limit,
+               "--out", out / f"heldout-{split}"]
+        with open(f"{out}.log", "a") as log, contextlib.redirect_stdout(log):
+            heldout.main([str(word) for word in own + words])
+
+
+def verdicts(directory: Path, types: list[str]) -> dict[str, dict[str, str]]:
+    """Type -> member -> "0" or "1" for each unseen task, by their ids, of an evaluation's answers."""
     rows = map(json.loads, (directory / "answers.jsonl").read_bytes().splitlines())
-    last = {(row["bench"], row["id"], row["member"], row["sample"]): row for row in rows}
-    return [row for row in comparable(list(last.values())) if not row["seen"]]
+    last = {(row["bench"], row["id"], row["member"]): row for row in rows}
 
-
-def accuracy(rows: list[dict], families: tuple[str, ...]) -> dict[str, float]:
-    """Member -> share of its answers to these families that are right."""
-    right = {}
-    for row in rows:
-        if row["bench"] in families:
-            right.setdefault(row["member"], []).append(row["correct"])
-    return {name: sum(answers) / len(answers) for name, answers in right.items()}
-
-
-def passes(rows: list[dict], n: int) -> float:
-    """The students' mean pass@n, from n answers to each task."""
-    right = {}
-    for row in rows:
-        if row["member"] != BASE:
-            key = row["member"], row["bench"], row["id"]
-            right[key] = right.get(key, 0) + row["correct"]
-    return mean_of(pass_at_k(n, c, n) for c in right.values())
-
-
-def late_tasks(metrics: list[dict]) -> dict[str, float | None]:
-    """Statements of valid tasks in the last tenth of the steps, and the base's accuracy at late probes."""
-    late = metrics[-max(1, len(metrics) // 10):]
-    valid = sum(row["n"] * row["valid"] for row in late)
-    total = sum(row["n"] * row["valid"] * (row["complexity"].get("statements") or 0) for row in late)
-    solved = [row["base_solve"] for row in metrics if row.get("base_solve") is not None][-3:]
-    return dict(statements=total / valid if valid else None,
-                base_solve=sum(solved) / len(solved) if solved else None)
-
-
-def probes_of(metrics: list[dict], done: list[int], types: list[str]) -> list[list]:
-    """[spent before, students' mean, worst type of the best student] of every probe."""
-    out = []
-    for before, row in zip([0, *done], metrics):
-        if row.get("anchors_greedy"):
-            by_type = dict(row.get("anchors_by_type") or {"": row["anchors_greedy"]})
-            by_type |= {kind: row["heldout"][kind] for kind in types if kind in row.get("heldout", ())}
-            out.append([before, *heights(by_type, list(row["anchors_greedy"]))])
+    def place(row: dict) -> list[int]:
+        return [int(number) for number in row["id"].split("/")]
+    out = {kind: {} for kind in types}
+    for row in sorted(comparable(list(last.values())), key=place):
+        if not row["seen"]:
+            members = out[row["bench"]]
+            members[row["member"]] = members.get(row["member"], "") + "01"[row["correct"]]
     return out
 
 
-def record_of(directory: Path, budget: str, types: list[str], samples: int, parents: list[Path]) -> dict:
-    """What the tables need of a finished run, as JSON types; parents: runs whose child it is, one after the
-    other, else none.
+def accuracies(members: dict[str, str]) -> dict[str, float]:
+    """Member -> share of its answers that are right."""
+    return {name: digits.count("1") / len(digits) for name, digits in members.items() if name != BASE}
 
-    probes: those of the run, and last the evaluation after it; end, deployed: test accuracy by played type,
-    of the students and of the one chosen on validation.
+
+# ---- a record ----------------------------------------------------------------------------------------------
+
+def record_of(out: Path, parts: list[tuple[Path, int]], types: list[str], asked: list[str],
+              probed: bool) -> dict:
+    """The record of the run whose answers to tasks of the types `asked` lie in out/heldout-SPLIT.
+
+    parts: directory and checkpoint of the run, or of each of the parents whose child it is; types: those
+    played; probed: its probes asked the validation tasks.
     """
     done, probes, learners = [], [], []
-    for path in parents or [directory]:
-        metrics, before = logged(path), done[-1] if done else 0
-        own = spent(metrics, budget)
+    for path, step in parts:
+        metrics, before = logged(path, step), done[-1] if done else 0
+        own = spent(metrics)
         probes += [[before + at, *rest] for at, *rest in probes_of(metrics, own, types)]
         done += [before + at for at in own]
         learners += discoveries(metrics)
-    validation, test = (answers_of(directory / f"heldout-{split}") for split in ("validation", "test"))
-    anchors = [row for row in validation if is_anchor(row)]
-    at_end, chosen, tested = ({kind: accuracy(rows, families_of(kind)) for kind in types}
-                              for rows in (anchors, validation, test))
-    students = [name for name in tested[types[0]] if name != BASE]
-    score = {name: mean_of(chosen[kind][name] for kind in types) for name in students}
+    answers = {split: verdicts(out / f"heldout-{split}", asked) for split in heldout.SPLITS}
+    validation = {kind: accuracies(answers["validation"][kind]) for kind in types}
+    test = {kind: accuracies(answers["test"][kind]) for kind in asked}
+    students = test[asked[0]]
+    score = {name: statistics.fmean(column[name] for column in validation.values()) for name in students}
     best = max(score, key=score.get)
+    if probed:
+        probes.append([done[-1], *heights(validation, score)])
     pairings = {}
-    for match in logged(path, "matches.jsonl"):
+    for match in logged(path, step, "matches.jsonl"):
         pairings.setdefault(match["step"], {})[match["teacher"]] = match["student"]
-    asked = json.loads((directory / "heldout-test" / "config.json").read_text())
-    commit = json.loads((path / "env.json").read_text())["commit"]
-    several = directory / "heldout-pass"
-    return dict(run=directory.name, commit=commit, base_hash=asked["base_hash"], spent=done,
-                probes=[*probes, [done[-1], *heights(at_end, students)]], students=learners,
-                validation=score[best],
-                end={kind: mean_of(tested[kind][name] for name in students) for kind in types},
-                deployed={kind: tested[kind][best] for kind in types},
-                base={kind: tested[kind][BASE] for kind in types},
-                pass16=passes(answers_of(several), samples) if several.exists() else None,
-                **late_tasks(metrics), pairings=[pairings.get(row["step"], {}) for row in metrics],
-                births=births_of(metrics, logged(path, "genealogy.jsonl")))
+    return dict(run=out.name, commit=json.loads((path / "env.json").read_text())["commit"],
+                base_hash=json.loads((out / "heldout-test" / "config.json").read_text())["base_hash"],
+                spent=done, probes=probes, students=learners, answers=answers, validation=score[best],
+                end={kind: statistics.fmean(column.values()) for kind, column in test.items()},
+                deployed={kind: column[best] for kind, column in test.items()},
+                births=births_of(metrics, logged(path, step, "genealogy.jsonl")),
+                pairings=[pairings.get(row["step"], {}) for row in metrics])
 
-
-# ---- as a file ---------------------------------------------------------------------------------------------
 
 def read(path: Path) -> dict[str, dict]:
     """The records of a runs.jsonl by run; {} where there is none yet."""
@@ -279,6 +263,20 @@ def add(path: Path, record: dict) -> None:
     every = read(path) | {record["run"]: record}
     part.write_text("".join(json.dumps(line) + "\n" for line in every.values()))
     part.replace(path)
+
+
+def write_plan(out: Path, plan: dict, arms: dict[str, Arm]) -> None:
+    """out/config.json: what is the same of all runs, and the arms so far with these. Raises ValueError where
+    the runs that are there were made otherwise."""
+    directory = RunDir(out)
+    before = directory.config() if (out / "config.json").exists() else plan
+    given = json.loads(json.dumps({name: dataclasses.asdict(arm) for name, arm in arms.items()}))
+    old = before.get("arms", {})
+    changed = differing(before, plan, ()) + differing(given | old, given, ())
+    if changed:
+        raise ValueError(f"{out} holds arms of another comparison: {', '.join(changed)}; use the old values "
+                         "or another --out")
+    directory.write_json("config.json", plan | dict(arms=old | given))
 
 
 def opened(directories: list[str]) -> Experiment:
@@ -303,7 +301,7 @@ def opened(directories: list[str]) -> Experiment:
             if run in every:
                 raise ValueError(f"{path}, {run}: a run of this arm and seed is there already")
         every |= here
-    seeds = sorted(int(run.rpartition("-s")[2]) for run in every if run.startswith(f"{FULL}-s"))
-    if not seeds:
-        raise ValueError(f"no finished run of {FULL}, which sets the budget, in {', '.join(directories)}")
+    if not every:
+        raise ValueError(f"no finished run in {', '.join(directories)}")
+    seeds = sorted({int(run.rpartition("-s")[2]) % SEED_STRIDE for run in every})
     return Experiment(first, arms, seeds, every)

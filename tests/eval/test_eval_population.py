@@ -11,7 +11,7 @@ import pytest
 
 import train
 from eval import common, stats
-from eval.population import ablation, crossplay, heldout, runs
+from eval.population import ablation, crossplay, deployed, heldout, runs
 from eval.summary import against, summarise, with_means
 from micro import programs
 from run.checkpoint import RunDir
@@ -218,15 +218,13 @@ def test_an_arm_of_ones_own():
 
 
 def metric_row(tokens: int, probe_tokens: int = 0) -> dict:
-    """A row of metrics.jsonl with 2 proposals and 3 attempts; tokens: in all so far, with those of probes."""
-    members = dict(T0=dict(role="teacher", n=2), S0=dict(role="student", n=3))
-    return dict(n=2, members=members, tokens_generated=tokens, probe_tokens=probe_tokens)
+    """A row of metrics.jsonl; tokens: in all so far, with those of probes."""
+    return dict(tokens_generated=tokens, probe_tokens=probe_tokens)
 
 
 def test_a_probe_s_tokens_are_no_part_of_the_budget():
     rows = [metric_row(150, 50), metric_row(250), metric_row(400, 50)]
-    assert runs.spent(rows, "tokens") == [100, 200, 300]
-    assert runs.spent(rows, "rows") == [5, 10, 15] and runs.spent(rows, "proposals") == [2, 4, 6]
+    assert runs.spent(rows) == [100, 200, 300]
 
 
 def test_a_run_stops_as_near_to_its_budget_as_whole_steps_can_be():
@@ -259,24 +257,20 @@ def test_a_run_is_trained_up_to_its_budget_and_no_further(monkeypatch, tmp_path)
             assert len(asked) < 50
     monkeypatch.setattr(ablation.train, "main", loop)
     monkeypatch.setattr(runs, "logged", lambda directory: [metric_row(100), metric_row(200), metric_row(300)])
-    args = argparse.Namespace(budget="tokens", steps=3)
+    args = argparse.Namespace(steps=3)
     assert ablation.train_run(args, tmp_path / "a", ["--steps", "99"], 1000) == 1000 and set(asked) == {99}
     asked.clear()
     assert ablation.train_run(args, tmp_path / "a", [], None) == 300 and not asked, "full has its steps already"
 
 
-def test_anchors_are_reserved_programs_of_two_to_ten_statements(tmp_path):
-    items = runs.anchor_items(["code_o"])
-    assert [item.size for item in items[:9]] == list(range(2, 11)) and len(items) == 9 * runs.PER_SIZE
-    assert all(programs.held_out(item.task.program + "\n") for item in items)
-    two = runs.anchor_items(["code_o", "code_i"])
-    assert [item.bench for item in two[:4]] == ["code_o", "code_i"] * 2 and set(items) < set(two)
-    runs.write_anchors(tmp_path / "anchors.jsonl", two)
-    read = read_tasks(tmp_path / "anchors.jsonl")
-    assert [(p.kind, p.program, p.inputs) for p in read] == [(i.task.kind, i.task.program, i.task.inputs) for i in two]
-    asked = heldout.items_of(["code_o", heldout.LONG, "code_i"], "validation", ablation.VALIDATION_LIMIT)
-    found = {item for item in asked if runs.is_anchor(dict(seen=item.seen, id=item.id))}
-    assert found == set(two), "the evaluation after a run asks them too, and they are known by their ids"
+def test_probes_ask_the_validation_tasks_that_are_asked_after_the_run(tmp_path):
+    types = ["code_o", "code_i"]
+    runs.write_heldout(tmp_path / "heldout.jsonl", types, 12)
+    asked = [item.task for item in heldout.items_of(types, "validation", 12) if not item.seen]
+    read = [(p.kind, p.program, p.inputs) for p in read_tasks(tmp_path / "heldout.jsonl")]
+    assert set(read) == {(task.kind, task.program, task.inputs) for task in asked} and len(read) == 2 * 10
+    assert [kind for kind, *_ in read[:4]] == types * 2
+    assert all(programs.held_out(program + "\n") for _, program, _ in read)
 
 
 def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
@@ -287,7 +281,7 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
                          ("--steps 15", "nobody would be replaced before the end"),
                          ("--arms crossed", "arm crossed crosses a specialist of each type"),
                          ("-- --task-types logic", "has those of code_o, code_i, code_f"),
-                         ("--effect 0", "--effect, --probe-every and --samples be positive")):
+                         ("--probe-every 0", "--probe-every 1")):
         with pytest.raises(ValueError, match=match):
             ablation.main([*flags, "--plan", *words.split()])
     with pytest.raises(SystemExit) as end:
@@ -299,7 +293,7 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
     assert plan.count("--lr 1e-3 --pop 8") == 6 and plan.count("--single") == 2 * 4
     assert "14 runs" in plan and not (tmp_path / "arms").exists()
     for words in re.findall(r"^full-s\d: (.*)$", plan, re.M):
-        assert train.parse_args(None, shlex.split(words)).heldout == str(tmp_path / "arms" / "anchors.jsonl")
+        assert train.parse_args(None, shlex.split(words)).heldout == str(tmp_path / "arms" / "heldout.jsonl")
 
 
 @pytest.mark.slow
@@ -319,7 +313,7 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
     full, single, crossed = runs.read(out / "runs.jsonl").values()
     assert abs(crossed["spent"][-1] / full["spent"][-1] - 1) <= 0.05 and sorted(crossed["spent"]) == crossed["spent"]
     assert (out / "crossed-s0/S0/adapter_model.safetensors").exists() and len(crossed["students"]) == 2
-    assert abs(single["spent"][-1] / full["spent"][-1] - 1) <= 0.05 and "end code_i" in table
+    assert abs(single["spent"][-1] / full["spent"][-1] - 1) <= 0.05 and " code_i " in table
     assert str(tmp_path) not in records and full["births"]
     copied = tmp_path / "copied"
     shutil.copytree(out, copied)
@@ -327,5 +321,34 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
     shutil.rmtree(copied / "single-long-s0")
     assert ablation.main([*flags, "--out", str(copied), *words]) == 0
     assert (copied / "runs.jsonl").read_text() == records
-    with pytest.raises(ValueError, match="arms of another comparison: budget"):
-        ablation.main([*flags, "--out", str(out), "--budget", "rows", *words])
+    with pytest.raises(ValueError, match="arms of another comparison: probe_every"):
+        ablation.main([*flags, "--out", str(out), "--probe-every", "2", *words])
+
+
+def test_runs_made_by_hand_become_records(grown, tmp_path, capsys):
+    """At the checkpoint nearest to the tokens; a child of two; the table; every verdict is kept."""
+    out, spent = tmp_path / "o", runs.spent(runs.logged(grown))
+    flags = ["--tokens", str(2 * spent[1]), "--limit", "6", "--also", "math", "--out", str(out), "--device", "cpu"]
+    second = tmp_path / "second"
+    shutil.copytree(grown, second)
+    assert deployed.main([*flags, "--arm", "two:7", str(grown), str(second)]) == 0
+    assert deployed.main([*flags, "--arm", "child:7", "--cross", "add", str(grown), str(second)]) == 0
+    records = runs.read(out / "runs.jsonl")
+    assert list(records) == ["two-s7", "two-s1007", "child-s7"]
+    first, child = records["two-s7"], records["child-s7"]
+    assert first["spent"] == spent[:2] and child["spent"][-1] == 2 * spent[1]
+    assert set(child["answers"]["test"]["code_o"]) == {"base", "S0"}
+    for split, kind in itertools.product(heldout.SPLITS, ("code_o", "math")):
+        asked = lines(out / f"two-s7/heldout-{split}/answers.jsonl")
+        for name, digits in first["answers"][split][kind].items():
+            of = {r["id"]: r["correct"] for r in asked if (r["bench"], r["member"]) == (kind, name) and not r["seen"]}
+            assert digits == "".join("01"[of[i]] for i in sorted(of, key=lambda i: [*map(int, i.split("/"))]))
+    assert first["validation"] == max(runs.accuracies(first["answers"]["validation"]["code_o"]).values())
+    assert ablation.main(["--from", str(out), "--reference", "child", "--measure", "deployed"]) == 0
+    assert "child - two" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="arms of another comparison: limit"):
+        deployed.main([*flags, "--limit", "3", "--arm", "two:8", str(grown)])
+    with pytest.raises(ValueError, match="no checkpoint there"):
+        deployed.main([*flags, "--arm", "two:8", str(tmp_path / "nothing")])
+    with pytest.raises(ValueError, match="give NAME:SEED"):
+        deployed.main([*flags, "--arm", "two", str(grown)])

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ def record(run: str, part: float, learned: float, differ: bool = True) -> dict:
     probes = [[before, 0.2 if i < 2 else learned, learned] for i, before in enumerate([0, *spent[1::2]])]
     return dict(run=run, commit="abc", base_hash="hash", spent=spent, probes=probes, students=[[4, False], [6, True]],
                 validation=learned, end=dict(code_o=learned), deployed=dict(code_o=learned), base=dict(code_o=0.2),
-                pass16=None, statements=3.0, base_solve=0.5, births=[[3, 0.5, 0.2], [3, 0.5, 0.49]],
+                births=[[3, 0.5, 0.2], [3, 0.5, 0.49]],
                 pairings=[dict(T0="S0", T1="S1") if step % 2 or not differ else dict(T0="S1", T1="S0")
                           for step in range(8)])
 
@@ -38,19 +37,19 @@ def experiment(learned: dict[str, float], seeds: list[int] = SEEDS, noise: float
             for run, own in runs.runs_of(name, arms[name], seed).items():
                 shift = noise * np.random.default_rng([own, *name.encode()]).normal()
                 records[run] = record(run, arms[name].part, accuracy + shift, name == FULL)
-    return Experiment(dict(budget="tokens", commit=["abc"]), arms, seeds, records)
+    return Experiment(dict(budget="tokens", commit=["abc"], types=["code_o"]), arms, seeds, records)
 
 
 def concluded(some: Experiment, reference: str = FULL, measure: str = "area") -> dict[str, dict]:
     """Other arm -> its contrast with the reference."""
-    result = measures.conclude(some, list(some.arms), reference, measure, 0.05, 0.6)
+    result = measures.conclude(some, list(some.arms), reference, measure, 0.6)
     assert measures.table(result).count("\n") > len(some.arms)
     return {line["other"]: line for line in result["contrasts"]}
 
 
 def test_the_area_is_that_by_hand():
     by_hand = 0.25 * (0.2 + 0.4 + 0.6 + 0.6)
-    values = measures.measured([record("full-s1", 1, 0.6)], 8000, 0.6)
+    values = measures.measured([record("full-s1", 1, 0.6)], 8000, 0.6, ["code_o"])
     assert values["area"] == pytest.approx(by_hand) and values["goal"] == 0 and values["discovered"] == 5
     over = [(0, 0.0), (0.8, 0.8), (1.2, 0.4)]
     assert measures.area(over) == pytest.approx(0.8 * 0.4 + 0.2 * (0.8 + 0.6) / 2), "cut off at the budget"
@@ -73,8 +72,8 @@ def test_what_is_ahead_behind_level_and_what_cannot_be_told():
     (0.05, (-0.05, 0.05), 0.0, "level"), (0.05, (-0.051, 0.05), 0.0, "cannot tell"), (1.0, (-0.04, 0.2), 0.1, "cannot tell")])
 def test_verdicts_are_the_plan_s(p, interval, difference, words):
     line = dict(seeds=SEEDS, p_holm=p, interval=interval, difference=difference, check=dict(tested=True))
-    assert measures.verdict(line, 0.05) == words
-    assert measures.verdict(line | dict(check=dict(tested=False)), 0.05) == "not tested"
+    assert measures.verdict(line) == words
+    assert measures.verdict(line | dict(check=dict(tested=False))) == "not tested"
 
 
 def test_what_hardly_differed_is_not_tested():
@@ -97,7 +96,7 @@ def test_what_hardly_differed_is_not_tested():
 def test_several_singles_are_one_arm_and_the_best_is_chosen_on_validation():
     some = experiment({FULL: 0.6, "single": 0.5, "singles": 0.5})
     some.records["single-s2010"] |= dict(validation=0.9, deployed=dict(code_o=0.75))
-    values = measures.measured(some.of("singles", 10), some.due("singles", 10), 0.6)
+    values = measures.measured(some.of("singles", 10), some.due("singles", 10), 0.6, ["code_o"])
     assert len(some.of("singles", 10)) == 4 and values["deployed"] == 0.75 and values["end"] == 0.5
     assert concluded(some, "single", "deployed")["singles"]["by_seed"][0] == -0.25
     del some.records["single-s2010"]
@@ -111,8 +110,8 @@ def test_types_are_told_apart():
     some = experiment({FULL: 0.6, "pair": 0.6})
     for run in some.records.values():
         run |= dict(end=dict(code_o=0.8, code_i=0.4), deployed=dict(code_o=0.7, code_i=0.5))
-    found = measures.measured(some.of("pair", 10), 8000, 0.6)
-    assert found["end"] == pytest.approx(0.6) and found["end code_i"] == 0.4 and found["deployed code_o"] == 0.7
+    found = measures.measured(some.of("pair", 10), 8000, 0.6, ["code_o", "code_i"])
+    assert found["end"] == pytest.approx(0.6) == found["deployed"] and found["code_i"] == 0.5
     by_type = dict(code_o=dict(S0=0.8, S1=0.6, base=0.9), code_i=dict(S0=0.2, S1=0.5, base=0.9))
     assert runs.heights(by_type, ["S0", "S1"]) == (pytest.approx(0.525), 0.5)
 
@@ -138,12 +137,12 @@ def test_discoveries_are_counted_in_a_founder_s_own_updates():
 
 
 def test_births_that_could_help():
-    metrics = [dict(step=0, anchors_greedy=dict(S0=0.2, S1=0.3)), dict(step=3),
-               dict(step=5, anchors_greedy=dict(S0=0.7, S1=0.3)), dict(step=8, anchors_greedy=dict(S0=0.1))]
+    metrics = [dict(step=0, heldout_greedy=dict(S0=0.2, S1=0.3)), dict(step=3),
+               dict(step=5, heldout_greedy=dict(S0=0.7, S1=0.3)), dict(step=8, heldout_greedy=dict(S0=0.1))]
     birth = dict(step=6, parents=[dict(name="S0")], victim=dict(role="student", name="S1"))
     log = [birth, birth | dict(step=4), birth | dict(victim=dict(role="teacher", name="T0"))]
     assert runs.births_of(metrics, log) == [[6, 0.7, 0.3], [4, 0.2, 0.3]]
-    assert measures.births_that_can_help([dict(births=runs.births_of(metrics, log))], 0.05) == (1, 2)
+    assert measures.births_that_can_help([dict(births=runs.births_of(metrics, log))]) == (1, 2)
 
 
 # ---- files -------------------------------------------------------------------------------------------------
@@ -165,12 +164,9 @@ def test_seeds_dealt_out_by_hand_are_one_table(tmp_path, capsys):
     for seed in SEEDS:
         mine = {name: run for name, run in some.records.items() if name.endswith(f"-s{seed}")}
         parts.append(str(written(Experiment(some.plan, some.arms, [seed], mine), tmp_path / str(seed))))
-    svg = tmp_path / "forest.svg"
-    assert ablation.main(["--from", *parts, "--svg", str(svg)]) == 0
+    assert ablation.main(["--from", *parts]) == 0
     table = capsys.readouterr().out
     assert ablation.main(["--from", str(whole)]) == 0 and capsys.readouterr().out == table
-    drawn = ElementTree.parse(svg).getroot()
-    assert len(drawn.findall(".//{http://www.w3.org/2000/svg}circle")) == 2
     assert ablation.main(["--from", str(whole), "--map", "--reference", "pair"]) == 0
     head, _, cells = capsys.readouterr().out.splitlines()
     assert head == "| ground | variation | full | uniform |" and re.match(r"\| whole \| 0.21 \| ahead \+0.0\d\d", cells)
@@ -184,7 +180,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
         changed = Experiment(other.plan, other.arms, [11], {run: x | change for run, x in other.records.items()})
         with pytest.raises(ValueError, match=f"full-s11: not comparable with the others: {name}"):
             runs.opened([first, str(written(changed, tmp_path / name))])
-    changed = Experiment(dict(budget="rows"), other.arms, [11], other.records)
+    changed = Experiment(dict(budget="rows", types=["code_o"]), other.arms, [11], other.records)
     with pytest.raises(ValueError, match="not comparable with the others: budget"):
         runs.opened([first, str(written(changed, tmp_path / "rows"))])
     with pytest.raises(ValueError, match="a run of this arm and seed is there already"):
@@ -209,9 +205,9 @@ def test_the_published_page_is_that_of_the_published_runs():
     page = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
     shown = re.findall(r"^([a-z-]+) - ([a-z-]+) +([+-]\S+) +(\S+) \.\. +?(\S+)  (\S+)", page, re.M)
     for one, other, *numbers in shown:
-        line = measures.contrast(values, published.seeds, one, other, "area")
+        line = measures.contrast(values, one, other, "area")
         assert numbers == [f"{line['difference']:+.3f}", *(f"{end:+.3f}" for end in line["interval"]), f"{line['p']:.4f}"]
     assert len(shown) == 17 and len(published.records) == 144
-    primary = measures.conclude(published, list(ablation.PRIMARY), FULL, "area", 0.05, 0.6)
-    for line in measures.table(primary, brief=True).split("\n\n")[2:4]:
+    primary = measures.conclude(published, list(ablation.PRIMARY), FULL, "area", 0.6)
+    for line in measures.table(primary).split("\n\n")[2:4]:
         assert line in page

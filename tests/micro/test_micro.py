@@ -140,13 +140,13 @@ def test_reserved_programs_never_reach_training():
     assert not programs.held_out(programs.program_text(())), "the identity program starts code_f"
 
 
-def test_anchors(tmp_path, sandbox):
+def test_heldout_output_tasks(tmp_path, sandbox):
     """Held-out, distinct, 2 to 8 statements in turn, and valid tasks for self-play."""
-    rows = make.anchors(n=70)
+    rows = make.output_tasks(70)
     assert len({r["program"] for r in rows}) == 70 and all(programs.held_out(r["program"]) for r in rows)
     assert [r["program"].count("\n") - 2 for r in rows] == [2, 3, 4, 5, 6, 7, 8] * 10
-    (tmp_path / "anchors.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    kind, given = TASK_TYPES["code_o"], read_tasks(tmp_path / "anchors.jsonl")
+    (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    kind, given = TASK_TYPES["code_o"], read_tasks(tmp_path / "heldout.jsonl")
     for p, verdict in zip(given, sandbox.run([kind.job(p) for p in given])):
         assert kind.check(p, LIMITS) in (None, Reject("ignores_input"))
         assert not isinstance(kind.accept(p, verdict, LIMITS, ""), Reject)
@@ -232,9 +232,8 @@ def test_the_second_phase_starts_from_the_first(tmp_path, micro_base, monkeypatc
     """One command, both phases; the second reads the directory that the first wrote, and changes its weights."""
     monkeypatch.setattr(make, "ROWS", 8)
     monkeypatch.setattr(make, "BATCHES_PER_POOL", 2)
-    tasks = {name: getattr(make, name)(n=3) for name in ("anchors", "heldout")}
-    for name, rows in tasks.items():
-        monkeypatch.setattr(make, name, lambda rows=rows: rows)
+    tasks = make.heldout(3, 3)
+    monkeypatch.setattr(make, "heldout", lambda: tasks)
     cfg = argparse.Namespace(phase="both", tokens=600, lr=3e-3, habit_tokens=600, habit_lr=7e-4, thinking=.2, shallow=.25, theorems=.1, seed=1,
                              init=str(micro_base.parent / "phase1"), out=str(tmp_path))
     make.main(cfg)
@@ -296,8 +295,7 @@ def agree(path, tokenizer=None):
 def test_bundled_base(micro_base):
     agree(micro_base)
     assert (micro_base / "model.safetensors").stat().st_size < 5e6
-    for name in ("anchors", "heldout"):
-        assert [json.loads(line) for line in (micro_base / f"{name}.jsonl").open()] == getattr(make, name)()
+    assert [json.loads(line) for line in (micro_base / "heldout.jsonl").open()] == make.heldout()
 
 
 def test_bundled_base_can_think_but_seldom_does(base, sandbox):

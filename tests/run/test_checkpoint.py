@@ -253,7 +253,7 @@ def test_who_does_not_play_is_told_of_by_rating_alone(few):
         told = [name for name, m in row["members"].items() if "reward" in m]
         assert len(told) == 2 and len(row["members"]) == 6
         assert all({"role", "mu", "sigma"} <= set(m) for m in row["members"].values())
-        assert len(row["anchors_greedy"]) == 1 and row["probe_members"] == 2
+        assert len(row["heldout_greedy"]) == 1 and row["probe_members"] == 2
 
 
 def test_many_children_fit_on_a_line(few):

@@ -39,8 +39,8 @@ def alarms(rows: list[dict], **thresholds: float) -> dict[str, str]:
 
 
 def probe(step: int, accuracy: float, base: float = 0.3, se: float | None = 0.02) -> dict:
-    """The line of a step with a probe of the anchors."""
-    return row(step, anchors_greedy=dict(S1=accuracy, S2=accuracy), anchors_greedy_base=base, anchors_greedy_se=se)
+    """The line of a step with a probe of held-out tasks."""
+    return row(step, heldout_greedy=dict(S1=accuracy, S2=accuracy), heldout_greedy_base=base, heldout_greedy_se=se)
 
 
 HEALTHY = [row(step) for step in range(20)]
@@ -77,7 +77,7 @@ def test_forgetting_is_told_beyond_its_interval_and_takes_off_what_the_base_lose
     assert "0.10 below" in alarms([probe(0, 0.4), row(1), probe(2, 0.3)])["forgetting"]
     assert not alarms([probe(0, 0.4), row(1), probe(2, 0.36)]), "within the interval"
     assert not alarms([probe(0, 0.4, base=0.4), row(1), probe(2, 0.3, base=0.3)]), "this probe's tasks are harder"
-    assert not alarms([probe(0, 0.4, se=None), probe(2, 0.1, se=None)]), "one anchor has no interval"
+    assert not alarms([probe(0, 0.4, se=None), probe(2, 0.1, se=None)]), "one task has no interval"
     assert not alarms([row(0), probe(2, 0.1)])
 
 

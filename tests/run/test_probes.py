@@ -67,33 +67,36 @@ def test_probe(setup):
     batch = with_fates()[:1]
     batch[0].task = given[0]
     told = probes.probe(s, students, given, [], batch, 0)
-    assert set(told["anchors_sampled"]) == set(told["anchors_greedy"]) == {"S0", "S1"}
-    assert told["anchors_greedy_base"] in (0.0, 1.0) and set(told["anchors_think"]) == {"S0", "S1"}
-    assert told["anchors_greedy_se"] is None, "one task has no spread"
+    assert set(told["heldout_sampled"]) == set(told["heldout_greedy"]) == {"S0", "S1"}
+    assert told["heldout_greedy_base"] in (0.0, 1.0) and set(told["heldout_think"]) == {"S0", "S1"}
+    assert told["heldout_greedy_se"] is None, "one task has no spread"
     assert 0 <= told["base_solve"] <= 1 and told["student_solve"] == 0 and told["probe_tokens"] > 0
     later = probes.probe(s, students, given, [], batch, 1)
-    assert later["anchors_greedy_base"] == told["anchors_greedy_base"], "asked each time, it never changes"
-    assert "anchors_sampled" not in later, "at the run's temperature only at the first and the last probe"
+    assert later["heldout_greedy_base"] == told["heldout_greedy_base"], "asked each time, it never changes"
+    assert "heldout_sampled" not in later, "at the run's temperature only at the first and the last probe"
     assert probes.probe(s, students, [], [], [], 1) == dict(probe_members=2, probe_tokens=0)
 
 
-def test_kinds_that_nobody_plays(setup):
+def test_kinds_that_nobody_plays(setup, monkeypatch):
     """Students, teachers and the frozen base; between the first and the last probe a share of the tasks."""
     s = setup(probe_every=1)
-    s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, probe_share=.5, steps=10))
+    s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, steps=10))
+    monkeypatch.setattr(probes, "SHARE", .5)
     both = members("teacher")[:1] + members("student")[:1]
     everybody = [dataclasses.replace(m, slot=i) for i, m in enumerate(both)]
     tasks = play(s, "code_i", "x=x+1", "x=x*2", "x=x-1", "x=x+5")
     first = probes.probe(s, everybody, [], tasks, [], 0)
-    assert list(first["heldout"]) == ["code_i"] and set(first["heldout"]["code_i"]) == {"T0", "S0", "base"}
-    assert set(first["heldout_think"]["code_i"]) == {"T0", "S0", "base"}
-    assert all(share * 4 == int(share * 4) for share in first["heldout"]["code_i"].values()), "all four tasks"
+    assert list(first["unseen"]) == ["code_i"] and set(first["unseen"]["code_i"]) == {"T0", "S0", "base"}
+    assert set(first["unseen_think"]["code_i"]) == {"T0", "S0", "base"}
+    assert all(share * 4 == int(share * 4) for share in first["unseen"]["code_i"].values()), "all four tasks"
     later = probes.probe(s, everybody, [], tasks, [], 5)
-    assert set(later["heldout"]["code_i"]) == {"T0", "S0", "base"}
+    assert set(later["unseen"]["code_i"]) == {"T0", "S0", "base"}
     assert later["probe_tokens"] < first["probe_tokens"]
+    given = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, heldout="file"))
+    assert probes.probe(given, everybody, [], tasks, [], 5)["probe_tokens"] == first["probe_tokens"], "all of a file"
     alone = [dataclasses.replace(m, slot=0) for m in everybody]
     told = probes.probe(s, alone, [], tasks, [], 5)
-    assert len(told["heldout"]["code_i"]) == 2, "one adapter in both roles is asked once"
+    assert len(told["unseen"]["code_i"]) == 2, "one adapter in both roles is asked once"
 
 
 def test_of_many_members_some_are_asked(setup, monkeypatch):
@@ -110,7 +113,7 @@ def test_of_many_members_some_are_asked(setup, monkeypatch):
     both = members("teacher") + members("student")
     assert probes.to_probe(s.cfg, both, 0) == both, "where there are few, all"
     told = probes.probe(s, members("student"), play(s, "code_o", "x=x+1"), [], [], 1)
-    assert told["probe_members"] == len(told["anchors_greedy"]) == 2
+    assert told["probe_members"] == len(told["heldout_greedy"]) == 2
 
 
 def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):

@@ -287,7 +287,7 @@ def test_a_probe_counts_only_what_was_judged(setup, monkeypatch):
     shares = probes.accuracies(found)
     assert shares == {name: selfplay.mean(a.correct) for name, a in found.items() if a.correct.count(None) < 6}
     told = probes.probe(broken, [member("student", 2), member("student", 3)], tasks, tasks, [], 0)
-    assert told["probe_failures"] > 0 and None not in told["anchors_greedy"].values()
+    assert told["probe_failures"] > 0 and None not in told["heldout_greedy"].values()
 
 
 def test_standard_error_leaves_out_what_nobody_was_judged_on():
