@@ -4,10 +4,9 @@ import json
 
 import pytest
 import torch
-from conftest import OTHERS
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_base import make_tiny
+from tiny_base import OTHERS, make_tiny
 
 from config import TARGETS
 from lora import Adapters, AdapterWeights
