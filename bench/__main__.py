@@ -1,4 +1,4 @@
-"""The measured claims of docs/advanced/engine.md, docs/judge.md and docs/speedrun.md.
+"""The measured claims of docs/advanced/engine.md, docs/verifier.md and docs/speedrun.md.
 
     python -m bench card                    a card: right? how fast? 15 minutes, one page to send us
     python -m bench decode                  rollouts of 8 members in one batch, of one, and by PEFT

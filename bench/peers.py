@@ -50,7 +50,8 @@ class Peers:
         def run() -> None:
             out = self.model.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), adapter_names=[f"m{p}" for p in members],
-                do_sample=True, top_k=0, max_new_tokens=new, min_new_tokens=new, eos_token_id=None, pad_token_id=0)
+                do_sample=True, top_k=0, max_new_tokens=new, min_new_tokens=new, eos_token_id=None,
+                pad_token_id=0)
             assert out.shape[1] == ids.shape[1] + new
         return run
 

@@ -96,12 +96,6 @@ def test_no_token_is_known_by_its_id(work, token):
     assert value(work, rows) == pytest.approx(3 * log(5))
 
 
-def test_a_member_does_not_depend_on_the_others(work):
-    rows = case()
-    alone = [value(work, rows.select(rows.member == q)) for q in range(3)]
-    assert value(work, rows) == pytest.approx(sum(alone))
-
-
 def test_all_tokens_of_a_member_count_the_same(work):
     """Member 0 has answers of 4, 7 and 7 tokens. The same rows twice: the same mean."""
     rows = case()

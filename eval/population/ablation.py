@@ -33,7 +33,7 @@ from weights import load_tokenizer, resolve
 
 LONGEST = 4             # times the steps first thought of: a run that needs more has stopped to spend
 OWNED = ("base", "name", "out", "resume", "seed", "steps", "pop", "teachers", "students", "single", "keep",
-         "plan", "device", "probe_every", "probe_share", "heldout", "n_heldout")
+         "plan", "device", "probe_every", "heldout", "n_heldout")
 POP, PAIR = "--pop {pop}", "--pop 2"
 # name -> flags of train.py; part "pair": a run's budget is one pair's; runs "pairs": as many as there are
 # pairs; cross: see runs.Arm. {wide}: as many prompts a step as all teachers answer.
@@ -113,7 +113,7 @@ def words_of(args: argparse.Namespace, arm: str, run: str, seed: int) -> list[st
     """
     stretch = args.stretch[arm]
     flags = {"base": args.base, "seed": seed, "steps": LONGEST * args.steps * stretch,
-             "device": args.device, "probe-every": args.probe_every * stretch, "probe-share": 1,
+             "device": args.device, "probe-every": args.probe_every * stretch,
              "heldout": args.out / "heldout.jsonl", "n-heldout": args.limit or 1000, "keep": 1,
              "out": args.out, "name": run, "resume": "auto"}
     words = [*args.train, *args.wanted[arm].flags]
