@@ -6,7 +6,7 @@ import torch
 
 import rl
 from bench.common import timed
-from generate import Rollout, SamplingParams, generate
+from generate import Prompts, Rollout, SamplingParams, generate
 from lora import Adapters
 from model import Base, Model, ModelConfig
 
@@ -66,7 +66,7 @@ def answers(base: Base, adapters: Adapters | None, prompts: list[list[int]], mem
             sampling: SamplingParams) -> Rollout:
     """Answers with the same draws on every call."""
     keys = [(7, i) for i in range(len(prompts) * sampling.n)]
-    return generate(base, adapters, prompts, members, keys, sampling)
+    return generate(base, adapters, Prompts(prompts, members, keys), sampling)
 
 
 def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], members: list[int], new: int,

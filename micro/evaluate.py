@@ -25,7 +25,7 @@ from collections import Counter
 
 import torch
 
-from generate import SamplingParams, generate
+from generate import Prompts, SamplingParams, generate
 from micro import data
 from micro.programs import pick
 from model import Base
@@ -76,7 +76,7 @@ def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int,
                 ids[i], first[i] = row + [token], vocabulary[token]
     keys = [(*key, i) for i in range(len(ids))]
     sampling = SamplingParams(temperature=temperature, max_new_tokens=MAX_NEW_TOKENS)
-    rollout = generate(base, None, ids, [-1] * len(ids), keys, sampling)
+    rollout = generate(base, None, Prompts(ids, [-1] * len(ids), keys), sampling)
     texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=False,
                                         clean_up_tokenization_spaces=False)
     return [a + b for a, b in zip(first, texts)]
