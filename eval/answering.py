@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from eval import common
 from eval.common import Population
-from generate import SamplingParams, generate
+from generate import Prompts, SamplingParams, generate
 from model import Base
 from run.checkpoint import RunDir
 from tasks.prompts import ENVELOPE, FORMATS, Prompt, chat_text, render
@@ -140,7 +140,7 @@ def answer_all(population: Population, items: list, ask: Callable, verify: Calla
 
 def answer_call(population: Population, asked: list[tuple], ids: dict, args: argparse.Namespace,
                 prompt_format: str) -> list[tuple]:
-    """(item, its row without a verdict) for each sample of pairs (item, member), by one call of `generate`."""
+    """(item, its row without a verdict) for each sample of pairs (item, member), by one call."""
     base, keys, answers = population.base, [], []
     for item, member in asked:
         drawn = args.seed, crc32(f"{item.bench}/{item.id}".encode()), crc32(member.encode())
@@ -152,7 +152,7 @@ def answer_call(population: Population, asked: list[tuple], ids: dict, args: arg
     closing = closing_table(base.tokenizer, closing_text(prompt_format), base.model.cfg.vocab_size,
                             base.model.embedding.device)
     sampling = SamplingParams(args.samples, args.temperature, args.max_new, args.max_rows, closing)
-    rollout = generate(base, population.adapters, prompts, slots, keys, sampling)
+    rollout = generate(base, population.adapters, Prompts(prompts, slots, keys), sampling)
     texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=True,
                                         clean_up_tokenization_spaces=False)
     for (_, row), tokens, text in zip(answers, rollout.n_tokens.tolist(), texts):
