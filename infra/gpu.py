@@ -68,7 +68,7 @@ def capture(step: Callable[[], None], pool, stream) -> "torch.cuda.CUDAGraph":
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """Most gigabytes that torch reserved on a card since the last call, graphs' pool and all; {} elsewhere."""
+    """Most gigabytes that torch reserved on a card since the last call, graphs' pool too; {} elsewhere."""
     if device.type != "cuda":
         return {}
     reserved = torch.cuda.max_memory_reserved(device) / 2 ** 30

@@ -66,7 +66,7 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
         saved += L * 2 * (q - kv)
     checkpointed = T * (L * C + saved / L + passing)
     line = min(budget, T + max(cfg.proposals_per_prompt, cfg.samples_per_task) * cfg.max_new_tokens)
-    share = min(n_members, max(1, budget // 256)) / n_members       # of members in a micro-batch, by its lines
+    share = min(n_members, max(1, budget // 256)) / n_members       # of members in a micro-batch: its lines
     plan = dict(base=base, adapters=factors * 4, optimiser=factors * 8,
                 graph=sampling + rows * passing * size if pages else 0,             # in a pool of its own
                 cache=cached * 2 * kv * size,
@@ -96,10 +96,10 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
     """The plan as text, and whether it fits into `free` GB, which may be infinite: unknown."""
     cfg = fitted(cfg, m, dtype, n_members, free)
     plan, T = memory_plan(cfg, m, dtype, n_members), longest_row(cfg, m)
-    number = f"{'int8, a layer at a time in ' * (cfg.dtype == 'int8')}{str(dtype).removeprefix('torch.')}"
+    number = 'int8, a layer at a time in ' * (cfg.dtype == 'int8') + str(dtype).removeprefix('torch.')
     rows = f"{cfg.rollout_batch} rows of {T} tokens{', in pages' * has_pages(cfg, m, dtype)}"
-    table = [f"{n_members} adapters of rank {cfg.rank} on a base in {number}; generation of {rows}; update by "
-             f"{cfg.tokens_per_microbatch} tokens, or by a checkpointed row"]
+    table = [f"{n_members} adapters of rank {cfg.rank} on a base in {number}; generation of {rows}; update "
+             f"by {cfg.tokens_per_microbatch} tokens, or by a checkpointed row"]
     for phase, uses in (("always", ALWAYS), ("generation", GENERATE), ("update", UPDATE)):
         table += [f"{use:<12} {plan[use]:8.2f} GB   {phase}" for use in uses if plan[use]]
     table.append(f"{'peak':<12} {peak(plan):8.2f} GB   generation and update take turns")
