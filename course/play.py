@@ -14,7 +14,7 @@ from evolve import members_of, plays
 from run.terminal import block, print_safely
 from run.write import opened
 from selfplay import BASE, solve_rate
-from tasks import TASK_TYPES, judge_answers
+from tasks import TASK_TYPES, verify_answers
 from tasks.base import Reject
 from trueskill_lite import RATINGS
 
@@ -33,7 +33,7 @@ def teachers_task(s, state, step):
             prompt = TASK_TYPES[task.kind].solve("micro", task, s.limits)
             print_safely(f"{teacher.name} asks:\n{block(prompt.user)}")
             answer = input("your answer: =")
-            judged = judge_answers([task], [[f"={answer}"]], "micro", s.limits, s.sandbox.run)
+            judged = verify_answers([task], [[f"={answer}"]], "micro", s.limits, s.sandbox.run)
             return (task, float(judged == [["correct"]])) if answer else None
     print("the teachers write nothing valid any more")
 

@@ -30,7 +30,7 @@ from micro import data
 from micro.programs import pick
 from model import Base
 from sandbox.values import encode
-from tasks import TASK_TYPES, judge_answers
+from tasks import TASK_TYPES, verify_answers
 from tasks.base import Reject, Task
 from tasks.prompts import Prompt, reasoning, render
 from tasks.validation import Limits
@@ -87,7 +87,7 @@ def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperatu
     """One attempt at each task of a cell, as `write` has it: shares that are correct, and that think."""
     kind = TASK_TYPES[ROWS[row]]
     texts = write(base, [kind.solve(base.prompt_format, t, LIMITS) for t in tasks], temperature, key, forced)
-    judged = judge_answers(tasks, [[text] for text in texts], base.prompt_format, LIMITS, sandbox.run)
+    judged = verify_answers(tasks, [[text] for text in texts], base.prompt_format, LIMITS, sandbox.run)
     thinking = [bool(reasoning(text, base.prompt_format)) for text in texts]
     return judged.count(["correct"]) / len(tasks), sum(thinking) / len(tasks)
 

@@ -63,8 +63,8 @@ def population():
 def sandbox():
     """One running sandbox for the whole session: starting its fork servers costs more than most programs."""
     from verifier import Sandbox
-    with Sandbox(workers=2) as judge:
-        yield judge
+    with Sandbox(workers=2) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from micro import data, make, programs
 from micro.evaluate import LIMITS, OPENS_TRACE, PROPOSED, SIZES, answers, draw_tasks, proposals, show, task_of
-from tasks import TASK_TYPES, judge_answers, read_tasks
+from tasks import TASK_TYPES, verify_answers, read_tasks
 from tasks.base import Reject
 from tasks.prompts import reasoning
 
@@ -79,7 +79,7 @@ def test_a_row_asks_as_self_play_does_and_its_answer_is_right(sandbox, kind):
                 text = text.rsplit("\n", 2)[0] + f"\nf({e.answer.rpartition(chr(10))[2][1:]})"
             task = verified(sandbox, task_type, text)
         assert task_type.solve("micro", task, LIMITS).user == e.prompt
-        assert judge_answers([task], [[e.answer]], "micro", LIMITS, sandbox.run) == [["correct"]], e
+        assert verify_answers([task], [[e.answer]], "micro", LIMITS, sandbox.run) == [["correct"]], e
         if kind == "out shallow":           # the value after half of the statements, and nothing else
             body = [line[1:] for line in task.program.split("\n")[1:-1]]
             value = programs.run(body, eval(task.inputs[0]))[1][-(-len(body) // 2) - 1]

@@ -42,7 +42,7 @@ def judge(task, prompt_format, text):
     kind, limits = TASK_TYPES[task.kind], Limits.for_format(prompt_format)
     answer = kind.parse_answer(text, prompt_format, task, limits)
     assert kind.answer_jobs(task, [answer], limits) == []
-    return kind.judge(task, [answer], [], limits)[0]
+    return kind.verify(task, [answer], [], limits)[0]
 
 
 # ---------------------------------------------------------------- numbers

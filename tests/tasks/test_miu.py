@@ -5,7 +5,7 @@ import pytest
 from proposals import fate
 
 import config
-from tasks import TASK_TYPES, judge_answers, miu, proof
+from tasks import TASK_TYPES, verify_answers, miu, proof
 from tasks.metamath import Database
 from tasks.prompts import TEMPLATES
 from tasks.validation import Limits
@@ -42,7 +42,7 @@ def test_derivations_are_theorems_and_proofs(sandbox):
     assert task.program == "iii(\n    double(h))" and PROOF.solve("micro", task, LIMITS).user == "proof\nMII\nMUI\n"
     answers = ["MIIII\nMUI", "MIIII\nMUI\n", "MUI", "MIIII\nMIU", "MIIII", "MIIIIX", "", "MII\nMIIII\nMUI",
                "MIIII\nMIIIIU\nMIIIIUIIIIU\nMIIIIUUIU\nMIIIIIU\nMUIIU"]
-    judged, = judge_answers([task], [answers], "micro", LIMITS, sandbox.run)
+    judged, = verify_answers([task], [answers], "micro", LIMITS, sandbox.run)
     assert judged == 2 * ["correct"] + 3 * ["wrong"] + 2 * ["malformed"] + 2 * ["wrong"]
 
 
@@ -66,7 +66,7 @@ def test_a_theorem_from_the_axiom_is_judged(sandbox):
     proposal = PROOF.from_row({"theorem": "x $p |- M I I U $= se sM sI mii addu $.", "theory": miu.THEORY})
     task = fate(sandbox, proposal, LIMITS)
     assert PROOF.solve("micro", task, LIMITS).user == "proof\nMI\nMIIU\n"
-    judged, = judge_answers([task], [["MII\nMIIU", "MIU\nMIIU"]], "micro", LIMITS, sandbox.run)
+    judged, = verify_answers([task], [["MII\nMIIU", "MIU\nMIIU"]], "micro", LIMITS, sandbox.run)
     assert judged == ["correct", "wrong"]
 
 

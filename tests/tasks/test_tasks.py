@@ -54,7 +54,7 @@ def outcome(sandbox, proposal, limits=CHAT):
 def judge(sandbox, task, prompt_format, *texts):
     kind, limits = TASK_TYPES[task.kind], LIMITS[prompt_format]
     answers = [kind.parse_answer(text, prompt_format, task, limits) for text in texts]
-    return kind.judge(task, answers, sandbox.run(kind.answer_jobs(task, answers, limits)), limits)
+    return kind.verify(task, answers, sandbox.run(kind.answer_jobs(task, answers, limits)), limits)
 
 
 # ---------------------------------------------------------------- students' answers as models write them
