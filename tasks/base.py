@@ -115,7 +115,8 @@ class TaskType:
         return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
 
     def from_row(self, row: dict) -> Proposal:
-        """The proposal in a line of a user's file of tasks. Raises ValueError or KeyError if it is wrong."""
+        """The proposal in a line of a user's file of tasks, or in one of a run's tasks.jsonl. Raises
+        ValueError or KeyError if it is wrong."""
         inputs = row["inputs"] if "inputs" in row else [row["input"]]
         texts = [row["program"], row.get("message", ""), *inputs]
         if not isinstance(inputs, list) or not inputs or not all(isinstance(text, str) for text in texts):
