@@ -28,6 +28,7 @@ import json
 import os
 import sys
 import threading
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from sandbox.profiles import PROFILES
@@ -80,7 +81,7 @@ def refusal(weak):
     return f"The sandbox for model code needs Linux, for {system} has {lacks}: {', or '.join(ways)}."
 
 
-class Sandbox:
+class Sandbox(AbstractContextManager):
     """Runs jobs on `workers` processor cores at once.
 
     profile: what programs may import and use, "train" or "eval" (see profiles.Profile); cpu_s, wall_s,
@@ -161,9 +162,6 @@ class Sandbox:
         """Kills all fork servers."""
         self.scheduler.close()
 
-    def __enter__(self):
-        return self
-
     def __exit__(self, *exc):
         self.close()
 
@@ -225,10 +223,10 @@ def main():
                         help="print the tier, the layers and the canaries")
     parser.add_argument("--weak", action="store_true",
                         help="go on without walls; only for programs that you trust")
-    parser.add_argument("--without", default="", help="layers to leave out, by commas: namespaces, seccomp")
+    parser.add_argument("--without", nargs="*", default=(), help="layers to leave out: namespaces seccomp")
     args = parser.parse_args()
     try:
-        sandbox = Sandbox(weak=args.weak, without=tuple(filter(None, args.without.split(","))))
+        sandbox = Sandbox(weak=args.weak, without=args.without)
     except RuntimeError as e:
         sys.exit(str(e))
     with sandbox:

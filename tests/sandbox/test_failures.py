@@ -10,7 +10,6 @@ from cases import LOOP, one
 
 import selfplay
 from evolve import Member
-from run import probes
 from sandbox import scheduler
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import UNJUDGED, VIOLATION, Proposal
@@ -209,33 +208,3 @@ def test_a_row_left_out_gets_no_reward_and_no_gradient(setup):
     assert batch.reward.tolist() == pytest.approx(paid)
     adv = rl.advantages(batch, rl.UpdateConfig.of(s.cfg))
     assert adv.isfinite().all() and len(adv) == len(batch.rollout.ids)
-
-
-def test_a_proposal_whose_judging_fails_costs_its_teacher_nothing(setup):
-    s = setup()
-    proposed, attempts, parts = played(s, lambda real: real)
-    proposed[0].reason, proposed[0].task, proposed[0].attempts = "sandbox_failure", None, {}
-    rewards = selfplay.teacher_rows(parts[0].rollout, proposed).reward
-    assert rewards[0] is None and None not in rewards[1:]
-
-
-# -- probes and evaluations ----------------------------------------------------------------------------------
-
-
-def test_a_probe_counts_only_what_was_judged(setup, monkeypatch):
-    """One answer in two meets a sandbox that fails: accuracies are over the others, and the row says how many."""
-    s = setup(probe_every=1)
-    tasks = selfplay.make_tasks(s, [Proposal("code_o", f"def f(x):\n x=x+{i}\n return x", ("4",)) for i in range(6)], "")
-    slots = {"S0": 2, "S1": 3, "base": -1}
-    whole, cost = probes.answers(s, slots, tasks, 0, 1.0)
-    assert cost["probe_failures"] == 0 and all(None not in a.correct for a in whole.values())
-    broken = dataclasses.replace(s, sandbox=Failing(s.sandbox, 3))         # jobs of a call in order: the first 3 are judged
-    found, cost = probes.answers(broken, slots, tasks, 0, 1.0)
-    answered = [a.correct for a in found.values()]
-    assert cost["probe_failures"] == sum(correct.count(None) for correct in answered) > 0
-    for name, a in found.items():
-        assert all(mine in (None, honest) for mine, honest in zip(a.correct, whole[name].correct))
-    shares = probes.accuracies(found)
-    assert shares == {name: selfplay.mean(a.correct) for name, a in found.items() if a.correct.count(None) < 6}
-    told = probes.probe(broken, [member("student", 2), member("student", 3)], tasks, tasks, [], 0)
-    assert told["probe_failures"] > 0 and None not in told["heldout_greedy"].values()

@@ -89,12 +89,6 @@ def test_no_evaluator_in_the_sources_of_the_trainer():
             assert not evaluates(name, node), f"{name}, line {node.lineno}: {ast.unparse(node)}"
 
 
-@pytest.mark.parametrize("text",
-                         ["re.compile(x)", "model.eval()", "torch.load(x, weights_only=True)", "import json"])
-def test_what_evaluates_nothing_is_let_through(text):
-    assert not any(evaluates("train", node) for node in ast.walk(ast.parse(text)))
-
-
 def test_an_audit_hook_sees_no_evaluation_of_hostile_text(tmp_path):
     """Proposals and answers that try to be evaluated go through all of tasks and sandbox (watched.py).
 
@@ -123,24 +117,13 @@ def short(value):
     ("def f(x): return 1\0", "error"), ("\ud800", "error"), ("def f(x): return '\udcff'", "error"),
     ("", "error"), (" ", "error"), ("\x1b[2J", "error"), ("\ufeff\ufeff", "error"), ("\xff\xfe", "error"),
     ("def f(x): return 1".encode("utf-16").decode("latin-1"), "error"),
-    ("# coding: utf-7\ndef f(x): return +AGE-", "error"),
-    ("# -*- coding: no-such -*-\ndef f(x): return 3", None),
     ("# -*- coding: latin-1 -*-\ndef f(x): return 'é'", None), ("\ufeffdef f(x): return 3", "error|none"),
-    ("def f(x):\r\n    return 3\r\n", None), ("def f(x):\r    return 3\r", None),
     ("def f(x):\n\treturn 3", None), ("(" * 10**5, "error"),
     ("[" * 90 + "]" * 90 + "\ndef f(x): return 3", None), ("-" * 10**6 + "1", "error|crash"),
     ("x" + ".x" * 10**5, "error|crash"), ("x" + "(x" * 99 + ")" * 99, "error"),
-    ("f = " + "lambda x: " * 5000 + "x", "error|crash|unsupported"), ("9" * 10**5, "error"),
     ("f'{" * 500, "error"), ("if 1:\n" + "".join(" " * i + "if 1:\n" for i in range(1, 200)), "error"),
     ("def f(x): return " + " + ".join(["1"] * 10**5), "error|crash|timeout"), ("f = 3", "error"),
-    ("f = None", "error"), ("def g(x): return x", "error"), ("import no_such_module", "error"),
-    ("del f", "error"), ("raise SystemExit", "error"), ("def f(): return 3", "error"),
-    ("async def f(x): return 3", "unsupported"), ("def f(x): yield 3", "unsupported"),
     ("class f:\n def __init__(self, x): 0", "unsupported"), ("def f(x): return f", "unsupported"),
-    ("def f(x): return ...", "unsupported"), ("def f(x): return NotImplemented", "unsupported"),
-    ("def f(x): return range(3)", "unsupported"), ("def f(x): return {}.keys()", "unsupported"),
-    ("def f(x): return bytearray(3)", "unsupported"), ("def f(x): return int", "unsupported"),
-    ("import math\ndef f(x): return math", "unsupported"),
     ("import decimal\ndef f(x): return decimal.Decimal(1)", "unsupported"),
     ("from collections import Counter\ndef f(x): return Counter('a')", "unsupported"),
     ("def f(x): return '\\ud800'", "unsupported"), ("def f(x): return 1 << 3901", "unsupported"),
@@ -148,9 +131,7 @@ def short(value):
     ("def f(x):\n v = 0\n for _ in range(65): v = [v]\n return v", "unsupported"),
     ("def f(x):\n v = {}\n v[0] = v\n return v", "unsupported"),
     ("def f(x): return {float('nan'), float('nan')}", "unsupported"),
-    ("def f(x): return {float('nan'): 1, float('nan'): 1}", "unsupported"),
     ("def f(x): return 'x' * 65536", "too big"), ("def f(x): return [0] * 40000", "too big"),
-    ("def f(x): return [1 << 3000] * 100", "too big"), ("def f(x): return b'x' * 40000", "too big"),
     ("def f(x): return 'é' * 20000", "too big"), ("def f(x): return 'x' * 50000", None)], ids=short)
 def test_sources_and_results_of_all_kinds(narrow, code, name):
     for deterministic in False, True:

@@ -8,7 +8,7 @@ from proposals import fate
 
 import config
 from tasks import TASK_TYPES, proof, read_tasks, verify_answers
-from tasks.base import Proposal, Task
+from tasks.base import Task
 from tasks.validation import Limits
 
 PROOF, LIMITS = TASK_TYPES["proof"], Limits()
@@ -121,18 +121,6 @@ def test_duplicates_are_statements_up_to_renaming():
     ("```proof\né\n```", "malformed"), ("I do not know.", "malformed"), ("", "malformed")])
 def test_proofs_deserve_their_verdicts(sandbox, text, verdict):
     assert verify_answers([outcome(sandbox, SYL3)], [[text]], "chat", LIMITS, sandbox.run) == [[verdict]]
-
-
-def test_nothing_runs_and_the_database_is_what_the_flag_says(sandbox):
-    miiii = "x $p |- M I I I I $= se sI sI se sI mi double double $."
-    tasks = [outcome(sandbox, SYL3), outcome(sandbox, miiii, MIU)]
-    answers = ["wp wq ws h1 wq wr ws h2 h3 syl syl", None, "wp", "se sI sI se sI mi double double"]
-    for task, limits, wanted in zip(tasks, (LIMITS, MIU), (0, 3)):
-        assert PROOF.answer_jobs(task, answers, limits) == []
-        judged = PROOF.verify(task, answers, [], limits)
-        assert judged == ["malformed" if i == 1 else "correct" if i == wanted else "wrong" for i in range(4)]
-    other = Proposal("proof", "miu.mm", tasks[1].inputs, tasks[1].message)
-    assert PROOF.check(other, LIMITS).reason == "other_theory"
 
 
 def test_hypotheses_are_told_apart_by_their_labels(sandbox):

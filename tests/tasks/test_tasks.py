@@ -2,13 +2,11 @@
 import ast
 import json
 import random
-from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from proposals import fate
 
-import tasks
 from sandbox.values import decode, encode
 from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.base import Proposal, Reject, Task
@@ -23,7 +21,6 @@ from tasks.validation import (
     input_problem,
     normalise,
     program_problem,
-    value_problem,
 )
 from verifier import Job
 
@@ -65,18 +62,13 @@ ANSWERS = [
     (OUT, "chat", "```output\n[3,2,1]", "correct"),                                         # fence never closed
     (OUT, "chat", "```output\n[3, 2, 1]```", "correct"),                                    # newline missing
     (OUT, "chat", "```output [3, 2, 1]```", "correct"),                                     # all on one line
-    (OUT, "chat", "```Output\r\n[3, 2, 1]\r\n```\r\n", "correct"),                          # capitals, Windows
     (OUT, "chat", "So it is\n```\n[3, 2, 1]\n```\nHope this helps!", "correct"),            # no language, prose around
-    (OUT, "chat", "```python\n[3, 2, 1]\n```", "correct"),                                  # wrong language, still data
     (OUT, "chat", "```output\n[1, 2, 3]\n```\nWait, no.\n```output\n[3, 2, 1]\n```", "correct"),   # the last one counts
     (OUT, "chat", "```output\n[3, 2, 1]\n```\nWait, no.\n```output\n[1, 2, 3]\n```", "wrong"),
     (OUT, "chat", "<answer>[3, 2, 1]</answer>", "correct"),
-    (OUT, "chat", "<answer>\n```output\n[3, 2, 1]\n```\n</answer>", "correct"),
     (OUT, "chat", "<think>```output\n[9]\n```</think>\n```output\n[3, 2, 1]\n```", "correct"),
-    (OUT, "chat", "```output\n(3, 2, 1)\n```", "wrong"),                                    # a tuple is no list
     (OUT, "chat", "The output is [3, 2, 1].", "malformed"),                                 # prose is not searched for values
     (OUT, "chat", "", "malformed"), (OUT, "chat", "```output\n\n```", "malformed"), (OUT, "chat", "```", "malformed"),
-    (OUT, "chat", "```output\nVALUE\n```", "malformed"),                                    # the template echoed
     (OUT, "chat", "```output\n[1, 2, 3][::-1]\n```", "malformed"),                          # an expression is no answer
     (OUT, "chat", "```output\n__import__('os').system('true') or [3, 2, 1]\n```", "malformed"),
     (OUT, "chat", "<think>It could be\n```output\n[3, 2, 1]\n```", "malformed"),            # cut off while thinking
@@ -87,27 +79,20 @@ ANSWERS = [
     (WORD, "chat", '```output\n"abab"\n```', "correct"), (WORD, "chat", "```output\n'abab'\n```", "correct"),
     (WORD, "chat", "```output\nabab\n```", "malformed"),                                    # a bare word is a name, no string
     (OUT, "base", "<think>turn it</think> <answer>[3, 2, 1]</answer>", "correct"),
-    (OUT, "base", "<think>turn it</think>\n<answer>\n```output\n[3, 2, 1]\n```", "correct"),
     (OUT, "base", "<think>turn it</think>\n```output\n[3, 2, 1]\n```", "malformed"),        # the envelope is the contract
     # the first complete answer counts: there the row ends, and what follows is a conversation with oneself
     (OUT, "base", "<think>so <answer>[1]</answer> or</think><answer>[3, 2, 1]</answer>", "wrong"),
     (OUT, "base", "<think>turn it</think> <answer>[3, 2, 1]</answer>\nUser: 2 + 2?\nAssistant: <think>4</think> "
      "<answer>4</answer>", "correct"),
     (OUT, "base", "<think>add</think> <answer>4</answer>\nUser: Turn it.\nAssistant: <answer>[3, 2, 1]</answer>", "wrong"),
-    (OUT, "base", "<think>so <answer>[1] or</think><answer>[3, 2, 1]</answer>", "correct"),
-    (OUT, "base", "<think>hm</think></answer><answer>[3, 2, 1]</answer>", "malformed"),
     (OUT, "micro", ">[3,2,1]\n=[3,2,1]", "correct"), (OUT, "micro", "=[3,2,1]\n", "correct"), (OUT, "micro", "=[1,2,3]", "wrong"),
     (OUT, "micro", "[3,2,1]", "malformed"), (OUT, "micro", ">[3,2,1]\n", "malformed"),
-    (OUT, "micro", "=[3,2,1]\n>4", "malformed"),
     (OUT, "micro", "=", "malformed"), (OUT, "micro", "=[3,2,", "malformed"), (OUT, "micro", "==[3,2,1]", "malformed"),
-    (OUT, "micro", "f([3,2,1])", "malformed"),
     # abduction
     (INP, "chat", "```input\n[1, 2, 3]\n```", "correct"), (INP, "chat", "```input\nf([1, 2, 3])\n```", "correct"),
     (INP, "chat", "```input\nx = [1, 2, 3]\n```", "correct"), (INP, "chat", "```python\nf([1, 2, 3])\n```", "correct"),
     (INP, "chat", "```input\n[3, 2, 1]\n```", "wrong"), (INP, "chat", "```input\n7\n```", "wrong"),       # 7[::-1] raises
-    (INP, "chat", "```input\n[1, 2, 3], 4\n```", "wrong"),                                  # one argument too many
     (INP, "chat", "```input\ny = [1, 2, 3]\n```", "malformed"), (INP, "chat", "```input\n*[[1, 2, 3]]\n```", "malformed"),
-    (INP, "chat", "```input\n[3, 2, 1][::-1]\n```", "malformed"), (INP, "chat", "I would pass [1, 2, 3].", "malformed"),
     (ADDED, "chat", "```input\n1, 4\n```", "correct"), (ADDED, "chat", "```input\nb = 1\na = 4\n```", "correct"),
     (ADDED, "chat", "```input\n(1, 4)\n```", "wrong"), (ADDED, "chat", "```input\n1) or (True\n```", "malformed"),
     (INP, "micro", "<[1,2,3]\n=[1,2,3]", "correct"), (INP, "micro", "=1) or (True", "malformed"),
@@ -120,7 +105,6 @@ ANSWERS = [
     (FUN, "chat",
      "It reverses:\n```python\ndef reverse(items: list) -> list:\n    '''doc'''\n    return list(reversed(items))\n```\nDone.",
      "correct"),
-    (FUN, "chat", "```py\ndef f(x):\n    return x[::-1]\n```", "correct"),
     (FUN, "chat", "```python\ndef f(x):\n    return x[::-1]\nprint(f([1, 2]))\n```\nwhich prints\n```output\n[2, 1]\n```",
      "correct"),
     (FUN, "chat",
@@ -134,7 +118,6 @@ ANSWERS = [
     (FUN, "chat", "def f(x):\n    return x[::-1]", "malformed"),
     (FUN, "chat", "```python\ndef f(x):\n    return x[::-1]" + "\n    # " + "x" * 4000 + "\n```", "malformed"),
     (FUN, "micro", "def f(x):\n x=x[::-1]\n return x\n", "correct"), (FUN, "micro", "def f(x):\n return x", "wrong"),
-    (FUN, "micro", "def f(x):\n x=x[::-1]\n retur", "wrong"), (FUN, "micro", "def f(x):\n x=x[::-1\n return x", "malformed"),
     (FUN, "micro", "def f(x):\n return x\n=5", "malformed"),
 ]
 
@@ -207,25 +190,13 @@ def test_bans_are_lifted_by_scope(program, problem):
     assert program_problem(program, CHAT) == problem
 
 
-def mistral():
-    """A tokenizer with control tokens as Mistral's and Hermes' have them: special ones, others, and spaces."""
-    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
-    words.add_special_tokens(["<s>", "</s>", "[INST]", "[/INST]", "<pad>"])
-    words.add_tokens(["<tool_call>", "    ", "return"])
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
-    tokenizer.chat_template = "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}"
-    return tokenizer
-
-
-@pytest.mark.parametrize("token", ["[INST]", "<tool_call>", "<pad>", "</s>"])
-def test_the_base_s_own_control_tokens_are_refused(token):
-    limits = replace(CHAT, control=control_of(mistral()))
-    for program, given, message in ((f"def f(x):\n    return x + '{token}'", "1", ""), ("def f(x):\n    return x", repr(token), ""),
-                                    ("def f(x):\n    return x", "1", token)):
-        assert TASK_TYPES["code_o"].check(Proposal("code_o", program, (given,), message), limits) == Reject("control_text")
-    assert value_problem([token], limits) == "control_text"
-    assert TASK_TYPES["code_o"].check(Proposal("code_o", "def f(x):\n    return  x < 3 > 1", ("'    '",), "returns"), limits) is None
+def test_the_base_s_own_control_tokens_are_refused():
+    """Special tokens as Mistral has them, and others in brackets; not the spaces and words that some bases add."""
+    added = [SimpleNamespace(content=text, special=special) for text, special in (
+        ("[INST]", True), ("<s>", True), ("<tool_call>", False), ("    ", False), ("return", False))]
+    control = control_of(SimpleNamespace(added_tokens_decoder=dict(enumerate(added))))
+    assert all(control.search(f"x {token} y") for token in ("[INST]", "<s>", "<tool_call>", "<|im_end|>", "```"))
+    assert not control.search("    return x < 3 > 1")
 
 
 # ---------------------------------------------------------------- teachers' proposals
@@ -486,11 +457,3 @@ def test_verdicts_of_every_end_become_a_reason():
         assert kind.accept(proposal, Verdict("ok", (None,), (error,), 0.0), CHAT, "k").reason in REASONS
     assert kind.accept(proposal, Verdict("ok", ("no json",), (None,), 0.0), CHAT, "k").reason == "malformed_result"
     assert decode(kind.accept(proposal, Verdict("ok", ("[1]",), (None,), 0.0), CHAT, "k").outputs[0]) == [1]
-
-
-@pytest.mark.parametrize("file", sorted(path.name for path in Path(tasks.__file__).parent.glob("*.py")))
-def test_model_text_is_never_evaluated_here(file):
-    tree = ast.parse((Path(tasks.__file__).parent / file).read_text())
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert not (names | attributes) & {"eval", "exec", "literal_eval", "pickle", "__import__"} and "compile" not in names
