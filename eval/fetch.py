@@ -102,7 +102,7 @@ def fetch(name: str, known: dict, data: Path) -> Path:
     return path
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> None:
     """The command line. Raises ValueError for an unknown name or a failed download."""
     form, valid = argparse.RawDescriptionHelpFormatter, ", ".join(FILES)
     parser = argparse.ArgumentParser(prog="python -m eval.fetch", description=__doc__, formatter_class=form)
@@ -114,9 +114,10 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError(f"{name}: no such benchmark; valid: {valid}")
         for known in FILES[name]:
             print(f"{name}: {fetch(name, known, args.data)}")
-    return 0
 
 
 if __name__ == "__main__":
-    from eval.common import command
-    command("eval.fetch", main)
+    try:
+        main()
+    except ValueError as e:
+        sys.exit(f"eval.fetch: {e}")

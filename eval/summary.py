@@ -99,14 +99,17 @@ def passes(rows: list[dict]) -> list[dict]:
         for k in ks:
             share = shares(mine, lambda right: pass_at_k(len(right), sum(right), k))[bench]
             solved.append(with_means(share))
+        columns = []
         for name in solved[0]:
-            value = np.array([[share[name][i] for share in solved] for i in ids])           # (items, k)
-            line = dict(bench=bench, member=name, n=len(ids), k=ks, pass_at=value.mean(0).tolist(),
-                        intervals=bootstrap([value]).tolist())
+            columns.append([[share[name][i] for share in solved] for i in ids])
+        value = np.array(columns).swapaxes(0, 1)                            # (items, members, k); base first
+        value = np.stack((value, value - value[:, :1]), 1)                  # pass@k, and that minus the base's
+        mean, interval = value.mean(0).tolist(), bootstrap([value]).tolist()
+        for place, name in enumerate(solved[0]):
+            line = dict(bench=bench, member=name, n=len(ids), k=ks, pass_at=mean[0][place],
+                        intervals=interval[0][place])
             if name != BASE and BASE in counts:
-                gain = value - np.array([[share[BASE][i] for share in solved] for i in ids])
-                line |= dict(minus_base=gain.mean(0).tolist(),
-                             minus_base_intervals=bootstrap([gain]).tolist())
+                line |= dict(minus_base=mean[1][place], minus_base_intervals=interval[1][place])
             out.append(line)
     return out
 

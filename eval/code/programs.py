@@ -65,7 +65,8 @@ def runs(text: str):
 def longest(text: str, entry: str | None) -> tuple[str, ast.Module]:
     """The longest run of Python lines, not counting empty ones; one that defines the entry first."""
     def size(run: tuple[str, ast.Module]) -> tuple[bool, int]:
-        return entry is not None and defines(run[1], entry), sum(bool(s.strip()) for s in run[0].split("\n"))
+        return defines(run[1], entry), sum(bool(line.strip()) for line in run[0].split("\n"))
+
     return max(runs(text[:MAX_CHARS]), key=size, default=("", ast.Module([], [])))
 
 

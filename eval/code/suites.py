@@ -47,20 +47,7 @@ PREAMBLE = "".join(f"from {name} import *\n" for name in [*MODULES, "builtins", 
 
 def is_floats(value) -> bool:
     """A float, or a sequence of nothing but floats (also an empty one)."""
-    if isinstance(value, (list, tuple)):
-        return all(isinstance(x, float) for x in value)
-    return isinstance(value, float)
-
-
-def surface(edge: float, height: float) -> int:
-    """Mbpp/581: the pyramid's surface where height is meant as that of the apex."""
-    return round(edge ** 2 + 2 * edge * math.sqrt((edge / 2) ** 2 + height ** 2))
-
-
-def digit_distance(a: int, b: int) -> int:
-    """Mbpp/558: the sum of digit differences, the shorter number filled with zeros."""
-    a, b = str(a), str(b)
-    return sum(abs(int(x) - int(y)) for x, y in zip(a.zfill(len(b)), b.zfill(len(a))))
+    return all(isinstance(x, float) for x in (value if isinstance(value, (list, tuple)) else [value]))
 
 
 def same_set(out, expected) -> bool:
@@ -73,16 +60,17 @@ def same_set(out, expected) -> bool:
     return None not in of_out and len(set(of_out)) == len(places)
 
 
-def exact(problem: Problem, arguments: tuple, out, expected) -> bool:
-    """EvalPlus's exact match: == or one of MBPP's special oracles."""
+def oracle(problem: Problem, arguments: tuple, out) -> bool:
+    """Whether EvalPlus takes a value that is not the canonical solution's, by the problem's own rule."""
     name = problem.entry if problem.bench == "mbpp+" else ""
-    if name in SET_EQUAL:
-        return same_set(out, expected)
-    if out == expected or name == "are_equivalent" or name == "sum_div" and out == 0:
-        return True
-    if name == "surface_Area":
-        return abs(out - surface(*arguments)) <= problem.atol
-    return name == "digit_distance_nums" and out == digit_distance(*arguments)
+    if name == "surface_Area":                      # where height is meant as that of the apex
+        edge, height = arguments
+        surface = round(edge ** 2 + 2 * edge * math.sqrt((edge / 2) ** 2 + height ** 2))
+        return abs(out - surface) <= problem.atol
+    if name == "digit_distance_nums":               # digit by digit, the shorter number filled with zeros
+        a, b = map(str, arguments)
+        return out == sum(abs(int(x) - int(y)) for x, y in zip(a.zfill(len(b)), b.zfill(len(a))))
+    return name == "are_equivalent" or name == "sum_div" and out == 0
 
 
 def agrees(problem: Problem, arguments: tuple, out, expected, atol: float) -> bool:
@@ -91,11 +79,12 @@ def agrees(problem: Problem, arguments: tuple, out, expected, atol: float) -> bo
         if problem.bench == "humaneval+" and problem.entry == "find_zero":
             (coefficients,) = arguments                         # is `out` a zero of this polynomial?
             return abs(sum(c * math.pow(out, i) for i, c in enumerate(coefficients))) <= atol
-        if exact(problem, arguments, out, expected):
+        if problem.bench == "mbpp+" and problem.entry in SET_EQUAL:
+            return same_set(out, expected)
+        if out == expected or oracle(problem, arguments, out):
             return True
-        if atol == 0 or type(out) is not type(expected):
-            return False
-        if isinstance(out, (list, tuple)) and len(out) != len(expected):
+        n = [len(x) if isinstance(x, (list, tuple)) else 0 for x in (out, expected)]
+        if atol == 0 or type(out) is not type(expected) or n[0] != n[1]:
             return False
         with np.errstate(all="ignore"):
             return bool(np.allclose(out, expected, rtol=1e-7, atol=atol))
@@ -169,8 +158,9 @@ def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
         if FAILED in errors:
             raise OSError(f"the sandbox failed on the solution of {problem.id}: give the same command again")
         small = [i for i, error in enumerate(errors) if error is None or not error.startswith(TOO_MUCH)]
-        parts = [[i for i in small if (i >= len(problem.base)) == is_plus] for is_plus in (False, True)]
-        chunks = chunks_of(parts[0], expected) + chunks_of(parts[1], expected)
+        n_base = len(problem.base)
+        chunks = chunks_of([i for i in small if i < n_base], expected)
+        chunks += chunks_of([i for i in small if i >= n_base], expected)
         cpu_s = [max(LEAST_S, FACTOR * verdict.cpu_s) for verdict in (base, plus)]
         floats = any(text is not None and is_floats(decode(text, MAX_TEXT)) for text in expected)
         out.append(Suite(problem, expected, chunks, tuple(cpu_s), problem.atol or 1e-6 * floats))
@@ -190,14 +180,13 @@ def chunks_of(positions: list[int], expected: list) -> list[list[int]]:
     return chunks
 
 
-def right_value(suite: Suite, i: int, text: str) -> bool:
+def right(suite: Suite, i: int, text: str) -> bool:
     """Whether this canonical text is right on input i, of which there is an expected value."""
     problem, expected = suite.problem, suite.expected[i]
-    if text == expected and not problem.is_live:
-        return True
-    out = decode(text, MAX_TEXT)
     if not problem.is_live:
-        return agrees(problem, problem.arguments[i], out, decode(expected, MAX_TEXT), suite.atol)
+        return text == expected or agrees(problem, problem.arguments[i], decode(text, MAX_TEXT),
+                                          decode(expected, MAX_TEXT), suite.atol)
+    out = decode(text, MAX_TEXT)
     if problem.entry is None:
         return printed_alike(out, expected)
     return (list(out) if isinstance(out, tuple) else out) == json.loads(expected)
@@ -205,15 +194,12 @@ def right_value(suite: Suite, i: int, text: str) -> bool:
 
 def failure(suite: Suite, chunk: list[int], verdict: Verdict) -> str:
     """The first input of a chunk that is not answered rightly, and why; "" without one, or FAILED."""
+    n_base = len(suite.problem.base)
     for i, text, error in zip(chunk, verdict.outputs, verdict.errors):
         if error == FAILED:                         # no program's error has this name: theirs begin otherwise
             return FAILED
-        if text is None or suite.expected[i] is None:
-            why = error or "no expected value"
-        else:
-            why = "" if right_value(suite, i, text) else "wrong value"
-        if why:
-            n_base = len(suite.problem.base)
+        if text is None or suite.expected[i] is None or not right(suite, i, text):
+            why = error or ("wrong value" if suite.expected[i] is not None else "no expected value")
             at = f"plus input {i - n_base}" if i >= n_base else f"base input {i}"
             return f"{at}: {why}"[:200]
     return ""
@@ -228,7 +214,7 @@ def verify(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
     rows = [dict(base=False, plus=False, why="" if program else "no program") for _, program in answers]
     turn, alive = 0, [i for i, (_, program) in enumerate(answers) if program]
     while alive:
-        jobs, right = [], []
+        jobs, still = [], []
         for i in alive:
             suite, program = answers[i]
             inputs, chunk = suite.problem.base + suite.problem.plus, suite.chunks[turn]
@@ -241,6 +227,6 @@ def verify(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
                 continue
             rows[i] |= dict(base=not rest or suite.is_plus(rest[0]), plus=not rest)
             if rest:
-                right.append(i)
-        alive, turn = right, turn + 1
+                still.append(i)
+        alive, turn = still, turn + 1
     return rows
