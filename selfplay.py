@@ -15,7 +15,7 @@ import torch
 
 import evolve
 from evolve import ROLES, Member, members_of, plays
-from generate import Rollout, SamplingParams, generate
+from generate import Prompts, Rollout, SamplingParams, generate
 from infra.distributed import Ranks
 from lora import Adapters
 from model import Base
@@ -104,7 +104,7 @@ class Attempts:
     """n attempts at each of a list of tasks by one member each; row i*n+j is attempt j at task i."""
     rollout: Rollout
     texts: list[str]
-    verdicts: list[list[str]]       # per task: of each attempt, as TaskType.judge says
+    verdicts: list[list[str]]       # per task: of each attempt, as TaskType.verify says
 
 
 @dataclass
@@ -159,8 +159,8 @@ def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int
     closing = closing_table(tokenizer, FORMATS[s.base.prompt_format].closing, s.base.model.cfg.vocab_size,
                             s.ranks.device)
     sampling = SamplingParams(n, cfg.temperature if temperature is None else temperature, cfg.max_new_tokens,
-                              cfg.rollout_batch, closing)
-    rollout = generate(s.base, s.adapters, ids, slots, keys, sampling, s.ranks, desc)
+                              cfg.rollout_batch, closing, desc)
+    rollout = generate(s.base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks)
     answers = rollout.answers(s.base.eos_ids)
     texts = tokenizer.batch_decode(answers, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return rollout, [prompts[i // n].prefix + text for i, text in enumerate(texts)]

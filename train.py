@@ -36,6 +36,7 @@ import selfplay
 from config import FREE, Config, config_of_run, parse_args
 from evolve import ROLES, Member, members_of
 from infra.distributed import Ranks, leave
+from infra.gpu import memory
 from operators import CROSSOVERS
 from rl import Adam
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
@@ -106,7 +107,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
     cfg, base, adapters = setup.cfg, setup.base, setup.adapters
     learning, shows = rl.UpdateConfig.of(cfg), run.writes and sys.stderr.isatty()
     bars = {phase: phase if shows else "" for phase in ("propose", "solve", "update")}      # "" = none
-    where = dict(rank=setup.ranks.rank, world=setup.ranks.world, desc=bars["update"])
+    where = dict(ranks=setup.ranks, desc=bars["update"])
     monitors = Monitors(run.rows("metrics.jsonl") if run.writes else ())
     while state.step < cfg.steps:
         step, clock = state.step, Stopwatch()
@@ -176,7 +177,7 @@ def record(setup: Setup, state: State, step: Step, probes: dict) -> dict:
     state.totals["generated"] += int(n_tokens.sum()) + probes.get("probe_tokens", 0)
     state.totals["trained"] += step.update["trained_tokens"]
     measured = measures(setup.cfg, setup.base.prompt_format, setup.adapters, state, step)
-    row = dict(step=state.step, **measured, **probes)
+    row = dict(step=state.step, **measured, **memory(setup.ranks.device), **probes)
     row["sandbox_failures"] += row.pop("probe_failures", 0)
     if not state.heldout:                       # a base without held-out tasks: the run's first valid ones
         state.heldout = [p.task for p in valid][:setup.cfg.n_heldout]

@@ -1,4 +1,4 @@
-"""The measured claims of docs/advanced/engine.md and docs/judge.md.
+"""The measured claims of docs/advanced/engine.md and docs/verifier.md.
 
     python -m bench card                    a card: right? how fast? 15 minutes, one page to send us
     python -m bench verify                  the verifier beside `python -c`: a minute

@@ -9,7 +9,7 @@ import torch
 
 import rl
 from bench.common import timed
-from generate import Rollout, SamplingParams, generate
+from generate import Prompts, Rollout, SamplingParams, generate
 from lora import Adapters
 from model import Base, Model, ModelConfig
 
@@ -86,7 +86,7 @@ def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], mem
     @timed
     def run() -> None:
         sampling = SamplingParams(n, max_new_tokens=new, rollout_batch=len(keys))
-        rollout = generate(base, adapters, prompts, members, keys, sampling)
+        rollout = generate(base, adapters, Prompts(prompts, members, keys), sampling)
         assert int(rollout.n_tokens.sum()) == new * len(keys)
     return run
 
@@ -100,7 +100,7 @@ def drawn(base: Base, adapters: Adapters, attempts: int = 2, prompt: int = 40, n
     members = [i % adapters.n_members for i in range(len(prompts))]
     keys = [(7, i) for i in range(len(prompts) * attempts)]
     sampling = SamplingParams(attempts, max_new_tokens=new, rollout_batch=len(keys) // 2)
-    return generate(base, adapters, prompts, members, keys, sampling)
+    return generate(base, adapters, Prompts(prompts, members, keys), sampling)
 
 
 def one_after_another(runs: list):

@@ -71,7 +71,7 @@ def collapse(history: list[dict]) -> str:
     most = max(step["unique"] for step in history)
     if unique is not None and unique < BOUNDS["unique_share"] * most:
         return f"distinct structures among 64 tasks fell from {most:.1f} to {unique:.1f}"
-    if (cosine or 0.0) > BOUNDS["cosine"]:
+    if cosine is not None and cosine > BOUNDS["cosine"]:
         return f"the updates of a role's members have a mean cosine of {cosine:.2f}"
     return ""
 

@@ -106,8 +106,7 @@ def choose_dtype(cfg: Config, ranks: Ranks) -> Config:
         run = RunDir(choose_directory(cfg), writes=False)
         if cfg.resume and (run.path / "config.json").exists():
             return run.config().get("dtype", "auto")
-        shape = read_config(resolve(base_name(cfg), weights=False))
-        return pick_dtype("auto", ranks.device, (shape.hidden_size, shape.intermediate_size))
+        return pick_dtype("auto", ranks.device)
 
     return dataclasses.replace(cfg, dtype=ranks.broadcast(choose)) if cfg.dtype == "auto" else cfg
 
@@ -118,15 +117,16 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str
     path = resolve(base_name(cfg), weights=False)
     shape = read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
-    cfg = resolve_config(cfg, prompt_format, ranks.device.type)
+    absent = cfg.device.startswith("cuda") and ranks.device.type == "cpu"       # --plan without the card
+    cfg = resolve_config(cfg, prompt_format, "cuda" if absent else ranks.device.type)
     demand(cfg.max_new_tokens < shape.max_position_embeddings,
            f"--max-new-tokens {cfg.max_new_tokens} exceed the base's context, "
            f"{shape.max_position_embeddings} tokens, which a prompt shares: give fewer")
-    absent = cfg.device.startswith("cuda") and ranks.device.type == "cpu"       # --plan without the card
     dtype = DTYPES["bfloat16" if absent and cfg.dtype == "int8" else pick_dtype(cfg.dtype, ranks.device)]
     on_cpu = ranks.device.type == "cpu" and not absent
     n = n_adapters(cfg) if on_cpu else n_on_device(cfg)                 # a CPU has but one memory
-    return cfg, dtype, *plan_table(cfg, shape, dtype, n, free_memory(ranks.device))
+    free = float("inf") if absent else free_memory(ranks.device)
+    return cfg, dtype, *plan_table(cfg, shape, dtype, n, free)
 
 
 def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:

@@ -18,7 +18,7 @@ import nano
 import rl
 import selfplay
 from config import PRESETS, Config
-from generate import Rollout, SamplingParams, generate
+from generate import Prompts, Rollout, SamplingParams, generate
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from rl import Adam
@@ -237,7 +237,7 @@ def test_greedy_answers_are_the_engines(model, base, population):
     got = nano.sample(model, member_of(adapters, 0), [Prompt(text) for text in PROMPTS], 1, None, greedy=True)
     ids = [group[0].prompt for group in got]
     keys = [(i,) for i in range(len(ids))]
-    want = generate(base, adapters, ids, [0] * len(ids), keys, SamplingParams(temperature=0.0, max_new_tokens=nano.MAX_NEW_TOKENS))
+    want = generate(base, adapters, Prompts(ids, [0] * len(ids), keys), SamplingParams(temperature=0.0, max_new_tokens=nano.MAX_NEW_TOKENS))
     for i, [row] in enumerate(got):
         assert row.answer == want.ids[i, want.prompt_len[i]:want.length[i]].tolist()
     assert len({len(row.answer) for [row] in got}) > 1

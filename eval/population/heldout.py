@@ -33,7 +33,7 @@ from eval.summary import BASE, comparable, gain_table, member_table, pass_table,
 from micro.evaluate import SIZES, draw_tasks
 from run.checkpoint import RunDir
 from run.platform import open_sandbox
-from tasks import TASK_TYPES, judge_answers
+from tasks import TASK_TYPES, verify_answers
 from tasks.base import UNJUDGED, Task
 from tasks.prompts import PROMPT_FORMATS, Prompt, reasoning
 from tasks.validation import Limits
@@ -161,7 +161,7 @@ def judging(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None,
         """A row for each (item, text): whether it is right, and by which verdict."""
         texts = [[ask(item).prefix + text] for item, text in answers]
         tasks = [item.task for item, _ in answers]
-        verdicts = judge_answers(tasks, texts, prompt_format, limits, sandbox.run)
+        verdicts = verify_answers(tasks, texts, prompt_format, limits, sandbox.run)
         out = []
         for [verdict], (item, _) in zip(verdicts, answers):
             more = {name: getattr(item, name) for name in noted}

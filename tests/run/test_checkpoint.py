@@ -445,7 +445,7 @@ def test_numbers_that_are_not_finite_are_refused(words, copy, place):
 
 def test_lock(words, tmp_path):
     held = RunDir(tmp_path / "run")
-    refused("in use by a run that is still going", words(tmp_path))
+    refused("in use by a run that still goes", words(tmp_path))
     del held
 
 
