@@ -1,5 +1,4 @@
 """nano.py is short, imports little and learns; the engine agrees with it: same rows in, same numbers out."""
-import ast
 import os
 import random
 import re
@@ -30,24 +29,6 @@ TRUESKILL = TrueSkill()
 
 
 # -- the door itself -----------------------------------------------------------------------------------------
-
-def test_it_is_read_in_half_an_hour():
-    lines = (ROOT / "nano.py").read_text().splitlines()
-    assert len(lines) <= 399
-    assert max(map(len, lines)) <= 100
-
-
-def test_it_imports_little_of_ours():
-    tree = ast.parse((ROOT / "nano.py").read_text())
-    imported = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            imported.add(node.module.split(".")[0])
-    here = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert imported & here == {"tasks", "verifier"}
-
 
 def test_it_plays_by_the_presets_of_the_engine():
     preset = PRESETS["micro"]

@@ -221,7 +221,7 @@ def settled(args: argparse.Namespace) -> Config:
     cfg = dataclasses.replace(parse_args(None, args.train), pop=args.pop, steps=args.steps)
     prompt_format = cfg.prompt_format
     if prompt_format == "auto" or not args.plan:          # a plan needs no base where its format is given
-        args.base = common.base_name(argparse.Namespace(base=args.base, run=""), [])
+        args.base = common.base_name(argparse.Namespace(base=args.base, run=""), {})
         path = resolve(args.base)
         args.base = str(path.resolve()) if Path(args.base).is_dir() else args.base
         prompt_format = load_tokenizer(path)[1] if prompt_format == "auto" else prompt_format

@@ -87,7 +87,7 @@ class Players:
         self.args = args
         self.run = run
         self.sandbox = sandbox
-        alone = vars(args) | dict(base=common.base_name(args, []), run="", adapters=[])
+        alone = vars(args) | dict(base=common.base_name(args, {}), run="", adapters=[])
         self.bare = formatted(args, common.load(argparse.Namespace(**alone)))
         cfg = dataclasses.replace(config_of_run(run.config(), run.path), rollout_batch=args.max_rows)
         self.cfg = resolve_config(cfg, self.bare.base.prompt_format)
@@ -186,7 +186,7 @@ def table(result: dict) -> str:
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
     parser = common.parser_of("eval.population.crossplay", __doc__, None,
-                              without=("data", "prompt", "adapters", "bench", "limit", "against"))
+                              without=("data", "prompt", "adapters", "bench", "limit"))
     judge_flags(parser)
     parser.add_argument("--tasks", type=int, default=48, help="tasks of each teacher generation")
     parser.add_argument("--generations", type=int, default=0, help="checkpoints, evenly spaced; 0 = all")

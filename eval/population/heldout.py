@@ -2,7 +2,6 @@
 
     python -m eval.population.heldout --run out/NAME                      # base and members; 1,500 tasks
     python -m eval.population.heldout --run out/NAME --samples 16         # and pass@k, at temperature 1
-    python -m eval.population.heldout --run out/NAME --against out/OTHER  # and differences to another run
     python -m eval.population.heldout --base micro/base --bench code_o,logic --limit 60 --split validation
 
 Five families: output, input and program tasks (code_o, code_i, code_f) by statements, word problems (math) by
@@ -29,7 +28,7 @@ from pathlib import Path
 
 from config import PRESETS, config_of_run
 from eval import answering, common
-from eval.summary import BASE, comparable, gain_table, member_table, pass_table, passes, summarise, table
+from eval.summary import comparable, summarise, table
 from micro.evaluate import SIZES, draw_tasks
 from run.checkpoint import RunDir
 from run.platform import open_sandbox
@@ -237,15 +236,7 @@ def counted(rows: list[dict]) -> list[dict]:
     return fresh + [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in summed]
 
 
-# ---- several answers to a task, and how they come about --------------------------------------------------
-
-def passes_by_size(rows: list[dict]) -> list[dict]:
-    """The lines of `passes` of every family and size."""
-    out = []
-    for (_, size), cell in cells_of(rows).items():
-        out += [line | dict(size=size, seen=cell[0]["seen"]) for line in passes(cell)]
-    return out
-
+# ---- answers that think ------------------------------------------------------------------------------------
 
 def note_thinking(rows: list[dict], items: list[Item], prompt_format: str) -> None:
     """Writes into every row whether its answer thinks, read from its text: answers on disk need not say it.
@@ -258,32 +249,6 @@ def note_thinking(rows: list[dict], items: list[Item], prompt_format: str) -> No
     opening = {(item.bench, item.id): ask(item).prefix for item in items}
     for row in rows:
         row["think"] = bool(reasoning(opening[row["bench"], row["id"]] + row["text"], prompt_format))
-
-
-def pass_tables(whole: list[dict], sizes: list[dict], samples: int) -> str:
-    """For the terminal: pass@k by size and by family, then what is gained over the base.
-
-    whole, sizes: what `passes` gives, by family and by family and size.
-    """
-    solvers = sizes[-1]["member"]                  # the students' mean, or whoever stands for it
-    most = whole[0]["k"][-1]
-    gains = [line for line in whole if "minus_base" in line]
-    out = [f"pass@k: the chance that one of k answers is right, by size, from {samples} answers to a task",
-           "(intervals: 95%, tasks drawn anew; none has a width where all tasks are alike)",
-           pass_table([line for line in sizes if line["member"] in (BASE, solvers)])]
-    if len({line["member"] for line in sizes}) > 2:
-        out += [f"\npass@1 and pass@{most} of everybody by size (summary.json has every k, with intervals)",
-                member_table(sizes)]
-    out += [f"\npass@k by family, without what the base may know; {LONG} is no part of all",
-            pass_table(whole)]
-    if others := [line for line in gains if line["member"] != solvers]:
-        out += ["\nmembers against the base, paired over tasks", gain_table(others)]
-    if gains:
-        out += [f"\nElicited or new? Ahead at k = 1, level or behind at k = {most}: the base finds it too;",
-                f"training made it likelier. Ahead at both: {most} tries of the base do not suffice. Level:",
-                "0 is in the interval, which few tasks make wide; of many, one in twenty misses.",
-                gain_table([line for line in gains if line["member"] == solvers])]
-    return "\n".join(out)
 
 
 def command_line(argv: list[str] | None) -> argparse.Namespace:
@@ -333,14 +298,9 @@ def main(argv: list[str] | None = None) -> int:
     note_thinking(rows, items, prompt_format)
     sizes = by_size(rows, args.max_new)
     n_met = n_proposed(args.run, items)
-    several = {}
-    if args.samples > 1:
-        several = dict(pass_at_k=passes(counted(rows)), pass_at_k_sizes=passes_by_size(rows))
     print(f"{table(sizes)}\n* programs that the base may know: not in the sums below\n")
-    common.conclude(args, out, rows, default, counted, split=args.split, limit=args.limit, sizes=sizes,
-                    proposed_by_the_run=n_met, **several)
-    if several:
-        print(f"\n{pass_tables(*several.values(), args.samples)}")
+    common.conclude(args, out, rows, counted, split=args.split, limit=args.limit, sizes=sizes,
+                    proposed_by_the_run=n_met)
     if n_met:
         print(f"note: {n_met} of the programs in these sums were also proposed by this run's own teachers",
               file=sys.stderr)

@@ -210,8 +210,8 @@ def test_a_row_left_out_gets_no_reward_and_no_gradient(setup):
     assert unjudged and all(p.solve_rate is None and p.reward == 0 for p in unjudged)
     batch = selfplay.training_batch(s, parts)
     assert len(batch.reward) == len(proposed) - len(unjudged) + len(verdicts) - n_failed
-    alone = [selfplay.judged_rows(part) for part in parts]
-    assert batch.reward.tolist() == pytest.approx(sum((part.reward for part in alone), []))
+    paid = [reward for part in parts for reward in part.reward if reward is not None]
+    assert batch.reward.tolist() == pytest.approx(paid)
     adv = rl.advantages(batch, rl.UpdateConfig.of(s.cfg))
     assert adv.isfinite().all() and len(adv) == len(batch.rollout.ids)
 
