@@ -280,6 +280,7 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
     assert not list(tmp_path.glob("run/*.jsonl"))
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("flags, match", [
     ("--pop 5", "--pop 5 cannot be halved"), ("--pop 100000000", r"--pop 100000000: give a number in \[2, 10000\]"),
     ("--pop 4 --teachers 4", "--teachers 4: of --pop 4 one must be a student"), ("--single --pop 4", "--single is one adapter in both roles"),
@@ -288,7 +289,49 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
     ("--rollout-batch 100000000", r"(?s)not enough memory:\nbase .*cache +[\d.]+ GB .*peak .*free .*lower .*--rollout-batch"),
     ("--seed-tasks /nowhere", "/nowhere cannot be read"), ("--heldout /nowhere", "--heldout /nowhere: no such file"),
     ("--init /nowhere", "holds 0 adapters for 6 members"), ("--device cuda", "sees no CUDA device"),
-    ("--device nonsense", "--device nonsense: give auto, cpu, cuda, cuda:1 or mps"), ("--max-new-tokens 100000", "exceed the base's context, 512 tokens")])
+    ("--device nonsense", "--device nonsense: give auto, cpu, cuda, cuda:1 or mps"), ("--max-new-tokens 100000", "exceed the base's context, 256 tokens")])
+=======
+@pytest.mark.parametrize(
+    "flags,match",
+    [
+        ("--pop 5", "--pop 5 cannot be halved"),
+        ("--pop 0", "--pop 0: give a number in"),
+        ("--teachers -1", "--teachers -1: give"),
+        ("--single --pop 4", "--single is one adapter in both roles: leave out --pop"),
+        ("--pop 4 --teachers 4", "--teachers 4: of --pop 4 one must be a student"),
+        ("--steps 0", "--steps 0"),
+        ("--task-types code_o,code_x", "code_x unknown; valid: code_o, code_i, code_f"),
+        ("--replace-frac 1", "--replace-frac 1.0"),
+        ("--temperature 0", "--temperature 0"),
+        ("--temperature nan", "--temperature"),
+        ("--lr nan", "--lr"),
+        ("--kl-coef -1", "--kl-coef"),
+        ("--clip 0.2", "--clip 0.2: give LOW,HIGH"),
+        ("--seed -1", "--seed"),
+        ("--proposals-per-prompt 0", "--proposals-per-prompt"),
+        ("--n-few-shot -1", "--n-few-shot"),
+        ("--probe-every -1", "--probe-every"),
+        ("--tokens-per-microbatch 0", "--tokens-per-microbatch"),
+        ("--alpha nan", "--alpha"),
+        ("--n-heldout -1", "--n-heldout"),
+        ("--lora-targets q_proj,nose", "nose is not a linear layer; valid: q_proj"),
+        ("--rank 0", "--rank"),
+        ("--base /nowhere/at/all", "/nowhere/at/all"),
+        ("--rollout-batch 100000000", r"(?s)not enough memory:\n.*base .*cache +[\d.]+ GB .*peak +[\d.]+ GB .*"
+                                 r"free +[\d.]+ GB\nlower .*--rollout-batch"),
+        ("--seed-tasks /nowhere", "/nowhere cannot be read"),
+        ("--heldout /nowhere", "--heldout /nowhere: no such file"),
+        ("--init /nowhere", "holds 0 adapters for 6 members"),
+        ("--device cuda", "sees no CUDA device"),
+        ("--device mps", "--device mps"),
+        ("--device nonsense", "--device nonsense: give auto, cpu, cuda, cuda:1 or mps"),
+        ("--pop 100000000", r"--pop 100000000: give a number in \[2, 10000\]"),
+        ("--n-prompts 99999999", "--n-prompts"),
+        ("--max-new-tokens 9999", "exceed the base's context"),
+        ("--invalid-penalty nan", "--invalid-penalty"),
+    ],
+)
+>>>>>>> main
 def test_a_clear_sentence(micro_base, tmp_path, flags, match):
     if "cuda" in flags and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
