@@ -2,7 +2,6 @@
 import argparse
 import dataclasses
 import difflib
-import math
 from dataclasses import dataclass, field
 
 from operators import OPERATORS
@@ -17,25 +16,26 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 MATCHING = ("pfsp", "uniform", "hard", "round-robin", "all")
 OUTCOMES = ("expected", "half", "raw")
 EVOLVE = ("mixed", "mutation", "crossover", *OPERATORS, "none")
-BASELINES = ("group", "leave-one-out", "none")
+BASELINES = ("group", "standardized", "leave-one-out", "none")
 NORMALIZE = ("member", "kind", "off")
 TOKEN_WEIGHTS = ("member", "row", "constant")
+DEDUPE = ("structural", "exact", "off")
+LOSSES = ("clip", "sequence", "cispo")
 # What --algo sets where the command line says nothing. Sources: rl.py.
-ALGORITHMS = {"reinforce++": dict(
-    baseline="group", scale_rewards="none", normalize_advantages="member", token_weight="member",
-    ratio="token", loss="clip", clip_low=0.2, clip_high=0.2)}
+ALGORITHMS = {"reinforce++": dict(baseline="group", normalize_advantages="member", token_weight="member",
+                                  loss="clip", clip="0.2,0.2")}
 ALGORITHMS["rloo"] = ALGORITHMS["reinforce++"] | dict(baseline="leave-one-out", normalize_advantages="off")
 ALGORITHMS["dr_grpo"] = ALGORITHMS["reinforce++"] | dict(normalize_advantages="off", token_weight="constant")
-ALGORITHMS["grpo"] = ALGORITHMS["dr_grpo"] | dict(scale_rewards="group", token_weight="row")
-ALGORITHMS["gspo"] = ALGORITHMS["grpo"] | dict(ratio="sequence", clip_low=3e-4, clip_high=4e-4)
-ALGORITHMS["dapo"] = ALGORITHMS["grpo"] | dict(token_weight="member", clip_high=0.28)
-ALGORITHMS["cispo"] = ALGORITHMS["dapo"] | dict(loss="cispo", clip_low=1.0, clip_high=4.0)
+ALGORITHMS["grpo"] = ALGORITHMS["dr_grpo"] | dict(baseline="standardized", token_weight="row")
+ALGORITHMS["gspo"] = ALGORITHMS["grpo"] | dict(loss="sequence", clip="0.0003,0.0004")
+ALGORITHMS["dapo"] = ALGORITHMS["grpo"] | dict(token_weight="member", clip="0.2,0.28")
+ALGORITHMS["cispo"] = ALGORITHMS["dapo"] | dict(loss="cispo", clip="1,4")
+# Ranges: beyond them runs would not end, or numbers overflow.
+FROM_0, FROM_1, SHARE, LARGE = (0, 10**9), (1, 10**9), (0, 1), 10**6
 
 
-def flag(default, help, values=""):
-    """A field of Config: default (None = a preset's), help text, legal values; those of a number are an
-    interval, "[0, 1)" is 0 to 1 without 1. Beyond it runs would not end, or numbers overflow."""
-    within, choices = (values, None) if isinstance(values, str) else ("", values)
+def flag(default, help, choices=None, within=()):
+    """A field of Config: default (None = a preset's), help text, legal names, least and largest number."""
     return field(default=default, metadata=dict(help=help, choices=choices, within=within))
 
 
@@ -44,102 +44,81 @@ class Config:
     """Every switch of a run. `python train.py --help` and docs/flags.md show it, by the groups below."""
     # run
     base: str = flag("micro/base", "Hugging Face directory or hub id of the frozen base")
-    prompt_format: str = flag("auto", "how tasks are put; auto: as the base's config.json and tokenizer say",
-                              ("auto", *PROMPT_FORMATS))
+    prompt_format: str = flag("auto", "how tasks are put; auto: as the base says", ("auto", *PROMPT_FORMATS))
     name: str = flag("", "the run's directory under --out; default: the base's name and a free number")
     out: str = flag("out", "where runs are kept")
     init: str = flag("", "directory of PEFT adapters, one folder a member in slot order, to start from")
-    seed: int = flag(0, "every random draw is keyed by (seed, step, phase, member, index)", "[0, 1e18]")
-    steps: int = flag(None, "steps of the run", "[1, 1e9]")
-    save_every: int = flag(10, "steps between checkpoints", "[1, 1e9]")
-    keep: int = flag(2, "checkpoints kept", "[1, 1e9]")
+    seed: int = flag(0, "every draw is keyed by (seed, step, phase, member, index)", within=(0, 10**18))
+    steps: int = flag(None, "steps of the run", within=FROM_1)
+    save_every: int = flag(10, "steps between checkpoints", within=FROM_1)
+    keep: int = flag(2, "checkpoints kept", within=FROM_1)
     resume: str = flag("", "auto (the latest checkpoint of --name) or a run's directory")
-    show: int = flag(0, "tasks printed each step, with their attempts", "[0, 1e9]")
+    show: int = flag(0, "tasks printed each step, with their attempts", within=FROM_0)
     # population
-    pop: int = flag(None, "members, teachers and students; with --single 2", "[2, 10000]")
-    teachers: int = flag(0, "so many of --pop are teachers; 0 = half", "[0, 10000]")
+    pop: int = flag(None, "members, teachers and students; with --single 2", within=(2, 10_000))
+    teachers: int = flag(0, "so many of --pop are teachers; 0 = half", within=FROM_0)
     single: bool = flag(False, "one adapter in both roles, compute per adapter matched (Absolute Zero)")
-    niches: bool = flag(False, "deal --task-types to members in turn: each plays its own, a child those of "
-                        "both parents")
-    rank: int = flag(None, "LoRA rank R", "[1, 4096]")
-    alpha: float = flag(None, "LoRA alpha; the update is scaled by alpha / R", "(0, 1e6]")
+    niches: bool = flag(False, "deal --task-types to members in turn; a child has those of both parents")
+    rank: int = flag(None, "LoRA rank R", within=(1, 4096))
+    alpha: float = flag(None, "LoRA alpha; the update is scaled by alpha / R", within=(1e-9, LARGE))
     lora_targets: str = flag(",".join(TARGETS), "linear layers that carry adapters")
     # 1 match
     matching: str = flag("pfsp", "how a teacher draws its student", MATCHING)
-    matches: int = flag(0, "matches a step, of teachers drawn for it; 0 = every teacher's", "[0, 10000]")
+    matches: int = flag(0, "matches a step, of teachers drawn for it; 0 = every teacher's", within=FROM_0)
     # 2 propose
     task_types: str = flag(None, "task types in turn, of " + ",".join(TASK_TYPES))
-    n_prompts: int = flag(None, "prompts a teacher answers each step", "[1, 10000]")
-    proposals_per_prompt: int = flag(8, "proposals sampled from one prompt (the baseline's group)",
-                                     "[1, 10000]")
-    n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)", "[0, 1000]")
-    seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: the identity "
-                           "program, and each kind's own example")
-    tasks: str = flag("", "no teacher writes: students train on a file of tasks (JSON lines), or on "
-                      "micro, fresh random programs")
+    n_prompts: int = flag(None, "prompts a teacher answers each step", within=FROM_1)
+    proposals_per_prompt: int = flag(8, "proposals from one prompt (the baseline's group)", within=FROM_1)
+    n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)", within=(0, 1000))
+    seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: each type's example")
+    tasks: str = flag("", "no teacher writes: tasks of a file (JSON lines), or micro: fresh random programs")
     theory: str = flag(None, "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
-    dedupe: str = flag("structural", "what counts as a duplicate of the run's archive, so as invalid",
-                       ("structural", "exact", "off"))
+    dedupe: str = flag("structural", "what repeats the archive, so is refused", DEDUPE)
     # 3 solve
-    samples_per_task: int = flag(None, "attempts at each task (n): a difficulty knob, fixed across arms",
-                                 "[1, 10000]")
-    temperature: float = flag(1.0, "of proposals and attempts", "[0.01, 100]")
-    max_new_tokens: int = flag(None, "tokens of a proposal or an answer, at most", "[1, 1e6]")
+    samples_per_task: int = flag(None, "attempts at each task (n); fix it across arms", within=FROM_1)
+    temperature: float = flag(1.0, "of proposals and attempts", within=(0.01, 100))
+    max_new_tokens: int = flag(None, "tokens of a proposal or an answer, at most", within=(1, LARGE))
     # 4 reward and update
-    teacher_reward: str = flag("difficulty", "a valid proposal's reward by its solve rate", TEACHER_REWARDS)
-    invalid_penalty: float = flag(-1.0, "reward of an invalid proposal (-1, -0.1 and 0 have been studied)",
-                                  "[-100, 100]")
-    student_reward: str = flag("graded", "graded: correct 1, wrong -0.5, malformed -1; binary: 1, 0, 0",
-                               STUDENT_REWARDS)
-    algo: str = flag("reinforce++", "sets those of the next eight flags that are not given", ALGORITHMS)
-    baseline: str = flag(None, "taken from a reward: the mean of its group, or of the others", BASELINES)
-    scale_rewards: str = flag(None, "divide by the group's standard deviation", ("none", "group"))
+    teacher_reward: str = flag("difficulty", "of a valid proposal, by its solve rate", TEACHER_REWARDS)
+    invalid_penalty: float = flag(-1.0, "reward of an invalid proposal", within=(-100, 100))
+    student_reward: str = flag("graded", "correct 1, wrong -0.5, malformed -1; or 1, 0, 0", STUDENT_REWARDS)
+    algo: str = flag("reinforce++", "sets those of the next five flags that are not given", ALGORITHMS)
+    baseline: str = flag(None, "taken from a reward: its group's mean, or the others'; standardized: and "
+                         "divided by the group's standard deviation", BASELINES)
     normalize_advantages: str = flag(None, "whiten by member and role (kind: + task type)", NORMALIZE)
     token_weight: str = flag(None, "mean over all tokens, mean of rows' means, or Dr. GRPO's", TOKEN_WEIGHTS)
-    ratio: str = flag(None, "new to old probability of a token, or of the answer", ("token", "sequence"))
-    loss: str = flag(None, "PPO's, or CISPO's: clipped ratio x log-probability", ("clip", "cispo"))
-    clip_low: float = flag(None, "the ratio is at least 1 - this; in the first epoch it is 1", "(0, 100]")
-    clip_high: float = flag(None, "the ratio is at most 1 + this", "(0, 100]")
-    epochs: int = flag(1, "optimiser steps on the same rollouts", "[1, 1000]")
-    importance_cap: float = flag(None, "weight a token by its probability in training over that in the "
-                                 "rollout, at most this; 0 = off; default: 0 on a CPU in float32, else 2",
-                                 "[0, 1e6]")
-    kl_coef: float = flag(0.0, "weight of the KL to the base", "[0, 1000]")
-    entropy_coef: float = flag(0.0, "weight of the entropy bonus", "[0, 1000]")
-    lr: float = flag(None, "Adam's learning rate of students, and of --single", "[0, 1]")
-    lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", "[0, 1]")
-    lr_decay: str = flag("", "HOLD,END,FLOOR: both rates whole for HOLD steps of the run, then linear to "
-                         "FLOOR times as much at step END and from there on; default: constant")
-    lr_spread: float = flag(1.0, "founders' rates around --lr differ by up to this factor: log-uniform, "
-                            "stratified", "[1, 1e6]")
-    lr_mutate: float = flag(1.0, "a child has its fitter parent's rate, times or divided by this", "[1, 100]")
+    loss: str = flag(None, "PPO's; with an answer's ratio; or CISPO's: clipped ratio x log-prob.", LOSSES)
+    clip: str = flag(None, "LOW,HIGH: the ratio lies in 1 - LOW to 1 + HIGH; in the first epoch it is 1")
+    epochs: int = flag(1, "optimiser steps on the same rollouts", within=(1, 1000))
+    importance_cap: float = flag(None, "weigh tokens by training / rollout probability, at most this; 0 = "
+                                 "off; default: 0 on a CPU in float32, else 2", within=(0, LARGE))
+    kl_coef: float = flag(0.0, "weight of the KL to the base", within=(0, 1000))
+    entropy_coef: float = flag(0.0, "weight of the entropy bonus", within=(0, 1000))
+    lr: float = flag(None, "Adam's learning rate of students, and of --single", within=SHARE)
+    lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", within=SHARE)
+    lr_decay: str = flag("", "HOLD,END,FLOOR: rates hold for HOLD steps of the run, then fall linearly to "
+                         "FLOOR times as much at step END; default: constant")
+    lr_spread: float = flag(1.0, "founders' rates: log-uniform over this factor", within=(1, LARGE))
+    lr_mutate: float = flag(1.0, "a child's rate is its fitter parent's times or over this", within=(1, 100))
     rating: str = flag("trueskill", "rating system", RATINGS)
-    outcome: str = flag("expected", "who won: solve rate against its prediction, against 1/2 with a band, or "
-                        "without", OUTCOMES)
+    outcome: str = flag("expected", "who won: solve rate against prediction, 1/2 with a band, 1/2", OUTCOMES)
     # 5 evolve
     evolve: str = flag("mixed", "operators of replacement, or none", EVOLVE)
-    evolve_every: int = flag(None, "steps between replacements", "[1, 1e9]")
-    replace_frac: float = flag(0.25, "share of each role that is replaced, at least one", "[0, 1)")
-    grace: int = flag(-1, "steps during which a child cannot be replaced; -1 = one interval", "[-1, 1e9]")
+    evolve_every: int = flag(None, "steps between replacements", within=FROM_1)
+    replace_frac: float = flag(0.25, "share of each role that is replaced, at least one", within=(0, 0.999))
+    grace: int = flag(-1, "steps before a child can be replaced; -1 = one interval", within=(-1, 10**9))
     # probes
-    probe_every: int = flag(None, "steps between absolute probes (held-out tasks, frozen base); 0 = never",
-                            "[0, 1e9]")
-    heldout: str = flag("", "JSON lines of held-out tasks, of types that the run plays or not; default: the "
-                        "base's, else the run's first valid tasks")
-    n_heldout: int = flag(None, "of these, tasks of each type, at most", "[0, 1e6]")
-    probe_share: float = flag(None, "share of held-out tasks asked at probes between the first and the last",
-                              "(0, 1]")
-    halt_on: str = flag("", "monitors whose alarm ends the run with a checkpoint: collapse, gaming, "
-                        "forgetting, escape (by commas)")
+    probe_every: int = flag(None, "steps between probes of held-out tasks; 0 = never", within=FROM_0)
+    heldout: str = flag("", "JSON lines of held-out tasks, all asked at every probe; default: the base's, a "
+                        "part of them between first and last probe, else the run's first valid tasks")
+    n_heldout: int = flag(None, "of these, tasks of each type, at most", within=FROM_0)
+    halt_on: str = flag("", "alarms that end the run: collapse, gaming, forgetting, escape (by commas)")
     # machine
     device: str = flag("auto", "auto (cuda or cpu), cpu, cuda, cuda:1, or mps for an Apple GPU")
-    dtype: str = flag("auto", "the base computes in it; auto: bfloat16 or float16 on a GPU, the faster on a "
-                      "CPU", ("auto", "float32", "bfloat16", "float16"))
-    base_dtype: str = flag("same", "of the base's linear layers: that of --dtype, or int8 by output channel",
-                           ("same", "int8"))
-    rollout_batch: int = flag(None, "rows that decode together; 0, the default on a CUDA card = as many as "
-                              "fit into its memory", "[0, 1e12]")
-    tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", "[1, 1e12]")
+    dtype: str = flag("auto", "of the base; auto: 16 bits on a GPU, the faster on a CPU; int8: its weights",
+                      ("auto", "float32", "bfloat16", "float16", "int8"))
+    rollout_batch: int = flag(None, "rows that decode together; 0, a card's default: all", within=FROM_0)
+    tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", within=FROM_1)
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
     weak_sandbox: bool = flag(False, "run model code behind weaker walls where seccomp is missing: dangerous")
 
@@ -153,13 +132,12 @@ GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "task_types
 PRESETS = {
     "micro": dict(pop=8, steps=80, rank=8, alpha=32.0, rollout_batch=512, tokens_per_microbatch=1024,
                   task_types="code_o", n_prompts=3, n_few_shot=0, samples_per_task=4, max_new_tokens=80,
-                  lr=1e-3, lr_teacher=3e-3, evolve_every=15,
-                  probe_every=20, n_heldout=1000000, probe_share=0.2, theory="miu.mm"),
+                  lr=1e-3, lr_teacher=3e-3, evolve_every=15, probe_every=20, n_heldout=1000000,
+                  theory="miu.mm"),
     "chat": dict(pop=8, steps=200, rank=32, alpha=64.0, rollout_batch=128, tokens_per_microbatch=2048,
                  task_types="code_o,code_i,code_f", n_prompts=3, n_few_shot=6, samples_per_task=8,
-                 max_new_tokens=512,
-                 lr=1e-5, lr_teacher=1e-5, evolve_every=10,
-                 probe_every=20, n_heldout=96, probe_share=1.0, theory="prop.mm")}
+                 max_new_tokens=512, lr=1e-5, lr_teacher=1e-5, evolve_every=10, probe_every=20, n_heldout=96,
+                 theory="prop.mm")}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # Fields that may change between a run and its resumption without changing what it computes. From one kind of
@@ -197,9 +175,8 @@ def markdown() -> str:
 
 
 def parse_args(description: str | None, argv: list[str] | None = None, saved=None) -> Config:
-    """Command line to Config. Exits with code 2 and a suggestion for an unknown flag or value. saved: called
-    with the Config where --resume was given; the flags that it returns hold where the command line says
-    nothing."""
+    """Command line to Config. Exits with code 2 and a suggestion for an unknown flag or value. saved(cfg),
+    called where --resume was given: the flags that hold where the command line says nothing."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                      usage="train.py [--flag value ...]   (--help lists every switch)",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -208,18 +185,16 @@ def parse_args(description: str | None, argv: list[str] | None = None, saved=Non
     for f in dataclasses.fields(Config):
         if f.name in GROUPS:
             group = parser.add_argument_group(GROUPS[f.name])
-        kind, choices = f.type, f.metadata["choices"]
-        how = dict(type=kind, choices=choices, metavar=None if choices else kind.__name__)
-        if kind is bool:
-            how = dict(action="store_true")
+        choices = f.metadata["choices"]
+        how = dict(type=f.type, choices=choices, metavar=None if choices else f.type.__name__)
         text = f.metadata["help"] + (f" ({default_of(f)})" if default_of(f) else "")
-        group.add_argument(spelled(f.name), default=argparse.SUPPRESS, help=text.replace("%", "%%"), **how)
+        group.add_argument(spelled(f.name), default=argparse.SUPPRESS, help=text.replace("%", "%%"),
+                           **(dict(action="store_true") if f.type is bool else how))
     args, unknown = parser.parse_known_args(argv)
     for word in unknown:
-        parser.error(f"unknown argument {word}: {advice(word.split('=')[0])}")
-    for name, value in vars(args).items():
-        if value == []:                         # what argparse makes of --steps=--
-            parser.error(f"argument {spelled(name)}: give a value")
+        parser.error(f"unknown argument {word}: {advice(word.split('=')[0].replace('_', '-'))}")
+    if empty := [spelled(name) for name, value in vars(args).items() if value == []]:   # --steps=--
+        parser.error(f"argument {empty[0]}: give a value")
     cfg = Config(**vars(args))
     return Config(**saved(cfg) | vars(args)) if saved and cfg.resume else cfg
 
@@ -227,46 +202,36 @@ def parse_args(description: str | None, argv: list[str] | None = None, saved=Non
 def advice(word: str) -> str:
     """What to write instead of an unknown flag."""
     flags = ["--help", "--help-md", *(spelled(f.name) for f in dataclasses.fields(Config))]
-    word = word.replace("_", "-")
-    near = difflib.get_close_matches(word, flags, 1, 0.8)
-    near += sorted((flag for flag in flags if word.startswith(flag)), key=len, reverse=True)  # --population
+    near = difflib.get_close_matches(word, flags, 1, 0.8) or [x for x in flags[2:] if word.startswith(x)]
     near += difflib.get_close_matches(word, flags, 1)
     return f"did you mean {near[0]}?" if near else "--help lists all"
 
 
 def config_of_run(saved: dict, path) -> Config:
     """The Config that the config.json of the run at `path` holds. Raises ValueError for another version's."""
-    if odd := sorted(set(saved) ^ {f.name for f in dataclasses.fields(Config)}):
-        names = ", ".join(map(spelled, odd))
-        raise ValueError(f"{path} was made by another version, whose flags differ in {names}: use the "
-                         "commit that its env.json names")
-    try:
-        for f in dataclasses.fields(Config):
-            check_value(f, saved[f.name])
-    except ValueError as e:
-        raise ValueError(f"config.json of {path} is damaged ({e}): restore it") from None
+    odd = sorted(set(saved) ^ {f.name for f in dataclasses.fields(Config)})
+    demand(not odd, f"{path} was made by another version, whose flags differ in "
+           f"{', '.join(map(spelled, odd))}: use the commit that its env.json names")
+    for f in dataclasses.fields(Config):
+        check_value(f, saved[f.name], f"config.json of {path} is damaged: ")
     return Config(**saved)
 
 
 def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Config:
     """Fill in what prompt format, --algo, device and other flags imply. Raises ValueError with the fix."""
     presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo]
-    if device == "cuda":
-        presets["rollout_batch"] = 0
-    if cfg.single:
-        presets["pop"] = 2
+    # in float32 on a CPU rollout and training agree to 1e-6
+    exact = device == "cpu" and cfg.dtype in ("auto", "float32")
+    presets |= dict(importance_cap=0.0 if exact else 2.0)
+    presets |= dict(rollout_batch=0) if device == "cuda" else {}
+    presets |= dict(pop=2) if cfg.single else {}
     missing = {name: value for name, value in presets.items() if getattr(cfg, name) is None}
     cfg = dataclasses.replace(cfg, prompt_format=prompt_format, **missing)
-    grace = cfg.evolve_every if cfg.grace < 0 else cfg.grace
-    importance_cap = cfg.importance_cap
-    if importance_cap is None:              # in float32 on a CPU rollout and training agree to 1e-6
-        importance_cap = 0.0 if device == "cpu" and cfg.dtype in ("auto", "float32") else 2.0
-    if cfg.tasks:                           # which come again
-        cfg = dataclasses.replace(cfg, dedupe="off")
     demand(cfg.teachers or cfg.pop % 2 == 0,
            f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number, or --teachers")
-    cfg = dataclasses.replace(cfg, teachers=cfg.teachers or cfg.pop // 2, grace=grace,
-                              importance_cap=importance_cap)
+    cfg = dataclasses.replace(cfg, teachers=cfg.teachers or cfg.pop // 2,
+                              grace=cfg.evolve_every if cfg.grace < 0 else cfg.grace,
+                              dedupe="off" if cfg.tasks else cfg.dedupe)        # given tasks come again
     check(cfg)
     return cfg
 
@@ -277,31 +242,30 @@ def demand(met: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
-def lies_within(value: float, interval: str) -> bool:
-    """Whether a number lies in an interval written as "(0, 1]"; nan and infinities never do."""
-    low, high = map(float, interval[1:-1].split(","))
-    if value == low or value == high:
-        return interval[0 if value == low else -1] in "[]"
-    return low < value < high
-
-
-def check_value(f: dataclasses.Field, value) -> None:
+def check_value(f: dataclasses.Field, value, where: str = "") -> None:
     """Raises ValueError where a flag cannot have this value: another type, or out of its range."""
-    given, choices, within = f"{spelled(f.name)} {value!r:.60}", f.metadata["choices"], f.metadata["within"]
+    given, choices, within = f"{where}{spelled(f.name)} {value!r:.60}", *list(f.metadata.values())[1:]
     of_type = type(value) is f.type or (f.type is float and type(value) is int)
     demand(of_type, f"{given}: give a value of type {f.type.__name__}")
     demand(not choices or value in choices, f"{given}: give one of {', '.join(choices or ())}")
-    demand(not within or lies_within(value, within), f"{given}: give a number in {within}")
+    demand(not within or within[0] <= value <= within[1], f"{given}: give a number in {list(within)}")
+
+
+def numbers_of(name: str, text: str, form: str) -> list[float]:
+    """The numbers of a flag like LOW,HIGH, none below 0. Raises ValueError with the fix."""
+    try:
+        numbers = [float(number) for number in text.split(",")]
+    except ValueError:
+        numbers = []
+    fits = len(numbers) == len(form.split(",")) and all(0 <= number <= 1e9 for number in numbers)
+    demand(fits, f"{spelled(name)} {text}: give {form}, numbers from 0 on")
+    return numbers
 
 
 def read_decay(text: str) -> list[float]:
     """HOLD, END and FLOOR of --lr-decay. Raises ValueError with the fix."""
-    try:
-        hold, end, floor = [float(number) for number in (text or "0,1,1").split(",")]
-        demand(0 <= hold < end < math.inf and 0 <= floor <= 1, "")
-    except ValueError:
-        raise ValueError(f"--lr-decay {text}: give HOLD,END,FLOOR: steps, steps and a share, as in "
-                         "12,25,0.15") from None
+    hold, end, floor = numbers_of("lr_decay", text or "0,1,1", "HOLD,END,FLOOR")
+    demand(hold < end and floor <= 1, f"--lr-decay {text}: HOLD must be below END, FLOOR at most 1")
     return [hold, end, floor]
 
 
@@ -310,12 +274,12 @@ def check(cfg: Config) -> None:
     for f in dataclasses.fields(cfg):
         check_value(f, getattr(cfg, f.name))
     read_decay(cfg.lr_decay)
-    demand(cfg.teachers < cfg.pop, f"--teachers {cfg.teachers}: of --pop {cfg.pop} one must be a student")
+    numbers_of("clip", cfg.clip, "LOW,HIGH")
+    task_types, n_students = cfg.task_types.split(","), cfg.pop - cfg.teachers
+    demand(n_students > 0, f"--teachers {cfg.teachers}: of --pop {cfg.pop} one must be a student")
     demand(not cfg.single or cfg.pop == 2,
            "--single is one adapter in both roles: leave out --pop and --teachers, or --single itself")
     demand(cfg.matches <= cfg.teachers, f"--matches {cfg.matches}: there are {cfg.teachers} teachers")
-    task_types = cfg.task_types.split(",")
-    n_students = cfg.pop - cfg.teachers
     demand(not cfg.niches or 1 < len(task_types) <= min(cfg.teachers, n_students),
            f"--niches deals {len(task_types)} task type(s) to {cfg.teachers} teacher(s) and {n_students} "
            "student(s): give at least two types, and of each role at least as many members")
@@ -330,8 +294,6 @@ def check(cfg: Config) -> None:
            "--tasks micro draws code_o and code_i: give these as --task-types, or a file of tasks")
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
            f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks: give at least 1")
-    demand(cfg.importance_cap == 0 or cfg.importance_cap >= 1,
-           f"--importance-cap {cfg.importance_cap}: give at least 1, or 0 for no weights")
     n_rows = cfg.teachers * cfg.n_prompts * cfg.proposals_per_prompt * cfg.samples_per_task
     demand(n_rows <= MAX_ROWS, f"{n_rows:,} attempts in a step, of at most {MAX_ROWS:,}, which memory holds: "
            "lower --pop, --n-prompts, --proposals-per-prompt or --samples-per-task")

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
+from config import numbers_of
 from generate import Rollout
 from infra.gpu import send
 from infra.precision import wide
@@ -36,12 +37,11 @@ SUMS = ("trained_tokens", "kl", "entropy", "capped_frac", "clip_frac", "approx_k
 @dataclass(frozen=True)
 class UpdateConfig:
     """What the update reads of a run's Config, by the same names. The defaults are REINFORCE++, one epoch."""
-    baseline: str = "group"                # group: its mean; leave-one-out: the mean of the others; none
-    scale_rewards: str = "none"            # group: divide by the group's standard deviation; none
+    baseline: str = "group"                # group: its mean; standardized: and over its standard deviation;
+                                           # leave-one-out: the mean of the others; none
     normalize_advantages: str = "member"   # whiten by member and role; kind: by task type too; off
     token_weight: str = "member"           # member, row or constant: see the function of this name
-    ratio: str = "token"                   # new / old probability of a token, or of the answer: sequence
-    loss: str = "clip"                     # PPO's, or cispo
+    loss: str = "clip"                     # PPO's; sequence: with an answer's ratio; or cispo
     clip_low: float = 0.2                  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2
     epochs: int = 1                        # optimiser steps on one batch; in the first the ratio is 1
@@ -55,7 +55,9 @@ class UpdateConfig:
     @classmethod
     def of(cls, cfg) -> "UpdateConfig":
         """Of a config.Config that resolve_config has filled in."""
-        return cls(**{f.name: getattr(cfg, f.name) for f in fields(cls)})
+        low, high = numbers_of("clip", cfg.clip, "LOW,HIGH")
+        same = {f.name: getattr(cfg, f.name) for f in fields(cls) if not f.name.startswith("clip")}
+        return cls(**same, clip_low=low, clip_high=high)
 
 
 @dataclass
@@ -94,13 +96,13 @@ def advantages(batch: Batch, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor
     """
     mean, std = group_mean(batch.reward, batch.group)
     adv = batch.reward.to(mean.dtype)
-    has_variance = ~(std <= 1e-6) | (cfg.baseline == cfg.scale_rewards == "none")      # true for NaN
+    has_variance = ~(std <= 1e-6) | (cfg.baseline == "none")      # true for NaN
     if cfg.baseline != "none":
         adv = adv - mean
     if cfg.baseline == "leave-one-out":                    # r - mean of n - 1 others = (r - mean) n / (n - 1)
         _, index, n = batch.group.unique(return_inverse=True, return_counts=True)
         adv = adv * (n / (n - 1).clamp_min(1))[index]
-    if cfg.scale_rewards == "group":
+    if cfg.baseline == "standardized":
         adv = adv / (std + 1e-6)
     adv = adv.masked_fill(~has_variance, 0.0)
     if cfg.normalize_advantages != "off" and has_variance.any():
@@ -146,11 +148,11 @@ def token_logp(base: Base, hidden: torch.Tensor, target: torch.Tensor, temperatu
 def policy_loss(logp: torch.Tensor, old: torch.Tensor, p: Packed, adv: torch.Tensor, cfg: UpdateConfig):
     """Loss of each token (M,) from its log-probability now and when sampled; whether its ratio is clipped.
 
-    clip: -min(ratio A, clip(ratio) A) (PPO, eq. 7). cispo: -clip(ratio) A logp, the ratio without gradient
-    (MiniMax-M1, eq. 4). A sequence's ratio is the geometric mean of its tokens' (GSPO, eq. 7).
+    clip: -min(ratio A, clip(ratio) A) (PPO, eq. 7). sequence: the same with the geometric mean of an answer's
+    ratios (GSPO, eq. 7). cispo: -clip(ratio) A logp, the ratio without gradient (MiniMax-M1, eq. 4).
     """
     log_ratio = logp - old
-    if cfg.ratio == "sequence":
+    if cfg.loss == "sequence":
         zeros = torch.zeros_like(adv)                      # index_add has no fixed order on a GPU
         total = zeros.index_put((p.row,), log_ratio, accumulate=True)
         n_tokens = zeros.index_put((p.row,), torch.ones_like(log_ratio), accumulate=True)

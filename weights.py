@@ -162,16 +162,16 @@ def read_shard(file: Path, want: dict[str, torch.Tensor], tied: bool, dtype: tor
     return state
 
 
-def load_model(path: Path, dtype: torch.dtype, device="cpu", base_dtype: str = "same") -> Model:
+def load_model(path: Path, dtype: torch.dtype, device="cpu", int8: bool = False) -> Model:
     """Build on the meta device, stream each shard, assign strictly, freeze. Raises ValueError.
 
-    dtype: what it computes in; base_dtype: "same", or "int8" for the weights of the linear layers.
+    dtype: what it computes in; int8: the weights of its linear layers.
     """
     cfg = read_config(path)
     with torch.device("meta"):
         model = Model(cfg).requires_grad_(False)
     want, state = dict(model.named_parameters()), {}
-    layers = model.linears() if base_dtype == "int8" else {}
+    layers = model.linears() if int8 else {}
     in_int8 = {f"{name}.weight" for name in layers}
     for file in shards(path):
         try:
@@ -258,8 +258,7 @@ def closing_table(tokenizer, tag: str, vocab_size: int, device) -> torch.Tensor 
     return table.to(device)
 
 
-def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu",
-              base_dtype: str = "same") -> Base:
+def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu", int8: bool = False) -> Base:
     """Model (see load_model), tokenizer, end tokens and prompt format of a directory or hub id. Raises
     ValueError."""
     path = resolve(name)
@@ -269,7 +268,7 @@ def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu",
     if not eos_ids:
         raise ValueError(f"{path}: no end token in config.json, generation_config.json or the tokenizer; "
                          "add eos_token_id")
-    model = load_model(path, dtype, device, base_dtype).fuse()
+    model = load_model(path, dtype, device, int8).fuse()
     return Base(model, tokenizer, eos_ids, prompt_format, path, graphs=model.embedding.is_cuda)
 
 

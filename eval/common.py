@@ -55,8 +55,8 @@ def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple =
     add("--seed", type=int, default=0)
     add("--rollout-batch", type=int, dest="max_rows", default=64, help="rows that decode together")
     add("--device", default="auto", help="auto, cpu or cuda")
-    add("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: as train.py, but float32 on a CPU")
-    add("--base-dtype", default="", choices=("same", "int8"), help="as train.py; default: the run's, or same")
+    add("--dtype", default="auto", choices=("auto", *DTYPES, "int8"),
+        help="auto: as train.py, but float32 on a CPU, and int8 where the run had it")
     return parser
 
 
@@ -110,7 +110,8 @@ def load(args: argparse.Namespace) -> Population:
     device = Ranks.join(args.device).device
     name = base_name(args, [adapter_config(path) for path in directories.values()])
     dtype = DTYPES[pick_dtype(args.dtype, device)]
-    base = load_base(name, dtype, device, args.base_dtype or of_run(args, "base_dtype") or "same")
+    int8 = "int8" in (args.dtype, args.dtype == "auto" and of_run(args, "dtype"))
+    base = load_base(name, dtype, device, int8)
     return stack(base, files_hash(base.path), directories)
 
 

@@ -1,7 +1,7 @@
 """Number formats of the frozen base: which one a device computes fastest, and int8 weights.
 
 Members, optimiser and losses are float32 whatever the base is in. --dtype is the format that the base
-computes in. --base-dtype int8 keeps the weights of its linear layers in one byte each: a row w of a matrix
+computes in. --dtype int8 keeps the weights of its linear layers in one byte each: a row w of a matrix
 (out, in) is scale * q with integers q in -127 .. 127 and scale = max|w| / 127 (absmax quantisation, as in
 LLM.int8(), 2208.07339, section 2). A product makes the matrix of one layer again and forgets it; the backward
 pass makes it once more. docs/own-base.md says what that costs, and why no int8 kernel of torch's is used.
@@ -74,14 +74,14 @@ def has_bfloat16(device: torch.device) -> bool:
 def pick_dtype(name: str, device: torch.device, layer: tuple[int, int] = (0, 0)) -> str:
     """The name in DTYPES that a --dtype flag means. layer: (in, out) of the base's largest, for a CPU.
 
-    auto is bfloat16 on a GPU that has it, else float16; on a CPU what `fastest` says; float32 elsewhere. Says
-    so where that may surprise. Raises ValueError for bfloat16 on a GPU without.
+    auto is bfloat16 on a GPU that has it, else float16; on a CPU what `fastest` says; float32 elsewhere. int8
+    computes in the same, on a CPU in float32. Raises ValueError for bfloat16 on a GPU without.
     """
-    lacking = device.type == "cuda" and name in ("auto", "bfloat16") and not has_bfloat16(device)
+    lacking = device.type == "cuda" and name in ("auto", "int8", "bfloat16") and not has_bfloat16(device)
     if name == "bfloat16" and lacking:
         raise ValueError(f"--dtype bfloat16: {torch.cuda.get_device_name(device)} does not have it; leave "
                          "--dtype out or pass --dtype float16 (or float32, for twice the memory)")
-    if name != "auto":
+    if name not in ("auto", "int8"):
         return name
     if lacking:
         print(f"note: {torch.cuda.get_device_name(device)} has no bfloat16: taking --dtype float16",
@@ -89,7 +89,7 @@ def pick_dtype(name: str, device: torch.device, layer: tuple[int, int] = (0, 0))
         return "float16"
     if device.type == "cuda":
         return "bfloat16"
-    return fastest(*layer) if device.type == "cpu" else "float32"
+    return fastest(*layer) if device.type == "cpu" and name == "auto" else "float32"
 
 
 def seconds(x: torch.Tensor, weight: torch.Tensor) -> float:

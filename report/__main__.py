@@ -10,9 +10,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from report.opening import picture
 from report.page import page
 from report.run import RunLog
-from report.think import picture
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -22,21 +22,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="a run's directory, out/NAME")
     parser.add_argument("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="runs to overlay")
     parser.add_argument("--out", type=Path, help="the file to write; default: report.html beside the logs")
-    parser.add_argument("--picture", type=Path, metavar="FILE",
-                        help="write the picture that the report opens with as an SVG file, and no report")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="write the first picture only, as SVG")
     args = parser.parse_args(argv)
-    if args.picture and (args.compare or args.out):
-        raise ValueError("--picture draws one run: leave out --compare and --out")
     out = args.picture or args.out or args.run / "report.html"
-    if out.is_dir() or not (out.parent.is_dir() or out.parent == args.run):
-        flag = "--picture" if args.picture else "--out"
-        raise ValueError(f"{flag} {out}: give the name of a file in a directory that exists")
     if args.picture:
-        html = picture(RunLog(args.run, want_tasks=False))
+        made = picture(RunLog(args.run))
     else:
-        html = page([RunLog(args.run), *(RunLog(other, want_tasks=False) for other in args.compare)])
-    out.write_text(html, encoding="utf-8")
-    print(f"{out}: {len(html.encode()) / 1e6:.2f} MB")
+        made = page([RunLog(path) for path in (args.run, *args.compare)])
+    out.write_text(made, encoding="utf-8")
+    print(f"{out}: {len(made.encode()) / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,13 @@
 """What a run's directory says, read leniently: lines that cannot be read are skipped and counted, what is
 missing is None."""
-import copy
 import json
-import random
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
-FORMER = {"coverage", "zero_advantage", "whiten", "max_new"}        # names that measures and flags had
-# What readers call the types of tasks.
-KINDS = dict(code_o="output tasks", code_i="input tasks", code_f="functions to find", math="word problems",
-             logic="logic puzzles", proof="proofs")
+FORMER = {"coverage", "zero_advantage", "whiten", "max_new", "anchors_greedy"}   # names of before
+SHOWN = 400                         # tasks that a page shows, at most
 
 
 def get(row, *keys):
@@ -33,20 +30,9 @@ def items(row, *keys, kind=dict):
     return value if isinstance(value, kind) else kind()
 
 
-def average(values) -> float | None:
-    """Mean of what is not None, or None."""
-    values = [v for v in values if v is not None]
-    return sum(values) / len(values) if values else None
-
-
 def known(points: list) -> list:
     """Those of some points (step, value) that have a value."""
     return [(step, value) for step, value in points if value is not None]
-
-
-def parents(birth: dict | None) -> list[str]:
-    """The names of a child's parents; [] of a founder."""
-    return [str(get(parent, "name")) for parent in items(birth, "parents", kind=list)]
 
 
 @dataclass
@@ -56,7 +42,7 @@ class MemberLog:
     role: str
     color: str
     style: str
-    birth: dict | None = None       # its line of genealogy.jsonl; None: a founder
+    birth: dict | None              # its line of genealogy.jsonl; None: a founder
     rows: list[tuple[int, dict]] = field(default_factory=list)      # (step, measures)
     born: bool = False              # after the run's first step
     died: bool = False              # before its last
@@ -65,16 +51,21 @@ class MemberLog:
         """[(step, the number at keys)] over its life."""
         return [(step, num(row, *keys)) for step, row in self.rows]
 
+    def descent(self) -> str:
+        """By which operator it was made of whom, and whom it replaced."""
+        if self.birth is None:
+            return "unknown" if self.born else "founder"
+        parents = " and ".join(str(get(parent, "name")) for parent in items(self.birth, "parents", kind=list))
+        return f"{self.birth.get('operator')} of {parents}, in place of {get(self.birth, 'victim', 'name')}"
+
 
 class RunLog:
     """A run's directory, read; `notes` says what was wrong with it. Raises ValueError if it is no run."""
 
-    def __init__(self, path: Path, want_tasks: bool = True):
-        if not path.is_dir():
-            raise ValueError(f"{path}: no such directory; give a run's directory, out/NAME")
+    def __init__(self, path: Path):
         self.path, self.name, self.notes = path, path.resolve().name, []
         if not any((path / name).exists() for name in ("config.json", "metrics.jsonl")):
-            raise ValueError(f"{path} is no run: neither config.json nor metrics.jsonl is in it")
+            raise ValueError(f"{path} is no run: no config.json, no metrics.jsonl; give out/NAME")
         self.config, self.env = self.whole("config.json"), self.whole("env.json")
         self.metrics = list({row["step"]: row for row in self.lines("metrics.jsonl")}.values())
         self.metrics.sort(key=lambda row: row["step"])
@@ -82,22 +73,18 @@ class RunLog:
             raise ValueError(f"{path} was written before the flags and measures got their present names: "
                              "draw it with the commit in its env.json")
         births = self.lines("genealogy.jsonl", expected=False)
-        self.births = {str(birth.get("child")): birth for birth in births}
-        self.members = self.lives()
-        self.n_tasks = self.n_valid = 0
-        self.tasks = self.sample() if want_tasks else []
+        self.members = self.lives({str(birth.get("child")): birth for birth in births})
+        self.n_tasks = int(max(0, sum(num(row, "n") or 0 for row in self.metrics)))
+        self.tasks = list(islice(self.lines("tasks.jsonl"), 0, None, self.n_tasks // SHOWN + 1))
 
     def whole(self, name: str) -> dict:
         """A file that is one JSON object; {} and a note where it is not."""
-        why = ""
         try:
             data = json.loads((self.path / name).read_bytes())
-        except (OSError, ValueError, RecursionError) as e:
-            data, why = None, f" ({type(e).__name__})"
-        if isinstance(data, dict):
-            return data
-        self.notes.append(f"{name} could not be read{why}")
-        return {}
+        except (OSError, ValueError, RecursionError):
+            data = None
+        self.notes += [] if isinstance(data, dict) else [f"{name} could not be read"]
+        return items(data)
 
     def lines(self, name: str, expected: bool = True):
         """The objects with a step in a log, one after the other; the others are counted in a note."""
@@ -117,10 +104,9 @@ class RunLog:
                 else:
                     bad += bool(line.strip())
         if bad:
-            many = f"{bad} line{'s' * (bad > 1)} of {name}"
-            self.notes.append(f"{many} skipped: cut off, or not an object with a step")
+            self.notes.append(f"{bad} line{'s' * (bad > 1)} of {name} skipped: cut off, or no step in it")
 
-    def lives(self) -> dict[str, MemberLog]:
+    def lives(self, births: dict[str, dict]) -> dict[str, MemberLog]:
         """Members by name, in the order of their appearance; each role has its family of colours."""
         members, seen = {}, Counter()
         for row in self.metrics:
@@ -128,42 +114,13 @@ class RunLog:
                 if name not in members:
                     role = "teacher" if get(measured, "role") == "teacher" else "student"
                     color, style = f"{role[0]}{seen[role] % 6}", f"d{seen[role] // 6 % 3}"
-                    members[name] = MemberLog(name, role, color, style, self.births.get(name))
+                    members[name] = MemberLog(name, role, color, style, births.get(name))
                     seen[role] += 1
                 members[name].rows.append((row["step"], measured))
         for m in members.values():
             m.born = m.rows[0][0] > self.metrics[0]["step"]
             m.died = m.rows[-1][0] < self.metrics[-1]["step"]
         return members
-
-    def sample(self) -> list[tuple[int, dict]]:
-        """[(line, proposal)] in the order in which they are shown while there is room; counts all proposals.
-
-        Within a step the order is drawn; first come the first of every step, then the second; a refused one
-        for three valid.
-        """
-        rng, lots = random.Random(0), {}
-        keep = max(6, 4000 // max(1, len(self.metrics)))        # of a step, so that memory stays small
-        for row in self.lines("tasks.jsonl"):
-            valid = not row.get("reason")
-            lot = lots.setdefault((row["step"], valid), [])
-            lot.append((rng.random(), self.n_tasks, row))
-            if len(lot) > 2 * keep:
-                lot.sort()                                      # no two lines have one number
-                del lot[keep:]
-            self.n_tasks += 1
-            self.n_valid += valid
-        ranked = []
-        for (_, valid), lot in lots.items():
-            for i, entry in enumerate(sorted(lot)[:keep]):
-                ranked.append((i if valid else 3 * i + 2, *entry))
-        return [(line, row) for _, _, line, row in sorted(ranked)]
-
-    def on_same_tasks(self) -> "RunLog":
-        """This run with probes of the same tasks each time: where a probe asked more, their share of it."""
-        run = copy.copy(self)
-        run.metrics = [row | items(row, "part") for row in self.metrics]
-        return run
 
     def those(self, role: str) -> list[MemberLog]:
         """All members of a role that there ever were, in the order of their appearance."""
@@ -178,8 +135,9 @@ class RunLog:
         points = []
         for row in self.metrics:
             found = items(row, *where)
-            some = [found[name] for name in found if get(row, "members", name, "role") == role]
-            points.append((row["step"], average(num(each, *keys) for each in some)))
+            some = [num(found[name], *keys) for name in found if get(row, "members", name, "role") == role]
+            some = [v for v in some if v is not None]
+            points.append((row["step"], sum(some) / len(some) if some else None))
         return points
 
     def names(self, key: str, most: int = 12) -> list[str]:

@@ -68,7 +68,7 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
         factors += n_members * cfg.rank * sum(x.in_features + x.out_features for x in adapted)
         serving += n_members * cfg.rank * len(adapted) * (fused.layers[0].in_features + sum(fused.sizes))
 
-    if cfg.base_dtype == "int8":
+    if cfg.dtype == "int8":
         layers = model.linears().values()
         base += sum(x.out_features * (size + x.in_features * (1 - size)) for x in layers)
         base += size * max(fused.layers[0].in_features * sum(fused.sizes) for fused in model.fused_linears())
@@ -131,7 +131,7 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
     cfg = fitted(cfg, m, dtype, n_members, free)
     plan, T = memory_plan(cfg, m, dtype, n_members), longest_row(cfg, m)
     number = str(dtype).removeprefix("torch.")
-    if cfg.base_dtype == "int8":
+    if cfg.dtype == "int8":
         number = f"int8, and one layer of it in {number}"
     meaning = dict(base=f"the frozen model in {number}",
                    adapters=f"{n_members} of rank {cfg.rank}", optimiser="Adam's two moments",
@@ -154,7 +154,7 @@ def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: fl
                 else "no --tokens-per-microbatch fits")
     if need > free:
         rows.append("lower --tokens-per-microbatch, --rollout-batch, --max-new-tokens, --rank or --pop, "
-                    "or pass --dtype bfloat16 or --base-dtype int8")
+                    "or pass --dtype bfloat16 or int8")
     return "\n".join(rows), need <= free
 
 

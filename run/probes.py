@@ -19,6 +19,7 @@ from tasks.prompts import reasoning
 
 N_PROBED = 32                       # members of a role that a probe asks, at most
 FROZEN_BASE = "base"                # its name among the members
+SHARE = 0.2                         # of the micro base's held-out tasks between the first and the last probe
 CURRENT_ATTEMPTS = 1                # of the frozen ones at a current task: tasks differ more than attempts do
 
 
@@ -79,8 +80,9 @@ def to_probe(cfg, members: list[Member], step: int) -> list[Member]:
 
 
 def part_of(tasks: list[Task], s: Setup) -> list[Task]:
-    """The share of the tasks that is asked where not all are; files hold the sizes in turn."""
-    return tasks[:max(1, round(len(tasks) * s.cfg.probe_share))]
+    """Those that are asked where not all are: a share of the base's own; files hold the sizes in turn."""
+    given = s.cfg.heldout or s.cfg.prompt_format != "micro"
+    return tasks if given else tasks[:max(1, round(len(tasks) * SHARE))]
 
 
 def whole(s: Setup, step: int) -> bool:

@@ -160,7 +160,8 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str
     shape = read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
     cfg = resolve_config(cfg, prompt_format, ranks.device.type)
-    dtype = DTYPES[pick_dtype(cfg.dtype, ranks.device)]
+    absent = cfg.device.startswith("cuda") and ranks.device.type == "cpu"        # --plan without the card
+    dtype = DTYPES["bfloat16" if absent and cfg.dtype == "int8" else pick_dtype(cfg.dtype, ranks.device)]
     on_cpu = ranks.device.type == "cpu" and not cfg.device.startswith("cuda")
     n = n_adapters(cfg) if on_cpu else n_on_device(cfg)                 # a CPU has but one memory
     return cfg, dtype, *plan_table(cfg, shape, dtype, n, free_memory(ranks.device))
@@ -173,7 +174,7 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
         torch.set_num_threads(1)        # on small matrices threads wait longer than they compute
     if not fits:
         raise ValueError(f"not enough memory:\n{table}")
-    base = load_base(base_name(cfg), dtype, ranks.device, cfg.base_dtype)
+    base = load_base(base_name(cfg), dtype, ranks.device, int8=cfg.dtype == "int8")
     return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format)
 
 

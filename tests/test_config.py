@@ -90,7 +90,7 @@ def test_defaults_by_preset_in_words():
     shown = {f.name: config.default_of(f) for f in dataclasses.fields(config.Config)}
     assert shown["max_new_tokens"] == "micro: 80; chat: 512; base: 1024; direct: 192"
     assert shown["rank"] == "micro: 8; chat, base, direct: 32"
-    assert shown["ratio"] == "reinforce++, rloo, dr_grpo, grpo, dapo, cispo: token; gspo: sequence"
+    assert shown["loss"] == "reinforce++, rloo, dr_grpo, grpo, dapo: clip; gspo: sequence; cispo: cispo"
     assert (shown["probe_every"], shown["seed"], shown["single"], shown["name"]) == ("20", "0", "", "")
 
 
@@ -121,30 +121,26 @@ def test_presets_pass_the_checks_and_leave_nothing_open(prompt_format):
 
 
 def test_importance_weights_are_for_gpus_unless_asked_for():
-    """And below 1 the cap would lower the weight of every token."""
     caps = {}
     for device in ("cpu", "cuda"):
         for given in (None, 0.0, 3.0):
             caps[device, given] = config.resolve_config(config.Config(importance_cap=given), "micro", device).importance_cap
     assert caps == {("cpu", None): 0.0, ("cpu", 0.0): 0.0, ("cpu", 3.0): 3.0,
                     ("cuda", None): 2.0, ("cuda", 0.0): 0.0, ("cuda", 3.0): 3.0}
-    for wrong in (0.5,):
-        with pytest.raises(ValueError, match="--importance-cap .*: give at least 1, or 0"):
-            config.resolve_config(config.Config(importance_cap=wrong), "micro")
 
 
 @pytest.mark.parametrize("algo", config.ALGORITHMS)
 def test_an_algorithm_fills_in_what_is_not_given(algo):
-    """Every algorithm sets the same eight flags, to legal values, and no two set them alike."""
+    """Every algorithm sets the same five flags, to legal values, and no two set them alike."""
     preset = config.ALGORITHMS[algo]
     for f in dataclasses.fields(config.Config):
         if f.name in preset:
             assert f.default is None and (preset[f.name] in (f.metadata["choices"] or [preset[f.name]]))
-    assert len(preset) == 8 and set(preset) == set(config.ALGORITHMS["grpo"])
+    assert len(preset) == 5 and set(preset) == set(config.ALGORITHMS["grpo"])
     assert list(config.ALGORITHMS.values()).count(preset) == 1
     cfg = vars(config.resolve_config(config.Config(algo=algo), "micro"))
     assert {name: cfg[name] for name in preset} == preset
-    given = dict(token_weight="row", clip_high=0.5)
+    given = dict(token_weight="row", clip="0.1,0.5")
     cfg = vars(config.resolve_config(config.Config(algo=algo, **given), "micro"))
     assert {name: cfg[name] for name in preset} == preset | given
 
@@ -156,8 +152,8 @@ def edges() -> list[tuple[str, float, bool]]:
         if not (within := f.metadata["within"]):
             assert f.type in (str, bool)
             continue
-        low, high = (f.type(float(end)) for end in within[1:-1].split(","))
-        found += [(f.name, low, within[0] == "["), (f.name, high, within[-1] == "]")]
+        low, high = map(f.type, within)
+        found += [(f.name, low, True), (f.name, high, True)]
         found += [(f.name, low - 1, False), (f.name, high * 2, False), (f.name, f.type(1e30), False)]
         if f.type is float:
             found += [(f.name, float(value), False) for value in ("nan", "inf", "-inf", "1e308")]
@@ -206,7 +202,7 @@ def test_a_step_fits_into_memory():
 def test_a_damaged_config_of_a_run(change, match):
     saved = dataclasses.asdict(config.resolve_config(config.Config(), "micro"))
     assert config.config_of_run(saved, "out/x") == config.Config(**saved)
-    with pytest.raises(ValueError, match=rf"config.json of out/x is damaged \({match}"):
+    with pytest.raises(ValueError, match=rf"config.json of out/x is damaged: {match}"):
         config.config_of_run(saved | change, "out/x")
 
 

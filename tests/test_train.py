@@ -45,7 +45,7 @@ SWITCHES = {f.name: list(f.metadata["choices"]) for f in WITH_CHOICES} | dict(
     rollout_batch=[512, 16],
     seed=[0, 7],
     rank=[8, 2],
-    clip_low=[0.2, 0.1],
+    clip=["0.2,0.2", "0.1,0.3"],
     epochs=[1, 2],
 )
 EVOLVE = SWITCHES.pop("evolve")
@@ -295,7 +295,7 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
         ("--temperature nan", "--temperature"),
         ("--lr nan", "--lr"),
         ("--kl-coef -1", "--kl-coef"),
-        ("--clip-low 0", "--clip-low"),
+        ("--clip 0.2", "--clip 0.2: give LOW,HIGH"),
         ("--seed -1", "--seed"),
         ("--proposals-per-prompt 0", "--proposals-per-prompt"),
         ("--n-few-shot -1", "--n-few-shot"),

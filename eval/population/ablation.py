@@ -4,7 +4,7 @@
     python -m eval.population.ablation --base micro/base --seeds 0,1,2              # the same command goes on
     python -m eval.population.ablation --base DIR --arms single-long,no-evolution --steps 200 -- --lr 2e-5
     python -m eval.population.ablation --base micro/base --arm "slow: --lr 3e-4" --seeds 0,1,2
-    python -m eval.population.ablation --from out/mine out/yours --svg forest.svg   # finished runs, one table
+    python -m eval.population.ablation --from out/mine out/yours                    # finished runs, one table
     python -m eval.population.ablation --from out/a out/b --map --reference single-long   # ground by arm
 
 `full` (the population as it is) sets the budget: what it spends in --steps with a seed, in generated tokens
@@ -28,13 +28,12 @@ from eval import common
 from eval.population import measures, runs
 from eval.population.runs import FULL, SEED_STRIDE, Arm, Experiment, runs_of
 from operators import OPERATORS
-from report.forest import forest
 from run.platform import Interrupted
 from weights import load_tokenizer, resolve
 
 LONGEST = 4             # times the steps first thought of: a run that needs more has stopped to spend
 OWNED = ("base", "name", "out", "resume", "seed", "steps", "pop", "teachers", "students", "single", "keep",
-         "plan", "device", "probe_every", "probe_share", "heldout", "n_heldout")
+         "plan", "device", "probe_every", "heldout", "n_heldout")
 POP, PAIR = "--pop {pop}", "--pop 2"
 # name -> flags of train.py; part "pair": a run's budget is one pair's; runs "pairs": as many as there are
 # pairs; cross: see runs.Arm. {wide}: as many prompts a step as all teachers answer.
@@ -114,7 +113,7 @@ def words_of(args: argparse.Namespace, arm: str, run: str, seed: int) -> list[st
     """
     stretch = args.stretch[arm]
     flags = {"base": args.base, "seed": seed, "steps": LONGEST * args.steps * stretch,
-             "device": args.device, "probe-every": args.probe_every * stretch, "probe-share": 1,
+             "device": args.device, "probe-every": args.probe_every * stretch,
              "heldout": args.out / "heldout.jsonl", "n-heldout": args.limit or 1000, "keep": 1,
              "out": args.out, "name": run, "resume": "auto"}
     words = [*args.train, *args.wanted[arm].flags]
@@ -200,7 +199,6 @@ def parser() -> argparse.ArgumentParser:
         + ", or a task type (what the deployed member solves of it)")
     add("--goal", type=float, default=0.6, help="accuracy in all played types that counts as reached")
     add("--map", action="store_true", help="each directory of --from is a ground: one table, ground by arm")
-    add("--svg", default="", metavar="FILE", help="also draw the corrected contrasts")
     add("train", nargs=argparse.REMAINDER, help="-- and flags of train.py for every arm")
     return p
 
@@ -268,17 +266,10 @@ def show_plan(args: argparse.Namespace) -> str:
 
 
 def show(args: argparse.Namespace, experiment: Experiment) -> dict:
-    """What finished runs say; drawn where that is asked for."""
+    """What finished runs say."""
     arms = common.choose(args.arms, tuple(experiment.arms), "--arms", "arm") or list(experiment.arms)
     common.choose(args.reference, tuple(experiment.arms), "--reference", "arm")
-    result = measures.conclude(experiment, arms, args.reference, args.measure, args.goal)
-    if args.svg:
-        lines = [line | dict(name=f"{line['one']} - {line['other']}") for line in result["contrasts"]]
-        title = measures.MEASURES.get(args.measure, args.measure).capitalize()
-        drawn = forest(title, [("", lines)], f"difference, 95% interval; shaded: up to {measures.EFFECT:g}",
-                       measures.EFFECT)
-        Path(args.svg).write_text(drawn, encoding="utf-8")
-    return result
+    return measures.conclude(experiment, arms, args.reference, args.measure, args.goal)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -40,7 +40,7 @@ def test_a_few_steps_print_the_line(micro_base):
     assert len(table) == 3 and table[0].startswith("attempts") and table[2].split()[0] == "32"
     assert {"greedy_before", "greedy_after", "attempts_to_half", "think_before", "think_after"} <= set(line)
     assert line["attempts"] == 32 and [attempts for attempts, _ in line["curve"]] == [0, 32]
-    assert (line["algo"], line["ratio"], line["epochs"]) == ("gspo", "sequence", 2)
+    assert (line["algo"], line["loss"], line["epochs"]) == ("gspo", "sequence", 2)
 
 
 def test_rates_are_members_of_one_batch(micro_base):

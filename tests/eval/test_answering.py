@@ -166,16 +166,15 @@ def parsed(*more: str):
 @pytest.mark.parametrize("trained", ["float16", "bfloat16", "float32", "int8"])
 def test_a_run_at_any_precision_can_be_evaluated(bytes_base, tmp_path, monkeypatch, trained):
     """Its base is known by its files: float16 was hashed after its cast, and met no cast that the command tried."""
-    base = load_base(str(bytes_base), base_dtype="int8") if trained == "int8" else load_base(str(bytes_base), DTYPES[trained])
+    base = load_base(str(bytes_base), int8=True) if trained == "int8" else load_base(str(bytes_base), DTYPES[trained])
     run = tmp_path / "run"
     save_peft(Adapters.on(base.model, 1, 4, 8), 0, run / "step_1" / "S0", str(bytes_base), files_hash(base.path))
     (run / "step_1" / "state.json").write_text("{}")
-    base_dtype = "int8" if trained == "int8" else "same"
-    (run / "config.json").write_text(json.dumps(dict(base=str(bytes_base), base_dtype=base_dtype)))
+    (run / "config.json").write_text(json.dumps(dict(base=str(bytes_base), dtype=trained)))
     loads = []
     monkeypatch.setattr(common, "load_base", lambda *how: loads.append(how) or load_base(*how))
-    found = common.load(parsed("--run", str(run), "--dtype", "float32"))
-    assert list(found.slots) == ["S0", "base"] and loads == [(str(bytes_base), torch.float32, torch.device("cpu"), base_dtype)]
+    found = common.load(parsed("--run", str(run)))
+    assert list(found.slots) == ["S0", "base"] and loads == [(str(bytes_base), torch.float32, torch.device("cpu"), trained == "int8")]
     args = parsed("--run", str(run), "--out", str(tmp_path / "o"))
     config = common.open_out(args, found, "plain", {}, "o")[0].config()
     assert config["base_hash"] == files_hash(bytes_base) and ("torch.int8" in config["dtype"]) is (trained == "int8")

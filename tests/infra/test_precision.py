@@ -31,7 +31,7 @@ REAL_BASE = os.environ.get("NANO_REAL_BASE", "")
 
 @pytest.fixture(scope="module")
 def int8_base(micro_base):
-    return load_base(str(micro_base), base_dtype="int8")
+    return load_base(str(micro_base), int8=True)
 
 
 # --- int8 ---------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_logits_of_a_real_base():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for kind in ("same", "int8"):
             if (dtype, kind) != (torch.float32, "same"):
-                other = load_base(REAL_BASE, dtype, base_dtype=kind)
+                other = load_base(REAL_BASE, dtype, int8=kind == "int8")
                 error, same = compare(want, [logits_of(other, text) for text in texts])
                 print(f"| {dtype} {kind} | {error:.3f} | {same:.3f} |", flush=True)
                 assert error < .06 and same > .93, (dtype, kind, error, same)
@@ -131,7 +131,7 @@ def test_loading_holds_one_matrix_at_a_time(micro_base, monkeypatch):
         return quantize(weight, dtype)
 
     monkeypatch.setattr(weights, "quantize", watch)
-    model = load_model(micro_base, torch.float32, base_dtype="int8")
+    model = load_model(micro_base, torch.float32, int8=True)
     assert len(seen) == len(model.linears()) == 28
 
 
@@ -143,7 +143,7 @@ def test_a_damaged_matrix_is_named(micro_base, tmp_path):
     state["model.layers.1.mlp.up_proj.weight"][3, 2] = float("nan")
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"model.layers.1.mlp.up_proj.weight holds numbers that are not finite"):
-        load_model(tmp_path, torch.float32, base_dtype="int8")
+        load_model(tmp_path, torch.float32, int8=True)
 
 
 def test_members_gradients_are_those_on_the_matrices(base, int8_base, population):
@@ -291,7 +291,7 @@ def test_where_there_is_no_float64_none_is_made(tiny, population, monkeypatch, l
     with Formats() as formats:
         rollout = generate(tiny, adapters, [[3, 4, 7], [8, 9], [6, 2, 3]], [0, 1, 2], keys, SamplingParams(4, max_new_tokens=6))
         batch = rl.Batch(rollout, torch.arange(12) % 3 / 2, torch.arange(12) // 4, torch.zeros(12).long(), torch.zeros(12).long())
-        cfg = rl.UpdateConfig(epochs=2, kl_coef=.1, entropy_coef=.1, scale_rewards="group")
+        cfg = rl.UpdateConfig(epochs=2, kl_coef=.1, entropy_coef=.1, baseline="standardized")
         told = rl.update(tiny, adapters, adam, batch, rl.advantages(batch, cfg), cfg)
     assert told["trained_tokens"] and not told["skipped"] and min(told["grad_norm"]) > 0
     assert (torch.float64 in formats.seen) != lacking and torch.float32 in formats.seen

@@ -6,20 +6,16 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from report import layout
-from report import page as pages
+from report import layout, page
 from report.run import RunLog
 
-VOID = {"meta", "br", "input", "link", "img"}
-TAGS = set("html head meta title style body header footer h1 h2 h4 p b i ul li div span small code pre nav a "
-           "main section figure figcaption svg g path rect circle text table tr th td details summary form "
-           "label select option input script".split())
-HOSTILE = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", '"><b onclick="x">',
-           "' onmouseover='x", "\u202egnp.exe", "\x00\x1b[2J\x07", "\ud800", "\u2028\u2029", "&lt;b&gt;&#60;",
-           "</style></title></details></pre>", "<!--", "]]>", "\u0645\u0631\u062d\u0628\u0627",
-           "a\u200bb\ufeff", "javascript:alert(1)", "x" * 9000, "{0}%s\\u0000"]
-INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff"
-                       "\ud800-\udfff]")
+VOID = {"meta", "br", "input"}
+TAGS = set("html head meta title style body header h1 h2 h4 p b i ul li div span small code pre nav a main section figure figcaption svg g "
+           "path circle text table tr th td details summary form label select option input script".split())
+HOSTILE = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", '"><b onclick="x">', "' onmouseover='x", "\u202egnp.exe",
+           "\x00\x1b[2J\x07", "\ud800", "\u2028\u2029", "&lt;b&gt;&#60;", "</style></title></details></pre>", "<!--", "]]>",
+           "\u0645\u0631\u062d\u0628\u0627", "a\u200bb\ufeff", "javascript:alert(1)", "x" * 9000, "{0}%s\\u0000"]
+INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 DRAWN = ("d", "x", "y", "cx", "cy", "r", "width", "height", "viewbox")
 
 
@@ -32,6 +28,7 @@ class Page(HTMLParser):
         self.feed(html)
         self.close()
         assert not self.open, f"never closed: {self.open}"
+        self.text = " ".join(self.words)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
@@ -42,18 +39,13 @@ class Page(HTMLParser):
 
     def handle_startendtag(self, tag, attrs):
         self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
+        self.handle_endtag(tag)
 
     def handle_endtag(self, tag):
         assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
 
     def handle_data(self, data):
         (self.scripts if self.open[-1:] == ["script"] else self.words).append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(self.words)
 
 
 def check(html: str) -> Page:
@@ -62,14 +54,11 @@ def check(html: str) -> Page:
     assert page.tags.count("script") == 1 and "".join(page.scripts) == layout.JS
     assert set(page.tags) <= TAGS
     for tag, name, value in page.attributes:
-        assert not name.startswith("on"), (tag, name)
-        assert name not in ("src", "srcset", "xlink:href", "action"), (tag, name)
+        assert not name.startswith("on") and name not in ("src", "srcset", "xlink:href", "action"), (tag, name)
         assert name != "href" or re.fullmatch("#[a-z]+", value), value
         if name in DRAWN and tag != "meta":
-            for number in re.findall(r"[-+]?[\w.]+", re.sub(r"[MLHCZVlm]", " ", value)):
+            for number in re.findall(r"[-+]?[\w.]+", re.sub(r"[MLHZlm]", " ", value)):
                 assert math.isfinite(float(number)), (tag, name, value)
-                assert name == "d" or tag == "svg" or float(number) > -1e5
-        assert name not in ("width", "height") or tag == "meta" or float(value) >= 0
     assert "@import" not in layout.CSS and "url(" not in layout.CSS
     assert not INVISIBLE.search(html)
     assert len(html.encode()) < 2_000_000
@@ -78,46 +67,34 @@ def check(html: str) -> Page:
 
 def described(rng, n: int = 24) -> dict:
     """What train.py says of a group of proposals."""
-    valid = rng.uniform(0.4, 1)
-    return dict(n=n, valid=valid, reasons=dict(duplicate=2, syntax=1), teacher_reward=rng.uniform(-1, 1),
-                solve_rate=rng.random(), solve_0=0.2, solve_1=0.5, malformed=0.0,
-                complexity=dict(depth=6.5, mccabe=2.0, lines=4 + rng.random(), variables=1.5,
-                                statements=2 + rng.random()),
-                duplicates=0.1, distinct=1.0, output_chars=7.0, output_digits=2.0)
+    return dict(n=n, valid=rng.uniform(0.4, 1), reasons=dict(duplicate=2, syntax=1), teacher_reward=rng.uniform(-1, 1),
+                solve_rate=rng.random(), solve_0=0.2, solve_1=0.5, duplicates=0.1, complexity=dict(statements=2 + rng.random()))
 
 
 def member(rng, step: int, role: str) -> dict:
     """What train.py says of a member of either role."""
-    return dict(role=role, mu=25 + rng.gauss(0, 2), sigma=8 / (step + 1), reward=0.5, response_tokens=9.0,
-                think=rng.random(), reasoning_chars=20.0, entropy=1.0, adv_abs=0.5, grad_norm=0.1,
-                cosine=rng.random(), escapes=0)
+    return dict(role=role, mu=25 + rng.gauss(0, 2), sigma=8 / (step + 1), reward=0.5, think=rng.random(), entropy=1.0, cosine=rng.random(),
+                n=20, solve_rate=rng.random())
 
 
 def probe(rng, step: int, teachers: list[str], students: list[str]) -> dict:
     """What a probe adds to a step's line of metrics.jsonl."""
-    row = dict(base_solve=0.5, student_solve=0.6, probe_tokens=100, heldout_n=50, unseen_n=dict(math=9, logic=9))
-    for key in ("heldout_sampled", "heldout_greedy", "heldout_think"):
-        row[key] = {name: rng.random() for name in students}
+    row = dict(base_solve=0.5, student_solve=0.6, heldout_n=50, unseen_n=dict(math=9, logic=9),
+               heldout_greedy={name: rng.random() for name in students})
     for key in ("unseen", "unseen_think"):
         row[key] = {kind: {name: rng.random() for name in teachers + students} for kind in ("math", "logic")}
     if step == 0:
-        row |= dict(heldout_sampled_base=0.4, heldout_greedy_base=0.7, heldout_think_base=0.0)
-        row["unseen"]["math"]["base"] = row["unseen"]["logic"]["base"] = 0.3
+        row["heldout_greedy_base"] = row["unseen"]["math"]["base"] = row["unseen"]["logic"]["base"] = 0.3
     return row
 
 
 def measured(rng, step: int, teachers: list[str], students: list[str], n: int) -> dict:
     """A step's line of metrics.jsonl."""
     members = {name: member(rng, step, "teacher") | described(rng) for name in teachers}
-    for name in students:
-        members[name] = member(rng, step, "student") | dict(n=20, solve_rate=rng.random())
-    row = dict(step=step, think=0.5, **described(rng, n=n), members=members,
-               task_types=dict(code_o=described(rng), code_i=described(rng)),
-               unique_structures=50 * (step + 1),
-               beats_guessing=0.8, brier=0.1, frac_zero_advantage=0.5, kl=0.0, entropy=0.0, skipped=[],
-               alarms={}, escapes={}, sandbox_failures=0,
-               tokens_generated=1000 * (step + 1), tokens_trained=500 * (step + 1),
-               seconds=dict(propose=1.0, verify=0.5, solve=2.0, probe=0.0, update=3.0, evolve=0.0))
+    members |= {name: member(rng, step, "student") for name in students}
+    row = dict(step=step, think=0.5, **described(rng, n=n), members=members, task_types=dict(code_o=described(rng), code_i=described(rng)),
+               unique_structures=50 * (step + 1), beats_guessing=0.8, kl=None, entropy=None, alarms={}, tokens_generated=1000 * (step + 1),
+               seconds=dict(propose=1.0, solve=2.0))
     return row | (probe(rng, step, teachers, students) if step % 5 == 0 else {})
 
 
@@ -126,54 +103,43 @@ def proposal(step: int, i: int, teacher: str, student: str, text: str) -> dict:
     row = dict(step=step, teacher=teacher, kind="code_o", reason="" if i % 3 else "syntax", reward=0.5)
     if i % 3 == 0:
         return row | dict(text=f"def f(x: {text}")
-    return row | dict(id=i, program=f"def f(x):\n  return x + {i} # {text}", inputs=["1"], outputs=["2"],
-                      key="k", message=text, parents=[1, 2], solve_rate=0.5,
-                      attempts={student: ["correct", "wrong", "wrong", "malformed"]},
-                      answers={student: ["2", "3", "3", text]},
-                      complexity=dict(depth=6, mccabe=1, lines=2, variables=1, statements=0))
+    return row | dict(id=i, program=f"def f(x):\n  return x + {i} # {text}", inputs=["1"], outputs=["2"], message=text, solve_rate=0.5,
+                      attempts={student: ["correct", "wrong", "wrong", "malformed"]}, answers={student: ["2", "3", "3", text]})
 
 
 def replaced(step: int, names: list[str]) -> dict:
     """A line of genealogy.jsonl; the child takes the first place among these names."""
     child = f"{names[0][0]}{max(int(name[1:]) for name in names) + 1}"
     victim, names[0] = names[0], child
-    return dict(step=step, child=child, operator="dare", note="", norm_ratio=0.95, mu=25.0, sigma=3.0,
-                parents=[dict(name=names[1]), dict(name=names[-1])], victim=dict(name=victim))
+    return dict(step=step, child=child, operator="dare", note="", norm_ratio=0.95, parents=[dict(name=names[1]), dict(name=names[-1])],
+                victim=dict(name=victim))
 
 
-def invent(path: Path, steps: int = 6, pop: int = 4, per_step: int = 8, every: int = 3, text: str = "",
-           **config) -> Path:
+def invent(path: Path, steps: int = 6, pop: int = 4, per_step: int = 8, every: int = 3, text: str = "", **config) -> Path:
     """A run's directory, with a birth in each role every few steps."""
     path.mkdir(parents=True)
     rng, half = random.Random(0), pop // 2
     teachers, students = [[f"{role}{i}" for i in range(half)] for role in "TS"]
-    logs = dict(metrics=[], tasks=[], matches=[], genealogy=[])
+    logs = dict(metrics=[], tasks=[], genealogy=[])
     for step in range(steps):
-        row = measured(rng, step, teachers, students, n=half * per_step)
+        logs["metrics"].append(measured(rng, step, teachers, students, n=half * per_step))
         for teacher, student in zip(teachers, students):
-            logs["matches"].append(dict(step=step, teacher=teacher, student=student, expected=0.5, brier=0.1,
-                                        solve_rate=rng.random(), winner="draw"))
             logs["tasks"] += [proposal(step, i, teacher, student, text) for i in range(per_step)]
-        births = []
         if every and (step + 1) % every == 0:
-            births = [replaced(step, teachers), replaced(step, students)]
-        logs["genealogy"] += births
-        logs["metrics"].append(row | dict(births=[birth["child"] for birth in births]))
+            logs["genealogy"] += [replaced(step, teachers), replaced(step, students)]
     for name, some in logs.items():
         if some:
             rewrite(path / f"{name}.jsonl", some)
-    settled = dict(base="micro/base", name=path.name, out="out", seed=0, steps=steps, prompt_format="micro",
-                   pop=pop, teachers=half, students=half, single=False, rank=8, task_types="code_o,code_i")
+    settled = dict(base="micro/base", name=path.name, out="out", seed=0, steps=steps, prompt_format="micro", single=False, rank=8)
     (path / "config.json").write_text(json.dumps(settled | config))
-    env = dict(commit="abc", python="3.11", sandbox_report=dict(seccomp="ok"),
-               flags=dict(seed=[0, "every draw"], rank=[8, "of LoRA"], dedupe=["structural", "duplicates"]))
+    env = dict(commit="abc", flags=dict(seed=[0, "every draw"], rank=[8, "of LoRA"], dedupe=["structural", "duplicates"]))
     (path / "env.json").write_text(json.dumps(env))
     return path
 
 
 def made(*paths: Path) -> str:
     """The page of these runs."""
-    return pages.page([RunLog(path) for path in paths])
+    return page.page([RunLog(path) for path in paths])
 
 
 def rows(path: Path) -> list[dict]:

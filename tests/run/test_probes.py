@@ -77,10 +77,11 @@ def test_probe(setup):
     assert probes.probe(s, students, [], [], [], 1) == dict(probe_members=2, probe_tokens=0)
 
 
-def test_kinds_that_nobody_plays(setup):
+def test_kinds_that_nobody_plays(setup, monkeypatch):
     """Students, teachers and the frozen base; between the first and the last probe a share of the tasks."""
     s = setup(probe_every=1)
-    s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, probe_share=.5, steps=10))
+    s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, steps=10))
+    monkeypatch.setattr(probes, "SHARE", .5)
     both = members("teacher")[:1] + members("student")[:1]
     everybody = [dataclasses.replace(m, slot=i) for i, m in enumerate(both)]
     tasks = play(s, "code_i", "x=x+1", "x=x*2", "x=x-1", "x=x+5")
@@ -91,6 +92,8 @@ def test_kinds_that_nobody_plays(setup):
     later = probes.probe(s, everybody, [], tasks, [], 5)
     assert set(later["unseen"]["code_i"]) == {"T0", "S0", "base"}
     assert later["probe_tokens"] < first["probe_tokens"]
+    given = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, heldout="file"))
+    assert probes.probe(given, everybody, [], tasks, [], 5)["probe_tokens"] == first["probe_tokens"], "all of a file"
     alone = [dataclasses.replace(m, slot=0) for m in everybody]
     told = probes.probe(s, alone, [], tasks, [], 5)
     assert len(told["unseen"]["code_i"]) == 2, "one adapter in both roles is asked once"
