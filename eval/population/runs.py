@@ -165,7 +165,7 @@ def write_heldout(path: Path, types: list[str], limit: int) -> None:
     """The validation tasks that are asked after a run, types in turn, as a file for train.py --heldout, so
     that probes ask them too."""
     asked = heldout.items_of(types, "validation", limit)
-    columns = [[item.task for item in asked if item.bench == kind and not item.seen] for kind in types]
+    columns = [[i.task for i in asked if i.bench == kind and not heldout.is_seen(kind, i.id)] for kind in types]
     tasks = [task for turn in zip(*columns) for task in turn]
     rows = [dict(kind=task.kind, program=task.program, inputs=list(task.inputs)) for task in tasks]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -204,7 +204,7 @@ def verdicts(directory: Path, types: list[str]) -> dict[str, dict[str, str]]:
         return [int(number) for number in row["id"].split("/")]
     out = {kind: {} for kind in types}
     for row in sorted(comparable(list(last.values())), key=place):
-        if not row["seen"]:
+        if not heldout.is_seen(row["bench"], row["id"]):
             members = out[row["bench"]]
             members[row["member"]] = members.get(row["member"], "") + "01"[row["correct"]]
     return out
