@@ -1,8 +1,8 @@
-"""The tables of docs/crossing.md, from the answers in crossing.jsonl: python docs/results/crossing.py
+"""The table of docs/crossing.md, from the answers in crossing.jsonl: python docs/results/crossing.py
 
 A line of crossing.jsonl is a member (base, parent or child) with its answers to 120 held-out tasks of each
 type, a bit a task in hexadecimal. The first 20 are of one statement, whose programs the base may know: they
-are left out, as in eval.population.heldout. Other lines hold the cosines of two updates.
+are left out, as in eval.population.heldout. Commit 7690351 prints more of it, and draws it.
 """
 import json
 from pathlib import Path
@@ -43,16 +43,6 @@ def estimate(members, kind):
     return f"{short(groups.mean())} ({short(low)} .. {short(high)})"
 
 
-def kept(members, place, known):
-    """Median share of what a parent ("first" or "second") gained over the base that its children have."""
-    shares = []
-    for m in members:
-        kind = m[place].partition("-")[0]
-        base, parent = (known[m["seed"], m["age"], name][kind] for name in ("base", m[place]))
-        shares.append((m[kind] - base) / (parent - base))
-    return short(np.median(shares))
-
-
 def groups_of(rows, what, age):
     """Operator (or the type that parents learned) -> its members."""
     groups = {}
@@ -83,24 +73,5 @@ def page(rows):
     return [line for line in lines if "math" not in line]
 
 
-def main():
-    """Print the page's table, what children keep of each parent, and cosines."""
-    rows = load()
-    known = {(r["seed"], r["age"], r["member"]): r for r in rows if "member" in r}
-    print(*page(rows), sep="\n")
-    for what, age in (("specialists", 24), ("specialists", 60), ("twins", 24), ("twins", 60)):
-        print(f"\n{what} at step {age}: does both, accuracy by type, kept of the first parent, of the second")
-        for name, members in groups_of(rows, what, age).items():
-            shares = [kept(members, place, known) for place in ("first", "second") if place in members[0]]
-            accuracies = [estimate(members, kind) for kind in TYPES]
-            print(f"{name:12}", does_both(members), *accuracies, *shares, sep="  ")
-    cosines = {}
-    for r in rows:
-        if "cosine" in r and "operator" in r or r["what"] == "third":
-            cosines.setdefault((r["what"], r.get("other", ""), r["age"]), []).append(r["cosine"])
-    for (what, other, age), values in cosines.items():
-        print(f"cosine of {what} {other} at step {age}: {np.mean(values):.2f}")
-
-
 if __name__ == "__main__":
-    main()
+    print(*page(load()), sep="\n")

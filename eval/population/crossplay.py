@@ -15,13 +15,12 @@ import argparse
 import dataclasses
 import hashlib
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
 
 import selfplay
-from config import config_of_run, resolve_config
+from config import Config, config_of_run, resolve_config
 from eval import answering, common
 from eval.population.heldout import Item, examiner, formatted, judge_flags
 from eval.stats import paired_bootstrap, wilson
@@ -53,6 +52,14 @@ def generations(run: RunDir, wanted: int) -> list[int]:
     return [steps[i] for i in places]
 
 
+def generation(run: RunDir, bare: common.Population, step: int) -> tuple[common.Population, list[Member]]:
+    """A checkpoint's adapters on the base of `bare`, and its members in the slots where these are."""
+    directories = common.peft_directories([run.path / f"step_{step}"])
+    population = common.stack(bare.base, bare.base_hash, directories)
+    members, _ = members_at(run, step)
+    return population, [dataclasses.replace(m, slot=population.slots.get(m.name, 0)) for m in members]
+
+
 def propose(setup: Setup, archive: Archive, teachers: list[Member], n: int) -> list[Task]:
     """n valid new tasks, equally many of each teacher as far as they come in ROUNDS of proposals."""
     per_teacher = -(-n // len(teachers))
@@ -71,43 +78,17 @@ def propose(setup: Setup, archive: Archive, teachers: list[Member], n: int) -> l
     return [task for task in in_turn if task][:n]
 
 
-class Players:
-    """The generations of a run on one base, one generation's adapters in memory at a time."""
-
-    def __init__(self, args: argparse.Namespace, run: RunDir, sandbox: Sandbox):
-        self.run, self.sandbox, self.device = run, sandbox, args.device
-        alone = vars(args) | dict(base=common.base_name(args, []), run="", adapters=[])
-        self.bare = formatted(args, common.load(argparse.Namespace(**alone)))
-        cfg = dataclasses.replace(config_of_run(run.config(), run.path), rollout_batch=args.max_rows)
-        self.cfg = resolve_config(cfg, self.bare.base.prompt_format)
-        self.limits = Limits.of_run(self.cfg, self.bare.base.prompt_format, self.bare.base.tokenizer)
-
-    def at(self, step: int) -> common.Population:
-        """A checkpoint's members, by name."""
-        directories = common.peft_directories([self.run.path / f"step_{step}"])
-        return common.stack(self.bare.base, self.bare.base_hash, directories)
-
-    def seated(self, step: int, role: str, slots: dict[str, int]) -> list[Member]:
-        """A checkpoint's members of one role, in the slots where `at` put them."""
-        members, _ = members_at(self.run, step)
-        return [dataclasses.replace(m, slot=slots.get(m.name, 0)) for m in members if m.role == role]
-
-    def students(self, step: int) -> common.Population:
-        """A checkpoint's students, by step and name."""
-        population = self.at(step)
-        slots = {f"{step}/{m.name}": m.slot for m in self.seated(step, "student", population.slots)}
-        return dataclasses.replace(population, slots=slots)
-
-    def items(self, step: int, n: int) -> list[Item]:
-        """n new tasks of a teacher generation, the same ones in every call."""
-        population = self.at(step)
-        setup = Setup(self.cfg, self.bare.base, population.adapters, Ranks.join(self.device), self.sandbox,
-                      self.limits, tuple(self.cfg.task_types.split(",")))
-        archive, whole = [archive_at(self.run, members_at(self.run, s)[1], setup.task_types)
-                          for s in (step, self.run.steps()[-1])]
-        archive.keys |= whole.keys
-        written = propose(setup, archive, self.seated(step, "teacher", population.slots), n)
-        return [Item(str(step), str(i), task) for i, task in enumerate(written)]
+def new_tasks(run: RunDir, bare: common.Population, cfg: Config, sandbox: Sandbox, step: int,
+              n: int) -> list[Task]:
+    """n tasks of a teacher generation, none of them in the run; the same ones in every call."""
+    population, members = generation(run, bare, step)
+    limits = Limits.of_run(cfg, bare.base.prompt_format, bare.base.tokenizer)
+    setup = Setup(cfg, bare.base, population.adapters, Ranks.join(cfg.device), sandbox, limits,
+                  tuple(cfg.task_types.split(",")))
+    archive, whole = [archive_at(run, members_at(run, at)[1], setup.task_types)
+                      for at in (step, run.steps()[-1])]
+    archive.keys |= whole.keys
+    return propose(setup, archive, [m for m in members if m.role == "teacher"], n)
 
 
 def cells(rows: list[dict]) -> dict[str, dict[str, np.ndarray]]:
@@ -181,22 +162,29 @@ def main(argv: list[str] | None = None) -> int:
     run = RunDir(Path(args.run).expanduser(), writes=False)
     steps = generations(run, args.generations)
     with open_sandbox(args.workers, args.weak_sandbox) as sandbox:
-        players = Players(args, run, sandbox)
-        prompt_format = players.bare.base.prompt_format
-        items = {step: players.items(step, args.tasks) for step in steps}
-        if not any(items.values()):
-            raise ValueError(f"no teacher of {run.path} wrote a valid new task in {ROUNDS} rounds: there is "
-                             "nothing to solve")
-        asked = {str(step): [dataclasses.asdict(item) for item in own] for step, own in items.items()}
-        hashes = {step: hashlib.sha256(json.dumps(own).encode()).hexdigest() for step, own in asked.items()}
-        members = {f"{step}/{name}": sha for step in steps for name, sha in players.at(step).hashes.items()}
-        out, done = common.open_out(args, dataclasses.replace(players.bare, hashes=members),
-                                    f"task {prompt_format}", hashes, "eval-crossplay")
-        out.write_json("tasks.json", asked)
-        ask, judge = examiner(sandbox, prompt_format, players.limits)
-        every, rows = [item for own in items.values() for item in own], []
-        for population in itertools.chain([players.bare], map(players.students, steps)):
-            rows += answering.answer_all(population, every, ask, judge, args, out, done, prompt_format)
+        alone = argparse.Namespace(**vars(args) | dict(base=common.base_name(args, []), run="", adapters=[]))
+        bare = formatted(args, common.load(alone))
+        prompt_format = bare.base.prompt_format
+        cfg = dataclasses.replace(config_of_run(run.config(), run.path), rollout_batch=args.max_rows)
+        cfg = resolve_config(dataclasses.replace(cfg, device=args.device), prompt_format)
+        members, hashes, items = {}, {}, []
+        for step in steps:
+            tasks = new_tasks(run, bare, cfg, sandbox, step, args.tasks)
+            items += [Item(str(step), str(i), task) for i, task in enumerate(tasks)]
+            hashes[str(step)] = hashlib.sha256(repr(tasks).encode()).hexdigest()
+            members |= {f"{step}/{name}": sha for name, sha in generation(run, bare, step)[0].hashes.items()}
+        if not items:
+            raise ValueError(f"no teacher of {run.path} wrote a valid new task in {ROUNDS} rounds")
+        out, done = common.open_out(args, dataclasses.replace(bare, hashes=members), f"task {prompt_format}",
+                                    hashes, "eval-crossplay")
+        out.write_json("tasks.json", [dataclasses.asdict(item) for item in items])
+        ask, judge = examiner(sandbox, prompt_format, Limits.of_run(cfg, prompt_format, bare.base.tokenizer))
+        rows = answering.answer_all(bare, items, ask, judge, args, out, done, prompt_format)
+        for step in steps:
+            population, seated = generation(run, bare, step)
+            slots = {f"{step}/{m.name}": m.slot for m in seated if m.role == "student"}
+            population = dataclasses.replace(population, slots=slots)
+            rows += answering.answer_all(population, items, ask, judge, args, out, done, prompt_format)
     result = summary(cells(comparable(rows)), steps)
     out.write_json("summary.json", dict(run=str(run.path), temperature=args.temperature, samples=args.samples,
                                         **result))
