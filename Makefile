@@ -63,7 +63,7 @@ test-slow: setup
 
 # Makes micro/base anew, the bundled base model; seeds fixed (micro/README.md says how long it took).
 micro: setup
-	$(BIN)/torchrun --standalone --nproc_per_node=2 -m micro.make
+	$(BIN)/python -m micro.make
 
 clean:
 	rm -rf .venv out .pytest_cache

@@ -1,4 +1,4 @@
-"""The population: who meets whom, who won, who dies, and who is born of whom.
+"""The population: who meets whom, who won, who is replaced, and who is born of whom.
 
 In the words of evolutionary computation: fitness = conservative rating mu - 3 sigma; selection = truncation;
 replacement = steady state, worst out; operators = mutations and crossovers in weight space (operators.py);
@@ -41,15 +41,14 @@ class Member:
     lr_scale: float = 1.0               # its rate over that of its role
 
     def to_json(self):
-        """Plain dict of JSON types, of niche and lr_scale only if they are others than the defaults;
-        from_json(to_json()) == self."""
-        data = asdict(self) | {"parents": list(self.parents)}
-        return {name: data[name] for name in data if name not in ("niche", "lr_scale")} | self.traits()
+        """Plain dict of JSON types, without a niche or lr_scale that is the default."""
+        data = asdict(self) | {"parents": list(self.parents), "niche": list(self.niche)}
+        defaults = {"niche": [], "lr_scale": 1.0}
+        return {name: value for name, value in data.items() if value != defaults.get(name)}
 
     def traits(self):
         """Its niche and lr_scale, where these are not the defaults."""
-        niche = {"niche": list(self.niche)} if self.niche else {}
-        return niche | ({"lr_scale": self.lr_scale} if self.lr_scale != 1 else {})
+        return {name: value for name, value in self.to_json().items() if name in ("niche", "lr_scale")}
 
     @classmethod
     def from_json(cls, data):
@@ -85,11 +84,9 @@ def cover(members):
 
 
 def learning_rates(cfg, members, step):
-    """Adam's rate of each slot in this step: --lr-ROLE where it exists, else --lr; with --single --lr.
-
-    Times the member's own scale, and what --lr-decay leaves of it, by the run's step, so that no child starts
-    hot again. Raises ValueError for a rate that is no number.
-    """
+    """Adam's rate of each slot: --lr-ROLE where it exists, else --lr (with --single always), times the
+    member's scale and what --lr-decay leaves by the run's step, so that no child starts hot again.
+    Raises ValueError for a rate that is not finite."""
     hold, end, floor = read_decay(cfg.lr_decay)
     left = 1 - (1 - floor) * min(max((step + 1 - hold) / (end - hold), 0.0), 1.0)
     rates = {}
@@ -124,23 +121,24 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0,
     if mode == "all":
         pairs = [(t, s) for t in teachers for s in students if can_meet(t, s)]
         return rng.sample(pairs, n) if n else pairs
-    able = {t.name: [s for s in students if can_meet(t, s)] for t in teachers}
     if mode == "round-robin":
-        pairs = [(t, able[t.name][(i + step) % len(able[t.name])]) for i, t in enumerate(teachers)]
+        pairs = []
+        for i, teacher in enumerate(teachers):
+            able = [s for s in students if can_meet(teacher, s)]
+            pairs.append((teacher, able[(i + step) % len(able)]))
         return rng.sample(pairs, n or len(pairs))
     pairs, pool = [], []
     for teacher in rng.sample(teachers, n or len(teachers)):
         if not any(can_meet(teacher, s) for s in pool):
             pool += students
-        drawable = [s for s in pool if can_meet(teacher, s)]
-        p = [p_beats(teacher, s) for s in drawable]
-        weight = [WEIGHTS[mode](x) for x in p]
+        able = [s for s in pool if can_meet(teacher, s)]
+        weight = [WEIGHTS[mode](p_beats(teacher, s)) for s in able]
         total = sum(weight)
         if total > 0:
-            weight = [(1 - floor) * w / total + floor / len(p) for w in weight]
+            weight = [(1 - floor) * w / total + floor / len(able) for w in weight]
         else:                           # every result is certain: nothing but the floor is left
-            weight = [1.0] * len(p)
-        [student] = rng.choices(drawable, weight)
+            weight = [1.0] * len(able)
+        [student] = rng.choices(able, weight)
         pool.remove(student)
         pairs.append((teacher, student))
     return pairs
@@ -179,22 +177,36 @@ def choose_operator(mode, n_parents, rng):
     return instead, f"{wanted} needs two parents, one survived"
 
 
+def choose_parents(survivors, n, i, rng):
+    """n parents of the i-th child, drawn uniformly; with niches the pair that covers most types, of these the
+    one with the fewest in common, then the fittest, and so on in turn. survivors: worst first."""
+    if n == 1 or not survivors[0].niche:
+        return rng.sample(survivors, n)
+
+    def key(pair):
+        a, b = map(set, (pair[0].niche, pair[1].niche))
+        return len(a | b), -len(a & b), sum(map(survivors.index, pair))
+
+    pairs = sorted(itertools.combinations(survivors, 2), key=key, reverse=True)
+    return list(pairs[(i - 1) % len(pairs)])
+
+
 def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rng=None):
     """Truncation selection in one role: Births for the bottom `replace_frac` by fitness(member) -> float.
 
-    Only members that have played take part. At least one dies where there are two or more, but never the
-    fittest, nor a child of an age in steps <= grace (founders have no grace), nor the last with a type in its
-    niche. Parents are drawn uniformly from the survivors; with niches, where founders have grace too, see
-    `complementary`. Nobody dies at replace_frac 0 or in mode "none". rng: random.Random, also breaks ties.
+    Only members that have played take part. At least one is replaced where there are two or more, but never
+    the fittest, nor a child of an age in steps <= grace (founders have no grace), nor the last with a type in
+    its niche; with niches founders have grace too. No births at replace_frac 0 or in mode "none".
+    rng: random.Random, also breaks ties.
     """
     judged = [m for m in members if m.matches]
     if mode == "none" or replace_frac == 0 or len(judged) < 2:
         return []
     assert len({m.role for m in members}) == 1, f"one role at a time, got {[m.name for m in members]}"
-    worst_first = sorted(rng.sample(judged, len(judged)), key=fitness)
+    survivors = sorted(rng.sample(judged, len(judged)), key=fitness)        # worst first
     n_cull = max(1, int(replace_frac * len(judged)))
-    staying, survivors, victims = list(members), list(worst_first), []
-    for m in worst_first[:-1]:
+    staying, victims = list(members), []
+    for m in survivors[:-1]:
         is_old = not (m.parents or m.niche) or step - m.born > grace
         if is_old and len(victims) < n_cull and cover(staying) == cover(x for x in staying if x is not m):
             victims.append(m)
@@ -204,41 +216,25 @@ def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rn
     births = []
     for i, victim in enumerate(victims, 1):
         operator, note = choose_operator(mode, len(survivors), rng)
-        if OPERATORS[operator].n_parents == 2 and survivors[0].niche:
-            parents = complementary(survivors, i)
-        else:
-            parents = rng.sample(survivors, OPERATORS[operator].n_parents)
-        parents.sort(key=survivors.index, reverse=True)     # survivors are worst first
+        parents = choose_parents(survivors, OPERATORS[operator].n_parents, i, rng)
+        parents.sort(key=survivors.index, reverse=True)
         births.append(Birth(f"{victim.name[0]}{serial + i}", victim, tuple(parents), operator, note))
     return births
 
 
-def complementary(survivors, i):
-    """The i-th choice of parents with niches: the pair that covers most types, of these the one with the
-    fewest in common, then the fittest. survivors: worst first."""
-    def key(pair):
-        a, b = map(set, (pair[0].niche, pair[1].niche))
-        return len(a | b), -len(a & b), sum(map(survivors.index, pair))
-
-    pairs = sorted(itertools.combinations(survivors, 2), key=key, reverse=True)
-    return list(pairs[(i - 1) % len(pairs)])
-
-
-def relative_norm(child, parents):
-    """|dW child| / mean |dW parent|; 0.0 if the parents are fresh."""
-    mean = sum(map(dw_norm, parents)) / len(parents)
-    return dw_norm(child) / mean if mean > 0 else 0.0
-
-
 @torch.no_grad()
+def make_child(operator, parents, gen, **knobs):
+    """Factors of a child of `parents`, the fitter first, and |dW child| / mean |dW parent|, 0.0 if the
+    parents are fresh. gen: CPU torch.Generator."""
+    child = OPERATORS[operator].fn(parents, gen, **knobs)
+    mean = sum(map(dw_norm, parents)) / len(parents)
+    return child, dw_norm(child) / mean if mean > 0 else 0.0
+
+
 def apply_operator(adapters, b, gen):
     """Make b's child and write it over the victim in `adapters`; the optimiser's state is the caller's.
-
-    Returns its relative_norm. gen: CPU torch.Generator.
-    """
-    parents = [adapters.factors(m.slot) for m in b.parents]
-    child = OPERATORS[b.operator].fn(parents, gen)
-    ratio = relative_norm(child, parents)
+    Returns its norm ratio."""
+    child, ratio = make_child(b.operator, [adapters.factors(m.slot) for m in b.parents], gen)
     adapters.set_factors(b.victim.slot, child)
     return ratio
 
@@ -267,35 +263,28 @@ def module_order(path):
     return [int(number) for number in re.findall(r"\d+", path)], TARGETS.index(path.rsplit(".")[-1])
 
 
-@torch.no_grad()
 def cross(directories, operator, out, seed=0, **knobs):
     """Make a child of PEFT directories, the fitter first, in the directory `out`, as `apply_operator` would.
 
-    Returns the child's relative_norm and the cosines (P + 1, P + 1) of the parents' and the child's dW.
+    Returns its norm ratio and the cosines (P + 1, P + 1) of the parents' and the child's dW.
     Raises ValueError where the adapters do not fit together.
     """
     n = OPERATORS[operator].n_parents
     if len(directories) != n:
         raise ValueError(f"{operator} makes a child of {n} adapter(s): got {len(directories)}")
-    read = [read_peft(Path(directory)) for directory in directories]
-    config, base_hash, _ = read[0]
-    parents = [{path: factors[path] for path in sorted(factors, key=module_order)} for *_, factors in read]
-    for directory, (other, other_hash, _), factors in zip(directories, read, parents):
-        both = f"{directories[0]} and {directory}"
-        bases = [c.get("base_model_name_or_path") for c in (config, other)]
-        differ = base_hash != other_hash if base_hash and other_hash else bases[0] != bases[1]
-        if differ:
-            raise ValueError(f"{both} were trained on different bases, {bases[0]} and {bases[1]}")
-        if config.get("lora_alpha") != other.get("lora_alpha") or shapes(parents[0]) != shapes(factors):
-            raise ValueError(f"{both} differ in rank, alpha or layers: cross adapters of one shape")
-    child = OPERATORS[operator].fn(parents, torch.Generator().manual_seed(seed), **knobs)
-    write_peft(Path(out), child, config, base_hash)
-    return relative_norm(child, parents), adapter_cosines([*parents, child])
-
-
-def shapes(factors):
-    """Module -> shapes of A and B."""
-    return {path: (A.shape, B.shape) for path, (A, B) in factors.items()}
+    configs, hashes, factors = zip(*[read_peft(Path(directory)) for directory in directories])
+    names = [config.get("base_model_name_or_path") for config in configs]
+    if len(set(hashes if all(hashes) else names)) > 1:
+        raise ValueError(f"{' and '.join(directories)} were trained on different bases, "
+                         + " and ".join(map(str, names)))
+    forms = [{path: (A.shape, B.shape) for path, (A, B) in f.items()} for f in factors]
+    if forms[0] != forms[-1] or len({config.get("lora_alpha") for config in configs}) > 1:
+        raise ValueError(f"{' and '.join(directories)} differ in rank, alpha or layers: cross adapters of "
+                         "one shape")
+    parents = [{path: f[path] for path in sorted(f, key=module_order)} for f in factors]
+    child, ratio = make_child(operator, parents, torch.Generator().manual_seed(seed), **knobs)
+    write_peft(Path(out), child, configs[0], hashes[0])
+    return ratio, adapter_cosines([*parents, child])
 
 
 def main():
@@ -312,10 +301,9 @@ def main():
         ratio, cosines = cross(args.parents, args.operator, args.out, args.seed, **knobs)
     except (ValueError, OSError) as e:
         sys.exit(f"evolve: {e}")
-    print(f"{args.out} = {args.operator}({', '.join(args.parents)})")
-    print(f"norm of its update over its parents' mean {ratio:.2f}; cosine with them "
-          + ", ".join(f"{x:.2f}" for x in cosines[-1, :-1])
-          + (f"; of the two {cosines[0, 1]:.2f}" if len(args.parents) == 2 else ""))
+    print(f"{args.out} = {args.operator}({', '.join(args.parents)}), norm of its update over its parents' "
+          f"mean {ratio:.2f}; cosines, the child last:")
+    print("\n".join(" ".join(f"{x:5.2f}" for x in row) for row in cosines.tolist()))
 
 
 if __name__ == "__main__":

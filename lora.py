@@ -12,9 +12,10 @@ goes through one batch, by one of three products that compute the same (LOG.md h
 Layers that read the same x (q, k, v; gate, up) share the first product. Decoding in pages is always dense: it
 needs no order, and rows may come and go while a CUDA graph holds the step.
 """
-import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -122,19 +123,16 @@ class Adapters:
     def set_factors(self, p: int, factors: Factors) -> None:
         """Overwrite member p, wholly or not at all.
 
-        Raises ValueError where layers or shapes differ from this population's, or a number is not finite (it
-        would reach the other members' rows as 0 * inf).
+        Raises ValueError where layers or shapes differ, or a number is not finite: 0 * inf reaches others.
         """
         if set(factors) != set(self.A):
-            odd = sorted(set(factors) ^ set(self.A))
-            raise ValueError(f"adapter covers other layers than this population ({len(odd)} differ, first "
-                             f"{odd[0]}): use the same base and --lora-targets")
+            raise ValueError(f"adapter covers other layers than this population (first "
+                             f"{min(set(factors) ^ set(self.A))}): use the same base and --lora-targets")
         for path, (A, B) in factors.items():
-            theirs = f"rank {A.shape[-2]} and maps {A.shape[-1]} to {B.shape[-2]}"
-            ours = f"rank {self.rank} and maps {self.A[path].shape[-1]} to {self.B[path].shape[-2]}"
             if A.shape != self.A[path].shape[1:] or B.shape != self.B[path].shape[1:]:
-                raise ValueError(f"adapter {path} has {theirs}; this population has {ours}: "
-                                 "another rank or base")
+                ours = tuple(self.A[path].shape[1:]), tuple(self.B[path].shape[1:])
+                raise ValueError(f"adapter {path} has factors {tuple(A.shape)} and {tuple(B.shape)}, this "
+                                 f"population {ours[0]} and {ours[1]}: another rank or base")
             if not (A.isfinite().all() and B.isfinite().all()):
                 raise ValueError(f"adapter {path} holds numbers that are not finite: it is damaged, "
                                  "take an earlier one")
@@ -156,190 +154,151 @@ class AdapterWeights:
     Of layers that share an input, A is one tensor (k, m R, in). With `joint` so is B, in blocks between zeros
     (k, m R, sum of sizes): fewest products, the form that gradients go through. Otherwise each layer has its
     own (k, R, out): nothing is read but factors, which decoding on a card waits for.
+    With `trains` a backward pass leaves the gradients with copies, and add_gradients passes them on.
     """
 
-    def __init__(self, adapters: Adapters, member: torch.Tensor, dtype: torch.dtype, joint: bool = True):
+    def __init__(self, adapters: Adapters, member: torch.Tensor, dtype: torch.dtype, joint: bool = True,
+                 trains: bool = False):
         self.adapters = adapters
         self.dtype = dtype
         self.joint = joint
-        self.made = {}
-        self.sizes = {}
+        self.trains = trains
+        self.device = next(iter(adapters.A.values())).device
         self.present = member[member >= 0].unique()     # where `member` is: on the CPU no GPU is waited for
-        sizes = {adapters.rank}
-        for path in adapters.A:
-            sizes |= {adapters.A[path].shape[2], adapters.B[path].shape[1]}
-        aligned = all(n * dtype.itemsize % 16 == 0 for n in sizes)
-        on_gpu = self.device.type == "cuda"
-        can_group = aligned and (not on_gpu or dtype == torch.bfloat16)                 # by grouped_mm
-        at_once = not on_gpu or torch.cuda.get_device_capability(self.device)[0] in (9, 10)     # no waits
-        self.groups = can_group and (at_once or len(self.present) > DENSE)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the factors are."""
-        return next(iter(self.adapters.A.values())).device
+        self.made = {}                                  # of layers on one input: what `together` returns
+        self.copies = []                                # (factor, copy of these members' part)
 
     def pick(self, factor: torch.Tensor) -> torch.Tensor:
-        """Those members' part (k, ...) of a stacked factor (P, ...)."""
+        """These members' part (k, ...) of a stacked factor (P, ...)."""
         rows = self.adapters.rows(self.present)
-        if len(rows) < len(factor):
-            factor = factor[send(rows, self.device)]
-        return factor.to(self.dtype)
+        part = factor[send(rows, self.device)] if len(rows) < len(factor) else factor
+        if self.trains:
+            part = part.detach().requires_grad_()
+            self.copies.append((factor, part))
+        return part.to(self.dtype)
 
-    def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple[torch.Tensor, ...] | None:
-        """Factors of layers on one input with these numbers of outputs: A, then B^T, or one for each layer
-        that has adapters; None if none has."""
-        if paths not in self.made:
-            self.sizes[paths] = sizes
-            As = [self.pick(self.adapters.A[path]) for path in paths if path in self.adapters.A]
-            Bs = []
-            for path, start, n in self.columns(paths):
-                B = self.pick(self.adapters.B[path]).transpose(1, 2)
-                if self.joint and len(sizes) > 1:
-                    B = F.pad(B, (start, sum(sizes) - start - n))
-                elif self.dtype != torch.float32 and not torch.is_grad_enabled():
-                    B = B.contiguous()              # else every dense product would copy it
-                Bs.append(B)
-            if self.joint and len(Bs) > 1:
-                Bs = [torch.cat(Bs, 1)]
-            self.made[paths] = (As[0] if len(As) == 1 else torch.cat(As, 1), *Bs) if As else None
+    def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple[torch.Tensor, list] | None:
+        """Of layers on one input, with these numbers of outputs: A, and a list of blocks (columns of x A^T,
+        columns of the joint output, B^T); None if none of them has adapters."""
+        if paths in self.made:
+            return self.made[paths]
+        R = self.adapters.rank
+        As, blocks = [], []
+        for path, end, n in zip(paths, accumulate(sizes), sizes):
+            if path not in self.adapters.A:
+                continue
+            rows = slice(len(As) * R, (len(As) + 1) * R)
+            As.append(self.pick(self.adapters.A[path]))
+            B = self.pick(self.adapters.B[path]).transpose(1, 2)
+            if self.joint and len(sizes) > 1:
+                B = F.pad(B, (end - n, sum(sizes) - end))
+            elif self.dtype != torch.float32 or (self.trains and len(B) < len(self.adapters.B[path])):
+                B = B.contiguous()                      # else every dense product would copy it
+            blocks.append((rows, slice(end - n, end), B))
+        if self.joint and blocks:
+            Bs = [B for _, _, B in blocks]
+            blocks = [(slice(None), slice(None), torch.cat(Bs, 1) if len(Bs) > 1 else Bs[0])]
+        A = torch.cat(As, 1) if len(As) > 1 else As[0] if As else None
+        self.made[paths] = (A, blocks) if As else None
         return self.made[paths]
 
-    def columns(self, paths: tuple[str, ...]) -> list[tuple[str, int, int]]:
-        """(path, first column, columns) in the joint output of those layers that have adapters."""
-        starts = accumulate([0, *self.sizes[paths]])
-        return [place for place in zip(paths, starts, self.sizes[paths]) if place[0] in self.adapters.A]
+    def add_gradients(self, scale: float = 1.0) -> None:
+        """Add the copies' gradients times `scale` to .grad of the stacked factors, in float32."""
+        rows = send(self.adapters.rows(self.present), self.device)
+        for factor, part in self.copies:
+            if len(part) == len(factor):
+                factor.grad.add_(part.grad, alpha=scale)
+            else:
+                factor.grad.index_add_(0, rows, part.grad, alpha=scale)
 
-    def blocks(self, paths: tuple[str, ...], Bs: list[torch.Tensor]) -> list[tuple]:
-        """Each B with the columns of x A^T that it takes and those of the output that it adds to."""
-        if self.joint:
-            return [(slice(None), slice(None), *Bs)]
-        R = self.adapters.rank
-        return [(slice(i * R, (i + 1) * R), slice(start, start + n), B)
-                for i, ((_, start, n), B) in enumerate(zip(self.columns(paths), Bs, strict=True))]
-
-    def materialize(self, fused_linears) -> None:
-        """Make the factors of all these layers (model.FusedLinear) now."""
-        for linear in fused_linears:
-            self.together(linear.paths, linear.sizes)
+    def can_group(self) -> bool:
+        """Whether the grouped product is there for these, and worth its waits on cards but Hopper's."""
+        sizes = {self.adapters.rank, *(n for A in self.adapters.A.values() for n in A.shape[2:])}
+        sizes |= {B.shape[1] for B in self.adapters.B.values()}
+        aligned = all(n * self.dtype.itemsize % 16 == 0 for n in sizes)
+        if self.device.type != "cuda":
+            return aligned
+        at_once = torch.cuda.get_device_capability(self.device)[0] in (9, 10)
+        return aligned and self.dtype == torch.bfloat16 and (at_once or len(self.present) > DENSE)
 
     def route(self, member: torch.Tensor, one_token: bool = False) -> "Route | None":
-        """As Adapters.route, for rows of no other members than these."""
-        return Route.cheapest(self, member, one_token) if (member >= 0).any() else None
-
-    def static_route(self, member: torch.Tensor) -> "Route | None":
-        """The same by the dense product, without a look at any value; None if all rows of the call are -1."""
-        return Route(self, member) if len(self.present) else None
-
-    def leaves(self, member: torch.Tensor) -> "AdapterWeights":
-        """Of these, once materialized, the factors that rows of members (B,) need, as leaves: a backward pass
-        leaves its gradients with them, and `add_gradients` passes them on."""
-        part = copy.copy(self)
-        part.present = member[member >= 0].unique()
-        part.made = {}
-        all_of_them = len(part.present) == len(self.present)
-        place = send(torch.searchsorted(self.present, part.present), self.device)
-        for paths, factors in self.made.items():
-            leaves = []
-            for x in factors or ():
-                x = x.detach() if all_of_them else x.detach().index_select(0, place)
-                leaves.append(x.requires_grad_())
-            part.made[paths] = tuple(leaves) or None
-        return part
-
-    def add_gradients(self, scale: float | torch.Tensor = 1.0) -> None:
-        """Add the leaves' gradients times `scale` to .grad of the stacked factors, in float32."""
-        rows = send(self.adapters.rows(self.present), self.device)
-        R = self.adapters.rank
-
-        def add(grad: torch.Tensor, own: torch.Tensor) -> None:
-            if len(rows) == len(grad):
-                grad.add_(own, alpha=scale)
-            else:
-                grad.index_add_(0, rows, own.float(), alpha=scale)
-
-        for paths, factors in self.made.items():
-            for i, (path, start, n) in enumerate(self.columns(paths)):
-                A, B = factors
-                block = slice(i * R, (i + 1) * R)
-                add(self.adapters.A[path].grad, A.grad[:, block])
-                add(self.adapters.B[path].grad, B.grad[:, block, start:start + n].transpose(1, 2))
-
-
-class Route:
-    """Adds to the joint output of layers on one input x (B, T, in) the update of each row's own member.
-
-    By one product, decided once. The dense one looks at no value and may be held by a CUDA graph. Without
-    gradients all work in place: y is fresh from the base's product.
-    """
-
-    def __init__(self, weights: AdapterWeights, member: torch.Tensor):
-        self.weights = weights
-        self.k = len(weights.present)
-        self.scale = weights.adapters.scale
-        is_own = (member[:, None] == weights.present).to(weights.dtype)
-        self.own_scale = send(self.scale * is_own[:, None, :, None], weights.device)    # (B, 1, k, 1): or 0
-        self.product = self.dense
-
-    @classmethod
-    def cheapest(cls, weights: AdapterWeights, member: torch.Tensor, one_token: bool) -> "Route":
-        """By the product that suits the order of the rows, which run one token each or several."""
-        route = cls(weights, member)
-        count = (member[:, None] == weights.present).sum(0)
+        """As Adapters.route, for rows of no other members than these, by the cheapest product for the order
+        of the rows, which run one token each or several."""
+        if not (member >= 0).any():
+            return None
+        k, scale = len(self.present), self.adapters.scale
+        n_rows = (member[:, None] == self.present).sum(0)
         rows = member.argsort(stable=True)[(member < 0).sum():]     # in order, without those of the base
         in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
-        if in_order and (count == count[0]).all():
-            route.product = route.equal
-        elif weights.groups and not (one_token and route.k <= DENSE):
-            route.product = route.grouped
-            route.ends = send(count.cumsum(0).int(), weights.device)    # of each member among rows in order
-            route.rows = None if in_order else send(rows, weights.device)
-        return route
+        if in_order and (n_rows == n_rows[0]).all():
+            return Route(self, partial(equal, k=k, scale=scale))
+        if (one_token and k <= DENSE) or not self.can_group():
+            return self.static_route(member)
+        ends = send(n_rows.cumsum(0).int(), self.device)            # of each member among rows in order
+        rows = None if in_order else send(rows, self.device)
+        return Route(self, partial(grouped, ends=ends, rows=rows, scale=scale))
+
+    def static_route(self, member: torch.Tensor) -> "Route | None":
+        """The same by the dense product, without a look at any value: a CUDA graph can hold it. None if all
+        rows of the call are the base's."""
+        if not len(self.present):
+            return None
+        is_own = (member[:, None] == self.present).to(self.dtype)
+        own_scale = self.adapters.scale * is_own[:, None, :, None]                              # (B, 1, k, 1)
+        return Route(self, partial(dense, own_scale=send(own_scale, self.device)))
+
+
+@dataclass(frozen=True)
+class Route:
+    """Adds to the joint output of layers on one input x (B, T, in) the update of each row's own member, by
+    one of the products below. Without gradients in place: y is fresh from the base's product."""
+    weights: AdapterWeights
+    product: Callable
 
     def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor,
                  y: torch.Tensor) -> torch.Tensor:
         """Outputs y (B, T, sum of sizes) of the layers `paths`, plus the updates of those with adapters."""
         factors = self.weights.together(paths, sizes)
-        if factors is None:
-            return y
-        A, *Bs = factors
-        return self.product(A, self.weights.blocks(paths, Bs), x, y)
+        return y if factors is None else self.product(*factors, x, y)
 
-    def equal(self, A, blocks, x, y):
-        """As many rows a member, in their order: one batched product."""
-        h = torch.bmm(x.reshape(self.k, -1, x.shape[2]), A.transpose(1, 2))             # (k, B/k T, m R)
-        groups = y.view(self.k, -1, y.shape[2])
+
+def equal(A, blocks, x, y, k: int, scale: float):
+    """As many rows a member, in their order: one batched product."""
+    h = torch.bmm(x.reshape(k, -1, x.shape[2]), A.transpose(1, 2))                      # (k, B/k T, m R)
+    groups = y.view(k, -1, y.shape[2])
+    if torch.is_grad_enabled():
+        (_, _, B), = blocks
+        return torch.baddbmm(groups, h, B, alpha=scale).view(y.shape)
+    for rows, columns, B in blocks:
+        groups[:, :, columns].baddbmm_(h[:, :, rows], B, alpha=scale)
+    return y
+
+
+def dense(A, blocks, x, y, own_scale: torch.Tensor):
+    """Every row through the columns of all members, times own_scale (B, 1, k, 1): all but its own times 0."""
+    h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], len(A), -1) * own_scale
+    if blocks[0][1] == slice(None):
+        (_, _, B), = blocks
+        return y + h.flatten(2) @ B.flatten(0, 1)
+    flat = y.view(-1, y.shape[2])
+    for rows, columns, B in blocks:
+        flat[:, columns].addmm_(h[..., rows].reshape(len(flat), -1), B.flatten(0, 1))
+    return y
+
+
+def grouped(A, blocks, x, y, ends: torch.Tensor, rows: torch.Tensor | None, scale: float):
+    """Rows put into the order of their members, who own any number of them: up to `ends` (k,)."""
+    T = x.shape[1]
+    ends = ends * T
+    x = (x if rows is None else x[rows]).flatten(0, 1)
+    h = F.grouped_mm(x, A.transpose(1, 2), offs=ends) * scale
+    for its, columns, B in blocks:
+        update = F.grouped_mm(h[:, its].contiguous(), B, offs=ends)
+        update = update.view(-1, T, update.shape[1])
         if torch.is_grad_enabled():
-            (_, _, B), = blocks
-            return torch.baddbmm(groups, h, B, alpha=self.scale).view(y.shape)
-        for rows, columns, B in blocks:
-            groups[:, :, columns].baddbmm_(h[:, :, rows], B, alpha=self.scale)
-        return y
-
-    def dense(self, A, blocks, x, y):
-        """Every row through the columns of all members, all but its own times 0."""
-        h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], self.k, -1) * self.own_scale
-        if self.weights.joint:
-            (_, _, B), = blocks
-            return y + h.flatten(2) @ B.flatten(0, 1)
-        flat = y.view(-1, y.shape[2])
-        for rows, columns, B in blocks:
-            flat[:, columns].addmm_(h[..., rows].reshape(len(flat), -1), B.flatten(0, 1))
-        return y
-
-    def grouped(self, A, blocks, x, y):
-        """Rows put into the order of their members, who own any number of them."""
-        T = x.shape[1]
-        ends = self.ends * T
-        x = (x if self.rows is None else x[self.rows]).flatten(0, 1)
-        h = F.grouped_mm(x, A.transpose(1, 2), offs=ends) * self.scale
-        parts = [F.grouped_mm(h[:, rows].contiguous(), B, offs=ends) for rows, _, B in blocks]
-        for (_, columns, _), update in zip(blocks, parts):
-            update = update.view(-1, T, update.shape[1])
-            if torch.is_grad_enabled():
-                return y + update if self.rows is None else y.index_add(0, self.rows, update)
-            if self.rows is None:
-                y[..., columns] += update
-            else:
-                y[..., columns].index_add_(0, self.rows, update)
-        return y
+            y = y + update if rows is None else y.index_add(0, rows, update)
+        elif rows is None:
+            y[..., columns] += update
+        else:
+            y[..., columns].index_add_(0, rows, update)
+    return y

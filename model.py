@@ -97,56 +97,25 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def yarn(cfg: ModelConfig, freq: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """YaRN's frequencies and scale: rope_frequencies' last case (2309.00071, section 3)."""
-    r = cfg.rope_parameters
-    D = cfg.head_dim
-    factor = r["factor"]
-
-    def index(turns: float) -> float:
-        """Of the frequency that makes so many turns within the context of pretraining."""
-        context = r["original_max_position_embeddings"]
-        return D * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(cfg.rope_theta))
-
-    def heat(m: float) -> float:
-        return 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
-
-    low = index(r.get("beta_fast") or 32)
-    high = index(r.get("beta_slow") or 1)
-    if r.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, D - 1)
-    far = ((torch.arange(D // 2, device=freq.device) - low) / (high - low or 0.001)).clamp(0, 1)
-    scale = r.get("attention_factor")
-    if scale is None and r.get("mscale") and r.get("mscale_all_dim"):
-        scale = heat(r["mscale"]) / heat(r["mscale_all_dim"])
-    elif scale is None:
-        scale = heat(1)
-    return freq * (1 - far) + freq / factor * far, scale
-
-
-def rope_frequencies(cfg: ModelConfig, device) -> tuple[torch.Tensor, float]:
-    """Angle per position of each pair of a head's numbers (D/2,) float32, and the factor on its cos and sin.
+def rope_frequencies(cfg: ModelConfig, device) -> torch.Tensor:
+    """Angle per position of each pair of a head's numbers (D/2,) float32.
 
     linear divides every frequency by `factor`; llama3 those of less than low_freq_factor turns within the
-    context of pretraining, blending up to high_freq_factor; yarn blends by index between beta_fast and
-    beta_slow turns.
+    context of pretraining, blending up to high_freq_factor.
     """
     r = cfg.rope_parameters
     D = cfg.head_dim
     freq = cfg.rope_theta ** -(torch.arange(0, D, 2, device=device, dtype=torch.float32) / D)
     kind = r.get("rope_type", "default")
     if kind == "default":
-        return freq, 1.0
+        return freq
     if kind == "linear":
-        return freq / r["factor"], 1.0
-    if kind == "yarn":
-        return yarn(cfg, freq)
+        return freq / r["factor"]
     slow = r["low_freq_factor"]
     fast = r["high_freq_factor"]
     turns = r["original_max_position_embeddings"] * freq / (2 * math.pi)
     keep = ((turns - slow) / (fast - slow)).clamp(0, 1)
-    return keep * freq + (1 - keep) * freq / r["factor"], 1.0
+    return keep * freq + (1 - keep) * freq / r["factor"]
 
 
 def rope_table(positions: torch.Tensor, cfg: ModelConfig,
@@ -155,9 +124,8 @@ def rope_table(positions: torch.Tensor, cfg: ModelConfig,
 
     sin is negative on a head's first half: see rotate.
     """
-    freq, scale = rope_frequencies(cfg, positions.device)
-    angle = positions[:, None, :, None].float() * freq
-    cos, sin = angle.cos() * scale, angle.sin() * scale
+    angle = positions[:, None, :, None].float() * rope_frequencies(cfg, positions.device)
+    cos, sin = angle.cos(), angle.sin()
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
@@ -294,27 +262,11 @@ class Model(nn.Module):
         return fused
 
     def fuse(self) -> "Model":
-        """Join the frozen weights of layers that share their input: once, after loading. Before that each can
-        be trained or exchanged alone, from then on edited in place."""
+        """Join the frozen weights of layers that share their input: after loading, and again where they have
+        been moved, copied or exchanged. Edits in place need no more."""
         for layer in self.fused_linears():
             layer.fuse()
         return self
-
-    def _apply(self, fn, recurse=True):
-        """Of torch.nn.Module: moves and converts all parameters, and so takes fused ones apart."""
-        super()._apply(fn, recurse)
-        return self.fuse() if self.is_fused else self
-
-    def __setstate__(self, state) -> None:
-        """Of a copy (copy.deepcopy)."""
-        super().__setstate__(state)
-        if self.is_fused:
-            self.fuse()
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether `fuse` has been called."""
-        return self.fused_linears()[0].weight is not None
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores over the vocabulary (..., V) of hidden states (..., C).

@@ -3,7 +3,7 @@
     python nano.py --seed 0 --pop 8 --steps 60           # a few minutes on one core
 
 A population of LoRA adapters on one frozen base teaches itself to read Python. Teachers write small
-programs, students say what these return, a sandboxed interpreter is the only judge. Five phases:
+programs, students say what these return, a sandboxed interpreter is the only verifier. Five phases:
 
     1. match     every teacher draws a student, most likely one about as good as itself
     2. propose   the teacher writes programs with an input; one that runs, and is new, is a task
@@ -167,9 +167,9 @@ def solve(model, sandbox, student, tasks, n, gen, greedy=False):
     for task, group in zip(tasks, groups):
         answers = [DEDUCTION.parse_answer(row.text, FORMAT, task, LIMITS) for row in group]
         results = sandbox.run(DEDUCTION.answer_jobs(task, answers, LIMITS))
-        for row, verdict in zip(group, DEDUCTION.judge(task, answers, results, LIMITS)):
+        for row, verdict in zip(group, DEDUCTION.verify(task, answers, results, LIMITS)):
             row.verdict = verdict
-            row.reward = REWARD.get(verdict, 0.0)       # 0 where the judge itself failed
+            row.reward = REWARD.get(verdict, 0.0)       # 0 where the verifier itself failed
     return groups
 
 def solve_rate(rows):

@@ -60,17 +60,9 @@ def parent_svd(gram_a, gram_b, i, R):
     return F.pad(P, rows), S, F.pad(Q, rows)
 
 
-def product(P, S, Q):
-    """The core P diag(S) Q^T (n, K, K)."""
-    return (P * S[..., None, :]) @ Q.mT
-
-
 def grams(parents, names):
     """A A^T and B^T B (n, K, K) of n modules; A (K, in), B (out, K) are the parents' factors side by side.
-
-    float64, for a Gram squares the condition. One module at a time in two buffers: fresh memory costs more
-    than the products.
-    """
+    float64, for a Gram squares the condition; two buffers, for fresh memory costs more than the products."""
     first_a, first_b = parents[0][names[0]]
     R = len(first_a)
     K = R * len(parents)
@@ -90,11 +82,8 @@ def rebuilt(parents, gen, fn):
     """Child whose dW is B P diag(S) Q^T A, with R components.
 
     A (n, K, in) and B (n, out, K) are the parents' factors side by side, (P, S, Q) = fn(A A^T, B^T B, R).
-    Cost: O((in + out) K^2), and half as much again for the child.
-
     The scale of a component is split evenly over its two factors. One without a singular value gets a zero B
-    column and a fresh Kaiming-uniform A row, like a new adapter: zero on both sides would kill both gradients
-    for good.
+    column and a fresh Kaiming-uniform A row, like a new adapter: zero on both sides would never learn again.
     """
     shapes = {}
     for name, (A, B) in parents[0].items():
@@ -190,12 +179,11 @@ def dare(parents, gen, p=0.5):
         raise ValueError(f"dare needs a drop probability in [0, 1), got {p}")
 
     def fn(gram_a, gram_b, R):
-        """P, S, Q of the parents' mean, each with what is kept of its components."""
         core = 0.0
         for i in range(len(parents)):
             P, S, Q = parent_svd(gram_a, gram_b, i, R)
             kept = torch.rand(S.shape, generator=gen) >= p
-            core = core + product(P, S * kept / (1 - p) / len(parents), Q)
+            core = core + (P * (S * kept / (1 - p) / len(parents))[..., None, :]) @ Q.mT
         return core_svd(gram_a, gram_b, core, R)
     return rebuilt(parents, gen, fn)
 
@@ -223,8 +211,8 @@ def svd_mix(parents, gen, k=None):
         n = max(1, R // 2) if k is None else k
         fitter = parent_svd(gram_a, gram_b, 0, R)
         other = parent_svd(gram_a, gram_b, 1, R)
-        mixed = [torch.cat([x[..., :n], y[..., n:]], dim=-1) for x, y in zip(fitter, other)]
-        return core_svd(gram_a, gram_b, product(*mixed), R)
+        P, S, Q = (torch.cat([x[..., :n], y[..., n:]], dim=-1) for x, y in zip(fitter, other))
+        return core_svd(gram_a, gram_b, (P * S[..., None, :]) @ Q.mT, R)
     return rebuilt(parents, gen, fn)
 
 

@@ -18,12 +18,12 @@ import sys
 from dataclasses import dataclass, field, fields, replace
 
 import torch
-import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
 from config import numbers_of
 from generate import Rollout
+from infra.distributed import ALONE, Ranks
 from infra.gpu import send
 from infra.precision import wide
 from lora import Adapters, AdapterWeights, Route
@@ -164,15 +164,15 @@ def policy_loss(logp: torch.Tensor, old: torch.Tensor, p: Packed, adv: torch.Ten
     return -torch.minimum(ratio * A, clipped * A), ratio != clipped
 
 
-def token_losses(base: Base, route: Route, p: Packed, adv: torch.Tensor, cfg: UpdateConfig,
-                 old: torch.Tensor | None = None, checkpointing: bool = False):
-    """Loss and log-probability (M,) of the answer tokens of packed rows with advantages (N,), and SUMS.
+def token_losses(o: "Objective", route: Route, p: Packed, checkpointing: bool = False):
+    """Loss and log-probability (M,) of the answer tokens of packed rows, and SUMS.
 
-    policy_loss times the importance weight + kl_coef k3 - entropy_coef H. old (M,): log-probabilities that
-    training gave the tokens before the first epoch; None = this is the first: the ratio is 1, the gradient
-    the plain policy gradient. The weight, min(exp(old - p.logp), importance_cap), corrects for a rollout that
-    computes otherwise than training does (truncated importance sampling, 2505.24034). Never waits for a GPU.
+    policy_loss times the importance weight + kl_coef k3 - entropy_coef H. In the first epoch the ratio is 1,
+    the gradient the plain policy gradient. The weight, min(exp(before - p.logp), importance_cap), corrects
+    for a rollout that computes otherwise than training does (truncated importance sampling, 2505.24034).
     """
+    base, cfg = o.base, o.cfg
+
     def states(lora):
         hidden = base.model(p.ids, p.positions, p.mask, lora=lora, checkpointing=checkpointing)
         return hidden.flatten(0, 1)[p.source]
@@ -182,11 +182,11 @@ def token_losses(base: Base, route: Route, p: Packed, adv: torch.Tensor, cfg: Up
 
     logp, H = token_logp(base, states(route), p.target, cfg.temperature, bool(cfg.entropy_coef))
     now = logp.detach()
-    before = now if old is None else old
-    loss, clipped = policy_loss(logp, before, p, adv, cfg)
+    before = now if o.old is None else o.old[p.row, p.column]
+    loss, clipped = policy_loss(logp, before, p, o.adv, cfg)
     terms = {}
-    if old is not None:
-        terms = dict(clip_frac=clipped, approx_kl=k3(now - old))
+    if o.old is not None:
+        terms = dict(clip_frac=clipped, approx_kl=k3(now - before))
     if cfg.importance_cap:
         weight = (before - p.logp).exp()
         terms["capped_frac"] = weight > cfg.importance_cap
@@ -205,9 +205,27 @@ def token_losses(base: Base, route: Route, p: Packed, adv: torch.Tensor, cfg: Up
 
 # --- gradient and update ------------------------------------------------------------------------------------
 
+@dataclass(frozen=True)
+class Objective:
+    """What is differentiated: every member's loss, the sum over its rows of token_weight times the loss of
+    each token."""
+    base: Base
+    adapters: Adapters
+    batch: Batch
+    adv: torch.Tensor                      # (N,)
+    cfg: UpdateConfig
+    old: torch.Tensor | None               # (N, T) log-probabilities before the first epoch; None in it
+
+    @property
+    def contributing(self) -> torch.Tensor:
+        """Rows (N,) bool with a gradient: a member's with an advantage, or with a KL or entropy term."""
+        always = bool(self.cfg.kl_coef or self.cfg.entropy_coef)
+        return (self.batch.rollout.member >= 0) & ((self.adv != 0) | always)
+
+
 @dataclass
 class Tally:
-    """What a pass over a batch computes beside the gradient; once it is through, of all processes."""
+    """What a pass over a batch computes beside the gradient, and at last the sums over all processes."""
     logp: torch.Tensor                     # (N, T) log-probabilities of the trained tokens, elsewhere 0
     n_nonfinite: torch.Tensor              # (P,) tokens of each member whose loss is not finite
     tokens_per_microbatch: int             # what fits into memory: as asked, or less
@@ -230,111 +248,98 @@ class Tally:
         """Means of some of SUMS over the trained tokens."""
         return {name: self.sums[name] / max(1, self.sums["trained_tokens"]) for name in names}
 
-    def halve(self, n_tokens: int, e: RuntimeError) -> None:
-        """Lower the budget after a micro-batch has failed with e, which is raised if it is no lack of memory;
-        ValueError where nothing is left to split."""
-        if not out_of_memory(e):
-            raise e
-        if n_tokens > self.tokens_per_microbatch:
-            raise ValueError(f"a row of {n_tokens} tokens does not fit into memory: lower --max-new-tokens, "
-                             "--rank or --pop, or pass --dtype bfloat16; --plan shows what takes how "
-                             "much") from e
-        self.tokens_per_microbatch = n_tokens // 2
-        print(f"note: a micro-batch of {n_tokens} tokens does not fit into memory: --tokens-per-microbatch "
-              f"is {n_tokens // 2} from now on", file=sys.stderr, flush=True)
-
-    def sum_up(self, adapters: Adapters, world: int) -> None:
+    def sum_up(self, adapters: Adapters, ranks: Ranks) -> None:
         """Add up the gradients and tallies of all processes."""
         device = self.logp.device
         numbers = torch.tensor([*map(float, self.sums.values())], dtype=wide(device), device=device)
-        if world > 1:
-            for x in (numbers, self.n_nonfinite, self.logp, *(p.grad for p in adapters.parameters())):
-                dist.all_reduce(x)
-            budget = torch.tensor([self.tokens_per_microbatch], device=device)
-            dist.all_reduce(budget, dist.ReduceOp.MIN)
-            self.tokens_per_microbatch = int(budget)
+        ranks.all_reduce(numbers, self.n_nonfinite, self.logp, *(p.grad for p in adapters.parameters()))
+        self.tokens_per_microbatch = ranks.all_reduce_min(self.tokens_per_microbatch)
         self.sums = dict(zip(SUMS, numbers.tolist()))
 
 
 def out_of_memory(e: RuntimeError) -> bool:
     """Whether this is a lack of memory, for which a CPU's and an Apple GPU's allocators have no type."""
-    said = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
-    return isinstance(e, torch.OutOfMemoryError) or any(words in str(e) for words in said)
+    words = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+    return isinstance(e, torch.OutOfMemoryError) or any(word in str(e) for word in words)
 
 
-def contributing(batch: Batch, adv: torch.Tensor, cfg: UpdateConfig) -> torch.Tensor:
-    """Rows (N,) bool with a gradient: a member's with an advantage, or with a KL or entropy term."""
-    return (batch.rollout.member >= 0) & ((adv != 0) | bool(cfg.kl_coef or cfg.entropy_coef))
+def halved(n_tokens: int, budget: int, e: RuntimeError) -> int:
+    """The next budget after a micro-batch of so many tokens has failed with e, which is raised if it is no
+    lack of memory; ValueError where nothing is left to split."""
+    if not out_of_memory(e):
+        raise e
+    if n_tokens > budget:
+        raise ValueError(f"a row of {n_tokens} tokens does not fit into memory: lower --max-new-tokens, "
+                         "--rank or --pop, or pass --dtype bfloat16; --plan shows what takes how much") from e
+    print(f"note: a micro-batch of {n_tokens} tokens does not fit into memory: --tokens-per-microbatch is "
+          f"{n_tokens // 2} from now on", file=sys.stderr, flush=True)
+    return n_tokens // 2
 
 
-def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, cfg=UpdateConfig(), *,
-               old: torch.Tensor | None = None, rank: int = 0, world: int = 1, desc: str = ""):
+def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, cfg=UpdateConfig(),
+               old: torch.Tensor | None = None, ranks: Ranks = ALONE, desc: str = ""):
     """Put the gradient of every member's loss into the stacked factors' .grad, summed over all processes.
 
-    A member's loss is the sum over its tokens of token_weight times the token's loss. Rows that cannot
-    contribute are left out. Where members have a non-finite loss, all is done again without them, lest they
-    spoil their neighbours' gradients. old (N, T): log-probabilities before the first epoch, in a later one.
+    Rows that cannot contribute are left out. Where members have a non-finite loss, all is done again without
+    them, lest they spoil their neighbours' gradients. old: see Objective; desc: title of a progress bar.
     Returns the last pass's Tally and the members (P,) bool that were left out.
     """
-    rows = contributing(batch, adv, cfg)
+    objective = Objective(base, adapters, batch, adv, cfg, old)
+    rows, budget = objective.contributing, cfg.tokens_per_microbatch
     broken = torch.zeros(adapters.n_members, dtype=torch.bool, device=adv.device)
     while True:
-        tally = one_pass(base, adapters, batch, adv, rows, cfg, old, rank, world, desc)
+        tally = one_pass(objective, rows, budget, ranks, desc)
         if not tally.broken.any():
             return tally, broken
         broken |= tally.broken
         rows &= ~broken[batch.rollout.member]
-        cfg = replace(cfg, tokens_per_microbatch=tally.tokens_per_microbatch)
+        budget = tally.tokens_per_microbatch
 
 
-def one_pass(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, rows: torch.Tensor,
-             cfg: UpdateConfig, old: torch.Tensor | None, rank: int, world: int, desc: str) -> Tally:
+def one_pass(o: Objective, rows: torch.Tensor, budget: int, ranks: Ranks, desc: str) -> Tally:
     """`accumulate` of the given rows (N,) bool. The processor waits for a GPU only when it is through.
 
     Where a micro-batch does not fit into memory, all that is left is split by half the budget. A base in
     float16 would round small gradients to 0: its losses are scaled until the largest weight is 1.
     """
-    rollout, numbers = batch.rollout.to("cpu"), rows.nonzero().squeeze(1).tolist()
-    weights = AdapterWeights(adapters, rollout.member[numbers], base.model.embedding.dtype)
-    with torch.no_grad():
-        weights.materialize(base.model.fused_linears())
-    for p in adapters.parameters():
+    rollout, numbers = o.batch.rollout.to("cpu"), rows.nonzero().squeeze(1).tolist()
+    for p in o.adapters.parameters():
         p.grad = torch.zeros_like(p)
-    weight = token_weight(batch.rollout, cfg)
+    weight = token_weight(o.batch.rollout, o.cfg)
     scale = 1.0
-    if weights.dtype == torch.float16 and numbers:
-        scale = 1 / (weight * (adv.abs() + cfg.kl_coef + cfg.entropy_coef))[rows].max().item()
-    tally = Tally(torch.zeros_like(batch.rollout.logp), torch.zeros(adapters.n_members, device=adv.device),
-                  cfg.tokens_per_microbatch)
-    todo = micro_batches(rollout, numbers, cfg.tokens_per_microbatch)[rank::world]
+    if o.base.model.embedding.dtype == torch.float16 and numbers:
+        scale = 1 / (weight * (o.adv.abs() + o.cfg.kl_coef + o.cfg.entropy_coef))[rows].max().item()
+    logp = torch.zeros_like(o.batch.rollout.logp)
+    tally = Tally(logp, torch.zeros(o.adapters.n_members, device=logp.device), budget)
+    todo = micro_batches(rollout, numbers, budget)[ranks.rank::ranks.world]
     with tqdm(total=len(todo), desc=desc, leave=False, disable=not desc) as bar:
         while todo:
-            packed = pack(rollout, todo[0], adv.device)
-            is_long = packed.ids.numel() > tally.tokens_per_microbatch          # a row beyond the budget
+            packed = pack(rollout, todo[0], logp.device)
+            n_tokens = packed.ids.numel()
             try:
-                leaves = weights.leaves(packed.member)
-                losses = backward(base, leaves, packed, adv, scale * weight, old, cfg, is_long)
+                weights, *losses = backward(o, packed, scale * weight, n_tokens > tally.tokens_per_microbatch)
             except RuntimeError as e:
-                tally.halve(packed.ids.numel(), e)
+                tally.tokens_per_microbatch = halved(n_tokens, tally.tokens_per_microbatch, e)
                 left = [i for part in todo for line in part for i in line]
                 todo = micro_batches(rollout, left, tally.tokens_per_microbatch)
                 continue
-            leaves.add_gradients(1 / scale)         # lack of memory ends the run: half of it may be added
+            weights.add_gradients(1 / scale)        # lack of memory ends the run: half of it may be added
             tally.add(packed, *losses)
             todo.pop(0)
             bar.update()
-    tally.sum_up(adapters, world)
+    tally.sum_up(o.adapters, ranks)
     return tally
 
 
-def backward(base: Base, leaves: AdapterWeights, p: Packed, adv: torch.Tensor, weight: torch.Tensor,
-             old: torch.Tensor | None, cfg: UpdateConfig, checkpointing: bool) -> tuple:
-    """Leave a micro-batch's gradients with the leaves, by weights (N,) of its rows' tokens; token_losses'
+def backward(o: Objective, p: Packed, weight: torch.Tensor, checkpointing: bool) -> tuple:
+    """A micro-batch's AdapterWeights, with gradients by weights (N,) of its rows' tokens, and token_losses'
     results, detached. Never waits for a GPU."""
-    before = None if old is None else old[p.row, p.column]
-    loss, logp, sums = token_losses(base, leaves.route(p.member), p, adv, cfg, before, checkpointing)
+    weights = AdapterWeights(o.adapters, p.member, o.base.model.embedding.dtype, trains=True)
+    for linear in o.base.model.fused_linears():
+        weights.together(linear.paths, linear.sizes)            # outside of what is checkpointed
+    loss, logp, sums = token_losses(o, weights.route(p.member), p, checkpointing)
     (loss * weight[p.row]).sum().backward()
-    return loss.detach(), logp, sums
+    return weights, loss.detach(), logp, sums
 
 
 def gap(logp: torch.Tensor, rollout: Rollout, rows: torch.Tensor) -> dict[str, float]:
@@ -356,13 +361,13 @@ def update(base: Base, adapters: Adapters, adam: "Adam", batch: Batch, adv: torc
     """cfg.epochs optimiser steps. Members without a row that contributes are not touched, whatever their
     momentum, nor from then on is one whose loss or gradient is not finite.
 
-    first: what `accumulate` returned for the first epoch, if it was called; where: its rank, world and desc.
+    first: what `accumulate` returned for the first epoch, if it was called; where: its ranks and desc.
     Returns trained_tokens and skipped members of all epochs and the tokens_per_microbatch that fit; of the
     first epoch, grad_norm per member, `gap` and means per token of kl, entropy and capped_frac; of the last,
     if there are several, clip_frac and approx_kl, both against the policy before the first.
     """
     tally, broken = first or accumulate(base, adapters, batch, adv, cfg, **where)
-    rows = contributing(batch, adv, cfg)
+    rows = Objective(base, adapters, batch, adv, cfg, None).contributing
     active = torch.zeros_like(broken)
     active[batch.rollout.member[rows]] = True
     figures = gap(tally.logp, batch.rollout, rows & ~broken[batch.rollout.member])

@@ -15,7 +15,7 @@ import torch
 
 import evolve
 from evolve import ROLES, Member, members_of, plays
-from generate import Rollout, SamplingParams, generate
+from generate import Prompts, Rollout, SamplingParams, generate
 from infra.distributed import Ranks
 from lora import Adapters
 from model import Base
@@ -104,7 +104,7 @@ class Attempts:
     """n attempts at each of a list of tasks by one member each; row i*n+j is attempt j at task i."""
     rollout: Rollout
     texts: list[str]
-    verdicts: list[list[str]]       # per task: of each attempt, as TaskType.judge says
+    verdicts: list[list[str]]       # per task: of each attempt, as TaskType.verify says
 
 
 @dataclass
@@ -128,14 +128,10 @@ def mean(values) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def n_judged(verdicts: list[str]) -> int:
-    """How many there are but those that the sandbox failed on."""
-    return len(verdicts) - verdicts.count(UNJUDGED)
-
-
 def solve_rate(verdicts: list[str]) -> float | None:
-    """Share of what was judged that is correct; None of nothing."""
-    return verdicts.count("correct") / n_judged(verdicts) if n_judged(verdicts) else None
+    """Share of the attempts that were judged, that is, on which the sandbox did not fail, that are correct;
+    None of nothing."""
+    return mean(verdict == "correct" for verdict in verdicts if verdict != UNJUDGED)
 
 
 # --- asking and judging -------------------------------------------------------------------------------------
@@ -152,15 +148,13 @@ def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int
     temperature None = the run's."""
     cfg, tokenizer = s.cfg, s.base.tokenizer
     ids = [render(prompt, s.base.prompt_format, tokenizer) for prompt in prompts]
-    keys = []
-    for i, slot in enumerate(slots):
-        # a key holds no negative number, and the base's slot is -1
-        keys += [(cfg.seed, step + 1, phase, slot + 1, i * n + j) for j in range(n)]
+    # a key holds no negative number, and the base's slot is -1
+    keys = [(cfg.seed, step + 1, phase, slots[row // n] + 1, row) for row in range(n * len(slots))]
     closing = closing_table(tokenizer, FORMATS[s.base.prompt_format].closing, s.base.model.cfg.vocab_size,
                             s.ranks.device)
     sampling = SamplingParams(n, cfg.temperature if temperature is None else temperature, cfg.max_new_tokens,
-                              cfg.rollout_batch, closing)
-    rollout = generate(s.base, s.adapters, ids, slots, keys, sampling, s.ranks, desc)
+                              cfg.rollout_batch, closing, desc)
+    rollout = generate(s.base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks)
     answers = rollout.answers(s.base.eos_ids)
     texts = tokenizer.batch_decode(answers, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return rollout, [prompts[i // n].prefix + text for i, text in enumerate(texts)]
@@ -234,12 +228,11 @@ def prompt_teacher(s: Setup, archive: Archive, kind: str, rng: random.Random) ->
 def deal(s: Setup, teachers: list[Member], step: int) -> list[ProposalRecord]:
     """With --tasks, what each teacher would write: so many tasks of the file, or fresh programs."""
     n, dealt = s.cfg.n_prompts * s.cfg.proposals_per_prompt, []
-    for place, teacher in enumerate(teachers):
+    for row in range(n * len(teachers)):
+        teacher = teachers[row // n]
         types = tuple(kind for kind in s.task_types if plays(teacher, kind))
-        first = (step * len(teachers) + place) * n
-        for number in range(first, first + n):
-            p = given_task(s.cfg.tasks, s.task_types, types, s.cfg.seed, number)
-            dealt.append(ProposalRecord(teacher, p.kind, len(dealt), len(dealt), [], proposal=p))
+        p = given_task(s.cfg.tasks, s.task_types, types, s.cfg.seed, step * n * len(teachers) + row)
+        dealt.append(ProposalRecord(teacher, p.kind, row, row, [], proposal=p))
     return dealt
 
 
@@ -276,41 +269,28 @@ def propose(s: Setup, archive: Archive, pairs: list[tuple[Member, Member]], step
 
 def verify(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int) -> None:
     """Run what parses; fill in task or reason. Duplicates of archive or batch are invalid (cfg.dedupe)."""
-    refuse_unrun(s, archive, proposed)
-    ready = [p for p in proposed if p.proposal and not p.reason]
-    verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p.proposal) for p in ready])
-    fresh, next_id = set(), archive.n_added
-    for p, verdict in zip(ready, verdicts, strict=True):
-        result = TASK_TYPES[p.kind].accept(p.proposal, verdict, s.limits, p.key)
-        if isinstance(result, Reject):
-            p.reason = result.reason
-        else:
-            p.reason = unwelcome(s, result, p.key in fresh)
-        if not p.reason:
-            p.task = dataclasses.replace(result, id=next_id, teacher=p.teacher.name, step=step,
-                                         parents=tuple(task.id for task in shown(s, p)))
-            fresh.add(p.key)
-            next_id += 1
-
-
-def refuse_unrun(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
-    """Keys, and the reason of those that need not run to be refused."""
-    seen = archive.keys if s.cfg.dedupe != "off" else frozenset()
+    ready, fresh, next_id = [], set(), archive.n_added
     for p in proposed:
         if p.proposal:
             p.key = key_of(s, p.proposal)
             refused = TASK_TYPES[p.kind].check(p.proposal, s.limits)
-            repeated = "duplicate" if p.key in seen else ""
+            repeated = "duplicate" if s.cfg.dedupe != "off" and p.key in archive.keys else ""
             p.reason = refused.reason if refused else repeated
-
-
-def unwelcome(s: Setup, task: Task, repeated: bool) -> str:
-    """Why a task is refused that its type accepts; "" = it is not. repeated: within this batch."""
-    if repeated and s.cfg.dedupe != "off":
-        return "duplicate"
-    if not fits(s, TASK_TYPES[task.kind].solve(s.base.prompt_format, task, s.limits)):
-        return "prompt_too_long"
-    return ""
+            ready += [] if p.reason else [p]
+    verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p.proposal) for p in ready])
+    for p, verdict in zip(ready, verdicts, strict=True):
+        result = TASK_TYPES[p.kind].accept(p.proposal, verdict, s.limits, p.key)
+        if isinstance(result, Reject):
+            p.reason = result.reason
+        elif s.cfg.dedupe != "off" and p.key in fresh:
+            p.reason = "duplicate"
+        elif not fits(s, TASK_TYPES[p.kind].solve(s.base.prompt_format, result, s.limits)):
+            p.reason = "prompt_too_long"
+        else:
+            p.task = dataclasses.replace(result, id=next_id, teacher=p.teacher.name, step=step,
+                                         parents=tuple(task.id for task in shown(s, p)))
+            fresh.add(p.key)
+            next_id += 1
 
 
 def shown(s: Setup, p: ProposalRecord) -> list[Task]:
@@ -325,8 +305,8 @@ def solve(s: Setup, pairs: list[tuple[Member, Member]], proposed: list[ProposalR
     """Each student attempts its teachers' valid tasks: who attempted what; the attempts (None without)."""
     solved = []
     for teacher, student in pairs:
-        own = [p for p in proposed if p.teacher is teacher and p.task]
-        solved += [(p, student) for p in own if plays(student, p.kind)]
+        solved += [(p, student) for p in proposed
+                   if p.task and p.teacher is teacher and plays(student, p.kind)]
     if not solved:
         return [], None
     tasks, slots = [p.task for p, _ in solved], [student.slot for _, student in solved]
@@ -344,15 +324,13 @@ def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Ou
     """What rewards may look at, of each valid proposal; the archive is that before the step."""
     majority = {kind: archive.modal_output(kind)[1] for kind in s.task_types}
     structures, unique_at_64 = Counter(archive.recent), archive.unique_at_64()
-    out = []
-    for p in valid:
-        out.append(Outcome(
-            solve_rate=p.solve_rate or 0.0, n_attempts=n_judged(p.verdicts), base_rate=p.base_rate,
-            kind=p.kind, solve_rates={name: solve_rate(verdicts) for name, verdicts in p.attempts.items()},
-            majority_baseline=majority[p.kind],
-            n_tasks=archive.n_added, n_of_kind=len(archive.tasks[p.kind]),
-            n_same_structure=structures[p.structure], unique_at_64=unique_at_64, complexity=p.complexity))
-    return out
+    return [Outcome(
+        solve_rate=p.solve_rate or 0.0, base_rate=p.base_rate, kind=p.kind,
+        solve_rates={name: solve_rate(verdicts) for name, verdicts in p.attempts.items()},
+        n_attempts=len(p.verdicts) - p.verdicts.count(UNJUDGED), majority_baseline=majority[p.kind],
+        n_tasks=archive.n_added, n_of_kind=len(archive.tasks[p.kind]),
+        n_same_structure=structures[p.structure], unique_at_64=unique_at_64, complexity=p.complexity)
+        for p in valid]
 
 
 def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
@@ -391,31 +369,22 @@ def student_rows(s: Setup, solved: list[tuple[ProposalRecord, Member]],
     return rows
 
 
-def judged_rows(rows: RoleRows | None) -> RoleRows | None:
-    """Without those that the sandbox failed on: no reward, no gradient, no part in a group's baseline."""
-    kept = [i for i, reward in enumerate(rows.reward) if reward is not None] if rows else []
-    if not kept:
-        return None
-    rollout = rows.rollout
-    if len(kept) < len(rows.reward):
-        rollout = rollout.select(torch.tensor(kept, device=rollout.ids.device))
-    columns = [[column[i] for i in kept] for column in (rows.reward, rows.group, rows.kind)]
-    return RoleRows(rows.role, rollout, *columns)
-
-
 def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
-    """The rows of all roles together; None = a role that wrote nothing. Raises OSError if none is judged."""
-    parts = [part for part in map(judged_rows, parts) if part]
-    if not parts:
-        raise OSError("the sandbox failed on every row of a step: mend this machine, then --resume the run")
-    reward, group, role, kind = [], [], [], []
+    """The rows of all roles together; None = a role that wrote nothing. A row that the sandbox failed on is
+    left out: no gradient, no part in its group's baseline. Raises OSError if none is left."""
+    rollouts, reward, group, role, kind = [], [], [], [], []
     for part in parts:
-        n_groups = max(group, default=-1) + 1           # none of two roles, even where rows are left out
-        group += [n_groups + number for number in part.group]
-        reward += part.reward
-        role += [ROLES.index(part.role)] * len(part.reward)
-        kind += [s.task_types.index(name) for name in part.kind]
-    rollout = Rollout.cat([part.rollout for part in parts])
+        kept = [i for i, paid in enumerate(part.reward) if paid is not None] if part else []
+        if kept:
+            n_groups = max(group, default=-1) + 1       # none of two roles, even where rows are left out
+            group += [n_groups + part.group[i] for i in kept]
+            reward += [part.reward[i] for i in kept]
+            role += [ROLES.index(part.role)] * len(kept)
+            kind += [s.task_types.index(part.kind[i]) for i in kept]
+            rollouts.append(part.rollout.select(torch.tensor(kept, device=part.rollout.ids.device)))
+    if not rollouts:
+        raise OSError("the sandbox failed on every row of a step: mend this machine, then --resume the run")
+    rollout = Rollout.cat(rollouts)
     columns = [torch.tensor(column, device=rollout.ids.device) for column in (reward, group, role, kind)]
     assert {len(column) for column in columns} == {len(rollout.member)}, [len(column) for column in columns]
     return Batch(rollout, *columns)

@@ -108,7 +108,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
     cfg, base, adapters = setup.cfg, setup.base, setup.adapters
     learning, shows = rl.UpdateConfig.of(cfg), run.writes and sys.stderr.isatty()
     bars = {phase: phase if shows else "" for phase in ("propose", "solve", "update")}      # "" = none
-    where = dict(rank=setup.ranks.rank, world=setup.ranks.world, desc=bars["update"])
+    where = dict(ranks=setup.ranks, desc=bars["update"])
     monitors = Monitors(cfg, run, setup.ranks)
     while state.step < (cfg.steps if until is None else until):
         step, clock = state.step, Stopwatch()

@@ -123,16 +123,13 @@ class Elo:
 RATINGS = {"trueskill": TrueSkill, "elo": Elo}
 
 
-def child_rating(env, parents, mode="mean", widen=0.25):
+def child_rating(env, parents, widen=0.25):
     """Rating of a newborn from its parents' Ratings, in the system `env`.
 
-    "mean": mean of the mus; the variance is the parents' mean plus (widen * sigma of a new player)^2, at most
-    a new player's. "fresh": a new player, whose mu - 3 sigma is 0 and which therefore is the next victim but
-    for its grace.
+    mu: their mean; variance: their mean plus (widen * sigma of a new player)^2, at most a new player's. With
+    a new player's own rating, of fitness 0, the child would be the next to be replaced.
     """
     assert parents, "a child has at least one parent"
-    fresh = env.new()
-    if mode == "fresh":
-        return fresh
-    var = sum(r.sigma ** 2 for r in parents) / len(parents) + (widen * fresh.sigma) ** 2
-    return Rating(sum(r.mu for r in parents) / len(parents), min(math.sqrt(var), fresh.sigma))
+    most = env.new().sigma
+    var = sum(r.sigma ** 2 for r in parents) / len(parents) + (widen * most) ** 2
+    return Rating(sum(r.mu for r in parents) / len(parents), min(math.sqrt(var), most))

@@ -38,8 +38,7 @@ ARCHITECTURES = {
 SILENT = dict(attention_bias=False, use_sliding_window=False, max_window_layers=28,
               max_position_embeddings=32768)
 # rope_type -> the numbers that it needs
-ROPES = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-         "yarn": ("factor",)}
+ROPES = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")       # of a member's directory
 
 
@@ -377,7 +376,7 @@ def check(name: str, n_new: int = 64, text: str = "def fibonacci(n):\n") -> dict
     prompt = torch.tensor([base.tokenizer(text)["input_ids"]])
     ours = base.model.logits(base.model(prompt))
     theirs = reference(prompt).logits
-    cache = KVCache.empty(base.model.cfg, 1, prompt.shape[1] + n_new, torch.float32, "cpu")
+    cache = KVCache(base.model.cfg, 1, prompt.shape[1] + n_new, torch.float32, "cpu")
     ids, mine = prompt, []
     for _ in range(n_new):
         ids = base.model.logits(base.model(ids, cache=cache)[:, -1:]).argmax(-1)

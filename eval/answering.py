@@ -15,7 +15,7 @@ from zlib import crc32
 from tqdm import tqdm
 
 from eval.common import Population
-from generate import SamplingParams, generate
+from generate import Prompts, SamplingParams, generate
 from model import Base
 from run.checkpoint import RunDir
 from tasks.prompts import ENVELOPE, FORMATS, Prompt, chat_text, render
@@ -137,7 +137,7 @@ def answer_units(population: Population, units: list[tuple], ids: dict, args: ar
     closing = closing_table(base.tokenizer, closing_text(prompt_format), base.model.cfg.vocab_size,
                             base.model.embedding.device)
     sampling = SamplingParams(len(units[0][2]), args.temperature, args.max_new, args.max_rows, closing)
-    rollout = generate(base, population.adapters, prompts, slots, keys, sampling)
+    rollout = generate(base, population.adapters, Prompts(prompts, slots, keys), sampling)
     texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=True,
                                         clean_up_tokenization_spaces=False)
     answers = []

@@ -111,6 +111,12 @@ class Ranks:
                 dist.all_reduce(torch.zeros(1 << 25, device=device))
         return cls(rank, world, torch.device(device))
 
+    def all_reduce(self, *tensors: torch.Tensor) -> None:
+        """Sum each of these over all processes, in place."""
+        if self.world > 1:
+            for x in tensors:
+                dist.all_reduce(x)
+
     def all_reduce_min(self, n: int) -> int:
         """The smallest n of all processes."""
         if self.world > 1:
@@ -203,3 +209,6 @@ class Ranks:
         everybody = [torch.empty_like(padded) for _ in n_rows]
         dist.all_gather(everybody, padded)
         return torch.cat([rows[:n] for rows, n in zip(everybody, n_rows)])
+
+
+ALONE = Ranks(0, 1, torch.device("cpu"))        # one process

@@ -1,6 +1,7 @@
 """What only a CUDA card needs: copies that do not wait for it, and a step of decoding as one CUDA graph."""
 import contextlib
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -23,42 +24,34 @@ class CUDAGraphRunner:
     can_record = True
     pool = None                             # torch.cuda.MemPool
     stream = None                           # on which graphs are recorded
-    n_recorded = 0
-    n_failed = 0
 
-    def __init__(self, step, as_graph: bool):
+    def __init__(self, step: Callable[[], None], as_graph: bool):
         self.step = step
         self.as_graph = as_graph
         self.n_calls = 0
-        self.graph = None
 
     def __call__(self) -> None:
         self.n_calls += 1
         if self.as_graph and self.n_calls == 3 and CUDAGraphRunner.can_record:
             self.record()                   # not earlier: the first calls load kernels, no recording may
-        if self.graph:
-            self.graph.replay()
-        else:
-            self.step()
+        self.step()
 
     def record(self) -> None:
-        """Record the step, which computes nothing."""
+        """Make the step a replay of its recording, which computes nothing."""
         cls = CUDAGraphRunner
         torch.cuda.synchronize()
         torch.cuda.empty_cache()            # a private pool cannot use what the common one keeps
         try:
             if cls.pool is None:
                 cls.pool, cls.stream = torch.cuda.MemPool(), torch.cuda.Stream()
-            self.graph = capture(self.step, cls.pool, cls.stream)
-            cls.n_recorded += 1
+            self.step = capture(self.step, cls.pool, cls.stream).replay
         except RuntimeError as e:
-            cls.n_failed += 1
             cls.can_record = isinstance(e, torch.OutOfMemoryError)
             print(f"note: decoding without a CUDA graph, as none could be recorded: {e}", file=sys.stderr,
                   flush=True)
 
 
-def capture(step, pool, stream) -> "torch.cuda.CUDAGraph":
+def capture(step: Callable[[], None], pool, stream) -> "torch.cuda.CUDAGraph":
     """A graph of what `step` launches. Raises the first error, not the one of ending a failed recording."""
     graph = torch.cuda.CUDAGraph()
     error = None
@@ -80,10 +73,10 @@ def capture(step, pool, stream) -> "torch.cuda.CUDAGraph":
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """Most gigabytes that torch held on a card since the last call, and graphs recorded; {} elsewhere."""
+    """For a line of metrics.jsonl: most gigabytes that torch reserved on a card since the last call, the
+    graphs' pool with it; {} elsewhere."""
     if device.type != "cuda":
         return {}
     reserved = torch.cuda.max_memory_reserved(device) / 2 ** 30
     torch.cuda.reset_peak_memory_stats(device)
-    graphs = CUDAGraphRunner
-    return dict(reserved_gb=reserved, graphs=graphs.n_recorded, graphs_failed=graphs.n_failed)
+    return dict(reserved_gb=reserved)

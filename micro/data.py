@@ -1,26 +1,16 @@
-"""The micro domain as text, in the micro prompt format: what the micro base is trained on.
+"""What the micro base is trained on: the micro domain in the words of the micro prompt format.
 
-    python -m micro.data            # an example of each kind, and the speed of the generator
+    python -m micro.data            # an example of each kind
 
-micro/programs.py makes the programs, with the trace of their values; tasks/prompts.py writes the same texts.
+micro/programs.py makes the programs, with the trace of their values; tasks/prompts.py has the words of the
+prompts.
 """
 import random
-import time
 from dataclasses import dataclass
 
-from micro.programs import (
-    N_STATEMENTS,
-    Program,
-    generate,
-    literal,
-    pairs,
-    pick,
-    program_text,
-    puzzle,
-    type_of,
-    word_problem,
-)
-from tasks import miu
+from micro import programs
+from micro.programs import literal, pick, program_text
+from tasks.prompts import FORMATS, TEMPLATES
 
 # Phase 1 learns the skills: nearly every answer that can have a trace has one.
 MIXTURE = {"propose": .15, "out": .36, "out direct": .06, "inp": .18, "fun": .10, "args": .06,
@@ -34,11 +24,10 @@ N_FUN = (0, 50, 33, 17)                     # in what it writes from examples
 N_ARGS = (8, 34, 26, 16, 9, 4, 3)           # in what it writes inputs for: the identity program seeds code_f
 N_VARIABLES = (0, 0, 30, 40, 30)            # to solve
 N_PROPOSED_VARIABLES = (0, 0, 60, 30, 10)   # to propose
-N_STEPS = (0, 20, 25, 20, 15, 12, 8)        # of a derivation to find
-N_PROPOSED_STEPS = (0, 0, 60, 30, 10)       # and to propose: one step is no theorem
 P_HARD_PROPOSED = .03
 N_SHOWN = 4                                 # pairs shown in "fun"
-N_INPUTS = 8                                # inputs written in "args"
+N_INPUTS = 8                                # inputs written in "args", and of a task to write a program for
+PROPOSE, SOLVE = 0, 1                       # places in Template.micro
 
 
 @dataclass(frozen=True)
@@ -64,139 +53,110 @@ def habit(thinking: float, shallow: float = 0.) -> dict[str, float]:
     return mixture | {"out direct": direct * (1 - shallow), "out shallow": direct * shallow}
 
 
-def with_theorems(mixture: dict[str, float], share: float) -> dict[str, float]:
-    """A mixture of which this share are derivations in the MIU system, one in four of them proposed."""
-    rest = {kind: weight * (1 - share) for kind, weight in mixture.items()}
-    return rest | {"proof": share * .75, "propose proof": share * .25}
+def asked(kind: str, phase: int, **fields: str) -> str:
+    """The prompt of a task type in PROPOSE or SOLVE."""
+    return TEMPLATES[kind].micro[phase].format(**fields)
 
 
-def call(x) -> str:
-    return f"f({literal(x)})"
+def shown_pairs(found) -> str:
+    """(input, output) values, as a student is shown them."""
+    return "".join(FORMATS["micro"].pair.format(input=literal(x), output=literal(y)) for x, y in found)
 
 
-def propose_prompt(task: str, type_: str) -> str:
-    """task: "out" | "inp"; type_: the type of the input, one of TYPES."""
-    return f"propose {task} {type_}\n"
+def answer_with(mark: str, trace, value) -> str:
+    """An answer: the values of its trace, opened by `mark`, a line each, then the value asked for."""
+    return "".join(f"{mark}{literal(v)}\n" for v in trace) + f"={literal(value)}"
 
 
-def propose_answer(p: Program) -> str:
-    return program_text(p.body) + call(p.x)
+def out_answer(p: programs.Program, how: str = "") -> str:
+    """The output, behind the trace; "direct": without; "shallow", a second hill for self-play: behind the
+    value after half of the statements alone."""
+    if how == "shallow":
+        return answer_with("<", [p.trace[(len(p.trace) - 1) // 2]], p.y)
+    return answer_with(">", () if how == "direct" else p.trace, p.y)
 
 
-def out_prompt(text: str, x) -> str:
-    return f"out\n{text}{call(x)}\n"
+def inp_answer(p: programs.Program, how: str = "") -> str:
+    """The input, behind the trace backwards from the value before the last statement."""
+    return answer_with("<", () if how == "direct" else p.trace[-2::-1], p.x)
 
 
-def out_answer(p: Program) -> str:
-    """The trace, forwards, then the output."""
-    return "".join(f">{literal(v)}\n" for v in p.trace) + f"={literal(p.y)}"
-
-
-def shallow_answer(p: Program) -> str:
-    """A second hill for self-play: the value after half of the statements alone, then the output."""
-    return f"<{literal(p.trace[(len(p.trace) - 1) // 2])}\n={literal(p.y)}"
-
-
-def inp_prompt(text: str, y) -> str:
-    return f"inp\n{text}{literal(y)}\n"
-
-
-def inp_answer(p: Program) -> str:
-    """The trace, backwards from the value before the last statement, then the input."""
-    return "".join(f"<{literal(v)}\n" for v in p.trace[-2::-1]) + f"={literal(p.x)}"
-
-
-def fun_prompt(pairs) -> str:
-    """pairs: (input, output) values."""
-    return "fun\n" + "".join(f"{call(x)}={literal(y)}\n" for x, y in pairs)
-
-
-def args_prompt(text: str) -> str:
-    return f"args\n{text}"
-
-
-def args_answer(inputs) -> str:
-    return "\n".join(map(call, inputs))
-
-
-def math_prompt(lines) -> str:
-    """lines: those of a word problem."""
-    return "math\n" + "".join(f"?{line}\n" for line in lines)
-
-
-def math_answer(p: Program) -> str:
-    """The values of x after each line but the first, then the last one."""
-    return "".join(f">{v}\n" for v in p.trace[1:]) + f"={p.y}"
-
-
-def propose_math_answer(lines, p: Program) -> str:
-    return "".join(f"?{line}\n" for line in lines) + program_text(p.body).replace("f(x)", "f()").rstrip("\n")
-
-
-def logic_prompt(clauses) -> str:
-    return "logic\n" + "".join(f"{clause}\n" for clause in clauses)
-
-
-def logic_answer(model) -> str:
-    """model: one bool per variable, in alphabetical order."""
-    return "=" + ",".join(str(int(value)) for value in model)
-
-
-def proof_prompt(lines) -> str:
-    """lines: a derivation, whose last string is to follow from its first."""
-    return f"proof\n{lines[0]}\n{lines[-1]}\n"
+def math_answer(p: programs.Program, how: str = "") -> str:
+    """The last value of x, behind the values after each line but the first."""
+    return answer_with(">", () if how == "direct" else p.trace[1:], p.y)
 
 
 def example(rng: random.Random, kind: str | None = None, mixture: dict[str, float] = MIXTURE) -> Example:
     """One row of the training stream: the kind drawn from a mixture (or given), then a fresh program."""
     kind = kind or rng.choices(list(mixture), list(mixture.values()))[0]
-    task = kind.removesuffix(" direct")
-    direct = kind.endswith(" direct")
-    if kind == "propose":
-        p = generate(rng, pick(rng, N_PROPOSED), p_hard=P_HARD_PROPOSED)
-        prompt = propose_prompt(rng.choice(("out", "inp")), type_of(p.x))
-        return Example(kind, len(p.body), prompt, propose_answer(p))
+    task, _, how = kind.partition(" ")
     if kind in ("fun", "args"):
         return example_of_pairs(rng, kind)
-    if task.endswith("math"):
-        n = pick(rng, N_PROPOSED if kind.startswith("propose") else N_STATEMENTS)
-        lines, p = word_problem(rng, n)
-        if task == "math":
-            return Example(kind, n, math_prompt(lines), f"={p.y}" if direct else math_answer(p))
-        return Example(kind, n, f"{kind}\n", propose_math_answer(lines, p))
-    if kind.endswith("logic"):
-        n = pick(rng, N_PROPOSED_VARIABLES if kind.startswith("propose") else N_VARIABLES)
-        clauses, model = puzzle(rng, n)
-        if kind == "logic":
-            return Example(kind, n, logic_prompt(clauses), logic_answer(model))
-        return Example(kind, n, f"{kind}\n", "\n".join(clauses))
-    if kind == "propose proof":
-        lines = miu.derivation(rng, pick(rng, N_PROPOSED_STEPS))
-        return Example(kind, len(lines) - 1, "propose proof\n", "\n".join(lines))
-    if kind == "proof":
-        lines = miu.derivation(rng, pick(rng, N_STEPS))
-        return Example(kind, len(lines) - 1, proof_prompt(lines), "\n".join(lines[1:]))
-    p = generate(rng)
-    text = program_text(p.body)
+    if kind == "propose":
+        p = programs.generate(rng, pick(rng, N_PROPOSED), p_hard=P_HARD_PROPOSED)
+        prompt = asked(rng.choice(("code_o", "code_i")), PROPOSE, type=programs.type_of(p.x))
+        return Example(kind, len(p.body), prompt, f"{program_text(p.body)}f({literal(p.x)})")
+    if "math" in kind:
+        n = pick(rng, N_PROPOSED if task == "propose" else programs.N_STATEMENTS)
+        lines, p = programs.word_problem(rng, n)
+        question, program = story(lines), program_text(p.body).replace("f(x)", "f()").rstrip("\n")
+        if task == "propose":
+            return Example(kind, n, asked("math", PROPOSE), f"{question}\n{program}")
+        return Example(kind, n, asked("math", SOLVE, question=question), math_answer(p, how))
+    if "logic" in kind:
+        n = pick(rng, N_PROPOSED_VARIABLES if task == "propose" else N_VARIABLES)
+        clauses, model = programs.puzzle(rng, n)
+        if task == "propose":
+            return Example(kind, n, asked("logic", PROPOSE), "\n".join(clauses))
+        prompt = asked("logic", SOLVE, constraints="\n".join(clauses))
+        return Example(kind, n, prompt, "=" + ",".join(str(int(value)) for value in model))
+    p = programs.generate(rng)
+    program = program_text(p.body).rstrip("\n")
     if task == "inp":
-        answer = f"={literal(p.x)}" if direct else inp_answer(p)
-        return Example(kind, len(p.body), inp_prompt(text, p.y), answer)
-    prompt = out_prompt(text, p.x)
-    if direct:
-        return Example(kind, len(p.body), prompt, f"={literal(p.y)}")
-    return Example(kind, len(p.body), prompt, shallow_answer(p) if kind == "out shallow" else out_answer(p))
+        prompt = asked("code_i", SOLVE, program=program, output=literal(p.y))
+        return Example(kind, len(p.body), prompt, inp_answer(p, how))
+    prompt = asked("code_o", SOLVE, program=program, input=literal(p.x))
+    return Example(kind, len(p.body), prompt, out_answer(p, how))
 
 
 def example_of_pairs(rng: random.Random, kind: str) -> Example:
     """The two halves of induction: a program from pairs ("fun"), or inputs for a program ("args")."""
     while True:
         n = pick(rng, N_FUN if kind == "fun" else N_ARGS)
-        p = generate(rng, n)
-        found = pairs(rng, p.body, type_of(p.x), N_SHOWN if kind == "fun" else N_INPUTS)
+        p = programs.generate(rng, n)
+        text = program_text(p.body)
+        found = programs.pairs(rng, p.body, programs.type_of(p.x), N_SHOWN if kind == "fun" else N_INPUTS)
         if found and kind == "fun":
-            return Example(kind, n, fun_prompt(found), program_text(p.body))
+            return Example(kind, n, asked("code_f", SOLVE, pairs=shown_pairs(found)), text)
         if found:
-            return Example(kind, n, args_prompt(program_text(p.body)), args_answer(x for x, _ in found))
+            inputs = "\n".join(f"f({literal(x)})" for x, _ in found)
+            return Example(kind, n, asked("code_f", PROPOSE, program=text.rstrip("\n")), inputs)
+
+
+def story(lines: list[str]) -> str:
+    """The question of a word problem."""
+    return "\n".join(f"?{line}" for line in lines)
+
+
+def task_row(kind: str, rng: random.Random, size: int, reserved: bool = True) -> tuple[dict, list]:
+    """A task of `size` statements, events or variables as a line of a file of tasks, and its gold outputs.
+    reserved: of a program that training never sees."""
+    if kind == "math":
+        lines, p = programs.word_problem(rng, size, reserved)
+        program = program_text(p.body).replace("f(x)", "f()")
+        return dict(kind=kind, question=story(lines), program=program), [p.y]
+    if kind == "logic":
+        clauses, model = programs.puzzle(rng, size, reserved)
+        return dict(kind=kind, constraints=clauses), [model]
+    found = None
+    while not found:
+        p = programs.generate(rng, size, reserved=reserved)
+        found = [(p.x, p.y)]
+        if kind == "code_f":
+            found = programs.pairs(rng, p.body, programs.type_of(p.x), N_INPUTS)
+    inputs = [literal(x) for x, _ in found]
+    given = dict(inputs=inputs) if kind == "code_f" else dict(input=inputs[0])
+    return dict(kind=kind, program=program_text(p.body), **given), [y for _, y in found]
 
 
 if __name__ == "__main__":
@@ -204,8 +164,3 @@ if __name__ == "__main__":
     for kind in MIXTURE:
         e = example(rng, kind)
         print(f"--- {kind}, {e.n} statements\n{e.prompt}{e.answer}")
-    n = 5000
-    began = time.perf_counter()
-    for _ in range(n):
-        example(rng)
-    print(f"--- {n / (time.perf_counter() - began):.0f} examples/s")

@@ -9,9 +9,8 @@ inputs (as are puzzles of two variables). Everything that the model writes is re
 verifier.py, exactly as in self-play.
 
 out = output task, inp = input task, fun = program from 4 pairs, graded on 4 hidden ones; math = word problem
-by events, logic = puzzle by variables (from 2), proof = derivation in the MIU system by steps, asked with
---theorems; propose .../args = share of valid proposals, always at temperature 1. Kinds whose answer can have
-a trace have five rows:
+by events, logic = puzzle by variables (from 2); propose .../args = share of valid proposals, always at
+temperature 1. Kinds whose answer can have a trace have five rows:
     greedy      accuracy, greedily decoded
     thinks      share of these answers that think, that is, write the trace
     thinks @1   the same share at temperature 1
@@ -22,71 +21,44 @@ import argparse
 import json
 import random
 import sys
-import time
 from collections import Counter
 
 import torch
 
-from generate import SamplingParams, generate
-from micro import data, programs
+from generate import Prompts, SamplingParams, generate
+from micro import data
+from micro.programs import pick
 from model import Base
 from sandbox.values import encode
-from tasks import TASK_TYPES, judge_answers, miu
+from tasks import TASK_TYPES, verify_answers
 from tasks.base import Reject, Task
 from tasks.prompts import Prompt, reasoning, render
 from tasks.validation import Limits
 from verifier import Sandbox
 from weights import load_base
 
-ROWS = {"out": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logic": "logic",
-        "proof": "proof"}
+ROWS = {"out": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logic": "logic"}
 SIZES = {"out": range(1, 7), "inp": range(1, 7), "fun": range(1, 5), "math": range(1, 7),
-         "logic": range(2, 5), "proof": range(1, 7)}
+         "logic": range(2, 5)}
+SEEN = {"logic": 2}                 # largest size of which training saw the programs; of the others 1
 OPENS_TRACE = {"out": ">", "inp": "<", "math": ">"}            # the first character of an answer that thinks
 PROPOSED = {"propose": ("code_o", "code_i"), "args": ("code_f",), "propose math": ("math",),
-            "propose logic": ("logic",), "propose proof": ("proof",)}
+            "propose logic": ("logic",)}
 LIMITS = Limits.for_format("micro")
 MAX_NEW_TOKENS = 96
 
 
-def task_of(kind: str, p: programs.Program, inputs: list) -> Task:
-    """A task with its gold outputs. The generator's programs are ours and may run here."""
-    outputs = tuple(encode(programs.run(p.body, x)[0]) for x in inputs)
-    source = programs.program_text(p.body).strip("\n")
-    return Task(kind, source, tuple(map(programs.literal, inputs)), outputs, "", "")
+def task_of(row: dict, golds: list) -> Task:
+    """The task in a line of data.task_row. Its program is ours: nothing has to be verified."""
+    proposal = TASK_TYPES[row["kind"]].from_row(row)
+    inputs = row["inputs"] if "inputs" in row else [row.get("input", "")]
+    return Task(row["kind"], proposal.program, tuple(inputs), tuple(map(encode, golds)), proposal.message, "")
 
 
-def draw_domain(row: str, size: int, rng: random.Random, reserved: bool = True) -> Task:
-    """A word problem of `size` events, a puzzle of `size` variables, or a theorem of `size` steps."""
-    if row == "proof":
-        lines = miu.derivation(rng, size)
-        return Task("proof", "", (miu.metamath(lines),), ("",), miu.statement(lines[0], lines[-1]), "")
-    if row == "math":
-        lines, p = programs.word_problem(rng, size, reserved=reserved and size > 1)
-        source = programs.program_text(p.body).strip("\n")
-        question = "\n".join(f"?{line}" for line in lines)
-        return Task("math", source, ("",), (encode(p.y),), question, "")
-    clauses, model = programs.puzzle(rng, size, reserved=reserved and size > 2)
-    source = TASK_TYPES["logic"].puzzle(clauses).program
-    return Task("logic", source, ("",), (encode(tuple(model)),), "", "")
-
-
-def draw_tasks(row: str, n_statements: int, n: int, seed: int | str, reserved: bool = True) -> list[Task]:
+def draw_tasks(row: str, size: int, n: int, seed: int | str, reserved: bool = True) -> list[Task]:
     """n tasks for one cell of the table. reserved: where there are enough, of programs never trained on."""
-    rng, tasks = random.Random(f"{seed}/{row}/{n_statements}"), []
-    while len(tasks) < n:
-        if row in ("math", "logic", "proof"):
-            tasks.append(draw_domain(row, n_statements, rng, reserved))
-            continue
-        p = programs.generate(rng, n_statements, reserved=reserved and n_statements > 1)
-        inputs = [p.x]
-        if row == "fun":
-            found = programs.pairs(rng, p.body, programs.type_of(p.x), LIMITS.n_inputs)
-            if not found:
-                continue
-            inputs = [x for x, _ in found]
-        tasks.append(task_of(ROWS[row], p, inputs))
-    return tasks
+    rng, unseen = random.Random(f"{seed}/{row}/{size}"), reserved and size > SEEN.get(row, 1)
+    return [task_of(*data.task_row(ROWS[row], rng, size, unseen)) for _ in range(n)]
 
 
 def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int, ...],
@@ -104,7 +76,7 @@ def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int,
                 ids[i], first[i] = row + [token], vocabulary[token]
     keys = [(*key, i) for i in range(len(ids))]
     sampling = SamplingParams(temperature=temperature, max_new_tokens=MAX_NEW_TOKENS)
-    rollout = generate(base, None, ids, [-1] * len(ids), keys, sampling)
+    rollout = generate(base, None, Prompts(ids, [-1] * len(ids), keys), sampling)
     texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=False,
                                         clean_up_tokenization_spaces=False)
     return [a + b for a, b in zip(first, texts)]
@@ -115,19 +87,18 @@ def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperatu
     """One attempt at each task of a cell, as `write` has it: shares that are correct, and that think."""
     kind = TASK_TYPES[ROWS[row]]
     texts = write(base, [kind.solve(base.prompt_format, t, LIMITS) for t in tasks], temperature, key, forced)
-    judged = judge_answers(tasks, [[text] for text in texts], base.prompt_format, LIMITS, sandbox.run)
+    judged = verify_answers(tasks, [[text] for text in texts], base.prompt_format, LIMITS, sandbox.run)
     thinking = [bool(reasoning(text, base.prompt_format)) for text in texts]
     return judged.count(["correct"]) / len(tasks), sum(thinking) / len(tasks)
 
 
 def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed: int) -> dict:
     """n proposals at temperature 1: share valid, reasons; statements and distinct structures of the valid."""
-    rng, asked = random.Random(f"{seed}/propose"), []
-    prompts = []
+    rng, asked, prompts = random.Random(f"{seed}/propose"), [], []
     for i in range(n):
         kind = TASK_TYPES[kinds[i % len(kinds)]]
-        p = programs.generate(rng, programs.pick(rng, data.N_PROPOSED), reserved=False)
-        few_shot = [task_of("code_o", p, [p.x])] if kind.name == "code_f" else []
+        given = task_of(*data.task_row("code_o", rng, pick(rng, data.N_PROPOSED), reserved=False))
+        few_shot = [given] if kind.name == "code_f" else []
         asked.append((kind, few_shot))
         prompts.append(kind.propose(base.prompt_format, few_shot, rng, LIMITS))
     reasons, valid = Counter(), []
@@ -161,12 +132,11 @@ def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[s
     return cells
 
 
-def evaluate(base: Base, sandbox: Sandbox, n: int = 100, seed: int = 99, theorems: bool = False) -> dict:
+def evaluate(base: Base, sandbox: Sandbox, n: int = 100, seed: int = 99) -> dict:
     """The whole table: {row: `solving`}, and under the keys of PROPOSED what became of proposals."""
-    table = {row: solving(base, sandbox, row, n, seed) for row in SIZES if theorems or row != "proof"}
+    table = {row: solving(base, sandbox, row, n, seed) for row in SIZES}
     for row, kinds in PROPOSED.items():
-        if theorems or kinds != ("proof",):
-            table[row] = proposals(base, sandbox, kinds, n * len(kinds), seed)
+        table[row] = proposals(base, sandbox, kinds, n * len(kinds), seed)
     return table
 
 
@@ -174,10 +144,10 @@ def show(table: dict) -> str:
     """The table as text, the mean over the sizes last."""
     lines = [f"{'statements':18s}" + "".join(f"{size:<5}" for size in range(1, 7)) + " mean"]
     for row, sizes in SIZES.items():
-        for name, values in table.get(row, {}).items():
+        for name, values in table[row].items():
             cells = "     " * (sizes[0] - 1) + " ".join(f"{v:.2f}" for v in values)
             lines.append(f"{row:6s}{name:12s}{cells:30s} {sum(values) / len(values):.3f}")
-    for row in set(PROPOSED) & set(table):
+    for row in PROPOSED:
         r = table[row]
         lines.append(f"{row:14s} valid {r['valid']:.2f}; {r['statements']:.2f} statements, "
                      f"{r['distinct']:.2f} distinct structures; invalid: {r['reasons']}")
@@ -190,10 +160,8 @@ if __name__ == "__main__":
     parser.add_argument("base", help="model directory whose prompt_format is micro")
     parser.add_argument("--n", type=int, default=100, help="tasks per cell")
     parser.add_argument("--seed", type=int, default=99)
-    parser.add_argument("--theorems", action="store_true", help="ask for derivations, too")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    began = time.monotonic()
     try:
         loaded = load_base(args.base)
         if loaded.prompt_format != "micro":
@@ -202,7 +170,6 @@ if __name__ == "__main__":
     except ValueError as error:
         sys.exit(f"micro.evaluate: {error}")
     with Sandbox(workers=1) as judge:
-        result = evaluate(loaded, judge, args.n, args.seed, args.theorems)
+        result = evaluate(loaded, judge, args.n, args.seed)
     print(show(result))
-    print(json.dumps(dict(base=args.base, n=args.n, seed=args.seed,
-                          seconds=round(time.monotonic() - began), **result)))
+    print(json.dumps(dict(base=args.base, n=args.n, seed=args.seed, **result)))

@@ -1,6 +1,6 @@
 """Make micro/base, the bundled base of 0.84M parameters: tokenizer, two phases of training, held-out tasks.
 
-    torchrun --standalone --nproc_per_node=2 -m micro.make          # both phases, by two processes
+    python -m micro.make                                            # both phases: hours on one core
     python -m micro.make --phase 2                                  # the second alone, on micro/phase1
     python -m micro.make --phase 2 --thinking .04 --out out/rare    # a base that thinks more seldom
     python -m micro.make --phase 2 --thinking .01 --shallow .25 --out out/hills     # one with two hills
@@ -12,8 +12,7 @@ Phase 1 (OUT/phase1) teaches the skills: write programs, and answer with a trace
 thinks seldom, but well when it does. Self-play then has something to discover, as R1-Zero had. The data
 (micro/data.py) are generated as training goes, and no program reserved for evaluation enters them. Every draw
 is keyed by the seed and the number of the pool of examples, and the schedule counts tokens, so a run can be
-repeated. One thread a process: two wait for each other at this size. Two processes are twice as fast, and
-equal up to rounding.
+repeated. One thread: two wait for each other at this size.
 """
 import argparse
 import hashlib
@@ -28,12 +27,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")            # read when torch is im
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from micro import data, programs
+from micro import data
 from model import Model, ModelConfig
 from weights import load_model
 
@@ -177,18 +175,6 @@ def loss_of(model: Model, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor
     return (nll * mask).sum()
 
 
-def all_reduce(loss: torch.Tensor, model: Model) -> float:
-    """Sum loss and gradients over the processes; the summed loss."""
-    if not dist.is_initialized():
-        return loss.item()
-    parts = [loss.detach().view(1)] + [p.grad for p in model.parameters()]
-    flat = torch.cat([part.flatten() for part in parts])
-    dist.all_reduce(flat)
-    for part, total in zip(parts, flat.split([part.numel() for part in parts])):
-        part.copy_(total.view_as(part))
-    return parts[0].item()
-
-
 def train(tokenizer: Tokenizer, phase: Phase) -> Model:
     """Train for phase.tokens tokens: the float32 model."""
     if phase.init:
@@ -196,18 +182,15 @@ def train(tokenizer: Tokenizer, phase: Phase) -> Model:
     else:
         model = new_model(phase.seed)
     opts = optimizers(model, phase.lr)
-    step = 0
-    n_tokens = 0
-    pool = 0
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    step = n_tokens = pool = 0
     began = time.monotonic()
     losses = []
     while n_tokens < phase.tokens:
         for batch in pool_batches(phase, pool, tokenizer):
             rate = learning_rate(step, n_tokens, phase.tokens, phase.lr)
-            loss = loss_of(model, *tensors(batch[rank::world])) / sum(len(a) for _, a in batch)
+            loss = loss_of(model, *tensors(batch)) / sum(len(a) for _, a in batch)
             loss.backward()
-            losses.append(all_reduce(loss, model))
+            losses.append(loss.item())
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for opt in opts:
                 opt.param_groups[0]["lr"] = rate
@@ -217,7 +200,7 @@ def train(tokenizer: Tokenizer, phase: Phase) -> Model:
             n_tokens += sum(map(n_tokens_of, batch))
         pool += 1
         elapsed = time.monotonic() - began
-        if rank == 0 and (pool % 2 == 0 or n_tokens >= phase.tokens):
+        if pool % 2 == 0 or n_tokens >= phase.tokens:
             print(f"{phase.name}  step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  "
                   f"loss {sum(losses) / len(losses):.4f}  lr {rate:.1e}  "
                   f"{n_tokens / elapsed:6.0f} tokens/s  {elapsed / 60:5.1f} min", flush=True)
@@ -247,43 +230,17 @@ def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
     (out / "heldout.jsonl").write_text("".join(json.dumps(task) + "\n" for task in heldout()))
 
 
-def sha256(path: Path) -> str:
-    """The first 16 digits of a file's hash."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def output_tasks(n: int) -> list[dict]:
-    """n held-out output tasks of 2 to 8 statements, the sizes in turn, all with different programs."""
-    rng, found = random.Random("1234/anchors"), {}          # this key made the committed file
-    while len(found) < n:
-        p = programs.generate(rng, 2 + len(found) % 7, reserved=True)
-        text = programs.program_text(p.body)
-        found[text] = dict(kind="code_o", program=text, input=programs.literal(p.x))
-    return list(found.values())
-
-
-def heldout_task(rng: random.Random, kind: str, i: int) -> dict:
-    """The i-th held-out task of a kind that the demo does not play, the sizes in turn."""
-    if kind == "code_i":
-        p = programs.generate(rng, 2 + i % 5, reserved=True)
-        return dict(kind=kind, program=programs.program_text(p.body), input=programs.literal(p.x))
-    if kind == "math":
-        lines, p = programs.word_problem(rng, 2 + i % 5, reserved=True)
-        question = "\n".join(f"?{line}" for line in lines)
-        program = programs.program_text(p.body).replace("f(x)", "f()")
-        return dict(kind=kind, question=question, program=program)
-    clauses, _ = programs.puzzle(rng, 3 + i % 2, reserved=True)
-    return dict(kind=kind, constraints=clauses)
-
-
 def heldout(n_outputs: int = 476, n: int = 96) -> list[dict]:
-    """Held-out output tasks, then n input tasks and word problems (of 2 to 6 statements) and puzzles (of 3
-    and 4 variables)."""
-    rows = output_tasks(n_outputs)
-    for kind in ("code_i", "math", "logic"):
-        rng, found = random.Random(f"1234/heldout/{kind}"), {}
-        while len(found) < n:
-            row = heldout_task(rng, kind, len(found))
+    """Held-out output tasks of 2 to 8 statements, then n input tasks and word problems of 2 to 6 and puzzles
+    of 3 and 4 variables, the sizes in turn, all of different programs."""
+    rows = []
+    for kind, n_kind, least, most in (("code_o", n_outputs, 2, 8), ("code_i", n, 2, 6), ("math", n, 2, 6),
+                                      ("logic", n, 3, 4)):
+        # these keys made the committed file
+        rng = random.Random("1234/anchors" if kind == "code_o" else f"1234/heldout/{kind}")
+        found = {}
+        while len(found) < n_kind:
+            row, _ = data.task_row(kind, rng, least + len(found) % (most - least + 1))
             found[row.get("question") or str(row.get("constraints", row.get("program")))] = row
         rows += found.values()
     return rows
@@ -292,49 +249,34 @@ def heldout(n_outputs: int = 476, n: int = 96) -> list[dict]:
 def main(cfg: argparse.Namespace) -> None:
     """Run the phases asked for, each into its directory under cfg.out."""
     out = Path(cfg.out)
-    init = Path(cfg.init) if cfg.init else None
-    start = init or (out if (out / "phase1").exists() else COMMITTED) / "phase1"
-    mixtures = data.MIXTURE, data.habit(cfg.thinking, cfg.shallow)
-    if cfg.theorems:
-        mixtures = [data.with_theorems(mixture, cfg.theorems) for mixture in mixtures]
-    phases = {"1": Phase("phase1", f"{cfg.seed}", cfg.tokens, cfg.lr, mixtures[0], init),
-              "2": Phase("base", f"{cfg.seed}/habit", cfg.habit_tokens, cfg.habit_lr,
-                         mixtures[1], start if cfg.phase == "2" else out / "phase1")}
-    asked = list(phases.values()) if cfg.phase == "both" else [phases[cfg.phase]]
+    start = out / "phase1"
+    if cfg.phase == "2" and not start.exists():
+        start = COMMITTED / "phase1"
+    habit = data.habit(cfg.thinking, cfg.shallow)
+    phases = {"1": Phase("phase1", f"{cfg.seed}", cfg.tokens or 48e6, cfg.lr or 3e-3, data.MIXTURE),
+              "2": Phase("base", f"{cfg.seed}/habit", cfg.tokens or 1.6e6, cfg.lr or 3e-4, habit, start)}
     torch.set_num_threads(1)
-    if "WORLD_SIZE" in os.environ:
-        dist.init_process_group("gloo")
-    for phase in asked:
+    for phase in phases.values() if cfg.phase == "both" else [phases[cfg.phase]]:
         if phase.init:
             tokenizer = Tokenizer.from_file(f"{phase.init}/tokenizer.json")
         else:
             tokenizer = train_tokenizer(phase.seed)
-        model = train(tokenizer, phase)
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            write_directory(model, tokenizer, out / phase.name)
-            print(f"{out / phase.name}  sha256 {sha256(out / phase.name / 'model.safetensors')}", flush=True)
-        if dist.is_initialized():
-            dist.barrier()                               # the next phase reads what this one wrote
+        write_directory(train(tokenizer, phase), tokenizer, out / phase.name)
+        digest = hashlib.sha256((out / phase.name / "model.safetensors").read_bytes()).hexdigest()
+        print(f"{out / phase.name}  sha256 {digest[:16]}", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--phase", choices=("1", "2", "both"), default="both")
-    parser.add_argument("--tokens", type=float, default=48e6, help="of phase 1, prompts included")
-    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate of phase 1")
+    parser.add_argument("--tokens", type=float, help="of a phase, prompts included; 48e6 and 1.6e6")
+    parser.add_argument("--lr", type=float, help="peak learning rate of a phase; 3e-3 and 3e-4")
     parser.add_argument("--thinking", type=float, default=.22,
                         help="share of the answers with a trace in phase 2's data")
     parser.add_argument("--shallow", type=float, default=0.,
                         help="share of phase 2's direct answers to output tasks with a shallow trace: the "
                         "value after half of the statements, opened by <")
-    parser.add_argument("--habit-tokens", type=float, default=1.6e6, help="of phase 2")
-    parser.add_argument("--habit-lr", type=float, default=3e-4, help="peak learning rate of phase 2")
-    parser.add_argument("--theorems", type=float, default=0.0,
-                        help="share of MIU derivations in both phases; the committed base has none")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--init", default="",
-                        help="directory of a base to start from, with its tokenizer: phase 1 then goes on "
-                        "from it instead of from nothing, phase 2 alone instead of from OUT/phase1")
     parser.add_argument("--out", default="micro", help="writes OUT/phase1 and OUT/base")
     main(parser.parse_args())

@@ -109,32 +109,28 @@ def type_of(value) -> str:
     return type(value).__name__
 
 
-def fits(value, length: int, bound: int) -> bool:
-    """Is value an int within +-bound, or a string or list of such ints no longer than length?"""
+def fits(value, length: int, low: int, high: int) -> bool:
+    """Is value an int from low to high, or a string or list of such ints no longer than length?"""
     if isinstance(value, list):
-        return len(value) <= length and all(type(v) is int and -bound <= v <= bound for v in value)
+        return len(value) <= length and all(type(v) is int and low <= v <= high for v in value)
     if isinstance(value, str):
         return len(value) <= length
-    return type(value) is int and -bound <= value <= bound
+    return type(value) is int and low <= value <= high
 
 
 def presentable(value) -> bool:
     """May x have this value after a statement? At most 8 items and not none of them, numbers from 0 to 99."""
-    if isinstance(value, str):
-        return 0 < len(value) <= 8
-    items = value if isinstance(value, list) else [value]
-    return 0 < len(items) <= 8 and all(type(v) is int and 0 <= v <= 99 for v in items)
+    return value not in ("", []) and fits(value, 8, 0, 99)
 
 
 def step(statement: str, env: dict):
-    """Run one statement in env; the assigned value (a copy), or None when it fails or the value is too big to
-    write."""
+    """Run one statement in env; the assigned value (a copy), None if it fails or this is too big to write."""
     try:
         exec(compiled(statement), env)
     except (IndexError, ValueError, ZeroDivisionError, TypeError):
         return None
     value = env["y" if statement[0] == "y" else "x"]
-    return copy(value) if fits(value, 10, 999) else None
+    return copy(value) if fits(value, 10, -999, 999) else None
 
 
 def start(x) -> dict:
@@ -142,10 +138,8 @@ def start(x) -> dict:
 
 
 def run(body, x) -> tuple[object, tuple] | None:
-    """(output, trace) of our own program on x, or None where a statement fails. Never for text from a
-    model."""
-    env = start(x)
-    trace = []
+    """(output, trace) of our own program on x, None where a statement fails. Never for a model's text."""
+    env, trace = start(x), []
     for statement in body:
         value = step(statement, env)
         if value is None:
@@ -180,10 +174,8 @@ def random_statement(rng: random.Random, type_: str, has_y: bool, p_hard: float)
 def grow(rng: random.Random, n: int, x, p_hard: float) -> Program | None:
     """A program of n statements around the input x, statement by statement; None when 40 attempts do not
     suffice."""
-    body = []
-    trace = []
-    has_y = False
-    env = start(x)
+    body, trace = [], []
+    has_y, env = False, start(x)
     for _ in range(40):
         if len(body) == n:
             return Program(tuple(body), x, env["x"], tuple(trace))
@@ -277,7 +269,7 @@ def pairs(rng: random.Random, body, type_: str, k: int) -> list | None:
     for _ in range(40):
         x = random_input(rng, type_, rng.randrange(4))
         result = run(body, x)
-        if result and fits(result[0], 8, 99):
+        if result and fits(result[0], 8, -99, 99):
             found[literal(x)] = x, result[0]
         if len(found) == k:
             return list(found.values()) if len({literal(y) for _, y in found.values()}) > 1 else None

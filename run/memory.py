@@ -1,19 +1,20 @@
 """How much memory a run's plan takes and how much is there, and what the largest batches are that fit."""
 import bisect
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 import rl
-from attention import PAGE, paged_kernel, pool_pages
+from attention import PAGE, paged_kernel
 from generate import PREFILL
 from model import Model, ModelConfig
 
 ALWAYS = ("base", "adapters", "optimiser", "graph")
 GENERATE = ("cache", "decoding")
-UPDATE = ("gradients", "leaves", "activations", "mask", "logits")
+UPDATE = ("gradients", "activations", "mask", "logits")
 MOST_ROWS = 512             # that --rollout-batch 0 takes: more bring little
 
 
@@ -31,17 +32,6 @@ def has_pages(cfg, m: ModelConfig, dtype: torch.dtype) -> bool:
     return cfg.device.startswith("cuda") and dtype == torch.bfloat16
 
 
-def cached_tokens(cfg, m: ModelConfig, dtype: torch.dtype) -> int:
-    """Tokens of one layer's keys and values that a rollout has room for, all layers together."""
-    T = longest_row(cfg, m)
-    L = m.num_hidden_layers
-    if not has_pages(cfg, m, dtype):
-        return cfg.rollout_batch * T * (L + 1)                          # one layer twice while rows leave
-    new = min(T, cfg.max_new_tokens)
-    attempts = (1, cfg.proposals_per_prompt, cfg.samples_per_task)      # 1: a probe's greedy answers
-    return max(pool_pages(cfg.rollout_batch, n, T - new, new) for n in attempts) * PAGE * L
-
-
 def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict[str, float]:
     """Gigabytes of a run's tensors by use: ALWAYS there, while it GENERATEs or UPDATEs. See `peak`.
 
@@ -49,113 +39,97 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
     """
     with torch.device("meta"):
         model = Model(m)
-    size = dtype.itemsize
-    C = m.hidden_size
-    F = m.intermediate_size
-    L = m.num_hidden_layers
-    q = m.num_attention_heads * m.head_dim
-    kv = m.num_key_value_heads * m.head_dim
-    T = longest_row(cfg, m)
+    size, pages = dtype.itemsize, has_pages(cfg, m, dtype)
+    C, F, L, V = m.hidden_size, m.intermediate_size, m.num_hidden_layers, m.vocab_size
+    q, kv = [n * m.head_dim for n in (m.num_attention_heads, m.num_key_value_heads)]
+    T, rows, budget = longest_row(cfg, m), cfg.rollout_batch, cfg.tokens_per_microbatch
 
-    targets = cfg.lora_targets.split(",")
-    n_adapted = 0
-    base = sum(p.numel() for p in model.parameters()) * size
-    factors = 0                             # numbers in all members' factors
-    serving = 0                             # ... and in the copies for the products, with blocks of zeros
+    n_adapted, factors, joint = 0, 0, 0         # numbers in all members' factors; with zeros between them
     for fused in model.fused_linears():
-        adapted = [x for x in fused.layers if x.path.rsplit(".")[-1] in targets]
+        adapted = [x for x in fused.layers if x.path.rsplit(".")[-1] in cfg.lora_targets.split(",")]
         n_adapted += len(adapted)
         factors += n_members * cfg.rank * sum(x.in_features + x.out_features for x in adapted)
-        serving += n_members * cfg.rank * len(adapted) * (fused.layers[0].in_features + sum(fused.sizes))
-
+        joint += n_members * cfg.rank * len(adapted) * (fused.layers[0].in_features + sum(fused.sizes))
+    base = sum(p.numel() for p in model.parameters()) * size
     if cfg.dtype == "int8":
-        layers = model.linears().values()
-        base += sum(x.out_features * (size + x.in_features * (1 - size)) for x in layers)
+        base += sum(x.out_features * (size + x.in_features * (1 - size)) for x in model.linears().values())
         base += size * max(fused.layers[0].in_features * sum(fused.sizes) for fused in model.fused_linears())
+
+    passing = 4 * C + max(4 * F, 4 * q + 3 * kv)        # of the one layer being computed: MLP or attention
+    prompt = max(1, T - cfg.max_new_tokens)
+    admitted = min(max(1, PREFILL // prompt), rows)     # prompts run at a time
+    prefill = admitted * (prompt * (passing + 2 * kv * L) + 2 * V) * size
+    sampling = rows * V * (size + 12)           # logits; in float32 log-probabilities, probabilities, sums
+    cached = rows * -(-T // PAGE) * PAGE * L if pages else rows * T * (L + 1)   # a layer twice as rows leave
 
     saved = L * (4 * C + 4 * F + 3 * q + 3 * kv) + n_adapted * cfg.rank     # a token's, for the backward pass
     if cfg.device != "cpu" and torch.cuda.is_available():       # under a mask keys and values are repeated
         saved += L * 2 * (q - kv)
-    answers = max(cfg.proposals_per_prompt, cfg.samples_per_task) * cfg.max_new_tokens
-    line = min(cfg.tokens_per_microbatch, T + answers)
-    passing = 4 * C + max(4 * F, 4 * q + 3 * kv)        # of the one layer being computed: MLP or attention
-    whole = cfg.tokens_per_microbatch * (saved + passing)
     checkpointed = T * (L * C + saved / L + passing)
-
-    prompt = max(1, T - cfg.max_new_tokens)
-    admitted = min(max(1, PREFILL // prompt), cfg.rollout_batch)        # prompts run at a time
-    prefill = admitted * (prompt * (passing + 2 * kv * L) + 2 * m.vocab_size) * size
-    # the logits, and in float32 their log-probabilities, probabilities and sums
-    sampling = cfg.rollout_batch * m.vocab_size * (size + 12)
-    graph = sampling + cfg.rollout_batch * passing * size if has_pages(cfg, m, dtype) else 0   # has a pool
-    # a micro-batch's members: a line of each, seldom shorter than 256 tokens
-    n_present = min(n_members, max(1, cfg.tokens_per_microbatch // 256))
-    chunk = min(rl.CHUNK, max(cfg.tokens_per_microbatch, T) * m.vocab_size)
-    plan = dict(base=base, adapters=factors * 4 + serving * size, optimiser=factors * 8, graph=graph,
-                cache=cached_tokens(cfg, m, dtype) * 2 * kv * size,
-                decoding=prefill if graph else max(sampling, prefill),
-                gradients=factors * 4, leaves=serving * size * n_present / n_members,
-                logits=chunk * (12 + 8 * (cfg.entropy_coef > 0)),
-                activations=max(whole, checkpointed) * size,
-                mask=cfg.tokens_per_microbatch * line * (size + 3))
+    line = min(budget, T + max(cfg.proposals_per_prompt, cfg.samples_per_task) * cfg.max_new_tokens)
+    # a micro-batch's members, who have a line of tokens each, seldom shorter than 256: factors and gradients
+    share = min(n_members, max(1, budget // 256)) / n_members
+    plan = dict(base=base, adapters=factors * 4, optimiser=factors * 8,
+                graph=sampling + rows * passing * size if pages else 0,             # in a pool of its own
+                cache=cached * 2 * kv * size,
+                decoding=factors * size + prefill if pages else joint * size + max(sampling, prefill),
+                gradients=factors * 4 + share * (joint * size + factors * 8),
+                logits=min(rl.CHUNK, max(budget, T) * V) * (12 + 8 * (cfg.entropy_coef > 0)),
+                activations=max(budget * (saved + passing), checkpointed) * size,
+                mask=budget * line * (size + 3))
     return {use: n_bytes / 2 ** 30 for use, n_bytes in plan.items()}
 
 
-def peak(plan: dict[str, float]) -> float:
+def peak(plan: dict[str, float], phases: tuple = (GENERATE, UPDATE)) -> float:
     """Gigabytes of a plan at the worst moment: generation and update take turns."""
-    totals = [sum(plan[use] for use in uses) for uses in (ALWAYS, GENERATE, UPDATE)]
-    return totals[0] + max(totals[1:])
+    return sum(plan[use] for use in ALWAYS) + max(sum(plan[use] for use in uses) for uses in phases)
+
+
+def largest(sizes: range, need: Callable[[int], float], free: float) -> int:
+    """The largest of these sizes that needs at most `free` GB; 0 if none does."""
+    n_fit = bisect.bisect_right(sizes, free, key=need)
+    return sizes[n_fit - 1] if n_fit else 0
 
 
 def fitted(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float):
     """cfg, with --rollout-batch 0 replaced by as many rows, a multiple of 8, as decode in `free` GB."""
     def need(rows: int) -> float:
-        plan = memory_plan(replace(cfg, rollout_batch=rows), m, dtype, n_members)
-        return sum(plan[use] for use in ALWAYS + GENERATE)
+        return peak(memory_plan(replace(cfg, rollout_batch=rows), m, dtype, n_members), (GENERATE,))
 
-    if cfg.rollout_batch:
-        return cfg
-    n_fit = 8 * bisect.bisect_right(range(8, MOST_ROWS + 1, 8), free, key=need)
-    return replace(cfg, rollout_batch=max(8, n_fit))
-
-
-def largest_budget(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float) -> int:
-    """Largest --tokens-per-microbatch, a multiple of 256 up to 2^20, that fits into `free` GB; 0 if none."""
-    def need(budget: int) -> float:
-        return peak(memory_plan(replace(cfg, tokens_per_microbatch=budget), m, dtype, n_members))
-    return 256 * bisect.bisect_right(range(256, 2 ** 20 + 1, 256), free, key=need)
+    rows = cfg.rollout_batch or largest(range(8, MOST_ROWS + 1, 8), need, free) or 8
+    return replace(cfg, rollout_batch=rows)
 
 
 def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float) -> tuple[str, bool]:
-    """The plan as text, a line a use, with the largest micro-batch; and whether it fits into `free` GB."""
+    """The plan as text, a line a use, with the largest micro-batch; and whether it fits into `free` GB, which
+    may be infinite: unknown."""
     cfg = fitted(cfg, m, dtype, n_members, free)
     plan, T = memory_plan(cfg, m, dtype, n_members), longest_row(cfg, m)
     number = str(dtype).removeprefix("torch.")
     if cfg.dtype == "int8":
         number = f"int8, and one layer of it in {number}"
-    meaning = dict(base=f"the frozen model in {number}",
-                   adapters=f"{n_members} of rank {cfg.rank}", optimiser="Adam's two moments",
-                   graph="memory of the CUDA graph that decodes",
+    meaning = dict(base=f"the frozen model in {number}", adapters=f"{n_members} of rank {cfg.rank}",
+                   optimiser="Adam's two moments", graph="memory of the CUDA graph that decodes",
                    cache=f"generation: keys and values of {cfg.rollout_batch} rows of {T} tokens"
                          + (", in pages" if has_pages(cfg, m, dtype) else ""),
-                   decoding="generation: running the prompts, or sampling from the vocabulary",
-                   gradients="update: of all adapters",
-                   leaves="update: copies of the factors of a micro-batch's members",
+                   decoding="generation: running the prompts, or sampling, and copies of the factors",
+                   gradients="update: of all adapters, and copies of a micro-batch's",
                    activations=f"update: {cfg.tokens_per_microbatch} tokens at a time, or a row of {T} with "
                                "activation checkpointing",
                    mask="update: what the tokens of packed lines see",
                    logits="update: a chunk over the vocabulary")
-    rows = [f"{use:<12} {gb:8.2f} GB   {meaning[use]}" for use, gb in plan.items() if gb]
-    need = peak(plan)
-    rows.append(f"{'peak':<12} {need:8.2f} GB   generation and update take turns")
-    rows.append(f"{'free':<12} {free:8.2f} GB")
-    largest = largest_budget(cfg, m, dtype, n_members, free)
-    rows.append(f"largest --tokens-per-microbatch that fits: {largest}" if largest
-                else "no --tokens-per-microbatch fits")
-    if need > free:
-        rows.append("lower --tokens-per-microbatch, --rollout-batch, --max-new-tokens, --rank or --pop, "
-                    "or pass --dtype bfloat16 or int8")
-    return "\n".join(rows), need <= free
+    table = [f"{use:<12} {gb:8.2f} GB   {meaning[use]}" for use, gb in plan.items() if gb]
+    table.append(f"{'peak':<12} {peak(plan):8.2f} GB   generation and update take turns")
+    if free < float("inf"):
+        def need(budget: int) -> float:
+            return peak(memory_plan(replace(cfg, tokens_per_microbatch=budget), m, dtype, n_members))
+
+        budget = largest(range(256, 2 ** 20 + 1, 256), need, free)
+        table += [f"{'free':<12} {free:8.2f} GB", f"largest --tokens-per-microbatch that fits: {budget}"]
+    if peak(plan) > free:
+        table.append("lower --tokens-per-microbatch, --rollout-batch, --max-new-tokens, --rank or --pop, "
+                     "or pass --dtype bfloat16 or int8")
+    return "\n".join(table), peak(plan) <= free
 
 
 def free_memory(device: torch.device) -> float:

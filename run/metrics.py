@@ -5,6 +5,7 @@ import torch
 
 import selfplay
 from evolve import ROLES, Member, learning_rates, members_of
+from infra.gpu import memory
 from operators import adapter_cosines
 from rewards import NOISE_MARGIN
 from rl import Batch
@@ -105,7 +106,8 @@ def measures(setup: Setup, state: State, proposed: list[ProposalRecord], update:
         sandbox_failures=sum(p.reason == "sandbox_failure" for p in proposed)
         + sum(p.verdicts.count(UNJUDGED) for p in proposed),
         tokens_generated=state.totals["generated"],
-        tokens_trained=state.totals["trained"])
+        tokens_trained=state.totals["trained"],
+        **memory(setup.ranks.device))
 
 
 def unmeasured(cfg) -> dict[str, None]:

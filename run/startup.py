@@ -143,12 +143,11 @@ def choose_dtype(cfg: Config, ranks: Ranks) -> Config:
     """cfg with --dtype auto decided, by process 0 for all: what the run to be resumed began with, else what
     suits the device. Raises ValueError."""
     def choose() -> str:
-        """A key of DTYPES. Raises ValueError where there is no base."""
+        """A key of DTYPES."""
         run = RunDir(choose_directory(cfg), writes=False)
         if cfg.resume and (run.path / "config.json").exists():
             return run.config().get("dtype", "auto")
-        shape = read_config(resolve(base_name(cfg), weights=False))
-        return pick_dtype("auto", ranks.device, (shape.hidden_size, shape.intermediate_size))
+        return pick_dtype("auto", ranks.device)
 
     return dataclasses.replace(cfg, dtype=ranks.broadcast(choose)) if cfg.dtype == "auto" else cfg
 
@@ -159,12 +158,13 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str
     path = resolve(base_name(cfg), weights=False)
     shape = read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
-    cfg = resolve_config(cfg, prompt_format, ranks.device.type)
-    absent = cfg.device.startswith("cuda") and ranks.device.type == "cpu"        # --plan without the card
+    absent = cfg.device.startswith("cuda") and ranks.device.type == "cpu"      # a card that is planned for
+    cfg = resolve_config(cfg, prompt_format, "cuda" if absent else ranks.device.type)
     dtype = DTYPES["bfloat16" if absent and cfg.dtype == "int8" else pick_dtype(cfg.dtype, ranks.device)]
-    on_cpu = ranks.device.type == "cpu" and not cfg.device.startswith("cuda")
+    on_cpu = ranks.device.type == "cpu" and not absent
     n = n_adapters(cfg) if on_cpu else n_on_device(cfg)                 # a CPU has but one memory
-    return cfg, dtype, *plan_table(cfg, shape, dtype, n, free_memory(ranks.device))
+    free = float("inf") if absent else free_memory(ranks.device)
+    return cfg, dtype, *plan_table(cfg, shape, dtype, n, free)
 
 
 def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:

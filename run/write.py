@@ -5,6 +5,7 @@
 Proposals are verified as in training; what repeats one of the run's tasks, or an earlier line, is left out.
 """
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -20,16 +21,23 @@ from run.startup import populate, prepare
 PATIENCE = 20                       # rounds without a new task after which a teacher has nothing more to say
 
 
-def write(path: str, name: str, n: int, device: str = "auto"):
-    """Yields up to n new tasks of the run's teacher as JSON lines. Raises ValueError where there is none."""
+@contextlib.contextmanager
+def opened(path: str, device: str = "auto", **changes):
+    """A run as its last checkpoint has it: (Setup, State), in which teachers write and repetitions are
+    refused; changes: of its flags. Raises ValueError where there is none."""
     ranks, run = Ranks.join(device), RunDir(Path(path), writes=False)
     if not run.steps():
-        raise ValueError(f"{path} holds no checkpoint of a run")
-    cfg = dataclasses.replace(config_of_run(run.config(), run.path), tasks="", dedupe="structural")
-    cfg, base = prepare(cfg, ranks)
+        raise ValueError(f"{path}: no checkpoint; give the directory of a run, out/NAME")
+    cfg = config_of_run(run.config(), run.path)
+    cfg, base = prepare(dataclasses.replace(cfg, tasks="", dedupe="structural", **changes), ranks)
     with open_sandbox(0, cfg.weak_sandbox) as sandbox:
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
-        state = restore(run, cfg, setup, adam, base_hash, run.steps()[-1])
+        yield setup, restore(run, cfg, setup, adam, base_hash, run.steps()[-1])
+
+
+def write(path: str, name: str, n: int, device: str = "auto"):
+    """Yields up to n new tasks of the run's teacher as JSON lines. Raises ValueError where there is none."""
+    with opened(path, device) as (setup, state):
         teachers = {m.name: m for m in state.members if m.role == "teacher"}
         if name not in teachers:
             raise ValueError(f"{name}: the teachers of step {state.step} are {', '.join(teachers)}")

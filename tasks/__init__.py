@@ -71,16 +71,16 @@ def jobs_of(tasks: list[Task], answers: list[list[str | None]], limits: Limits) 
 
 def verdicts_of(tasks: list[Task], answers: list[list[str | None]], results: list[Verdict],
                 limits: Limits) -> list[list[str]]:
-    """What TaskType.judge says of each answer; results: of jobs_of's jobs."""
+    """What TaskType.verify says of each answer; results: of jobs_of's jobs."""
     remaining, verdicts = iter(results), []
     for task, given in zip(tasks, answers, strict=True):
         kind = TASK_TYPES[task.kind]
         own = [next(remaining) for _ in kind.answer_jobs(task, given, limits)]
-        verdicts.append(kind.judge(task, given, own, limits))
+        verdicts.append(kind.verify(task, given, own, limits))
     return verdicts
 
 
-def judge_answers(tasks: list[Task], texts: list[list[str]], prompt_format: str, limits: Limits,
+def verify_answers(tasks: list[Task], texts: list[list[str]], prompt_format: str, limits: Limits,
                   run: Callable[[list[Job]], list[Verdict]]) -> list[list[str]]:
     """All three in one, where a sandbox is at hand: `run` is its own."""
     answers = answers_of(tasks, texts, prompt_format, limits)

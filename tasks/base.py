@@ -85,8 +85,8 @@ class TaskType:
 
     A proposal goes through parse_proposal -> Proposal | Reject, check -> Reject | None, key -> str,
     job -> Job and accept -> Task | Reject; all attempts at a task go through parse_answer -> str | None,
-    answer_jobs -> list[Job] and judge -> list[str]. A new type must write parse_proposal, unless it is a
-    program and its input, and `is_correct`, unless it writes judge.
+    answer_jobs -> list[Job] and verify -> list[str]. A new type must write parse_proposal, unless it is a
+    program and its input, and `is_correct`, unless it writes verify.
     """
     name = ""
     tags = ("answer",)      # languages of the block with a student's answer; {tag} in a template is the first
@@ -250,13 +250,13 @@ class TaskType:
         return self.answer_block(text, prompt_format)
 
     def answer_jobs(self, task: Task, answers: list[str | None], limits: Limits) -> list[Job]:
-        """Executions needed to judge these attempts at one task: none, where `is_correct` is the judge.
+        """Executions needed to verify these attempts at one task: none where `is_correct` decides.
 
         A program that a model wrote gets a job for each attempt: within one it could count its calls.
         """
         return []
 
-    def judge(self, task: Task, answers: list[str | None], verdicts: list[Verdict],
+    def verify(self, task: Task, answers: list[str | None], verdicts: list[Verdict],
               limits: Limits) -> list[str]:
         """"correct" | "wrong" | "malformed" | UNJUDGED | VIOLATION per attempt, by `is_correct` or what
         `answer_jobs` gave."""

@@ -28,7 +28,7 @@ class ValueTask(TaskType):
             return [Job(self.program, distinct)] if distinct else []
         return [Job(task.program, (answer,)) for answer in distinct]
 
-    def judge(self, task, answers, verdicts, limits):
+    def verify(self, task, answers, verdicts, limits):
         outputs, errors = [], []
         for verdict in verdicts:
             outputs += verdict.outputs
@@ -124,7 +124,7 @@ class Induction(TaskType):
         hidden = task.inputs[self.n_shown(task, limits):]
         return [Job(answer, hidden) for answer in answers if answer is not None]
 
-    def judge(self, task, answers, verdicts, limits):
+    def verify(self, task, answers, verdicts, limits):
         gold = [decode(output) for output in task.outputs[self.n_shown(task, limits):]]
         remaining = iter(verdicts)
         return ["malformed" if answer is None else self.grade(gold, next(remaining)) for answer in answers]

@@ -376,7 +376,7 @@ class Proof(TaskType):
         proof = " ".join(itertools.takewhile(lambda word: word != "$.", words))
         return proof if proof and "$" not in proof and len(proof) <= MAX_PROOF else None
 
-    def judge(self, task, answers, verdicts, limits):
+    def verify(self, task, answers, verdicts, limits):
         theory, judged = load(limits.theory), {None: "malformed"}
         for answer in dict.fromkeys(answers):
             if answer is not None:

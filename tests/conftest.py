@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_base import make_tiny
+from tiny_base import OTHERS, make_tiny
 
 ROOT = Path(__file__).resolve().parent.parent
 torch.set_num_threads(1)
@@ -34,13 +34,6 @@ def base(micro_base):
 def tiny(tmp_path_factory):
     """A small random Qwen2."""
     return make_tiny(tmp_path_factory.mktemp("tiny"), "qwen2")
-
-
-LLAMA3 = dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-              original_max_position_embeddings=32)
-OTHERS = {"llama": dict(attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3),
-          "mistral": dict(sliding_window=6, head_dim=16),
-          "qwen3": dict(head_dim=16, tie_word_embeddings=True)}
 
 
 @pytest.fixture(scope="session", params=OTHERS)
@@ -70,8 +63,8 @@ def population():
 def sandbox():
     """One running sandbox for the whole session: starting its fork servers costs more than most programs."""
     from verifier import Sandbox
-    with Sandbox(workers=2) as judge:
-        yield judge
+    with Sandbox(workers=2) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture

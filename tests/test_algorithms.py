@@ -112,30 +112,6 @@ def test_groups_without_variance_are_exactly_zero(algo, normalize, silent):
     assert (rl.advantages(batch, cfg) == 0).all()
 
 
-def test_roles_and_members_are_never_pooled():
-    """Scaling one member's rewards in one of three roles, or shifting them, changes nothing anywhere."""
-    batch = make_batch(54, member=(0, 1))
-    batch.role = batch.group // 2 % 3
-    scaled = batch.reward * torch.where((batch.rollout.member == 1) & (batch.role == 0), 100.0, 1.0) + 3
-    assert len(set(zip(batch.rollout.member.tolist(), batch.role.tolist()))) == 6
-    assert (rl.advantages(batch) - rl.advantages(replace(batch, reward=scaled))).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("kind", config.TOKEN_WEIGHTS)
-def test_token_weights_sum_to_the_stated_mean(kind):
-    rollout = make_batch(30).rollout
-    weight = rl.token_weight(rollout, settings(token_weight=kind))
-    for p in range(3):
-        own = rollout.member == p
-        n_rows, n_tokens = int(own.sum()), rollout.n_tokens[own].sum().item()
-        total = (weight * rollout.n_tokens)[own].sum().item()
-        assert total == pytest.approx(n_tokens / (LENGTH * n_rows) if kind == "constant" else 1.0, rel=1e-5)
-        if kind == "row":                                  # every row counts the same, however long
-            assert (weight * rollout.n_tokens)[own].tolist() == pytest.approx([1 / n_rows] * n_rows)
-        else:
-            assert len(weight[own].unique()) == 1, "every token counts the same"
-
-
 # -- the loss, and several epochs ----------------------------------------------------------------------------
 
 def answer_logp(base, adapters, rollout: Rollout, i: int) -> torch.Tensor:
@@ -218,32 +194,3 @@ def test_an_update_of_two_epochs_is_two_steps(tiny, population):
     assert stats["trained_tokens"] == 2 * len(log_ratio)
     assert stats["clip_frac"] == pytest.approx(((log_ratio.exp() - 1).abs() > 0.2).double().mean().item())
     assert stats["approx_kl"] == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-3)
-
-
-def test_one_epoch_is_a_plain_policy_gradient(tiny, population):
-    """Whatever the clip; and nothing is told of a policy that did not move."""
-    batch, factors = make_batch(), []
-    for clip in (1e-3, 0.2):
-        adapters = population(tiny)
-        cfg = settings(clip=f"{clip},{clip}")
-        adam, adv = Adam(adapters, [1e-3] * 3), rl.advantages(batch, cfg)
-        stats = rl.update(tiny, adapters, adam, batch, adv, cfg)
-        assert not {"clip_frac", "approx_kl"} & set(stats)
-        factors.append(adapters.parameters())
-    assert all(torch.equal(x, y) for x, y in zip(*factors))
-
-
-def test_a_first_gradient_may_be_there_already(tiny, population):
-    """train.py computes it where a signal may still end the step."""
-    batch, cfg = make_batch(), settings(epochs=2)
-    adapters, other = population(tiny), population(tiny)
-    adv = rl.advantages(batch, cfg)
-    first = rl.accumulate(tiny, adapters, batch, adv, cfg)
-    told = rl.update(tiny, adapters, Adam(adapters, [1e-2] * 3), batch, adv, cfg, first)
-    assert told == rl.update(tiny, other, Adam(other, [1e-2] * 3), batch, adv, cfg)
-    assert all(torch.equal(x, y) for x, y in zip(adapters.parameters(), other.parameters()))
-
-
-def test_defaults_are_those_of_a_run():
-    cfg = rl.UpdateConfig()
-    assert settings() == replace(cfg, max_new_tokens=LENGTH, tokens_per_microbatch=1024)

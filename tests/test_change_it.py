@@ -1,6 +1,5 @@
 """docs/change-it.md is true: its blocks go into a copy of the source where they say, and it trains."""
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -17,21 +16,6 @@ TINY = dict(steps=2, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_tas
             n_heldout=1, evolve_every=1, grace=0, probe_every=1)
 
 
-def section(title: str) -> str:
-    """The page from a heading to the next."""
-    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
-
-
-def parts(title: str) -> list[tuple[str, str, str]]:
-    """A section's blocks of Python in pieces: file, place, code."""
-    found = []
-    for block in re.findall(r"^```python\n(.*?)^```$", section(title), re.M | re.S):
-        pieces = re.split(r"^# ([\w/]+\.py), (.*)\n", block, flags=re.M)
-        assert not pieces[0], f"a block of {title} does not begin with its file"
-        found += zip(pieces[1::3], pieces[2::3], pieces[3::3])
-    return found
-
-
 def put(root: Path, file: str, place: str, code: str) -> None:
     """Insert code as a reader would. Place: "at the end", "a new file", "before: " or "after: " a line."""
     path = root / file
@@ -44,23 +28,30 @@ def put(root: Path, file: str, place: str, code: str) -> None:
         lines += ["\n\n", code]
     else:
         where, anchor = place.split(": ", 1)
-        numbers = [i for i, line in enumerate(lines) if line.strip().startswith(anchor)]
-        assert numbers, f"{file} has no line that begins with {anchor!r}"
-        at = numbers[0]
+        at = next((i for i, line in enumerate(lines) if line.strip().startswith(anchor)), None)
+        assert at is not None, f"{file} has no line that begins with {anchor!r}"
         indent = re.match(" *", lines[at])[0]
-        inserted = [indent + line if line.strip() else line for line in code.splitlines(keepends=True)]
         at += where == "after"
-        lines[at:at] = inserted
+        lines[at:at] = [indent + line if line.strip() else line for line in code.splitlines(keepends=True)]
     path.write_text("".join(lines), encoding="utf-8")
+
+
+def apply(source: Path, *titles: str) -> None:
+    """Put the blocks of these sections where their comments say."""
+    for title in titles:
+        section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+        for block in re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S):
+            before, *pieces = re.split(r"^# ([\w/]+\.py), (.*)\n", block, flags=re.M)
+            assert not before, f"a block of {title} does not begin with its file"
+            for part in zip(pieces[::3], pieces[1::3], pieces[2::3]):
+                put(source, *part)
 
 
 @pytest.fixture
 def source(tmp_path) -> Path:
     """A copy of the source without tests and weights."""
-    copy = tmp_path / "source"
     keep_out = shutil.ignore_patterns(".*", "tests", "out", "base", "phase1", "__pycache__")
-    shutil.copytree(ROOT, copy, ignore=keep_out)
-    return copy
+    return shutil.copytree(ROOT, tmp_path / "source", ignore=keep_out)
 
 
 def train(source: Path, base: Path, **flags) -> Path:
@@ -68,12 +59,10 @@ def train(source: Path, base: Path, **flags) -> Path:
     words = []
     for name, value in (TINY | dict(base=base, out=source / "out", name="run") | flags).items():
         words += ["--" + name.replace("_", "-"), str(value)]
-    done = subprocess.run([sys.executable, "train.py", *words], cwd=source, capture_output=True, text=True,
-                          timeout=240, env=os.environ | {"PYTHONPATH": ""})
+    done = subprocess.run([sys.executable, "train.py", *words], cwd=source, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    path = source / "out" / "run"
-    (path / "said").write_text(done.stdout)
-    return path
+    (source / "out" / "run" / "terminal").write_text(done.stdout)
+    return source / "out" / "run"
 
 
 def rows(path: Path, name: str) -> list[dict]:
@@ -81,30 +70,17 @@ def rows(path: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (path / f"{name}.jsonl").read_text().splitlines()]
 
 
-def apply(source: Path, *titles: str) -> None:
-    """Make the changes of these sections."""
-    for title in titles:
-        for part in parts(title):
-            put(source, *part)
-
-
-def valid(path: Path) -> list[dict]:
-    """A run's tasks: at least one."""
-    tasks = [row for row in rows(path, "tasks") if not row["reason"]]
-    assert tasks
-    return tasks
-
-
 def test_small_changes(source, micro_base):
     """A reward, a matching rule, an operator and an algorithm in one run."""
     apply(source, "A teacher's reward", "A matching rule", "An operator", "An algorithm")
-    flags = dict(teacher_reward="third", matching="soft", evolve="sign_flip", algo="positive")
-    path = train(source, micro_base, **flags)
+    path = train(source, micro_base, teacher_reward="third", matching="soft", evolve="sign_flip", algo="positive")
     births, metrics = rows(path, "genealogy"), rows(path, "metrics")
     assert births and all(birth["operator"] == "sign_flip" for birth in births)
     assert metrics[-1]["tokens_trained"] > 0 and all(row["skipped"] == [] for row in metrics)
     assert all(row["frac_zero_advantage"] >= 0.25 for row in metrics), "one of a group is not above its mean"
-    for row in valid(path):
+    valid = [row for row in rows(path, "tasks") if not row["reason"]]
+    assert valid
+    for row in valid:
         p = row["solve_rate"]
         assert row["reward"] == pytest.approx(1 - abs(p - 1 / 3) if p else 0.0)
 
@@ -112,24 +88,18 @@ def test_small_changes(source, micro_base):
 @pytest.mark.slow
 def test_a_role(source, micro_base):
     """Critics are there, are paid, learn, are saved and have children; what the others do stays the same."""
-    apply(source, "A teacher's reward", "An algorithm")
-    flags = dict(evolve="mixed", teacher_reward="long-and-open", algo="dr_dapo")
-    before = train(source, micro_base, steps=1, **flags)
+    before = train(source, micro_base, steps=1)
     before = before.rename(before.with_name("before"))
-    for row in valid(before):
-        p = row["solve_rate"]
-        longer = (1 - p if p else 0.0) * (1 + row["complexity"]["statements"] / 10)
-        assert row["reward"] in (0.0, pytest.approx(longer))
     apply(source, "A role")
-    path = train(source, micro_base, **flags)
-    said, births = (path / "said").read_text(), rows(path, "genealogy")
-    assert "2 teachers, 2 students, 2 critics on " in said and "best C" in said
+    path = train(source, micro_base)
+    terminal, births = (path / "terminal").read_text(), rows(path, "genealogy")
+    assert "2 teachers, 2 students, 2 critics on " in terminal and "best C" in terminal
     critics = []
     for row in rows(path, "metrics"):
         critics += [m for name, m in row["members"].items() if name.startswith("C")]
     assert len(critics) == 4 and {m["role"] for m in critics} == {"critic"}
     assert all(-0.5 <= m["reward"] <= 1 for m in critics) and any(m["grad_norm"] > 0 for m in critics)
-    assert any(birth["child"] == "C2" for birth in births)
+    assert any(birth["child"] == "C2" for birth in births), births
     kept = {folder.parent.name for folder in path.glob("step_2/*/adapter_config.json")}
     assert {name[0] for name in kept} == set("TSC") and len(kept) == 6
     first = [row for row in rows(path, "tasks") if row["step"] == 0]

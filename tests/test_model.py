@@ -15,7 +15,6 @@ from weights import load_base, load_model, read_config
 
 SMALL = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=128, eos_token_id=1)
-YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, rope_theta=1e4)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32,
               rope_theta=500.0)
 SHAPES = {
@@ -29,7 +28,6 @@ SHAPES = {
     "qwen2, window by layer type": dict(use_sliding_window=True, sliding_window=6,
                                         layer_types=["sliding_attention", "full_attention"]),
     "qwen2, window switched off": dict(use_sliding_window=False, sliding_window=4, max_window_layers=0),
-    "qwen2, yarn": dict(rope_parameters=YARN),
     "qwen3 tied": dict(kind="qwen3", head_dim=8),
     "qwen3 untied, biases, wide heads": dict(kind="qwen3", head_dim=16, attention_bias=True, tie_word_embeddings=False),
     "qwen3, window": dict(kind="qwen3", head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=1),
@@ -38,10 +36,6 @@ SHAPES = {
     "llama, head_dim of its own": dict(kind="llama", head_dim=16, num_key_value_heads=1),
     "llama, rope llama3": dict(kind="llama", rope_parameters=LLAMA3),
     "llama, rope linear": dict(kind="llama", rope_parameters=dict(rope_type="linear", factor=3.0, rope_theta=1e4)),
-    "llama, rope yarn": dict(kind="llama", rope_parameters=YARN),
-    "llama, rope yarn with all its numbers": dict(kind="llama", rope_parameters=dict(
-        YARN, beta_fast=8, beta_slow=2, truncate=False, attention_factor=1.3)),
-    "llama, rope yarn with mscale": dict(kind="llama", rope_parameters=dict(YARN, mscale=0.7, mscale_all_dim=1.2)),
     "mistral untied, window longer than the rows": dict(kind="mistral", tie_word_embeddings=False),
     "mistral, window 5": dict(kind="mistral", sliding_window=5),
     "mistral, window 1": dict(kind="mistral", sliding_window=1, rope_theta=1e6),
@@ -126,7 +120,7 @@ def test_cached_decoding_equals_one_pass(tmp_path, changes):
     make_reference(tmp_path, num_key_value_heads=1, **changes)
     ours = load_model(tmp_path, torch.float32)
     ids = torch.randint(0, SMALL["vocab_size"], (2, 12), generator=torch.Generator().manual_seed(3))
-    cache = KVCache.empty(ours.cfg, 2, 12, torch.float32, "cpu")
+    cache = KVCache(ours.cfg, 2, 12, torch.float32, "cpu")
     parts = [ours(ids[:, :5], cache=cache)] + [ours(ids[:, t:t + 1], cache=cache) for t in range(5, 12)]
     assert cache.length == 12
     assert (torch.cat(parts, dim=1) - ours(ids)).abs().max() < 1e-5
@@ -151,7 +145,7 @@ def test_decoding_takes_the_strides_of_cuda_s_efficient_kernel(tmp_path, monkeyp
         return plain(*tensors, **options).transpose(1, 2).contiguous().transpose(1, 2)
 
     def decoded():
-        cache = KVCache.empty(ours.cfg, 2, 3, torch.float32, "cpu")
+        cache = KVCache(ours.cfg, 2, 3, torch.float32, "cpu")
         ours(ids[:, :2], cache=cache)
         return ours(ids[:, 2:], cache=cache)
 
@@ -270,10 +264,10 @@ def test_config_without_a_size(small):
     (dict(model_type="gpt_neox"), "gpt_neox.*supported: qwen2, qwen3, llama, mistral"), (dict(model_type=None), "None"),
     (dict(hidden_act="gelu"), "gelu"), (dict(quantization_config=dict(bits=4)), "quantized"),
     (dict(layer_types=["linear_attention", "full_attention"]), "linear_attention"),
-    (dict(rope_scaling={"type": "dynamic", "factor": 4.0}), "rope dynamic.*default, linear, llama3, yarn"),
+    (dict(rope_scaling={"type": "dynamic", "factor": 4.0}), "rope dynamic.*default, linear, llama3"),
     (dict(rope_scaling={"rope_type": "longrope"}), "longrope"),
     (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "without low_freq_factor"),
-    (dict(rope_scaling={"type": "yarn"}), "yarn without factor"), (dict(partial_rotary_factor=0.5), "part of each head"),
+    (dict(rope_scaling={"type": "yarn", "factor": 4.0}), "rope yarn"), (dict(partial_rotary_factor=0.5), "part of each head"),
     (dict(rope_parameters={"full_attention": {"rope_type": "default"}}), "by layer type")])
 def test_unsupported_architecture(small, changes, word):
     edit_config(small, **changes)
@@ -283,14 +277,14 @@ def test_unsupported_architecture(small, changes, word):
 
 def test_config_as_older_transformers_wrote_it(tmp_path):
     """rope_scaling with `type`, theta at the top, numbers that are null or absent: read as transformers reads them."""
-    reference = make_reference(tmp_path, kind="llama", rope_parameters=YARN)
+    reference = make_reference(tmp_path, kind="llama", rope_parameters=LLAMA3)
     raw = json.loads((tmp_path / "config.json").read_text())
     new = read_config(tmp_path)
     for name in ("rope_parameters", "attention_bias", "mlp_bias"):
         del raw[name]
-    scaling = {("type" if k == "rope_type" else k): v for k, v in YARN.items() if k != "rope_theta"}
-    (tmp_path / "config.json").write_text(json.dumps({**raw, "rope_theta": 1e4, "rope_scaling": scaling, "head_dim": None}))
-    assert read_config(tmp_path) == new and new.rope_parameters["rope_type"] == "yarn" and new.head_dim == 8
+    scaling = {("type" if k == "rope_type" else k): v for k, v in LLAMA3.items() if k != "rope_theta"}
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "rope_theta": 500.0, "rope_scaling": scaling, "head_dim": None}))
+    assert read_config(tmp_path) == new and new.rope_parameters["rope_type"] == "llama3" and new.head_dim == 8
     assert largest_difference(load_model(tmp_path, torch.float32), reference) < 1e-4
 
 

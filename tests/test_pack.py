@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from generate import SamplingParams, generate
+from generate import Prompts, SamplingParams, generate
 from pack import lines, micro_batches, pack, size
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2, 9, 9, 8], [7, 8, 9], [22, 23, 24, 25]]
@@ -11,7 +11,7 @@ MEMBERS = [0, 2, 1, 2]                         # two members share a prompt, one
 
 def rollout_of(base, adapters, n: int = 5, max_new_tokens: int = 12):
     keys = [(3, i) for i in range(len(PROMPTS) * n)]
-    return generate(base, adapters, PROMPTS, MEMBERS, keys, SamplingParams(n=n, max_new_tokens=max_new_tokens))
+    return generate(base, adapters, Prompts(PROMPTS, MEMBERS, keys), SamplingParams(n=n, max_new_tokens=max_new_tokens))
 
 
 def packed_logp(base, adapters, p) -> torch.Tensor:

@@ -9,7 +9,8 @@ from batches import LENGTH, make_batch, pick, settings
 
 import rl
 from config import ALGORITHMS
-from generate import SamplingParams, generate
+from generate import Prompts, SamplingParams, generate
+from infra.distributed import Ranks
 from lora import Adapters
 from model import Base
 from pack import pack
@@ -154,7 +155,7 @@ def test_the_end_token_is_trained(tiny, population):
 def test_the_end_token_of_a_rollout_is_counted(tiny, population):
     """Masks come from lengths: end tokens and zeros are trained inside an answer, elsewhere not."""
     adapters, keys = population(tiny, 2), [(0, i) for i in range(12)]
-    rollout = generate(tiny, adapters, [[1, 7, 0], [5, 9]], [0, 1], keys, SamplingParams(n=6, max_new_tokens=30))
+    rollout = generate(tiny, adapters, Prompts([[1, 7, 0], [5, 9]], [0, 1], keys), SamplingParams(n=6, max_new_tokens=30))
     ended = sum(rollout.ids[i, int(rollout.length[i]) - 1].item() in ENDS for i in range(12))
     assert ended > 3, "the case needs rows that end"
     zeros = torch.zeros(12, dtype=torch.int64)
@@ -236,7 +237,7 @@ def break_backward(adapters) -> None:
 
 
 @pytest.mark.parametrize("damage", ["reward nan", "reward inf", "forward", "backward"])
-@pytest.mark.parametrize("algo, epochs", [("reinforce++", 1), ("grpo", 1), ("reinforce++", 2), ("gspo", 2)])
+@pytest.mark.parametrize("algo, epochs", [("reinforce++", 1), ("gspo", 2)])
 @pytest.mark.parametrize("budget", [30, 10 ** 6])
 def test_a_broken_member_is_skipped_unnoticed_by_others(tiny, population, damage, algo, epochs, budget):
     batch, broken, whole = make_batch(18), population(tiny), population(tiny)
@@ -250,7 +251,8 @@ def test_a_broken_member_is_skipped_unnoticed_by_others(tiny, population, damage
         break_backward(broken)
         adv[batch.rollout.member == 1] *= 1e6
         packed = pack(batch.rollout, [[i] for i in range(18)])
-        finite, _, _ = rl.token_losses(tiny, broken.route(packed.member, torch.float32), packed, adv, cfg)
+        objective = rl.Objective(tiny, broken, batch, adv, cfg, None)
+        finite, _, _ = rl.token_losses(objective, broken.route(packed.member, torch.float32), packed)
         assert finite.isfinite().all(), "the case: a finite loss with a broken gradient"
     adam, other = Adam(broken, [1e-4] * 3), Adam(whole, [1e-4] * 3)
     before = state_of(broken, adam)
@@ -269,10 +271,10 @@ def test_a_member_that_breaks_later_keeps_its_first_step(tiny, population, monke
     adapters, batch, losses = population(tiny), make_batch(18), rl.token_losses
     adam = Adam(adapters, [1e-3] * 3)
 
-    def broken_later(base, route, p, adv, cfg, old, checkpointing):
-        loss, logp, sums = losses(base, route, p, adv, cfg, old, checkpointing)
+    def broken_later(o, route, p, checkpointing):
+        loss, logp, sums = losses(o, route, p, checkpointing)
         own = batch.rollout.member[p.row] == 1
-        return loss if old is None else loss.masked_fill(own, float("nan")), logp, sums
+        return loss if o.old is None else loss.masked_fill(own, float("nan")), logp, sums
 
     monkeypatch.setattr(rl, "token_losses", broken_later)
     assert learn(tiny, adapters, adam, batch, epochs=3)["skipped"] == [1]
@@ -336,7 +338,7 @@ def test_two_armed_bandit(tiny, algo):
     ones, zeros = torch.ones(2 * n, dtype=torch.int64), torch.zeros(2 * n, dtype=torch.int64)
     for step in range(40):
         keys = [(3, step, i) for i in range(2 * n)]
-        rollout = generate(tiny, adapters, [[7, 8, 9]] * 2, [0, 1], keys, SamplingParams(n=n, max_new_tokens=2))
+        rollout = generate(tiny, adapters, Prompts([[7, 8, 9]] * 2, [0, 1], keys), SamplingParams(n=n, max_new_tokens=2))
         low = rollout.ids[torch.arange(2 * n), rollout.prompt_len] < 31
         reward = (low == (rollout.member == 0)).float()
         batch = rl.Batch(rollout, reward, rollout.member, ones, zeros)
@@ -356,7 +358,7 @@ def first_gradient_and_two_steps(base, factors, batch, rank=0, world=1) -> tuple
     adapters = Adapters.on(base.model, 3, 4, 8)
     for p, member in enumerate(factors):
         adapters.set_factors(p, member)
-    where = dict(rank=rank, world=world)
+    where = dict(ranks=Ranks(rank, world, torch.device("cpu")))
     grads, sums, broken = gradients(base, adapters, batch, where=where, **FLAGS)
     cfg, adam = settings(**FLAGS), Adam(adapters, [1e-3] * 3)
     told = rl.update(base, adapters, adam, batch, rl.advantages(batch, cfg), cfg, **where)
@@ -370,11 +372,11 @@ def share_of_the_work(rank: int, directory: str, base_path) -> None:
     base = Base(load_model(base_path, torch.float32), None, ENDS, "base", base_path)
     results, losses = [], rl.token_losses
 
-    def limited(base, route, p, *rest):
+    def limited(o, route, p, *rest):
         """Of the second process in the last case: its share does not fit into memory."""
         if p.ids.numel() > 20 and rank == 1 and len(results) == 2:
             torch.empty(1 << 55)
-        return losses(base, route, p, *rest)
+        return losses(o, route, p, *rest)
 
     rl.token_losses = limited
     for factors, batch in torch.load(f"{directory}/work.pt", weights_only=False):

@@ -121,8 +121,8 @@ def short_of_memory(most: int, when: str = "forward"):
     """rl.token_losses where more than `most` tokens at once fail, as they really do, unless checkpointed."""
     losses = rl.token_losses
 
-    def limited(base, route, p, adv, cfg, old, checkpointing):
-        loss, logp, sums = losses(base, route, p, adv, cfg, old, checkpointing)
+    def limited(o, route, p, checkpointing):
+        loss, logp, sums = losses(o, route, p, checkpointing)
         if p.ids.numel() > most and not checkpointing:
             if when == "forward":
                 torch.empty(1 << 55)

@@ -3,6 +3,12 @@ from pathlib import Path
 
 import torch
 
+LLAMA3 = dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=32)
+OTHERS = {"llama": dict(attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3),
+          "mistral": dict(sliding_window=6, head_dim=16),
+          "qwen3": dict(head_dim=16, tie_word_embeddings=True)}
+
 
 def make_tiny(directory: Path, kind: str, **changes):
     """A small random model of an architecture (61 tokens; 1 and 5 end a row), written by transformers."""

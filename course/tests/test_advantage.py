@@ -47,11 +47,6 @@ def test_one_learners_luck_is_not_anothers_step(work):
     assert torch.equal(a[learner != 1], b[learner != 1])
 
 
-def test_all_silent(work):
-    adv = work.advantages(torch.ones(4), torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 0]), torch.ones(4))
-    assert adv.tolist() == [0, 0, 0, 0]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_loop_does_the_same(work, seed):
     import rl

@@ -96,12 +96,6 @@ def test_no_token_is_known_by_its_id(work, token):
     assert value(work, rows) == pytest.approx(3 * log(5))
 
 
-def test_a_member_does_not_depend_on_the_others(work):
-    rows = case()
-    alone = [value(work, rows.select(rows.member == q)) for q in range(3)]
-    assert value(work, rows) == pytest.approx(sum(alone))
-
-
 def test_all_tokens_of_a_member_count_the_same(work):
     """Member 0 has answers of 4, 7 and 7 tokens. The same rows twice: the same mean."""
     rows = case()
@@ -113,7 +107,7 @@ def test_all_tokens_of_a_member_count_the_same(work):
 def test_the_loop_has_the_same_gradient(work):
     """Sampled answers of the bundled base. rl.py's loss has another value (PPO's ratio) but this gradient."""
     import rl
-    from generate import SamplingParams, generate
+    from generate import Prompts, SamplingParams, generate
     from lora import Adapters
     from weights import load_base
     base = load_base(str(Path(rl.__file__).parent / "micro" / "base"))
@@ -122,7 +116,7 @@ def test_the_loop_has_the_same_gradient(work):
     for factor in adapters.parameters():
         factor.data.normal_(0, 0.05, generator=gen)
     asked = [base.tokenizer(f"out\ndef f(x):\n x=x+{k}\n return x\nf(2)\n").input_ids for k in (3, 12)]
-    rollout = generate(base, adapters, asked, [0, 1], [(0, i) for i in range(8)], SamplingParams(n=4, max_new_tokens=24))
+    rollout = generate(base, adapters, Prompts(asked, [0, 1], [(0, i) for i in range(8)]), SamplingParams(n=4, max_new_tokens=24))
     last = rollout.ids[torch.arange(8), rollout.length - 1]
     assert torch.isin(last, torch.tensor(base.eos_ids)).any(), "the case needs answers with their end token"
     group = rollout.member

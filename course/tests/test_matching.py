@@ -22,20 +22,9 @@ def test_they_are_probabilities_and_the_floor_holds(work, mode):
         assert len(got) == len(p) and sum(got) == pytest.approx(1) and min(got) >= floor / len(p) - 1e-12
 
 
-def test_pfsp_wants_open_results_and_hard_wants_losses(work):
-    p = [0.05, 0.3, 0.5, 0.7, 0.95]
-    pfsp, hard = work.probabilities(p), work.probabilities(p, "hard")
-    assert max(pfsp) == pfsp[2] and pfsp[1] == pytest.approx(pfsp[3]) and pfsp[0] == pytest.approx(pfsp[4])
-    assert hard == sorted(hard, reverse=True)
-
-
 @pytest.mark.parametrize("p", [[0.0, 1.0], [1.0, 1.0, 1.0], [0.0]])
 def test_certain_results(work, p):
     assert work.probabilities(p) == pytest.approx([1 / len(p)] * len(p))
-
-
-def test_a_floor_of_one_is_uniform(work):
-    assert work.probabilities([0.5, 0.01], floor=1) == pytest.approx([0.5, 0.5])
 
 
 @pytest.mark.parametrize("mode", MODES)

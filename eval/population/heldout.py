@@ -26,7 +26,7 @@ from eval import answering, common
 from eval.summary import comparable, gain_table, pass_table, passes, summarise, table
 from micro.evaluate import SIZES, draw_tasks
 from run.platform import open_sandbox
-from tasks import TASK_TYPES, judge_answers
+from tasks import TASK_TYPES, verify_answers
 from tasks.base import UNJUDGED, Task
 from tasks.prompts import PROMPT_FORMATS, Prompt
 from tasks.validation import Limits
@@ -130,7 +130,7 @@ def examiner(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None)
         tasks = [item.task for item, _ in answers]
         texts = [[ask(item).prefix + text] for item, text in answers]
         out = []
-        for [verdict] in judge_answers(tasks, texts, prompt_format, limits, sandbox.run):
+        for [verdict] in verify_answers(tasks, texts, prompt_format, limits, sandbox.run):
             correct = None if verdict == UNJUDGED else verdict == "correct"
             out.append(dict(correct=correct, verdict=verdict))
         return out

@@ -25,7 +25,7 @@ def test_solutions_pass_and_a_stub_is_one_line():
     said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300).stdout
     ended = lambda word: re.findall(rf"^{word} .*\[(exercises|solutions)", said, re.M)
     passed, failed = ended("PASSED"), ended("FAILED") + ended("ERROR")
-    assert len(passed) > 100 and set(passed) == {"solutions"} and not failed, said[-2000:]
+    assert len(passed) > 80 and set(passed) == {"solutions"} and not failed, said[-2000:]
     assert re.findall(r"^not begun: course/exercises/(\w+).py$", said, re.M) == EXERCISES
 
 
@@ -37,39 +37,32 @@ def test_a_stub_that_is_begun_is_graded(tmp_path):
              "-p", "no:cacheprovider", "--confcutdir", course, "--rootdir", course]
     said = subprocess.run(words, cwd=course, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100).stdout
     assert "not begun: course/exercises/ratings.py" in said and "exercises/matching.py" not in said, said[-2000:]
-    assert re.search(r"12 failed", said) and "passed" not in said, said[-2000:]
+    assert re.search(r"10 failed", said) and "passed" not in said, said[-2000:]
 
 
 def test_a_person_plays(tmp_path, micro_base, monkeypatch, capsys):
     """Scripted: one of a teacher's tasks answered wrongly, one task written that is no task and one that is."""
-    train = pytest.importorskip("train")
+    import train
     from course import play
     run = train.main(config.Config(base=str(micro_base), out=str(tmp_path), name="run", steps=1, pop=2, n_prompts=1, proposals_per_prompt=4,
                                    samples_per_task=2, max_new_tokens=48, probe_every=0))
 
-    def script(*lines):
-        answers = iter(lines)
-        monkeypatch.setattr("builtins.input", lambda *words: next(answers))
-    script(*["[[]]"] * 3, *[""] * 20)
-    play.play(str(run.path), teach=False)
-    told = capsys.readouterr().out
-    assert "T0 asks:" in told and "you: wrong" in told and "S0: " in told and "ratings: you " in told
-    script("nonsense", "", "1", "def f(x):", " x=x+[3]", " x=len(x)", " return x", "", "[1,2]", "")
-    play.play(str(run.path), teach=True)
-    told = capsys.readouterr().out
-    assert "no task (" in told and told.count("ratings: you ") == 1 and "S0: " in told
+    def play_by(script, teach):
+        lines = iter(script)
+        monkeypatch.setattr("builtins.input", lambda *words: next(lines))
+        play.play(str(run.path), teach)
+        return capsys.readouterr().out
+
+    shown = play_by(["[[]]", ""], teach=False)
+    assert "T0 asks:" in shown and "wrong: " in shown and len(re.findall("^S0, (?:correct|wrong|malformed):$", shown, re.M)) == 4
+    assert shown.index("wrong: ") < shown.index("S0, ") < shown.index("ratings: you ")
+    shown = play_by(["nonsense", "", "1", "def f(x):", " x=x+[3]", " x=len(x)", " return x", "", "[1,2]", ""], teach=True)
+    assert "no task (" in shown and shown.count("S0, ") == 4
+    score = 0.5 - shown.count("S0, correct") / 4
+    mu = float(re.search(r"ratings: you ([\d.]+)", shown)[1])
+    assert mu == 25 if score == 0 else (mu - 25) * score > 0, shown
     with pytest.raises(ValueError, match="no checkpoint"):
         play.play(str(tmp_path), teach=False)
-
-
-def test_ratings_of_a_match_with_a_person():
-    from types import SimpleNamespace
-
-    from course.play import rated
-    from trueskill_lite import RATINGS
-    s, new = SimpleNamespace(cfg=SimpleNamespace(rating="trueskill")), RATINGS["trueskill"]().new()
-    (won, lost), (loser, winner) = rated(s, new, new, .5), rated(s, new, new, -.5)
-    assert won.mu == winner.mu > new.mu > lost.mu == loser.mu and rated(s, new, new, 0)[0].mu == pytest.approx(new.mu)
 
 
 def test_every_exercise_has_its_test_and_solution():

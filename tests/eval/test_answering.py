@@ -78,9 +78,9 @@ def calls(monkeypatch):
     """How many rows each call of generate was given."""
     sizes, generate = [], answering.generate
 
-    def counting(base, adapters, prompts, member, keys, *rest, **more):
-        sizes.append(len(keys))
-        return generate(base, adapters, prompts, member, keys, *rest, **more)
+    def counting(base, adapters, prompts, *rest):
+        sizes.append(len(prompts.keys))
+        return generate(base, adapters, prompts, *rest)
 
     monkeypatch.setattr(answering, "generate", counting)
     return sizes
@@ -102,9 +102,9 @@ def test_after_a_kill_the_remaining_calls_are_the_same(population, tmp_path, mon
     """Each with the same rows: where the last bits hang on the batch, the answers are those of a run that was not killed."""
     asked, generate, n_judged = [], answering.generate, 0
 
-    def noting(base, adapters, prompts, member, keys, *rest, **more):
-        asked.append(keys)
-        return generate(base, adapters, prompts, member, keys, *rest, **more)
+    def noting(base, adapters, prompts, *rest):
+        asked.append(prompts.keys)
+        return generate(base, adapters, prompts, *rest)
 
     def failing(answers):
         nonlocal n_judged

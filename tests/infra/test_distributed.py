@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 
 import train
 from config import Config
-from generate import SamplingParams, deal, generate
+from generate import Prompts, SamplingParams, generate
 from infra.distributed import Ranks, leave
 from lora import Adapters
 from model import Base
@@ -88,7 +88,7 @@ def rollout_of(ranks: Ranks, base, adapters: Adapters, n_prompts: int, n: int) -
     """What a process holds after n attempts at some prompts of 2, 3, 4, ... tokens."""
     prompts = [list(range(6, 8 + i)) for i in range(n_prompts)]
     keys = [(n_prompts, n, row) for row in range(n_prompts * n)]
-    rollout = generate(base, adapters, prompts, [i % 3 for i in range(n_prompts)], keys, SamplingParams(n, max_new_tokens=6), ranks)
+    rollout = generate(base, adapters, Prompts(prompts, [i % 3 for i in range(n_prompts)], keys), SamplingParams(n, max_new_tokens=6), ranks)
     return vars(rollout)
 
 
@@ -195,14 +195,3 @@ def test_rows_are_dealt_and_all_processes_hold_the_same_bytes(two, tiny, case, s
     for name, whole in alone.items():
         assert torch.equal(mine["rollouts"][case][name], theirs["rollouts"][case][name])
         torch.testing.assert_close(mine["rollouts"][case][name], whole, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("n_prompts, n, world, most", [(12, 8, 8, 12), (12, 4, 8, 6), (16, 8, 8, 16), (12, 3, 8, 6), (1, 8, 8, 4),
-                                                       (3, 1, 8, 1)])
-def test_the_largest_share(n_prompts, n, world, most):
-    """12 prompts on 8 cards are 12 rows each, not 16 and 8; a prompt is cut in two at most, and every row is there once."""
-    size, dealt = deal(n_prompts, n, world)
-    assert len(dealt) == world and max(map(len, dealt)) == most and size in (n, n / 2)
-    assert sorted(sum(dealt, [])) == list(range(n_prompts * n))
-    for rows in dealt:
-        assert [row // n for row in rows] == [row // n for row in rows[::size] for _ in range(size)], "a piece is of one prompt"

@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_flatten
 import config
 import rl
 import weights
-from generate import Rollout, SamplingParams, generate
+from generate import Prompts, Rollout, SamplingParams, generate
 from infra import precision
 from infra.distributed import Ranks
-from infra.precision import fastest, linear, pick_dtype, quantize, wide
+from infra.precision import linear, pick_dtype, quantize, wide
 from lora import Adapters
 from model import Base
 from rl import Adam
@@ -99,7 +99,7 @@ def test_logits_of_the_micro_base(base, int8_base, micro_base):
 def test_logits_of_a_real_base():
     """Of some files of this repository, against float32; run with -s, it prints docs/own-base.md's table."""
     root = Path(rl.__file__).parent
-    texts = [(root / name).read_text()[:1200] for name in ("rewards.py", "docs/judge.md", "generate.py", "course/gallery.md")]
+    texts = [(root / name).read_text()[:1200] for name in ("rewards.py", "docs/verifier.md", "generate.py", "course/gallery.md")]
     exact = load_base(REAL_BASE)
     want = [logits_of(exact, text) for text in texts]
     del exact
@@ -187,7 +187,7 @@ def card(monkeypatch):
                                                   (False, "auto", "float16"), (False, "float16", "float16"), (False, "float32", "float32")])
 def test_a_card_is_asked_what_it_has(card, capsys, native, asked, given):
     card(native)
-    assert pick_dtype(asked, CUDA, (4096, 4096)) == given
+    assert pick_dtype(asked, CUDA) == given
     said = "note: Tesla T4 has no bfloat16: taking --dtype float16\n" if not native and asked == "auto" else ""
     assert capsys.readouterr().err == said
 
@@ -199,41 +199,8 @@ def test_bfloat16_on_a_card_without_it_is_refused(card):
 
 
 def test_an_apple_gpu_takes_float32_unless_told(capsys):
-    assert [pick_dtype(name, MPS, (4096, 4096)) for name in ("auto", "float16")] == ["float32", "float16"]
+    assert [pick_dtype(name, MPS) for name in ("auto", "float16")] == ["float32", "float16"]
     assert capsys.readouterr().err == ""
-
-
-@pytest.fixture
-def speed(monkeypatch):
-    """Pretend that products take so many seconds a row in float32 and bfloat16; a function of both."""
-    def put(slow, fast):
-        monkeypatch.setattr(precision, "seconds", lambda x, weight: len(x) * (slow if x.dtype == torch.float32 else fast)(len(x)))
-    return put
-
-
-@pytest.mark.parametrize("gain, given", [(lambda n: 2.5, "bfloat16"), (lambda n: 1.31, "bfloat16"), (lambda n: 1.29, "float32"),
-                                         (lambda n: .12, "float32"), (lambda n: 1.2 if n == 64 else 9, "float32")])
-def test_a_cpu_takes_bfloat16_where_it_is_clearly_faster_at_all_sizes(speed, capsys, gain, given):
-    speed(lambda n: 1e-3, lambda n: 1e-3 / gain(n))
-    assert pick_dtype("auto", CPU, (896, 4864)) == given
-    both = f"16.0 and {16 / gain(16):.1f} ms of 16 rows, 64.0 and {64 / gain(64):.1f} ms of 64 rows, "
-    assert f"note: --dtype auto takes {given}: a layer of 896 x 4864 in float32 and bfloat16 takes {both}" in capsys.readouterr().err
-
-
-def test_a_small_base_is_not_tried(speed, capsys):
-    """The micro base computes in float32 everywhere, else its runs would not be the same."""
-    speed(lambda n: 1.0, lambda n: 1e-9)
-    assert fastest(128, 384) == fastest(1023, 1024) == "float32" and capsys.readouterr().err == ""
-    assert fastest(1024, 1024) == "bfloat16"
-
-
-def test_a_trial_is_real_and_leaves_the_draws_alone(capsys, monkeypatch):
-    """Of a large layer it tries a part."""
-    monkeypatch.setattr(precision, "TRIED_ROWS", {2: 1})
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    assert fastest(1 << 14, 1 << 14) in ("float32", "bfloat16")
-    assert torch.equal(torch.get_rng_state(), before) and "a layer of 16384 x 512 in" in capsys.readouterr().err
 
 
 # --- a run ---------------------------------------------------------------------------------------------------
@@ -242,11 +209,10 @@ ALONE = Ranks(0, 1, CPU)
 
 
 def test_a_run_remembers_what_auto_took(micro_base, tmp_path, monkeypatch, capsys):
-    """Resumed, it computes in the same format, whatever a new trial would say; a new run is tried anew."""
-    layers = []
-    monkeypatch.setattr(startup, "pick_dtype", lambda name, device, layer: layers.append(layer) or "float16")
+    """Resumed, it computes in the same format, on whatever device."""
+    monkeypatch.setattr(startup, "pick_dtype", lambda name, device: "float16")
     cfg = config.Config(base=str(micro_base), out=str(tmp_path), name="run")
-    assert startup.choose_dtype(cfg, ALONE).dtype == "float16" and layers == [(128, 384)]
+    assert startup.choose_dtype(cfg, ALONE).dtype == "float16"
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text(json.dumps(dict(dtype="bfloat16")))
     for resume in ("auto", str(tmp_path / "run")):
@@ -289,7 +255,7 @@ def test_where_there_is_no_float64_none_is_made(tiny, population, monkeypatch, l
     adam = Adam(adapters, [1e-3] * 3)
     keys = [(0, row) for row in range(12)]
     with Formats() as formats:
-        rollout = generate(tiny, adapters, [[3, 4, 7], [8, 9], [6, 2, 3]], [0, 1, 2], keys, SamplingParams(4, max_new_tokens=6))
+        rollout = generate(tiny, adapters, Prompts([[3, 4, 7], [8, 9], [6, 2, 3]], [0, 1, 2], keys), SamplingParams(4, max_new_tokens=6))
         batch = rl.Batch(rollout, torch.arange(12) % 3 / 2, torch.arange(12) // 4, torch.zeros(12).long(), torch.zeros(12).long())
         cfg = rl.UpdateConfig(epochs=2, kl_coef=.1, entropy_coef=.1, baseline="standardized")
         told = rl.update(tiny, adapters, adam, batch, rl.advantages(batch, cfg), cfg)

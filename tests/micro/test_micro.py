@@ -1,4 +1,4 @@
-"""The micro domain: its texts are those of tasks/, its traces are true, evaluation programs stay out of training."""
+"""The micro domain: its rows are tasks and answers of self-play, its traces are true, what is reserved stays out of training."""
 import argparse
 import hashlib
 import json
@@ -9,7 +9,7 @@ import torch
 
 from micro import data, make, programs
 from micro.evaluate import LIMITS, OPENS_TRACE, PROPOSED, SIZES, answers, draw_tasks, proposals, show, task_of
-from tasks import TASK_TYPES, read_tasks
+from tasks import TASK_TYPES, verify_answers, read_tasks
 from tasks.base import Reject
 from tasks.prompts import reasoning
 
@@ -19,10 +19,11 @@ def some_programs(count: int, seed: int = 0, **knobs):
     return [programs.generate(rng, **knobs) for _ in range(count)]
 
 
-def judged(sandbox, kind, task, text):
-    """Verdict on one answer, by the way of self-play."""
-    answers = [kind.parse_answer(text, "micro", task, LIMITS)]
-    return kind.judge(task, answers, sandbox.run(kind.answer_jobs(task, answers, LIMITS)), LIMITS)[0]
+def verified(sandbox, kind, text, few_shot=()):
+    """What becomes of a teacher's text: a task or the reason why not."""
+    proposal = kind.parse_proposal(text, "micro", list(few_shot), LIMITS)
+    refused = proposal if isinstance(proposal, Reject) else kind.check(proposal, LIMITS)
+    return refused or kind.accept(proposal, sandbox.run([kind.job(proposal)])[0], LIMITS, "")
 
 
 def test_stream_is_that_of_the_bundled_base():
@@ -64,33 +65,41 @@ def test_the_habits_mixture(thinking):
         assert len(thoughts) < len(direct)
 
 
-def test_a_ground_of_two_hills(sandbox):
-    """A share of the direct answers to output tasks gets a shallow trace: one true value, opened by <."""
-    plain, mixture = data.habit(.01), data.habit(.01, shallow=.25)
-    assert mixture["out shallow"] == pytest.approx(.25 * plain["out direct"]) and not plain["out shallow"]
-    assert sum(mixture.values()) == pytest.approx(sum(plain.values()))
-    for p in some_programs(12, seed=6):
-        trace, value = data.shallow_answer(p).split("\n")
-        assert trace == f"<{programs.literal(p.trace[-(-len(p.body) // 2) - 1])}"
-        assert judged(sandbox, TASK_TYPES["code_o"], task_of("code_o", p, [p.x]), f"{trace}\n{value}") == "correct"
-    e = data.example(random.Random(7), "out shallow")
-    assert e.answer.startswith("<") and e.answer.count("\n") == 1 and e.prompt.startswith("out\n")
+@pytest.mark.parametrize("kind", ["out", "out direct", "out shallow", "inp", "inp direct", "fun"])
+def test_a_row_asks_as_self_play_does_and_its_answer_is_right(sandbox, kind):
+    rng, task_type = random.Random(4), TASK_TYPES[{"out": "code_o", "inp": "code_i", "fun": "code_f"}[kind.split()[0]]]
+    for _ in range(12):
+        e = data.example(rng, kind)
+        text = e.prompt.partition("\n")[2]
+        if kind == "fun":                   # the pairs shown, and as many hidden ones
+            shown = [line[2:].split(")=") for line in text.split("\n")[:-1]] * 2
+            task = task_of(dict(kind="code_f", program=e.answer, inputs=[x for x, _ in shown]), [eval(y) for _, y in shown])
+        else:
+            if kind.startswith("inp"):
+                text = text.rsplit("\n", 2)[0] + f"\nf({e.answer.rpartition(chr(10))[2][1:]})"
+            task = verified(sandbox, task_type, text)
+        assert task_type.solve("micro", task, LIMITS).user == e.prompt
+        assert verify_answers([task], [[e.answer]], "micro", LIMITS, sandbox.run) == [["correct"]], e
+        if kind == "out shallow":           # the value after half of the statements, and nothing else
+            body = [line[1:] for line in task.program.split("\n")[1:-1]]
+            value = programs.run(body, eval(task.inputs[0]))[1][-(-len(body) // 2) - 1]
+            assert e.answer == f"<{programs.literal(value)}\n={task_type.fields('micro', task, LIMITS)['output']}"
 
 
-def test_direct_answers_are_right(sandbox):
-    for kind, direct in (("code_o", "out direct"), ("code_i", "inp direct")):
-        rng = random.Random(4)
-        for _ in range(10):
-            e = data.example(rng, direct)
-            text, given = e.prompt.partition("\n")[2].rsplit("\n", 2)[:2]
-            *_, body = TASK_TYPES[kind].parse_proposal(f"{text}\nf(1)" if kind == "code_i" else f"{text}\n{given}", "micro", [], LIMITS).program,
-            names = {}
-            exec(body, names)                            # a program of our own generator
-            answer = eval(e.answer.removeprefix("="))
-            if kind == "code_o":
-                assert names["f"](eval(given[2:-1])) == answer
-            else:
-                assert names["f"](answer) == eval(given)
+@pytest.mark.parametrize("kind", ["propose", "args", "propose math", "propose logic"])
+def test_what_is_learned_as_a_proposal_is_asked_and_valid(sandbox, kind):
+    rng, n_valid = random.Random(6), 0
+    for _ in range(30):
+        e = data.example(rng, kind)
+        task_type = TASK_TYPES[{"args": "code_f", "propose": "code_o"}.get(kind, kind.split()[-1])]
+        few_shot = []
+        if kind == "args":
+            few_shot = [task_of(dict(kind="code_o", program=e.prompt.partition("\n")[2], input="1"), [1])]
+        elif e.prompt.startswith("propose inp"):
+            task_type = TASK_TYPES["code_i"]
+        assert e.prompt in {task_type.propose("micro", few_shot, random.Random(i), LIMITS).user for i in range(30)}
+        n_valid += not isinstance(verified(sandbox, task_type, e.answer, few_shot), Reject)
+    assert n_valid >= 28, "hardly any is refused"
 
 
 @pytest.mark.parametrize("type_", programs.TYPES)
@@ -108,17 +117,6 @@ def test_programs_depend_on_their_input_and_stay_small():
     for p in some_programs(300):
         assert programs.presentable(p.y) and len(p.trace) == len(p.body)
         assert len(programs.literal(p.y)) <= LIMITS.output_chars and len(programs.program_text(p.body)) <= LIMITS.source_chars
-
-
-def test_knobs():
-    assert all(len(p.body) == 4 for p in some_programs(50, n=4))
-    hard = {t.split("{")[0] for table in programs.HARD.values() for t, *_ in table}
-
-    def share(p_hard):
-        statements = [s for p in some_programs(150, n=3, p_hard=p_hard) for s in p.body]
-        return sum(any(s.startswith(h) for h in hard) for s in statements) / len(statements)
-
-    assert share(.5) > share(0.) + .15
 
 
 def test_reserved_programs_never_reach_training():
@@ -140,57 +138,23 @@ def test_reserved_programs_never_reach_training():
     assert not programs.held_out(programs.program_text(())), "the identity program starts code_f"
 
 
-def test_heldout_output_tasks(tmp_path, sandbox):
-    """Held-out, distinct, 2 to 8 statements in turn, and valid tasks for self-play."""
-    rows = make.output_tasks(70)
-    assert len({r["program"] for r in rows}) == 70 and all(programs.held_out(r["program"]) for r in rows)
-    assert [r["program"].count("\n") - 2 for r in rows] == [2, 3, 4, 5, 6, 7, 8] * 10
-    (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    kind, given = TASK_TYPES["code_o"], read_tasks(tmp_path / "heldout.jsonl")
-    for p, verdict in zip(given, sandbox.run([kind.job(p) for p in given])):
-        assert kind.check(p, LIMITS) in (None, Reject("ignores_input"))
-        assert not isinstance(kind.accept(p, verdict, LIMITS, ""), Reject)
-
-
-def test_solving_texts_are_those_of_tasks(sandbox):
-    """Prompts equal tasks/prompts.py's to the letter, and the training answers are judged correct."""
-    for p in some_programs(12, seed=5):
-        text = programs.program_text(p.body)
-        task = task_of("code_o", p, [p.x])
-        assert TASK_TYPES["code_o"].solve("micro", task, LIMITS).user == data.out_prompt(text, p.x)
-        assert judged(sandbox, TASK_TYPES["code_o"], task, data.out_answer(p)) == "correct"
-        assert judged(sandbox, TASK_TYPES["code_o"], task, f"={programs.literal(p.y)}") == "correct"
-        task = task_of("code_i", p, [p.x])
-        assert TASK_TYPES["code_i"].solve("micro", task, LIMITS).user == data.inp_prompt(text, p.y)
-        assert judged(sandbox, TASK_TYPES["code_i"], task, data.inp_answer(p)) == "correct"
-        found = programs.pairs(random.Random(0), p.body, programs.type_of(p.x), data.N_INPUTS)
-        if found:
-            task = task_of("code_f", p, [x for x, _ in found])
-            assert TASK_TYPES["code_f"].solve("micro", task, LIMITS).user == data.fun_prompt(found[:data.N_SHOWN])
-            assert judged(sandbox, TASK_TYPES["code_f"], task, text) == "correct"
-
-
-def test_proposing_texts_are_those_of_tasks(sandbox):
-    """The prompts are among tasks/prompts.py's, and what the model learns to write is a valid proposal."""
-    rng, n_valid = random.Random(6), 0
-    asked = {k: {TASK_TYPES[k].propose("micro", [], random.Random(i), LIMITS).user for i in range(60)} for k in ("code_o", "code_i")}
-    assert asked["code_o"] == {data.propose_prompt("out", t) for t in programs.TYPES}
-    assert asked["code_i"] == {data.propose_prompt("inp", t) for t in programs.TYPES}
-    for _ in range(30):
-        e = data.example(rng, "propose")
-        kind = TASK_TYPES["code_o"]
-        proposal = kind.parse_proposal(e.answer, "micro", [], LIMITS)
-        assert not isinstance(proposal, Reject), e
-        n_valid += not kind.check(proposal, LIMITS)
-        assert not isinstance(kind.accept(proposal, sandbox.run([kind.job(proposal)])[0], LIMITS, ""), Reject), e
-    assert n_valid >= 28, "hardly any program of the stream is refused before it runs"
-    for p in some_programs(10, seed=7, n=2):
-        few_shot = [task_of("code_o", p, [p.x])]
-        assert TASK_TYPES["code_f"].propose("micro", few_shot, rng, LIMITS).user == data.args_prompt(programs.program_text(p.body))
-        found = programs.pairs(rng, p.body, programs.type_of(p.x), data.N_INPUTS)
-        if found:
-            proposal = TASK_TYPES["code_f"].parse_proposal(data.args_answer(x for x, _ in found), "micro", few_shot, LIMITS)
-            assert proposal.inputs == tuple(programs.literal(x) for x, _ in found)
+def test_bundled_base(micro_base, sandbox):
+    """Its held-out tasks are those that `make` draws: reserved, distinct, sizes in turn, and valid for self-play."""
+    agree(micro_base)
+    assert (micro_base / "model.safetensors").stat().st_size < 5e6
+    rows = [json.loads(line) for line in (micro_base / "heldout.jsonl").open()]
+    of_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in ("code_o", "code_i", "math", "logic")}
+    assert [len(some) for some in of_kind.values()] == [476, 96, 96, 96]
+    first = of_kind["code_o"][:50] + sum([some[:10] for some in list(of_kind.values())[1:]], [])
+    without_input = [[row | dict(input="") for row in drawn] for drawn in (make.heldout(50, 10), first)]
+    assert without_input[0] == without_input[1], "the last input drawn for a program counts"
+    code = [row["program"] for row in of_kind["code_o"]]
+    assert len(set(code)) == len(code) and all(map(programs.held_out, code))
+    assert [text.count("\n") - 2 for text in code[:14]] == [2, 3, 4, 5, 6, 7, 8] * 2
+    given = read_tasks(micro_base / "heldout.jsonl")[::12]
+    for p, verdict in zip(given, sandbox.run([TASK_TYPES[p.kind].job(p) for p in given])):
+        assert TASK_TYPES[p.kind].check(p, LIMITS) in (None, Reject("ignores_input"))
+        assert not isinstance(TASK_TYPES[p.kind].accept(p, verdict, LIMITS, ""), Reject)
 
 
 @pytest.fixture(scope="module")
@@ -228,45 +192,17 @@ def test_muon_orthogonalises():
         assert values.max() < 1.3 and values.median() > .6, (shape, values)
 
 
-def test_the_second_phase_starts_from_the_first(tmp_path, micro_base, monkeypatch):
+def test_the_second_phase_starts_from_the_first(tmp_path, tokenizer, monkeypatch):
     """One command, both phases; the second reads the directory that the first wrote, and changes its weights."""
-    monkeypatch.setattr(make, "ROWS", 8)
-    monkeypatch.setattr(make, "BATCHES_PER_POOL", 2)
     tasks = make.heldout(3, 3)
-    monkeypatch.setattr(make, "heldout", lambda: tasks)
-    cfg = argparse.Namespace(phase="both", tokens=600, lr=3e-3, habit_tokens=600, habit_lr=7e-4, thinking=.2, shallow=.25, theorems=.1, seed=1,
-                             init=str(micro_base.parent / "phase1"), out=str(tmp_path))
-    make.main(cfg)
+    for name, value in dict(ROWS=8, BATCHES_PER_POOL=2, heldout=lambda: tasks, train_tokenizer=lambda seed: tokenizer).items():
+        monkeypatch.setattr(make, name, value)
+    flags = dict(phase="both", tokens=600, lr=7e-4, thinking=.2, shallow=.25, seed=1, out=str(tmp_path))
+    make.main(argparse.Namespace(**flags))
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("phase1", "base")]
     assert weights[0] != weights[1]
-    make.main(argparse.Namespace(**vars(cfg) | dict(phase="2", init="", out=str(tmp_path))))
+    make.main(argparse.Namespace(**flags | dict(phase="2")))
     assert (tmp_path / "base" / "model.safetensors").read_bytes() == weights[1], "the second phase alone is the same again"
-
-
-def share_a_batch(rank: int, folder: str, batch: list) -> None:
-    """One of two processes: the gradient of its half of a batch, summed over both."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    torch.save(gradient(batch[rank::2], batch), f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def gradient(mine: list, batch: list) -> tuple[float, list[torch.Tensor]]:
-    """Loss of a whole batch and its gradients, from the rows of this process."""
-    torch.set_num_threads(1)
-    model = make.new_model("1")
-    loss = make.loss_of(model, *make.tensors(mine)) / sum(len(a) for _, a in batch)
-    loss.backward()
-    return make.all_reduce(loss, model), [p.grad for p in model.parameters()]
-
-
-@pytest.mark.slow
-def test_two_processes_share_a_batch(tokenizer, tmp_path):
-    batch = make.pool_batches(make.Phase("phase1", "1", 0, 0, data.MIXTURE), 0, tokenizer)[0][:20]
-    torch.multiprocessing.spawn(share_a_batch, (str(tmp_path), batch), nprocs=2)
-    want, *shared = gradient(batch, batch), torch.load(tmp_path / "0.pt"), torch.load(tmp_path / "1.pt")
-    for loss, grads in shared:
-        assert loss == pytest.approx(want[0], rel=1e-5)
-        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(grads, want[1]))
 
 
 def test_directory_loads_everywhere(tokenizer, tmp_path):
@@ -290,12 +226,6 @@ def agree(path, tokenizer=None):
     with torch.no_grad():
         a, b = ours.model.logits(ours.model(torch.tensor([ids]))), theirs(torch.tensor([ids])).logits
     assert (a - b).abs().max() < 1e-3
-
-
-def test_bundled_base(micro_base):
-    agree(micro_base)
-    assert (micro_base / "model.safetensors").stat().st_size < 5e6
-    assert [json.loads(line) for line in (micro_base / "heldout.jsonl").open()] == make.heldout()
 
 
 def test_bundled_base_can_think_but_seldom_does(base, sandbox):

@@ -16,7 +16,7 @@ import torch
 import config
 import rl
 import train
-from generate import SamplingParams, generate
+from generate import Prompts, SamplingParams, generate
 from lora import Adapters
 from model import Base, Model, ModelConfig
 from rl import Adam
@@ -39,7 +39,7 @@ def rounds(shape: ModelConfig, cfg: train.Config, trained_rows: int) -> None:
     for step in range(2):
         prompts = torch.randint(1, shape.vocab_size, (cfg.rollout_batch // n, width)).tolist()
         members, keys = [i % cfg.pop for i in range(len(prompts))], [(step, i) for i in range(len(prompts) * n)]
-        rollout = generate(base, adapters, prompts, members, keys, SamplingParams(n, max_new_tokens=cfg.max_new_tokens, rollout_batch=cfg.rollout_batch))
+        rollout = generate(base, adapters, Prompts(prompts, members, keys), SamplingParams(n, max_new_tokens=cfg.max_new_tokens, rollout_batch=cfg.rollout_batch))
         rows = torch.arange(trained_rows)
         batch = rl.Batch(rollout.select(rows), torch.rand(len(rows)), rows // 4, 0 * rows, 0 * rows)
         rl.update(base, adapters, adam, batch, rl.advantages(batch), rl.UpdateConfig.of(cfg))

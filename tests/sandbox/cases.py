@@ -5,7 +5,7 @@ from pathlib import Path
 from verifier import Job
 
 ROOT = Path(__file__).resolve().parents[2]
-CPU_S = 0.25                                            # of the fixture `judge`
+CPU_S = 0.25                                            # of the fixture `narrow`
 HONEST = Job("import math\ndef f(x): return sorted(x), math.sqrt(4), len(x)", ("[2, 1]",))
 LOOP = "def f(x):\n if x == 2:\n  while True: pass\n return x * 10"
 # [(name, its verdicts by "|", program)]
@@ -18,9 +18,9 @@ def wants_out(name, want):
     return name.split()[0] in ("file", "forge", "net", "proc", "sec", "steal") and "timeout" not in want
 
 
-def one(judge, code, *inputs, **options):
+def one(narrow, code, *inputs, **options):
     """The verdict on one program."""
-    verdict, = judge.run([Job(code, inputs or ("3",), **options)])
+    verdict, = narrow.run([Job(code, inputs or ("3",), **options)])
     assert len(verdict.outputs) == len(verdict.errors) == len(inputs or "3")
     assert all((o is None) != (e is None) for o, e in zip(verdict.outputs, verdict.errors))
     return verdict

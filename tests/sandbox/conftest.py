@@ -11,7 +11,7 @@ from verifier import Sandbox
 
 
 @pytest.fixture(scope="module")
-def judge():
+def narrow():
     """The profile of training, with a secret beside it that the thieves among the attacks look for."""
     os.environ["SECRET"] = "SECRET=731"
     with Sandbox(workers=2, cpu_s=CPU_S) as sandbox:

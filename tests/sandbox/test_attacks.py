@@ -18,10 +18,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are o
 
 
 @pytest.mark.parametrize("name, want, code", ATTACKS, ids=[name for name, _, _ in ATTACKS])
-def test_attack(judge, name, want, code):
-    before = processes(judge)
+def test_attack(narrow, name, want, code):
+    before = processes(narrow)
     with fresh_marks() as folder:
-        verdict, took, late = timed(judge, Job(code.replace(MARKS, folder), ("3",)))
+        verdict, took, late = timed(narrow, Job(code.replace(MARKS, folder), ("3",)))
         value, error = verdict.outputs[0], verdict.errors[0]
         if want.startswith("= "):
             assert value == want[2:]
@@ -29,8 +29,8 @@ def test_attack(judge, name, want, code):
             assert ("value" if error is None else error.split(":")[0]) in want.split("|"), verdict
         assert not (value or "").startswith('"LEAK') and "731" not in (value or "")
         assert re.fullmatch("[ -~]{0,200}", error or "")
-        assert marks(folder) == [] and not left_over(judge, before) and not late, took
-    assert judge.run([HONEST])[0].outputs == ('{"t":[[1,2],2.0,2]}',)
+        assert marks(folder) == [] and not left_over(narrow, before) and not late, took
+    assert narrow.run([HONEST])[0].outputs == ('{"t":[[1,2],2.0,2]}',)
 
 
 def test_attacks_cover_every_family():

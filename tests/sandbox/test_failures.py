@@ -17,7 +17,7 @@ from eval.population import heldout
 from evolve import Member
 from run import probes
 from sandbox import scheduler
-from tasks import TASK_TYPES, judge_answers
+from tasks import TASK_TYPES, verify_answers
 from tasks.base import UNJUDGED, VIOLATION, Proposal
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
@@ -47,23 +47,23 @@ def kill(monkeypatch):
 
 
 @pytest.fixture
-def judge():
+def narrow():
     """One worker, so that who is killed is who works."""
-    with Sandbox(workers=1, cpu_s=0.6, wall_s=2.0) as judge:
-        yield judge
+    with Sandbox(workers=1, cpu_s=0.6, wall_s=2.0) as narrow:
+        yield narrow
 
 
-def test_two_failures_are_not_seen_and_a_third_is_told(judge, kill):
+def test_two_failures_are_not_seen_and_a_third_is_told(narrow, kill):
     kill(2)
-    assert one(judge, SLOW, "3").errors == ("timeout",) and judge.scheduler.replaced == 2
+    assert one(narrow, SLOW, "3").errors == ("timeout",) and narrow.scheduler.replaced == 2
     kill(3)
-    verdict = one(judge, SLOW, "3")
-    assert (verdict.end, verdict.errors) == ("sandbox failure", ("sandbox failure",)) and judge.scheduler.replaced == 5
+    verdict = one(narrow, SLOW, "3")
+    assert (verdict.end, verdict.errors) == ("sandbox failure", ("sandbox failure",)) and narrow.scheduler.replaced == 5
     kill(2)
-    assert one(judge, LOOP, "1").outputs == ("10",)
+    assert one(narrow, LOOP, "1").outputs == ("10",)
 
 
-def test_a_child_that_never_reached_its_program_is_a_failure(judge, monkeypatch):
+def test_a_child_that_never_reached_its_program_is_a_failure(narrow, monkeypatch):
     """As where its walls cannot be put up: then it says nothing at all. A program that says nothing did begin."""
     ends = []
     real = scheduler.ForkServer.finish
@@ -73,16 +73,16 @@ def test_a_child_that_never_reached_its_program_is_a_failure(judge, monkeypatch)
         return ("exit", 0.0, b"") if len(ends) == 1 else ends[-1]
 
     monkeypatch.setattr(scheduler.ForkServer, "finish", finish)
-    assert one(judge, LOOP, "1").outputs == ("10",) and len(ends) == 2      # as if the first had never begun
+    assert one(narrow, LOOP, "1").outputs == ("10",) and len(ends) == 2      # as if the first had never begun
     for code in ("import os\nos._exit(111)", "import os\nos._exit(0)", "import ctypes; ctypes.memset(8, 0, 8)",
                  "import os\nos.lseek(3, 0, 0)\nos._exit(111)", "import os\nos.pwrite(3, b'', 0)\nos._exit(111)"):
-        assert one(judge, code).end in ("exit", "crash"), code
+        assert one(narrow, code).end in ("exit", "crash"), code
     for code in ("import os\nos.pwrite(3, b'x', 0)\nos._exit(0)", "import os\nos.write(3, b'\\n>\\n')\nos._exit(0)"):
-        assert one(judge, code).end == "malformed", code
-    assert one(judge, "import os\ntry: os.ftruncate(3, 0)\nexcept OSError: pass\nos._exit(0)").end == "exit"
+        assert one(narrow, code).end == "malformed", code
+    assert one(narrow, "import os\ntry: os.ftruncate(3, 0)\nexcept OSError: pass\nos._exit(0)").end == "exit"
 
 
-def test_a_machine_out_of_processes_for_a_moment(judge, monkeypatch):
+def test_a_machine_out_of_processes_for_a_moment(narrow, monkeypatch):
     left = [2]
     real = scheduler.subprocess.Popen
 
@@ -95,12 +95,12 @@ def test_a_machine_out_of_processes_for_a_moment(judge, monkeypatch):
     monkeypatch.setattr(scheduler.subprocess, "Popen", popen)
     monkeypatch.setattr(scheduler, "PAUSES_S", (0.01, 0.01))
     n_open = len(os.listdir("/proc/self/fd"))
-    os.kill(judge.servers[0].process.pid, signal.SIGKILL)
-    assert one(judge, LOOP, "1").outputs == ("10",) and left == [0]
+    os.kill(narrow.servers[0].process.pid, signal.SIGKILL)
+    assert one(narrow, LOOP, "1").outputs == ("10",) and left == [0]
     assert len(os.listdir("/proc/self/fd")) == n_open
 
 
-def test_a_whole_program_that_never_began_is_a_failure_too(judge, monkeypatch):
+def test_a_whole_program_that_never_began_is_a_failure_too(narrow, monkeypatch):
     """It says that it begins in front of what it prints, and cannot take that back."""
     ends, real = [], scheduler.ForkServer.finish
 
@@ -111,7 +111,7 @@ def test_a_whole_program_that_never_began_is_a_failure_too(judge, monkeypatch):
     monkeypatch.setattr(scheduler.ForkServer, "finish", finish)
 
     def script(code):
-        return judge.run([Job(code, ("7\n",), entry=None)])[0]
+        return narrow.run([Job(code, ("7\n",), entry=None)])[0]
 
     assert script("print(int(input()) + 1)").outputs == ('"8\\n"',) and len(ends) == 2, "tried again, and nothing is seen"
     for code, wanted in (("import os\nos._exit(111)", "exit"), ("import ctypes\nctypes.memset(8, 0, 8)", "crash"), ("", "ok"),
@@ -123,26 +123,26 @@ def test_a_whole_program_that_never_began_is_a_failure_too(judge, monkeypatch):
     assert script("print(1)").errors == ("sandbox failure",)
 
 
-def made(judge, kind, program, *inputs):
+def made(narrow, kind, program, *inputs):
     """A task of a kind."""
     proposal = Proposal(kind, program, inputs)
-    return TASK_TYPES[kind].accept(proposal, judge.run([TASK_TYPES[kind].job(proposal)])[0], LIMITS, "key")
+    return TASK_TYPES[kind].accept(proposal, narrow.run([TASK_TYPES[kind].job(proposal)])[0], LIMITS, "key")
 
 
 ANSWERS = {"code_o": "```output\n[2, 1]\n```", "code_i": "```input\n[1, 2]\n```", "code_f": f"```python\n{REVERSED}\n```"}
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_an_attempt_whose_judging_fails_is_neither_right_nor_wrong(judge, kind):
+def test_an_attempt_whose_judging_fails_is_neither_right_nor_wrong(narrow, kind):
     inputs = [f"[{i}, 1]" for i in range(10)] if kind == "code_f" else ["[1, 2]"]
-    task = made(judge, kind, REVERSED, *inputs)
+    task = made(narrow, kind, REVERSED, *inputs)
     texts = [[ANSWERS[kind], "I do not know."]]
-    assert judge_answers([task], texts, "chat", LIMITS, judge.run) == [["correct", "malformed"]]
+    assert verify_answers([task], texts, "chat", LIMITS, narrow.run) == [["correct", "malformed"]]
 
     def failing(jobs):
-        return [one_failure(verdict) for verdict in judge.run(jobs)]
+        return [one_failure(verdict) for verdict in narrow.run(jobs)]
 
-    assert judge_answers([task], texts, "chat", LIMITS, failing) == [[UNJUDGED, "malformed"]]
+    assert verify_answers([task], texts, "chat", LIMITS, failing) == [[UNJUDGED, "malformed"]]
 
 
 def one_failure(verdict):
@@ -151,16 +151,16 @@ def one_failure(verdict):
     return type(verdict)("sandbox failure", (*verdict.outputs[:n], None), (*verdict.errors[:n], "sandbox failure"), 0.0)
 
 
-def test_a_program_that_is_wrong_somewhere_is_wrong_whatever_failed_elsewhere(judge):
-    task = made(judge, "code_f", REVERSED, *(f"[{i}, 1]" for i in range(10)))
+def test_a_program_that_is_wrong_somewhere_is_wrong_whatever_failed_elsewhere(narrow):
+    task = made(narrow, "code_f", REVERSED, *(f"[{i}, 1]" for i in range(10)))
     wrong = "```python\ndef f(x):\n    return x\n```"
-    verdicts = judge_answers([task], [[wrong]], "chat", LIMITS, lambda jobs: [one_failure(v) for v in judge.run(jobs)])
+    verdicts = verify_answers([task], [[wrong]], "chat", LIMITS, lambda jobs: [one_failure(v) for v in narrow.run(jobs)])
     assert verdicts == [["wrong"]]
 
 
-def test_a_forbidden_system_call_is_told_of_a_student(judge):
-    task = made(judge, "code_f", REVERSED, *(f"[{i}, 1]" for i in range(10)))
-    judged = TASK_TYPES["code_f"].judge(task, ["p"], judge.run([Job("import os\ndef f(x): os.fork()", task.inputs[5:])]), LIMITS)
+def test_a_forbidden_system_call_is_told_of_a_student(narrow):
+    task = made(narrow, "code_f", REVERSED, *(f"[{i}, 1]" for i in range(10)))
+    judged = TASK_TYPES["code_f"].verify(task, ["p"], narrow.run([Job("import os\ndef f(x): os.fork()", task.inputs[5:])]), LIMITS)
     assert judged == [VIOLATION]
 
 
@@ -210,8 +210,8 @@ def test_a_row_left_out_gets_no_reward_and_no_gradient(setup):
     assert unjudged and all(p.solve_rate is None and p.reward == 0 for p in unjudged)
     batch = selfplay.training_batch(s, parts)
     assert len(batch.reward) == len(proposed) - len(unjudged) + len(verdicts) - n_failed
-    alone = [selfplay.judged_rows(part) for part in parts]
-    assert batch.reward.tolist() == pytest.approx(sum((part.reward for part in alone), []))
+    paid = [reward for part in parts for reward in part.reward if reward is not None]
+    assert batch.reward.tolist() == pytest.approx(paid)
     adv = rl.advantages(batch, rl.UpdateConfig.of(s.cfg))
     assert adv.isfinite().all() and len(adv) == len(batch.rollout.ids)
 
@@ -296,9 +296,9 @@ def test_standard_error_leaves_out_what_nobody_was_judged_on():
     assert probes.standard_error({"S0": some, "S1": other}) == pytest.approx((1 / 3) ** .5 / 3 ** .5)
 
 
-def test_held_out_questions_that_the_sandbox_failed_on_count_for_nobody(micro_base, tmp_path, monkeypatch, capsys, judge):
+def test_held_out_questions_that_the_sandbox_failed_on_count_for_nobody(micro_base, tmp_path, monkeypatch, capsys, narrow):
     """They are told of, and asked again by the same command."""
-    broken = Failing(judge, 5)
+    broken = Failing(narrow, 5)
     monkeypatch.setattr(heldout, "open_sandbox", lambda workers, weak: contextlib.nullcontext(broken))
     flags = ["--base", str(micro_base), "--bench", "code_o", "--limit", "12", "--split", "validation", "--workers", "1",
              "--device", "cpu", "--out", str(tmp_path)]

@@ -21,15 +21,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are o
 
 
 @pytest.fixture(scope="module")
-def judge():
+def narrow():
     """The profile of training with its own limits."""
     with Sandbox(workers=2) as sandbox:
         yield sandbox
 
 
-def errors(judge, code, *inputs, **options):
+def errors(narrow, code, *inputs, **options):
     """The errors of one program, without what follows a colon."""
-    verdict, = judge.run([Job(code, inputs or ("3",), **options)])
+    verdict, = narrow.run([Job(code, inputs or ("3",), **options)])
     assert all(re.fullmatch("[ -~]{1,200}", e) for e in verdict.errors if e is not None)
     assert all((o is None) != (e is None) for o, e in zip(verdict.outputs, verdict.errors))
     return [None if e is None else e.split(":")[0] for e in verdict.errors]
@@ -160,13 +160,13 @@ def short(value):
     ("def f(x): return 'x' * 65536", "too big"), ("def f(x): return [0] * 40000", "too big"),
     ("def f(x): return [1 << 3000] * 100", "too big"), ("def f(x): return b'x' * 40000", "too big"),
     ("def f(x): return 'é' * 20000", "too big"), ("def f(x): return 'x' * 65000", None)], ids=short)
-def test_sources_and_results_of_all_kinds(judge, code, name):
+def test_sources_and_results_of_all_kinds(narrow, code, name):
     for deterministic in False, True:
-        error, = errors(judge, code, deterministic=deterministic)
+        error, = errors(narrow, code, deterministic=deterministic)
         assert str(error).lower() in str(name).lower().split("|")
 
 
-def test_arguments_and_answers_that_are_no_data(judge):
+def test_arguments_and_answers_that_are_no_data(narrow):
     bad = ["x" * 10**5, "\0", "1\0", "\ud800", "'\udcff'", "[" * 10**5, "9" * 10**5, "-" * 10**5 + "1",
            "1 + 1", "[1] * 9", "'a' + 'b'", "f(1)", "f", "x", "print", "open('/etc/passwd')",
            "__import__('os').getpid()", "().__class__", "[x for x in [1]]", "{**{}}", "[*[1]]", "*[1]",
@@ -176,14 +176,14 @@ def test_arguments_and_answers_that_are_no_data(judge):
            "1__0", "0777", "1e", "0x", "b'é'", "u'a' b'b'", "Ellipsis", "nan", "inf", "set", "frozenset()",
            "dict()", "list()", "complex(1)", "1j + 1", "1 + 2j + 3j", "\x1b[2J", "import os", "return 1",
            "１", "“1”"]
-    assert errors(judge, "def f(*a): return a", *bad) == ["not a literal"] * len(bad)
-    assert errors(judge, "def f(x): return x", "'" + "x" * (1 << 20) + "'") == ["too big"]
+    assert errors(narrow, "def f(*a): return a", *bad) == ["not a literal"] * len(bad)
+    assert errors(narrow, "def f(x): return x", "'" + "x" * (1 << 20) + "'") == ["too big"]
     good = ["1e999", "{1, 2}", "set()", "(1, [2, {3: b'4'}])", "1_0", "0x10", "-1", "+1", "-1.5j", "- 1"]
-    assert errors(judge, "def f(x): return x", *good) == [None] * len(good)
-    assert errors(judge, "def f(x): return x", "", "1, 2", "'\\ud800'") == ["error", "error", "unsupported"]
+    assert errors(narrow, "def f(x): return x", *good) == [None] * len(good)
+    assert errors(narrow, "def f(x): return x", "", "1, 2", "'\\ud800'") == ["error", "error", "unsupported"]
 
 
-def test_every_verdict_has_a_reason_for_the_log(judge):
+def test_every_verdict_has_a_reason_for_the_log(narrow):
     """Ends and errors, without what follows a colon, are keys of validation.REASONS, some by another name."""
     renamed = {"too big": "output_too_long", "not a literal": "not_literal", "malformed": "malformed_result"}
     programs = ["def f(x): return x", "1 / 0", "def f(x):\n while True: pass", "import os\nos._exit(0)",
@@ -191,7 +191,7 @@ def test_every_verdict_has_a_reason_for_the_log(judge):
                 "import os\ndef f(x): os.write(3, b'?')", "def f(x): return 'x' * 10**6",
                 "def f(x): return id(f)", "def f(x): return f"]
     jobs = [Job(code, ("3",), deterministic=True) for code in programs]
-    verdicts = judge.run([*jobs, Job(programs[0], ("x",))])
+    verdicts = narrow.run([*jobs, Job(programs[0], ("x",))])
     for verdict in verdicts:
         for name in {verdict.end, (verdict.errors[0] or "ok").split(":")[0]} - {"ok"}:
             assert renamed.get(name, name.replace(" ", "_")) in REASONS, verdict

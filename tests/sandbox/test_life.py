@@ -30,54 +30,54 @@ def f(x):
     return mark, [v for v in texts if 'SECRET' + '=' in v]"""
 
 
-def test_no_memory_of_the_earlier_task(judge):
+def test_no_memory_of_the_earlier_task(narrow):
     for _ in range(2):
-        judge.run([Job(POISON, ("1",))] * 4)
-        for verdict in judge.run([Job(SCAN, ("1",)), HONEST] * 2)[::2]:
+        narrow.run([Job(POISON, ("1",))] * 4)
+        for verdict in narrow.run([Job(SCAN, ("1",)), HONEST] * 2)[::2]:
             assert verdict.outputs == ('{"t":[false,[]]}',)
 
 
 def test_dead_and_stopped_fork_servers_are_replaced_and_their_jobs_judged_again():
-    with Sandbox(workers=1, cpu_s=0.4, wall_s=0.5) as judge:
-        os.kill(judge.servers[0].process.pid, signal.SIGKILL)           # dead before it is asked
-        assert one(judge, LOOP, "1").outputs == ("10",) and judge.scheduler.replaced == 1
-        pid = judge.servers[0].process.pid
+    with Sandbox(workers=1, cpu_s=0.4, wall_s=0.5) as narrow:
+        os.kill(narrow.servers[0].process.pid, signal.SIGKILL)           # dead before it is asked
+        assert one(narrow, LOOP, "1").outputs == ("10",) and narrow.scheduler.replaced == 1
+        pid = narrow.servers[0].process.pid
         threading.Timer(0.1, os.kill, (pid, signal.SIGKILL)).start()    # dead at work
-        assert one(judge, LOOP, "2", "1").outputs == (None, "10") and judge.scheduler.replaced == 2
-        os.kill(judge.servers[0].process.pid, signal.SIGSTOP)
-        assert one(judge, LOOP, "1").outputs == ("10",) and judge.scheduler.replaced == 3
-        assert judge.run([HONEST])[0].end == "ok"
+        assert one(narrow, LOOP, "2", "1").outputs == (None, "10") and narrow.scheduler.replaced == 2
+        os.kill(narrow.servers[0].process.pid, signal.SIGSTOP)
+        assert one(narrow, LOOP, "1").outputs == ("10",) and narrow.scheduler.replaced == 3
+        assert narrow.run([HONEST])[0].end == "ok"
 
 
 def test_an_interrupted_run_leaves_no_stale_verdicts():
     def interrupt(*_):
         raise KeyboardInterrupt
-    with Sandbox(workers=2, cpu_s=5, wall_s=6) as judge:
+    with Sandbox(workers=2, cpu_s=5, wall_s=6) as narrow:
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(KeyboardInterrupt):
-                judge.run([Job(LOOP, ("2",))] * 3)
+                narrow.run([Job(LOOP, ("2",))] * 3)
         finally:
             signal.signal(signal.SIGALRM, before)
-        verdicts = judge.run([Job(LOOP, (text,)) for text in "345"])
+        verdicts = narrow.run([Job(LOOP, (text,)) for text in "345"])
         assert [verdict.outputs for verdict in verdicts] == [("30",), ("40",), ("50",)]
-        assert judge.scheduler.replaced == 2
+        assert narrow.scheduler.replaced == 2
 
 
-def held(judge):
+def held(narrow):
     """Open descriptors of this process, and pages of each fork server."""
-    files = [Path(f"/proc/{server.process.pid}/statm") for server in judge.servers]
+    files = [Path(f"/proc/{server.process.pid}/statm") for server in narrow.servers]
     return [len(os.listdir("/proc/self/fd"))] + [file.read_text().split()[0] for file in files]
 
 
-def test_descriptors_stay_flat(judge):
+def test_descriptors_stay_flat(narrow):
     jobs = [HONEST, Job(LOOP, ("1", "x")), Job("import os\nos._exit(1)", ("1",)),
             Job("def f(x): 1", ("1",), deterministic=True)]
-    judge.run(jobs)
-    before = held(judge)
-    judge.run(jobs * 40)
-    assert held(judge) == before
+    narrow.run(jobs)
+    before = held(narrow)
+    narrow.run(jobs * 40)
+    assert held(narrow) == before
     with Sandbox(workers=1):
         pass
     assert len(os.listdir("/proc/self/fd")) == before[0]
@@ -86,8 +86,8 @@ def test_descriptors_stay_flat(judge):
 def test_the_slots_are_free_of_what_the_trainer_holds():
     fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(200)]       # more than the slots, and beyond 100
     try:
-        with Sandbox(workers=1) as judge:
-            assert judge.run([HONEST])[0].outputs == ('{"t":[[1,2],2.0,2]}',)
+        with Sandbox(workers=1) as narrow:
+            assert narrow.run([HONEST])[0].outputs == ('{"t":[[1,2],2.0,2]}',)
     finally:
         for fd in fds:
             os.close(fd)
@@ -110,11 +110,11 @@ def children(parents):
 
 KILLED = """import os, signal, sys
 from verifier import Sandbox, Job
-judge = Sandbox(workers=2, cpu_s=20, wall_s=30, weak=True, without=sys.argv[2:])
-if sys.argv[1] == "stopped": os.kill(judge.servers[1].process.pid, signal.SIGSTOP)
+narrow = Sandbox(workers=2, cpu_s=20, wall_s=30, weak=True, without=sys.argv[2:])
+if sys.argv[1] == "stopped": os.kill(narrow.servers[1].process.pid, signal.SIGSTOP)
 if os.fork() == 0: signal.pause()
-print(*[server.process.pid for server in judge.servers], flush=True)
-judge.run([Job("def f(x):\\n while True: pass", ("1",))] * 2)
+print(*[server.process.pid for server in narrow.servers], flush=True)
+narrow.run([Job("def f(x):\\n while True: pass", ("1",))] * 2)
 """
 
 
@@ -147,8 +147,8 @@ def test_nothing_outlives_a_killed_trainer(words):
 
 # ---- tiers ------------------------------------------------------------------------------------------------
 
-def test_tiers_and_refusal(capfd, judge):
-    assert judge.tier in ("full", "no namespaces") and judge.report["seccomp"] == "ok"
+def test_tiers_and_refusal(capfd, narrow):
+    assert narrow.tier in ("full", "no namespaces") and narrow.report["seccomp"] == "ok"
     assert "WARNING" not in capfd.readouterr().err
     with Sandbox(workers=1, without=("namespaces",)) as lower:
         assert lower.tier == "no namespaces" and lower.run([HONEST])[0].end == "ok"
@@ -178,9 +178,9 @@ from verifier import Job, Sandbox
 for number in signal.SIGPROF, signal.SIGCHLD, signal.SIGXFSZ, signal.SIGINT:
     signal.signal(number, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF, signal.SIGCHLD, signal.SIGXFSZ])
-with Sandbox(workers=1, cpu_s=0.2, wall_s=60) as judge:
+with Sandbox(workers=1, cpu_s=0.2, wall_s=60) as narrow:
     jobs = [Job('def f(x):\\n while True: pass', ('1',)), Job('def f(x): 1', ('1',))]
-    print([verdict.end for verdict in judge.run(jobs)])
+    print([verdict.end for verdict in narrow.run(jobs)])
 """
 
 

@@ -82,12 +82,12 @@ def test_round_trip_of_random_values_and_equality_as_in_python():
     assert all(same(v, decode(encode(v))) for v in values)
 
 
-def test_values_come_back_from_a_program_as_they_went_in(judge):
+def test_values_come_back_from_a_program_as_they_went_in(narrow):
     rng = random.Random(1)
     values = [draw(rng) for _ in range(400)]
     no_literals = re.compile("frozenset|inf|nan")
     values = [v for v in values if not no_literals.search(repr(v))][:150]
-    verdicts = judge.run([Job("def f(x): return x", (repr(v),)) for v in values])
+    verdicts = narrow.run([Job("def f(x): return x", (repr(v),)) for v in values])
     assert [v.errors for v in verdicts] == [(None,)] * len(values)
     assert all(same(decode(verdict.outputs[0]), value) for verdict, value in zip(verdicts, values))
 

@@ -14,14 +14,14 @@ from verifier import Job, Sandbox
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
 
 
-def test_inputs_are_literals_between_the_parentheses_of_a_call(judge):
+def test_inputs_are_literals_between_the_parentheses_of_a_call(narrow):
     code = "def f(*a): return a"
     good = {"": "()", " ": "()", "1": "(1,)", "1, 2": "(1, 2)", "1,": "(1,)", "[1, 2], 'a'": "([1, 2], 'a')",
             "# c": "()", "1 # c)": "(1,)", "(1, 2)": "((1, 2),)",
             "{1: {2}}, -1.5, 1+2j": "({1: {2}}, -1.5, 1+2j)", "')'": "(')',)",
             "b'\\xff', None, True": "(b'\\xff', None, True)", "\n1\n,2": "(1, 2)", "set()": "(set(),)",
             "'a' 'b'": "('ab',)"}
-    verdict = one(judge, code, *good)
+    verdict = one(narrow, code, *good)
     assert verdict.errors == (None,) * len(good)
     for text, output in zip(good, verdict.outputs):
         assert decode(output) == ast.literal_eval(good[text]), text
@@ -29,42 +29,42 @@ def test_inputs_are_literals_between_the_parentheses_of_a_call(judge):
            "1 if 1 else 2", "(", ")", "1 2", ",", "lambda: 0", "f'{1}'", "__import__('os')", "x for x in [1]",
            "(x := 1)", "1)#", "1 #\n) or (1", "1\n)\n(2", "'", "{[]: 1}", "......", "[" * 5000, "9" * 5000,
            "'\ud800'", "\0", "1;2", "print()", "not 1", "1 < 2", "[].__class__"]
-    assert one(judge, code, *bad).errors == ("not a literal",) * len(bad)
+    assert one(narrow, code, *bad).errors == ("not a literal",) * len(bad)
 
 
-def test_one_input_does_no_harm_to_its_neighbours(judge):
+def test_one_input_does_no_harm_to_its_neighbours(narrow):
     for deed in ("while True: pass", "__import__('os')._exit(0)", "__import__('ctypes').memset(8, 0, 8)",
                  "raise SystemExit", "__import__('os').kill(1, 9)", "__import__('os').write(3, b'=0\\n' * 9)",
                  "return 'x' * 70000"):
         for deterministic in False, True:
             code = LOOP.replace("while True: pass", deed)
-            verdict = one(judge, code, "1", "2", "3", deterministic=deterministic)
+            verdict = one(narrow, code, "1", "2", "3", deterministic=deterministic)
             assert verdict.outputs[::2] == ("10", "30") and verdict.errors[1], (deed, verdict)
     slow = "def f(x):\n t = 0\n for i in range(10**9):\n  t += i\n  if i == 1500000: return x"
-    verdict = one(judge, slow, *"1234")                     # their time adds up, so each gets its own child
+    verdict = one(narrow, slow, *"1234")                     # their time adds up, so each gets its own child
     assert verdict.end == "timeout" or verdict.outputs == tuple("1234")
     long = "def f(x): return chr(x) * 60000"                # together more than one child may report
-    verdict = one(judge, long, *map(str, range(97, 107)))
+    verdict = one(narrow, long, *map(str, range(97, 107)))
     assert verdict.end == "ok" and verdict.errors == (None,) * 10
 
 
-def test_ends(judge):
+def test_ends(narrow):
     for code, end in ((LOOP, "ok"), (LOOP.replace("2", "3"), "timeout"), ("import os\nos._exit(1)", "exit"),
                       ("def f(x): 1 / 0", "ok"), (")", "ok")):
-        assert one(judge, code).end == end, code
-    verdict = one(judge, "def f(x): return 1 / x", "0", "2")
+        assert one(narrow, code).end == end, code
+    verdict = one(narrow, "def f(x): return 1 / x", "0", "2")
     assert verdict.errors == ("error: ZeroDivisionError: division by zero", None)
     assert verdict.outputs == (None, "0.5")
     assert 0 < verdict.cpu_s < CPU_S
-    assert judge.run([]) == [] and judge.run([Job("", ())])[0].outputs == ()
-    assert one(judge, "def g(x): return x", "1", entry="g").outputs == ("1",)
+    assert narrow.run([]) == [] and narrow.run([Job("", ())])[0].outputs == ()
+    assert one(narrow, "def g(x): return x", "1", entry="g").outputs == ("1",)
     assert json.loads(json.dumps(verdict.__dict__))["end"] == "ok"
 
 
-def test_order_of_many_jobs_and_workers(judge):
+def test_order_of_many_jobs_and_workers(narrow):
     jobs = [Job(f"def f(x): return x + {i}", ("1",), deterministic=i % 7 == 0) for i in range(120)]
     jobs[50] = Job(LOOP, ("2",))
-    outputs = [v.outputs[0] for v in judge.run(jobs)]
+    outputs = [v.outputs[0] for v in narrow.run(jobs)]
     assert outputs == [str(i + 1) if i != 50 else None for i in range(120)]
 
 
@@ -100,12 +100,12 @@ def test_order_of_many_jobs_and_workers(judge):
     "def g():\n yield from range(9)\nG = g()\ndef f(x): return next(G)",
     "L = [3, 1, 2]\ndef f(x): return L.pop()",
     "import decimal\ndef f(x):\n decimal.getcontext().prec += 1\n return decimal.getcontext().prec"])
-def test_what_is_not_deterministic(judge, code):
-    errors = one(judge, code, "3", "4", deterministic=True).errors
+def test_what_is_not_deterministic(narrow, code):
+    errors = one(narrow, code, "3", "4", deterministic=True).errors
     assert all(e == "nondeterministic" or e.startswith("error: ValueError") for e in errors), errors
 
 
-def test_a_second_run_that_ends_otherwise_is_told(judge):
+def test_a_second_run_that_ends_otherwise_is_told(narrow):
     """Each does its deed only when it is called again; the value of the first run is not enough."""
     for deed, name in (("while True: pass", "timeout"), ("import os; os._exit(0)", "nondeterministic"),
                        ("return 1", "nondeterministic"),
@@ -113,12 +113,12 @@ def test_a_second_run_that_ends_otherwise_is_told(judge):
                        ("raise KeyError", "nondeterministic"), ("return 'x' * 10**6", "nondeterministic"),
                        ("return f", "nondeterministic")):
         code = f"n = 0\ndef f(x):\n global n\n n += 1\n if n == 2:\n  {deed}\n return 0"
-        verdict = one(judge, code, "3", deterministic=True)
+        verdict = one(narrow, code, "3", deterministic=True)
         assert verdict.errors == (name,), (deed, verdict)
     code = "n = []\ndef f(x): return n.append(x) or len(n) % 2"
-    assert one(judge, code, "1", "2", "3", deterministic=True).errors == ("nondeterministic",) * 3
+    assert one(narrow, code, "1", "2", "3", deterministic=True).errors == ("nondeterministic",) * 3
     code = "def f(x, a=[]): return a.append(x) or sum(a)"
-    assert one(judge, code, *"00", deterministic=True).errors == (None, None)
+    assert one(narrow, code, *"00", deterministic=True).errors == (None, None)
 
 
 @pytest.mark.parametrize("code", [
@@ -129,54 +129,54 @@ def test_a_second_run_that_ends_otherwise_is_told(judge):
     "def f(x): return g(x + 20)",
     "def f(x):\n x.append(1)\n return x",
     "def f(x): raise ValueError(id(x))"])
-def test_what_is_deterministic(judge, code):
-    verdict = one(judge, code, "[3]" if "append" in code else "3", deterministic=True)
+def test_what_is_deterministic(narrow, code):
+    verdict = one(narrow, code, "[3]" if "append" in code else "3", deterministic=True)
     assert verdict.errors[0] is None or verdict.errors[0].startswith("error: ValueError"), verdict
 
 
 @pytest.mark.parametrize("flips", ["1 if len(n) < 3 else len(n) % 2", "len(n) < 3", "1 / (len(n) != 3)", "len(n) < 5"])
-def test_a_later_call_that_flips_is_noticed(judge, flips):
+def test_a_later_call_that_flips_is_noticed(narrow, flips):
     code = f"n = []\ndef f(x):\n n.append(x)\n return {flips}"
-    assert one(judge, code, deterministic=True).errors == (None,), "two calls are not enough"
-    assert one(judge, code, deterministic=True, thorough=True).errors == ("nondeterministic",)
+    assert one(narrow, code, deterministic=True).errors == (None,), "two calls are not enough"
+    assert one(narrow, code, deterministic=True, thorough=True).errors == ("nondeterministic",)
 
 
-def test_the_calls_of_a_thorough_job_have_the_time_of_two(judge):
+def test_the_calls_of_a_thorough_job_have_the_time_of_two(narrow):
     slow = "import time\ndef f(x):\n t = time.process_time()\n while time.process_time() - t < x: pass\n return 1"
-    assert one(judge, slow, str(0.25 * CPU_S), deterministic=True, thorough=True).errors == (None,)
-    assert one(judge, slow, str(0.7 * CPU_S), deterministic=True, thorough=True).errors == ("timeout",)
+    assert one(narrow, slow, str(0.25 * CPU_S), deterministic=True, thorough=True).errors == (None,)
+    assert one(narrow, slow, str(0.7 * CPU_S), deterministic=True, thorough=True).errors == ("timeout",)
 
 
-def test_what_two_interpreters_agree_on_by_chance_a_third_mostly_does_not(judge):
+def test_what_two_interpreters_agree_on_by_chance_a_third_mostly_does_not(narrow):
     """The order of two words in a set hangs on the hash seed alone: about half of these look deterministic to the twins."""
     words = "cat dog red blue one two sun moon tea cup ink pen oak elm fox owl".split()
     pairs = [(a, b) for i, a in enumerate(words) for b in words[:i]]
     codes = [f"def f(x): return list({{{a!r}, {b!r}}})" for a, b in pairs]
     accepted = []
     for thorough in False, True:
-        verdicts = judge.run([Job(code, ("1",), deterministic=True, thorough=thorough) for code in codes])
+        verdicts = narrow.run([Job(code, ("1",), deterministic=True, thorough=thorough) for code in codes])
         accepted.append(sum(verdict.errors == (None,) for verdict in verdicts))
     assert 0 < accepted[0] < 0.7 * len(pairs) and accepted[1] < 0.7 * accepted[0]
-    same = judge.run([Job(f"def f(x): return sorted({{{a!r}, {b!r}}})", ("1",), deterministic=True, thorough=True) for a, b in pairs[:9]])
+    same = narrow.run([Job(f"def f(x): return sorted({{{a!r}, {b!r}}})", ("1",), deterministic=True, thorough=True) for a, b in pairs[:9]])
     assert all(verdict.end == "ok" and verdict.errors == (None,) for verdict in same)
-    assert one(judge, "def f(x): return 1 / x", "0", "2", deterministic=True, thorough=True).outputs == (None, "0.5")
+    assert one(narrow, "def f(x): return 1 / x", "0", "2", deterministic=True, thorough=True).outputs == (None, "0.5")
 
 
 # ---- profiles and whole programs --------------------------------------------------------------------------
 
-def test_profiles(judge, wide):
+def test_profiles(narrow, wide):
     everything = "".join(f"import {name}\n" for name in sorted(IMPORTS)) + "def f(x): return x"
-    assert one(judge, everything).outputs == one(wide, everything).outputs == ("3",)
+    assert one(narrow, everything).outputs == one(wide, everything).outputs == ("3",)
     for name in set(PROFILES["eval"].imports) - set(PROFILES["train"].imports) - {"_strptime"}:
         assert one(wide, f"import {name}\ndef f(x): return x").outputs == ("3",), name
     for name in "hashlib", "datetime", "threading", "subprocess":
-        error, = one(judge, f"import {name}\ndef f(x): return x").errors
+        error, = one(narrow, f"import {name}\ndef f(x): return x").errors
         assert error.startswith("error: ModuleNotFoundError"), name
     code = ("from collections import Counter, namedtuple\nP = namedtuple('P', 'a b')\n"
             "def f(x): return [Counter('aab'), P(1, x)]")
-    assert one(judge, code).errors == ("unsupported: value of type Counter",)
+    assert one(narrow, code).errors == ("unsupported: value of type Counter",)
     assert one(wide, code).outputs == ('[{"d":[["a",2],["b",1]]},{"t":[1,3]}]',)
-    assert one(judge, "def f(x): return 1 << 5000").errors[0].startswith("unsupported")
+    assert one(narrow, "def f(x): return 1 << 5000").errors[0].startswith("unsupported")
     text, = one(wide, "def f(x): return 1 << 9_000_000").outputs
     assert decode(text, PROFILES["eval"].max_text) == 1 << 9_000_000
     clock = "import datetime\ndef f(x): return str(datetime.datetime.now())"
@@ -185,9 +185,9 @@ def test_profiles(judge, wide):
         Sandbox(profile="evil")
 
 
-def run_script(judge, code, *inputs, cpu_s=0.3, **options):
+def run_script(narrow, code, *inputs, cpu_s=0.3, **options):
     """The verdict on a whole program."""
-    verdict, = judge.run([Job(code, inputs or ("a\nbc\n",), entry=None, cpu_s=cpu_s, **options)])
+    verdict, = narrow.run([Job(code, inputs or ("a\nbc\n",), entry=None, cpu_s=cpu_s, **options)])
     return verdict
 
 
@@ -231,8 +231,8 @@ def test_how_whole_programs_end(wide, code, end):
     assert verdict.end in end.split("|") and verdict.outputs == (None,)
 
 
-def test_who_gives_up_runs_no_other_input(judge):
-    verdict = one(judge, LOOP, "1", "2", "3", "2", give_up=True)
+def test_who_gives_up_runs_no_other_input(narrow):
+    verdict = one(narrow, LOOP, "1", "2", "3", "2", give_up=True)
     assert verdict.outputs == ("10", None, None, None)
     assert verdict.errors == (None, "timeout", "not run", "not run")
-    assert one(judge, LOOP, "2", "1", give_up=True, cpu_s=0.05).errors == ("timeout", "not run")
+    assert one(narrow, LOOP, "2", "1", give_up=True, cpu_s=0.05).errors == ("timeout", "not run")

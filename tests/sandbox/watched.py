@@ -72,7 +72,7 @@ def meet(judge, text, prompt_format):
         answers = [kind.parse_answer(text, prompt_format, gold, limits)]
         jobs = kind.answer_jobs(gold, answers, limits)
         ran += len(jobs)
-        kind.judge(gold, answers, judge.run(jobs), limits)
+        kind.verify(gold, answers, judge.run(jobs), limits)
     return ran
 
 

@@ -42,7 +42,7 @@ def judge(task, prompt_format, text):
     kind, limits = TASK_TYPES[task.kind], Limits.for_format(prompt_format)
     answer = kind.parse_answer(text, prompt_format, task, limits)
     assert kind.answer_jobs(task, [answer], limits) == []
-    return kind.judge(task, [answer], [], limits)[0]
+    return kind.verify(task, [answer], [], limits)[0]
 
 
 # ---------------------------------------------------------------- numbers
@@ -218,7 +218,7 @@ def test_the_micro_protocol_is_that_of_the_training_data(sandbox, name):
         assert not isinstance(task, str), (task, example.answer)
         lines, asked = example.answer.split("\n"), kind.solve("micro", task, MICRO).user
         if name == "math":
-            assert asked == data.math_prompt([line[1:] for line in lines if line.startswith("?")])
+            assert asked == "\n".join(["math", *(line for line in lines if line.startswith("?")), ""])
             assert judge(task, "micro", f">1\n={task.outputs[0]}") == "correct"
             assert judge(task, "micro", "=-1") == "wrong"
         else:

@@ -5,8 +5,7 @@ import pytest
 from proposals import fate
 
 import config
-from micro import data
-from tasks import TASK_TYPES, judge_answers, miu, proof
+from tasks import TASK_TYPES, verify_answers, miu, proof
 from tasks.metamath import Database
 from tasks.prompts import TEMPLATES
 from tasks.validation import Limits
@@ -37,22 +36,13 @@ def test_every_derivation_is_a_proof():
         Database().read(f"{theory}\n${{ {miu.statement('MI', 'MU')} $= {miu.metamath(['MI', 'MII'])} $. $}}")
 
 
-def test_training_texts_are_those_of_tasks(sandbox):
-    rng, n_tasks = random.Random(1), 0
-    for _ in range(10):
-        example = data.example(rng, "propose proof")
-        assert example.prompt == PROOF.propose("micro", [], rng, LIMITS).user
-        task = fate(sandbox, PROOF.parse_proposal(example.answer, "micro", [], LIMITS), LIMITS)
-        if task in ("trivial", "unused_hypothesis"):
-            continue
-        assert PROOF.solve("micro", task, LIMITS).user == data.proof_prompt(example.answer.split("\n"))
-        n_tasks += 1
-    assert n_tasks >= 5
+def test_derivations_are_theorems_and_proofs(sandbox):
+    assert PROOF.propose("micro", [], random.Random(1), LIMITS).user == "propose proof\n"
     task = fate(sandbox, PROOF.parse_proposal("MII\nMIIII\nMUI", "micro", [], LIMITS), LIMITS)
-    assert task.program == "iii(\n    double(h))"
+    assert task.program == "iii(\n    double(h))" and PROOF.solve("micro", task, LIMITS).user == "proof\nMII\nMUI\n"
     answers = ["MIIII\nMUI", "MIIII\nMUI\n", "MUI", "MIIII\nMIU", "MIIII", "MIIIIX", "", "MII\nMIIII\nMUI",
                "MIIII\nMIIIIU\nMIIIIUIIIIU\nMIIIIUUIU\nMIIIIIU\nMUIIU"]
-    judged, = judge_answers([task], [answers], "micro", LIMITS, sandbox.run)
+    judged, = verify_answers([task], [answers], "micro", LIMITS, sandbox.run)
     assert judged == 2 * ["correct"] + 3 * ["wrong"] + 2 * ["malformed"] + 2 * ["wrong"]
 
 
@@ -76,7 +66,7 @@ def test_a_theorem_from_the_axiom_is_judged(sandbox):
     proposal = PROOF.from_row({"theorem": "x $p |- M I I U $= se sM sI mii addu $.", "theory": miu.THEORY})
     task = fate(sandbox, proposal, LIMITS)
     assert PROOF.solve("micro", task, LIMITS).user == "proof\nMI\nMIIU\n"
-    judged, = judge_answers([task], [["MII\nMIIU", "MIU\nMIIU"]], "micro", LIMITS, sandbox.run)
+    judged, = verify_answers([task], [["MII\nMIIU", "MIU\nMIIU"]], "micro", LIMITS, sandbox.run)
     assert judged == ["correct", "wrong"]
 
 
@@ -84,14 +74,3 @@ def test_micro_has_words_for_this_theory_alone():
     assert TEMPLATES["proof"].micro[0] and config.resolve_config(config.Config(task_types="proof"), "micro").theory == miu.THEORY
     with pytest.raises(ValueError, match="--theory prop.mm: the micro prompt format has words for miu.mm alone"):
         config.resolve_config(config.Config(task_types="proof", theory="prop.mm"), "micro")
-
-
-def test_a_share_of_the_mixture():
-    mixture = data.with_theorems(data.MIXTURE, .2)
-    assert sum(mixture.values()) == pytest.approx(1) and mixture["proof"] + mixture["propose proof"] == pytest.approx(.2)
-    rng = random.Random(3)
-    for kind in ("proof", "propose proof"):
-        for _ in range(30):
-            example = data.example(rng, kind)
-            text = example.answer if kind != "proof" else f"{example.prompt.split()[1]}\n{example.answer}"
-            assert len(text.split("\n")) == example.n + 1 and miu.metamath(miu.lines_of(text))

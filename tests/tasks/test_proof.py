@@ -14,7 +14,7 @@ from evolve import Member
 from infra.distributed import Ranks
 from run.metrics import describe
 from run.task_log import task_from_row, task_rows
-from tasks import TASK_TYPES, judge_answers, proof, read_tasks
+from tasks import TASK_TYPES, verify_answers, proof, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Reject, Task
 from tasks.prompts import PROMPT_FORMATS
@@ -130,7 +130,7 @@ def test_duplicates_are_statements_up_to_renaming():
     ("```proof\n$[ x $]\n```", "malformed"), (f"```proof\n{'wp ' * 3000}\n```", "malformed"),
     ("```proof\né\n```", "malformed"), ("I do not know.", "malformed"), ("", "malformed")])
 def test_proofs_deserve_their_verdicts(sandbox, text, verdict):
-    assert judge_answers([outcome(sandbox, SYL3)], [[text]], "chat", LIMITS, sandbox.run) == [[verdict]]
+    assert verify_answers([outcome(sandbox, SYL3)], [[text]], "chat", LIMITS, sandbox.run) == [[verdict]]
 
 
 def test_nothing_runs_and_the_database_is_what_the_flag_says(sandbox):
@@ -139,7 +139,7 @@ def test_nothing_runs_and_the_database_is_what_the_flag_says(sandbox):
     answers = ["wp wq ws h1 wq wr ws h2 h3 syl syl", None, "wp", "se sI sI se sI mi double double"]
     for task, limits, wanted in zip(tasks, (LIMITS, MIU), (0, 3)):
         assert PROOF.answer_jobs(task, answers, limits) == []
-        judged = PROOF.judge(task, answers, [], limits)
+        judged = PROOF.verify(task, answers, [], limits)
         assert judged == ["malformed" if i == 1 else "correct" if i == wanted else "wrong" for i in range(4)]
     other = Proposal("proof", "miu.mm", tasks[1].inputs, tasks[1].message)
     assert PROOF.check(other, LIMITS).reason == "other_theory"
