@@ -34,8 +34,8 @@ def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 def bootstrap(strata: list[np.ndarray], percentiles: tuple[float, float] = (2.5, 97.5)) -> np.ndarray:
-    """95% percentile interval (..., 2) of the mean of the means of strata (n, ...), from 10,000 draws of items
-    within each. All columns of a draw have the same items; the strata are those that there are."""
+    """95% percentile interval (..., 2) of the mean of the means of strata (n, ...), from 10,000 draws of
+    items within each. All columns of a draw have the same items; the strata are those that there are."""
     rng = np.random.default_rng(0)
     means = np.zeros(())
     for values in map(np.asarray, strata):
