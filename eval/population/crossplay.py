@@ -22,7 +22,7 @@ import numpy as np
 import selfplay
 from config import Config, config_of_run, resolve_config
 from eval import answering, common
-from eval.population.heldout import Item, examiner, formatted, judge_flags
+from eval.population.heldout import Item, examiner, formatted, verifier_flags
 from eval.stats import paired_bootstrap, wilson
 from eval.summary import BASE, comparable, shares
 from evolve import Member
@@ -149,8 +149,8 @@ def table(result: dict) -> str:
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
     parser = common.parser_of("eval.population.crossplay", __doc__, None,
-                              without=("data", "prompt", "adapters", "bench", "limit", "against"))
-    judge_flags(parser)
+                              without=("data", "prompt", "adapters", "bench", "limit"))
+    verifier_flags(parser)
     parser.add_argument("--tasks", type=int, default=48, help="tasks of each teacher generation")
     parser.add_argument("--generations", type=int, default=0, help="checkpoints, evenly spaced; 0 = all")
     parser.set_defaults(temperature=1.0, samples=2)
@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     run = RunDir(Path(args.run).expanduser(), writes=False)
     steps = generations(run, args.generations)
     with open_sandbox(args.workers, args.weak_sandbox) as sandbox:
-        alone = argparse.Namespace(**vars(args) | dict(base=common.base_name(args, []), run="", adapters=[]))
+        alone = argparse.Namespace(**vars(args) | dict(base=common.base_name(args, {}), run="", adapters=[]))
         bare = formatted(args, common.load(alone))
         prompt_format = bare.base.prompt_format
         cfg = dataclasses.replace(config_of_run(run.config(), run.path), rollout_batch=args.max_rows)
@@ -178,13 +178,13 @@ def main(argv: list[str] | None = None) -> int:
         out, done = common.open_out(args, dataclasses.replace(bare, hashes=members), f"task {prompt_format}",
                                     hashes, "eval-crossplay")
         out.write_json("tasks.json", [dataclasses.asdict(item) for item in items])
-        ask, judge = examiner(sandbox, prompt_format, Limits.of_run(cfg, prompt_format, bare.base.tokenizer))
-        rows = answering.answer_all(bare, items, ask, judge, args, out, done, prompt_format)
+        ask, verify = examiner(sandbox, prompt_format, Limits.of_run(cfg, prompt_format, bare.base.tokenizer))
+        rows = answering.answer_all(bare, items, ask, verify, args, out, done, prompt_format)
         for step in steps:
             population, seated = generation(run, bare, step)
             slots = {f"{step}/{m.name}": m.slot for m in seated if m.role == "student"}
             population = dataclasses.replace(population, slots=slots)
-            rows += answering.answer_all(population, items, ask, judge, args, out, done, prompt_format)
+            rows += answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
     result = summary(cells(comparable(rows)), steps)
     out.write_json("summary.json", dict(run=str(run.path), temperature=args.temperature, samples=args.samples,
                                         **result))

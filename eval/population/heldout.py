@@ -2,7 +2,6 @@
 
     python -m eval.population.heldout --run out/NAME                      # base and members; 1,500 tasks
     python -m eval.population.heldout --run out/NAME --samples 16         # and pass@k, at temperature 1
-    python -m eval.population.heldout --run out/NAME --against out/OTHER  # and differences to another run
     python -m eval.population.heldout --base micro/base --bench code_o,logic --limit 60 --split validation
 
 Five families: output, input and program tasks (code_o, code_i, code_f) by statements, word problems (math) by
@@ -23,7 +22,7 @@ from pathlib import Path
 
 from config import PRESETS
 from eval import answering, common
-from eval.summary import comparable, gain_table, pass_table, passes, summarise, table
+from eval.summary import comparable, summarise, table
 from micro.evaluate import SIZES, draw_tasks
 from run.platform import open_sandbox
 from tasks import TASK_TYPES, verify_answers
@@ -116,17 +115,17 @@ def n_proposed(run: str, items: list[Item]) -> int:
     return sum(item.task.program in programs for item in items if not is_seen(item.bench, item.id))
 
 
-# ---- asking and judging ------------------------------------------------------------------------------------
+# ---- asking and verifying ----------------------------------------------------------------------------------
 
 def examiner(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None) -> tuple[Callable, Callable]:
-    """ask(item) -> Prompt and judge([(item, text)]) -> [row of answers.jsonl], both as in training, for items
+    """ask(item) -> Prompt and verify([(item, text)]) -> [row of answers.jsonl], both as in training, for items
     with .task; limits: a run's, else the format's. A row's correct is None where the sandbox failed."""
     limits = limits or Limits.for_format(prompt_format)
 
     def ask(item: Item) -> Prompt:
         return TASK_TYPES[item.task.kind].solve(prompt_format, item.task, limits)
 
-    def judge(answers: list[tuple]) -> list[dict]:
+    def verify(answers: list[tuple]) -> list[dict]:
         tasks = [item.task for item, _ in answers]
         texts = [[ask(item).prefix + text] for item, text in answers]
         out = []
@@ -134,11 +133,11 @@ def examiner(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None)
             correct = None if verdict == UNJUDGED else verdict == "correct"
             out.append(dict(correct=correct, verdict=verdict))
         return out
-    return ask, judge
+    return ask, verify
 
 
-def judge_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of what asks and judges tasks."""
+def verifier_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of what asks and verifies tasks."""
     parser.add_argument("--prompt-format", default="", choices=("", *PROMPT_FORMATS),
                         help="how the model is talked to; default: as the run was, else as the base wants")
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes")
@@ -177,25 +176,13 @@ def counted(rows: list[dict]) -> list[dict]:
     return fresh + [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in fresh]
 
 
-def pass_tables(lines: list[dict], samples: int) -> str:
-    """pass@k by family for the terminal, and what is gained over the base at one try and at many."""
-    gains = [line for line in lines if "minus_base" in line]
-    out = [f"pass@k, the chance that one of k answers is right, from {samples} answers to a task",
-           "(intervals: 95%, tasks drawn anew)", pass_table(lines)]
-    if gains:
-        out += ["\nElicited or new? Ahead of the base at one try, level or behind at many: it finds them,",
-                "too, and training made them likelier (Yue et al. 2025, arXiv 2504.13837). Ahead at both:",
-                "many tries of the base do not suffice.", gain_table(gains)]
-    return "\n".join(out)
-
-
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     """The flags. Raises ValueError for what the user can mend without the base."""
     parser = common.parser_of("eval.population.heldout", __doc__, None,
                               without=("data", "prompt", "temperature"))
     parser.add_argument("--temperature", type=float, default=None,
                         help="0 = greedy; default: 0 with one sample, 1 (as in training) with several")
-    judge_flags(parser)
+    verifier_flags(parser)
     parser.add_argument("--split", default="test", choices=SPLITS,
                         help="choose members on validation, claim on test")
     args = parser.parse_args(argv)
@@ -221,15 +208,12 @@ def main(argv: list[str] | None = None) -> int:
         hashes, items = hashes_of(families, args.split), items_of(families, args.split, args.limit)
         out, done = common.open_out(args, population, f"task {prompt_format}", hashes, default)
         (out.path / "items.jsonl").write_text("\n".join(json.dumps(dataclasses.asdict(i)) for i in items))
-        ask, judge = examiner(sandbox, prompt_format)
-        rows = comparable(answering.answer_all(population, items, ask, judge, args, out, done, prompt_format))
+        ask, verify = examiner(sandbox, prompt_format)
+        rows = comparable(answering.answer_all(population, items, ask, verify, args, out, done, prompt_format))
     sizes, n_met = by_size(rows, args.max_new), n_proposed(args.run, items)
-    several = dict(pass_at_k=passes(counted(rows))) if args.samples > 1 else {}
     print(f"{table(sizes)}\n* programs that the base may know: not in the sums below\n")
-    common.conclude(args, out, rows, default, counted, split=args.split, limit=args.limit, sizes=sizes,
-                    proposed_by_the_run=n_met, **several)
-    if several:
-        print(f"\n{pass_tables(several['pass_at_k'], args.samples)}")
+    common.conclude(args, out, rows, counted, split=args.split, limit=args.limit, sizes=sizes,
+                    proposed_by_the_run=n_met)
     if n_met:
         print(f"note: {n_met} of the programs in these sums were also proposed by this run's own teachers")
     return 0

@@ -80,8 +80,8 @@ def test_theorems_are_asked_and_judged_over_the_run_s_own_theory(sandbox):
     task = kind.accept(proposal, verdict, limits, "key")
     answer = heldout.Item("1", "0", task), f"```metamath\n{proposal.inputs[0]}\n```"
     for given, right in ((limits, True), (None, False)):
-        ask, judge = heldout.examiner(sandbox, "chat", given)
-        assert ("string x M" in ask(answer[0]).user) is right and judge([answer])[0]["correct"] is right
+        ask, verify = heldout.examiner(sandbox, "chat", given)
+        assert ("string x M" in ask(answer[0]).user) is right and verify([answer])[0]["correct"] is right
 
 
 # ---- runs of an ablation -----------------------------------------------------------------------------------
