@@ -106,19 +106,10 @@ def hashes_of(families: list[str], split: str) -> dict[str, str]:
     return {name: hashlib.sha256(repr(tasks).encode()).hexdigest() for name, tasks in drawn.items()}
 
 
-def n_proposed(run: str, items: list[Item]) -> int:
-    """How many of the reserved programs the run's own teachers have proposed: students may have met them."""
-    path = Path(run, "tasks.jsonl").expanduser()
-    if not run or not path.exists():
-        return 0
-    programs = {row["program"] for row in map(json.loads, path.open()) if not row["reason"]}
-    return sum(item.task.program in programs for item in items if not is_seen(item.bench, item.id))
-
-
 # ---- asking and verifying ----------------------------------------------------------------------------------
 
 def examiner(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None) -> tuple[Callable, Callable]:
-    """ask(item) -> Prompt and verify([(item, text)]) -> [row of answers.jsonl], both as in training, for items
+    """ask(item) -> Prompt and verify([(item, text)]) -> [row of answers.jsonl], as in training, for items
     with .task; limits: a run's, else the format's. A row's correct is None where the sandbox failed."""
     limits = limits or Limits.for_format(prompt_format)
 
@@ -209,13 +200,10 @@ def main(argv: list[str] | None = None) -> int:
         out, done = common.open_out(args, population, f"task {prompt_format}", hashes, default)
         (out.path / "items.jsonl").write_text("\n".join(json.dumps(dataclasses.asdict(i)) for i in items))
         ask, verify = examiner(sandbox, prompt_format)
-        rows = comparable(answering.answer_all(population, items, ask, verify, args, out, done, prompt_format))
-    sizes, n_met = by_size(rows, args.max_new), n_proposed(args.run, items)
+        rows = answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
+    sizes = by_size(comparable(rows), args.max_new)
     print(f"{table(sizes)}\n* programs that the base may know: not in the sums below\n")
-    common.conclude(args, out, rows, counted, split=args.split, limit=args.limit, sizes=sizes,
-                    proposed_by_the_run=n_met)
-    if n_met:
-        print(f"note: {n_met} of the programs in these sums were also proposed by this run's own teachers")
+    common.conclude(args, out, rows, counted, split=args.split, limit=args.limit, sizes=sizes)
     return 0
 
 
