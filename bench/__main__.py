@@ -2,7 +2,7 @@
 
     python -m bench card                    a card: right? how fast? 15 minutes, one page to send us
     python -m bench decode                  rollouts of 8 members in one batch, of one, and by PEFT
-    python -m bench update                  the joint update, of one member, and a loop over PEFT adapters
+    python -m bench update                  the joint update of 8 members, and of one with all the rows
     python -m bench step                    rollout and update of 8 members and of 1 at equal rows
     python -m bench learn --lr 3e-4 1e-3    does a student learn, on fresh tasks without teachers?
     python -m bench verifier                the verifier beside `python -c`: a minute

@@ -1,22 +1,24 @@
 """decode, update and step: 8 members in one batch beside one member with all the rows, and beside PEFT.
 
 All ways of one command share weights, adapters, prompts, lengths and process. That they compute the same is
-held by tests/bench. PEFT takes part where it is installed (requirements-dev.txt).
+held by tests/test_lora.py and tests/test_rl.py.
 """
 import dataclasses
+import tempfile
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
 import rl
 from bench import workload
 from bench.common import ratio, show, take_turns, timed
-from bench.peers import Peers
-from bench.workload import members_of
+from bench.workload import POP, members_of
 from infra.distributed import Ranks
 from infra.precision import pick_dtype
+from lora import Adapters
 from model import Base
-from weights import load_base
+from weights import load_base, save_peft
 
 RANK, ATTEMPTS, MICROBATCH = 8, 4, 2048     # of adapters; rows of an update with one prompt; its tokens
 
@@ -33,21 +35,44 @@ def flags(parser) -> None:
     parser.add_argument("--device", default="auto")
 
 
-def open_base(args) -> Base:
-    """The base of the flags."""
+def open_base(args) -> tuple[Base, Adapters]:
+    """The base of the flags, and 8 members on it."""
     torch.set_num_threads(args.threads)
     device = Ranks.join(args.device).device
     dtype = getattr(torch, pick_dtype("auto", device))
     if args.shape:
-        return workload.random_base(args.shape, dtype, device)
-    return load_base(args.base, dtype, device)
+        base = workload.random_base(args.shape, dtype, device)
+    else:
+        base = load_base(args.base, dtype, device)
+    return base, workload.population(base, RANK)
 
 
-def with_peers(args) -> tuple:
-    """Base, 8 members on it, and the same in PEFT or None."""
-    base = open_base(args)
-    adapters = workload.population(base, RANK)
-    return base, adapters, None if args.shape or not find_spec("peft") else Peers(base, adapters)
+def peft_of(base: Base, adapters: Adapters):
+    """The same base and members in transformers and PEFT, a development package."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+    twin = AutoModelForCausalLM.from_pretrained(base.path, dtype=base.model.embedding.dtype)
+    with tempfile.TemporaryDirectory() as folder:
+        for p in range(POP):
+            save_peft(adapters, p, Path(folder, f"m{p}"), str(base.path))
+        model = PeftModel.from_pretrained(twin, f"{folder}/m0", "m0")
+        for p in range(1, POP):
+            model.load_adapter(f"{folder}/m{p}", f"m{p}")
+    return model.to(base.model.embedding.device).eval()
+
+
+def peft_decoder(model, prompts: list[list[int]], members: list[int], new: int):
+    """A function that samples at temperature 1 in one batch of mixed members and returns its seconds."""
+    ids, names = torch.tensor(prompts, device=model.device), [f"m{p}" for p in members]
+
+    @timed
+    @torch.inference_mode()
+    def run() -> None:
+        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), adapter_names=names, top_k=0,
+                             do_sample=True, max_new_tokens=new, min_new_tokens=new, eos_token_id=None,
+                             pad_token_id=0)
+        assert out.shape[1] == ids.shape[1] + new
+    return run
 
 
 def compare(args, ways_of) -> dict:
@@ -63,36 +88,34 @@ def compare(args, ways_of) -> dict:
 
 
 def decode(args) -> dict:
-    """Rollouts: 8 members in one batch, one member, none; PEFT with mixed adapter_names."""
-    base, adapters, peers = with_peers(args)
+    """Rollouts: 8 members in one batch, one member, none; PEFT with mixed adapter_names, where installed."""
+    base, adapters = open_base(args)
+    peft = peft_of(base, adapters) if find_spec("peft") and not args.shape else None
 
     def ways(rows: int) -> dict:
         prompts, members, new = workload.prompts_of(base, rows, args.prompt), members_of(rows), args.new
         made = {"pop8": workload.decoder(base, adapters, prompts, members, new),
                 "pop1": workload.decoder(base, adapters, prompts, [0] * rows, new),
                 "base": workload.decoder(base, None, prompts, [-1] * rows, new)}
-        if peers:
-            made["peft_mixed"] = peers.decoder(prompts, members, new)
-        return made
+        return made | ({"peft_mixed": peft_decoder(peft, prompts, members, new)} if peft else {})
     return compare(args, ways)
 
 
 def update(args) -> dict:
-    """The joint update of 8 members, of one with all the rows, a loop over PEFT adapters."""
-    base, adapters, peers = with_peers(args)
+    """The joint update of 8 members, and of one with all the rows."""
+    base, adapters = open_base(args)
 
     def ways(rows: int) -> dict:
         rollout = workload.fixed_rollout(base, members_of(rows), args.prompt, args.new, ATTEMPTS)
         single = dataclasses.replace(rollout, member=torch.zeros_like(rollout.member))
-        made = {"pop8": workload.updater(base, adapters, rollout, MICROBATCH),
-                "pop1": workload.updater(base, adapters, single, MICROBATCH)}
-        return made | ({"peft_loop": peers.updater(rollout)} if peers else {})
+        return {name: workload.updater(base, adapters, some, MICROBATCH)
+                for name, some in (("pop8", rollout), ("pop1", single))}
     return compare(args, ways)
 
 
 def step(args) -> dict:
     """Rollout, joint gradient and optimiser step together, at equal rows: 8 members, one member."""
-    base = open_base(args)
+    base, _ = open_base(args)
 
     def whole(members: list[int]):
         adapters = workload.population(base, RANK, members[-1] + 1)
