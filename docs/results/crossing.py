@@ -4,6 +4,7 @@ A line of crossing.jsonl is a member (base, parent or child) with its answers to
 type, a bit a task in hexadecimal. The first 20 are of one statement, whose programs the base may know: they
 are left out, as in eval.population.heldout. Commit 7690351 prints more of it, and draws it.
 """
+import argparse
 import json
 from pathlib import Path
 
@@ -74,4 +75,5 @@ def page(rows):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(*page(load()), sep="\n")

@@ -3,6 +3,7 @@
     python -m eval.population.ablation --base micro/base --seeds 0,1,2 --plan       # the runs and their cost
     python -m eval.population.ablation --base micro/base --seeds 0,1,2              # the same command goes on
     python -m eval.population.ablation --base DIR --arms single-long,no-evolution --steps 200 -- --lr 2e-5
+    python -m eval.population.ablation --base micro/base --arm "slow: --lr 3e-4" --seeds 0,1,2
     python -m eval.population.ablation --from out/mine out/yours                    # finished runs, one table
     python -m eval.population.ablation --from out/a out/b --map --reference single-long   # ground by arm
 
@@ -10,11 +11,12 @@
 without those of probes, is the budget of every other arm with this seed, of all its runs together (`single`'s
 is that of one pair). A run stops inside the loop, after the step that brings it nearest. Many can share the
 seeds: what the tables need of a run is a line of OUT/runs.jsonl, beside OUT/config.json. Words after -- are
-flags of train.py for every arm; a line in POPULATIONS is an arm of your own.
+flags of train.py for every arm.
 """
 import argparse
 import contextlib
 import dataclasses
+import re
 import shlex
 import time
 from pathlib import Path
@@ -47,6 +49,16 @@ def arms_of(pop: int) -> dict[str, Arm]:
     pairs, alone = pop // 2, ("--single",)
     return arms | {"single": Arm(alone, 1 / pairs), "singles": Arm(alone, 1 / pairs, pairs),
                    "single-long": Arm(alone), "pair": Arm(("--pop", "2")), "crossed": Arm(alone, cross="add")}
+
+
+def given_arm(text: str, pop: int) -> tuple[str, Arm]:
+    """An arm of --arm, "name: --flag value ...", a population of `pop` unless its flags say otherwise. Raises
+    ValueError where the text is not of this form."""
+    name, _, words = text.partition(":")
+    flags = shlex.split(words)
+    if not re.fullmatch(r"[a-z0-9.-]+", name) or name in arms_of(pop) or not flags:
+        raise ValueError(f'--arm {text}: give a new name and flags of train.py, as in --arm "slow: --lr 3e-4"')
+    return name, Arm(tuple(flags) if {"--single", "--pop"} & set(flags) else ("--pop", str(pop), *flags))
 
 
 # ---- running -----------------------------------------------------------------------------------------------
@@ -123,6 +135,7 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument
     add("--base", default="", help="Hugging Face directory or hub id of the frozen base")
     add("--arms", default="", help=f"names, with commas; default: {','.join(PRIMARY)}, or all of --from")
+    add("--arm", action="append", default=[], help='one of your own, "name: --flag value ..."; several times')
     add("--seeds", type=seeds_of, default="0,1,2", help="whole numbers, separated by commas")
     add("--steps", type=int, default=None, help="of full; default: the prompt format's")
     add("--pop", type=int, default=8, help="members of full, an even number from 4 on")
@@ -155,8 +168,10 @@ def settled(args: argparse.Namespace) -> Config:
     if prompt_format == "auto":
         prompt_format = load_tokenizer(resolve(args.base))[1]
     cfg, every = resolve_config(cfg, prompt_format), arms_of(args.pop)
-    names = common.choose(args.arms or ",".join(PRIMARY), tuple(every), "--arms", "arm")
-    args.wanted = {name: every[name] for name in dict.fromkeys([FULL, *names])}
+    given = dict(given_arm(text, args.pop) for text in args.arm)
+    names = args.arms or ("" if given else ",".join(PRIMARY))
+    names = common.choose(names, tuple(every), "--arms", "arm")
+    args.wanted = {name: every[name] for name in dict.fromkeys([FULL, *names])} | given
     args.steps, args.types = cfg.steps, cfg.task_types.split(",")
     args.out = Path(args.out).expanduser().resolve()
     if not set(args.types) <= {"code_o", "code_i", "code_f"}:

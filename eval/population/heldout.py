@@ -18,7 +18,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from config import PRESETS
 from eval import answering, common

@@ -147,7 +147,7 @@ def test_probes_ask_the_validation_tasks_that_are_asked_after_the_run(tmp_path):
 
 def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
     flags = ["--base", str(micro_base), "--out", str(tmp_path / "arms"), "--device", "cpu"]
-    for words, match in (("--arms no_evolution", "did you mean no-evolution"), ("--pop 3", "an even --pop from 4"),
+    for words, match in (("--arms no_evolution", "did you mean no-evolution"), ("--pop 3", "an even --pop from 4"), ("--arm slow", "give a new name"), ("--arm copy:--single", "give a new name"),
                          ("-- --steps 4", "the arms set it themselves"), ("-- --lr -1", "--lr -1.0: give a number in"),
                          ("--arms crossed", "arm crossed crosses a specialist of each type"),
                          ("-- --task-types logic", "has those of code_o, code_i, code_f")):
@@ -156,11 +156,11 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
     for words in ("--seeds 0,x", "--seeds 1000", "-- --learning-rate 1"):
         with pytest.raises(SystemExit):
             ablation.main([*flags, "--plan", *words.split()])
-    words = ["--plan", "--seeds", "0,1", "--steps", "20", "--arms", "singles,copy"]
+    words = ["--plan", "--seeds", "0,1", "--steps", "20", "--arms", "singles,copy", "--arm", "slow: --lr-teacher 0", "--arm", "one:--single"]
     assert ablation.main([*flags, *words, "--", "--lr", "1e-3"]) == 0
     plan = capsys.readouterr().out
-    assert plan.count("--lr 1e-3 --pop 8") == 4 and plan.count("--single") == 2 * 4
-    assert "12 runs" in plan and not (tmp_path / "arms").exists()
+    assert plan.count("--lr 1e-3 --pop 8") == 6 and plan.count("--single") == 2 * 5
+    assert "16 runs" in plan and not (tmp_path / "arms").exists()
     for words in re.findall(r"^full-s\d: (.*)$", plan, re.M):
         assert train.parse_args(None, shlex.split(words)).heldout == str(tmp_path / "arms" / "heldout.jsonl")
 
