@@ -57,7 +57,7 @@ def given_arm(text: str, pop: int) -> tuple[str, Arm]:
     name, _, words = text.partition(":")
     flags = shlex.split(words)
     if not re.fullmatch(r"[a-z0-9.-]+", name) or name in arms_of(pop) or not flags:
-        raise ValueError(f'--arm {text}: give a new name and flags of train.py, as in --arm "slow: --lr 3e-4"')
+        raise ValueError(f'--arm {text}: give a new name and flags of train.py: --arm "slow: --lr 3e-4"')
     return name, Arm(tuple(flags) if {"--single", "--pop"} & set(flags) else ("--pop", str(pop), *flags))
 
 
