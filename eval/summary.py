@@ -103,7 +103,7 @@ def passes(rows: list[dict]) -> list[dict]:
         for name in solved[0]:
             columns.append([[share[name][i] for share in solved] for i in ids])
         value = np.array(columns).swapaxes(0, 1)                            # (items, members, k); base first
-        value = np.stack((value, value - value[:, :1]), 1)                  # pass@k, and that minus the base's
+        value = np.stack((value, value - value[:, :1]), 1)                  # and minus the base's
         mean, interval = value.mean(0).tolist(), bootstrap([value]).tolist()
         for place, name in enumerate(solved[0]):
             line = dict(bench=bench, member=name, n=len(ids), k=ks, pass_at=mean[0][place],
