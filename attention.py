@@ -20,12 +20,11 @@ PAGE = 256                  # tokens of a page: torch's kernel takes multiples o
 class Pages:
     """What one token a row sees in a PagedCache: the arguments of torch.nn.attention.varlen.varlen_attn."""
 
-    def __init__(self, kernel: Callable, table: torch.Tensor, n_seen: torch.Tensor, window: int = 0):
-        """table (B, n) int32: pages of each row; n_seen (B,): its keys; window: of those the latest; 0 = all."""
+    def __init__(self, kernel: Callable, table: torch.Tensor, n_seen: torch.Tensor):
+        """table (B, n) int32: pages of each row; n_seen (B,): its keys."""
         self.kernel = kernel
         self.table = table
         self.n_seen = n_seen.int()
-        self.window = (window - 1, 0) if window else (-1, -1)
         self.n_slots = table.shape[1] * PAGE
         self.q_starts = torch.arange(len(table) + 1, dtype=torch.int32, device=table.device)
         self.k_starts = self.q_starts * self.n_slots
@@ -34,8 +33,7 @@ class Pages:
         """Outputs of queries (B, H, 1, D) on keys and values (P, PAGE, K, D)."""
         # One split: with several, torch 2.13 leaves rows unwritten (pytorch issue 194167, torchtitan 3235)
         y = self.kernel(q.squeeze(2), keys, values, self.q_starts, self.k_starts, 1, self.n_slots,
-                        window_size=self.window, enable_gqa=True, seqused_k=self.n_seen,
-                        block_table=self.table, num_splits=1)
+                        enable_gqa=True, seqused_k=self.n_seen, block_table=self.table, num_splits=1)
         return y.reshape(q.shape)
 
 
@@ -65,33 +63,11 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
 
-# --- masks --------------------------------------------------------------------------------------------------
-
 def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """0 where a boolean mask allows a key, else -inf: else the kernels would do this in every layer."""
     if mask is None:
         return None
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
-
-
-def masks(mask: torch.Tensor | None, positions: torch.Tensor, cache, window: int, dtype: torch.dtype):
-    """What queries at positions (B, T) see in layers without a sliding window and in those with one.
-
-    mask is boolean (B, 1, T, S), None = causal; window: a query sees the keys less than so many positions
-    before it, 0 = no layer has one. Returns two masks that `attend` takes.
-    """
-    if isinstance(cache, PagedCache):
-        whole = cache.seen(positions[:, 0])
-        return whole, cache.seen(positions[:, 0], window) if window else whole
-    T = positions.shape[1]
-    n_slots = T if cache is None else cache.length
-    whole = additive(mask, dtype)
-    if not window or n_slots <= window:
-        return whole, whole
-    key = positions if n_slots == T else torch.arange(n_slots, device=positions.device)[None]
-    far = key[:, None] <= positions[:, :, None] - window                                # (B, T, S)
-    causal = torch.ones(T, n_slots, dtype=torch.bool, device=positions.device).tril(n_slots - T)
-    return whole, additive((causal if mask is None else mask) & ~far[:, None], dtype)
 
 
 # --- caches -------------------------------------------------------------------------------------------------
@@ -175,9 +151,9 @@ class PagedCache:
             whole.flatten(0, 1).index_copy_(0, slots, x.squeeze(2))
         return self.keys[layer], self.values[layer]
 
-    def seen(self, position: torch.Tensor, window: int = 0) -> Pages:
-        """What one token a row, at position (B,), sees: itself and all before it, or the latest `window`."""
-        return Pages(self.kernel, self.table, position + 1, window)
+    def seen(self, position: torch.Tensor) -> Pages:
+        """What one token a row, at position (B,), sees: itself and all before it."""
+        return Pages(self.kernel, self.table, position + 1)
 
 
 # --- the kernel for pages -----------------------------------------------------------------------------------
@@ -189,14 +165,12 @@ def check_kernel(kernel: Callable, H: int, K: int, D: int, dtype: torch.dtype, d
                        for shape in ((3, H, 1, D), (5, PAGE, K, D), (5, PAGE, K, D))]
     table = torch.tensor([[2, 0], [4, 0], [3, 1]], dtype=torch.int32, device=device)
     lengths = (1, PAGE - 3, PAGE + 5)
-    for window in (0, PAGE // 2):
-        got = attend(q, keys, values, Pages(kernel, table, torch.tensor(lengths, device=device), window))
-        for i, n in enumerate(lengths):
-            first = max(0, n - window) if window else 0
-            k, v = [x[table[i].long()].flatten(0, 1)[None, first:n].transpose(1, 2) for x in (keys, values)]
-            off = (got[i:i + 1] - attend(q[i:i + 1], k, v)).abs().max().item()
-            if not off < 0.05:
-                raise RuntimeError(f"it is off by {off:.2g} in row {i} with a window of {window}")
+    got = attend(q, keys, values, Pages(kernel, table, torch.tensor(lengths, device=device)))
+    for i, n in enumerate(lengths):
+        k, v = [x[table[i].long()].flatten(0, 1)[None, :n].transpose(1, 2) for x in (keys, values)]
+        off = (got[i:i + 1] - attend(q[i:i + 1], k, v)).abs().max().item()
+        if not off < 0.05:
+            raise RuntimeError(f"it is off by {off:.2g} in a row of {n} tokens")
 
 
 @cache

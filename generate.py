@@ -5,10 +5,8 @@
     DecodeBatch  the rows that decode side by side: `admit` runs prompts, `step` gives every row a token more
     sample       draws by inverting the cumulative distribution at a number that hangs on the row's key alone
 
-A prompt is run once for all answers to it. A token lies in the cache slot of its position, so that rows of
-any length stand beside each other without padding. On a CUDA card the cache is paged (attention.py) and a
-step reads and writes tensors that stay where they are, so that one CUDA graph holds it for as long as the
-batch has its size.
+A prompt is run once for all answers to it. A token lies in the cache slot of its position: no padding. On a
+CUDA card the cache is paged and a step works in place: one CUDA graph holds it while the batch has its size.
 """
 from collections import deque
 from collections.abc import Callable
@@ -108,6 +106,11 @@ def uniforms(key: tuple[int, ...], n: int) -> np.ndarray:
     return np.random.default_rng(key).random(n)
 
 
+def threshold(total: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """u (B,) times total (B, 1); less than that, as the product may round up to it."""
+    return torch.minimum(u.to(total.dtype)[:, None] * total, total.nextafter(torch.zeros_like(total)))
+
+
 def draw(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """Index (B,) where the running sum of weights (B, V) passes u (B,) in [0, 1) times their sum."""
     if weight.is_cuda:
@@ -117,14 +120,9 @@ def draw(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     return drawn.clamp_max(cdf.shape[1] - 1)                            # NaN may pass the end
 
 
-def threshold(total: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """u (B,) times total (B, 1); less than that, as the product may round up to it."""
-    return torch.minimum(u.to(total.dtype)[:, None] * total, total.nextafter(torch.zeros_like(total)))
-
-
 def draw_by_blocks(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """`draw` by the sums of blocks, then within one: a card would write a running sum over a whole vocabulary
-    and read it again. In float64, rounded last: so the index is that of one running sum."""
+    """`draw` by the sums of blocks, then within one, in float64, rounded last: the same index, without a
+    running sum over a whole vocabulary, which a card would write and read again."""
     V = weight.shape[1]
     blocks = F.pad(weight, (0, -V % BLOCK)).unflatten(1, (-1, BLOCK))                   # (B, n, BLOCK)
     ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)                               # (B, n)
@@ -133,7 +131,7 @@ def draw_by_blocks(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
     cdf = F.pad(ends, (1, 0)).gather(1, block) + inside.cumsum(-1, dtype=torch.float64)
     index = block * BLOCK + torch.searchsorted(cdf.float(), at, right=True)
-    return index.squeeze(1).clamp_max(V - 1)                            # NaN may pass the end
+    return index.squeeze(1).clamp_max(V - 1)
 
 
 def sample(logits: torch.Tensor, temperature: torch.Tensor,
@@ -157,38 +155,34 @@ class DecodeBatch:
     """
 
     def __init__(self, base: Base, adapters: Adapters | None, prompts: Prompts, sampling: SamplingParams):
-        cfg, weight, N, L = base.model.cfg, base.model.embedding, len(prompts.keys), sampling.max_new_tokens
-        device, dtype = weight.device, weight.dtype
-        self.base, self.n, self.L = base, sampling.n, L
+        cfg, weight, N = base.model.cfg, base.model.embedding, len(prompts.keys)
+        device, dtype, n, L = weight.device, weight.dtype, sampling.n, sampling.max_new_tokens
+        self.base, self.n, self.L, self.closing = base, n, L, sampling.closing
         self.lengths = list(map(len, prompts.ids))
         S = max(self.lengths) + L
-
-        def by_row(of_prompts: list) -> torch.Tensor:
-            return send(torch.tensor(of_prompts), device).repeat_interleave(self.n, 0)
-
-        ids, length = by_row([ids + [0] * (S + 1 - len(ids)) for ids in prompts.ids]), by_row(self.lengths)
-        self.rows = Rollout(ids, length, length.clone(), torch.zeros_like(ids, dtype=torch.float32),
-                            by_row(prompts.member))
+        padded = [ids + [0] * (S + 1 - len(ids)) for ids in prompts.ids]
+        ids, length, member = [send(torch.tensor(x), device).repeat_interleave(n, 0)
+                               for x in (padded, self.lengths, prompts.member)]
+        self.rows = Rollout(ids, length, length.clone(), torch.zeros(ids.shape, device=device), member)
         u = np.stack([uniforms(key, L + 1) for key in prompts.keys])
         self.u = send(torch.from_numpy(u).float(), device)
         temperature = sampling.temperature
         temperature = temperature if isinstance(temperature, list) else [temperature] * N
         self.temperature = send(torch.tensor(temperature), device)
         self.ends = send(torch.tensor(base.eos_ids), device)
-        self.closing = sampling.closing
         self.n_matched = torch.zeros_like(length)       # characters of the closing text that a row ends with
 
-        B = min(N, max(1, sampling.rollout_batch // self.n) * self.n)
+        B = min(N, max(1, sampling.rollout_batch // n) * n)
         kernel = paged_kernel(cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim, dtype, device)
         self.paged = kernel is not None
         self.cache = (PagedCache(cfg, B, S, dtype, device, kernel) if self.paged
                       else KVCache(cfg, B, S, dtype, device))
-        self.weights = adapters and AdapterWeights(adapters, self.rows.member, dtype, joint=not self.paged)
+        self.weights = adapters and AdapterWeights(adapters, member, dtype, joint=not self.paged)
         self.row = torch.arange(B, device=device)
         self.member = torch.full_like(self.row, -1)
         self.token, self.position = torch.zeros(2, B, dtype=torch.int64, device=device)
         self.t = torch.full_like(self.row, L)
-        self.next = None                                # takes a step while the places stay as they are
+        self.stepper = None                             # takes a step while the places stay as they are
 
     def extend(self, row: torch.Tensor, t: torch.Tensor,
                logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -229,14 +223,14 @@ class DecodeBatch:
             row = self.row[into]
             self.token[into], self.t[into] = self.extend(row, torch.zeros_like(row), logits[source])
         if not self.paged:
-            self.next = None
+            self.stepper = None
 
     def keep(self, kept: torch.Tensor) -> None:
         """Drop all places but the given ones (n,)."""
         self.cache.select(kept)
         for name in ("row", "member", "token", "position", "t"):
             setattr(self, name, getattr(self, name)[kept])
-        self.next = None
+        self.stepper = None
 
     def step(self, route: Route | None, mask: torch.Tensor | None = None) -> None:
         """One more token for every row, in place and without a look at any value, so that a GPU can run ahead
@@ -248,7 +242,7 @@ class DecodeBatch:
         self.t.copy_(t)
         self.position += t < self.L
 
-    def stepper(self) -> Callable[[], None]:
+    def make_stepper(self) -> Callable[[], None]:
         """What takes a step. In pages rows may come and go between two: the route is made from their members
         within the step. Otherwise it has the route of the rows that are here, and looks at as many slots as
         the furthest row fills."""
@@ -262,12 +256,6 @@ class DecodeBatch:
             slot = torch.arange(min(next(furthest) + 1, self.cache.n_slots), device=self.t.device)
             self.step(route, (slot <= self.position[:, None])[:, None, None])
         return step
-
-    def run(self, n_steps: int) -> None:
-        """So many steps."""
-        self.next = self.next or self.stepper()
-        for _ in range(n_steps):
-            self.next()
 
 
 @torch.inference_mode()
@@ -290,7 +278,9 @@ def decode(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: Sa
                 return batch.rows
             if not waiting and n_idle >= B / (2 if batch.paged else 4):         # idle rows stop costing
                 batch.keep((~idle).nonzero().squeeze(1))
-            batch.run(patience)
+            batch.stepper = batch.stepper or batch.make_stepper()
+            for _ in range(patience):
+                batch.stepper()
 
 
 def generate(base: Base, adapters: Adapters | None, prompts: Prompts,
@@ -310,15 +300,13 @@ def generate(base: Base, adapters: Adapters | None, prompts: Prompts,
         return decode(base, adapters, prompts, sampling).select(torch.arange(len(prompts.keys)))
     size = n // 2 if n % 2 == 0 else n              # a prompt's answers are dealt out in two pieces if even
     dealt = [range(rank, len(prompts.keys) // size, ranks.world) for rank in range(ranks.world)]
-    none = torch.zeros(0, dtype=torch.int64, device=ranks.device)
-    own = Rollout(none[:, None], none, none, none[:, None].float(), none)
-    if mine := dealt[ranks.rank]:
-        asked = [piece * size // n for piece in mine]
-        keys = [key for piece in mine for key in prompts.keys[piece * size:(piece + 1) * size]]
-        part = Prompts([prompts.ids[i] for i in asked], [prompts.member[i] for i in asked], keys)
-        own = decode(base, adapters, part, replace(sampling, n=size))
-    own = own.widened(-ranks.all_reduce_min(-own.ids.shape[1]))
     n_rows = [len(pieces) * size for pieces in dealt]
-    joined = Rollout(*(ranks.gather(getattr(own, f.name), n_rows) for f in fields(Rollout)))
+    mine = dealt[ranks.rank] or range(1)            # who has nothing to do does another's, and drops it
+    asked = [piece * size // n for piece in mine]
+    keys = [key for piece in mine for key in prompts.keys[piece * size:(piece + 1) * size]]
+    part = Prompts([prompts.ids[i] for i in asked], [prompts.member[i] for i in asked], keys)
+    own = decode(base, adapters, part, replace(sampling, n=size))
+    own = own.widened(-ranks.all_reduce_min(-own.ids.shape[1]))
+    joined = Rollout(*(ranks.gather(getattr(own, f.name)[:n_rows[ranks.rank]], n_rows) for f in fields(own)))
     place = torch.tensor([piece for pieces in dealt for piece in pieces], device=ranks.device).argsort()
     return joined.select((place[:, None] * size + torch.arange(size, device=ranks.device)).flatten())

@@ -39,19 +39,14 @@ class Adapters:
 
     def __init__(self, shapes: dict[str, tuple[int, int]], n_members: int, rank: int, alpha: float,
                  device="cpu", paged: bool = False):
-        self.n_members = n_members
-        self.rank = rank
-        self.alpha = alpha
-        self.scale = alpha / rank
-        self.device = torch.device(device)
-        self.paged = paged
+        self.n_members, self.rank, self.alpha, self.scale = n_members, rank, alpha, alpha / rank
+        self.device, self.paged = torch.device(device), paged
         self.changed = set()                                # members that differ from the last checkpoint
+        options = dict(device="cpu" if paged else device, requires_grad=not paged)
         self.masters = {}
         for path, (n_in, n_out) in shapes.items():
-            home = "cpu" if paged else device
-            A = torch.zeros(n_members, rank, n_in, device=home, requires_grad=not paged)
-            B = torch.zeros(n_members, n_out, rank, device=home, requires_grad=not paged)
-            self.masters[path] = A, B
+            self.masters[path] = (torch.zeros(n_members, rank, n_in, **options),
+                                  torch.zeros(n_members, n_out, rank, **options))
         self.A = {path: A for path, (A, _) in self.masters.items()}
         self.B = {path: B for path, (_, B) in self.masters.items()}
         self.here = torch.arange(n_members)
@@ -61,10 +56,8 @@ class Adapters:
     def on(cls, model, n_members: int, rank: int, alpha: float, targets=TARGETS, device="cpu",
            paged: bool = False) -> "Adapters":
         """Adapters for a model's linear layers with a last name in targets. Raises ValueError if none has."""
-        shapes = {}
-        for path, layer in model.linears().items():
-            if path.rsplit(".")[-1] in targets:
-                shapes[path] = (layer.in_features, layer.out_features)
+        shapes = {path: (layer.in_features, layer.out_features) for path, layer in model.linears().items()
+                  if path.rsplit(".")[-1] in targets}
         unknown = set(targets) - set(TARGETS)
         if unknown or not shapes:
             wrong = ", ".join(sorted(unknown)) or "nothing"
@@ -77,10 +70,8 @@ class Adapters:
         return [factor[path] for path in self.A for factor in (self.A, self.B)]
 
     def page_in(self, members: Iterable[int]) -> None:
-        """Put these members' factors on the device, in place of those there; unless paged, all are there.
-
-        They are copies: set_factors and init_member change the masters, which the next call shows.
-        """
+        """Put copies of these members' masters on the device, in place of those there; unless paged, all are
+        there."""
         if not self.paged:
             return
         self.here = torch.tensor(sorted(set(members)), dtype=torch.int64)
@@ -126,16 +117,15 @@ class Adapters:
         Raises ValueError where layers or shapes differ, or a number is not finite: 0 * inf reaches others.
         """
         if set(factors) != set(self.A):
-            raise ValueError(f"adapter covers other layers than this population (first "
-                             f"{min(set(factors) ^ set(self.A))}): use the same base and --lora-targets")
+            odd = min(set(factors) ^ set(self.A))
+            raise ValueError(f"adapter covers other layers than this population ({odd}): use the same base "
+                             "and --lora-targets")
         for path, (A, B) in factors.items():
             if A.shape != self.A[path].shape[1:] or B.shape != self.B[path].shape[1:]:
-                ours = tuple(self.A[path].shape[1:]), tuple(self.B[path].shape[1:])
-                raise ValueError(f"adapter {path} has factors {tuple(A.shape)} and {tuple(B.shape)}, this "
-                                 f"population {ours[0]} and {ours[1]}: another rank or base")
+                raise ValueError(f"adapter {path} has factors {tuple(A.shape)} and {tuple(B.shape)}: another "
+                                 "rank or base than this population's")
             if not (A.isfinite().all() and B.isfinite().all()):
-                raise ValueError(f"adapter {path} holds numbers that are not finite: it is damaged, "
-                                 "take an earlier one")
+                raise ValueError(f"adapter {path} holds numbers that are not finite: take an earlier one")
         self.changed.add(p)
         for path, factor_pair in factors.items():
             for master, given in zip(self.masters[path], factor_pair):
@@ -159,10 +149,7 @@ class AdapterWeights:
 
     def __init__(self, adapters: Adapters, member: torch.Tensor, dtype: torch.dtype, joint: bool = True,
                  trains: bool = False):
-        self.adapters = adapters
-        self.dtype = dtype
-        self.joint = joint
-        self.trains = trains
+        self.adapters, self.dtype, self.joint, self.trains = adapters, dtype, joint, trains
         self.device = next(iter(adapters.A.values())).device
         self.present = member[member >= 0].unique()     # where `member` is: on the CPU no GPU is waited for
         self.made = {}                                  # of layers on one input: what `together` returns
@@ -206,16 +193,12 @@ class AdapterWeights:
         """Add the copies' gradients times `scale` to .grad of the stacked factors, in float32."""
         rows = send(self.adapters.rows(self.present), self.device)
         for factor, part in self.copies:
-            if len(part) == len(factor):
-                factor.grad.add_(part.grad, alpha=scale)
-            else:
-                factor.grad.index_add_(0, rows, part.grad, alpha=scale)
+            factor.grad.index_add_(0, rows, part.grad, alpha=scale)
 
     def can_group(self) -> bool:
         """Whether the grouped product is there for these, and worth its waits on cards but Hopper's."""
-        sizes = {self.adapters.rank, *(n for A in self.adapters.A.values() for n in A.shape[2:])}
-        sizes |= {B.shape[1] for B in self.adapters.B.values()}
-        aligned = all(n * self.dtype.itemsize % 16 == 0 for n in sizes)
+        widths = {n for factor in self.adapters.parameters() for n in factor.shape[1:]}
+        aligned = all(n * self.dtype.itemsize % 16 == 0 for n in widths)
         if self.device.type != "cuda":
             return aligned
         at_once = torch.cuda.get_device_capability(self.device)[0] in (9, 10)

@@ -15,7 +15,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from attention import KVCache, PagedCache, attend, masks
+from attention import KVCache, PagedCache, additive, attend
 from infra.precision import linear
 
 
@@ -38,8 +38,6 @@ class ModelConfig:
     output_bias: bool = False                           # of o
     mlp_bias: bool = False
     qk_norm: bool = False                               # RMSNorm over each head of q and k before rotation
-    sliding_window: int = 0                             # keys that a query of sliding_layers sees, itself too
-    sliding_layers: tuple[int, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden_size // self.num_attention_heads)
@@ -247,9 +245,8 @@ class Model(nn.Module):
         slots = cache.slots(positions[:, 0]) if cache is not None and T == 1 else None
         x = self.model.embed_tokens(ids)
         cos, sin = rope_table(positions, cfg, x.dtype)
-        mask, near = masks(mask, positions, cache, cfg.sliding_window if cfg.sliding_layers else 0, x.dtype)
-        for i, block in enumerate(self.model.layers):
-            seen = near if i in cfg.sliding_layers else mask
+        seen = cache.seen(positions[:, 0]) if isinstance(cache, PagedCache) else additive(mask, x.dtype)
+        for block in self.model.layers:
             args = (x, cos, sin, seen, cache, slots, lora)
             x = checkpoint(block, *args, use_reentrant=False) if checkpointing else block(*args)
         return self.model.norm(x)

@@ -15,7 +15,7 @@ A member's loss is a sum over its own tokens: its step does not depend on who el
 moments, steps, gradient norm and rate of each member (1412.6980).
 """
 import sys
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -165,7 +165,7 @@ def policy_loss(logp: torch.Tensor, old: torch.Tensor, p: Packed, adv: torch.Ten
 
 
 def token_losses(o: "Objective", route: Route, p: Packed, checkpointing: bool = False):
-    """Loss and log-probability (M,) of the answer tokens of packed rows, and SUMS.
+    """Loss and log-probability (M,) of the answer tokens of packed rows, and SUMS as a vector.
 
     policy_loss times the importance weight + kl_coef k3 - entropy_coef H. In the first epoch the ratio is 1,
     the gradient the plain policy gradient. The weight, min(exp(before - p.logp), importance_cap), corrects
@@ -199,22 +199,23 @@ def token_losses(o: "Objective", route: Route, p: Packed, checkpointing: bool = 
     if cfg.entropy_coef:
         terms["entropy"] = H
         loss = loss - cfg.entropy_coef * H
-    sums = {name: x.detach().to(wide(x.device)).sum() for name, x in terms.items()}
-    return loss, now, dict(trained_tokens=len(now), **sums)
+    terms["trained_tokens"] = torch.ones_like(now)
+    none = torch.zeros_like(now)
+    sums = [terms.get(name, none).detach().to(wide(now.device)).sum() for name in SUMS]
+    return loss, now, torch.stack(sums)
 
 
 # --- gradient and update ------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Objective:
-    """What is differentiated: every member's loss, the sum over its rows of token_weight times the loss of
-    each token."""
+    """What is differentiated: every member's loss, the sum over its tokens of token_weight times the loss."""
     base: Base
     adapters: Adapters
     batch: Batch
     adv: torch.Tensor                      # (N,)
     cfg: UpdateConfig
-    old: torch.Tensor | None               # (N, T) log-probabilities before the first epoch; None in it
+    old: torch.Tensor | None = None        # (N, T) log-probabilities before the first epoch; None in it
 
     @property
     def contributing(self) -> torch.Tensor:
@@ -225,36 +226,15 @@ class Objective:
 
 @dataclass
 class Tally:
-    """What a pass over a batch computes beside the gradient, and at last the sums over all processes."""
+    """What a pass over a batch computes beside the gradient, summed over all processes."""
     logp: torch.Tensor                     # (N, T) log-probabilities of the trained tokens, elsewhere 0
     n_nonfinite: torch.Tensor              # (P,) tokens of each member whose loss is not finite
     tokens_per_microbatch: int             # what fits into memory: as asked, or less
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
-
-    @property
-    def broken(self) -> torch.Tensor:
-        """Members (P,) with a loss that is not finite."""
-        return self.n_nonfinite > 0
-
-    def add(self, p: Packed, loss: torch.Tensor, logp: torch.Tensor, sums: dict) -> None:
-        """Count in a micro-batch: token_losses' results."""
-        self.logp[p.row, p.column] = logp
-        member = send(p.member, loss.device)[p.source // p.ids.shape[1]]
-        self.n_nonfinite.index_add_(0, member, (~loss.isfinite()).float())
-        for name, x in sums.items():
-            self.sums[name] += x
+    sums: dict[str, float]                 # SUMS
 
     def mean(self, *names: str) -> dict[str, float]:
         """Means of some of SUMS over the trained tokens."""
         return {name: self.sums[name] / max(1, self.sums["trained_tokens"]) for name in names}
-
-    def sum_up(self, adapters: Adapters, ranks: Ranks) -> None:
-        """Add up the gradients and tallies of all processes."""
-        device = self.logp.device
-        numbers = torch.tensor([*map(float, self.sums.values())], dtype=wide(device), device=device)
-        ranks.all_reduce(numbers, self.n_nonfinite, self.logp, *(p.grad for p in adapters.parameters()))
-        self.tokens_per_microbatch = ranks.all_reduce_min(self.tokens_per_microbatch)
-        self.sums = dict(zip(SUMS, numbers.tolist()))
 
 
 def out_of_memory(e: RuntimeError) -> bool:
@@ -270,7 +250,7 @@ def halved(n_tokens: int, budget: int, e: RuntimeError) -> int:
         raise e
     if n_tokens > budget:
         raise ValueError(f"a row of {n_tokens} tokens does not fit into memory: lower --max-new-tokens, "
-                         "--rank or --pop, or pass --dtype bfloat16; --plan shows what takes how much") from e
+                         "--rank or --pop, or pass --dtype bfloat16; see --plan") from e
     print(f"note: a micro-batch of {n_tokens} tokens does not fit into memory: --tokens-per-microbatch is "
           f"{n_tokens // 2} from now on", file=sys.stderr, flush=True)
     return n_tokens // 2
@@ -286,13 +266,14 @@ def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, 
     """
     objective = Objective(base, adapters, batch, adv, cfg, old)
     rows, budget = objective.contributing, cfg.tokens_per_microbatch
-    broken = torch.zeros(adapters.n_members, dtype=torch.bool, device=adv.device)
+    left_out = torch.zeros(adapters.n_members, dtype=torch.bool, device=adv.device)
     while True:
         tally = one_pass(objective, rows, budget, ranks, desc)
-        if not tally.broken.any():
-            return tally, broken
-        broken |= tally.broken
-        rows &= ~broken[batch.rollout.member]
+        broken = tally.n_nonfinite > 0
+        if not broken.any():
+            return tally, left_out
+        left_out |= broken
+        rows &= ~left_out[batch.rollout.member]
         budget = tally.tokens_per_microbatch
 
 
@@ -303,32 +284,33 @@ def one_pass(o: Objective, rows: torch.Tensor, budget: int, ranks: Ranks, desc: 
     float16 would round small gradients to 0: its losses are scaled until the largest weight is 1.
     """
     rollout, numbers = o.batch.rollout.to("cpu"), rows.nonzero().squeeze(1).tolist()
-    for p in o.adapters.parameters():
-        p.grad = torch.zeros_like(p)
-    weight = token_weight(o.batch.rollout, o.cfg)
-    scale = 1.0
+    weight, scale, device = token_weight(o.batch.rollout, o.cfg), 1.0, o.adv.device
     if o.base.model.embedding.dtype == torch.float16 and numbers:
         scale = 1 / (weight * (o.adv.abs() + o.cfg.kl_coef + o.cfg.entropy_coef))[rows].max().item()
-    logp = torch.zeros_like(o.batch.rollout.logp)
-    tally = Tally(logp, torch.zeros(o.adapters.n_members, device=logp.device), budget)
+    for p in o.adapters.parameters():
+        p.grad = torch.zeros_like(p)
+    all_logp = torch.zeros_like(o.batch.rollout.logp)
+    n_nonfinite = torch.zeros(o.adapters.n_members, device=device)
+    totals = torch.zeros(len(SUMS), dtype=wide(device), device=device)
     todo = micro_batches(rollout, numbers, budget)[ranks.rank::ranks.world]
     with tqdm(total=len(todo), desc=desc, leave=False, disable=not desc) as bar:
         while todo:
-            packed = pack(rollout, todo[0], logp.device)
-            n_tokens = packed.ids.numel()
+            p = pack(rollout, todo[0], device)
             try:
-                weights, *losses = backward(o, packed, scale * weight, n_tokens > tally.tokens_per_microbatch)
+                weights, loss, logp, sums = backward(o, p, scale * weight, p.ids.numel() > budget)
             except RuntimeError as e:
-                tally.tokens_per_microbatch = halved(n_tokens, tally.tokens_per_microbatch, e)
-                left = [i for part in todo for line in part for i in line]
-                todo = micro_batches(rollout, left, tally.tokens_per_microbatch)
+                budget = halved(p.ids.numel(), budget, e)
+                todo = micro_batches(rollout, [i for part in todo for line in part for i in line], budget)
                 continue
             weights.add_gradients(1 / scale)        # lack of memory ends the run: half of it may be added
-            tally.add(packed, *losses)
+            all_logp[p.row, p.column] = logp
+            member = send(p.member, device)[p.source // p.ids.shape[1]]
+            n_nonfinite.index_add_(0, member, (~loss.isfinite()).float())
+            totals += sums
             todo.pop(0)
             bar.update()
-    tally.sum_up(o.adapters, ranks)
-    return tally
+    ranks.all_reduce(totals, n_nonfinite, all_logp, *(p.grad for p in o.adapters.parameters()))
+    return Tally(all_logp, n_nonfinite, ranks.all_reduce_min(budget), dict(zip(SUMS, totals.tolist())))
 
 
 def backward(o: Objective, p: Packed, weight: torch.Tensor, checkpointing: bool) -> tuple:
@@ -367,7 +349,7 @@ def update(base: Base, adapters: Adapters, adam: "Adam", batch: Batch, adv: torc
     if there are several, clip_frac and approx_kl, both against the policy before the first.
     """
     tally, broken = first or accumulate(base, adapters, batch, adv, cfg, **where)
-    rows = Objective(base, adapters, batch, adv, cfg, None).contributing
+    rows = Objective(base, adapters, batch, adv, cfg).contributing
     active = torch.zeros_like(broken)
     active[batch.rollout.member[rows]] = True
     figures = gap(tally.logp, batch.rollout, rows & ~broken[batch.rollout.member])

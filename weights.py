@@ -32,11 +32,9 @@ ARCHITECTURES = {
     "qwen2": (dict(attention_bias=True, output_bias=False, mlp_bias=False), {}),
     "qwen3": (dict(mlp_bias=False, qk_norm=True), dict(head_dim=128)),
     "llama": (dict(use_sliding_window=False), dict(max_position_embeddings=2048)),
-    "mistral": (dict(attention_bias=False, mlp_bias=False, use_sliding_window=True, max_window_layers=0,
-                     layer_types=None),
+    "mistral": (dict(attention_bias=False, mlp_bias=False, use_sliding_window=True),
                 dict(max_position_embeddings=131072))}
-SILENT = dict(attention_bias=False, use_sliding_window=False, max_window_layers=28,
-              max_position_embeddings=32768)
+SILENT = dict(attention_bias=False, use_sliding_window=False, max_position_embeddings=32768)
 # rope_type -> the numbers that it needs
 ROPES = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")       # of a member's directory
@@ -69,15 +67,9 @@ def read_config(path: Path) -> ModelConfig:
                          "directory?")
     full["rope_theta"] = rope.pop("rope_theta", full.get("rope_theta", ModelConfig.rope_theta))
     full["rope_parameters"] = {"original_max_position_embeddings": full["max_position_embeddings"], **rope}
-    full["sliding_window"] = (raw.get("sliding_window", 4096) or 0) if full["use_sliding_window"] else 0
-    layers = range(full["num_hidden_layers"])
-    if not full["sliding_window"]:
-        sliding = ()
-    elif types := full.get("layer_types"):
-        sliding = tuple(i for i in layers if types[i] == "sliding_attention")
-    else:
-        sliding = tuple(layers[full["max_window_layers"]:])
-    full["sliding_layers"] = sliding
+    if full["use_sliding_window"]:              # no row is to be longer: within the window all keys are seen
+        window = raw.get("sliding_window", 4096)
+        full["max_position_embeddings"] = min(full["max_position_embeddings"], window or 10 ** 9)
     return ModelConfig(**{f.name: full[f.name] for f in fields(ModelConfig) if f.name in full})
 
 

@@ -1,15 +1,15 @@
-"""The measured claims of docs/advanced/engine.md and docs/verifier.md.
+"""The measured claims of docs/advanced/engine.md, docs/verifier.md and docs/speedrun.md.
 
     python -m bench card                    a card: right? how fast? 15 minutes, one page to send us
-    python -m bench verify                  the verifier beside `python -c`: a minute
+    python -m bench decode                  rollouts of 8 members in one batch, of one, and by PEFT
+    python -m bench update                  the joint update of 8 members, and of one with all the rows
+    python -m bench step                    rollout and update of 8 members and of 1 at equal rows
     python -m bench learn --lr 3e-4 1e-3    does a student learn, on fresh tasks without teachers?
-    python -m bench decode                  rollouts of 8 members in one batch, one after another, and by PEFT
-    python -m bench update                  the joint update against a loop over PEFT adapters
-    python -m bench step                    rollout and update of 8 members against 1 at equal rows
+    python -m bench verifier                the verifier beside `python -c`: a minute
+    python -m bench speedrun                tokens until the students solve .70
 
-A command measures all its ways in one process and in turns (A B C, C B A, ...), so that a load from outside
-meets each of them. It prints a table (median, and the range of the repeats), then one line of JSON; keys with
-x_ are ratios, ours = 1.
+Ways are measured in one process and in turns (A B C, C B A, ...), so that a load from outside meets each of
+them. A table (median, range of the repeats), then one line of JSON; keys with x_ are ratios, ours = 1.
 """
 import argparse
 import json
@@ -19,10 +19,10 @@ import sys
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # read when torch is imported, hence before it
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from bench import card, engine, judge, learn, speedrun
+from bench import card, engine, learn, speedrun, verifier
 
 # name: what returns figures, what adds flags
-COMMANDS = card.COMMANDS | judge.COMMANDS | engine.COMMANDS | learn.COMMANDS | speedrun.COMMANDS
+COMMANDS = card.COMMANDS | verifier.COMMANDS | engine.COMMANDS | learn.COMMANDS | speedrun.COMMANDS
 
 
 def main() -> None:

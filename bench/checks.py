@@ -1,7 +1,7 @@
 """Whether a card computes what it should: each check an error, its bound, and what a wrong answer would show.
 
-Small models of the shape's family are drawn on the CPU, so that every card has the same numbers. An error is
-a relative root mean square (common.relative_rms) if not said otherwise.
+What a test on a CPU cannot see: kernels of the shape itself, and graphs. An error is a relative root mean
+square (common.relative_rms) if not said otherwise.
 """
 import dataclasses
 from dataclasses import dataclass
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import torch
 
 import rl
-from bench.common import BOUNDS, TOLD_APART, relative_rms
-from bench.peers import transformers_twin
-from bench.workload import base_of, batch_of, drawn, fixed_rollout, population, prompts_of, random_model
+from bench.common import relative_rms
+from bench.workload import batch_of, drawn, fixed_rollout
 from generate import Rollout, sample
 from lora import Adapters
-from model import Base, ModelConfig
+from model import Base
 
-LONG = 300                  # tokens of a prompt that fills a page of the cache and begins another
+# What the relative error of two ways to compute the same may be, in a base's type: a few roundings a layer.
+BOUNDS = {torch.float32: 1e-4, torch.bfloat16: .05, torch.float16: .01}
+TOLD_APART = 5              # a wrong answer's error is at least so many times the right one's
 SHARE = .05                 # of tokens that may differ: a rounding may turn a draw, and the rest of its row
 
 
@@ -34,25 +35,11 @@ class Check:
         return self.error <= self.bound and (self.control is None or self.control > TOLD_APART * self.error)
 
 
-def small(shape: ModelConfig, dtype: torch.dtype, device, like: torch.dtype | None = None) -> Base:
-    """A base of the same family that a CPU runs in a moment, with the shape's head size and queries a key;
-    like: its weights are rounded to this type first."""
-    group = shape.num_attention_heads // shape.num_key_value_heads
-    cfg = dataclasses.replace(shape, vocab_size=512, hidden_size=256, intermediate_size=512,
-                              num_hidden_layers=3, num_attention_heads=2 * group, num_key_value_heads=2,
-                              head_dim=shape.head_dim, max_position_embeddings=1024)
-    return base_of(random_model(cfg, torch.float32, "cpu").to(like or dtype).to(device, dtype), "small")
-
-
-def members_on(base: Base) -> Adapters:
-    """Four members that are easily told apart."""
-    return population(base, 8, 4, std=.1)
-
-
-def check_sampling(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
-    """Tokens drawn from the shape's whole vocabulary, against float64 on the CPU."""
-    gen = torch.Generator().manual_seed(0)
-    logits, u = torch.randn(64, shape.vocab_size, generator=gen) * 3, torch.rand(64, generator=gen)
+def sampling(base: Base) -> list[Check]:
+    """Tokens drawn from the whole vocabulary, against float64 on the CPU."""
+    gen, device = torch.Generator().manual_seed(0), base.model.embedding.device
+    logits = torch.randn(64, base.model.cfg.vocab_size, generator=gen) * 3
+    u = torch.rand(64, generator=gen)
     ids, logp = sample(logits.to(device), torch.ones(64, device=device), u.to(device))
     exact = logits.double().log_softmax(-1)
     cdf = exact.exp().cumsum(-1)
@@ -63,49 +50,25 @@ def check_sampling(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check
             Check("their log-probabilities", relative_rms(logp, at), 1e-5, relative_rms(logp.roll(1), at))]
 
 
-@torch.no_grad()
-def check_logits(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
-    """Our logits against transformers' on the same weights."""
-    base = small(shape, dtype, device)
-    ids = torch.tensor(prompts_of(base, 4, 40), device=device)
-    ours, theirs = base.model.logits(base.model(ids)), transformers_twin(base)(ids).logits
-    control = relative_rms(base.model.logits(base.model(ids.roll(1, 0))), theirs)
-    return [Check("logits against transformers", relative_rms(ours, theirs), BOUNDS[dtype], control)]
+def row_logp(base: Base, adapters: Adapters, rollout: Rollout, i: int, shift: int = 0) -> torch.Tensor:
+    """Log-probabilities of row i's answer, run at once and alone; shift: by a wrong member."""
+    prompt, end = int(rollout.prompt_len[i]), int(rollout.length[i])
+    ids, member = rollout.ids[i:i + 1, :end], (rollout.member[i:i + 1] + shift) % adapters.n_members
+    logits = base.model.logits(base.model(ids, lora=adapters.route(member, base.model.embedding.dtype)))
+    logp = logits[0, prompt - 1:-1].float().log_softmax(-1)
+    return logp.gather(1, ids[0, prompt:, None]).squeeze(1)
 
 
-@torch.no_grad()
-def forced_logp(base: Base, adapters: Adapters, rollout: Rollout, shift: int = 0) -> torch.Tensor:
-    """Log-probabilities of all answer tokens by running rows at once, four at a time; shift: by a wrong
-    member."""
-    parts = []
-    for rows in torch.arange(len(rollout.ids), device=rollout.ids.device).split(4):
-        part = rollout.select(rows)
-        route = adapters.route((part.member + shift) % adapters.n_members, base.model.embedding.dtype)
-        logits = base.model.logits(base.model(part.ids, lora=route)).float()
-        logp = logits[:, :-1].log_softmax(-1).gather(2, part.ids[:, 1:, None]).squeeze(2)
-        parts.append(logp[part.mask[:, 1:]])
-    return torch.cat(parts)
-
-
-def compare_decoding(name: str, base: Base, adapters: Adapters, rollout: Rollout) -> Check:
-    """Log-probabilities of a rollout as it was drawn, against those of its rows run at once."""
-    wanted = forced_logp(base, adapters, rollout)
-    control = relative_rms(forced_logp(base, adapters, rollout, 1), wanted)
-    return Check(name, relative_rms(rollout.logp[rollout.mask], wanted), BOUNDS[base.model.embedding.dtype],
-                 control)
-
-
-def check_decoding(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
-    """Decoding token by token, over more than a page, while rows come and go, against whole rows at once."""
-    base = small(shape, dtype, device)
-    adapters = members_on(base)
-    return [compare_decoding("decode against prefill", base, adapters, drawn(base, adapters, prompt=LONG))]
-
-
-def check_shape(base: Base, adapters: Adapters, prompt: int, new: int) -> list[Check]:
-    """The same on the shape itself, which takes other kernels than a small model; and CUDA graphs."""
+def decoding(base: Base, adapters: Adapters, prompt: int, new: int) -> list[Check]:
+    """Decoding token by token while rows come and go, against rows run at once; CUDA graphs against none."""
     rollout = drawn(base, adapters, prompt=prompt, new=new)
-    checks = [compare_decoding("decode against prefill, the shape itself", base, adapters, rollout)]
+    with torch.no_grad():
+        rows = range(len(rollout.ids))
+        wanted, wrong = [torch.cat([row_logp(base, adapters, rollout, i, shift) for i in rows])
+                         for shift in (0, 1)]
+    error = relative_rms(rollout.logp[rollout.mask], wanted)
+    bound = BOUNDS[base.model.embedding.dtype]
+    checks = [Check("decoding with refill against rows at once", error, bound, relative_rms(wrong, wanted))]
     if base.graphs:
         plain = drawn(dataclasses.replace(base, graphs=False), adapters, prompt=prompt, new=new)
         T = min(plain.ids.shape[1], rollout.ids.shape[1])
@@ -114,58 +77,22 @@ def check_shape(base: Base, adapters: Adapters, prompt: int, new: int) -> list[C
     return checks
 
 
-def looped_gradients(base: Base, adapters: Adapters, rollout: Rollout) -> None:
-    """Put into .grad what rl.accumulate does, row after row, unpacked, by the loss as it is defined."""
-    weight = batch_of(rollout)[1] * rl.token_weight(rollout)
-    for p in adapters.parameters():
-        p.grad = None
-    for i in range(len(rollout.ids)):
-        prompt, end = int(rollout.prompt_len[i]), int(rollout.length[i])
-        ids = rollout.ids[i:i + 1, :end]
-        route = adapters.route(rollout.member[i:i + 1], base.model.embedding.dtype)
-        logits = base.model.logits(base.model(ids, lora=route))
-        logp = logits[0, prompt - 1:-1].float().log_softmax(-1).gather(1, ids[0, prompt:, None])
-        (-weight[i] * logp.sum()).backward()
-
-
-def gradient(adapters: Adapters, p: int) -> torch.Tensor:
-    """All of member p's, in a row, on the CPU."""
-    return torch.cat([x.grad[p].detach().flatten().cpu() for x in adapters.parameters()])
-
-
-def compare_gradients(name: str, ours: list[torch.Tensor], wanted: list[torch.Tensor], bound: float) -> Check:
-    """The worst member's error."""
-    errors = [relative_rms(x, y) for x, y in zip(ours, wanted)]
-    return Check(name, max(errors), bound, relative_rms(ours[0], wanted[1]))
-
-
-def check_gradients(shape: ModelConfig, dtype: torch.dtype, device) -> list[Check]:
-    """The update of several members, packed, in small micro-batches and one that runs checkpointed, against
-    rows one by one in float32 on the CPU."""
-    def rows(base: Base) -> Rollout:
-        rollout = fixed_rollout(base, [0, 0, 0, 3, 3, 3, 1, 1, 1, 1, 1, 1], 11, 30, 3)
-        length = rollout.prompt_len + torch.arange(12, device=rollout.ids.device) % 5 * 5 + 3
-        return dataclasses.replace(rollout, length=length)
-
-    base, exact = small(shape, dtype, device), small(shape, torch.float32, "cpu", like=dtype)
-    ours, wanted = members_on(base), members_on(exact)
-    batch, adv = batch_of(rows(base))
-    rl.accumulate(base, ours, batch, adv, rl.UpdateConfig(tokens_per_microbatch=40))
-    looped_gradients(exact, wanted, rows(exact))
-    found, right = [[gradient(x, p) for p in (0, 1, 3)] for x in (ours, wanted)]
-    idle = gradient(ours, 2).abs().max().item()
-    return [compare_gradients("gradients against float32 on the CPU", found, right, BOUNDS[dtype]),
-            Check("gradient of a member without rows (largest number)", idle, 0.0)]
-
-
-def check_shape_gradients(base: Base, adapters: Adapters, n_tokens: int) -> list[Check]:
-    """A micro-batch of so many tokens on the shape itself, against rows one by one in the same type."""
+def gradients(base: Base, adapters: Adapters, n_tokens: int) -> list[Check]:
+    """A micro-batch of so many tokens of three members, packed, against row by row by the loss as it is
+    defined: the worst member's error."""
+    def by_member() -> list[torch.Tensor]:
+        parameters = adapters.parameters()
+        return [torch.cat([x.grad[p].detach().flatten().cpu() for x in parameters]) for p in range(3)]
     n = n_tokens // 8
     rollout = fixed_rollout(base, [0, 0, 1, 1, 1, 1, 2, 2], n // 2, n - n // 2, 2)
     batch, adv = batch_of(rollout)
     rl.accumulate(base, adapters, batch, adv, rl.UpdateConfig(tokens_per_microbatch=n_tokens))
-    ours = [gradient(adapters, p) for p in range(3)]
-    looped_gradients(base, adapters, rollout)
-    wanted = [gradient(adapters, p) for p in range(3)]
+    ours, weight = by_member(), adv * rl.token_weight(rollout)
+    for p in adapters.parameters():
+        p.grad = None
+    for i in range(len(rollout.ids)):
+        (-weight[i] * row_logp(base, adapters, rollout, i).sum()).backward()
+    wanted = by_member()
+    error = max(relative_rms(x, y) for x, y in zip(ours, wanted))
     bound = 2 * BOUNDS[base.model.embedding.dtype]                  # both are rounded
-    return [compare_gradients(f"gradients of {n_tokens} tokens, the shape itself", ours, wanted, bound)]
+    return [Check(f"gradients of {n_tokens} tokens", error, bound, relative_rms(ours[0], wanted[1]))]

@@ -4,10 +4,6 @@ import time
 
 import torch
 
-# What the relative error of two ways to compute the same may be, in a base's type: a few roundings a layer.
-BOUNDS = {torch.float32: 1e-4, torch.bfloat16: .05, torch.float16: .01}
-TOLD_APART = 5              # a wrong answer's error is at least so many times the right one's
-
 
 def relative_rms(x: torch.Tensor, wanted: torch.Tensor) -> float:
     """Root mean square of x - wanted, divided by that of wanted; in float64 on the CPU."""
@@ -39,11 +35,10 @@ def take_turns(ways: dict, repeats: int, seconds: float = float("inf")) -> dict[
     return seen
 
 
-def show(rows: list[tuple[str, str, list[float]]]) -> None:
-    """Print (label, unit, values of the repeats) as median and range."""
-    for label, unit, values in rows:
-        spread = f"{min(values):.4g} .. {max(values):.4g}"
-        print(f"{label:46} {statistics.median(values):10.5g} {unit:8} {spread}", flush=True)
+def show(label: str, unit: str, values: list[float]) -> None:
+    """Print the values of the repeats as median and range."""
+    spread = f"{min(values):.4g} .. {max(values):.4g}"
+    print(f"{label:46} {statistics.median(values):10.5g} {unit:8} {spread}", flush=True)
 
 
 def ratio(above: list[float], below: list[float]) -> float:

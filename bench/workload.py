@@ -1,7 +1,4 @@
-"""What is measured: bases of a shape, populations, prompts, and functions that work once and return seconds.
-
-Every row decodes exactly `new` tokens (bases have no end token), so that all ways do the same work.
-"""
+"""What is measured: bases of a shape, populations, prompts; functions that work once and return seconds."""
 import dataclasses
 from pathlib import Path
 
@@ -28,11 +25,11 @@ SHAPES = {
 
 
 @torch.no_grad()
-def random_model(shape: ModelConfig, dtype: torch.dtype, device) -> Model:
-    """Frozen random weights, drawn on the device: norms 1, others of a standard deviation that keeps the size
-    of what passes through. Not yet fused."""
+def random_base(shape: str, dtype: torch.dtype, device) -> Base:
+    """A base of a shape without tokenizer and end token, its weights drawn on the device: norms 1, others of
+    a standard deviation that keeps the size of what passes through."""
     with torch.device("meta"):
-        model = Model(shape).to(dtype)
+        model = Model(SHAPES[shape]).to(dtype)
     model = model.to_empty(device=device).requires_grad_(False).eval()
     torch.manual_seed(0)
     for name, p in model.named_parameters():
@@ -40,17 +37,7 @@ def random_model(shape: ModelConfig, dtype: torch.dtype, device) -> Model:
             p.fill_(1)
         else:
             p.normal_(0, p.shape[-1] ** -.5)
-    return model
-
-
-def base_of(model: Model, name: str) -> Base:
-    """A model as a base without tokenizer and end token; its layers are joined where they share an input."""
-    return Base(model.fuse(), None, (), "base", Path(name), graphs=model.embedding.is_cuda)
-
-
-def without_end(base: Base) -> Base:
-    """A base whose answers never end by themselves."""
-    return dataclasses.replace(base, eos_ids=())
+    return Base(model.fuse(), None, (), "base", Path(shape), graphs=model.embedding.is_cuda)
 
 
 def population(base: Base, rank: int, n: int = POP, std: float = .01) -> Adapters:
@@ -75,19 +62,24 @@ def members_of(rows: int, n_members: int = POP) -> list[int]:
     return [i * n_members // rows for i in range(rows)]
 
 
+def answers(base: Base, adapters: Adapters | None, prompts: list[list[int]], members: list[int],
+            sampling: SamplingParams) -> Rollout:
+    """Answers with the same draws on every call."""
+    keys = [(7, i) for i in range(len(prompts) * sampling.n)]
+    return generate(base, adapters, Prompts(prompts, members, keys), sampling)
+
+
 def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], members: list[int], new: int,
             n: int = 1):
-    """A function that decodes n answers to each prompt in one batch and returns its seconds.
-
-    With new = 1 it runs the prompts alone: their last states give the first token.
-    """
-    keys = [(0, i) for i in range(len(prompts) * n)]
+    """A function that decodes n answers of `new` tokens to each prompt in one batch and returns its seconds.
+    With new = 1 it runs the prompts alone: their last states give the first token."""
+    base = dataclasses.replace(base, eos_ids=())                # an answer never ends by itself
 
     @timed
     def run() -> None:
-        sampling = SamplingParams(n, max_new_tokens=new, rollout_batch=len(keys))
-        rollout = generate(base, adapters, Prompts(prompts, members, keys), sampling)
-        assert int(rollout.n_tokens.sum()) == new * len(keys)
+        sampling = SamplingParams(n, max_new_tokens=new, rollout_batch=len(prompts) * n)
+        rollout = answers(base, adapters, prompts, members, sampling)
+        assert int(rollout.n_tokens.sum()) == new * len(rollout.ids)
     return run
 
 
@@ -98,14 +90,8 @@ def drawn(base: Base, adapters: Adapters, attempts: int = 2, prompt: int = 40, n
     prompts = prompts_of(base, 2 * adapters.n_members, prompt)
     prompts = [ids[:prompt - prompt // 20 * i] for i, ids in enumerate(prompts)]
     members = [i % adapters.n_members for i in range(len(prompts))]
-    keys = [(7, i) for i in range(len(prompts) * attempts)]
-    sampling = SamplingParams(attempts, max_new_tokens=new, rollout_batch=len(keys) // 2)
-    return generate(base, adapters, Prompts(prompts, members, keys), sampling)
-
-
-def one_after_another(runs: list):
-    """A function that runs several in turn and returns the sum of their seconds."""
-    return lambda: sum(run() for run in runs)
+    sampling = SamplingParams(attempts, max_new_tokens=new, rollout_batch=len(prompts) * attempts // 2)
+    return answers(base, adapters, prompts, members, sampling)
 
 
 def fixed_rollout(base: Base, members: list[int], prompt: int, new: int, attempts: int) -> Rollout:
@@ -131,14 +117,3 @@ def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
     batch, adv = batch_of(rollout)
     cfg = rl.UpdateConfig(tokens_per_microbatch=budget)
     return timed(lambda: rl.accumulate(base, adapters, batch, adv, cfg))
-
-
-def stepper(base: Base, adapters: Adapters, members: list[int], prompt: int, new: int, n: int, budget: int):
-    """A function that returns the seconds of a whole step; row i is members[i]'s, n rows share a prompt."""
-    adam = rl.Adam(adapters, [1e-5] * adapters.n_members)
-    rollout = fixed_rollout(base, members, prompt, new, n)
-    active = torch.zeros(adapters.n_members, dtype=torch.bool, device=rollout.ids.device)
-    active[rollout.member] = True
-    play = decoder(base, adapters, rollout.ids[::n, :prompt].tolist(), members[::n], new, n)
-    return one_after_another([play, updater(base, adapters, rollout, budget),
-                              timed(lambda: adam.step(active))])

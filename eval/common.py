@@ -1,4 +1,4 @@
-"""What every benchmark shares: flags, base and adapters, the directory of results, the table.
+"""What every benchmark shares: flags, base and adapters, the directory of results, the end.
 
 The answers themselves are `eval.answering`'s.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eval.fetch import CACHE
-from eval.summary import BASE, against, against_table, comparable, summarise, table
+from eval.summary import BASE, comparable, pass_table, passes, summarise, table
 from evolve import member_order
 from infra.distributed import Ranks
 from infra.precision import DTYPES, pick_dtype
@@ -22,8 +22,6 @@ from lora import Adapters
 from model import Base
 from run.checkpoint import RunDir, differing
 from weights import files_hash, load_base, load_peft
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple = ()):
@@ -33,6 +31,7 @@ def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple =
     """
     form, default = argparse.RawDescriptionHelpFormatter, default_max_new or "as in training"
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=doc, formatter_class=form)
+
     def add(flag: str, **how) -> None:
         if flag[2:] not in without:
             parser.add_argument(flag, **how)
@@ -42,13 +41,12 @@ def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple =
     add("--adapters", nargs="+", default=[], metavar="DIR", help="PEFT directories, or directories of these")
     add("--bench", default="", help="names, separated by commas; default: all that are there")
     add("--limit", type=int, default=0, help="questions of each benchmark, the first ones; 0 = all")
-    add("--samples", type=int, default=1, help="answers to each question")
+    add("--samples", type=int, default=1, help="answers to each question; several give pass@k")
     add("--temperature", type=float, default=0.0, help="0 = greedy")
     add("--max-new-tokens", type=int, dest="max_new", default=default_max_new,
         help=f"tokens of an answer, at most; default {default}")
     add("--data", default=str(CACHE), metavar="DIR", help=f"published files; default {CACHE}")
     add("--out", default="", help="for answers and summary; default: eval-... under the run, or under out/")
-    add("--against", default="", metavar="DIR", help="run or results: differences to its students' mean")
     add("--prompt", default="auto", choices=("auto", "chat", "direct", "envelope", "plain"),
         help="how a question is put; auto: the tokenizer's chat template, else plain; direct: chat without "
              "a model's own thinking")
@@ -84,7 +82,19 @@ def choose(names: str, valid: tuple[str, ...], flag: str = "--bench", thing: str
     return list(dict.fromkeys(wanted))
 
 
-# ---- the base and its adapters ----------------------------------------------------------------------------
+def command(name: str, main: Callable[[], int]) -> None:
+    """Leaves with main's exit code; 2: the user can mend it, 1: the machine's trouble, 130: Ctrl-C."""
+    try:
+        sys.exit(main())
+    except (ValueError, OSError) as e:
+        print(f"{name}: {e}", file=sys.stderr)
+        sys.exit(2 if isinstance(e, ValueError) else 1)
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; the same command goes on from what is on disk", file=sys.stderr)
+        sys.exit(130)
+
+
+# ---- the base and its adapters -----------------------------------------------------------------------------
 
 @dataclass
 class Population:
@@ -108,25 +118,38 @@ def load(args: argparse.Namespace) -> Population:
         given.insert(0, run / f"step_{steps[-1]}")
     directories = peft_directories(given)
     device = Ranks.join(args.device).device
-    name = base_name(args, [adapter_config(path) for path in directories.values()])
-    dtype = DTYPES[pick_dtype(args.dtype, device)]
-    int8 = "int8" in (args.dtype, args.dtype == "auto" and of_run(args, "dtype"))
-    base = load_base(name, dtype, device, int8)
+    int8 = args.dtype == "int8" or args.dtype == "auto" and of_run(args, "dtype") == "int8"
+    base = load_base(base_name(args, directories), DTYPES[pick_dtype(args.dtype, device)], device, int8)
     return stack(base, files_hash(base.path), directories)
+
+
+def of_run(args: argparse.Namespace, name: str):
+    """A flag's value in the run that --run names; None where there is no run, or it does not say."""
+    config = Path(args.run).expanduser() / "config.json"
+    return json.loads(config.read_text()).get(name) if args.run and config.exists() else None
+
+
+def base_name(args: argparse.Namespace, directories: dict[str, Path]) -> str:
+    """--base, else the run's, else the first adapter's. Raises ValueError where none of these says it."""
+    name = args.base or of_run(args, "base")
+    if not name and directories:
+        name = adapter_config(next(iter(directories.values()))).get("base_model_name_or_path")
+    if not name:
+        raise ValueError("give --base (a directory or hub id), or --run out/NAME, which knows its own")
+    return name
 
 
 def peft_directories(given: list[Path]) -> dict[str, Path]:
     """Member name -> PEFT directory, of directories that are one or hold some; else raises ValueError."""
     found = []
     for directory in given:
-        if (directory / "adapter_config.json").exists():
-            found.append(directory)
-            continue
         inside = [path.parent for path in directory.glob("*/adapter_config.json")]
+        if (directory / "adapter_config.json").exists():
+            inside = [directory]
         if not inside:
             raise ValueError(f"{directory} is no PEFT directory (no adapter_config.json) and holds none: "
                              "give for example out/NAME/step_80/S0")
-        found += sorted(inside, key=lambda p: member_order(p.name))
+        found += sorted(inside, key=lambda path: member_order(path.name))
     names = [path.resolve().name for path in found]
     members = {}
     for name, path in zip(names, found):
@@ -143,143 +166,78 @@ def adapter_config(directory: Path) -> dict:
         raise ValueError(f"{directory} is not a readable PEFT adapter ({e})") from None
 
 
-def of_run(args: argparse.Namespace, name: str):
-    """A flag's value in the run that --run names; None where there is no run, or it does not say."""
-    config = Path(args.run).expanduser() / "config.json"
-    return json.loads(config.read_text()).get(name) if args.run and config.exists() else None
-
-
-def base_name(args: argparse.Namespace, configs: list[dict]) -> str:
-    """--base, or what the run or the adapters were trained on. Raises ValueError where nobody says it."""
-    name = args.base or of_run(args, "base")
-    for adapter in configs:
-        name = name or adapter.get("base_model_name_or_path")
-    if not name:
-        raise ValueError("give --base (a directory or hub id), or --run out/NAME, which knows its own")
-    return str(ROOT / name) if not Path(name).is_dir() and (ROOT / name).is_dir() else name
-
-
 def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Population:
-    """Base and PEFT adapters, stacked. Raises ValueError for damaged ones, other bases, several ranks."""
-    shapes, hashes = [], {}
-    for path in directories.values():
-        config = adapter_config(path)
+    """Base and PEFT adapters, stacked. Raises ValueError for damaged ones, other bases, several shapes."""
+    shapes = []
+    for config in map(adapter_config, directories.values()):
         targets = tuple(sorted(config.get("target_modules") or ()))
         shapes.append((config.get("r"), config.get("lora_alpha"), targets))
-        if shapes[-1] != shapes[0]:
-            here, first = [f"rank {r}, alpha {alpha} and layers {','.join(targets)}"
-                           for r, alpha, targets in (shapes[-1], shapes[0])]
-            raise ValueError(f"{path} has {here}, but {next(iter(directories.values()))} {first}: adapters "
-                             "of one shape share batches; evaluate the others in a run of their own")
-    adapters = None
+    if len(set(shapes)) > 1:
+        raise ValueError("these adapters differ in rank, alpha or layers, but only adapters of one shape "
+                         "share batches: evaluate the others in a run of their own")
+    adapters, hashes = None, {}
     if directories:
         adapters = Adapters.on(base.model, len(directories), *shapes[0], base.model.embedding.device)
-        for slot, (name, path) in enumerate(directories.items()):
-            load_peft(adapters, slot, path, base_hash)
-            hashes[name] = hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
+    for slot, (name, path) in enumerate(directories.items()):
+        load_peft(adapters, slot, path, base_hash)
+        hashes[name] = hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
     slots = {name: slot for slot, name in enumerate(directories)}
     return Population(base, adapters, slots | {BASE: -1}, hashes, base_hash)
 
 
 # ---- a directory of results --------------------------------------------------------------------------------
 
-def changes(old: dict, new: dict, free: tuple[str, ...], hashed: tuple[str, ...]) -> list[str]:
-    """What differs between two configurations, other than the free fields.
-
-    hashed: fields that hold hashes by name; a name that only one of both has is no difference.
-    """
-    found = differing(old, new, free + hashed)
-    for field in hashed:
-        found += [f"{field} {name}" for name, sha in new[field].items() if old[field].get(name, sha) != sha]
-    return found
-
-
-def saved_answers(run: RunDir) -> list[dict]:
-    """The rows of answers.jsonl but those that the sandbox failed on, which are asked again; a half-written
-    last line is left out, and cut off where `run` writes."""
-    path = run.path / "answers.jsonl"
-    if not path.exists():
-        return []
-    whole = path.read_bytes().rfind(b"\n") + 1
-    if run.writes:
-        os.truncate(path, whole)
-    return [row for row in run.rows(path.name, whole) if row["correct"] is not None]
-
-
 def open_out(args: argparse.Namespace, population: Population, prompt_format: str, data: dict[str, str],
              default: str) -> tuple[RunDir, list[dict]]:
     """The directory of results and the answers already there.
 
     data: SHA-256 of each benchmark's file. default: the directory's name where --out does not give one.
-    Raises ValueError where those answers, or --against's, were made otherwise.
+    Raises ValueError where those answers were made otherwise (members and benchmarks may be new ones).
     """
     run = RunDir(Path(args.out or Path(args.run or "out", default)).expanduser())
     dtypes = sorted({str(p.dtype) for p in population.base.model.parameters()})
     config = dict(base=str(population.base.path), base_hash=population.base_hash, dtype=dtypes,
                   prompt=prompt_format, temperature=args.temperature, max_new=args.max_new, seed=args.seed,
                   adapters=population.hashes, data=data)
-    if getattr(args, "against", ""):
-        other_results(args.against, default, config)    # what is not comparable is said before hours of work
     if (run.path / "config.json").exists():
         old = json.loads((run.path / "config.json").read_text())
-        if changed := changes(old, config, ("base",), ("adapters", "data")):
+        changed = differing(old, config, ("base", "adapters", "data"))
+        for field in ("adapters", "data"):
+            both = old[field] | config[field]
+            changed += [f"{field} {name}" for name in both if old[field].get(name, both[name]) != both[name]]
+            config[field] = both
+        if changed:
             raise ValueError(f"{run.path} holds answers made otherwise: {', '.join(changed)}; use the old "
                              "values or another --out")
-        for field in ("adapters", "data"):
-            config[field] = old[field] | config[field]
     run.write_json("config.json", config)
     return run, saved_answers(run)
 
 
-# ---- the end of an evaluation -----------------------------------------------------------------------------
-
-def other_results(directory: str, default: str, config: dict) -> RunDir:
-    """A directory of results, or the folder `default` of a run, to be read alone; its answers are not yet.
-
-    Raises ValueError where there are none, or where they were made in another way than `config` says (prompt,
-    temperature, limits, questions; base and adapters may differ).
-    """
-    place = Path(directory).expanduser()
-    if not (place / "answers.jsonl").exists():
-        place /= default
-    if not (place / "answers.jsonl").exists():
-        raise ValueError(f"--against {directory}: no answers.jsonl there nor in its {default}/: run this "
-                         "evaluation on that run first")
-    other = RunDir(place, writes=False)
-    free = ("base", "base_hash", "dtype", "adapters", "seed")
-    if changed := changes(other.config(), config, free, ("data",)):
-        raise ValueError(f"--against {directory}: those answers were made otherwise: {', '.join(changed)}; "
-                         "repeat one of both in the other's way")
-    return other
+def saved_answers(run: RunDir) -> list[dict]:
+    """The rows of answers.jsonl but those that the sandbox failed on, which are asked again; a half-written
+    last line is cut off."""
+    path = run.path / "answers.jsonl"
+    if not path.exists():
+        return []
+    whole = path.read_bytes().rfind(b"\n") + 1
+    os.truncate(path, whole)
+    return [row for row in run.rows(path.name, whole) if row["correct"] is not None]
 
 
-def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], default: str, counted: Callable = list,
+def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], counted: Callable = list,
              **more) -> None:
-    """Writes summary.json (`more` goes along) and prints the table of all answers, with --against both runs'.
+    """Writes summary.json (`more` goes along), prints the table and, of several samples, that of pass@k.
 
-    default: the folder of this evaluation in a run, as in open_out. counted(rows) -> rows: which answers the
-    table counts, and under which names.
+    counted(rows) -> rows: which answers the tables count, and under which names.
     """
     config, rows = run.config(), counted(comparable(rows))
     result = dict(base=config["base"], samples=args.samples, temperature=args.temperature,
                   prompt=config["prompt"], results=summarise(rows, args.max_new))
     print(table(result["results"]))
-    if args.against:
-        theirs = counted(saved_answers(other_results(args.against, default, config)))
-        result |= dict(against=args.against, differences=against(rows, theirs))
-        print(f"\nagainst the students (or whoever there is) of {args.against}, their mean\n"
-              f"{against_table(result['differences'])}")
+    if args.samples > 1:
+        result["pass_at_k"] = passes(rows)
+        print(f"\npass@k: the chance that one of k answers is right, from {args.samples}; 95% intervals, "
+              f"paired over questions.\nAhead of the base at 1 and not at {result['pass_at_k'][0]['k'][-1]}: "
+              f"the base finds it too, training made it likelier.\n{pass_table(result['pass_at_k'])}")
     run.write_json("summary.json", result | more)
     print(f"every answer with its verdict: {run.path / 'answers.jsonl'}")
-
-
-def command(name: str, main: Callable[[], int]) -> None:
-    """Leaves with main's exit code; 2: the user can mend it, 1: the machine's trouble, 130: Ctrl-C."""
-    try:
-        sys.exit(main())
-    except (ValueError, OSError) as e:
-        print(f"{name}: {e}", file=sys.stderr)
-        sys.exit(2 if isinstance(e, ValueError) else 1)
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted; the same command goes on from what is on disk", file=sys.stderr)
-        sys.exit(130)

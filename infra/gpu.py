@@ -17,9 +17,9 @@ def send(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 class CUDAGraphRunner:
     """A step that is called over and over, as a CUDA graph where that works: one launch, not a thousand.
 
-    The third call is recorded and from then on replayed. All recordings use one private memory pool: the last
-    one's memory serves the next, so a graph may not be replayed any more once another has been recorded. A
-    step that cannot be recorded runs as it is; so do all later ones, unless only memory was short.
+    The third call is recorded and from then on replayed. All recordings share one pool of memory, so a graph
+    may not be replayed any more once another has been recorded. A step that cannot be recorded runs as it is;
+    so do all later ones, unless only memory was short.
     """
     can_record = True
     pool = None                             # torch.cuda.MemPool
@@ -47,34 +47,28 @@ class CUDAGraphRunner:
             self.step = capture(self.step, cls.pool, cls.stream).replay
         except RuntimeError as e:
             cls.can_record = isinstance(e, torch.OutOfMemoryError)
-            print(f"note: decoding without a CUDA graph, as none could be recorded: {e}", file=sys.stderr,
-                  flush=True)
+            print(f"note: decoding without a CUDA graph, as none could be recorded: {e}", file=sys.stderr)
 
 
 def capture(step: Callable[[], None], pool, stream) -> "torch.cuda.CUDAGraph":
     """A graph of what `step` launches. Raises the first error, not the one of ending a failed recording."""
     graph = torch.cuda.CUDAGraph()
-    error = None
     with torch.cuda.stream(stream):                     # torch.cuda.graph would stay on it on failure
         graph.capture_begin(pool.id, capture_error_mode="thread_local")         # NCCL's thread may go on
         try:
             step()
-        except RuntimeError as e:
-            error = e
-        try:
             graph.capture_end()
-        except RuntimeError as e:
-            error = error or e
-    if error is None:
-        return graph
-    with contextlib.suppress(RuntimeError):             # else all that follows is allocated in the pool
-        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.id)
-    raise error
+        except RuntimeError:
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            with contextlib.suppress(RuntimeError):     # else all that follows is allocated in the pool
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.id)
+            raise
+    return graph
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """For a line of metrics.jsonl: most gigabytes that torch reserved on a card since the last call, the
-    graphs' pool with it; {} elsewhere."""
+    """Most gigabytes that torch reserved on a card since the last call, graphs' pool too; {} elsewhere."""
     if device.type != "cuda":
         return {}
     reserved = torch.cuda.max_memory_reserved(device) / 2 ** 30

@@ -6,8 +6,6 @@ computes in. --dtype int8 keeps the weights of its linear layers in one byte eac
 LLM.int8(), 2208.07339, section 2). A product makes the matrix of one layer again and forgets it; the backward
 pass makes it once more. docs/own-base.md says what that costs, and why no int8 kernel of torch's is used.
 """
-import sys
-
 import torch
 import torch.nn.functional as F
 
@@ -64,8 +62,7 @@ def pick_dtype(name: str, device: torch.device) -> str:
     """The name in DTYPES that a --dtype flag means.
 
     auto is bfloat16 on a CUDA card that computes it by itself (from the Ampere generation on), float16 on
-    others, with a note, and float32 elsewhere; int8 computes in the same. Raises ValueError for bfloat16 on a
-    card without.
+    others, float32 elsewhere; int8 computes in the same. Raises ValueError for bfloat16 on a card without.
     """
     lacking = False
     if device.type == "cuda":
@@ -76,8 +73,6 @@ def pick_dtype(name: str, device: torch.device) -> str:
                          "--dtype out or pass --dtype float16 (or float32, for twice the memory)")
     if name not in ("auto", "int8"):
         return name
-    if lacking:
-        print(f"note: {torch.cuda.get_device_name(device)} has no bfloat16: taking --dtype float16",
-              file=sys.stderr, flush=True)
-        return "float16"
-    return "bfloat16" if device.type == "cuda" else "float32"
+    if device.type != "cuda":
+        return "float32"
+    return "float16" if lacking else "bfloat16"

@@ -1,7 +1,6 @@
-"""How much memory a run's plan takes and how much is there, and what the largest batches are that fit."""
+"""How much memory a run's plan takes and how much is there, and how many rows decode in that."""
 import bisect
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,16 +66,15 @@ def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict
         saved += L * 2 * (q - kv)
     checkpointed = T * (L * C + saved / L + passing)
     line = min(budget, T + max(cfg.proposals_per_prompt, cfg.samples_per_task) * cfg.max_new_tokens)
-    # a micro-batch's members, who have a line of tokens each, seldom shorter than 256: factors and gradients
-    share = min(n_members, max(1, budget // 256)) / n_members
+    share = min(n_members, max(1, budget // 256)) / n_members       # of members in a micro-batch: its lines
     plan = dict(base=base, adapters=factors * 4, optimiser=factors * 8,
                 graph=sampling + rows * passing * size if pages else 0,             # in a pool of its own
                 cache=cached * 2 * kv * size,
                 decoding=factors * size + prefill if pages else joint * size + max(sampling, prefill),
                 gradients=factors * 4 + share * (joint * size + factors * 8),
-                logits=min(rl.CHUNK, max(budget, T) * V) * (12 + 8 * (cfg.entropy_coef > 0)),
                 activations=max(budget * (saved + passing), checkpointed) * size,
-                mask=budget * line * (size + 3))
+                mask=budget * line * (size + 3),
+                logits=min(rl.CHUNK, max(budget, T) * V) * (12 + 8 * (cfg.entropy_coef > 0)))
     return {use: n_bytes / 2 ** 30 for use, n_bytes in plan.items()}
 
 
@@ -85,47 +83,28 @@ def peak(plan: dict[str, float], phases: tuple = (GENERATE, UPDATE)) -> float:
     return sum(plan[use] for use in ALWAYS) + max(sum(plan[use] for use in uses) for uses in phases)
 
 
-def largest(sizes: range, need: Callable[[int], float], free: float) -> int:
-    """The largest of these sizes that needs at most `free` GB; 0 if none does."""
-    n_fit = bisect.bisect_right(sizes, free, key=need)
-    return sizes[n_fit - 1] if n_fit else 0
-
-
 def fitted(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float):
     """cfg, with --rollout-batch 0 replaced by as many rows, a multiple of 8, as decode in `free` GB."""
     def need(rows: int) -> float:
         return peak(memory_plan(replace(cfg, rollout_batch=rows), m, dtype, n_members), (GENERATE,))
 
-    rows = cfg.rollout_batch or largest(range(8, MOST_ROWS + 1, 8), need, free) or 8
-    return replace(cfg, rollout_batch=rows)
+    n_fit = 0 if cfg.rollout_batch else bisect.bisect_right(range(8, MOST_ROWS + 1, 8), free, key=need)
+    return replace(cfg, rollout_batch=cfg.rollout_batch or 8 * max(1, n_fit))
 
 
 def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float) -> tuple[str, bool]:
-    """The plan as text, a line a use, with the largest micro-batch; and whether it fits into `free` GB, which
-    may be infinite: unknown."""
+    """The plan as text, and whether it fits into `free` GB, which may be infinite: unknown."""
     cfg = fitted(cfg, m, dtype, n_members, free)
     plan, T = memory_plan(cfg, m, dtype, n_members), longest_row(cfg, m)
-    number = str(dtype).removeprefix("torch.")
-    if cfg.dtype == "int8":
-        number = f"int8, and one layer of it in {number}"
-    meaning = dict(base=f"the frozen model in {number}", adapters=f"{n_members} of rank {cfg.rank}",
-                   optimiser="Adam's two moments", graph="memory of the CUDA graph that decodes",
-                   cache=f"generation: keys and values of {cfg.rollout_batch} rows of {T} tokens"
-                         + (", in pages" if has_pages(cfg, m, dtype) else ""),
-                   decoding="generation: running the prompts, or sampling, and copies of the factors",
-                   gradients="update: of all adapters, and copies of a micro-batch's",
-                   activations=f"update: {cfg.tokens_per_microbatch} tokens at a time, or a row of {T} with "
-                               "activation checkpointing",
-                   mask="update: what the tokens of packed lines see",
-                   logits="update: a chunk over the vocabulary")
-    table = [f"{use:<12} {gb:8.2f} GB   {meaning[use]}" for use, gb in plan.items() if gb]
+    number = 'int8, a layer at a time in ' * (cfg.dtype == 'int8') + str(dtype).removeprefix('torch.')
+    rows = f"{cfg.rollout_batch} rows of {T} tokens{', in pages' * has_pages(cfg, m, dtype)}"
+    table = [f"{n_members} adapters of rank {cfg.rank} on a base in {number}; generation of {rows}; update "
+             f"by {cfg.tokens_per_microbatch} tokens, or by a checkpointed row"]
+    for phase, uses in (("always", ALWAYS), ("generation", GENERATE), ("update", UPDATE)):
+        table += [f"{use:<12} {plan[use]:8.2f} GB   {phase}" for use in uses if plan[use]]
     table.append(f"{'peak':<12} {peak(plan):8.2f} GB   generation and update take turns")
     if free < float("inf"):
-        def need(budget: int) -> float:
-            return peak(memory_plan(replace(cfg, tokens_per_microbatch=budget), m, dtype, n_members))
-
-        budget = largest(range(256, 2 ** 20 + 1, 256), need, free)
-        table += [f"{'free':<12} {free:8.2f} GB", f"largest --tokens-per-microbatch that fits: {budget}"]
+        table.append(f"{'free':<12} {free:8.2f} GB")
     if peak(plan) > free:
         table.append("lower --tokens-per-microbatch, --rollout-batch, --max-new-tokens, --rank or --pop, "
                      "or pass --dtype bfloat16 or int8")

@@ -58,7 +58,7 @@ def test_cached_equals_uncached(tiny, population):
 
 
 def test_cached_equals_uncached_on_other_architectures(other, population):
-    """The same for Llama, Mistral and Qwen3; Mistral's window of 6 tokens is far shorter than its rows."""
+    """The same for Llama, Mistral and Qwen3."""
     adapters = population(other, 3)
     rollout = ask(other, adapters, PROMPTS + [[9] * 11], MEMBER + [0], n=3, max_new_tokens=40)
     assert rollout.n_tokens.max() > 30 and len(set(rollout.n_tokens.tolist())) > 3, "the case needs rows that leave early"
@@ -262,7 +262,8 @@ def test_a_closing_tag_is_found_in_whatever_tokens_it_is_written():
     pieces = ["<", "/", "</", "]</", "answer", "ans", "wer", "an", "swer", ">", ">\n", "><", "r>", tag, "<<", "</an",
               "Ċ", "Ġanswer", "x", "Ġ", "é", f"[1]{tag}<think>", "beyond"]
     n = len(pieces) - 1
-    table = closing_table(SimpleNamespace(get_vocab=lambda: {piece: i for i, piece in enumerate(pieces)}), tag, n, "cpu")
+    tokenizer = type("Pieces", (), dict(get_vocab=lambda self: {piece: i for i, piece in enumerate(pieces)}))()
+    table = closing_table(tokenizer, tag, n, "cpu")
     assert table.shape == (len(tag) + 1, n), "a model may have fewer tokens than its tokenizer"
     rng, n_found = np.random.default_rng(0), 0
     for _ in range(3000):

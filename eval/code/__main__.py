@@ -109,7 +109,7 @@ def both(rows: list[dict]) -> list[dict]:
     for bench in dict.fromkeys(row["bench"] for row in rows):
         mine = [row for row in rows if row["bench"] == bench]
         if bench.endswith("+"):
-            out += [dict(row, bench=bench[:-1], correct=row["base"]) for row in mine]
+            out += [dict(row, bench=bench[:-1], correct=row.get("base", False)) for row in mine]
         out += mine
     return out
 
@@ -159,7 +159,7 @@ def evaluate(sets: dict[str, tuple], args: argparse.Namespace, sandbox: Sandbox)
 
     problems = [problem for some, _ in sets.values() for problem in some]
     rows = answering.answer_all(population, problems, ask, verdicts, args, run, done, prompt_format)
-    common.conclude(args, run, rows, "eval-code", counted=both, sandbox=sandbox.tier)
+    common.conclude(args, run, rows, counted=both, sandbox=sandbox.tier)
 
 
 if __name__ == "__main__":

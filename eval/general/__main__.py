@@ -171,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
     lines, macros = summarise([row | dict(bench=row["subject"]) for row in rows], 1), macro(rows)
     print(f"{subject_table(lines)}\n\nmeans over subjects (macro):\n{table(macros)}\n\n"
           "means over questions (micro):")
-    common.conclude(args, run, rows, default, split=args.split, limit=args.limit, macro=macros,
+    common.conclude(args, run, rows, split=args.split, limit=args.limit, macro=macros,
                     subjects=lines)
     return 0
 

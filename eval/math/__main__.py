@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
         run, done = common.open_out(args, population, prompt_format, hashes, "eval-math")
         items = [item for items in sets.values() for item in items]
         rows = answering.answer_all(population, items, question, judge, args, run, done, prompt_format)
-    common.conclude(args, run, rows, "eval-math")
+    common.conclude(args, run, rows)
     return 0
 
 

@@ -12,12 +12,11 @@ import torch
 from bench import card, checks
 from bench.card import Sizes
 from bench.checks import Check
-from bench.workload import SHAPES
+from bench.workload import population, random_base
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "card"))
 from pretend import inserted
 
-CPU = torch.device("cpu")
 TINY = Sizes((8, 8), prompt=12, new=6, attempts=1, rank=4, tokens_per_microbatch=128, checked=160)
 
 
@@ -42,58 +41,51 @@ def test_a_check_holds_where_the_answer_is_near_and_a_wrong_one_is_not(error, co
     assert Check("x", error, .05, control).held == held
 
 
-def off_by_one(logits, temperature, u):
-    ids, logp = checks_sample(logits, temperature, u)
+def off_by_one(logits, temperature, u, plain=checks.sample):
+    ids, logp = plain(logits, temperature, u)
     return (ids + 1) % logits.shape[1], logp
 
 
-checks_sample = checks.sample
-
-
-@pytest.mark.parametrize("broken, change, check", [
-    ("bench.checks.sample", off_by_one, checks.check_sampling),
-    ("lora.scale_of_a_member", None, checks.check_decoding),
-    ("rl.policy_loss", lambda logp, old, p, adv, cfg: (-1.1 * adv[p.row] * logp, logp > 0), checks.check_gradients),
-    ("model.rope_table", lambda positions, cfg, dtype: (torch.ones(1), torch.zeros(1)), checks.check_logits)])
-def test_a_check_finds_a_broken_engine(monkeypatch, broken, change, check):
-    assert all(found.held for found in check(SHAPES["micro"], torch.float32, CPU))
-    if change is None:                                          # decoding keeps to the first member's adapter
-        monkeypatch.setattr(checks, "drawn", lambda base, adapters, **sizes: wrong_members(base, adapters, **sizes))
-    else:
-        monkeypatch.setattr(broken, change)
-    assert not all(found.held for found in check(SHAPES["micro"], torch.float32, CPU))
-
-
-def wrong_members(base, adapters, **sizes):
-    rollout = plain_drawn(base, adapters, **sizes)
+def wrong_members(base, adapters, plain=checks.drawn, **sizes):
+    rollout = plain(base, adapters, **sizes)
     rollout.member.zero_()
     return rollout
 
 
-plain_drawn = checks.drawn
+@pytest.mark.parametrize("broken, change, check", [
+    ("bench.checks.sample", off_by_one, lambda base, adapters: checks.sampling(base)),
+    ("bench.checks.drawn", wrong_members, lambda base, adapters: checks.decoding(base, adapters, 12, 8)),
+    ("rl.policy_loss", lambda logp, old, p, adv, cfg: (-1.1 * adv[p.row] * logp, logp > 0),
+     lambda base, adapters: checks.gradients(base, adapters, 80))])
+def test_a_check_finds_a_broken_engine(monkeypatch, broken, change, check):
+    base = random_base("micro", torch.float32, "cpu")
+    adapters = population(base, 4)
+    assert all(found.held for found in check(base, adapters))
+    monkeypatch.setattr(broken, change)
+    assert not all(found.held for found in check(base, adapters))
 
 
 def test_all_of_it_on_a_cpu(run):
-    shown, wrote, page = run("--device", "cpu", "--dtype", "float32", "--minutes", "0.5")
+    shown, wrote, page = run("--device", "cpu", "--minutes", "1")
     assert shown["correct"] and not shown["failed"], wrote["parts"]
-    assert {"decode_8_8", "decode_8_1", "update_8", "update_1"} <= set(wrote["figures"])
+    assert {"decode_8_8", "decode_8_1", "update_8", "update_1"} == set(wrote["figures"])
     assert all(row["value"] > 0 and row["expected"] is None for row in wrote["figures"].values())
     assert wrote["memory"]["update"]["planned"] > 0 and wrote["kernels"]["a micro-batch"][0]["name"] == "all"
-    assert "| decode against prefill, the shape itself |" in page and "Kernels of a step of decoding" in page
+    assert "| decoding with refill against rows at once |" in page and "kernels of eight steps of decoding" in page
 
 
 @pytest.mark.slow
 def test_all_of_it_on_a_pretended_card(run, monkeypatch):
     with inserted(monkeypatch, (9, 0)) as pretended:
-        shown, wrote, page = run("--device", "cuda", "--minutes", "0.5")
-    assert shown["correct"] and not shown["failed"], wrote["parts"]
+        shown, wrote, page = run("--device", "cuda", "--minutes", "5")
+    assert shown["correct"] and not shown["failed"], (wrote["parts"], wrote["checks"])
     assert pretended.n_recorded and pretended.attention["pages"] and not wrote["notes"]
     assert [check["name"] for check in wrote["checks"] if "CUDA graphs" in check["name"]]
     assert wrote["card"] == "Pretend H200" and wrote["memory"]["update"]["reserved"] is not None
 
 
 def test_parts_survive_each_other(run, monkeypatch):
-    """What fails is named with its last line, what finds no time is named too; notes are kept."""
+    """What fails is named with its last line, what finds no time is named too; notes are kept; a check that was not made is no success."""
     def out_of_memory(card):
         print("note: memory is short", file=sys.stderr)
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20.00 GiB")
@@ -101,20 +93,11 @@ def test_parts_survive_each_other(run, monkeypatch):
     def slow(card):
         now = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: now + 60)
-    shown, wrote, page = run("--device", "cpu", "--minutes", "0.9", parts=dict(big=(out_of_memory, 1, False), roofs=(card.roofs, 1, False),
-                                                                                slow=(slow, 1, False), late=(slow, 1, False)))
-    assert shown["failed"] == ["big", "late"] and shown["correct"] and wrote["figures"]["bandwidth"]["value"] > 0
-    assert wrote["parts"]["big"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB" and wrote["parts"]["big"] in page
-    assert wrote["notes"] == ["note: memory is short"] and "note: memory is short" in page
-
-
-@pytest.mark.parametrize("check", ["raises", "fails", "is no number"])
-def test_not_correct_where_a_check_failed_or_was_not_made(run, check):
-    def work(card):
-        if check == "raises":
-            raise RuntimeError("no kernel")
-        card.check([Check("x", 1.0 if check == "fails" else math.nan, .05)])
-    assert not run("--device", "cpu", parts={"check": (work, 1, True)})[0]["correct"]
+    parts = dict(checks=(out_of_memory, 1), update=(card.update, 1), slow=(slow, 1), late=(slow, 1))
+    shown, wrote, page = run("--device", "cpu", "--minutes", "0.9", parts=parts)
+    assert shown["failed"] == ["checks", "late"] and not shown["correct"] and wrote["figures"]["update_8"]["value"] > 0
+    assert wrote["parts"]["checks"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB" and wrote["parts"]["checks"] in page
+    assert wrote["notes"] == "note: memory is short" and "note: memory is short" in page
 
 
 @pytest.mark.parametrize("gigabytes, shape", [(139.8, "7b"), (39.4, "7b"), (23.6, "1.5b"), (7.6, "0.5b")])

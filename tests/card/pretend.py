@@ -26,6 +26,7 @@ from varlen import varlen_reference
 import generate
 import rl
 import weights
+from infra.distributed import Ranks
 
 ROOT = f"{Path(__file__).resolve().parents[2]}/"
 CUDA = torch.device("cuda:0")
@@ -586,7 +587,7 @@ def inserted(monkeypatch, capability: tuple[int, int]):
         patch.setattr(torch.Tensor, "pin_memory", lambda x, device=None: CARD.pin(x))
         CARD.guard(patch, "a step of decoding", generate.DecodeBatch, "step")
         CARD.before(patch, rl, "pack", "a micro-batch")
-        CARD.before(patch, rl.Tally, "sum_up", "")
+        CARD.before(patch, Ranks, "all_reduce", "")
         patch.setattr(F, "scaled_dot_product_attention", functools.partial(attention, F.scaled_dot_product_attention))
         opener = weights.safe_open
         patch.setattr(weights, "safe_open", lambda file, **kwargs: Shards(opener, file, **kwargs))

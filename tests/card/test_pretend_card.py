@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from pretend import inserted
-from tiny_base import make_tiny
 
 import rl
 import train
@@ -62,16 +61,11 @@ def test_the_tasks_are_those_of_the_cpu(tmp_path, monkeypatch, micro_base):
 
 # --- decoding and update
 
-SLIDING = dict(sliding_window=6, head_dim=16)
-
-
-@pytest.mark.parametrize("architecture", ["qwen2", "mistral"])
-def test_graphs_decode_what_single_steps_do(monkeypatch, tmp_path, architecture):
-    """Bit for bit, while rows of all members come and go; also with a sliding window."""
-    path = make_tiny(tmp_path, architecture, **(SLIDING if architecture == "mistral" else {})).path
+def test_graphs_decode_what_single_steps_do(monkeypatch, tiny):
+    """Bit for bit, while rows of all members come and go."""
     rollouts = []
     with inserted(monkeypatch, (9, 0)) as card:
-        base = load_base(str(path), torch.bfloat16, torch.device("cuda:0"))
+        base = load_base(str(tiny.path), torch.bfloat16, torch.device("cuda:0"))
         adapters = population(base, 8, 3)
         for graphs in (False, True):
             rollouts.append(drawn(dataclasses.replace(base, graphs=graphs), adapters, prompt=40, new=24).to("cpu"))

@@ -127,36 +127,6 @@ def test_after_a_kill_the_remaining_calls_are_the_same(population, tmp_path, mon
     assert texts[0] == texts[1]
 
 
-# ---------------------------------------------------------------- --against
-
-def test_the_other_answers_are_read_once(population, members, tmp_path, monkeypatch, capsys):
-    """Between two directories of results: what is not comparable is said before hours of work."""
-    def evaluated(out, *more: str):
-        args = flags("--max-new-tokens", "4", "--out", str(tmp_path / out), *more)
-        run, done = common.open_out(args, population, "plain", {"sums": "a"}, "eval-math")
-        rows = answering.answer_all(population, ITEMS, lambda item: "What?", judge, args, run, done, "plain")
-        common.conclude(args, run, rows, "eval-math")
-        return json.loads((run.path / "summary.json").read_text())
-
-    evaluated("other")
-    read, rows = [], RunDir.rows
-
-    def counting(self, name, size):
-        read.append(self.path.name)
-        return rows(self, name, size)
-
-    monkeypatch.setattr(RunDir, "rows", counting)
-    summary = evaluated("mine", "--against", str(tmp_path / "other"))
-    assert read == ["other"], "nothing of our own was there to read"
-    assert [line["member"] for line in summary["differences"]] == [line["member"] for line in summary["results"]]
-    assert "minus theirs" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="those answers were made otherwise: max_new"):
-        evaluated("more", "--against", str(tmp_path / "other"), "--max-new-tokens", "5")
-    assert not (tmp_path / "more/answers.jsonl").exists()
-    with pytest.raises(ValueError, match="no answers.jsonl there nor in its eval-math/"):
-        evaluated("more", "--against", str(tmp_path))
-
-
 # ---------------------------------------------------------------- the base and its adapters
 
 def parsed(*more: str):
@@ -243,4 +213,4 @@ def test_what_the_machine_lacks_is_no_wrong_answer():
 
     for kind in (OSError("no worker"), RuntimeError("no sandbox"), KeyboardInterrupt()):
         with pytest.raises(type(kind)):
-            answering.judged(judge, [("item", "a"), ("item", "b")])
+            answering.verified(judge, [("item", "a"), ("item", "b")])

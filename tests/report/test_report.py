@@ -168,7 +168,7 @@ def test_compare(tmp_path):
 
 
 def test_a_large_run_is_quick_and_small(tmp_path):
-    path = invent(tmp_path / "large", steps=100, pop=32, per_step=24, every=10, text="some words " * 20)
+    path = invent(tmp_path / "large", steps=100, pop=16, per_step=24, every=10, text="some words " * 20)
     start = time.process_time()
     page = check(made(path))
     assert time.process_time() - start < 10
