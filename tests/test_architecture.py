@@ -35,7 +35,6 @@ PLAN = {
     "selfplay": (390, BELOW.removesuffix(" selfplay")),
     "run": (900, BELOW),
     "train": (230, f"{BELOW} run"),
-    "run.replay": (None, f"{BELOW} run train"),
     "nano": (400, "tasks verifier"),
     "report": (800, "run.terminal"),
     "micro": (900, "sandbox micro.programs verifier tasks model weights generate"),

@@ -225,7 +225,7 @@ def test_a_damaged_record_is_an_error(micro_base, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{")
     cfg = config.Config(base=str(micro_base), out=str(tmp_path), name="run", resume="auto")
-    with pytest.raises(ValueError, match="config.json cannot be read"):
+    with pytest.raises(ValueError, match="config.json is damaged or missing"):
         startup.choose_dtype(cfg, ALONE)
 
 
