@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
-from tasks import TASK_TYPES, miu
+from tasks import TASK_TYPES
 from tasks.prompts import PROMPT_FORMATS
 from tasks.proof import load
 from trueskill_lite import RATINGS
@@ -72,7 +72,7 @@ class Config:
     n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)", within=(0, 1000))
     seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: each type's example")
     tasks: str = flag("", "no teacher writes: tasks of a file (JSON lines), or micro: fresh random programs")
-    theory: str = flag(None, "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
+    theory: str = flag("prop.mm", "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
     dedupe: str = flag("structural", "what repeats the archive, so is refused", DEDUPE)
     # 3 solve
     samples_per_task: int = flag(None, "attempts at each task (n); fix it across arms", within=FROM_1)
@@ -132,12 +132,10 @@ GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "task_types
 PRESETS = {
     "micro": dict(pop=8, steps=80, rank=8, alpha=32.0, rollout_batch=512, tokens_per_microbatch=1024,
                   task_types="code_o", n_prompts=3, n_few_shot=0, samples_per_task=4, max_new_tokens=80,
-                  lr=1e-3, lr_teacher=3e-3, evolve_every=15, probe_every=20, n_heldout=1000000,
-                  theory="miu.mm"),
+                  lr=1e-3, lr_teacher=3e-3, evolve_every=15, probe_every=20, n_heldout=1000000),
     "chat": dict(pop=8, steps=200, rank=32, alpha=64.0, rollout_batch=128, tokens_per_microbatch=2048,
                  task_types="code_o,code_i,code_f", n_prompts=3, n_few_shot=6, samples_per_task=8,
-                 max_new_tokens=512, lr=1e-5, lr_teacher=1e-5, evolve_every=10, probe_every=20, n_heldout=96,
-                 theory="prop.mm")}
+                 max_new_tokens=512, lr=1e-5, lr_teacher=1e-5, evolve_every=10, probe_every=20, n_heldout=96)}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # Fields that may change between a run and its resumption without changing what it computes. From one kind of
@@ -287,9 +285,8 @@ def check(cfg: Config) -> None:
     demand(not unknown, f"--task-types: {', '.join(unknown)} unknown; valid: {', '.join(TASK_TYPES)}")
     for kind in task_types:
         TASK_TYPES[kind].check_templates(cfg.prompt_format)
-    if "proof" in task_types and load(cfg.theory):          # which raises ValueError for a bad theory
-        demand(cfg.prompt_format != "micro" or cfg.theory == miu.THEORY,
-               f"--theory {cfg.theory}: the micro prompt format has words for {miu.THEORY} alone")
+    if "proof" in task_types:
+        load(cfg.theory)                                    # which raises ValueError for a bad theory
     demand(cfg.tasks != "micro" or set(task_types) <= {"code_o", "code_i"},
            "--tasks micro draws code_o and code_i: give these as --task-types, or a file of tasks")
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,

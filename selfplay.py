@@ -18,6 +18,7 @@ from evolve import ROLES, Member, members_of, plays
 from generate import Prompts, Rollout, SamplingParams, generate
 from infra.distributed import Ranks
 from lora import Adapters
+from micro.programs import fresh_program
 from model import Base
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from rl import Batch
@@ -25,7 +26,7 @@ from sandbox.values import decode
 from tasks import TASK_TYPES, answers_of, jobs_of, verdicts_of
 from tasks.archive import Archive
 from tasks.base import UNJUDGED, Proposal, Reject, Task
-from tasks.given import given_task
+from tasks.given import FRESH, given_task
 from tasks.prompts import FORMATS, Prompt, render, show
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
@@ -231,7 +232,11 @@ def deal(s: Setup, teachers: list[Member], step: int) -> list[ProposalRecord]:
     for row in range(n * len(teachers)):
         teacher = teachers[row // n]
         types = tuple(kind for kind in s.task_types if plays(teacher, kind))
-        p = given_task(s.cfg.tasks, s.task_types, types, s.cfg.seed, step * n * len(teachers) + row)
+        number = step * n * len(teachers) + row
+        if s.cfg.tasks == FRESH:
+            p = Proposal(types[number % len(types)], *fresh_program(f"{s.cfg.seed}/fresh/{number}"))
+        else:
+            p = given_task(s.cfg.tasks, s.task_types, types, s.cfg.seed, number)
         dealt.append(ProposalRecord(teacher, p.kind, row, row, [], proposal=p))
     return dealt
 

@@ -4,7 +4,7 @@
 
     trainer (torch, secrets, expected answers)  this process: it reads bytes and checks them (scheduler.py)
       |  starts sandbox/fork_server.py: a control socket, a file for the job and one for the result
-      +-- fork server (library preloaded)       two per worker, of two hash seeds; reads no job, no result
+      +-- fork server (library preloaded)       three per worker, of three hash seeds; reads no job, no result
             |  forks once per program
             +-- child: reads its job, walls itself in, runs it, writes canonical values, dies
 
@@ -18,13 +18,13 @@ Layers. Fresh exec: no memory, environment or descriptor of the trainer gets in.
 17 system calls are left, the rest is refused or kills. Namespaces, empty root, dropped user and capabilities:
 a second wall, should the first have a hole; best effort. Limits: CPU timer, address space, file size, and the
 fork server's wall clock. Canonical text: nothing that a program made is unpickled, evaluated, or compared by
-its own methods. Two hash seeds and address layouts: deterministic jobs run in two interpreters, the second
-time in reverse and twice over, thorough ones in a third, where each input is given five times.
+its own methods. Three hash seeds and address layouts: deterministic jobs run in three interpreters, in the
+second each input is given twice, in the third five times, in reverse.
 
 Tiers. "full"; "no namespaces" (the wall without the second one); "weak" (no seccomp: not Linux, other
 processors; for development with programs you trust, only with weak=True). Canary programs through the normal
 path decide, not return codes; where they get past, the sandbox refuses to start. Not promised: anything in
-"weak", bugs of the kernel behind those calls, side channels such as timing, and that two runs show every
+"weak", bugs of the kernel behind those calls, side channels such as timing, and that three runs show every
 dependence on hash order or a clock of seconds.
 """
 import argparse
@@ -44,10 +44,9 @@ class Job:
 
     entry: the function that is called; None: each input is the standard input of the whole program, in a
     child of its own, and what it prints is the value. deterministic: also demand that every input gives one
-    value in two interpreters, in any order, once or twice (both calls within one CPU limit, so that a task
-    which is accepted does not meet the limit by chance later); thorough: of such a job, in a third one as
-    well, five times. give_up: after an input that ended its child, do not run the others. cpu_s: its own CPU
-    limit, 0 for the sandbox's.
+    value in three interpreters, in any order, once, twice or five times (two calls within one CPU limit, so
+    that a task which is accepted does not meet the limit by chance later). give_up: after an input that ended
+    its child, do not run the others. cpu_s: its own CPU limit, 0 for the sandbox's.
     """
     code: str
     inputs: tuple[str, ...]
@@ -55,7 +54,6 @@ class Job:
     deterministic: bool = False
     give_up: bool = False
     cpu_s: float = 0.0
-    thorough: bool = False
 
 
 @dataclass(frozen=True)

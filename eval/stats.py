@@ -10,19 +10,12 @@ from statistics import NormalDist
 import numpy as np
 
 EXACT_SIGNS = 16                    # seeds up to which every sign pattern is counted
-DRAWS = 10_000                      # of a bootstrap
-DRAWN_TOGETHER = 500                # of these: what is in memory at a time
 FEWEST_RUNS = 5                     # that have an interval
-ANGLES = 100_001                    # steps of the integral under Student's t
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that at least one of k answers to a question is right, from n answers of which c are right.
-
-    Unbiased (Chen et al. 2021, arXiv 2107.03374, eq. 1): 1 - C(n-c, k) / C(n, k), the share of all sets of k
-    of the n answers that hold a right one. The plug-in 1 - (1 - c/n)^k is, in the mean, too low for k > 1.
-    Raises ValueError for k > n.
-    """
+    """Chance that one of k answers to a question is right, from n answers of which c are right: 1 - C(n-c, k)
+    / C(n, k), unbiased (Chen et al. 2021, arXiv 2107.03374, eq. 1). Raises ValueError for k > n."""
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass@{k} from {n} answers, {c} of them right: k must be from 1 to the number of "
                          "answers (--samples draws more), and right ones no more than answers")
@@ -40,31 +33,19 @@ def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
-# ---- the bootstrap -----------------------------------------------------------------------------------------
-
-def drawn_means(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Means (DRAWS, ...) of values (n, ...), items drawn with replacement; equal items are drawn as one."""
-    n, columns = len(values), values.reshape(len(values), -1)
-    distinct, counts = np.unique(columns, axis=0, return_counts=True)
-    if len(distinct) == n:
-        distinct = columns
-    means = []
-    for _ in range(DRAWS // DRAWN_TOGETHER):
-        times = rng.multinomial(n, counts / n, size=DRAWN_TOGETHER)         # that each is drawn
-        means.append(times @ distinct / n)
-    return np.concatenate(means).reshape(DRAWS, *values.shape[1:])
-
-
-def bootstrap(strata: list[np.ndarray], percentiles: tuple[float, float] = (2.5, 97.5),
-              seed: int = 0) -> np.ndarray:
-    """95% percentile interval (..., 2) of the mean of the means of strata (n, ...), drawn within each.
-
-    All columns of a draw have the same items. The strata (subjects, say) are those that there are: the
-    interval says nothing of others. Where all items are alike the interval has no width.
-    """
-    rng = np.random.default_rng(seed)
-    means = sum(drawn_means(np.asarray(values, float), rng) for values in strata) / len(strata)
-    return np.moveaxis(np.percentile(means, percentiles, axis=0), 0, -1)
+def bootstrap(strata: list[np.ndarray], percentiles: tuple[float, float] = (2.5, 97.5)) -> np.ndarray:
+    """95% percentile interval (..., 2) of the mean of the means of strata (n, ...), from 10,000 draws of
+    items within each. All columns of a draw have the same items; the strata are those that there are."""
+    rng = np.random.default_rng(0)
+    means = np.zeros(())
+    for values in map(np.asarray, strata):
+        n, items = len(values), values.reshape(len(values), -1).astype(float)
+        distinct, counts = np.unique(items, axis=0, return_counts=True)      # equal items are drawn as one
+        if len(distinct) == n:
+            distinct = items
+        drawn = [rng.multinomial(n, counts / n, size=500) @ distinct / n for _ in range(20)]
+        means = means + np.concatenate(drawn).reshape(-1, *values.shape[1:])
+    return np.moveaxis(np.percentile(means / len(strata), percentiles, axis=0), 0, -1)
 
 
 def paired_bootstrap(differences: np.ndarray) -> tuple[float, float]:
@@ -73,24 +54,18 @@ def paired_bootstrap(differences: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def t_quantile(share: float, freedom: int) -> float:
-    """The value below which a share (.5 to 1) of Student's t with so many degrees of freedom lies.
-
-    With t = sqrt(freedom) tan(a) the density is cos(a)^(freedom-1), which is summed up numerically.
-    """
-    angle = np.linspace(0, math.pi / 2, ANGLES)
-    density = np.cos(angle) ** (freedom - 1)
-    below = np.append(0, np.cumsum(density[1:] + density[:-1]))
-    return math.sqrt(freedom) * math.tan(np.interp(2 * share - 1, below / below[-1], angle))
-
-
 def widened(n: int) -> tuple[float, float]:
     """The percentiles between which a bootstrap of n units holds 95%: further out than 2.5 and 97.5.
 
     Hesterberg (2015, The American Statistician 69:371, "expanded percentile interval"): the bootstrap's
-    spread is too small by sqrt((n-1)/n), and takes it for known, which Student's t does not.
+    spread is too small by sqrt((n-1)/n), and takes it for known, which Student's t does not. With t =
+    sqrt(n-1) tan(a) the density of t is cos(a)^(n-2), summed up here numerically.
     """
-    tail = 100 * NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile(0.975, n - 1))
+    angle = np.linspace(0, math.pi / 2, 100_001)
+    density = np.cos(angle) ** (n - 2)
+    below = np.append(0, np.cumsum(density[1:] + density[:-1]))
+    t = math.sqrt(n - 1) * math.tan(np.interp(0.95, below / below[-1], angle))
+    tail = 100 * NormalDist().cdf(-math.sqrt(n / (n - 1)) * t)
     return tail, 100 - tail
 
 
@@ -103,18 +78,16 @@ def interval_of_runs(differences: np.ndarray) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
-# ---- tests -------------------------------------------------------------------------------------------------
-
-def sign_flip(differences: np.ndarray, n_draws: int = 100_000, seed: int = 0) -> float:
+def sign_flip(differences: np.ndarray) -> float:
     """Two-sided p of the mean of paired differences (S,) under all 2^S sign patterns (Fisher 1935).
 
-    Never under 2 / 2^S. Exact for up to EXACT_SIGNS seeds, beyond by drawn patterns, the observed one first.
+    Never under 2 / 2^S. Exact up to EXACT_SIGNS seeds, beyond by 100,000 drawn patterns and the observed.
     """
     S = len(differences)
     if S <= EXACT_SIGNS:
         signs = np.array(list(itertools.product((1, -1), repeat=S))).reshape(2 ** S, S)
     else:
-        drawn = np.random.default_rng(seed).choice((1, -1), size=(n_draws, S))
+        drawn = np.random.default_rng(0).choice((1, -1), size=(100_000, S))
         signs = np.vstack((np.ones(S), drawn))
     sums = np.abs(signs @ np.asarray(differences, float))
     return float((sums >= sums[0] * (1 - 1e-12)).mean())
@@ -122,9 +95,8 @@ def sign_flip(differences: np.ndarray, n_draws: int = 100_000, seed: int = 0) ->
 
 def holm(p: list[float]) -> list[float]:
     """p-values adjusted for as many comparisons as there are (Holm 1979), in the order given."""
-    order = sorted(range(len(p)), key=p.__getitem__)
-    out, worst = [0.0] * len(p), 0.0
-    for rank, i in enumerate(order):
-        worst = max(worst, min(1.0, (len(p) - rank) * p[i]))
-        out[i] = worst
-    return out
+    order = np.argsort(p, kind="stable")
+    steps = [min(1.0, (len(p) - rank) * p[i]) for rank, i in enumerate(order)]
+    out = np.empty(len(p))
+    out[order] = np.maximum.accumulate(steps)
+    return out.tolist()

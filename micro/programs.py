@@ -263,6 +263,13 @@ def pick(rng: random.Random, weights) -> int:
     return rng.choices(range(len(weights)), weights)[0]
 
 
+def fresh_program(key: str) -> tuple[str, tuple[str]]:
+    """A random program of 2 to 6 statements and its input, both as text, drawn by the key alone."""
+    rng = random.Random(key)
+    p = generate(rng, rng.randint(2, 6))
+    return program_text(p.body).strip("\n"), (literal(p.x),)
+
+
 def pairs(rng: random.Random, body, type_: str, k: int) -> list | None:
     """k (input, output) pairs of distinct inputs and at least two outputs, None if 40 draws give none."""
     found = {}

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from sandbox.profiles import DONE, GO, PROFILES
 from sandbox.values import decode, encode
 
-# Hash seeds of the interpreters. Of 1,000, the first two order small sets of letters and words most
-# differently; the third orders half of the sets otherwise that these two agree on.
+# A job that must be deterministic passes three interpreters. Their hash seeds: of 1,000, the first two order
+# small sets of letters and words most differently; the third orders half of the sets otherwise that these two
+# agree on.
 SEEDS = 158, 299, 58
 CALLS = 1, 2, 5                 # of f with each input, in the passes
 PAUSES_S = 0.2, 2.0             # before a fork server that could not be started is tried again
@@ -34,7 +35,7 @@ REASON = re.compile(r"error: |unsupported: |(too big|not a literal)\Z")
 class Case:
     """One job and what has been seen of it."""
     job: object
-    seen: tuple = field(default_factory=lambda: ({}, {}, {}))  # of a pass {input: (end, [(mark, text), ...])}
+    seen: tuple = field(default_factory=lambda: ({}, {}, {}))   # of a pass {input: (end, [(mark, text), ..])}
     open: int = 0                                       # children that are planned or under way
     cpu_s: float = 0.0
     end: str = "ok"                                     # only of a job without inputs
@@ -202,7 +203,7 @@ def read_output(raw, end, profile):
 # ---- all fork servers -------------------------------------------------------------------------------------
 
 class Scheduler:
-    """Fork servers, two for each of `workers` processor cores, and the queue of runs that they work off.
+    """Fork servers, one of each hash seed for each of `workers` processor cores, and the queue of their runs.
 
     One caller at a time. options: what a fork server is started with (fork_server.prepare); replaced counts
     those that had to be started again.
@@ -215,8 +216,8 @@ class Scheduler:
 
     def open(self):
         """Starts all fork servers -> the layers of the first."""
-        for i in range(2 * self.workers):
-            self.servers.append(ForkServer(i % 2, self.options))
+        for i in range(len(SEEDS) * self.workers):
+            self.servers.append(ForkServer(i % len(SEEDS), self.options))
         return [self.admit(server) for server in self.servers][0]
 
     def admit(self, server):
@@ -245,15 +246,8 @@ class Scheduler:
         return ForkServer(which, self.options)
 
     def idle(self, which):
-        """A fork server without a child. Those of the third kind are started when a job first needs one."""
-        for server in self.servers:
-            if server.which == which and not server.run:
-                return server
-        fresh = [self.start_again(which) for _ in range(self.workers)]
-        self.servers += fresh
-        for server in fresh:
-            self.admit(server)
-        return fresh[0]
+        """A fork server without a child."""
+        return next(server for server in self.servers if server.which == which and not server.run)
 
     def busy(self):
         """The fork servers that have a child."""
@@ -296,7 +290,7 @@ class Scheduler:
                 run = queue.popleft()
                 server = self.idle(run.which)
                 own_s = run.case.job.cpu_s
-                limit_s = (own_s or cpu_s) * max(1, CALLS[run.which] // 2)
+                limit_s = (own_s or cpu_s) * max(1, CALLS[run.which] / 2)
                 server.start(run, limit_s, max(self.wall_s, cpu_s, 5 * own_s))
                 n_busy += 1
             deadline = min(server.deadline for server in self.busy())
@@ -351,8 +345,7 @@ class Scheduler:
                 self.plan(queue, ChildRun(case, 0, (len(seen),)), first=True)
             else:
                 seen.update((i, ("not run", [])) for i in range(len(seen), len(job.inputs)))
-        n_passes = 1 + job.deterministic + job.thorough
-        if case.open == 0 and run.which + 1 < n_passes:
+        if case.open == 0 and job.deterministic and run.which + 1 < len(CALLS):
             again = [i for i, (end, said) in sorted(seen.items()) if end == "ok"]
             if again:
                 which = run.which + 1

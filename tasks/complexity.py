@@ -1,14 +1,16 @@
 """What a program's syntax tree says about it: size, depth, McCabe, and a hash of its structure.
 
-Nothing here runs the program. `parse` is the only place where model text meets Python's parser in this
-process, and it refuses text that is long or nested enough to hurt that parser (which recurses in C, and can
-take exponential time).
+Nothing here runs the program. Model text meets Python's parser in this file alone, behind `parse`, which
+refuses text that is long or nested enough to hurt that parser (it recurses in C, and can take exponential
+time).
 """
 import ast
 import functools
 import hashlib
 import re
+import symtable
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 MAX_CHARS = 8000
@@ -22,11 +24,6 @@ PREFIXES = re.compile(r"(?:(?:[-+~]|\bnot\b|\bawait\b|\blambda\b[^:]*:)\s*){40}"
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert,
             ast.comprehension, ast.match_case)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-# what makes a set, or changes what outlives a call
-LASTING = frozenset("set frozenset setattr setcontext getcontext localcontext cache lru_cache cache_info "
-                    "singledispatch register".split())
-SCOPES = (*DEFINITIONS, ast.Lambda, *COMPREHENSIONS)
 NAMED = (*DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)       # they bind what stands in .name
 
 
@@ -90,96 +87,27 @@ def depth(tree: ast.AST) -> int:
             raise ValueError(f"too_deep: over {MAX_DEPTH} levels of syntax")
         below = []
         for node in level:
-            below += children(node)
+            below += ast.iter_child_nodes(node)
         level = [node for node in below if not isinstance(node, ast.expr_context)]
     return n_levels
 
 
-def children(node: ast.AST) -> list[ast.AST]:
-    """The nodes directly below one, as ast.iter_child_nodes has them; that takes twice the time."""
-    found = []
-    for name in node._fields:
-        value = getattr(node, name, None)
-        if isinstance(value, ast.AST):
-            found.append(value)
-        elif isinstance(value, list):
-            found += [inner for inner in value if isinstance(inner, ast.AST)]
-    return found
-
-
-def walk(tree: ast.AST) -> list[ast.AST]:
-    """A node and all below it, in the order of ast.walk."""
-    found = [tree]
-    for node in found:
-        found += children(node)
-    return found
-
-
-def may_vary(source: str, inputs: tuple[str, ...] = ()) -> bool:
-    """Whether a program or an input has what two interpreters can agree on by chance: sets, whose order hangs
-    on the hash seed, or something that outlives a call. One in twenty ordinary programs has."""
+def global_names(source: str) -> set[str]:
+    """Names that mean a global or a builtin somewhere in a program that `parse` has let pass; a parameter or
+    a local variable of that name is none. Raises ValueError("syntax...")."""
     try:
-        tree = tree_of(source)
-        for text in inputs:
-            found = walk(parse(f"f({text}\n)")) if "{" in text or "set" in text else []
-            if any(isinstance(node, ast.Set) or getattr(node, "id", "") == "set" for node in found):
-                return True
-    except ValueError:
-        return False
-    nodes = walk(tree)
-    has_views = any(isinstance(node, ast.Attribute) and node.attr in ("keys", "items") for node in nodes)
-    for node in tree.body:
-        if not isinstance(node, (ast.FunctionDef, ast.Import, ast.ImportFrom)):
-            return True
-    for node in nodes:
-        if isinstance(node, (ast.Set, ast.SetComp, ast.Global)) or getattr(node, "decorator_list", None):
-            return True
-        if has_views and isinstance(node, (ast.BitAnd, ast.BitOr, ast.BitXor, ast.Sub)):
-            return True                         # x.keys() & y.keys() is a set
-        if not LASTING.isdisjoint((getattr(node, "id", ""), getattr(node, "attr", ""))):
-            return True
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            return True
-        if isinstance(node, ast.arguments):
-            defaults = [*node.defaults, *filter(None, node.kw_defaults)]
-            if not all(isinstance(default, ast.Constant) for default in defaults):
-                return True
-    return False
-
-
-def scoped(tree: ast.AST) -> list[tuple[ast.AST, frozenset[str]]]:
-    """A tree's nodes, each with the names that the functions around it bind: in there these are neither
-    globals nor builtins. What a module or a class binds does not count, for it may be read before."""
-    found = [(tree, frozenset())]
-    for node, bound in found:
-        inside, names = inner_scope(node, bound)
-        own = set(map(id, inside))
-        found += [(child, names) for child in inside]
-        for child in children(node):
-            if isinstance(node, COMPREHENSIONS) and child is node.generators[0]:
-                found.append((child.iter, bound))
-            elif id(child) not in own:
-                found.append((child, bound))
-    return found
-
-
-def inner_scope(node: ast.AST, bound: frozenset[str]) -> tuple[list[ast.AST], frozenset[str]]:
-    """What stands in the scope that a node opens, and the names that functions bind there."""
-    if isinstance(node, COMPREHENSIONS):            # its first iterable stands outside
-        first = node.generators[0]
-        targets = [inner for part in node.generators for inner in walk(part.target)]
-        inside = [child for child in children(node) if child is not first]
-        return [*inside, first.target, *first.ifs], bound | bound_names(targets)
-    if not isinstance(node, SCOPES):
-        return [], bound
-    inside = node.body if isinstance(node.body, list) else [node.body]
-    own = list(inside)
-    for inner in own:
-        own += [] if isinstance(inner, SCOPES) else children(inner)
-    if isinstance(node, ast.ClassDef):
-        return inside, bound - bound_names(own)
-    global_names = {name for inner in own if isinstance(inner, ast.Global) for name in inner.names}
-    return inside, (bound | bound_names([*children(node.args), *own])) - global_names
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tables = [symtable.symtable(source, "<program>", "exec")]
+    except (SyntaxError, RecursionError) as error:
+        raise ValueError(f"syntax: {type(error).__name__}") from None
+    names = set()
+    for table in tables:
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if symbol.is_global() or symbol.is_local() and table.get_type() != "function":
+                names.add(symbol.get_name())
+    return names
 
 
 def entry(tree: ast.Module, name: str = "f") -> ast.FunctionDef | None:
@@ -188,10 +116,10 @@ def entry(tree: ast.Module, name: str = "f") -> ast.FunctionDef | None:
     return found[-1] if found else None
 
 
-def bound_names(nodes: list[ast.AST]) -> set[str]:
-    """Every name that nodes bind: parameters, targets, definitions, imports, exceptions."""
+def bound_names(tree: ast.AST) -> set[str]:
+    """Every name that a tree binds: parameters, targets, definitions, imports, exceptions."""
     names = set()
-    for node in nodes:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             names.add(node.id)
         elif isinstance(node, ast.arg):
@@ -209,33 +137,15 @@ def has_docstring(node: ast.AST) -> bool:
     return isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None
 
 
-def drop_docstrings(tree: ast.Module) -> ast.Module:
-    """Removes every docstring in place; a body that had nothing else gets `pass`."""
-    for node in walk(tree):
+def drop_remarks(tree: ast.Module) -> ast.Module:
+    """Removes docstrings and the annotations of functions in place; an empty body gets `pass`."""
+    for node in ast.walk(tree):
         if has_docstring(node):
             node.body = node.body[1:] or ([] if isinstance(node, ast.Module) else [ast.Pass()])
-    return tree
-
-
-def drop_annotations(tree: ast.Module, everywhere: bool = True) -> ast.Module:
-    """Removes annotations in place: of functions; with `everywhere` of variables too, as in dataclasses."""
-    for node in walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             node.returns = None
         elif isinstance(node, ast.arg):
             node.annotation = None
-        if not everywhere:
-            continue
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(node, field, None)
-            if isinstance(block, list) and any(isinstance(statement, ast.AnnAssign) for statement in block):
-                bare = []
-                for statement in block:
-                    if not isinstance(statement, ast.AnnAssign):
-                        bare.append(statement)
-                    elif statement.value:
-                        bare.append(ast.Assign([statement.target], statement.value, lineno=0))
-                setattr(node, field, bare or [ast.Pass()])
     return tree
 
 
@@ -249,8 +159,7 @@ def measure(source: str) -> Complexity:
     tree = parse(source)
     levels = depth(tree)
     code_lines = _code_lines(source, tree)
-    drop_docstrings(tree)
-    nodes = walk(tree)
+    nodes = list(ast.walk(drop_remarks(tree)))
     mccabe = 1 + sum(isinstance(node, BRANCHES) for node in nodes)
     mccabe += sum(len(node.values) - 1 for node in nodes if isinstance(node, ast.BoolOp))
     mccabe += sum(len(node.ifs) for node in nodes if isinstance(node, ast.comprehension))
@@ -265,7 +174,7 @@ def measure(source: str) -> Complexity:
 def _code_lines(source: str, tree: ast.Module) -> int:
     """Lines that hold code; docstrings are found in the tree, as a text search would hit other strings."""
     skipped = set()
-    for node in walk(tree):
+    for node in ast.walk(tree):
         if has_docstring(node):
             skipped.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
             if node.body[0].lineno == getattr(node, "lineno", 0):
@@ -283,41 +192,50 @@ def structural_hash(source: str) -> str:
     layout, and changes with operators, calls, control flow and names that the program does not define itself
     (len is not max).
     """
-    tree = drop_annotations(drop_docstrings(parse(source)))
-    tree = _Canonical(tree).visit(tree)
+    tree = drop_remarks(parse(source))
+    bound, names = bound_names(tree), {}
+
+    def canonical(name: str) -> str:
+        return names.setdefault(name, f"v{len(names)}") if name in bound else name
+
+    tree = _Canonical(tree, canonical).visit(tree)
     return hashlib.sha256(ast.dump(tree).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
-class _Canonical(ast.NodeTransformer):
-    """Names become v0, v1, ... by first use, constants the name of their type."""
+class Renaming(ast.NodeTransformer):
+    """Gives the names of a tree's own another name, wherever they stand, in the order of first use."""
 
-    def __init__(self, tree: ast.Module):
-        self.bound = bound_names(walk(tree))
-        self.own = {node.name for node in walk(tree) if isinstance(node, DEFINITIONS)}
-        self.names: dict[str, str] = {}
-
-    def rename(self, name: str | None) -> str | None:
-        return self.names.setdefault(name, f"v{len(self.names)}") if name in self.bound else name
+    def __init__(self, tree: ast.Module, rename: Callable[[str], str]):
+        self.rename = rename
+        self.own = {node.name for node in ast.walk(tree) if isinstance(node, DEFINITIONS)}
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        """Renames in every node with a name in a string field; the order of visits is that of first use."""
         if isinstance(node, ast.Name):
             node.id = self.rename(node.id)
         elif isinstance(node, ast.arg):
-            node.arg, node.type_comment = self.rename(node.arg), None
-        elif isinstance(node, NAMED):
+            node.arg = self.rename(node.arg)
+        elif isinstance(node, NAMED) and node.name:
             node.name = self.rename(node.name)
-        elif isinstance(node, ast.MatchMapping):
+        elif isinstance(node, ast.MatchMapping) and node.rest:
             node.rest = self.rename(node.rest)
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             node.names = [self.rename(name) for name in node.names]
         elif isinstance(node, ast.alias):
-            node.asname = self.rename(node.asname or node.name.split(".")[0])
+            name = node.asname or node.name.split(".")[0]
+            if self.rename(name) != name:
+                node.asname = self.rename(name)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.own:
             # a keyword of the program's own function is a parameter; sorted(key=) is none, even if `key` is
             for argument in node.keywords:
-                argument.arg = self.rename(argument.arg)
+                argument.arg = argument.arg and self.rename(argument.arg)
         return super().generic_visit(node)
+
+
+class _Canonical(Renaming):
+    """Also constants become the name of their type, and annotated assignments plain ones."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        return self.visit(ast.Assign([node.target], node.value)) if node.value else None
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         return ast.Constant(type(node.value).__name__)

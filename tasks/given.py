@@ -1,13 +1,11 @@
-"""Tasks that no teacher writes (--tasks): of a file, in a new order each time through, or fresh programs."""
+"""Tasks of a file that no teacher writes (--tasks), in a new order each time through."""
 import functools
 import random
 
-from micro import programs
 from tasks import read_tasks
 from tasks.base import Proposal
 
-FRESH = "micro"                 # in place of a file: random programs
-N_STATEMENTS = 2, 6             # of one of these
+FRESH = "micro"                 # in place of a file: random programs (selfplay.deal)
 
 
 @functools.lru_cache(maxsize=1)
@@ -30,11 +28,6 @@ def order(n: int, seed: int, lap: int) -> list[int]:
 def given_task(path: str, played: tuple[str, ...], types: tuple[str, ...], seed: int,
                number: int) -> Proposal:
     """A proposal: the task of this number in a run, of one of these types; drawn by the arguments alone."""
-    if path == FRESH:
-        rng = random.Random(f"{seed}/fresh/{number}")
-        program = programs.generate(rng, rng.randint(*N_STATEMENTS))
-        source = programs.program_text(program.body).strip("\n")
-        return Proposal(types[number % len(types)], source, (programs.literal(program.x),))
     pool = [p for p in read_given(path, played) if p.kind in types]
     lap, place = divmod(number, len(pool))
     return pool[order(len(pool), seed, lap)[place]]

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from sandbox.values import decode, encode
 from tasks.base import Proposal, Reject, TaskType
-from tasks.complexity import MAX_CHARS, entry, tree_of, walk
+from tasks.complexity import MAX_CHARS, entry, tree_of
 from tasks.prompts import FORMATS, LOGIC_TOPICS
 
 TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
@@ -26,7 +26,6 @@ class Logic(TaskType):
     name = "logic"
     tags = ("answer", "output", "input")
     topics = LOGIC_TOPICS
-    solve_fields = (*TaskType.solve_fields, "form", "constraints")
     allowed = (ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Compare, ast.Eq, ast.NotEq, ast.Name,
                ast.Load)
     n_variables = range(2, 7)
@@ -41,7 +40,7 @@ class Logic(TaskType):
             clauses += tree_of(line).body
         names = set()
         for clause in clauses:
-            nodes = walk(clause)[1:] if isinstance(clause, ast.Expr) else [clause]
+            nodes = list(ast.walk(clause))[1:] if isinstance(clause, ast.Expr) else [clause]
             if not all(isinstance(node, self.allowed) for node in nodes):
                 raise ValueError("not_logic")
             names |= {node.id for node in nodes if isinstance(node, ast.Name)}

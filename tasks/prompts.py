@@ -8,7 +8,6 @@ chat's words into the R1 think/answer envelope for models without chat training.
 such as Qwen3 thinks before it answers is the prompt format's choice too: in chat it does, in direct not.
 """
 import re
-import string
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,8 +17,7 @@ from dataclasses import dataclass
 class Template:
     """What is said of one task type; what is left "" is not served.
 
-    {names} are those of `TaskType.propose_fields` and `TaskType.solve_fields`: others are refused before a
-    run. FINAL or AT_ONCE follow on `solve`.
+    {names} are those that `TaskType.propose` and `TaskType.fields` fill in. FINAL or AT_ONCE follows `solve`.
     """
     propose: str = ""                       # what a teacher is asked in chat, direct and base
     opening: str = ""                       # of its answer in chat and direct
@@ -131,7 +129,6 @@ and nothing else.
 """,
         give="each variable as `name = True` or `name = False`, one a line,", form="{form}"),
     "proof": Template(
-        micro=("propose proof\n", "proof\n{given}\n{proved}\n"),
         opening="```metamath\n",
         propose=METAMATH + """Here are examples of theorems with their proofs:
 
@@ -320,18 +317,6 @@ def template(kind: str, prompt_format: str, phase: str) -> Prompt:
         raise ValueError(f"--task-types {kind}: prompts.py has no template of it for the {prompt_format} "
                          f"prompt format ({phase})")
     return prompt
-
-
-def check_fields(kind: str, part: str, text: str, fields: tuple[str, ...]) -> None:
-    """Raises ValueError where a part of a task type's template names a {field} that nobody fills in."""
-    where = f"tasks/prompts.py, template of {kind}, {part}"
-    try:
-        named = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
-    except ValueError as e:
-        raise ValueError(f"{where}: {e}; a brace of the text itself is written twice") from None
-    if unknown := sorted(named - set(fields)):
-        raise ValueError(f"{where}: {{{unknown[0]}}} is no field; valid: {', '.join(fields)}. A "
-                         "field of your own stands in the class's propose_fields or solve_fields")
 
 
 def reasoning(text: str, prompt_format: str) -> str:

@@ -11,7 +11,6 @@ import warnings
 from pathlib import Path
 
 from sandbox.values import encode
-from tasks import miu
 from tasks.base import Proposal, Reject, Task, TaskType, digest
 from tasks.complexity import Complexity
 from tasks.metamath import SAVE, Assertion, Database
@@ -257,8 +256,6 @@ class Proof(TaskType):
     """A statement and its proof; the student sees statement and database, and answers any proof of it."""
     name, tags = "proof", ("proof", "metamath", "answer")
     topics = ("without hypotheses", "with one hypothesis", "with two hypotheses")
-    propose_fields = ("theory", "cited", "topic", "examples")
-    solve_fields = ("theory", "example", "statement", "tag", "given", "proved")     # the last two: of MIU
 
     def from_row(self, row):
         theory = row.get("theory", "prop.mm")
@@ -276,9 +273,7 @@ class Proof(TaskType):
         return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
 
     def parse_proposal(self, text, prompt_format, few_shot, limits):
-        """The theorem of the first block that has one, or that of a derivation. Never raises."""
-        if FORMATS[prompt_format].strict:
-            return self.parse_derivation(text)
+        """The theorem of the first block that has one. Never raises."""
         problem = "no_proof"
         for _, body in FORMATS[prompt_format].blocks(text):
             try:
@@ -286,18 +281,6 @@ class Proof(TaskType):
             except ValueError as error:
                 problem = problem if problem != "no_proof" else Reject.of(error).reason
         return Reject(problem)
-
-    def parse_derivation(self, text):
-        """The theorem that the last string of a derivation follows from its first. Never raises."""
-        lines = miu.lines_of(text)
-        if not lines or len(lines) < 2:
-            return Reject("no_proof")
-        proof = miu.metamath(lines)
-        if proof is None:
-            return Reject("unproved")
-        if len(proof) > MAX_PROOF or max(map(len, lines)) > MAX_SYMBOLS:
-            return Reject("too_long")
-        return Proposal("proof", miu.THEORY, (proof,), miu.statement(lines[0], lines[-1]))
 
     def check(self, proposal, limits):
         if proposal.program != limits.theory:
@@ -354,19 +337,12 @@ class Proof(TaskType):
         return digest(*(label + opens if opens else names[label] for label, opens in CALLED.findall(program)))
 
     def fields(self, prompt_format, task, limits):
-        _, given, proved = miu.ends_of(task.message)
         theory, rng = load(limits.theory), random.Random(task.key)
         return dict(theory=theory.listing(rng, task.inputs[0]), example="\n".join(theory.examples(rng, 1)),
-                    statement=f"{task.message} $.", tag=self.tags[0], given=given, proved=proved)
+                    statement=f"{task.message} $.", tag=self.tags[0])
 
     def parse_answer(self, text, prompt_format, task, limits):
-        """The labels of a proof, perhaps between $= and $.; None = malformed. Never raises.
-
-        In the micro format a derivation without its first string; a step that no rule makes is "?"."""
-        if FORMATS[prompt_format].strict:
-            label, given, _ = miu.ends_of(task.message)
-            lines = miu.lines_of(text)
-            return lines and (miu.metamath([given, *lines], label) or "?")
+        """The labels of a proof, perhaps between $= and $.; None = malformed. Never raises."""
         try:
             words = words_of(self.answer_block(text, prompt_format) or "")
         except ValueError:

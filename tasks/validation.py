@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from tasks.complexity import (
     DEFINITIONS,
     MAX_CHARS,
+    Renaming,
     bound_names,
-    drop_annotations,
-    drop_docstrings,
+    drop_remarks,
     entry,
+    global_names,
     parse,
-    scoped,
     tree_of,
-    walk,
 )
 from tasks.prompts import FORMATS, show
 
@@ -96,7 +95,7 @@ class Limits:
         if not FORMATS[prompt_format].strict:
             return cls()
         return cls(source_chars=400, input_chars=60, output_chars=60, n_inputs=8, min_inputs=8, n_shown=4,
-                   max_digits=3, max_items=10, reject_constant=True, compact=True, theory="miu.mm")
+                   max_digits=3, max_items=10, reject_constant=True, compact=True)
 
     @classmethod
     def of_run(cls, cfg, prompt_format: str, tokenizer) -> "Limits":
@@ -118,22 +117,18 @@ def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:
     if renamed:
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         functions = [node for node in functions if node.name == alias] or functions
-        if len(functions) != 1 or "f" in bound_names(walk(tree)):
+        if len(functions) != 1 or "f" in bound_names(tree):
             raise ValueError("no_entry")
-        old, functions[0].name = functions[0].name, "f"
-        for node, bound in scoped(tree):
-            if isinstance(node, ast.Name) and node.id == old and old not in bound:
-                node.id = "f"
-            elif isinstance(node, ast.Global):
-                node.names = ["f" if name == old else name for name in node.names]
+        old = functions[0].name
+        tree = Renaming(tree, lambda name: "f" if name == old else name).visit(tree)
     if tidy:
-        tree = drop_demonstrations(drop_annotations(drop_docstrings(tree), everywhere=False))
+        tree = drop_demonstrations(drop_remarks(tree))
     return ast.unparse(tree) if tidy or renamed else source.strip("\n")
 
 
 def names_in(node: ast.AST) -> set[str]:
     """Every name that is read or set anywhere below a node."""
-    return {inner.id for inner in walk(node) if isinstance(inner, ast.Name)}
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
 def drop_demonstrations(tree: ast.Module) -> ast.Module:
@@ -162,10 +157,10 @@ def drop_demonstrations(tree: ast.Module) -> ast.Module:
 
 
 def demonstrated(source: str, name: str = "") -> list[str]:
-    """Argument texts of the calls to the entry (or to `name`) outside all definitions.
+    """The argument text of the last call to the entry (or to `name`) outside all definitions, as a list of
+    one; of none where there is no call of plain literals.
 
-    Names are replaced by the literals that the program itself gives them. Calls with anything but plain
-    literals are left out; unreadable source gives none.
+    Names are replaced by the literals that the program itself gives them.
     """
     try:
         tree = tree_of(source)
@@ -174,34 +169,39 @@ def demonstrated(source: str, name: str = "") -> list[str]:
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     function = entry(tree) or (functions[0] if len(functions) == 1 else None)
     name = name or (function.name if function else "")
-    values = {}
+    literals = {}                               # names -> their literals, printed once
     calls = []
     for top in tree.body:
-        for node in walk(top) if not isinstance(top, DEFINITIONS) else ():
+        for node in ast.walk(top) if not isinstance(top, DEFINITIONS) else ():
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                values[node.targets[0].id] = node.value
+                literals[node.targets[0].id] = literal_text(node.value)
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
                 calls.append(node)
-    position = {parameter: at for at, parameter in enumerate(parameters(function))} if function else {}
-    shown = {}                                  # names that calls use -> their literals, printed once
-    texts = []
-    for call in calls:
-        named = {keyword.arg: keyword.value for keyword in call.keywords}
-        if len(call.args) > 16 or any(position.get(word, -1) < len(call.args) for word in named):
-            continue
-        words = []
-        for node in [*call.args, *(named[word] for word in sorted(named, key=position.get))]:
-            if isinstance(node, ast.Name) and node.id not in shown:
-                shown[node.id] = literal_text(values.get(node.id, node))
-            words.append(shown[node.id] if isinstance(node, ast.Name) else literal_text(node))
-        if None not in words:
-            texts.append(", ".join(words))
-    return texts
+    for call in reversed(calls):
+        texts = []
+        for node in bound_arguments(call, parameters(function)):
+            texts.append(literals.get(node.id) if isinstance(node, ast.Name) else literal_text(node))
+        if None not in texts:
+            return [", ".join(texts)]
+    return []
+
+
+def bound_arguments(call: ast.Call, names: list[str]) -> list[ast.expr]:
+    """A call's arguments in the order of these parameters; where they leave one out, a name that nobody
+    gives a value."""
+    if not call.keywords:
+        return call.args
+    values = dict(zip(names, call.args))
+    for keyword in call.keywords:
+        values.setdefault(keyword.arg, keyword.value)
+    names = names[:len(call.args) + len(call.keywords)]
+    fits = values.keys() == set(names) and len(names) == len(call.args) + len(call.keywords)
+    return [values[name] for name in names] if fits else [ast.Name("")]
 
 
 def literal_text(node: ast.expr) -> str | None:
     """A plain literal as Python prints it; None if it is none, or too long to be read again."""
-    if not all(map(is_plain, walk(node))):
+    if not all(map(is_plain, ast.walk(node))):
         return None
     try:
         text = ast.unparse(node)
@@ -218,9 +218,10 @@ def program_problem(source: str, limits: Limits) -> str | None:
         return "control_text"
     try:
         tree = tree_of(source)
+        banned = global_names(source) & BANNED
     except ValueError as error:
         return str(error).split(":")[0]
-    for node, bound in scoped(tree):
+    for node in ast.walk(tree):
         modules = set()
         if isinstance(node, ast.Import):
             modules = {alias.name.split(".")[0] for alias in node.names}
@@ -228,20 +229,21 @@ def program_problem(source: str, limits: Limits) -> str | None:
             modules = {"." if node.level else (node.module or "").split(".")[0]}
         if not modules <= limits.imports:
             return "import"
-        # a parameter called `input` is nothing bad, in its own function
-        if isinstance(node, ast.Name) and node.id in BANNED - bound:
-            return "import" if node.id == "__import__" else "banned_name"
         dunder = isinstance(node, ast.Attribute) and re.fullmatch(r"__\w+__", node.attr)
         if dunder and node.attr not in DUNDERS:
             return "banned_name"
+    if banned:
+        return "banned_name"
     function = entry(tree)
     if function is None:
         return "no_entry"
     return "ignores_input" if limits.reject_constant and ignores_input(function) else None
 
 
-def parameters(function: ast.FunctionDef) -> list[str]:
+def parameters(function: ast.FunctionDef | None) -> list[str]:
     """Names of all parameters in order."""
+    if function is None:
+        return []
     spec = function.args
     named = [*spec.posonlyargs, *spec.args, spec.vararg, *spec.kwonlyargs, spec.kwarg]
     return [argument.arg for argument in named if argument]
@@ -252,7 +254,7 @@ def ignores_input(function: ast.FunctionDef) -> bool:
     alive = set(parameters(function))
     for statement in function.body:
         updated = statement.target if isinstance(statement, ast.AugAssign) else None    # x += 1 says Store
-        for node in walk(statement):
+        for node in ast.walk(statement):
             is_read = isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Load) or node is updated)
             if is_read and node.id in alive:
                 return False
@@ -268,7 +270,7 @@ def read_arguments(text: str) -> list[ast.expr]:
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords:
         raise ValueError("not_literal")
     for argument in call.args:
-        if not all(map(is_plain, walk(argument))):
+        if not all(map(is_plain, ast.walk(argument))):
             raise ValueError("not_literal")
     return call.args
 
@@ -300,7 +302,7 @@ def input_problem(text: str, limits: Limits) -> str | None:
     except ValueError as error:
         return "too_deep" if str(error).startswith("too_deep") else "not_literal"
     for argument in arguments:
-        for node in walk(argument):
+        for node in ast.walk(argument):
             value = getattr(node, "elts", getattr(node, "keys", 0))
             if isinstance(node, ast.Constant):
                 value = node.value
@@ -317,52 +319,38 @@ def in_range(value, limits: Limits) -> bool:
 
 
 def arguments_text(text: str, program: str) -> str:
-    """Argument text from what a model wrote: plain, "f(...)", or "x = ..." lines for all parameters."""
+    """Argument text from what a model wrote: plain, "f(...)", or "x = ..." lines for its parameters."""
     whole = text.strip()
     call = re.fullmatch(r"f\((.*)\)", whole, re.S)
     text = call[1].strip() if call else whole
-    names = parameters_of(program) if "=" in text else None
-    if not names:
-        return text
+    names = parameters_of(program) if "=" in text else []
     try:
-        values = named_values(tree_of(whole).body, names)
+        lines = tree_of(whole).body if names else []
+        call = lines[0].value if len(lines) == 1 and isinstance(lines[0], ast.Expr) else assigned(lines)
+        if isinstance(call, ast.Call) and call.keywords:
+            return ", ".join(map(ast.unparse, bound_arguments(call, names))) or text
     except ValueError:
-        return text
-    if sorted(values) != sorted(names[:len(values)]) or not values:
-        return text
-    # ast.get_source_segment splits all of the text for each of its calls
-    source = whole.encode()
-    starts = [0, *(newline.end() for newline in re.finditer(rb"\r\n?|\n", source))]
-    parts = []
-    for node in (values[name] for name in names[:len(values)]):
-        start = starts[node.lineno - 1] + node.col_offset
-        parts.append(source[start:starts[node.end_lineno - 1] + node.end_col_offset].decode())
-    return ", ".join(parts)
+        pass
+    return text
 
 
-def named_values(lines: list[ast.stmt], names: list[str]) -> dict[str, ast.expr]:
-    """Values by parameter, of "x = ..." lines for all of them or of one call; {} of anything else."""
-    values = {}
-    first = lines[0].value if len(lines) == 1 and isinstance(lines[0], ast.Expr) else None
-    if isinstance(first, ast.Call):
-        given = [*first.args, *(keyword.value for keyword in first.keywords)]
-        words = [*names[:len(first.args)], *(keyword.arg or "" for keyword in first.keywords)]
-        return dict(zip(words, given)) if len(set(words)) == len(given) else {}
+def assigned(lines: list[ast.stmt]) -> ast.Call | None:
+    """Lines "x = ..." as the call that gives each parameter its value; None where a line is another."""
+    keywords = []
     for line in lines:
         if not (isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)):
-            return {}
-        values[line.targets[0].id] = line.value
-    return values if len(values) == len(names) else {}
+            return None
+        keywords.append(ast.keyword(line.targets[0].id, line.value))
+    return ast.Call(ast.Name("f"), [], keywords)
 
 
 @functools.lru_cache(maxsize=64)
 def parameters_of(program: str) -> list[str]:
     """Parameters of a program's f; none where it cannot be read. Kept, for all lines of an answer ask it."""
     try:
-        function = entry(tree_of(program))
+        return parameters(entry(tree_of(program)))
     except ValueError:
         return []
-    return parameters(function) if function else []
 
 
 def split_inputs(body: str, program: str) -> list[str]:

@@ -8,11 +8,10 @@
     python -m eval.population.ablation --from out/a out/b --map --reference single-long   # ground by arm
 
 `full` (the population as it is) sets the budget: what it spends in --steps with a seed, in generated tokens
-without those of probes, is the budget of every other arm with this seed, of all its runs together (of
-`single`: of one pair). A run stops inside the loop, after the step that
-brings it nearest. Runs are trained in this process, one after the other, seed by seed. Many can share the
-seeds (--seeds 0,1 --out A here, --seeds 2,3 --out B there, then --from A B): what the tables need of a run is
-a line of OUT/runs.jsonl, beside OUT/config.json. Words after -- are flags of train.py for every arm.
+without those of probes, is the budget of every other arm with this seed, of all its runs together (`single`'s
+is that of one pair). A run stops inside the loop, after the step that brings it nearest. Many can share the
+seeds: what the tables need of a run is a line of OUT/runs.jsonl, beside OUT/config.json. Words after -- are
+flags of train.py for every arm.
 """
 import argparse
 import contextlib
@@ -31,100 +30,52 @@ from operators import OPERATORS
 from run.platform import Interrupted
 from weights import load_tokenizer, resolve
 
-LONGEST = 4             # times the steps first thought of: a run that needs more has stopped to spend
 OWNED = ("base", "name", "out", "resume", "seed", "steps", "pop", "teachers", "students", "single", "keep",
          "plan", "device", "probe_every", "heldout", "n_heldout")
-POP, PAIR = "--pop {pop}", "--pop 2"
-# name -> flags of train.py; part "pair": a run's budget is one pair's; runs "pairs": as many as there are
-# pairs; cross: see runs.Arm. {wide}: as many prompts a step as all teachers answer.
-ARMS = {
-    FULL: dict(flags=POP),
-    "single": dict(flags="--single", part="pair"),
-    "singles": dict(flags="--single", part="pair", runs="pairs"),
-    "single-long": dict(flags="--single"),
-    "single-wide": dict(flags="--single --n-prompts {wide}"),
-    "pair": dict(flags=PAIR),
-    "pair-wide": dict(flags=f"{PAIR} --n-prompts {{wide}}"),
-    "no-evolution": dict(flags=f"{POP} --evolve none"),
-    "uniform": dict(flags=f"{POP} --matching uniform"),
-    "frozen-teachers": dict(flags=f"{POP} --lr-teacher 0"),
-    "novelty": dict(flags=f"{POP} --teacher-reward novelty"),
-    "full-nodedupe": dict(flags=f"{POP} --dedupe off"),
-    "single-long-nodedupe": dict(flags="--single --dedupe off"),
-    "niches": dict(flags=f"{POP} --niches"),
-    "niches-add": dict(flags=f"{POP} --niches --evolve add"),
-    "niches-layerwise": dict(flags=f"{POP} --niches --evolve layerwise"),
-    "pbt": dict(flags=f"{POP} --lr-spread 8 --lr-mutate 1.25"),
-    "static": dict(flags=f"{POP} --tasks micro"),
-    "crossed": dict(flags="--single", cross="add"),
-}
-for name in ("mutation", "crossover", *OPERATORS):
-    ARMS[name] = dict(flags=f"{POP} --evolve {name}")
+POPULATIONS = {FULL: "", "no-evolution": "--evolve none", "uniform": "--matching uniform",
+               "frozen-teachers": "--lr-teacher 0", "novelty": "--teacher-reward novelty",
+               "niches": "--niches", "niches-add": "--niches --evolve add",
+               "niches-layerwise": "--niches --evolve layerwise", "static": "--tasks micro",
+               "pbt": "--lr-spread 8 --lr-mutate 1.25"}         # name -> flags of train.py
+POPULATIONS |= {name: f"--evolve {name}" for name in ("mutation", "crossover", *OPERATORS)}
 PRIMARY = ("no-evolution", "uniform", "pair", "single-long", "single", "frozen-teachers")
-PRESETS = {"primary": PRIMARY,
-           "paper": (*PRIMARY, "singles", "copy", "mutation", "crossover", "novelty", "full-nodedupe",
-                     "single-long-nodedupe"),
-           "operators": ("no-evolution", *OPERATORS),
-           "niches": ("niches-add", "niches-layerwise", "niches", "no-evolution", "single-long", "singles",
-                      "crossed", "copy"),
-           "quick": ("single-long", "no-evolution")}
 
 
 # ---- arms --------------------------------------------------------------------------------------------------
 
-def arms_of(pop: int, n_prompts: int) -> dict[str, Arm]:
-    """ARMS for a population of `pop` whose teachers answer n_prompts prompts a step."""
-    pairs = pop // 2
-    arms = {}
-    for name, arm in ARMS.items():
-        flags = arm["flags"].format(pop=pop, wide=n_prompts * pairs).split()
-        part = 1 / pairs if arm.get("part") == "pair" else 1.0
-        runs = pairs if arm.get("runs") == "pairs" else 1
-        arms[name] = Arm(tuple(flags), part, runs, arm.get("cross", ""))
-    return arms
+def arms_of(pop: int) -> dict[str, Arm]:
+    """The arms by name, for a population of `pop`."""
+    arms = {name: Arm(("--pop", str(pop), *words.split())) for name, words in POPULATIONS.items()}
+    pairs, alone = pop // 2, ("--single",)
+    return arms | {"single": Arm(alone, 1 / pairs), "singles": Arm(alone, 1 / pairs, pairs),
+                   "single-long": Arm(alone), "pair": Arm(("--pop", "2")), "crossed": Arm(alone, cross="add")}
 
 
 def given_arm(text: str, pop: int) -> tuple[str, Arm]:
-    """An arm from the command line, "name: --flag value ...": a population of `pop` unless its flags differ.
-
-    Raises ValueError where the text is not of this form.
-    """
-    name, colon, words = text.partition(":")
-    name = name.strip()
-    if not colon or not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or name in ARMS:
-        raise ValueError(f"--arm {text!r}: give a new name of small letters, digits, '-' and '.', a colon, "
-                         'and flags of train.py, as in --arm "slow: --lr 3e-4"')
-    flags = tuple(shlex.split(words))
-    own_size = {"--single", "--pop"} & {flag.split("=")[0] for flag in flags}
-    return name, Arm(flags if own_size else ("--pop", str(pop), *flags))
-
-
-def rows_of_step(cfg: Config) -> int:
-    """Proposals of one step and, at most, attempts at them."""
-    return cfg.teachers * cfg.n_prompts * cfg.proposals_per_prompt * (1 + cfg.samples_per_task)
+    """An arm of --arm, "name: --flag value ...", a population of `pop` unless its flags say otherwise. Raises
+    ValueError where the text is not of this form."""
+    name, _, words = text.partition(":")
+    flags = shlex.split(words)
+    if not re.fullmatch(r"[a-z0-9.-]+", name) or name in arms_of(pop) or not flags:
+        raise ValueError(f'--arm {text}: give a new name and flags of train.py: --arm "slow: --lr 3e-4"')
+    return name, Arm(tuple(flags) if {"--single", "--pop"} & set(flags) else ("--pop", str(pop), *flags))
 
 
 # ---- running -----------------------------------------------------------------------------------------------
 
-def words_of(args: argparse.Namespace, arm: str, run: str, seed: int) -> list[str]:
-    """The flags that train a run, or go on with it. It stops at its budget, long before its steps.
-
-    Arms of more and smaller steps probe as often as the others by what they spend.
-    """
-    stretch = args.stretch[arm]
-    flags = {"base": args.base, "seed": seed, "steps": LONGEST * args.steps * stretch,
-             "device": args.device, "probe-every": args.probe_every * stretch,
-             "heldout": args.out / "heldout.jsonl", "n-heldout": args.limit or 1000, "keep": 1,
-             "out": args.out, "name": run, "resume": "auto"}
-    words = [*args.train, *args.wanted[arm].flags]
+def words_of(args: argparse.Namespace, arm: Arm, run: str, seed: int) -> list[str]:
+    """The flags that train a run, or go on with it. It stops at its budget, long before its steps."""
+    flags = {"base": args.base, "seed": seed, "steps": args.pop * args.steps, "device": args.device,
+             "probe-every": args.probe_every, "heldout": args.out / "heldout.jsonl", "n-heldout": args.limit,
+             "keep": 1, "out": args.out, "name": run, "resume": "auto"}
+    words = [*args.train, *arm.flags]
     for name, value in flags.items():
         words += [f"--{name}", str(value)]
     return words
 
 
-def train_run(args: argparse.Namespace, directory: Path, words: list[str], due: float | None) -> int:
-    """Train a run until it has spent `due`, or, without one, for --steps; returns what it has spent. What is
-    on disk counts."""
+def train_run(args: argparse.Namespace, directory: Path, words: list[str], due: float | None) -> None:
+    """Train a run until it has spent `due`, or, without one, for --steps. What is on disk counts."""
     rows = runs.logged(directory)
 
     def enough(row: dict | None = None) -> bool:
@@ -133,22 +84,17 @@ def train_run(args: argparse.Namespace, directory: Path, words: list[str], due: 
     if not enough():
         with open(f"{directory}.log", "a") as log, contextlib.redirect_stdout(log):
             train.main(parse_args(None, words), enough)
-    return runs.spent(rows)[-1]
 
 
-def train_arm(args: argparse.Namespace, arm: str, run: str, seed: int, budget: int | None) -> list[Path]:
+def train_arm(args: argparse.Namespace, arm: Arm, run: str, seed: int, budget: int | None) -> list[Path]:
     """Train a run of an arm; its directory, or those of the specialists that it crosses."""
-    what, directory = args.wanted[arm], args.out / run
-    due = what.part * budget if budget else None
-    if not what.cross:
-        train_run(args, directory, words_of(args, arm, run, seed), due)
-        return [directory]
-    parents = [args.out / f"{run}.{kind}" for kind in args.types]
-    for kind, parent in zip(args.types, parents):
-        words = [*words_of(args, arm, parent.name, seed), "--task-types", kind]
-        train_run(args, parent, words, due / len(parents))
-    runs.cross(parents, [0] * len(parents), what.cross, directory, seed)
-    return parents
+    due, places = arm.part * budget if budget else None, {"": args.out / run}
+    if arm.cross:
+        places = {kind: args.out / f"{run}.{kind}" for kind in args.types}
+    for kind, place in places.items():
+        words = words_of(args, arm, place.name, seed) + (["--task-types", kind] if kind else [])
+        train_run(args, place, words, due / len(places) if due else None)
+    return list(places.values())
 
 
 def run_all(args: argparse.Namespace) -> None:
@@ -158,39 +104,44 @@ def run_all(args: argparse.Namespace) -> None:
     words += [word for word in args.train if word == "--weak-sandbox"]
     for seed in args.seeds:
         budget = None
-        for arm, what in args.wanted.items():
-            for run, own_seed in runs_of(arm, what, seed).items():
-                directory, started = args.out / run, time.monotonic()
-                parts = train_arm(args, arm, run, own_seed, budget)
-                runs.ask(directory, runs.students_of(directory), args.types, args.limit, words)
-                parts = [(part, 0) for part in parts]
-                record = runs.record_of(directory, parts, args.types, args.types, True)
+        for name, arm in args.wanted.items():
+            for run, own_seed in runs_of(name, arm, seed).items():
+                started, out = time.monotonic(), args.out / run
+                parts = [(place, 0) for place in train_arm(args, arm, run, own_seed, budget)]
+                record = runs.examined(out, parts, arm.cross, args.types, args.types, args.limit, words)
+                done = record["spent"][-1]
+                record["probes"].append([done, *record["last"]])         # the probes asked these tasks
                 runs.add(args.out / "runs.jsonl", record)
-                done = record["spent"]
-                budget = budget or done[-1]
-                print(f"{time.strftime('%X')} {run}: {len(done)} steps, {done[-1]:,} tokens, "
-                      f"{done[-1] / (what.part * budget):.3f} of its budget; "
-                      f"{time.monotonic() - started:.0f} s", flush=True)
+                budget = budget or done
+                print(f"{time.strftime('%X')} {run}: {len(record['spent'])} steps, {done:,} tokens, "
+                      f"{done / (arm.part * budget):.3f} of its budget; {time.monotonic() - started:.0f} s",
+                      flush=True)
 
 
 # ---- the command line --------------------------------------------------------------------------------------
+
+def seeds_of(text: str) -> list[int]:
+    """--seeds; those of independent singles are counted on from 1000."""
+    seeds = sorted({int(seed) for seed in text.split(",")})
+    if seeds[0] < 0 or seeds[-1] >= SEED_STRIDE:
+        raise argparse.ArgumentTypeError(f"{text}: from 0 to {SEED_STRIDE - 1}")
+    return seeds
+
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
     p = argparse.ArgumentParser(prog="python -m eval.population.ablation", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     add = p.add_argument
-    presets = "; ".join(f"{name}: {', '.join(arms)}" for name, arms in PRESETS.items())
     add("--base", default="", help="Hugging Face directory or hub id of the frozen base")
-    add("--arms", default="", help="names, separated by commas; default: those of --preset, or all of --from")
-    add("--arm", action="append", default=[], help='an arm of your own, "name: --flag value ..."')
-    add("--preset", default="primary", choices=tuple(PRESETS), help=presets)
-    add("--seeds", default="0,1,2", help="separated by commas")
+    add("--arms", default="", help=f"names, with commas; default: {','.join(PRIMARY)}, or all of --from")
+    add("--arm", action="append", default=[], help='one of your own, "name: --flag value ..."; several times')
+    add("--seeds", type=seeds_of, default="0,1,2", help="whole numbers, separated by commas")
     add("--steps", type=int, default=None, help="of full; default: the prompt format's")
-    add("--pop", type=int, default=8, help="members of full")
-    add("--probe-every", type=int, default=5, help="steps of full between probes")
+    add("--pop", type=int, default=8, help="members of full, an even number from 4 on")
+    add("--probe-every", type=int, default=5, help="steps between probes")
     add("--out", default="out/ablation", help="where runs and runs.jsonl go")
-    add("--limit", type=int, default=72, help="held-out tasks of each played type and split; 0 = all")
+    add("--limit", type=int, default=72, help="held-out tasks of each played type and split")
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--plan", action="store_true", help="only print what would be run")
     add("--from", dest="source", nargs="+", default=[], metavar="DIR", help="the table of finished runs")
@@ -204,65 +155,46 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settled(args: argparse.Namespace) -> Config:
-    """train.py's configuration of full; sets args.base, .train, .seeds, .steps. Raises ValueError."""
+    """train.py's configuration of full; sets args.out, .steps, .train, .wanted (arms by name, full first) and
+    .types (those played). Raises ValueError for what the user can mend."""
     args.train = args.train[1:] if args.train[:1] == ["--"] else args.train
-    for word in args.train:
-        if word.startswith("--") and word[2:].split("=")[0].replace("-", "_") in OWNED:
-            raise ValueError(f"{word} after --: the arms set it themselves; this command has --base, "
-                             "--steps, --pop, --seeds, --probe-every, --out and --device")
-    if args.pop < 4 or args.pop % 2 or args.limit < 0 or args.probe_every < 1:
-        raise ValueError("--pop must be an even number from 4 on, --limit at least 0, --probe-every 1")
-    try:
-        args.seeds = sorted({int(seed) for seed in args.seeds.split(",")})
-    except ValueError:
-        raise ValueError(f"--seeds {args.seeds}: whole numbers, separated by commas") from None
-    if args.seeds[0] < 0 or args.seeds[-1] >= SEED_STRIDE:
-        raise ValueError("--seeds: from 0 to 999 (those of independent singles are counted on from 1000)")
-    cfg = dataclasses.replace(parse_args(None, args.train), pop=args.pop, steps=args.steps)
+    if args.pop < 4 or args.pop % 2 or args.limit < 2 or args.probe_every < 1 or not args.base:
+        raise ValueError("give --base, or --from DIR..., an even --pop from 4 on, --limit of at least 2, and "
+                         "--probe-every of at least 1")
+    if owned := [word for word in args.train if word[2:].split("=")[0].replace("-", "_") in OWNED]:
+        raise ValueError(f"{owned[0]} after --: the arms set it themselves; this command has flags for it")
+    cfg = dataclasses.replace(parse_args(None, args.train), base=args.base, pop=args.pop, steps=args.steps)
     prompt_format = cfg.prompt_format
-    if prompt_format == "auto" or not args.plan:          # a plan needs no base where its format is given
-        args.base = common.base_name(argparse.Namespace(base=args.base, run=""), {})
-        path = resolve(args.base)
-        args.base = str(path.resolve()) if Path(args.base).is_dir() else args.base
-        prompt_format = load_tokenizer(path)[1] if prompt_format == "auto" else prompt_format
-    cfg = resolve_config(dataclasses.replace(cfg, base=args.base), prompt_format)
-    if cfg.steps <= cfg.evolve_every:
-        raise ValueError(f"--steps {cfg.steps}: nobody would be replaced before the end, so that full and "
-                         f"no-evolution are one; give more than {cfg.evolve_every}, or -- --evolve-every N")
-    args.steps, args.out = cfg.steps, Path(args.out).expanduser().resolve()
-    args.most = cfg.steps * rows_of_step(cfg) * cfg.max_new_tokens
+    if prompt_format == "auto":
+        prompt_format = load_tokenizer(resolve(args.base))[1]
+    cfg, every = resolve_config(cfg, prompt_format), arms_of(args.pop)
+    given = dict(given_arm(text, args.pop) for text in args.arm)
+    names = args.arms or ("" if given else ",".join(PRIMARY))
+    names = common.choose(names, tuple(every), "--arms", "arm")
+    args.wanted = {name: every[name] for name in dict.fromkeys([FULL, *names])} | given
+    args.steps, args.types = cfg.steps, cfg.task_types.split(",")
+    args.out = Path(args.out).expanduser().resolve()
+    if not set(args.types) <= {"code_o", "code_i", "code_f"}:
+        raise ValueError(f"--task-types {cfg.task_types}: an ablation asks held-out tasks of what is played, "
+                         "and has those of code_o, code_i, code_f")
+    for name, arm in args.wanted.items():
+        resolve_config(parse_args(None, [*args.train, *arm.flags]), prompt_format)
+        if arm.cross and len(args.types) != OPERATORS[arm.cross].n_parents:
+            raise ValueError(f"arm {name} crosses a specialist of each type: -- --task-types code_o,code_i")
     return cfg
 
 
-def choose_arms(args: argparse.Namespace, cfg: Config) -> None:
-    """Sets args.wanted (arms by name, full first), .stretch (their steps for one of full) and .types, those
-    played. Raises ValueError."""
-    given = dict(given_arm(text, args.pop) for text in args.arm)
-    every = arms_of(args.pop, cfg.n_prompts) | given
-    names = args.arms or ("" if given else ",".join(PRESETS[args.preset]))
-    wanted = [FULL, *common.choose(names, tuple(every), "--arms", "arm"), *given]
-    args.wanted = {name: every[name] for name in dict.fromkeys(wanted)}
-    args.types, args.stretch = cfg.task_types.split(","), {}
-    if not set(args.types) <= set(runs.PLAYABLE):
-        raise ValueError(f"--task-types {cfg.task_types}: an ablation asks held-out tasks of what is played, "
-                         f"and has those of {', '.join(runs.PLAYABLE)}")
-    for name, arm in args.wanted.items():
-        own = resolve_config(parse_args(None, [*args.train, *arm.flags]), cfg.prompt_format)
-        args.stretch[name] = max(1, round(arm.part * rows_of_step(cfg) / rows_of_step(own)))
-        if arm.cross and len(args.types) != OPERATORS[arm.cross].n_parents:
-            raise ValueError(f"arm {name} crosses a specialist of each type: -- --task-types code_o,code_i")
-
-
-def show_plan(args: argparse.Namespace) -> str:
+def show_plan(args: argparse.Namespace, cfg: Config) -> str:
     """Every run with its flags, and tokens at most."""
     out, parts = [], 0.0
     for seed in args.seeds:
-        for arm, what in args.wanted.items():
-            for run, own_seed in runs_of(arm, what, seed).items():
+        for name, arm in args.wanted.items():
+            for run, own_seed in runs_of(name, arm, seed).items():
                 out.append(f"{run}: {shlex.join(words_of(args, arm, run, own_seed))}")
-                parts += what.part
-    return "\n".join([*out, f"\n{len(out)} runs: {parts * args.most:,.0f} tokens, were every answer as "
-                      "long as it may be. Matched: tokens, probes not counted"])
+                parts += arm.part
+    answers = cfg.teachers * cfg.n_prompts * cfg.proposals_per_prompt * (1 + cfg.samples_per_task)
+    tokens = parts * cfg.steps * answers * cfg.max_new_tokens
+    return "\n".join([*out, f"\n{len(out)} runs: at most {tokens:,.0f} tokens and those of probes"])
 
 
 def show(args: argparse.Namespace, experiment: Experiment) -> dict:
@@ -280,15 +212,12 @@ def main(argv: list[str] | None = None) -> int:
         print(measures.ground_by_arm(grounds))
         return 0
     if not args.source:
-        if not args.base:
-            raise ValueError("give --base, or --from DIR...")
-        choose_arms(args, settled(args))
+        cfg = settled(args)
         if args.plan:
-            print(show_plan(args))
+            print(show_plan(args, cfg))
             return 0
         plan = dict(base="/".join(Path(args.base).parts[-2:]), pop=args.pop, steps=args.steps,
-                    budget="tokens", probe_every=args.probe_every, types=args.types, limit=args.limit,
-                    train=args.train)
+                    probe_every=args.probe_every, types=args.types, limit=args.limit, train=args.train)
         runs.write_plan(args.out, plan, args.wanted)
         runs.write_heldout(args.out / "heldout.jsonl", args.types, args.limit)
         try:

@@ -12,23 +12,22 @@ an earlier column. Taking the best of several noisy rows would find forgetting a
 chosen on one half of a column's tasks and compared on the other, and the other way round.
 """
 import argparse
-import contextlib
 import dataclasses
+import hashlib
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
 
 import selfplay
-from config import config_of_run, resolve_config
+from config import Config, config_of_run, resolve_config
 from eval import answering, common
-from eval.population.heldout import asking, formatted, judge_flags, judging, run_config
+from eval.population.heldout import Item, examiner, formatted, verifier_flags
 from eval.stats import paired_bootstrap, wilson
 from eval.summary import BASE, comparable, shares
 from evolve import Member
 from infra.distributed import Ranks
-from run.checkpoint import RunDir, archive_at, members_at, task_of
+from run.checkpoint import RunDir, archive_at, members_at
 from run.platform import open_sandbox
 from selfplay import Setup
 from tasks.archive import Archive
@@ -40,14 +39,6 @@ ANEW = 1 << 40                      # "steps" of the proposals made here: their 
 ROUNDS = 12                         # of proposals, until the teachers of a generation have written enough
 
 
-@dataclasses.dataclass(frozen=True)
-class Item:
-    """One task of a teacher generation."""
-    bench: str
-    id: str
-    task: Task
-
-
 def generations(run: RunDir, wanted: int) -> list[int]:
     """Steps of the checkpoints on disk, or `wanted` of them evenly spaced with first and last.
 
@@ -56,10 +47,17 @@ def generations(run: RunDir, wanted: int) -> list[int]:
     steps = run.steps()
     if len(steps) < 2 or wanted == 1 or wanted < 0:
         raise ValueError(f"{run.path} keeps {len(steps)} checkpoint(s) and --generations asks for "
-                         f"{wanted or 'all'}, but two are the least: train with --keep 1000, which keeps all "
-                         "(--save-every says how often)")
+                         f"{wanted or 'all'}, but two are the least: train with --keep 1000, which keeps all")
     places = np.linspace(0, len(steps) - 1, min(wanted or len(steps), len(steps))).round().astype(int)
-    return [steps[i] for i in dict.fromkeys(places)]
+    return [steps[i] for i in places]
+
+
+def generation(run: RunDir, bare: common.Population, step: int) -> tuple[common.Population, list[Member]]:
+    """A checkpoint's adapters on the base of `bare`, and its members in the slots where these are."""
+    directories = common.peft_directories([run.path / f"step_{step}"])
+    population = common.stack(bare.base, bare.base_hash, directories)
+    members, _ = members_at(run, step)
+    return population, [dataclasses.replace(m, slot=population.slots.get(m.name, 0)) for m in members]
 
 
 def propose(setup: Setup, archive: Archive, teachers: list[Member], n: int) -> list[Task]:
@@ -80,48 +78,17 @@ def propose(setup: Setup, archive: Archive, teachers: list[Member], n: int) -> l
     return [task for task in in_turn if task][:n]
 
 
-class Players:
-    """The generations of a run on one base, one generation's adapters in memory at a time."""
-
-    def __init__(self, args: argparse.Namespace, run: RunDir, sandbox: Sandbox):
-        self.args = args
-        self.run = run
-        self.sandbox = sandbox
-        alone = vars(args) | dict(base=common.base_name(args, {}), run="", adapters=[])
-        self.bare = formatted(args, common.load(argparse.Namespace(**alone)))
-        cfg = dataclasses.replace(config_of_run(run.config(), run.path), rollout_batch=args.max_rows)
-        self.cfg = resolve_config(cfg, self.bare.base.prompt_format)
-        self.limits = Limits.of_run(self.cfg, self.bare.base.prompt_format, self.bare.base.tokenizer)
-
-    def at(self, step: int) -> common.Population:
-        """A checkpoint's members, by name."""
-        directories = common.peft_directories([self.run.path / f"step_{step}"])
-        return common.stack(self.bare.base, self.bare.base_hash, directories)
-
-    def seated(self, step: int, role: str, slots: dict[str, int]) -> list[Member]:
-        """A checkpoint's members of one role, in the slots where `at` put them."""
-        members, _ = members_at(self.run, step)
-        return [dataclasses.replace(m, slot=slots.get(m.name, 0)) for m in members if m.role == role]
-
-    def tasks(self, out: RunDir, step: int, n: int) -> list[Item]:
-        """A teacher generation's tasks: those on disk, else written now.
-
-        Raises ValueError where those were made for another n.
-        """
-        path = out.path / f"tasks_{step}.json"
-        if not path.exists():
-            population = self.at(step)
-            setup = Setup(self.cfg, self.bare.base, population.adapters, Ranks.join(self.args.device),
-                          self.sandbox, self.limits, tuple(self.cfg.task_types.split(",")))
-            archive, whole = [archive_at(self.run, members_at(self.run, s)[1], setup.task_types)
-                              for s in (step, self.run.steps()[-1])]
-            archive.keys |= whole.keys
-            written = propose(setup, archive, self.seated(step, "teacher", population.slots), n)
-            out.write_json(path.name, dict(asked=n, tasks=list(map(dataclasses.asdict, written))))
-        data = json.loads(path.read_text())
-        if data["asked"] != n:
-            raise ValueError(f"{path} holds tasks for --tasks {data['asked']}: use that, or another --out")
-        return [Item(str(step), str(i), task_of(row)) for i, row in enumerate(data["tasks"])]
+def new_tasks(run: RunDir, bare: common.Population, cfg: Config, sandbox: Sandbox, step: int,
+              n: int) -> list[Task]:
+    """n tasks of a teacher generation, none of them in the run; the same ones in every call."""
+    population, members = generation(run, bare, step)
+    limits = Limits.of_run(cfg, bare.base.prompt_format, bare.base.tokenizer)
+    setup = Setup(cfg, bare.base, population.adapters, Ranks.join(cfg.device), sandbox, limits,
+                  tuple(cfg.task_types.split(",")))
+    archive, whole = [archive_at(run, members_at(run, at)[1], setup.task_types)
+                      for at in (step, run.steps()[-1])]
+    archive.keys |= whole.keys
+    return propose(setup, archive, [m for m in members if m.role == "teacher"], n)
 
 
 def cells(rows: list[dict]) -> dict[str, dict[str, np.ndarray]]:
@@ -140,18 +107,17 @@ def forgetting(matrix: dict[str, dict[str, np.ndarray]], column: str, last: str,
 
     The best is chosen on the other half of the tasks.
     """
-    n = len(matrix[last][column])
-    behind = np.zeros(n)
-    for half in (np.arange(n) % 2 == 0, np.arange(n) % 2 == 1):
-        others = {row: matrix[row][column][~half].mean() if (~half).any() else 0.0 for row in earlier}
-        best = max(earlier, key=others.get)
+    even = np.arange(len(matrix[last][column])) % 2 == 0
+    behind = np.zeros(len(even))
+    for half in (even, ~even):
+        best = max(earlier, key=lambda row: matrix[row][column][~half].mean())
         behind[half] = matrix[best][column][half] - matrix[last][column][half]
     return behind
 
 
-def judged(matrix: dict[str, dict[str, np.ndarray]], steps: list[int]) -> dict:
+def summary(matrix: dict[str, dict[str, np.ndarray]], steps: list[int]) -> dict:
     """The matrix with Wilson intervals, and forgetting per earlier column and over all of these."""
-    rows = [str(s) for s in steps]
+    rows = list(map(str, steps))
     columns = [row for row in rows if row in matrix[BASE]]
 
     def line(x: np.ndarray) -> dict:
@@ -166,17 +132,14 @@ def judged(matrix: dict[str, dict[str, np.ndarray]], steps: list[int]) -> dict:
 def table(result: dict) -> str:
     """The matrix and the forgetting for the terminal."""
     columns = result["teachers"]
-    intervals = [cell["interval"] for row in result["matrix"].values() for cell in row.values()]
-    widest = max(high - low for low, high in intervals) / 2
-    out = ["solve rate; columns: teachers of the checkpoint, rows: students; 95% intervals are at most "
-           f"+-{widest:.2f}",
+    out = ["solve rate; columns: teachers of the checkpoint, rows: students",
            f"students {' '.join(f'T@{c}'.rjust(7) for c in columns)}    mean"]
     for row in result["students"]:
         rates = [result["matrix"][row][c]["rate"] for c in columns]
         name = row if row == BASE else f"S@{row}"
         out.append(f"{name:8} " + " ".join(f"{rate:7.2f}" for rate in [*rates, np.mean(rates)]))
     out.append(f"\nforgetting: the best earlier students less the last (S@{result['students'][-1]}), on "
-               "earlier teachers' tasks")
+               "earlier teachers' tasks, with 95% intervals")
     for c, x in result["forgetting"].items():
         low, high = x["interval"]
         out.append(f"{c if c == 'all' else f'T@{c}':8} {x['mean']:+.3f}  {low:+.3f} .. {high:+.3f}")
@@ -187,41 +150,42 @@ def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
     parser = common.parser_of("eval.population.crossplay", __doc__, None,
                               without=("data", "prompt", "adapters", "bench", "limit"))
-    judge_flags(parser)
+    verifier_flags(parser)
     parser.add_argument("--tasks", type=int, default=48, help="tasks of each teacher generation")
     parser.add_argument("--generations", type=int, default=0, help="checkpoints, evenly spaced; 0 = all")
-    parser.set_defaults(max_rows=None, temperature=1.0, samples=2)
+    parser.set_defaults(temperature=1.0, samples=2)
     args = parser.parse_args(argv)
     common.check(args)
-    if args.tasks < 2:
-        raise ValueError(f"--tasks {args.tasks}: at least 2, for the best row is chosen on one half and "
-                         "compared on the other")
-    if not args.run:
-        raise ValueError("give --run out/NAME: the generations are those of a run")
-    run_config(args.run)
+    if args.tasks < 2 or not args.run:
+        raise ValueError("give --run out/NAME, of which the generations are, and --tasks of at least 2: the "
+                         "best row is chosen on one half and compared on the other")
     run = RunDir(Path(args.run).expanduser(), writes=False)
     steps = generations(run, args.generations)
-    with contextlib.ExitStack() as stack:
-        players = Players(args, run, stack.enter_context(open_sandbox(args.workers, args.weak_sandbox)))
-        prompt_format = players.bare.base.prompt_format
-        hashes = {f"{step}/{name}": sha for step in steps for name, sha in players.at(step).hashes.items()}
-        everyone = dataclasses.replace(players.bare, hashes=hashes)
-        out, done = common.open_out(args, everyone, f"task {prompt_format}", {}, "eval-crossplay")
-        items = [item for step in steps for item in players.tasks(out, step, args.tasks)]
-        if not items:
-            raise ValueError(f"no teacher of {run.path} wrote a valid new task in {ROUNDS} rounds: there is "
-                             "nothing to solve")
-        judge = judging(players.sandbox, prompt_format, players.limits)
-        ask = asking(prompt_format, players.limits)
-
-        def answer(population: common.Population) -> list[dict]:
-            return answering.answer_all(population, items, ask, judge, args, out, done, prompt_format)
-        rows = answer(players.bare)
+    with open_sandbox(args.workers, args.weak_sandbox) as sandbox:
+        alone = argparse.Namespace(**vars(args) | dict(base=common.base_name(args, {}), run="", adapters=[]))
+        bare = formatted(args, common.load(alone))
+        prompt_format = bare.base.prompt_format
+        cfg = dataclasses.replace(config_of_run(run.config(), run.path), rollout_batch=args.max_rows)
+        cfg = resolve_config(dataclasses.replace(cfg, device=args.device), prompt_format)
+        members, hashes, items = {}, {}, []
         for step in steps:
-            population = players.at(step)
-            seats = {f"{step}/{m.name}": m.slot for m in players.seated(step, "student", population.slots)}
-            rows += answer(dataclasses.replace(population, slots=seats))
-    result = judged(cells(comparable(rows)), steps)
+            tasks = new_tasks(run, bare, cfg, sandbox, step, args.tasks)
+            items += [Item(str(step), str(i), task) for i, task in enumerate(tasks)]
+            hashes[str(step)] = hashlib.sha256(repr(tasks).encode()).hexdigest()
+            members |= {f"{step}/{name}": sha for name, sha in generation(run, bare, step)[0].hashes.items()}
+        if not items:
+            raise ValueError(f"no teacher of {run.path} wrote a valid new task in {ROUNDS} rounds")
+        out, done = common.open_out(args, dataclasses.replace(bare, hashes=members), f"task {prompt_format}",
+                                    hashes, "eval-crossplay")
+        out.write_json("tasks.json", [dataclasses.asdict(item) for item in items])
+        ask, verify = examiner(sandbox, prompt_format, Limits.of_run(cfg, prompt_format, bare.base.tokenizer))
+        rows = answering.answer_all(bare, items, ask, verify, args, out, done, prompt_format)
+        for step in steps:
+            population, seated = generation(run, bare, step)
+            slots = {f"{step}/{m.name}": m.slot for m in seated if m.role == "student"}
+            population = dataclasses.replace(population, slots=slots)
+            rows += answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
+    result = summary(cells(comparable(rows)), steps)
     out.write_json("summary.json", dict(run=str(run.path), temperature=args.temperature, samples=args.samples,
                                         **result))
     print(f"{table(result)}\nevery answer with its verdict: {out.path / 'answers.jsonl'}")

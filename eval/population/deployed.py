@@ -31,24 +31,17 @@ def nearest(directory: Path, tokens: float) -> int:
 
 def collect(args: argparse.Namespace, name: str, seed: int) -> None:
     """Evaluates an arm's runs with a seed and adds their records. Raises ValueError."""
-    directories = [Path(run).expanduser() for run in args.runs]
-    steps = [nearest(path, args.tokens / len(directories)) for path in directories]
-    played = ",".join(RunDir(path, writes=False).config()["task_types"] for path in directories)
-    types = [kind for kind in heldout.FAMILIES if kind in played.split(",")]
-    asked = types + [kind for kind in args.also.split(",") if kind and kind not in types]
-    arm = runs.Arm(cross=args.cross) if args.cross else runs.Arm((), 1 / len(steps), len(steps))
-    plan = dict(budget="tokens", tokens=args.tokens, types=types, asked=asked, limit=args.limit)
+    parts = [(path, nearest(path, args.tokens / len(args.runs))) for path in args.runs]
+    played = ",".join(RunDir(path, writes=False).config()["task_types"] for path in args.runs).split(",")
+    types = [kind for kind in heldout.FAMILIES if kind in played]
+    also = common.choose(args.also, tuple(heldout.FAMILIES), "--also", "type")
+    asked = list(dict.fromkeys(types + also))
+    arm = runs.Arm(cross=args.cross) if args.cross else runs.Arm((), 1 / len(parts), len(parts))
+    plan = dict(tokens=args.tokens, types=types, asked=asked, limit=args.limit)
     runs.write_plan(args.out, plan, {name: arm})
     words = ["--device", args.device, "--workers", 1, *(["--base", args.base] if args.base else [])]
-    parts = list(zip(directories, steps))
     for run, own in zip(runs.runs_of(name, arm, seed), [parts] if args.cross else [[part] for part in parts]):
-        out = args.out / run
-        out.mkdir(exist_ok=True)
-        if args.cross:
-            runs.cross(directories, steps, args.cross, out, seed)
-        adapters = [out / "S0"] if args.cross else runs.students_of(*own[0])
-        runs.ask(out, adapters, asked, args.limit, words)
-        record = runs.record_of(out, own, types, asked, probed=False)
+        record = runs.examined(args.out / run, own, args.cross, types, asked, args.limit, words)
         runs.add(args.out / "runs.jsonl", record)
         right = ", ".join(f"{kind} {x:.2f}" for kind, x in record["deployed"].items())
         print(f"{run}: checkpoint {', '.join(str(step) for _, step in own)}, {record['spent'][-1]:,} tokens; "
@@ -59,19 +52,18 @@ def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
     p = argparse.ArgumentParser(prog="python -m eval.population.deployed", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("runs", nargs="+", help="the run, or the runs that share the budget, out/NAME ...")
+    p.add_argument("runs", nargs="+", type=Path, help="the run, or those that share the budget, out/NAME ...")
     p.add_argument("--arm", required=True, metavar="NAME:SEED", help="what the runs are in the tables")
     p.add_argument("--tokens", type=int, required=True, help="the budget, of all these runs together")
     p.add_argument("--cross", default="", choices=("", *OPERATORS), help="the arm is the runs' child by it")
     p.add_argument("--also", default="", help="types that are asked though not played, as in code_o,math")
     p.add_argument("--limit", type=int, default=120, help="held-out tasks of each type and split; 0 = all")
-    p.add_argument("--out", required=True, help="where records and answers go")
+    p.add_argument("--out", type=Path, required=True, help="where records and answers go")
     p.add_argument("--base", default="", help="default: what the adapters were trained on")
     p.add_argument("--device", default="auto", help="auto, cpu or cuda")
     args = p.parse_args(argv)
-    args.out = Path(args.out).expanduser()
-    name, colon, seed = args.arm.partition(":")
-    if not (name and colon and seed.isdigit() and int(seed) < runs.SEED_STRIDE) or args.tokens < 1:
+    name, _, seed = args.arm.partition(":")
+    if not (name and seed.isdigit() and int(seed) < runs.SEED_STRIDE) or args.tokens < 1:
         raise ValueError(f"--arm {args.arm} --tokens {args.tokens}: give NAME:SEED, seeds are 0 to 999, and "
                          "a positive number of tokens")
     collect(args, name, int(seed))

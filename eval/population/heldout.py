@@ -7,42 +7,33 @@
 Five families: output, input and program tasks (code_o, code_i, code_f) by statements, word problems (math) by
 events, puzzles (logic) by variables, of programs that micro/programs.py keeps out of the base's training
 text. A program's hash says whether it is of the validation or the test split. The smallest programs are too
-few to be reserved: the table by size marks them, the sums leave them out. Questions, parsers and verifier are
-those of self-play. The same command goes on where it stopped.
-
-A sixth family, code_o_long, has output tasks of 7 to 10 statements, longer than any in the base's training.
-It is asked where --bench names it or --samples asks for several answers, and is no part of "all". Several
-answers give pass@k, the chance that one of k answers is right: training that only makes the base's good
-answers likelier raises pass@1, and at large k the base catches up (Yue et al. 2025, arXiv 2504.13837).
+few to be reserved: the table by size marks them, the sums leave them out. A sixth family, code_o_long, has
+longer programs than any in the base's training and is asked where --bench names it. Questions, parsers and
+verifier are those of self-play. The same command goes on where it stopped.
 """
 import argparse
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from config import PRESETS, config_of_run
+from config import PRESETS
 from eval import answering, common
 from eval.summary import comparable, summarise, table
 from micro.evaluate import SIZES, draw_tasks
-from run.checkpoint import RunDir
 from run.platform import open_sandbox
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import UNJUDGED, Task
-from tasks.prompts import PROMPT_FORMATS, Prompt, reasoning
+from tasks.prompts import PROMPT_FORMATS, Prompt
 from tasks.validation import Limits
 from verifier import Sandbox
 
-# family -> row of micro.evaluate
 ROWS = {"code_o": "out", "code_i": "inp", "code_f": "fun", "math": "math", "logic": "logic"}
 LONG = "code_o_long"
-FAMILIES = {family: (row, tuple(SIZES[row])) for family, row in ROWS.items()}       # family -> row, sizes
-FAMILIES[LONG] = "out", (7, 8, 9, 10)
+FAMILIES = {family: (row, SIZES[row]) for family, row in ROWS.items()}   # -> row of micro.evaluate, sizes
+FAMILIES[LONG] = "out", range(7, 11)
 SPLITS = ("test", "validation")
 SEED = 2605                         # of the draws
 PER_SIZE = 60                       # tasks of one family and size
@@ -52,12 +43,20 @@ SEEN_SIZES = {"logic": 2}           # the size of which the base knows programs 
 
 @dataclass(frozen=True)
 class Item:
-    """One held-out task; size counts statements, events or variables; seen: the base may know its program."""
+    """A task to ask; the id of a held-out task is size/number, in statements, events or variables."""
     bench: str
     id: str
-    size: int
-    seen: bool
     task: Task
+
+
+def size_of(id: str) -> int:
+    """The size in an id."""
+    return int(id.partition("/")[0])
+
+
+def is_seen(bench: str, id: str) -> bool:
+    """Whether the base may know the program of a task."""
+    return size_of(id) == SEEN_SIZES.get(bench, 1)
 
 
 # ---- the tasks ---------------------------------------------------------------------------------------------
@@ -85,8 +84,7 @@ def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
             text = task.message or task.program
             if split_of(task) == split and text not in known:
                 known.add(text)
-                seen = size == SEEN_SIZES.get(family, 1)
-                column.append(Item(family, f"{size}/{len(column)}", size, seen, task))
+                column.append(Item(family, f"{size}/{len(column)}", task))
         columns.append(column)
     return tuple(item for turn in zip(*columns) for item in turn)
 
@@ -101,209 +99,110 @@ def items_of(families: list[str], split: str, limit: int) -> list[Item]:
 
 
 def hashes_of(families: list[str], split: str) -> dict[str, str]:
-    """SHA-256 of the first task of each size, by family.
-
-    It tells a change of split or generator, and lets a larger --limit go on from a smaller.
-    """
-    out = {}
-    for family in families:
-        tasks = [dataclasses.astuple(item.task) for item in draw(family, split, 1)]
-        out[family] = hashlib.sha256(repr(tasks).encode()).hexdigest()
-    return out
+    """SHA-256 of the first task of each size, by family: another split or generator is noticed, and a larger
+    --limit can go on from a smaller."""
+    drawn = {name: [dataclasses.astuple(item.task) for item in draw(name, split, 1)] for name in families}
+    return {name: hashlib.sha256(repr(tasks).encode()).hexdigest() for name, tasks in drawn.items()}
 
 
-def kept_items(path: Path, families: list[str], split: str, limit: int) -> list[Item]:
-    """items_of, written down beside the answers to them; the first line says how they were drawn."""
-    items = items_of(families, split, limit)
-    drawn = dict(split=split, limit=limit, seed=SEED, per_size=PER_SIZE)
-    rows = [drawn, *map(dataclasses.asdict, items)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return items
+# ---- asking and verifying ----------------------------------------------------------------------------------
 
-
-def families_for(prompt_format: str) -> tuple[str, ...]:
-    """Those of ROWS that a prompt format can ask: the word problems' template is the micro protocol's own."""
-    return tuple(name for name in ROWS if prompt_format == "micro" or name != "math")
-
-
-def n_proposed(run: str, items: list[Item]) -> int:
-    """How many of the reserved programs the run's own teachers have proposed: students may have met them."""
-    path = Path(run).expanduser() / "tasks.jsonl"
-    if not run or not path.exists():
-        return 0
-    rows = map(json.loads, path.read_bytes().splitlines())
-    programs = {row["program"] for row in rows if not row["reason"]}
-    return sum(item.task.program in programs for item in items if not item.seen)
-
-
-# ---- asking and judging ------------------------------------------------------------------------------------
-
-def asking(prompt_format: str, limits: Limits | None = None) -> Callable[[Item], Prompt]:
-    """The question of an item (anything with .task), as in training; limits: a run's, else the format's."""
+def examiner(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None) -> tuple[Callable, Callable]:
+    """ask(item) -> Prompt and verify([(item, text)]) -> [row of answers.jsonl], as in training, for items
+    with .task; limits: a run's, else the format's. A row's correct is None where the sandbox failed."""
     limits = limits or Limits.for_format(prompt_format)
 
     def ask(item: Item) -> Prompt:
         return TASK_TYPES[item.task.kind].solve(prompt_format, item.task, limits)
-    return ask
 
-
-def judging(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None,
-            noted: tuple[str, ...] = ()) -> Callable[[list], list[dict]]:
-    """judge([(item, text)]) -> [dict(correct, verdict)], as in training; None: the sandbox failed.
-
-    noted: fields of the items that go along.
-    """
-    limits = limits or Limits.for_format(prompt_format)
-    ask = asking(prompt_format, limits)
-
-    def judge(answers: list[tuple]) -> list[dict]:
-        """A row for each (item, text): whether it is right, and by which verdict."""
-        texts = [[ask(item).prefix + text] for item, text in answers]
+    def verify(answers: list[tuple]) -> list[dict]:
         tasks = [item.task for item, _ in answers]
-        verdicts = verify_answers(tasks, texts, prompt_format, limits, sandbox.run)
+        texts = [[ask(item).prefix + text] for item, text in answers]
         out = []
-        for [verdict], (item, _) in zip(verdicts, answers):
-            more = {name: getattr(item, name) for name in noted}
+        for [verdict] in verify_answers(tasks, texts, prompt_format, limits, sandbox.run):
             correct = None if verdict == UNJUDGED else verdict == "correct"
-            out.append(dict(correct=correct, verdict=verdict, **more))
+            out.append(dict(correct=correct, verdict=verdict))
         return out
-    return judge
+    return ask, verify
 
 
-def judge_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of what asks and judges tasks."""
+def verifier_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of what asks and verifies tasks."""
     parser.add_argument("--prompt-format", default="", choices=("", *PROMPT_FORMATS),
                         help="how the model is talked to; default: as the run was, else as the base wants")
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes")
     parser.add_argument("--weak-sandbox", action="store_true",
                         help="weaker walls where the system has no seccomp (dangerous)")
-
-
-def run_config(run: str) -> dict:
-    """A run's config.json, {} without a run. Raises ValueError where the folder is no run, or where its flags
-    have former names: what they say would be lost."""
-    if not run:
-        return {}
-    path = Path(run).expanduser()
-    if not (path / "config.json").exists():
-        raise ValueError(f"--run {run}: no run there (no config.json); give a run's directory, out/NAME")
-    config = RunDir(path, writes=False).config()
-    if "prompt_format" not in config:
-        config_of_run(config, path)                 # raises, with the sentence that training and replay say
-    return config
+    parser.set_defaults(max_rows=None)
 
 
 def formatted(args: argparse.Namespace, population: common.Population) -> common.Population:
     """The population, talked to as --prompt-format or the run say; sets --max-new and --max-rows if they
     are not given."""
     base = population.base
-    prompt_format = args.prompt_format or run_config(args.run).get("prompt_format", base.prompt_format)
+    prompt_format = args.prompt_format or common.of_run(args, "prompt_format") or base.prompt_format
     preset = PRESETS[prompt_format]
     args.max_new = args.max_new or (MICRO_MAX_NEW if prompt_format == "micro" else preset["max_new_tokens"])
     args.max_rows = args.max_rows or preset["rollout_batch"]
     return dataclasses.replace(population, base=dataclasses.replace(base, prompt_format=prompt_format))
 
 
-# ---- the table by size -------------------------------------------------------------------------------------
-
-def cells_of(rows: list[dict]) -> dict[tuple[str, int], list[dict]]:
-    """(family, size) -> its rows, in the order of FAMILIES."""
-    cells = {}
-    for row in rows:
-        cells.setdefault((row["bench"], row["size"]), []).append(row)
-    order = list(FAMILIES)
-    return dict(sorted(cells.items(), key=lambda cell: (order.index(cell[0][0]), cell[0][1])))
-
+# ---- tables and the command --------------------------------------------------------------------------------
 
 def by_size(rows: list[dict], max_new: int) -> list[dict]:
-    """The last line of `summarise` (students' mean, or whoever stands for it) of every family and size.
-
-    * marks sizes of which the base may know the programs.
-    """
-    out = []
-    for (bench, size), cell in cells_of(rows).items():
-        seen = cell[0]["seen"]
-        line = summarise(cell, max_new)[-1]
-        out.append(line | dict(bench=f"{bench} {size}{'*' if seen else ''}", size=size, seen=seen))
-    return out
+    """The students' mean (or whoever stands for it) of every family and size, as in `summarise`; * marks
+    sizes of which the base may know the programs."""
+    cells = {}
+    for row in sorted(rows, key=lambda row: (list(FAMILIES).index(row["bench"]), size_of(row["id"]))):
+        mark = "*" if is_seen(row["bench"], row["id"]) else ""
+        cells.setdefault(f"{row['bench']} {size_of(row['id'])}{mark}", []).append(row)
+    return [summarise(cell, max_new)[-1] | dict(bench=name) for name, cell in cells.items()]
 
 
 def counted(rows: list[dict]) -> list[dict]:
     """The answers that the sums count: to programs that the base does not know, by family, and together under
-    "all" (without code_o_long, which not every evaluation asks)."""
-    fresh = [row for row in rows if not row["seen"]]
-    summed = [row for row in fresh if row["bench"] in ROWS]
-    return fresh + [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in summed]
+    "all"."""
+    fresh = [row for row in rows if not is_seen(row["bench"], row["id"])]
+    return fresh + [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in fresh]
 
 
-# ---- answers that think ------------------------------------------------------------------------------------
-
-def note_thinking(rows: list[dict], items: list[Item], prompt_format: str) -> None:
-    """Writes into every row whether its answer thinks, read from its text: answers on disk need not say it.
-
-    Not in the direct format, in which nobody can: the block of the answer is opened for the student.
-    """
-    if prompt_format == "direct":
-        return
-    ask = asking(prompt_format)
-    opening = {(item.bench, item.id): ask(item).prefix for item in items}
-    for row in rows:
-        row["think"] = bool(reasoning(opening[row["bench"], row["id"]] + row["text"], prompt_format))
-
-
-def command_line(argv: list[str] | None) -> argparse.Namespace:
-    """The flags, checked as far as can be without the base. Raises ValueError for what the user can mend."""
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    """The flags. Raises ValueError for what the user can mend without the base."""
     parser = common.parser_of("eval.population.heldout", __doc__, None,
                               without=("data", "prompt", "temperature"))
     parser.add_argument("--temperature", type=float, default=None,
                         help="0 = greedy; default: 0 with one sample, 1 (as in training) with several")
-    judge_flags(parser)
+    verifier_flags(parser)
     parser.add_argument("--split", default="test", choices=SPLITS,
                         help="choose members on validation, claim on test")
-    parser.set_defaults(max_rows=None)
     args = parser.parse_args(argv)
     if args.temperature is None:
-        args.temperature = 1.0 if args.samples > 1 else 0.0
-        if args.samples > 1:
-            print(f"temperature 1, as in training: {args.samples} answers to a task must differ")
+        args.temperature = float(args.samples > 1)
     common.check(args)
-    run_config(args.run)
     return args
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
-    args = command_line(argv)
-    wanted = common.choose(args.bench, tuple(FAMILIES))
-    with contextlib.ExitStack() as stack:
-        sandbox = stack.enter_context(open_sandbox(args.workers, args.weak_sandbox))
+    args = parsed(argv)
+    families = common.choose(args.bench, tuple(FAMILIES))
+    default = "eval-heldout" if args.split == "test" else "eval-heldout-validation"
+    default += f"-t{args.temperature:g}" if args.temperature else ""
+    with open_sandbox(args.workers, args.weak_sandbox) as sandbox:
         population = formatted(args, common.load(args))
         prompt_format = population.base.prompt_format
-        if beyond := set(wanted) - {*families_for(prompt_format), LONG}:
-            raise ValueError(f"--bench {','.join(beyond)}: its template is that of the micro prompt format, "
-                             f"and this base speaks the {prompt_format} format")
-        families = wanted or [*families_for(prompt_format), *([LONG] if args.samples > 1 else [])]
-        default = "eval-heldout" if args.split == "test" else "eval-heldout-validation"
-        default += f"-t{args.temperature:g}" if args.temperature else ""       # greedy answers are other ones
-        hashes = hashes_of(families, args.split)
+        if "math" in families and prompt_format != "micro":
+            raise ValueError("--bench math: its template is that of the micro prompt format, and this base "
+                             f"speaks the {prompt_format} format")
+        families = families or [name for name in ROWS if prompt_format == "micro" or name != "math"]
+        hashes, items = hashes_of(families, args.split), items_of(families, args.split, args.limit)
         out, done = common.open_out(args, population, f"task {prompt_format}", hashes, default)
-        items = kept_items(out.path / "items.jsonl", families, args.split, args.limit)
-        if all(item.seen for item in items):
-            raise ValueError(f"--limit {args.limit}: the base may know the only task of each family, and no "
-                             "sum counts such tasks; give 2 or more")
-        judge = judging(sandbox, prompt_format, noted=("size", "seen"))
-        ask = asking(prompt_format)
-        rows = answering.answer_all(population, items, ask, judge, args, out, done, prompt_format)
-    rows = comparable(rows)
-    note_thinking(rows, items, prompt_format)
-    sizes = by_size(rows, args.max_new)
-    n_met = n_proposed(args.run, items)
+        (out.path / "items.jsonl").write_text("\n".join(json.dumps(dataclasses.asdict(i)) for i in items))
+        ask, verify = examiner(sandbox, prompt_format)
+        rows = answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
+    sizes = by_size(comparable(rows), args.max_new)
     print(f"{table(sizes)}\n* programs that the base may know: not in the sums below\n")
-    common.conclude(args, out, rows, counted, split=args.split, limit=args.limit, sizes=sizes,
-                    proposed_by_the_run=n_met)
-    if n_met:
-        print(f"note: {n_met} of the programs in these sums were also proposed by this run's own teachers",
-              file=sys.stderr)
+    common.conclude(args, out, rows, counted, split=args.split, limit=args.limit, sizes=sizes)
     return 0
 
 

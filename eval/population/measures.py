@@ -4,6 +4,7 @@ The *area* is the students' mean greedy accuracy on held-out tasks, averaged ove
 learning comes early, and tells arms apart that end at the same ceiling. Every contrast comes with its
 manipulation check: whether the two arms differed at all in what their names promise.
 """
+import itertools
 import math
 import statistics
 
@@ -19,18 +20,11 @@ TOLERANCE = 0.05                    # of a budget
 TESTED = dict(matching=0.2, evolution=0.5)      # least share of pairings that differ, of births that can help
 MEASURES = {"area": "area under greedy accuracy on held-out tasks, students' mean over the budget",
             "goal": "share of the budget until one member has all types at --goal (never = 1)",
-            "discovered": "updates until a founding student thinks in most answers (mean of three steps)",
             "end": "test accuracy at the end, mean of played types and students",
             "deployed": "the same of the one member chosen on validation, of all runs of an arm and seed"}
 
 
-# ---- one arm and seed ------------------------------------------------------------------------------------
-
-def curve(record: dict, due: float, column: int = 1) -> list[tuple[float, float]]:
-    """(share of the budget, accuracy) at every probe; column 1: the students' mean, 2: the worst type of the
-    best. A probe comes before its step's update: it stands at what the steps before it had spent."""
-    return [(probe[0] / due, probe[column]) for probe in record["probes"]]
-
+# ---- one arm and seed --------------------------------------------------------------------------------------
 
 def area(points: list[tuple[float, float]]) -> float:
     """The mean height over [0, 1] of the line through the points, which is level after the last."""
@@ -54,27 +48,21 @@ def measured(records: list[dict], due: float, goal: float, types: list[str]) -> 
     """MEASURES of the runs of one arm and seed, and by name of a type what the deployed member solves of it.
 
     Of several runs the mean, but the deployed member is the one of all that is best on validation. due: each
-    run's budget; types: those played.
+    run's budget; types: those played. A probe comes before its step's update: it stands at what the steps
+    before it had spent.
     """
-    out = dict.fromkeys(("area", "goal"), math.nan)
-    probed = [record for record in records if record["probes"]]
-    out["area"] = mean_of(area(curve(record, due)) for record in probed)
-    out["goal"] = mean_of(first_at(curve(record, due, 2), goal) for record in probed)
-    out["discovered"] = mean_of(first for record in records for first, _ in record["students"])
-    out["end"] = statistics.fmean(record["end"][kind] for record in records for kind in types)
+    areas, goals = [], []
+    for record in records:
+        if record["probes"]:
+            x, means, worst = zip(*record["probes"])
+            shares = [at / due for at in x]
+            areas.append(area(list(zip(shares, means))))
+            goals.append(first_at(list(zip(shares, worst)), goal))
     chosen = max(records, key=lambda record: record["validation"])["deployed"]
-    out["deployed"] = statistics.fmean(chosen[kind] for kind in types)
+    out = dict(area=mean_of(areas), goal=mean_of(goals),
+               end=statistics.fmean(record["end"][kind] for record in records for kind in types),
+               deployed=statistics.fmean(chosen[kind] for kind in types))
     return out | (chosen if len(chosen) > 1 else {})
-
-
-def discovery(students: list[list]) -> dict:
-    """Of many learners: how many, median updates and coefficient of variation of those that discover
-    thinking, share that never does, share of the others that falls back."""
-    updates = [first for first, _ in students if first is not None]
-    spread = statistics.stdev(updates) / statistics.fmean(updates) if len(updates) > 1 else None
-    return dict(n=len(students), median=statistics.median(updates) if updates else None, variation=spread,
-                never=1 - len(updates) / len(students) if students else None,
-                back=sum(fell for _, fell in students) / len(updates) if updates else None)
 
 
 # ---- was it tested? ----------------------------------------------------------------------------------------
@@ -145,94 +133,76 @@ def verdict(line: dict) -> str:
 def collected(experiment: Experiment, arms: list[str], goal: float) -> tuple[dict, dict]:
     """(arm, seed) -> `measured`, and -> its records. Raises ValueError where a budget was missed by more than
     TOLERANCE."""
-    values, records, wrong = {}, {}, []
-    for arm in arms:
-        for seed in experiment.seeds:
-            if own := experiment.of(arm, seed):
-                due = experiment.due(arm, seed)
-                records[arm, seed] = own
-                values[arm, seed] = measured(own, due, goal, experiment.plan["types"])
-                wrong += [f"{record['run']} spent {record['spent'][-1]:,} where {due:,.0f} are due"
-                          for record in own if abs(record["spent"][-1] / due - 1) > TOLERANCE]
-    if wrong:
-        raise ValueError(f"budgets are not matched, and such arms are not compared: {'; '.join(wrong)}. More "
-                         "--steps make a step a smaller part of the budget; or leave these arms out (--arms)")
+    values, records = {}, {}
+    for arm, seed in itertools.product(arms, experiment.seeds):
+        own, due = experiment.of(arm, seed)
+        if own:
+            values[arm, seed] = measured(own, due, goal, experiment.plan["types"])
+            records[arm, seed] = own
+        for record in own:
+            if abs(record["spent"][-1] / due - 1) > TOLERANCE:
+                raise ValueError(f"budgets are not matched: {record['run']} spent {record['spent'][-1]:,} "
+                                 f"where {due:,.0f} are due. More --steps make a step a smaller part of the "
+                                 "budget; or leave this arm out (--arms)")
     return values, records
 
 
 def conclude(experiment: Experiment, arms: list[str], reference: str, measure: str, goal: float) -> dict:
     """Contrasts of `measure` between the reference and every other of the arms, corrected for each other, and
     the means of all measures. Raises ValueError where a budget was missed or nobody has the measure."""
-    arms = list(dict.fromkeys([reference, *arms]))
-    values, records = collected(experiment, arms, goal)
+    values, records = collected(experiment, list(dict.fromkeys([reference, *arms])), goal)
     names = dict.fromkeys(name for value in values.values() for name, x in value.items() if math.isfinite(x))
     if measure not in names:
-        raise ValueError(f"--measure {measure}: these runs have {', '.join(names)}")
-    found = [contrast(values, reference, arm, measure) for arm in arms[1:]]
-    lines = [line for line in found if line]
+        raise ValueError(f"--measure {measure}: these runs have {', '.join(names) or 'none'}")
+    arms = dict.fromkeys(arm for arm, _ in values)
+    lines = [contrast(values, reference, arm, measure) for arm in arms if arm != reference]
+    lines = [line for line in lines if line]
     for line, adjusted in zip(lines, holm([line["p"] for line in lines])):
         pairs = [(records[reference, seed][0], records[line["other"], seed][0]) for seed in line["seeds"]]
         varied = experiment.arms[reference].varies(experiment.arms[line["other"]])
         line |= dict(check=manipulation(pairs, varied), p_holm=adjusted)
         line["verdict"] = verdict(line)
-    of_arm = {}
-    for (arm, _), own in records.items():
-        of_arm.setdefault(arm, []).extend(own)
-    means = {arm: {name: mean_of(values[key][name] for key in values if key[0] == arm) for name in names}
-             for arm in of_arm}
-    return dict(plan=experiment.plan, seeds=experiment.seeds, goal=goal, measure=measure, reference=reference,
-                means=means, contrasts=lines,
-                steps={arm: mean_of(len(record["spent"]) for record in own) for arm, own in of_arm.items()},
-                discovery={arm: discovery([student for record in own for student in record["students"]])
-                           for arm, own in of_arm.items()})
+    means = {}
+    for arm in arms:
+        of_arm = [key for key in values if key[0] == arm]
+        means[arm] = {name: mean_of(values[key][name] for key in of_arm) for name in names}
+        means[arm]["steps"] = mean_of(len(record["spent"]) for key in of_arm for record in records[key])
+    return dict(plan=experiment.plan, seeds=experiment.seeds, goal=goal, measure=measure, means=means,
+                contrasts=lines, reached=[values[key]["goal"] for key in values if key[0] == reference])
 
 
 # ---- tables ------------------------------------------------------------------------------------------------
 
-def number(value: float | None, places: int = 3, width: int = 6) -> str:
+def number(value: float, places: int = 3, width: int = 6) -> str:
     """A number of a table; a dash for what is not known."""
-    unknown = value is None or not math.isfinite(value)
-    return f"{'-' if unknown else format(value, f'.{places}f'):>{width}}"
-
-
-def estimate(line: dict) -> str:
-    """A contrast's name, difference, interval and p."""
-    span = "{:+7.3f} ..{:+7.3f}".format(*line["interval"]) if line["interval"] else "-"
-    name = f"{line['one']} - {line['other']}"
-    return f"{name:31} {line['difference']:+10.3f}  {span:^17}  {line['p']:6.4f}"
+    return f"{format(value, f'.{places}f') if math.isfinite(value) else '-':>{width}}"
 
 
 def table(result: dict) -> str:
     """The result for the terminal."""
-    seeds, names = ", ".join(map(str, result["seeds"])), list(result["means"][result["reference"]])
-    out = [f"commit {', '.join(result['plan']['commit'])}; seeds {seeds}; matched: tokens, within "
-           f"{TOLERANCE:.0%}; goal {result['goal']:g}", "",
-           f"{'arm':21} steps" + "".join(f" {name:>6}" for name in names)]
-    for arm, steps in result["steps"].items():
-        cells = [number(result["means"][arm][name], 1 if name == "discovered" else 3, max(6, len(name)))
-                 for name in names]
-        out.append(f"{arm:21} {steps:5.0f} {' '.join(cells)}")
+    names = list(dict.fromkeys(name for means in result["means"].values() for name in means))
+    out = [f"commit {', '.join(result['plan']['commit'])}; seeds {', '.join(map(str, result['seeds']))}; "
+           f"matched: tokens, within {TOLERANCE:.0%}; goal {result['goal']:g}", "",
+           f"{'arm':21}" + "".join(f" {name:>6}" for name in names)]
+    for arm, means in result["means"].items():
+        cells = [number(means[name], 0 if name == "steps" else 3, max(6, len(name))) for name in names]
+        out.append(f"{arm:21} {' '.join(cells)}")
     out += ["", f"{'was it tested?':31} other pairings  births with a parent better than the victim"]
+    heading = f"{result['measure'] + ', corrected (Holm)':31}"
+    below = ["", f"{heading} difference  95% interval            p  p (Holm)  seeds  verdict"]
     for line in result["contrasts"]:
-        differ, n = line["check"]["pairings"]
+        name, (differ, n) = f"{line['one']} - {line['other']}", line["check"]["pairings"]
         helped = ", ".join(f"{better} of {n_births}" for better, n_births in line["check"]["births"])
-        name = f"{line['one']} - {line['other']}"
         out.append(f"{name:31} {differ:5} of {n:5}  {helped}")
-    out += ["", f"{result['measure'] + ', corrected (Holm)':31} difference  95% interval            p  "
-                "p (Holm)  seeds  verdict"]
-    for line in result["contrasts"]:
-        out.append(f"{estimate(line)}  {line['p_holm']:8.4f}  {len(line['seeds']):5}  {line['verdict']}")
-    out += ["", f"{'discovery of thinking':21} learners  median updates  variation  never  falls back"]
-    for arm, line in result["discovery"].items():
-        cells = [number(line["median"], 1, 14), number(line["variation"], 2, 9),
-                 number(line["never"], 2, 5), number(line["back"], 2, 10)]
-        out.append(f"{arm:21} {line['n']:8}  {'  '.join(cells)}")
-    return "\n".join(out)
+        span = "{:+7.3f} ..{:+7.3f}".format(*line["interval"]) if line["interval"] else "-"
+        below.append(f"{name:31} {line['difference']:+10.3f}  {span:^17}  {line['p']:6.4f}  "
+                     f"{line['p_holm']:8.4f}  {len(line['seeds']):5}  {line['verdict']}")
+    return "\n".join(out + below)
 
 
 def ground_by_arm(results: dict[str, dict]) -> str:
-    """Grounds against arms in Markdown: each arm minus the reference, and how widely discovery spreads there.
-    """
+    """Grounds against arms in Markdown: each arm minus the reference, and how widely the reference's times to
+    the goal spread there (coefficient of variation over its runs that reach it)."""
     arms = list(dict.fromkeys(line["other"] for result in results.values() for line in result["contrasts"]))
     out = [f"| ground | variation | {' | '.join(arms)} |", "|---" * (len(arms) + 2) + "|"]
     swapped = {"ahead": "behind", "behind": "ahead"}
@@ -245,6 +215,7 @@ def ground_by_arm(results: dict[str, dict]) -> str:
                 low, high = line["interval"]
                 cell += f" ({0 - high:+.3f} .. {0 - low:+.3f})"
             cells[line["other"]] = cell
-        variation = number(result["discovery"][result["reference"]]["variation"], 2, 1)
-        out.append(f"| {ground} | {variation} | {' | '.join(cells.values())} |")
+        at = [share for share in result["reached"] if 0 < share < 1]
+        variation = statistics.stdev(at) / statistics.fmean(at) if len(at) > 1 else math.nan
+        out.append(f"| {ground} | {number(variation, 2, 1)} | {' | '.join(cells.values())} |")
     return "\n".join(out)

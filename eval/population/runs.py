@@ -1,9 +1,8 @@
 """Runs of an ablation and what its tables need of each: a record, one line of runs.jsonl.
 
-A record has run, commit and base_hash; spent (tokens after each step); probes (tokens spent before, the
-students' mean accuracy, the worst type of the student that is best in it); students (see discoveries); births
-and pairings; answers (split -> task type -> member -> a "0" or "1" for each held-out task, in the order of
-their ids); validation, end and deployed (accuracies that follow from the answers).
+A record has run, commit and base_hash; spent (tokens after each step); probes (tokens spent before, students'
+mean accuracy, worst type of the student that is best in it); births and pairings; answers (split -> task type
+-> member -> a "0" or "1" for each held-out task, in the order of their ids); and accuracies from the answers.
 """
 import contextlib
 import dataclasses
@@ -20,9 +19,7 @@ from run.checkpoint import RunDir, differing
 
 FULL = "full"                       # the arm that sets the budget, where the plan has no number of tokens
 SEED_STRIDE = 1000                  # between the seeds of independent runs of one arm
-PLAYABLE = ("code_o", "code_i", "code_f")       # task types of which there are held-out tasks of code
 FORMER = {"anchors_greedy": "heldout_greedy", "anchors_by_type": "heldout_by_type"}     # before b76b60f
-WINDOW = 3                          # steps of a student over which its share of thinking answers is a mean
 VARIED = dict(matching={"matching", "matching-floor"},
               evolution={"evolve", "evolve-every", "replace-frac", "grace"})        # by which flags
 
@@ -57,30 +54,27 @@ class Experiment:
     seeds: list[int]
     records: dict[str, dict]
 
-    def of(self, arm: str, seed: int) -> list[dict]:
-        """The records of an arm with a seed; [] unless all are there, and what sets the budget."""
-        names = list(runs_of(arm, self.arms[arm], seed))
-        needed = names if "tokens" in self.plan else [*names, f"{FULL}-s{seed}"]
-        return [self.records[name] for name in names] if self.records.keys() >= set(needed) else []
-
-    def due(self, arm: str, seed: int) -> float:
-        """The tokens that each run of an arm is to spend."""
-        whole = self.plan["tokens"] if "tokens" in self.plan else self.records[f"{FULL}-s{seed}"]["spent"][-1]
-        return self.arms[arm].part * whole
+    def of(self, arm: str, seed: int) -> tuple[list[dict], float]:
+        """The records of an arm with a seed, and the tokens that each is to spend; [] unless all are there,
+        and what sets the budget."""
+        names, full = list(runs_of(arm, self.arms[arm], seed)), f"{FULL}-s{seed}"
+        whole = self.plan.get("tokens") or (self.records[full]["spent"][-1] if full in self.records else 0)
+        if not whole or not self.records.keys() >= set(names):
+            return [], 0.0
+        return [self.records[name] for name in names], self.arms[arm].part * whole
 
 
 # ---- what a run spent and learned --------------------------------------------------------------------------
 
 def logged(directory: Path, step: int = 0, name: str = "metrics.jsonl") -> list[dict]:
-    """The rows of a run's log up to a checkpoint (0 = the last)."""
+    """The rows of a run's log up to a checkpoint (0 = the last); [] without one."""
     run = RunDir(directory, writes=False)
-    steps = run.steps()
-    if not steps:
+    if not run.steps():
         return []
 
     def length(path: Path) -> int:
         return json.loads(path.read_text())["logs"][name]
-    rows = run.rows(name, run.part(step or steps[-1], "state.json", length))
+    rows = run.rows(name, run.part(step or run.steps()[-1], "state.json", length))
     return [{FORMER.get(key, key): value for key, value in row.items()} for row in rows]
 
 
@@ -118,36 +112,14 @@ def probes_of(metrics: list[dict], done: list[int], types: list[str]) -> list[li
     return out
 
 
-def discoveries(rows: list[dict]) -> list[list]:
-    """Of every founding student: its updates until it thinks in most of its answers (mean of WINDOW steps),
-    None = never, and whether it later falls back. Those replaced before are left out: nobody knows of them.
-    """
-    shares = {}
-    founders = [name for name, member in rows[0]["members"].items() if member["role"] == "student"]
-    for row in rows:
-        for name in founders:
-            share = row["members"].get(name, {}).get("think")
-            if share is not None:
-                shares.setdefault(name, []).append(share)
-    out = []
-    for name, own in shares.items():
-        means = [statistics.fmean(own[i:i + WINDOW]) for i in range(len(own) - WINDOW + 1)]
-        first = next((i for i, share in enumerate(means) if share > 0.5), None)
-        fell = first is not None and min(means[first:]) <= 0.5
-        if first is not None or name in rows[-1]["members"]:
-            out.append([None if first is None else first + WINDOW - 1, fell])
-    return out
-
-
 def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
     """Of every student's birth: step, then the better parent's and the victim's accuracy at the last probe
     before; None = not probed."""
     out = []
     for birth in genealogy:
         if birth["victim"]["role"] == "student":
-            probes = [row["heldout_greedy"] for row in metrics
-                      if row.get("heldout_greedy") and row["step"] <= birth["step"]]
-            last = probes[-1] if probes else {}
+            before = [row for row in metrics if row.get("heldout_greedy") and row["step"] <= birth["step"]]
+            last = before[-1]["heldout_greedy"] if before else {}
             parents = [last[parent["name"]] for parent in birth["parents"] if parent["name"] in last]
             out.append([birth["step"], max(parents, default=None), last.get(birth["victim"]["name"])])
     return out
@@ -162,11 +134,9 @@ def mean_of(values: Iterable) -> float:
 # ---- held-out tasks ----------------------------------------------------------------------------------------
 
 def write_heldout(path: Path, types: list[str], limit: int) -> None:
-    """The validation tasks that are asked after a run, types in turn, as a file for train.py --heldout, so
-    that probes ask them too."""
-    asked = heldout.items_of(types, "validation", limit)
-    columns = [[item.task for item in asked if item.bench == kind and not item.seen] for kind in types]
-    tasks = [task for turn in zip(*columns) for task in turn]
+    """Validation tasks as a file for train.py --heldout, so that probes ask what is asked after a run."""
+    items = heldout.items_of(types, "validation", limit)
+    tasks = [item.task for item in items if not heldout.is_seen(item.bench, item.id)]
     rows = [dict(kind=task.kind, program=task.program, inputs=list(task.inputs)) for task in tasks]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -179,20 +149,27 @@ def students_of(directory: Path, step: int = 0) -> list[Path]:
     return [path for path in members if path.name.startswith("S")] or members
 
 
-def cross(parents: list[Path], steps: list[int], operator: str, out: Path, seed: int) -> None:
-    """Write the child of several runs' first students, at these checkpoints, as out/S0."""
-    directories = [str(students_of(*parent)[0]) for parent in zip(parents, steps)]
-    evolve.cross(directories, operator, out / "S0", seed)
+def examined(out: Path, parts: list[tuple[Path, int]], cross: str, types: list[str], asked: list[str],
+             limit: int, words: list[str]) -> dict:
+    """The record of a run after its students have answered both splits' tasks, in out/heldout-SPLIT.
 
-
-def ask(out: Path, adapters: list[Path], types: list[str], limit: int, words: list[str]) -> None:
-    """Both splits' tasks of these types, answered in out/heldout-SPLIT unless they are there. words: further
-    flags of eval.population.heldout."""
+    parts: directory and checkpoint (0 = the last) of the run, or of the parents whose child by the operator
+    `cross` it is; types: those played; asked: those asked; words: further flags of heldout.
+    """
+    adapters = students_of(*parts[0])
+    if cross:
+        evolve.cross([str(students_of(*part)[0]) for part in parts], cross, out / "S0")
+        adapters = [out / "S0"]
+    answers = {}
     for split in heldout.SPLITS:
-        own = ["--adapters", *adapters, "--split", split, "--bench", ",".join(types), "--limit", limit,
-               "--out", out / f"heldout-{split}"]
+        place = out / f"heldout-{split}"
+        own = ["--adapters", *adapters, "--split", split, "--bench", ",".join(asked), "--limit", limit,
+               "--out", place]
         with open(f"{out}.log", "a") as log, contextlib.redirect_stdout(log):
             heldout.main([str(word) for word in own + words])
+        answers[split] = verdicts(place, asked)
+    base_hash = json.loads((place / "config.json").read_text())["base_hash"]
+    return dict(run=out.name, base_hash=base_hash, answers=answers) | record_of(parts, answers, types)
 
 
 def verdicts(directory: Path, types: list[str]) -> dict[str, dict[str, str]]:
@@ -204,51 +181,41 @@ def verdicts(directory: Path, types: list[str]) -> dict[str, dict[str, str]]:
         return [int(number) for number in row["id"].split("/")]
     out = {kind: {} for kind in types}
     for row in sorted(comparable(list(last.values())), key=place):
-        if not row["seen"]:
+        if not heldout.is_seen(row["bench"], row["id"]):
             members = out[row["bench"]]
             members[row["member"]] = members.get(row["member"], "") + "01"[row["correct"]]
     return out
 
+
+# ---- records -----------------------------------------------------------------------------------------------
 
 def accuracies(members: dict[str, str]) -> dict[str, float]:
     """Member -> share of its answers that are right."""
     return {name: digits.count("1") / len(digits) for name, digits in members.items() if name != BASE}
 
 
-# ---- a record ----------------------------------------------------------------------------------------------
-
-def record_of(out: Path, parts: list[tuple[Path, int]], types: list[str], asked: list[str],
-              probed: bool) -> dict:
-    """The record of the run whose answers to tasks of the types `asked` lie in out/heldout-SPLIT.
-
-    parts: directory and checkpoint of the run, or of each of the parents whose child it is; types: those
-    played; probed: its probes asked the validation tasks.
-    """
-    done, probes, learners = [], [], []
+def record_of(parts: list[tuple[Path, int]], answers: dict, types: list[str]) -> dict:
+    """What logs and answers say of a run; parts and types as in `examined`."""
+    done, probes = [], []
     for path, step in parts:
         metrics, before = logged(path, step), done[-1] if done else 0
         own = spent(metrics)
         probes += [[before + at, *rest] for at, *rest in probes_of(metrics, own, types)]
         done += [before + at for at in own]
-        learners += discoveries(metrics)
-    answers = {split: verdicts(out / f"heldout-{split}", asked) for split in heldout.SPLITS}
     validation = {kind: accuracies(answers["validation"][kind]) for kind in types}
-    test = {kind: accuracies(answers["test"][kind]) for kind in asked}
-    students = test[asked[0]]
-    score = {name: statistics.fmean(column[name] for column in validation.values()) for name in students}
+    test = {kind: accuracies(members) for kind, members in answers["test"].items()}
+    score = {name: statistics.fmean(column[name] for column in validation.values())
+             for name in validation[types[0]]}
     best = max(score, key=score.get)
-    if probed:
-        probes.append([done[-1], *heights(validation, score)])
     pairings = {}
     for match in logged(path, step, "matches.jsonl"):
         pairings.setdefault(match["step"], {})[match["teacher"]] = match["student"]
-    return dict(run=out.name, commit=json.loads((path / "env.json").read_text())["commit"],
-                base_hash=json.loads((out / "heldout-test" / "config.json").read_text())["base_hash"],
-                spent=done, probes=probes, students=learners, answers=answers, validation=score[best],
-                end={kind: statistics.fmean(column.values()) for kind, column in test.items()},
-                deployed={kind: column[best] for kind, column in test.items()},
+    return dict(commit=json.loads((path / "env.json").read_text())["commit"], spent=done, probes=probes,
                 births=births_of(metrics, logged(path, step, "genealogy.jsonl")),
-                pairings=[pairings.get(row["step"], {}) for row in metrics])
+                pairings=[pairings.get(row["step"], {}) for row in metrics], last=heights(validation, score),
+                validation=score[best],
+                end={kind: statistics.fmean(column.values()) for kind, column in test.items()},
+                deployed={kind: column[best] for kind, column in test.items()})
 
 
 def read(path: Path) -> dict[str, dict]:
@@ -270,10 +237,9 @@ def write_plan(out: Path, plan: dict, arms: dict[str, Arm]) -> None:
     the runs that are there were made otherwise."""
     directory = RunDir(out)
     before = directory.config() if (out / "config.json").exists() else plan
-    given = json.loads(json.dumps({name: dataclasses.asdict(arm) for name, arm in arms.items()}))
     old = before.get("arms", {})
-    changed = differing(before, plan, ()) + differing(given | old, given, ())
-    if changed:
+    given = json.loads(json.dumps({name: dataclasses.asdict(arm) for name, arm in arms.items()}))
+    if changed := differing(before, plan, ()) + differing(given | old, given, ()):
         raise ValueError(f"{out} holds arms of another comparison: {', '.join(changed)}; use the old values "
                          "or another --out")
     directory.write_json("config.json", plan | dict(arms=old | given))
@@ -283,25 +249,17 @@ def opened(directories: list[str]) -> Experiment:
     """The runs in the --out of one or several ablations, as one. Raises ValueError for a directory that is
     none, and where commits, base or plan differ from those of the first, or a run is there twice."""
     arms, every, first = {}, {}, {}
-    for name in directories:
-        path = Path(name).expanduser()
+    for path in [Path(name).expanduser() for name in directories]:
         try:
-            plan = json.loads((path / "config.json").read_text())
+            plan, here = json.loads((path / "config.json").read_text()), read(path / "runs.jsonl")
             arms |= {arm: Arm(**given) for arm, given in plan.pop("arms").items()}
-            here = read(path / "runs.jsonl")
-            plan["commit"] = sorted({record["commit"] for record in here.values()})
-            plans = {run: plan | dict(base=record["base_hash"]) for run, record in here.items()}
+            made = [(record["commit"], record["base_hash"]) for record in here.values()]
+            plan["commit"], plan["base"] = (sorted(set(names)) for names in zip(*made))
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as e:
-            why = getattr(e, "strerror", None) or e
-            raise ValueError(f"{path} is no --out of an ablation: {why}") from None
-        for run, whole in plans.items():
-            first = first or whole
-            if changed := differing(first, whole, ()):
-                raise ValueError(f"{path}, {run}: not comparable with the others: {', '.join(changed)}")
-            if run in every:
-                raise ValueError(f"{path}, {run}: a run of this arm and seed is there already")
+            raise ValueError(f"{path} is no --out of an ablation: {e}") from None
+        first = first or plan
+        if changed := differing(first, plan, ()) + sorted(every.keys() & here.keys()):
+            raise ValueError(f"{path}: not comparable with the others, or there twice: {', '.join(changed)}")
         every |= here
-    if not every:
-        raise ValueError(f"no finished run in {', '.join(directories)}")
     seeds = sorted({int(run.rpartition("-s")[2]) % SEED_STRIDE for run in every})
     return Experiment(first, arms, seeds, every)

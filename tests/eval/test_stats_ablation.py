@@ -12,7 +12,6 @@ from eval.population import ablation, measures, runs
 from eval.population.runs import FULL, Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "docs" / "results"
 SEEDS = list(range(10, 18))
 ALIKE = dict.fromkeys((FULL, *ablation.PRIMARY), 0.6)
 
@@ -21,23 +20,22 @@ def record(run: str, part: float, learned: float, differ: bool = True) -> dict:
     """A run of 8 steps whose students' accuracy is .2 until the middle of its budget and `learned` after it."""
     spent = [int(part * 1000) * (i + 1) for i in range(8)]
     probes = [[before, 0.2 if i < 2 else learned, learned] for i, before in enumerate([0, *spent[1::2]])]
-    return dict(run=run, commit="abc", base_hash="hash", spent=spent, probes=probes, students=[[4, False], [6, True]],
-                validation=learned, end=dict(code_o=learned), deployed=dict(code_o=learned), base=dict(code_o=0.2),
-                births=[[3, 0.5, 0.2], [3, 0.5, 0.49]],
+    return dict(run=run, commit="abc", base_hash="hash", spent=spent, probes=probes, validation=learned,
+                end=dict(code_o=learned), deployed=dict(code_o=learned), births=[[3, 0.5, 0.2], [3, 0.5, 0.49]],
                 pairings=[dict(T0="S0", T1="S1") if step % 2 or not differ else dict(T0="S1", T1="S0")
                           for step in range(8)])
 
 
 def experiment(learned: dict[str, float], seeds: list[int] = SEEDS, noise: float = 0.0) -> Experiment:
     """Runs of full and of other arms; learned: arm -> accuracy after the middle, the same for all seeds."""
-    arms = {name: arm for name, arm in ablation.arms_of(8, 3).items() if name in learned}
+    arms = {name: arm for name, arm in ablation.arms_of(8).items() if name in learned}
     records = {}
     for name, accuracy in learned.items():
         for seed in seeds:
             for run, own in runs.runs_of(name, arms[name], seed).items():
                 shift = noise * np.random.default_rng([own, *name.encode()]).normal()
                 records[run] = record(run, arms[name].part, accuracy + shift, name == FULL)
-    return Experiment(dict(budget="tokens", commit=["abc"], types=["code_o"]), arms, seeds, records)
+    return Experiment(dict(commit=["abc"], types=["code_o"]), arms, seeds, records)
 
 
 def concluded(some: Experiment, reference: str = FULL, measure: str = "area") -> dict[str, dict]:
@@ -50,7 +48,7 @@ def concluded(some: Experiment, reference: str = FULL, measure: str = "area") ->
 def test_the_area_is_that_by_hand():
     by_hand = 0.25 * (0.2 + 0.4 + 0.6 + 0.6)
     values = measures.measured([record("full-s1", 1, 0.6)], 8000, 0.6, ["code_o"])
-    assert values["area"] == pytest.approx(by_hand) and values["goal"] == 0 and values["discovered"] == 5
+    assert values["area"] == pytest.approx(by_hand) and values["goal"] == 0
     over = [(0, 0.0), (0.8, 0.8), (1.2, 0.4)]
     assert measures.area(over) == pytest.approx(0.8 * 0.4 + 0.2 * (0.8 + 0.6) / 2), "cut off at the budget"
     assert measures.first_at(over, 0.4) == pytest.approx(0.4) and measures.first_at(over, 0.9) == 1
@@ -96,22 +94,23 @@ def test_what_hardly_differed_is_not_tested():
 def test_several_singles_are_one_arm_and_the_best_is_chosen_on_validation():
     some = experiment({FULL: 0.6, "single": 0.5, "singles": 0.5})
     some.records["single-s2010"] |= dict(validation=0.9, deployed=dict(code_o=0.75))
-    values = measures.measured(some.of("singles", 10), some.due("singles", 10), 0.6, ["code_o"])
-    assert len(some.of("singles", 10)) == 4 and values["deployed"] == 0.75 and values["end"] == 0.5
+    own, due = some.of("singles", 10)
+    values = measures.measured(own, due, 0.6, ["code_o"])
+    assert len(own) == 4 and due == 2000 and values["deployed"] == 0.75 and values["end"] == 0.5
     assert concluded(some, "single", "deployed")["singles"]["by_seed"][0] == -0.25
+    with pytest.raises(ValueError, match="--measure math: these runs have area, goal, end, deployed"):
+        concluded(some, FULL, "math")
     del some.records["single-s2010"]
-    assert not some.of("singles", 10) and some.of("single", 10)
+    assert not some.of("singles", 10)[0] and some.of("single", 10)[0]
     del some.records["full-s11"]
-    assert not some.of("single", 11), "a budget that is not known"
+    assert not some.of("single", 11)[0], "a budget that is not known"
 
 
 def test_types_are_told_apart():
-    """Two types: ends by type beside their mean, and the goal is all types in one member."""
-    some = experiment({FULL: 0.6, "pair": 0.6})
-    for run in some.records.values():
-        run |= dict(end=dict(code_o=0.8, code_i=0.4), deployed=dict(code_o=0.7, code_i=0.5))
-    found = measures.measured(some.of("pair", 10), 8000, 0.6, ["code_o", "code_i"])
-    assert found["end"] == pytest.approx(0.6) == found["deployed"] and found["code_i"] == 0.5
+    """Two types: the deployed member by type beside the mean, and the goal is all types in one member."""
+    some = record("pair-s10", 1, 0.6) | dict(end=dict(code_o=0.8, code_i=0.4, math=0), deployed=dict(code_o=0.7, code_i=0.5, math=0.1))
+    found = measures.measured([some], 8000, 0.6, ["code_o", "code_i"])
+    assert found["end"] == pytest.approx(0.6) == found["deployed"] and (found["code_i"], found["math"]) == (0.5, 0.1)
     by_type = dict(code_o=dict(S0=0.8, S1=0.6, base=0.9), code_i=dict(S0=0.2, S1=0.5, base=0.9))
     assert runs.heights(by_type, ["S0", "S1"]) == (pytest.approx(0.525), 0.5)
 
@@ -121,19 +120,6 @@ def test_budgets_off_by_more_than_a_twentieth_are_refused():
     some.records["pair-s11"]["spent"] = some.records["pair-s11"]["spent"][:7]
     with pytest.raises(ValueError, match="pair-s11 spent 7,000 where 8,000 are due"):
         concluded(some)
-
-
-def test_discoveries_are_counted_in_a_founder_s_own_updates():
-    """S0 thinks from its fourth step and falls back; S1 never; S2 is replaced before; S3 is born and not asked."""
-    shares = dict(S0=[0, 0, 0, 1, 1, 1, 1, 0, 0, 0], S1=[0.2] * 10, S2=[0.2] * 5 + [None] * 5, S3=[None] * 5 + [1] * 5)
-    rows = []
-    for step in range(10):
-        members = {name: dict(role="student", think=found[step]) for name, found in shares.items() if found[step] is not None}
-        rows.append(dict(step=step, members=members | dict(T0=dict(role="teacher", think=1))))
-    assert runs.discoveries(rows) == [[4, True], [None, False]]
-    found = measures.discovery([[5, True], [7, False], [None, False]])
-    assert (found["n"], found["median"], found["back"]) == (3, 6, 0.5)
-    assert found["never"] == pytest.approx(1 / 3) and found["variation"] == pytest.approx(2 ** 0.5 / 6)
 
 
 def test_births_that_could_help():
@@ -147,14 +133,14 @@ def test_births_that_could_help():
 
 # ---- files -------------------------------------------------------------------------------------------------
 
-def written(some: Experiment, path: Path) -> Path:
+def written(some: Experiment, path: Path) -> str:
     """The --out of an ablation, as far as tables need it."""
     path.mkdir()
     arms = {name: dataclasses.asdict(arm) for name, arm in some.arms.items()}
     (path / "config.json").write_text(json.dumps(some.plan | dict(arms=arms)))
     for run in some.records.values():
         runs.add(path / "runs.jsonl", run)
-    return path
+    return str(path)
 
 
 def test_seeds_dealt_out_by_hand_are_one_table(tmp_path, capsys):
@@ -163,29 +149,26 @@ def test_seeds_dealt_out_by_hand_are_one_table(tmp_path, capsys):
     parts = []
     for seed in SEEDS:
         mine = {name: run for name, run in some.records.items() if name.endswith(f"-s{seed}")}
-        parts.append(str(written(Experiment(some.plan, some.arms, [seed], mine), tmp_path / str(seed))))
+        parts.append(written(Experiment(some.plan, some.arms, [seed], mine), tmp_path / str(seed)))
     assert ablation.main(["--from", *parts]) == 0
     table = capsys.readouterr().out
-    assert ablation.main(["--from", str(whole)]) == 0 and capsys.readouterr().out == table
-    assert ablation.main(["--from", str(whole), "--map", "--reference", "pair"]) == 0
+    assert ablation.main(["--from", whole]) == 0 and capsys.readouterr().out == table
+    assert ablation.main(["--from", whole, "--map", "--reference", "pair", "--goal", "0.4"]) == 0
     head, _, cells = capsys.readouterr().out.splitlines()
-    assert head == "| ground | variation | full | uniform |" and re.match(r"\| whole \| 0.21 \| ahead \+0.0\d\d", cells)
+    assert head == "| ground | variation | full | uniform |" and re.match(r"\| whole \| \S+ \| ahead \+0.0\d\d", cells)
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path):
     some = experiment({FULL: 0.6}, [10])
-    first = str(written(some, tmp_path / "first"))
+    first = written(some, tmp_path / "first")
     other = experiment({FULL: 0.6}, [11])
     for name, change in (("commit", dict(commit="old")), ("base", dict(base_hash="x"))):
         changed = Experiment(other.plan, other.arms, [11], {run: x | change for run, x in other.records.items()})
-        with pytest.raises(ValueError, match=f"full-s11: not comparable with the others: {name}"):
-            runs.opened([first, str(written(changed, tmp_path / name))])
-    changed = Experiment(dict(budget="rows", types=["code_o"]), other.arms, [11], other.records)
-    with pytest.raises(ValueError, match="not comparable with the others: budget"):
-        runs.opened([first, str(written(changed, tmp_path / "rows"))])
-    with pytest.raises(ValueError, match="a run of this arm and seed is there already"):
+        with pytest.raises(ValueError, match=f"not comparable with the others, or there twice: {name}"):
+            runs.opened([first, written(changed, tmp_path / name)])
+    with pytest.raises(ValueError, match="or there twice: full-s10"):
         runs.opened([first, first])
-    with pytest.raises(ValueError, match="is no --out of an ablation: No such file"):
+    with pytest.raises(ValueError, match="is no --out of an ablation: .*No such file"):
         runs.opened([str(tmp_path / "nothing")])
     with pytest.raises(ValueError, match="give --base, or --from DIR"):
         ablation.main([])
@@ -195,19 +178,18 @@ def test_the_course_s_commands_are_understood():
     text = (ROOT / "course" / "README.md").read_text(encoding="utf-8")
     commands = re.findall(r"^python -m eval.population.ablation (.*)$", text, re.M)
     parsed = [ablation.parser().parse_args(shlex.split(words)) for words in commands]
-    assert [(args.seeds, len(args.source)) for args in parsed] == [("100", 0), ("0,1,2", 1), ("0,1,2", 3)]
+    assert [(args.seeds, len(args.source)) for args in parsed] == [([100], 0), ([0, 1, 2], 1), ([0, 1, 2], 3)]
 
 
 def test_the_published_page_is_that_of_the_published_runs():
     """Every contrast of areas in docs/ablations.md, its interval and its p, from docs/results/runs.jsonl."""
-    published = runs.opened([str(RESULTS)])
+    published = runs.opened([str(ROOT / "docs" / "results")])
     values, _ = measures.collected(published, list(published.arms), 0.6)
     page = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
     shown = re.findall(r"^([a-z-]+) - ([a-z-]+) +([+-]\S+) +(\S+) \.\. +?(\S+)  (\S+)", page, re.M)
     for one, other, *numbers in shown:
         line = measures.contrast(values, one, other, "area")
         assert numbers == [f"{line['difference']:+.3f}", *(f"{end:+.3f}" for end in line["interval"]), f"{line['p']:.4f}"]
-    assert len(shown) == 17 and len(published.records) == 144
+    assert len(shown) >= 8 and len(published.records) == 144
     primary = measures.conclude(published, list(ablation.PRIMARY), FULL, "area", 0.6)
-    for line in measures.table(primary).split("\n\n")[2:4]:
-        assert line in page
+    assert all(block in page for block in measures.table(primary).split("\n\n")[2:])

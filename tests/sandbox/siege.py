@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sandbox.values import decode, same
 from sandbox.walls import NOBODY
-from tasks.complexity import may_vary
 from verifier import Job, Sandbox
 
 MARKS = "/tmp/attack_mark"                  # the folder as programs name it
@@ -132,7 +131,7 @@ def assault(sandbox, path, folder, listener):
     sandbox.run([SECRETIVE])
     before = processes(sandbox)
     is_task = bool(want & {"det", "nondet"})                # run as a proposal is, by its real path
-    job = Job(code, (threes(code),), deterministic=is_task, thorough=is_task and may_vary(code, (threes(code),)))
+    job = Job(code, (threes(code),), deterministic=is_task)
     verdict, took, late = timed(sandbox, job)
     if verdict.end == "timeout" and "timeout" not in want:  # a slow machine has not come to the point yet
         verdict, = sandbox.run([job], cpu_s=4 * sandbox.cpu_s)

@@ -137,29 +137,24 @@ def test_what_is_deterministic(narrow, code):
 @pytest.mark.parametrize("flips", ["1 if len(n) < 3 else len(n) % 2", "len(n) < 3", "1 / (len(n) != 3)", "len(n) < 5"])
 def test_a_later_call_that_flips_is_noticed(narrow, flips):
     code = f"n = []\ndef f(x):\n n.append(x)\n return {flips}"
-    assert one(narrow, code, deterministic=True).errors == (None,), "two calls are not enough"
-    assert one(narrow, code, deterministic=True, thorough=True).errors == ("nondeterministic",)
+    assert one(narrow, code, deterministic=True).errors == ("nondeterministic",)
 
 
-def test_the_calls_of_a_thorough_job_have_the_time_of_two(narrow):
+def test_two_calls_have_the_time_of_one_job(narrow):
     slow = "import time\ndef f(x):\n t = time.process_time()\n while time.process_time() - t < x: pass\n return 1"
-    assert one(narrow, slow, str(0.25 * CPU_S), deterministic=True, thorough=True).errors == (None,)
-    assert one(narrow, slow, str(0.7 * CPU_S), deterministic=True, thorough=True).errors == ("timeout",)
+    assert one(narrow, slow, str(0.25 * CPU_S), deterministic=True).errors == (None,)
+    assert one(narrow, slow, str(0.7 * CPU_S), deterministic=True).errors == ("timeout",)
 
 
 def test_what_two_interpreters_agree_on_by_chance_a_third_mostly_does_not(narrow):
-    """The order of two words in a set hangs on the hash seed alone: about half of these look deterministic to the twins."""
-    words = "cat dog red blue one two sun moon tea cup ink pen oak elm fox owl".split()
+    """The order of two words in a set hangs on the hash seed alone: two would let half of these pass."""
+    words = "cat dog red blue one two sun moon tea cup".split()
     pairs = [(a, b) for i, a in enumerate(words) for b in words[:i]]
-    codes = [f"def f(x): return list({{{a!r}, {b!r}}})" for a, b in pairs]
-    accepted = []
-    for thorough in False, True:
-        verdicts = narrow.run([Job(code, ("1",), deterministic=True, thorough=thorough) for code in codes])
-        accepted.append(sum(verdict.errors == (None,) for verdict in verdicts))
-    assert 0 < accepted[0] < 0.7 * len(pairs) and accepted[1] < 0.7 * accepted[0]
-    same = narrow.run([Job(f"def f(x): return sorted({{{a!r}, {b!r}}})", ("1",), deterministic=True, thorough=True) for a, b in pairs[:9]])
+    verdicts = narrow.run([Job(f"def f(x): return list({{{a!r}, {b!r}}})", ("1",), deterministic=True) for a, b in pairs])
+    assert sum(verdict.errors == (None,) for verdict in verdicts) < 0.4 * len(pairs)
+    same = narrow.run([Job(f"def f(x): return sorted({{{a!r}, {b!r}}})", ("1",), deterministic=True) for a, b in pairs[:9]])
     assert all(verdict.end == "ok" and verdict.errors == (None,) for verdict in same)
-    assert one(narrow, "def f(x): return 1 / x", "0", "2", deterministic=True, thorough=True).outputs == (None, "0.5")
+    assert one(narrow, "def f(x): return 1 / x", "0", "2", deterministic=True).outputs == (None, "0.5")
 
 
 # ---- profiles and whole programs --------------------------------------------------------------------------

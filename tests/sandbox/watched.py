@@ -5,6 +5,7 @@ eval at the end], the last to show that the hook is alive.
 """
 import ast
 import json
+import symtable
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -32,10 +33,10 @@ events = []
 
 
 def hook(event, args):
-    """Notes every evaluation but those of ast.parse, which only builds a tree."""
+    """Notes every evaluation but those of ast.parse and symtable, which only build a tree and tables."""
     if event == "compile":
         code = sys._getframe(1).f_code
-        if code.co_name == "parse" and code.co_filename == ast.__file__:
+        if (code.co_name, code.co_filename) in (("parse", ast.__file__), ("symtable", symtable.__file__)):
             return
     if event in EVALUATIONS:
         events.append((event, repr(args)[:200]))
@@ -80,7 +81,7 @@ with Sandbox(workers=2) as judge:
     texts = hostile_texts()
     ran = meet(judge, texts[0],
                "chat")                             # whatever is imported late is imported now
-    judge.run([Job("def f(x): return {x}", ("1",), deterministic=True, thorough=True)])     # and started
+    judge.run([Job("def f(x): return {x}", ("1",), deterministic=True)])     # and started
     sys.addaudithook(hook)
     for prompt_format in PROMPT_FORMATS:
         for text in texts[::2 if prompt_format == "micro" else 9]:

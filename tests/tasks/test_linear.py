@@ -29,7 +29,7 @@ WRAPPED = [("micro", "", ""), ("micro", PROGRAM + "\n", "\nf(1)"), ("chat", "```
 @pytest.fixture
 def work(monkeypatch):
     """Counts what reading costs whatever the machine: characters that Python parses, and nodes whose children are looked up."""
-    done, parse, children = Counter(), ast.parse, complexity.children
+    done, parse, children = Counter(), ast.parse, ast.iter_child_nodes
 
     def parsed(source, *more):
         done["characters"] += len(source)
@@ -40,7 +40,7 @@ def work(monkeypatch):
         return children(node)
 
     monkeypatch.setattr(complexity.ast, "parse", parsed)
-    monkeypatch.setattr(complexity, "children", looked_up)
+    monkeypatch.setattr(ast, "iter_child_nodes", looked_up)
     return done
 
 

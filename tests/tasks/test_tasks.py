@@ -212,7 +212,6 @@ VARYING = [
 @pytest.mark.parametrize("program, given", VARYING)
 def test_what_two_interpreters_agree_on_by_chance_is_seen_by_a_third(sandbox, program, given):
     proposal = Proposal("code_o", program, (given,))
-    assert TASK_TYPES["code_o"].job(proposal).thorough
     assert outcome(sandbox, proposal) == "nondeterministic"
 
 
@@ -285,7 +284,7 @@ PROPOSALS = [
     ("chat", TASK.format("def f(x):\n    import random\n    return x", "5"), "import"),
     ("chat", TASK.format("from os.path import join\ndef f(x): return x", "5"), "import"),
     ("chat", TASK.format("from . import a\ndef f(x): return x", "5"), "import"),
-    ("chat", TASK.format("def f(x): return __import__('os').getpid()", "5"), "import"),
+    ("chat", TASK.format("def f(x): return __import__('os').getpid()", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return eval('x')", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return ().__class__.__base__", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return input()", "5"), "banned_name"),
@@ -491,7 +490,7 @@ def test_ignores_input(program, ignored):
 
 def test_arguments_in_the_ways_models_write_them():
     for text, want in (("1, 2", "1, 2"), ("f(1, 2)", "1, 2"), ("a = 1\nb = 2", "1, 2"),
-                       ("b = [2,\n 3]\na = 'x = 1'", "'x = 1', [2,\n 3]"), ("a = 1", "a = 1"), ("'='", "'='"),
+                       ("b = [2,\n 3]\na = 'x = 1'", "'x = 1', [2, 3]"), ("a = 1", "1"), ("'='", "'='"),
                        ("f(1) or (True)", "1) or (True"), ("a = 1\n\ud800", "a = 1\n\ud800")):
         assert arguments_text(text, ADD) == want
     for text in ("1", "", "[], {}, (), set(), {1: {2}}", "-1, 1+2j, None, True, b'x', 1e5", "'a' 'b'", "1, # one\n2"):
