@@ -44,7 +44,7 @@ PLAN = {
 }
 WHOLE = 14_000                              # of everything but tests
 OF_TESTS = 9_500
-FILE = 400
+FILE = 400                                  # of a folder
 FUNCTION = 66                               # a screen of 60, with a margin
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test
 
@@ -156,4 +156,5 @@ def test_files_and_functions_are_short(name):
         if isinstance(node, ast.FunctionDef):
             n_lines = node.end_lineno - node.lineno + 1
             assert n_lines <= FUNCTION, f"{name}, line {node.lineno}: {node.name} has {n_lines} lines"
-    keep_to(name, FILE, [SOURCES[name]])
+    if SOURCES[name].parent != ROOT:
+        keep_to(name, FILE, [SOURCES[name]])
