@@ -173,11 +173,6 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
 
 # ---- tables ------------------------------------------------------------------------------------------------
 
-def number(value: float, places: int = 3, width: int = 6) -> str:
-    """A number of a table; a dash for what is not known."""
-    return f"{format(value, f'.{places}f') if math.isfinite(value) else '-':>{width}}"
-
-
 def table(result: dict) -> str:
     """The result for the terminal."""
     names = list(dict.fromkeys(name for means in result["means"].values() for name in means))
@@ -185,7 +180,7 @@ def table(result: dict) -> str:
            f"matched: tokens, within {TOLERANCE:.0%}; goal {result['goal']:g}", "",
            f"{'arm':21}" + "".join(f" {name:>6}" for name in names)]
     for arm, means in result["means"].items():
-        cells = [number(means[name], 0 if name == "steps" else 3, max(6, len(name))) for name in names]
+        cells = [f"{means[name]:{max(6, len(name))}.{0 if name == 'steps' else 3}f}" for name in names]
         out.append(f"{arm:21} {' '.join(cells)}")
     out += ["", f"{'was it tested?':31} other pairings  births with a parent better than the victim"]
     heading = f"{result['measure'] + ', corrected (Holm)':31}"
@@ -217,5 +212,5 @@ def ground_by_arm(results: dict[str, dict]) -> str:
             cells[line["other"]] = cell
         at = [share for share in result["reached"] if 0 < share < 1]
         variation = statistics.stdev(at) / statistics.fmean(at) if len(at) > 1 else math.nan
-        out.append(f"| {ground} | {number(variation, 2, 1)} | {' | '.join(cells.values())} |")
+        out.append(f"| {ground} | {variation:.2f} | {' | '.join(cells.values())} |")
     return "\n".join(out)
