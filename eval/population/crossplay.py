@@ -91,8 +91,7 @@ def new_tasks(run: RunDir, bare: common.Population, cfg: Config, limits: Limits,
 def cells(rows: list[dict]) -> dict[str, dict[str, np.ndarray]]:
     """Student generation (or "base") -> teacher generation -> mean solve rate of students by task (n,)."""
     out = {}
-    by_generation = [row | dict(member=row["member"].split("/")[0]) for row in rows]
-    for bench, members in shares(by_generation).items():
+    for bench, members in shares([row | dict(member=row["member"].split("/")[0]) for row in rows]).items():
         for who, items in members.items():
             out.setdefault(who, {})[bench] = np.array([items[i] for i in sorted(items, key=int)])
     return out

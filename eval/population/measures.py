@@ -26,40 +26,32 @@ MEASURES = {"area": "area under greedy accuracy on held-out tasks, students' mea
 
 # ---- one arm and seed --------------------------------------------------------------------------------------
 
-def area(points: list[tuple[float, float]]) -> float:
-    """The mean height over [0, 1] of the line through the points, which is level after the last."""
-    x, y = np.array(points, float).T
+def area(x: np.ndarray, y: np.ndarray) -> float:
+    """The mean height over [0, 1] of the line through points (n,), which is level after the last."""
     grid = np.append(x[x < 1], 1.0)
     height = np.interp(grid, x, y)
     return float((np.diff(grid) * (height[1:] + height[:-1]) / 2).sum())
 
 
-def first_at(points: list[tuple[float, float]], height: float) -> float:
+def first_at(x: np.ndarray, y: np.ndarray, height: float) -> float:
     """Where the line through the points first reaches a height, at most 1, which also stands for never."""
-    if points[0][1] >= height:
-        return points[0][0]
-    for (x0, y0), (x1, y1) in zip(points, points[1:]):
-        if y1 >= height:
-            return min(1.0, x0 + (x1 - x0) * (height - y0) / (y1 - y0))
-    return 1.0
+    reached = np.flatnonzero(y >= height)
+    if not len(reached) or not reached[0]:
+        return float(x[0]) if len(reached) else 1.0
+    around = slice(reached[0] - 1, reached[0] + 1)
+    return min(1.0, float(np.interp(height, y[around], x[around])))
 
 
 def measured(records: list[dict], due: float, goal: float, types: list[str]) -> dict[str, float]:
     """MEASURES of the runs of one arm and seed, and by name of a type what the deployed member solves of it.
 
     Of several runs the mean, but the deployed member is the one of all that is best on validation. due: each
-    run's budget; types: those played. A probe comes before its step's update: it stands at what the steps
-    before it had spent.
+    run's budget; types: those played. A probe stands at what the steps before it had spent.
     """
-    areas, goals = [], []
-    for record in records:
-        if record["probes"]:
-            x, means, worst = zip(*record["probes"])
-            shares = [at / due for at in x]
-            areas.append(area(list(zip(shares, means))))
-            goals.append(first_at(list(zip(shares, worst)), goal))
+    probes = [np.array(record["probes"], float).T for record in records if record["probes"]]
     chosen = max(records, key=lambda record: record["validation"])["deployed"]
-    out = dict(area=mean_of(areas), goal=mean_of(goals),
+    out = dict(area=mean_of(area(x / due, mean) for x, mean, _ in probes),
+               goal=mean_of(first_at(x / due, worst, goal) for x, _, worst in probes),
                end=statistics.fmean(record["end"][kind] for record in records for kind in types),
                deployed=statistics.fmean(chosen[kind] for kind in types))
     return out | (chosen if len(chosen) > 1 else {})
