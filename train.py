@@ -7,7 +7,6 @@
     python train.py --resume out/two                                # go on where it was cut off
     python train.py --base Qwen/Qwen2.5-Coder-7B --plan             # would it fit? memory by use
     python train.py --show 3                                        # print three tasks a step with attempts
-    python -m run.replay out/two 75 T2:S1                           # one match again, in full
 
 Five phases a step, all in `train`: match, propose, solve, reward and update, evolve. arXiv 2605.16727 on top
 of 2505.03335.
@@ -26,7 +25,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")       # --device mps: what it lacks runs on the CPU
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    sys.exit("train.py: torch is not installed: `make setup`, then . .venv/bin/activate")
 
 import evolve
 import rl
@@ -34,19 +36,19 @@ import selfplay
 from config import FREE, Config, config_of_run, parse_args
 from evolve import ROLES, Member, members_of
 from infra.distributed import Ranks, leave
+from infra.gpu import memory
 from operators import CROSSOVERS
 from rl import Adam
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
-from run.metrics import header, line, measures, summary
-from run.monitors import EXIT_HALTED, Halted, Monitors, halting
-from run.platform import Interrupted, Signals, Stopwatch, check_system, defaults, environment, open_sandbox
+from run.metrics import Step, header, line, measures, summary
+from run.monitors import EXIT_HALTED, Halted, Monitors, halting, lines_of
+from run.platform import Interrupted, Signals, Stopwatch, environment, open_sandbox
 from run.probes import probe
 from run.startup import choose_dtype, flags_of_run, hash_base, open_run, populate, prepare, show_plan
 from run.task_log import task_rows
-from run.terminal import colored, first_of_each, format_task, print_alarms, print_safely
+from run.terminal import first_of_each, format_task, print_safely
 from selfplay import ProposalRecord, Setup
 from trueskill_lite import RATINGS, child_rating
-from verifier import Sandbox
 
 
 def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[ProposalRecord],
@@ -54,11 +56,8 @@ def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[Proposa
     """Update both ratings of each match; lines of matches.jsonl with predicted and observed solve rate."""
     system, rows = RATINGS[cfg.rating](), []
     for teacher, student in pairs:
-        verdicts = []
-        for p in proposed:
-            if p.teacher is teacher:
-                verdicts += p.attempts.get(student.name, [])
-        solve_rate = selfplay.solve_rate(verdicts)
+        tasks = [p for p in proposed if p.teacher is teacher]
+        solve_rate = selfplay.solve_rate([x for p in tasks for x in p.attempts.get(student.name, [])])
         expected = system.p_win(student.rating, teacher.rating)
         winner = evolve.outcome(solve_rate, expected, rule=cfg.outcome)
         first, second = (teacher, student) if winner == "teacher" else (student, teacher)
@@ -84,9 +83,9 @@ def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list
         if cfg.tasks and role == "teacher":         # who writes nothing
             continue
         rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number)
-        members = members_of(state.members, role)
         place = {m.name: i for i, m in enumerate(state.members)}
-        births = evolve.plan(members, fitness, cfg.replace_frac, cfg.grace, step, cfg.evolve, rng)
+        births = evolve.plan(members_of(state.members, role), fitness, cfg.replace_frac, cfg.grace, step,
+                             cfg.evolve, rng)
         for i, birth in enumerate(births):
             seed = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number, i).getrandbits(60)
             gen = torch.Generator().manual_seed(seed)
@@ -103,14 +102,14 @@ def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list
 
 
 def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, signals: Signals,
-          until: int | None = None, enough: Callable[[dict], bool] | None = None) -> None:
-    """Steps up to cfg.steps, `until`, or enough(row). Interrupted leaves the state as before the step."""
+          enough: Callable[[dict], bool] | None = None) -> None:
+    """Steps up to cfg.steps or enough(row). Interrupted leaves the state as before the step."""
     cfg, base, adapters = setup.cfg, setup.base, setup.adapters
     learning, shows = rl.UpdateConfig.of(cfg), run.writes and sys.stderr.isatty()
     bars = {phase: phase if shows else "" for phase in ("propose", "solve", "update")}      # "" = none
     where = dict(ranks=setup.ranks, desc=bars["update"])
-    monitors = Monitors(cfg, run, setup.ranks)
-    while state.step < (cfg.steps if until is None else until):
+    monitors = Monitors(run.rows("metrics.jsonl") if run.writes else ())
+    while state.step < cfg.steps:
         step, clock = state.step, Stopwatch()
 
         # 1. match: every teacher draws a student, or so many as --matches says; who plays is on the device
@@ -118,7 +117,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
         adapters.page_in(m.slot for pair in pairs for m in pair)
         clock.lap("match")
 
-        # 2. propose: teachers write tasks, the sandbox says which are valid
+        # 2. propose: teachers write tasks, the verifier says which are valid
         rollout, proposed = selfplay.propose(setup, state.archive, pairs, step, bars["propose"])
         clock.lap("propose")
         selfplay.verify(setup, state.archive, proposed, step)
@@ -144,7 +143,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
             clock.lap("update")
             matches = rate(cfg, pairs, proposed, step)
             clock.lap("rate")
-            row = record(setup, state, proposed, update, batch, adv, matches, probes)
+            row = record(setup, state, Step(proposed, batch, adv, update, matches), probes)
             clock.lap("record")
 
             # 5. evolve: the weakest are replaced by children of the others
@@ -156,51 +155,50 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
             if probes and step and not state.frozen:
                 snapshot_student(state, setup)
             state.step += 1
-            row["alarms"], begun, over = monitors.look(row)
+            row["alarms"], begun, over = setup.ranks.broadcast(lambda: monitors.look(row))
             row |= dict(births=[birth["child"] for birth in births], seconds=clock.seconds)
-            tell(run, row, task_rows(proposed, step), matches, births, cfg.show)
-            if run.writes:
-                print_alarms(row["alarms"], begun, over)
+            logs = dict(metrics=[row], tasks=task_rows(proposed, step), matches=matches, genealogy=births)
+            tell(run, logs, lines_of(row["alarms"], begun, over), cfg.show)
             last = state.step == cfg.steps or bool(enough and enough(row))
             if last or state.step % cfg.save_every == 0:
-                save(run, state, setup, adam, base_hash, cfg.keep)
+                save(run, state, setup, adam, base_hash)
             if last:
                 return
-            monitors.halt(row, begun)
+            if names := [name for name in begun if name in halting(cfg.halt_on)]:
+                raise Halted(f"halted by --halt-on ({names[0]}: {row['alarms'][names[0]]})")
 
 
-def record(setup: Setup, state: State, proposed: list[ProposalRecord], update: dict, batch: rl.Batch,
-           adv: torch.Tensor, matches: list[dict], probes: dict) -> dict:
+def record(setup: Setup, state: State, step: Step, probes: dict) -> dict:
     """Add a step's tasks to the archive and its tokens to the totals; returns its line of metrics.jsonl."""
-    for p in proposed:
-        if p.task:
-            state.archive.add(p.task, p.structure)
-    state.totals["generated"] += int(batch.rollout.n_tokens.sum()) + probes.get("probe_tokens", 0)
-    state.totals["trained"] += update["trained_tokens"]
-    row = dict(step=state.step, **measures(setup, state, proposed, update, batch, adv, matches), **probes)
+    valid = [p for p in step.proposed if p.task]
+    for p in valid:
+        state.archive.add(p.task, p.structure)
+    n_tokens = step.batch.rollout.n_tokens
+    state.totals["generated"] += int(n_tokens.sum()) + probes.get("probe_tokens", 0)
+    state.totals["trained"] += step.update["trained_tokens"]
+    measured = measures(setup.cfg, setup.base.prompt_format, setup.adapters, state, step)
+    row = dict(step=state.step, **measured, **memory(setup.ranks.device), **probes)
     row["sandbox_failures"] += row.pop("probe_failures", 0)
     if not state.heldout:                       # a base without held-out tasks: the run's first valid ones
-        state.heldout = [p.task for p in proposed if p.task][:setup.cfg.n_heldout]
+        state.heldout = [p.task for p in valid][:setup.cfg.n_heldout]
     return row
 
 
-def tell(run: RunDir, row: dict, tasks: list[dict], matches: list[dict], births: list[dict],
-         n_shown: int) -> None:
+def tell(run: RunDir, logs: dict[str, list[dict]], alarms: list[str], n_shown: int) -> None:
     """A step's lines in the run's logs and on the terminal."""
-    for name, rows in dict(metrics=[row], tasks=tasks, matches=matches, genealogy=births).items():
+    for name, rows in logs.items():
         run.append(f"{name}.jsonl", rows)
     if run.writes:
-        print(line(row), flush=True)
-        for task in first_of_each(tasks, n_shown):
-            print_safely(format_task(task, colored()))
+        print(line(logs["metrics"][0]), flush=True)
+        for words in [*map(format_task, first_of_each(logs["tasks"], n_shown)), *alarms]:
+            print_safely(words)
 
 
 def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
     """Write down what runs where, and print the table's head. cfg: with sizes as asked, not as fitted."""
     ranks = setup.ranks
     run.write_json("config.json", dataclasses.asdict(cfg))
-    flags = dict(flags=defaults(cfg, ranks.device.type))          # what the report holds config.json against
-    run.write_json("env.json", environment(ranks, setup.sandbox) | flags)
+    run.write_json("env.json", environment(cfg, ranks, setup.sandbox))
     who = ", ".join(f"{len(members_of(state.members, role))} {role}s" for role in ROLES)
     print(f"{run.path}: {who}{' in one adapter' if cfg.single else ''} on {cfg.base}, steps {state.step} to "
           f"{cfg.steps}, {ranks.world} process(es) on {ranks.device}, sandbox: {setup.sandbox.tier}")
@@ -214,25 +212,18 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
 def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
     """A whole run, of cfg.steps or until enough(line of metrics.jsonl). Raises ValueError for what the user
     can mend, Interrupted after saving on a signal."""
-    check_system(cfg.weak_sandbox)
     halting(cfg.halt_on)
     ranks = Ranks.join(cfg.device)
-    cfg = choose_dtype(cfg, ranks)
-    cfg, base = ranks.together(lambda: prepare(cfg, ranks))
-    run, resuming = open_run(cfg, ranks)
-    if resuming:
-        before = dataclasses.asdict(config_of_run(run.config(), run.path))
-        if changed := differing(before, dataclasses.asdict(cfg), FREE):
+    with contextlib.ExitStack() as stack:
+        sandbox = ranks.together(lambda: open_sandbox(0, cfg.weak_sandbox) if ranks.rank == 0 else None)
+        stack.enter_context(sandbox or contextlib.nullcontext())
+        cfg = choose_dtype(cfg, ranks)
+        cfg, base = ranks.together(lambda: prepare(cfg, ranks))
+        run, resuming = open_run(cfg, ranks)
+        before = vars(config_of_run(run.config(), run.path)) if resuming else vars(cfg)
+        if changed := differing(before, vars(cfg), FREE):
             raise ValueError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
                              "leave these flags out, or give another --name")
-    with contextlib.ExitStack() as stack:
-        def start_sandbox() -> Sandbox | None:
-            """Process 0 alone has one."""
-            return open_sandbox(0, cfg.weak_sandbox) if run.writes else None
-
-        sandbox = ranks.together(start_sandbox)
-        if sandbox:
-            stack.enter_context(sandbox)
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
         frozen = hash_base(base, ranks)
         if resuming:
@@ -249,13 +240,12 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
         signals = Signals(patient=ranks.rank > 0).install()
         stack.callback(signals.restore)
         try:
-            train(setup, state, run, adam, base_hash, signals, enough=enough)
+            train(setup, state, run, adam, base_hash, signals, enough)
         except Interrupted as e:
             if state.step not in run.steps():
-                save(run, state, setup, adam, base_hash, cfg.keep)
+                save(run, state, setup, adam, base_hash)
             if run.writes:
-                print(f"{e}: saved before step {state.step}; go on with "
-                      f"--resume {run.path}", file=sys.stderr)
+                print(f"{e}: saved before step {state.step}; go on with --resume {run.path}", file=sys.stderr)
             if isinstance(e, Halted):       # torchrun ends all when one leaves: first the checkpoint
                 ranks.broadcast(lambda: None)
             raise
@@ -265,10 +255,8 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
             raise Interrupted(signals.pending) from None    # process 0 has saved and left before this one
         assert hash_base(base, ranks) == frozen, "the frozen base was changed by training"
         if run.writes:
-            print(summary(run.rows("metrics.jsonl", run.sizes()["metrics.jsonl"])))
-            print(f"everything lies in {run.path}: metrics.jsonl, tasks.jsonl, matches.jsonl, "
-                  f"genealogy.jsonl, step_{state.step}/ (one PEFT directory a member); "
-                  f"python -m report {run.path} draws it")
+            print(summary(run.rows("metrics.jsonl")))
+            print(f"everything lies in {run.path}; python -m report {run.path} draws it")
     return run
 
 

@@ -4,8 +4,7 @@
     python -m weights --check micro/base
 
 Loading a base: build it on the meta device, stream the shards, assign strictly. An architecture is a line of
-ARCHITECTURES: what config.json says, with what it leaves out, becomes fields of model.ModelConfig. The lower
-half writes a member as the PEFT directory that other tools read, and reads one back.
+ARCHITECTURES: what config.json says, with what it leaves out, becomes fields of model.ModelConfig.
 """
 import argparse
 import hashlib
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 
 from attention import KVCache
 from infra.precision import quantize
@@ -37,7 +36,7 @@ ARCHITECTURES = {
 SILENT = dict(attention_bias=False, use_sliding_window=False, max_position_embeddings=32768)
 # rope_type -> the numbers that it needs
 ROPES = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
-PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")       # of a member's directory
+HEAD = "lm_head.weight"
 
 
 # --- a base -------------------------------------------------------------------------------------------------
@@ -47,9 +46,8 @@ def read_config(path: Path) -> ModelConfig:
     try:
         raw = json.loads((path / "config.json").read_text())
     except FileNotFoundError:
-        raise ValueError(f"{path} has no config.json: --base wants a Hugging Face model directory or "
-                         "hub id") from None
-    except json.JSONDecodeError as e:
+        raise ValueError(f"{path} has no config.json: --base wants a Hugging Face model directory") from None
+    except ValueError as e:
         raise ValueError(f"{path / 'config.json'} is not valid JSON ({e}): fetch the model again") from None
     rope = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
     rope["rope_type"] = rope.get("rope_type", rope.pop("type", "default"))
@@ -57,14 +55,12 @@ def read_config(path: Path) -> ModelConfig:
         raise ValueError(f"{path}: unsupported architecture ({', '.join(odd)}); "
                          f"supported: {', '.join(ARCHITECTURES)}, rope {', '.join(ROPES)}")
     fixed, silent = ARCHITECTURES[raw["model_type"]]
-    given = {key: value for key, value in raw.items() if value is not None}
-    full = SILENT | silent | given | fixed
+    full = SILENT | silent | {key: value for key, value in raw.items() if value is not None} | fixed
     full.setdefault("num_key_value_heads", full.get("num_attention_heads"))
     full.setdefault("output_bias", full["attention_bias"])
     needed = [f.name for f in fields(ModelConfig) if f.default is f.default_factory is MISSING]
     if missing := [name for name in needed if name not in full]:
-        raise ValueError(f"{path / 'config.json'} lacks {', '.join(missing)}: is it a complete model "
-                         "directory?")
+        raise ValueError(f"{path / 'config.json'} lacks {', '.join(missing)}: is it a whole model's?")
     full["rope_theta"] = rope.pop("rope_theta", full.get("rope_theta", ModelConfig.rope_theta))
     full["rope_parameters"] = {"original_max_position_embeddings": full["max_position_embeddings"], **rope}
     if full["use_sliding_window"]:              # no row is to be longer: within the window all keys are seen
@@ -95,85 +91,59 @@ def resolve(name: str, weights: bool = True) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise ValueError(f"--base {name}: no such directory; give a Hugging Face model directory or a hub id "
-                         "like Qwen/Qwen2.5-Coder-7B")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     wanted = ["*.json", "*.txt", "*.jinja", "*.jsonl"] + ["*.safetensors"] * weights
     try:
+        if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+            raise OSError("no hub id")
         return Path(snapshot_download(name, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as e:
-        raise ValueError(f"--base {name}: no such directory, and the hub did not give it "
-                         f"({type(e).__name__}): check the name and the network, or download it first and "
-                         "pass the directory") from None
+        raise ValueError(f"--base {name}: no such directory, and no model of the hub that can be had "
+                         f"({type(e).__name__}): give a directory or id like Qwen/Qwen2.5-Coder-7B") from None
 
 
 def shards(path: Path) -> list[Path]:
     """The safetensors files of a model directory. Raises ValueError if there are none, or one is missing."""
-    index = path / "model.safetensors.index.json"
+    index, files = path / "model.safetensors.index.json", sorted(path.glob("*.safetensors"))
     if index.exists():
         files = sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
-        missing = [f.name for f in files if not f.exists()]
-        if missing:
-            raise ValueError(f"{path}: the index names {', '.join(missing)}, which is not there: "
-                             "finish the download")
-        return files
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{path} has no *.safetensors file: finish the download (pickled .bin weights are "
-                         "not loaded)")
+    missing = [f.name for f in files if not f.exists()]
+    if missing or not files:
+        raise ValueError(f"{path} has no {', '.join(missing) or '*.safetensors file'}: finish the download "
+                         "(pickled .bin weights are not loaded)")
     return files
 
 
-def read_shard(file: Path, want: dict[str, torch.Tensor], tied: bool, dtype: torch.dtype, device,
-               in_int8: set[str]) -> dict[str, torch.Tensor]:
-    """The tensors of one file, one after another: those named in_int8 become int8 at once, with a scale.
-    Raises ValueError where it is damaged or they are not those that we want."""
-    state = {}
-    with safe_open(file, framework="pt", device=str(device)) as f:
-        for name in f.keys():
-            if name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight"):
-                continue
-            if name not in want:
-                raise ValueError(f"{file} holds {name}, which config.json has no place for: "
-                                 "weights and config do not belong together")
-            tensor = f.get_tensor(name)
-            if tensor.shape != want[name].shape:
-                raise ValueError(f"{file}: {name} is {tuple(tensor.shape)}, but config.json makes it "
-                                 f"{tuple(want[name].shape)}: weights and config do not belong together")
-            if name in in_int8:
-                state[name], scale = quantize(tensor, dtype)
-                state[name.removesuffix("weight") + "scale"] = scale
-                if not scale.isfinite().all():
-                    raise ValueError(f"{file}: {name} holds numbers that are not finite: fetch the model "
-                                     "again")
-            else:
-                state[name] = tensor.to(dtype)
-    return state
-
-
 def load_model(path: Path, dtype: torch.dtype, device="cpu", int8: bool = False) -> Model:
-    """Build on the meta device, stream each shard, assign strictly, freeze. Raises ValueError.
-
-    dtype: what it computes in; int8: the weights of its linear layers.
-    """
+    """Build on the meta device, stream each shard, assign strictly, freeze. Raises ValueError where files are
+    damaged or do not belong together. dtype: what it computes in; int8: the weights of its linear layers."""
     cfg = read_config(path)
     with torch.device("meta"):
         model = Model(cfg).requires_grad_(False)
-    want, state = dict(model.named_parameters()), {}
-    layers = model.linears() if int8 else {}
-    in_int8 = {f"{name}.weight" for name in layers}
+    want, state, layers = dict(model.named_parameters()), {}, model.linears() if int8 else {}
     for file in shards(path):
         try:
-            state |= read_shard(file, want, cfg.tie_word_embeddings, dtype, device, in_int8)
+            with safe_open(file, framework="pt", device=str(device)) as f:
+                for name in f.keys():
+                    if name.endswith("rotary_emb.inv_freq") or cfg.tie_word_embeddings and name == HEAD:
+                        continue
+                    if name not in want or f.get_slice(name).get_shape() != list(want[name].shape):
+                        raise ValueError(f"{file}: {name} has no place of its shape in config.json: weights "
+                                         "and config do not belong together")
+                    linear = name.removesuffix(".weight")
+                    if linear in layers and linear != name:
+                        state[name], state[f"{linear}.scale"] = quantize(f.get_tensor(name), dtype)
+                    else:
+                        state[name] = f.get_tensor(name).to(dtype)
         except (SafetensorError, OSError) as e:
-            raise ValueError(f"{file} cannot be read ({e}): the download is truncated or damaged, "
-                             "fetch it again") from None
+            raise ValueError(f"{file} is truncated or damaged ({e}): fetch it again") from None
     if missing := sorted(set(want) - set(state)):
-        raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}: "
-                         "a shard is absent or belongs to another model")
+        raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}: a shard is "
+                         "absent or belongs to another model")
     for name, layer in layers.items():
+        if not state[f"{name}.scale"].isfinite().all():
+            raise ValueError(f"{path}: {name}.weight holds numbers that are not finite: fetch it again")
         layer.scale = nn.Parameter(state[f"{name}.scale"], requires_grad=False)
     model.load_state_dict(state, strict=True, assign=True)
     return model.eval()
@@ -190,16 +160,13 @@ def end_tokens(path: Path, tokenizer) -> tuple[int, ...]:
 
 
 def is_chat_model(tokenizer, eos_ids: tuple[int, ...]) -> bool:
-    """Whether the chat template ends an answer with a token that ends the model's answers.
-
-    Base models may carry the template of their family (those of Qwen2.5 do) without being trained in it: they
-    end with another token.
-    """
+    """Whether the chat template ends an answer with a token that ends the model's answers: base models may
+    carry the template of their family (those of Qwen2.5 do) without being trained in it."""
     if not tokenizer.chat_template:
         return False
-    said = [dict(role="user", content="question"), dict(role="assistant", content="answer")]
+    talk = [dict(role="user", content="question"), dict(role="assistant", content="answer")]
     try:
-        end = tokenizer.apply_chat_template(said, tokenize=False).rpartition("answer")[2]
+        end = tokenizer.apply_chat_template(talk, tokenize=False).rpartition("answer")[2]
     except Exception:           # a template raises what it likes; one that fails here cannot be talked in
         return False
     return any(token in end for token in tokenizer.convert_ids_to_tokens(list(eos_ids)))
@@ -282,22 +249,6 @@ def weights_hash(model: nn.Module) -> str:
 
 # --- a member -----------------------------------------------------------------------------------------------
 
-def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file whose bytes hang on its content alone.
-
-    The library leaves the order of its metadata to chance; here they are in the order of their names.
-    """
-    data = memoryview(save(tensors, metadata))
-    n = int.from_bytes(data[:8], "little")              # of the JSON between these 8 bytes and the numbers
-    header = json.loads(bytes(data[8:8 + n]))
-    header["__metadata__"] = dict(sorted(metadata.items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(n)
-    assert len(text) == n, f"the header of {path} had {n} bytes, in order it has {len(text)}"
-    with open(path, "wb") as f:
-        for piece in (data[:8], text, data[8 + n:]):
-            f.write(piece)
-
-
 def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_hash: str = "") -> None:
     """Write member p as a PEFT directory: adapter_config.json and adapter_model.safetensors, float32."""
     config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base_name, r=adapters.rank,
@@ -311,10 +262,10 @@ def write_peft(directory: Path, factors: Factors, config: dict, base_hash: str) 
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for path, (A, B) in factors.items():
-        tensors[f"base_model.model.{path}.lora_A.weight"] = A.cpu()
-        tensors[f"base_model.model.{path}.lora_B.weight"] = B.cpu()
-    metadata = {"format": "pt", "base_files": base_hash}
-    write_tensors(directory / "adapter_model.safetensors", tensors, metadata)
+        tensors[f"base_model.model.{path}.lora_A.weight"] = A.cpu().contiguous()
+        tensors[f"base_model.model.{path}.lora_B.weight"] = B.cpu().contiguous()
+    # a single entry: the library leaves the order of several to chance, and files of equal content are equal
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"base_files": base_hash})
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=1))
 
 

@@ -91,8 +91,8 @@ class Card:
 
 
 def check(card: Card) -> None:
-    """What checks.py compares, on the shape itself."""
-    base, adapters = card.base, card.adapters
+    """What checks.py compares, on the shape itself, of members that are easily told apart."""
+    base, adapters = card.base, workload.population(card.base, card.sizes.rank, 4, std=.1)
     found = [*checks.sampling(base), *checks.decoding(base, adapters, card.sizes.prompt // 2, 16),
              *checks.gradients(base, adapters, card.sizes.checked)]
     card.known["checks"] = [dataclasses.asdict(check) | dict(held=check.held) for check in found]
@@ -184,34 +184,31 @@ def default_shape(device: torch.device) -> str:
 
 
 def number(x: float | None) -> str:
-    """Three digits; nothing of None."""
+    """Three digits; of None, a dash."""
     if x is None:
-        return ""
+        return "-"
     return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
-
-
-def table(head: str, rows: list[tuple]) -> list[str]:
-    """Lines of Markdown. head: its columns, divided by |."""
-    lines = ["", f"| {head} |", "|---" * (head.count("|") + 1) + "|"]
-    return lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]
 
 
 def page(known: dict) -> str:
     """All of it as text for an issue."""
     words = [f"{name} {value}" for name, value in known.items() if isinstance(value, (str, float))]
-    lines = [", ".join(words), *table("check | error | bound | a wrong answer's | ", [
-        (c["name"], f"{c['error']:.1e}", f"{c['bound']:.0e}", number(c["control"]),
-         "held" if c["held"] else "**failed**") for c in known["checks"]])]
-    lines += table("figure | measured | least | most | expected, not measured", [
-        (name, f"{number(f['value'])} {f['unit']}", number(min(f["values"])), number(max(f["values"])),
-         f["expected"] or "") for name, f in known["figures"].items()])
-    lines += table("memory, GB | planned | reserved", [
-        (name, number(m["planned"]), number(m["reserved"])) for name, m in known["memory"].items()])
+    lines = ["```", ", ".join(words), "", "check: error, bound, error of a wrong answer"]
+    for c in known["checks"]:
+        errors = ", ".join(number(c[key]) for key in ("error", "bound", "control"))
+        lines.append(f"{'held  ' if c['held'] else 'FAILED'} {c['name']}: {errors}")
+    lines += ["", "figure: median (range); expected, not measured"]
+    for name, f in known["figures"].items():
+        spread = f"{number(min(f['values']))} .. {number(max(f['values']))}"
+        lines.append(f"{name}: {number(f['value'])} {f['unit']} ({spread}); {f['expected'] or '-'}")
+    lines += ["", "memory, GB: planned, reserved"]
+    for name, m in known["memory"].items():
+        lines.append(f"{name}: {number(m['planned'])}, {number(m['reserved'])}")
     for name, rows in known["kernels"].items():
-        lines += table(f"kernels of {name} | microseconds | calls", [
-            (row["name"], f"{row['us']:.0f}", row["calls"]) for row in rows])
+        lines += ["", f"kernels of {name}: microseconds, calls"]
+        lines += [f"{row['us']:10.0f} {row['calls']:6} {row['name']}" for row in rows]
     failed = [f"{name}: {how}" for name, how in known["parts"].items() if how != "done"]
-    return "\n".join([*lines, "", *failed])
+    return "\n".join([*lines, "", *failed, "```"])
 
 
 def card(args) -> dict:

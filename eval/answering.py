@@ -28,18 +28,18 @@ CALL_TOKENS = 1 << 18
 
 
 def evaluate(args: argparse.Namespace, name: str, items: list, hashes: dict[str, str], ask: Callable,
-             verify: Callable, counted: Callable = list, **more) -> None:
-    """A benchmark from its items to its table: population, answers, verdicts, summary.
+             verify: Callable, answer: Callable | None = None) -> tuple[RunDir, list[dict]]:
+    """The directory of results and the rows of a whole benchmark.
 
-    name: the directory of results; hashes: SHA-256 by benchmark; ask(item, prompt format, base) and
-    verify(answers, prompt format) are those of `answer_all`; counted and more those of `conclude`.
+    name: that of the directory; hashes: SHA-256 of its files; ask(item, prompt format, base), verify(answers,
+    prompt format) and answer are those of `answer_all`.
     """
     population = common.load(args)
     prompt_format = pick_prompt_format(args, population.base)
     run, done = common.open_out(args, population, prompt_format, hashes, name)
-    rows = answer_all(population, items, lambda item: ask(item, prompt_format, population.base),
-                      lambda answers: verify(answers, prompt_format), args, run, done, prompt_format)
-    common.conclude(args, run, rows, counted, **more)
+    return run, answer_all(population, items, lambda item: ask(item, prompt_format, population.base),
+                           lambda answers: verify(answers, prompt_format), args, run, done, prompt_format,
+                           answer)
 
 
 # ---- questions ---------------------------------------------------------------------------------------------
@@ -62,29 +62,22 @@ def put(question: str | Prompt | list[int], prompt_format: str, base: Base) -> l
         return question
     if isinstance(question, Prompt):
         return render(question, base.prompt_format, base.tokenizer)
-    if prompt_format in ("chat", "direct"):
-        text = chat_text([dict(role="user", content=question)], prompt_format, base.tokenizer)
-        return list(base.tokenizer(text, add_special_tokens=False).input_ids)
-    text = f"Question: {question}\nAnswer:"
+    text, is_chat = f"Question: {question}\nAnswer:", prompt_format in ("chat", "direct")
     if prompt_format == "envelope":
         text = ENVELOPE.format(question) + "<think>"
-    return list(base.tokenizer(text).input_ids)
+    if is_chat:
+        text = chat_text([dict(role="user", content=question)], prompt_format, base.tokenizer)
+    return list(base.tokenizer(text, add_special_tokens=not is_chat).input_ids)
 
 
-def closing_text(prompt_format: str) -> str:
-    """The text that ends an answer, "" where only end tokens do. The envelope is that of the base format."""
-    if prompt_format == "plain":
-        return ""
-    return FORMATS["base" if prompt_format == "envelope" else prompt_format].closing
-
-
-def fits(ids: dict, max_new: int, context: int) -> None:
-    """Raises ValueError where the longest question and max_new tokens exceed the base's context."""
-    name, n = max(((name, len(tokens)) for name, tokens in ids.items()), key=lambda pair: pair[1])
+def fits(ids: dict, max_new: int, context: int) -> int:
+    """Tokens of the longest question. Raises ValueError where it and max_new exceed the base's context."""
+    n, name = max((len(tokens), name) for name, tokens in ids.items())
     if n + max_new > context:
         fix = f"lower --max-new-tokens to at most {context - n}" if n < context else "it is too long"
         raise ValueError(f"{'/'.join(name)} has {n} tokens, which with --max-new-tokens {max_new} exceeds "
                          f"the base's context of {context}: {fix}")
+    return n
 
 
 # ---- answers -----------------------------------------------------------------------------------------------
@@ -99,27 +92,28 @@ def places_of(item, member: str, n_samples: int) -> list[tuple[str, str, str, in
     return [(item.bench, item.id, member, sample) for sample in range(n_samples)]
 
 
-def answer_all(population: Population, items: list, ask: Callable, verify: Callable, args: argparse.Namespace,
-               run: RunDir, done: list[dict], prompt_format: str) -> list[dict]:
+def answer_all(population: Population, items: list, ask: Callable, verify: Callable,
+               args: argparse.Namespace, run: RunDir, done: list[dict], prompt_format: str,
+               answer: Callable | None = None) -> list[dict]:
     """Every member's answers to every item, those on disk first: dicts as in answers.jsonl, written by call.
 
     ask(item) -> text, token ids, or Prompt (whose prefix `verify` puts before the text); verify as in
-    `verified`; summary.comparable leaves out what the sandbox failed on. Raises ValueError where a question
-    does not fit the context.
+    `verified`; answer: `answer_call`, or what stands for it; summary.comparable leaves out what the sandbox
+    failed on. Raises ValueError where a question does not fit the context.
     """
     have = {place_of(row): row for row in done}
     ids = {(item.bench, item.id): put(ask(item), prompt_format, population.base) for item in items}
-    fits(ids, args.max_new, population.base.model.cfg.max_position_embeddings)
+    n_tokens = fits(ids, args.max_new, population.base.model.cfg.max_position_embeddings) + args.max_new
     pairs = [(item, member) for item in items for member in population.slots]
     wanted = [pair for pair in pairs if any(place not in have for place in places_of(*pair, args.samples))]
     wanted.sort(key=lambda pair: len(ids[pair[0].bench, pair[0].id]))
-    n_rows = args.max_rows * max(1, CALL_TOKENS // (args.max_rows * args.max_new))
+    n_rows = args.max_rows * max(1, CALL_TOKENS // (args.max_rows * n_tokens))
     n_pairs = max(1, n_rows // args.samples)
     with tqdm(total=len(pairs), desc="answers", disable=not sys.stderr.isatty()) as bar:
         bar.update(len(pairs) - len(wanted))
         for start in range(0, len(wanted), n_pairs):
-            asked = wanted[start:start + n_pairs]
-            answers, rows = answer_call(population, asked, ids, args, prompt_format), []
+            asked, rows = wanted[start:start + n_pairs], []
+            answers = (answer or answer_call)(population, asked, ids, args, prompt_format)
             answers = [(item, row) for item, row in answers if place_of(row) not in have]
             for first in range(0, len(answers), args.max_rows):         # tests in memory are large
                 part = answers[first:first + args.max_rows]
@@ -132,9 +126,6 @@ def answer_all(population: Population, items: list, ask: Callable, verify: Calla
     if n_failed := sum(row["correct"] is None for row in rows):
         print(f"note: the sandbox failed on {n_failed} answers, whose questions count for nobody; the same "
               "command asks them again", file=sys.stderr)
-    if errors := sorted({row["grader_error"] for row in rows if "grader_error" in row}):
-        print(f"note: the grader failed on answers ({', '.join(errors)}), which count as wrong: see "
-              f"grader_error in {run.path / 'answers.jsonl'}", file=sys.stderr)
     return rows
 
 
@@ -149,7 +140,8 @@ def answer_call(population: Population, asked: list[tuple], ids: dict, args: arg
             answers.append((item, dict(bench=item.bench, id=item.id, member=member, sample=sample)))
     prompts = [ids[item.bench, item.id] for item, _ in asked]
     slots = [population.slots[member] for _, member in asked]
-    closing = closing_table(base.tokenizer, closing_text(prompt_format), base.model.cfg.vocab_size,
+    form = FORMATS.get("base" if prompt_format == "envelope" else prompt_format)        # plain has none
+    closing = closing_table(base.tokenizer, form.closing if form else "", base.model.cfg.vocab_size,
                             base.model.embedding.device)
     sampling = SamplingParams(args.samples, args.temperature, args.max_new, args.max_rows, closing)
     rollout = generate(base, population.adapters, Prompts(prompts, slots, keys), sampling)

@@ -58,8 +58,8 @@ def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple =
     return parser
 
 
-def check(args: argparse.Namespace) -> None:
-    """Raises ValueError for flags that contradict themselves."""
+def check(args: argparse.Namespace) -> argparse.Namespace:
+    """The flags. Raises ValueError where they contradict themselves."""
     for flag, value in (("--samples", args.samples), ("--max-new-tokens", args.max_new),
                         ("--rollout-batch", args.max_rows)):
         if value is not None and value < 1:
@@ -69,6 +69,7 @@ def check(args: argparse.Namespace) -> None:
     if args.samples > 1 and args.temperature == 0:
         raise ValueError(f"--samples {args.samples} at temperature 0 are the same answer {args.samples} "
                          "times: give --temperature 0.6 or one sample")
+    return args
 
 
 def choose(names: str, valid: tuple[str, ...], flag: str = "--bench", thing: str = "benchmark") -> list[str]:
@@ -141,21 +142,18 @@ def base_name(args: argparse.Namespace, directories: dict[str, Path]) -> str:
 
 def peft_directories(given: list[Path]) -> dict[str, Path]:
     """Member name -> PEFT directory, of directories that are one or hold some; else raises ValueError."""
-    found = []
+    paths = []
     for directory in given:
-        inside = [path.parent for path in directory.glob("*/adapter_config.json")]
-        if (directory / "adapter_config.json").exists():
-            inside = [directory]
+        is_one = (directory / "adapter_config.json").exists()
+        inside = [directory] if is_one else [path.parent for path in directory.glob("*/adapter_config.json")]
         if not inside:
             raise ValueError(f"{directory} is no PEFT directory (no adapter_config.json) and holds none: "
                              "give for example out/NAME/step_80/S0")
-        found += sorted(inside, key=lambda path: member_order(path.name))
-    names = [path.resolve().name for path in found]
-    members = {}
-    for name, path in zip(names, found):
-        unique = names.count(name) == 1 and name != BASE
-        members[name if unique else "/".join(path.resolve().parts[-3:])] = path
-    return members
+        paths += sorted(inside, key=lambda path: member_order(path.name))
+    names = [path.resolve().name for path in paths]
+    if len({*names, BASE}) <= len(names):           # several of one name
+        names = ["/".join(path.resolve().parts[-3:]) for path in paths]
+    return dict(zip(names, paths))
 
 
 def adapter_config(directory: Path) -> dict:
@@ -168,21 +166,21 @@ def adapter_config(directory: Path) -> dict:
 
 def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Population:
     """Base and PEFT adapters, stacked. Raises ValueError for damaged ones, other bases, several shapes."""
-    shapes = []
+    adapters, hashes = None, {}
+    shapes = set()
     for config in map(adapter_config, directories.values()):
         targets = tuple(sorted(config.get("target_modules") or ()))
-        shapes.append((config.get("r"), config.get("lora_alpha"), targets))
-    if len(set(shapes)) > 1:
+        shapes.add((config.get("r"), config.get("lora_alpha"), targets))
+    if len(shapes) > 1:
         raise ValueError("these adapters differ in rank, alpha or layers, but only adapters of one shape "
                          "share batches: evaluate the others in a run of their own")
-    adapters, hashes = None, {}
-    if directories:
-        adapters = Adapters.on(base.model, len(directories), *shapes[0], base.model.embedding.device)
+    if shapes:
+        adapters = Adapters.on(base.model, len(directories), *shapes.pop(), base.model.embedding.device)
     for slot, (name, path) in enumerate(directories.items()):
         load_peft(adapters, slot, path, base_hash)
         hashes[name] = hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
-    slots = {name: slot for slot, name in enumerate(directories)}
-    return Population(base, adapters, slots | {BASE: -1}, hashes, base_hash)
+    slots = {name: slot for slot, name in enumerate(directories)} | {BASE: -1}
+    return Population(base, adapters, slots, hashes, base_hash)
 
 
 # ---- a directory of results --------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ Rows are those of answers.jsonl: dicts with bench, id, member, sample, correct a
 where it is known whether an answer reasons. A question counts once, as the mean of its samples. correct is
 None where the sandbox failed: see `comparable`.
 """
+from collections.abc import Callable
+
 import numpy as np
 
 from eval.stats import bootstrap, paired_bootstrap, pass_at_k, wilson
@@ -17,33 +19,25 @@ def comparable(rows: list[dict]) -> list[dict]:
     return [row for row in rows if (row["bench"], row["id"]) not in failed]
 
 
-def samples(rows: list[dict]) -> dict[str, dict[str, dict[str, list[bool]]]]:
-    """Benchmark -> member -> item -> whether each of its samples is right."""
+def shares(rows: list[dict], value: Callable = np.mean) -> dict[str, dict[str, dict[str, float]]]:
+    """Benchmark -> member -> item -> value(whether each of its samples is right), by default their share."""
     out: dict = {}
     for row in rows:
         items = out.setdefault(row["bench"], {}).setdefault(row["member"], {})
         items.setdefault(row["id"], []).append(row["correct"])
+    for members in out.values():
+        for items in members.values():
+            items.update({i: float(value(right)) for i, right in items.items()})
     return out
-
-
-def each_item(members: dict[str, dict[str, list[bool]]], value) -> dict[str, dict[str, float]]:
-    """Member -> item -> value(its samples)."""
-    return {name: {i: value(right) for i, right in items.items()} for name, items in members.items()}
-
-
-def shares(rows: list[dict]) -> dict[str, dict[str, dict[str, float]]]:
-    """Benchmark -> member -> item -> share of its samples that are right."""
-    by_bench = samples(rows).items()
-    return {bench: each_item(members, lambda right: sum(right) / len(right)) for bench, members in by_bench}
 
 
 def groups(names: list[str]) -> dict[str, list[str]]:
     """The members of each mean: of all, and of teachers and students where names say their roles."""
-    found = {MEAN: names} if len(names) > 1 else {}
+    out = {MEAN: names} if len(names) > 1 else {}
     by_role = {role: [name for name in names if name.split("/")[-1][0] == role] for role in "TS"}
     if all(by_role.values()) and sum(map(len, by_role.values())) == len(names):
-        found |= {f"{MEAN} {role}": members for role, members in by_role.items()}
-    return found
+        out |= {f"{MEAN} {role}": members for role, members in by_role.items()}
+    return out
 
 
 def with_means(share: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -93,25 +87,29 @@ def passes(rows: list[dict]) -> list[dict]:
     """One dict per benchmark and member with pass@k for k = 1, 2, 4, ... up to the samples of a question.
 
     pass_at (len(k),) and, but for the base, the paired differences to it; with bootstrap intervals over the
-    questions that all have answered.
+    questions that all have answered. A mean is that of the members' pass@k.
     """
     out = []
-    for bench, members in samples(rows).items():
-        n_samples = min(len(right) for items in members.values() for right in items.values())
-        ks = [2 ** i for i in range(n_samples.bit_length())]
-        ids = sorted(set.intersection(*map(set, members.values())))
+    for bench, counts in shares(rows, len).items():
+        mine = [row for row in rows if row["bench"] == bench]
+        most = int(min(min(items.values()) for items in counts.values()))
+        ks = [2 ** i for i in range(most.bit_length())]
+        ids = sorted(set.intersection(*map(set, counts.values())))
         solved = []
         for k in ks:
-            share = with_means(each_item(members, lambda right: pass_at_k(len(right), sum(right), k)))
-            solved.append([[share[name][i] for i in ids] for name in share])
-        value = np.array(solved).transpose(2, 1, 0)                        # (items, members, k); base first
-        value = np.stack((value, value - value[:, :1]))                    # pass@k, and that minus the base's
-        for place, name in enumerate(share):
-            mean, interval = value[:, :, place].mean(1).tolist(), bootstrap([value[0, :, place]]).tolist()
-            line = dict(bench=bench, member=name, n=len(ids), k=ks, pass_at=mean[0], intervals=interval)
-            if name != BASE and BASE in share:
-                gain = bootstrap([value[1, :, place]]).tolist()
-                line |= dict(minus_base=mean[1], minus_base_intervals=gain)
+            share = shares(mine, lambda right: pass_at_k(len(right), sum(right), k))[bench]
+            solved.append(with_means(share))
+        columns = []
+        for name in solved[0]:
+            columns.append([[share[name][i] for share in solved] for i in ids])
+        value = np.array(columns).swapaxes(0, 1)                            # (items, members, k); base first
+        value = np.stack((value, value - value[:, :1]), 1)                  # and minus the base's
+        mean, interval = value.mean(0).tolist(), bootstrap([value]).tolist()
+        for place, name in enumerate(solved[0]):
+            line = dict(bench=bench, member=name, n=len(ids), k=ks, pass_at=mean[0][place],
+                        intervals=interval[0][place])
+            if name != BASE and BASE in counts:
+                line |= dict(minus_base=mean[1][place], minus_base_intervals=interval[1][place])
             out.append(line)
     return out
 
@@ -124,12 +122,6 @@ def aligned(rows: list[list[str]]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def span(interval: tuple[float, float], form: str = ".3f") -> str:
-    """An interval as text."""
-    low, high = interval
-    return f"{low:{form}} .. {high:{form}}"
-
-
 def table(lines: list[dict]) -> str:
     """What `summarise` gives; the columns think and grader errors are there where a line has them."""
     more = {"think": ".2f", "grader_errors": "d"}
@@ -137,11 +129,12 @@ def table(lines: list[dict]) -> str:
     out = [["bench", "    n", "member", "right", "95% interval", "minus base", "95% interval", "tokens",
             " cut", *(name.replace("_", " ") for name in more)]]
     for line in lines:
-        gain = ["", ""]
+        gain, (low, high) = ["", ""], line["interval"]
         if "minus_base" in line:
-            gain = [f"{line['minus_base']:+10.3f}", span(line["minus_base_interval"], "+.3f")]
+            least, most = line["minus_base_interval"]
+            gain = [f"{line['minus_base']:+10.3f}", f"{least:+.3f} .. {most:+.3f}"]
         out.append([line["bench"], f"{line['n']:5}", line["member"], f"{line['accuracy']:.3f}",
-                    span(line["interval"]), *gain, f"{line['tokens']:6.0f}", f"{line['cut']:.2f}",
+                    f"{low:.3f} .. {high:.3f}", *gain, f"{line['tokens']:6.0f}", f"{line['cut']:.2f}",
                     *(f"{line.get(name, 0):{form}}" for name, form in more.items())])
     return aligned(out)
 
@@ -153,8 +146,8 @@ def pass_table(lines: list[dict]) -> str:
     for line in lines:
         gains = ["", ""]
         if "minus_base" in line:
-            ends = [(line["minus_base"][end], line["minus_base_intervals"][end]) for end in (0, -1)]
-            gains = [f"{gain:+.2f} ({span(interval, '+.2f')})" for gain, interval in ends]
+            ends = [(line["minus_base"][end], *line["minus_base_intervals"][end]) for end in (0, -1)]
+            gains = [f"{gain:+.2f} ({low:+.2f} .. {high:+.2f})" for gain, low, high in ends]
         out.append([line["bench"], f"{line['n']:5}", line["member"], *(f"{x:.2f}" for x in line["pass_at"]),
                     *gains])
     return aligned(out)

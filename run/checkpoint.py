@@ -3,14 +3,9 @@
     step_N/state.json
     step_N/MEMBER/adapter_model.safetensors ... one PEFT directory a member
     step_N/optimizer/MEMBER.safetensors     ... its moments, once it has learned
-
-Files of members that did not change are not written again: they get a second name (a hard link), and last as
-long as a checkpoint has them.
 """
 import dataclasses
 import json
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,27 +24,11 @@ from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Task
 from trueskill_lite import RATINGS
-from weights import PEFT_FILES, load_peft, save_peft
+from weights import load_peft, save_peft
 
 FROZEN = "probe/frozen_student"         # its place in a checkpoint, one level below those of the members
 OPTIMIZER = "optimizer"
-HELD_OUT = "heldout.jsonl"            # beside a base's weights
-
-
-def linked(former: Path, directory: Path, names: list[str]) -> bool:
-    """Whether the former checkpoint has all these files; if so they are now in this directory, too.
-
-    A checkpoint's files never change, so that hard links do; a copy where the file system has none.
-    """
-    if not all((former / name).is_file() for name in names):
-        return False
-    for name in names:
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(former / name, directory / name)
-        except OSError:
-            shutil.copyfile(former / name, directory / name)
-    return True
+HELD_OUT = "heldout.jsonl"              # beside a base's weights
 
 
 def differing(old: dict, new: dict, free: tuple[str, ...]) -> list[str]:
@@ -65,11 +44,12 @@ class State:
     members: list[Member]
     archive: Archive
     heldout: list[Task]                 # of the types that the run plays
-    unseen: list[Task]                  # those of types that the run does not play
+    unseen: list[Task]                  # held-out tasks of types that it does not play
     totals: dict[str, int]              # tokens generated and trained so far
     frozen: Adapters | None = None      # a student as it was early in the run, alone in slot 0: a yardstick
-    saved: int | None = None            # step of the last checkpoint: Adapters.changed lists who moved since
 
+
+# --- the state before step 0 --------------------------------------------------------------------------------
 
 def founders(cfg) -> list[Member]:
     """The members that a run begins with, role by role; with --single one adapter, in slot 0, has all roles.
@@ -78,9 +58,8 @@ def founders(cfg) -> list[Member]:
     """
     members, new_rating, types = [], RATINGS[cfg.rating]().new, cfg.task_types.split(",")
     for number, role in enumerate(ROLES):
-        rng, factor = selfplay.make_rng(cfg.seed, -1, selfplay.INIT, number), cfg.lr_spread
-        if hasattr(cfg, f"lr_{role}"):          # the role does not learn at --lr
-            factor = 1.0
+        rng = selfplay.make_rng(cfg.seed, -1, selfplay.INIT, number)
+        factor = 1.0 if hasattr(cfg, f"lr_{role}") else cfg.lr_spread       # a role with a rate of its own
         size = cfg.teachers if role == "teacher" else cfg.pop - cfg.teachers
         for i, scale in enumerate(spread(size, factor, rng)):
             slot = 0 if cfg.single else len(members)
@@ -92,21 +71,23 @@ def founders(cfg) -> list[Member]:
 
 def init_state(cfg, setup: Setup, base_hash: str = "") -> State:
     """The state before step 0: fresh members (or --init), the archive's seeds, the held-out tasks."""
-    init_adapters(cfg, setup, base_hash)
+    init_adapters(cfg, setup.adapters, base_hash)
     archive = Archive(list(setup.task_types))
     for task in selfplay.make_tasks(setup, seeds(cfg, setup.task_types), cfg.seed_tasks or "seed"):
         archive.add(dataclasses.replace(task, id=archive.n_added),
                     TASK_TYPES[task.kind].structure(task.program))
-    held_out = first_of_types(held_out_proposals(setup, cfg.heldout), cfg.n_heldout)
-    tasks = selfplay.make_tasks(setup, held_out, cfg.heldout or "the base's held-out tasks")
+    if cfg.heldout and not Path(cfg.heldout).exists():
+        raise ValueError(f"--heldout {cfg.heldout}: no such file")
+    path = Path(cfg.heldout) if cfg.heldout else setup.base.path / HELD_OUT
+    given = first_of_types(read_tasks(path) if path.exists() else [], cfg.n_heldout)
+    tasks = selfplay.make_tasks(setup, given, cfg.heldout or "the base's held-out tasks")
     heldout = [task for task in tasks if task.kind in setup.task_types]
     unseen = [task for task in tasks if task.kind not in setup.task_types]
     return State(0, founders(cfg), archive, heldout, unseen, dict(generated=0, trained=0))
 
 
-def init_adapters(cfg, setup: Setup, base_hash: str) -> None:
+def init_adapters(cfg, adapters: Adapters, base_hash: str) -> None:
     """Fresh adapters, or those of --init. Raises ValueError where these are more or fewer than members."""
-    adapters = setup.adapters
     if not cfg.init:
         for slot in range(adapters.n_members):
             seed = selfplay.make_rng(cfg.seed, 0, selfplay.INIT, slot).getrandbits(60)
@@ -130,19 +111,8 @@ def seeds(cfg, task_types: tuple[str, ...]) -> list[Proposal]:
     plays_code, has_code = (any(kind.startswith("code") for kind in kinds) for kinds in (task_types, given))
     if plays_code and not has_code:
         proposals.append(IDENTITY)
-    for kind in task_types:
-        if TASK_TYPES[kind].seed and kind not in given:
-            proposals.append(TASK_TYPES[kind].seed)
-    return proposals
-
-
-def held_out_proposals(setup: Setup, given: str) -> list[Proposal]:
-    """The tasks of --heldout's file, or else of the base's own; [] where it has none. Raises ValueError
-    where the given file is missing or a line is wrong."""
-    if given and not Path(given).exists():
-        raise ValueError(f"--heldout {given}: no such file")
-    path = Path(given) if given else setup.base.path / HELD_OUT
-    return read_tasks(path) if path.exists() else []
+    return proposals + [TASK_TYPES[kind].seed for kind in task_types
+                        if TASK_TYPES[kind].seed and kind not in given]
 
 
 def first_of_types(proposals: list[Proposal], n: int) -> list[Proposal]:
@@ -150,7 +120,7 @@ def first_of_types(proposals: list[Proposal], n: int) -> list[Proposal]:
     by_kind = {}
     for p in proposals:
         by_kind.setdefault(p.kind, []).append(p)
-    return [p for some in by_kind.values() for p in some[:n]]
+    return [p for own in by_kind.values() for p in own[:n]]
 
 
 def empty_adapters(setup: Setup) -> Adapters:
@@ -167,50 +137,33 @@ def snapshot_student(state: State, setup: Setup) -> None:
     state.frozen.set_factors(0, setup.adapters.factors(best.slot))
 
 
-def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str, keep: int) -> None:
-    """Checkpoint of the state before `state.step`: PEFT directories, optimiser, metadata; never the base.
+# --- written and read back ----------------------------------------------------------------------------------
 
-    Only what changed since the last one is written.
-    """
-    former, n_learned = run.path / f"step_{state.saved}", adam.steps.tolist()
-
-    def write(adapters: Adapters, slot: int, directory: Path, name: str, has_moments: bool) -> None:
-        """One member's files, or further names of those that the last checkpoint has of it."""
-        names = [f"{name}/{file}" for file in PEFT_FILES]
-        moments = f"{OPTIMIZER}/{name}.safetensors"
-        if has_moments:
-            names.append(moments)
-        if slot not in adapters.changed and linked(former, directory, names):
-            return
-        save_peft(adapters, slot, directory / name, setup.cfg.base, base_hash)
-        if has_moments:
-            (directory / moments).parent.mkdir(exist_ok=True)
-            tensors = {key: x.contiguous() for key, x in adam.state_dict(slot).items()}
-            save_file(tensors, directory / moments)
+def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str) -> None:
+    """Checkpoint of the state before `state.step`: PEFT directories, optimiser, metadata; never the base."""
+    n_learned, base = adam.steps.tolist(), setup.cfg.base
 
     def fill(directory: Path) -> None:
         """The tensors; run.save adds the metadata and makes the whole appear at once."""
-        names = {m.slot: m.name for m in reversed(state.members)}
-        for slot, name in names.items():
-            write(setup.adapters, slot, directory, name, has_moments=n_learned[slot] > 0)
+        (directory / OPTIMIZER).mkdir()
+        for slot, name in slots(state.members).items():
+            save_peft(setup.adapters, slot, directory / name, base, base_hash)
+            if n_learned[slot]:
+                tensors = {key: x.contiguous() for key, x in adam.state_dict(slot).items()}
+                save_file(tensors, directory / OPTIMIZER / f"{name}.safetensors")
         if state.frozen:
-            write(state.frozen, 0, directory, FROZEN, has_moments=False)
+            save_peft(state.frozen, 0, directory / FROZEN, base, base_hash)
 
     tasks = dict(heldout=state.heldout, unseen=state.unseen, seeds=state.archive.seeds)
-    as_rows = {name: [dataclasses.asdict(task) for task in some] for name, some in tasks.items()}
-    members = [m.to_json() for m in state.members]
-    metadata = dict(base_files=base_hash, members=members, **as_rows, totals=state.totals,
-                    optimizer_steps=n_learned, frozen=bool(state.frozen))
-    run.save(state.step, metadata, fill, keep)
-    mark_saved(state, setup)
+    rows = {name: [dataclasses.asdict(task) for task in own] for name, own in tasks.items()}
+    run.save(state.step, dict(base_files=base_hash, members=[m.to_json() for m in state.members], **rows,
+                              totals=state.totals, optimizer_steps=n_learned, frozen=bool(state.frozen)),
+             fill, setup.cfg.keep)
 
 
-def mark_saved(state: State, setup: Setup) -> None:
-    """From now on Adapters.changed counts from the checkpoint of this step."""
-    state.saved = state.step
-    for adapters in (setup.adapters, state.frozen):
-        if adapters:
-            adapters.changed.clear()
+def slots(members: list[Member]) -> dict[int, str]:
+    """Slot -> the name under which its adapter is saved: the first of those that share it."""
+    return {m.slot: m.name for m in reversed(members)}
 
 
 def task_of(row: dict) -> Task:
@@ -231,12 +184,9 @@ def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
     """What the run had seen when a checkpoint with this state.json was written. Raises ValueError where its
     logs are shorter."""
     run.check_logs(metadata)
-    archive = Archive(list(task_types))
+    archive, log = Archive(list(task_types)), run.rows("tasks.jsonl", metadata["logs"]["tasks.jsonl"])
     tasks = [task_of(row) for row in metadata["seeds"]]
-    for row in run.rows("tasks.jsonl", metadata["logs"]["tasks.jsonl"]):
-        if not row["reason"]:
-            tasks.append(task_from_row(row))
-    for task in tasks:
+    for task in tasks + [task_from_row(row) for row in log if not row["reason"]]:
         try:
             archive.add(task, TASK_TYPES[task.kind].structure(task.program))
         except ValueError as e:
@@ -245,8 +195,9 @@ def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
     return archive
 
 
-def finite(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same tensors. Raises ValueError where one holds a number that is not finite."""
+def read_moments(path: Path) -> dict[str, torch.Tensor]:
+    """A member's moments. Raises ValueError where one holds a number that is not finite."""
+    tensors = load_file(path)
     for name, x in tensors.items():
         if not x.isfinite().all():
             raise ValueError(f"{name} holds numbers that are not finite")
@@ -260,7 +211,7 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
     if sorted((m.role, m.slot) for m in members) != sorted((m.role, m.slot) for m in founders(cfg)):
         raise ValueError(f"{run.path}/step_{step} is damaged (state.json: other members than the flags say): "
                          f"remove all of step_{step} to go on from an earlier one")
-    if metadata.get("base_files", base_hash) != base_hash:
+    if metadata["base_files"] != base_hash:
         raise ValueError(f"{run.path} was trained on another base than {cfg.base} is here: pass the "
                          "--base that it was started with")
     archive = archive_at(run, metadata, setup.task_types)
@@ -269,18 +220,14 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
         run.part(step, name, lambda path: load_peft(adapters, slot, path, base_hash))
 
     adam.steps.copy_(torch.tensor(metadata["optimizer_steps"]))
-    for slot, name in {m.slot: m.name for m in reversed(members)}.items():
+    for slot, name in slots(members).items():
         load(setup.adapters, slot, name)
         if adam.steps[slot]:
             run.part(step, f"{OPTIMIZER}/{name}.safetensors",
-                     lambda path: adam.load_state_dict(slot, finite(load_file(path))))
-    frozen = None
-    if metadata["frozen"]:
-        frozen = empty_adapters(setup)
+                     lambda path: adam.load_state_dict(slot, read_moments(path)))
+    frozen = empty_adapters(setup) if metadata["frozen"] else None
+    if frozen:
         load(frozen, 0, FROZEN)
     run.truncate_logs(metadata["logs"])
     heldout, unseen = ([task_of(row) for row in metadata[name]] for name in ("heldout", "unseen"))
-    state = State(metadata["step"], members, archive, heldout, unseen, metadata["totals"], frozen)
-    if run.config()["base"] == cfg.base:            # else the members' files name another directory
-        mark_saved(state, setup)
-    return state
+    return State(metadata["step"], members, archive, heldout, unseen, metadata["totals"], frozen)

@@ -2,13 +2,12 @@
 
     out/NAME/config.json env.json metrics.jsonl tasks.jsonl matches.jsonl genealogy.jsonl step_N/
 
-A checkpoint records how long each log was; resuming cuts the logs back to there, so that nothing is told
+A checkpoint records how long each log was; resuming cuts the logs back to there, so that no step stands there
 twice. It is written under a temporary name and renamed: a kill at any moment leaves the previous one whole.
 """
 import json
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 try:
@@ -28,23 +27,23 @@ class RunDir:
 
     def __init__(self, path: Path, writes: bool = True):
         self.path, self.writes = path, writes
-        if writes:
-            path.mkdir(parents=True, exist_ok=True)
-            for name in ("lock", "config.json", "env.json", *LOGS):
-                if (path / name).is_symlink():
-                    raise ValueError(f"{path / name} is a link, which no run writes to: remove it")
-            self._lock = open(path / "lock", "a")
-            try:
-                if fcntl:
-                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                said = f"{path} is in use by a run that is still going: choose another --name"
-                raise ValueError(said) from None
+        if not writes:
+            return
+        path.mkdir(parents=True, exist_ok=True)
+        for name in ("lock", "config.json", "env.json", *LOGS):
+            if (path / name).is_symlink():
+                raise ValueError(f"{path / name} is a link, which no run writes to: remove it")
+        self._lock = open(path / "lock", "a")
+        try:
+            if fcntl:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(f"{path} is in use by a run that still goes: choose another --name") from None
 
     def steps(self) -> list[int]:
         """Numbers of the complete checkpoints, ascending."""
-        found = [p.name[5:] for p in self.path.glob("step_*") if (p / "state.json").exists()]
-        return sorted(int(n) for n in found if n.isdigit())
+        names = [p.name[5:] for p in self.path.glob("step_*") if (p / "state.json").exists()]
+        return sorted(int(n) for n in names if n.isdigit())
 
     def part(self, step: int, name: str, read):
         """read(path) of a file or directory of checkpoint step_N. Raises ValueError with the way out."""
@@ -52,35 +51,41 @@ class RunDir:
         try:
             return read(directory / name)
         except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as e:
-            why = f"it lacks {e}" if isinstance(e, KeyError) else getattr(e, "strerror", None) or e
-            earlier = [n for n in self.steps() if n < step]
-            way = "to begin again at step 0: no earlier checkpoint is there"
-            if earlier:
-                way = f"to go on from step_{earlier[-1]}"
-            said = f"{directory} is damaged ({name}: {why}): remove all of {directory.name} {way}"
-            raise ValueError(said) from e
+            raise ValueError(f"{directory} is damaged ({name}: {type(e).__name__}: {e}): remove all of it to "
+                             "go on from the checkpoint before, or from step 0 without one") from e
 
     def check_logs(self, metadata: dict) -> None:
         """Raises ValueError where a log is shorter than when the checkpoint of this metadata was made."""
-        held = self.sizes()
         for name, size in metadata["logs"].items():
-            if held[name] < size:
-                lost = "the archive's memory" if name == "tasks.jsonl" else "a part of the run's record"
-                raise ValueError(f"{self.path / name} is shorter than step_{metadata['step']} says "
-                                 f"({held[name]} of {size} bytes): {lost} is lost; restore it, or start anew "
-                                 "under another --name")
+            if self.sizes()[name] < size:
+                raise ValueError(f"{self.path / name} is shorter than step_{metadata['step']} says: restore "
+                                 "it, or start anew under another --name")
+
+    def read(self, name: str, parse):
+        """parse(bytes) of a file. Raises ValueError where it cannot be read."""
+        try:
+            return parse((self.path / name).read_bytes())
+        except (OSError, ValueError, RecursionError) as e:
+            raise ValueError(f"{self.path / name} is damaged or missing ({e}): restore it, or start anew "
+                             "under another --name") from e
 
     def config(self) -> dict:
         """The flags that the run was started with. Raises ValueError where config.json cannot be read."""
-        path = self.path / "config.json"
-        try:
-            saved = json.loads(path.read_text())
+        def parse(data: bytes) -> dict:
+            saved = json.loads(data)
             check_shape(saved, {}, "it")
             return saved
-        except (OSError, ValueError, RecursionError) as e:
-            why = getattr(e, "strerror", None) or e
-            said = f"{path} cannot be read ({why}): restore it, or start anew under another --name"
-            raise ValueError(said) from e
+        return self.read("config.json", parse)
+
+    def rows(self, name: str, size: int | None = None) -> list[dict]:
+        """The first `size` bytes of a log (None: all), read back; [] without the file. Raises ValueError
+        where they are not lines of JSON."""
+        def parse(data: bytes) -> list[dict]:
+            rows = [json.loads(line) for line in data[:size].splitlines()]
+            for number, row in enumerate(rows, 1):
+                check_row(name, row, f"line {number}")
+            return rows
+        return self.read(name, parse) if (self.path / name).exists() else []
 
     def write_json(self, name: str, data: dict) -> None:
         """Write a small file whole: a kill in between leaves the old one."""
@@ -97,27 +102,10 @@ class RunDir:
             with open(self.path / name, "a") as f:
                 f.write("".join(json.dumps(row) + "\n" for row in finite))
 
-    def rows(self, name: str, size: int) -> list[dict]:
-        """The first `size` bytes of a log, read back. Raises ValueError where they are not lines of JSON."""
-        path = self.path / name
-        if not path.exists():
-            return []
-        try:
-            rows = [json.loads(line) for line in path.read_bytes()[:size].splitlines()]
-            for number, row in enumerate(rows, 1):
-                check_row(name, row, f"line {number}")
-            return rows
-        except (ValueError, RecursionError) as e:
-            said = f"{path} is damaged ({e}): restore it, or start anew in another directory"
-            raise ValueError(said) from e
-
     def sizes(self) -> dict[str, int]:
         """Length of each log in bytes; 0 where it is not there."""
-        sizes = dict.fromkeys(LOGS, 0)
-        for name in LOGS:
-            if (self.path / name).exists():
-                sizes[name] = (self.path / name).stat().st_size
-        return sizes
+        paths = {name: self.path / name for name in LOGS}
+        return {name: path.stat().st_size if path.exists() else 0 for name, path in paths.items()}
 
     def truncate_logs(self, sizes: dict[str, int]) -> None:
         """Forget what the logs say after a checkpoint."""
@@ -138,8 +126,9 @@ class RunDir:
             part.mkdir()
             fill(part)
             (part / "state.json").write_text(json.dumps({**state, "step": step, "logs": self.sizes()}))
-            with ThreadPoolExecutor(16) as pool:            # together they take a twentieth of the time
-                list(pool.map(to_disk, part.rglob("*")))
+            for file in part.rglob("*.*"):
+                with open(file, "rb") as f:
+                    os.fsync(f.fileno())
             shutil.rmtree(final, ignore_errors=True)
             part.rename(final)
         except (OSError, SafetensorError) as e:
@@ -148,10 +137,3 @@ class RunDir:
                           f"free some space, then --resume {self.path}") from e
         for old in self.steps()[:-keep]:
             shutil.rmtree(self.path / f"step_{old}", ignore_errors=True)
-
-
-def to_disk(file: Path) -> None:
-    """Waits until what was written to a file is on the disk; one with two names is there since long."""
-    if file.is_file() and file.stat().st_nlink == 1:
-        with open(file, "rb") as f:
-            os.fsync(f.fileno())

@@ -1,4 +1,4 @@
-"""What a run needs of the operating system: the judge, signals, a clock, and a description of the machine."""
+"""What a run needs of the operating system: a sandbox, signals, a clock, and a description of the machine."""
 import dataclasses
 import os
 import platform
@@ -12,7 +12,7 @@ import torch
 
 from config import Config, resolve_config
 from infra.distributed import Ranks
-from verifier import Sandbox, refusal
+from verifier import Sandbox
 
 
 class Stopwatch:
@@ -55,8 +55,7 @@ class Signals:
 
     def _on(self, number, frame):
         if self.pending and number == signal.SIGINT:
-            said = "\nsecond interrupt: leaving at once, the last checkpoint stands"
-            print(said, file=sys.stderr, flush=True)
+            print("\nsecond interrupt: leaving at once, the last checkpoint stands", file=sys.stderr)
             os._exit(130)
         first, self.pending = not self.pending, signal.Signals(number).name
         if first and not self.held:
@@ -71,60 +70,31 @@ class Signals:
             raise Interrupted(self.pending)
 
 
-def with_flag(refused: str) -> str:
-    """The judge's refusal with the flag of the commands in it."""
-    return refused.replace("weak=True (--weak)", "--weak-sandbox")
-
-
-def check_system(weak: bool) -> None:
-    """Raises ValueError where the operating system has no place for the judge: before a base is loaded."""
-    if refused := refusal(weak):
-        raise ValueError(with_flag(refused))
-
-
 def open_sandbox(workers: int, weak: bool, **options) -> Sandbox:
     """The sandbox of a run; workers 0: half the cores, two at the least. Raises ValueError where this machine
     cannot hold model code in."""
     try:
         return Sandbox(workers or max(2, (os.cpu_count() or 1) // 2), weak=weak, **options)
     except RuntimeError as e:
-        raise ValueError(with_flag(str(e))) from None
+        raise ValueError(str(e).replace("weak=True (--weak)", "--weak-sandbox")) from None
 
 
 def git_commit() -> str:
     """Of this directory, with -dirty where something differs from it; "" without git."""
+    words = ["git", "-C", str(Path(__file__).resolve().parent.parent), "describe", "--always", "--dirty"]
     try:
-        here = str(Path(__file__).resolve().parent.parent)
-        words = ["git", "-C", here, "describe", "--always", "--dirty"]
         return subprocess.run(words, capture_output=True, text=True).stdout.strip()
     except OSError:                                   # git is not installed
         return ""
 
 
-# Flags by which the defaults of others go.
-IMPLYING = ("algo", "pop", "single", "dtype", "evolve_every", "invalid_penalty")
-
-
-def defaults(cfg: Config, device: str = "cpu") -> dict[str, list]:
-    """Of each flag of a run, whose cfg is filled in: [its value had nobody given it, its meaning]."""
-    plain = resolve_config(Config(), cfg.prompt_format, device)
-    implied = Config(teachers=cfg.pop // 2, **{name: getattr(cfg, name) for name in IMPLYING})
-    implied = resolve_config(implied, cfg.prompt_format, device)
-    rows = {}
-    for f in dataclasses.fields(Config):
-        usual = plain if f.name in IMPLYING else implied
-        rows[f.name] = [getattr(usual, f.name), f.metadata["help"]]
-    return rows
-
-
-def environment(ranks: Ranks, sandbox: Sandbox) -> dict:
-    """What a reader of the run needs to know of where it ran."""
-    commit = git_commit()
-    device = f"CPU, {os.cpu_count()} cores"
+def environment(cfg: Config, ranks: Ranks, sandbox: Sandbox) -> dict:
+    """Where a run ran, and of each flag its default in this prompt format and its meaning."""
+    device = f"CPU, {os.cpu_count()} cores" if ranks.device.type == "cpu" else str(ranks.device)
     if ranks.device.type == "cuda":
         device = torch.cuda.get_device_name()
-    if ranks.device.type == "mps":
-        device = f"Apple GPU, {platform.machine()}"
-    return dict(commit=commit or "unknown", python=platform.python_version(), torch=torch.__version__,
+    usual = resolve_config(Config(), cfg.prompt_format, ranks.device.type)
+    return dict(commit=git_commit() or "unknown", python=platform.python_version(), torch=torch.__version__,
                 platform=platform.platform(), processes=ranks.world, device=device,
-                threads=torch.get_num_threads(), sandbox=sandbox.tier, sandbox_report=sandbox.report)
+                threads=torch.get_num_threads(), sandbox=sandbox.tier, sandbox_report=sandbox.report,
+                flags={f.name: [getattr(usual, f.name), f.metadata["help"]] for f in dataclasses.fields(cfg)})

@@ -1,10 +1,8 @@
 """Absolute measures of a run: tasks that never change, and a base that never learns.
 
-Ratings only compare members with each other. A probe asks every student the held-out tasks of the
-types that the run plays, all members and the frozen base those of unseen task types, and
-the frozen base the teachers' current tasks. Greedy accuracy is what counts: what rises only at temperature 1
-is sharpening. The first and the last probe of a run ask all tasks, those in between a share of them, so that
-probes cost less than a fifth of a run.
+Ratings only compare members with each other. A probe asks every student the held-out tasks of the types that
+the run plays, all members and the frozen base those of unseen task types, and the frozen base the teachers'
+current tasks. Greedy accuracy is what counts: what rises only at temperature 1 is sharpening.
 """
 import dataclasses
 import statistics
@@ -47,13 +45,12 @@ def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int,
     done = attempt(s, tasks * len(asked), by_row, step, PROBE, 1, temperature)
     correct = [solve_rate(verdicts) for verdicts in done.verdicts]
     thinks = [bool(reasoning(text, s.base.prompt_format)) for text in done.texts]
-    tokens = done.rollout.n_tokens.tolist()
-    found = {}
+    tokens, by_name = done.rollout.n_tokens.tolist(), {}
     for i, name in enumerate(slots):
         first = 0 if all_equal else i * len(tasks)
         own = slice(first, first + len(tasks))
-        found[name] = Answers(correct[own], thinks[own], tokens[own])
-    return found, cost_of(done)
+        by_name[name] = Answers(correct[own], thinks[own], tokens[own])
+    return by_name, cost_of(done)
 
 
 def cost_of(done: Attempts) -> Counter:
@@ -79,94 +76,83 @@ def to_probe(cfg, members: list[Member], step: int) -> list[Member]:
     return asked
 
 
-def part_of(tasks: list[Task], s: Setup) -> list[Task]:
+def part_of(tasks: list[Task], cfg) -> list[Task]:
     """Those that are asked where not all are: a share of the base's own; files hold the sizes in turn."""
-    given = s.cfg.heldout or s.cfg.prompt_format != "micro"
+    given = cfg.heldout or cfg.prompt_format != "micro"
     return tasks if given else tasks[:max(1, round(len(tasks) * SHARE))]
 
 
-def whole(s: Setup, step: int) -> bool:
+def whole(cfg, step: int) -> bool:
     """Whether a probe asks all tasks: the first and the last of a run do."""
-    return step == 0 or step == s.cfg.steps - 1
+    return step == 0 or step == cfg.steps - 1
 
 
-def accuracies(found: dict[str, Answers]) -> dict[str, float]:
+def accuracies(members: dict[str, Answers]) -> dict[str, float]:
     """Share of the judged tasks that each solved, by name; nothing of those for whom none was judged."""
-    shares = {name: mean(a.correct) for name, a in found.items()}
+    shares = {name: mean(a.correct) for name, a in members.items()}
     return {name: share for name, share in shares.items() if share is not None}
 
 
-def accuracies_by_type(found: dict[str, Answers], tasks: list[Task]) -> dict[str, dict]:
-    """Of each task type, the share of its tasks that each solved, by name."""
-    out = {}
-    for kind in sorted({task.kind for task in tasks}):
-        out[kind] = {}
-        for name, a in found.items():
-            out[kind][name] = mean(x for x, task in zip(a.correct, tasks) if task.kind == kind)
-    return out
-
-
-def think_shares(found: dict[str, Answers]) -> dict[str, float]:
+def think_shares(members: dict[str, Answers]) -> dict[str, float]:
     """Share of answers that think, by name."""
-    return {name: mean(a.thinks) for name, a in found.items()}
+    return {name: mean(a.thinks) for name, a in members.items()}
 
 
-def standard_error(found: dict[str, Answers]) -> float | None:
+def standard_error(members: dict[str, Answers]) -> float | None:
     """Of the members' mean accuracy, over tasks: members answer the same ones, so that a task counts once."""
-    by_task = [mean(column) for column in zip(*(a.correct for a in found.values()))]
+    by_task = [mean(column) for column in zip(*(a.correct for a in members.values()))]
     by_task = [share for share in by_task if share is not None]
     return statistics.stdev(by_task) / len(by_task) ** .5 if len(by_task) > 1 else None
 
 
-def on_heldout(found: dict[str, Answers], n: int) -> dict:
+def on_heldout(members: dict[str, Answers], n: int) -> dict:
     """Keys of metrics.jsonl for the answers to the first n held-out tasks."""
-    members = {name: a.first(n) for name, a in found.items()}
+    members = {name: a.first(n) for name, a in members.items()}
     base = members.pop(FROZEN_BASE)
     return dict(heldout_greedy=accuracies(members), heldout_greedy_base=mean(base.correct), heldout_n=n,
                 heldout_think=think_shares(members), heldout_think_base=mean(base.thinks),
                 heldout_greedy_se=standard_error(members))
 
 
-def probe_heldout(s: Setup, students: dict[str, int], heldout: list[Task],
-                  step: int) -> tuple[dict, Counter]:
-    """Every student on the held-out tasks, greedily, and at the first and last probe a share of them at the
-    run's temperature; keys of metrics.jsonl, cost."""
+def probe_heldout(s: Setup, students: dict[str, int], heldout: list[Task], step: int) -> tuple[dict, Counter]:
+    """Every student on the held-out tasks, greedily, and at the first and last probe on a share of them at
+    the run's temperature; keys of metrics.jsonl, cost."""
     if not heldout:
         return {}, Counter()
-    slots, part = students | {FROZEN_BASE: -1}, part_of(heldout, s)
-    tasks = heldout if whole(s, step) else part
-    found, cost = answers(s, slots, tasks, step, 0.0)
-    by_type = accuracies_by_type(found, tasks)
-    out = on_heldout(found, len(tasks))
+    slots, part = students | {FROZEN_BASE: -1}, part_of(heldout, s.cfg)
+    tasks = heldout if whole(s.cfg, step) else part
+    members, cost = answers(s, slots, tasks, step, 0.0)
+    out = on_heldout(members, len(tasks))
     if len(part) < len(tasks):
-        out["part"] = on_heldout(found, len(part))
-    if len(by_type) > 1:
-        out["heldout_by_type"] = by_type
-    if whole(s, step):
-        found, more = answers(s, slots, part, step, s.cfg.temperature)
-        base = found.pop(FROZEN_BASE)
-        out |= dict(heldout_sampled=accuracies(found), heldout_sampled_base=mean(base.correct))
+        out["part"] = on_heldout(members, len(part))
+    kinds = sorted({task.kind for task in tasks})
+    if len(kinds) > 1:
+        out["heldout_by_type"] = {
+            kind: {name: mean(x for x, task in zip(a.correct, tasks) if task.kind == kind)
+                   for name, a in members.items()} for kind in kinds}
+    if whole(s.cfg, step):
+        members, more = answers(s, slots, part, step, s.cfg.temperature)
+        base = members.pop(FROZEN_BASE)
+        out |= dict(heldout_sampled=accuracies(members), heldout_sampled_base=mean(base.correct))
         cost.update(more)
     return out, cost
 
 
-def probe_unseen(s: Setup, members: dict[str, int], unseen: list[Task],
-                  step: int) -> tuple[dict, Counter]:
+def probe_unseen(s: Setup, members: dict[str, int], unseen: list[Task], step: int) -> tuple[dict, Counter]:
     """Members and frozen base on the types of tasks that the run does not play, greedily; keys of
     metrics.jsonl, cost."""
     slots, cost = members | {FROZEN_BASE: -1}, Counter()
-    out = dict(unseen={}, unseen_think={}, unseen_n={})
-    part = dict(unseen={}, unseen_think={}, unseen_n={})
+    out, part = (dict(unseen={}, unseen_think={}, unseen_n={}) for _ in range(2))
     for kind in dict.fromkeys(task.kind for task in unseen):
         tasks = [task for task in unseen if task.kind == kind]
-        n_part = len(part_of(tasks, s))
-        tasks = tasks if whole(s, step) else tasks[:n_part]
-        found, more = answers(s, slots, tasks, step, 0.0)
+        n_part = len(part_of(tasks, s.cfg))
+        tasks = tasks if whole(s.cfg, step) else tasks[:n_part]
+        by_name, more = answers(s, slots, tasks, step, 0.0)
         cost.update(more)
         for row, n in ((out, len(tasks)), (part, n_part)):
-            some = {name: a.first(n) for name, a in found.items()}
-            row["unseen"][kind] = accuracies(some)
-            row["unseen_think"][kind], row["unseen_n"][kind] = think_shares(some), n
+            own = {name: a.first(n) for name, a in by_name.items()}
+            row["unseen"][kind], row["unseen_think"][kind] = accuracies(own), think_shares(own)
+            row["unseen_n"][kind] = n
     if out["unseen_n"] != part["unseen_n"]:
         out["part"] = part
     return out if out["unseen"] else {}, cost
@@ -196,9 +182,8 @@ def probe_current(s: Setup, proposed: list[ProposalRecord], step: int,
 def probe(s: Setup, members: list[Member], heldout: list[Task], unseen: list[Task],
           proposed: list[ProposalRecord], step: int, frozen: Adapters | None = None) -> dict:
     """All absolute measures of a step, as keys of metrics.jsonl, of those that are asked (to_probe); nothing
-    of a step without a probe. The frozen base answers the same tasks as they do each time: it never changes,
-    but between first and last probe fewer tasks are asked. `part` holds what the first and the last probe saw
-    on these fewer tasks, so that a curve can show the same ones throughout."""
+    of a step without a probe. `part` is what the first and the last probe measured on the fewer tasks of
+    those in between, so that a curve can show the same ones throughout."""
     if not is_probed(s.cfg, step):
         return {}
     asked = to_probe(s.cfg, members, step)

@@ -1,25 +1,24 @@
 """How a run begins: its directory, its base, its population, and whether they fit into memory."""
 import dataclasses
 import os
-import secrets
 import sys
 from pathlib import Path
 
 import torch
 
-from config import Config, config_of_run, resolve_config
+from config import Config, config_of_run, demand, resolve_config
 from evolve import ROLES, learning_rates
-from infra.distributed import Ranks, digest
+from infra.distributed import Ranks
 from infra.precision import DTYPES, pick_dtype
 from lora import Adapters
 from model import Base
 from rl import Adam
 from run import probes
-from run.checkpoint import HELD_OUT, founders
+from run.checkpoint import founders
 from run.directory import LOGS, RunDir
 from run.memory import fitted, free_memory, plan_table
 from selfplay import Setup
-from tasks.given import FRESH, read_given
+from tasks.given import read_given
 from tasks.validation import Limits
 from verifier import Sandbox
 from weights import files_hash, load_base, load_tokenizer, read_config, resolve, weights_hash
@@ -34,18 +33,14 @@ def choose_directory(cfg: Config) -> Path:
     if cfg.resume and cfg.resume != "auto":
         path = Path(cfg.resume)
         path = path.parent if path.name.startswith("step_") else path
-        if not path.is_dir():
-            raise ValueError(f"--resume {cfg.resume}: no such directory; runs are under {cfg.out}/")
+        demand(path.is_dir(), f"--resume {cfg.resume}: no such directory; runs are under {cfg.out}/")
         return path
     if cfg.name:
         return out / cfg.name
     stem = base.parent.name if base.name == "base" else base.name
     endings = [path.name.rpartition("-")[2] for path in out.glob(f"{stem}-*")]
-    taken = [int(ending) for ending in endings if ending.isdigit()]
-    number = max(taken, default=0)
-    if not (cfg.resume and taken):
-        number += 1
-    return out / f"{stem}-{number}"
+    last = max((int(ending) for ending in endings if ending.isdigit()), default=0)
+    return out / f"{stem}-{last if last and cfg.resume else last + 1}"
 
 
 def flags_of_run(cfg: Config) -> dict:
@@ -54,71 +49,36 @@ def flags_of_run(cfg: Config) -> dict:
     run = RunDir(choose_directory(cfg), writes=False)
     if not (run.path / "config.json").exists():
         return {}
-    saved = dict(vars(config_of_run(run.config(), run.path)))
-    for name in ("name", "out", "resume", "plan", "init"):
-        del saved[name]
-    return saved
+    saved = vars(config_of_run(run.config(), run.path))
+    return {name: saved[name] for name in saved if name not in ("name", "out", "resume", "plan", "init")}
 
 
 def steps_to_resume(cfg: Config, run: RunDir) -> list[int]:
     """The checkpoints that a run goes on from, none = from step 0. Raises ValueError where the flags do not
     fit what lies in its directory. For process 0 alone."""
     path, steps = run.path, run.steps()
-    given = cfg.resume if cfg.resume != "auto" else ""
-    if (steps or (path / "metrics.jsonl").exists()) and not cfg.resume:
-        raise ValueError(f"{path} holds an earlier run: python train.py --resume {path} goes on with it, "
-                         "another --name begins anew")
-    if given and not steps:
-        raise ValueError(f"--resume {given}: no complete checkpoint in {path}")
-    wanted = Path(given).name
-    if wanted.startswith("step_") and wanted != f"step_{steps[-1]}":
-        raise ValueError(f"--resume {given}: only the latest checkpoint, step_{steps[-1]}, can go on; "
-                         "remove it to go back")
+    demand(cfg.resume or not steps and not (path / "metrics.jsonl").exists(),
+           f"{path} holds an earlier run: python train.py --resume {path} goes on with it, another --name "
+           "begins anew")
+    demand(steps or cfg.resume in ("", "auto"), f"--resume {cfg.resume}: no complete checkpoint in {path}")
+    wanted = Path(cfg.resume).name
+    demand(not wanted.startswith("step_") or wanted == f"step_{steps[-1]}",
+           f"--resume {cfg.resume}: only the latest checkpoint, step_{steps[-1] if steps else 0}, can go on; "
+           "remove it to go back")
     return steps
 
 
 def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
     """The run's directory and whether to resume it. Raises ValueError, in all processes, where it is in use,
-    where resuming finds nothing, and where several nodes do not share it."""
+    or resuming finds nothing."""
     path = Path(ranks.broadcast(lambda: str(choose_directory(cfg))))
     run = ranks.together(lambda: RunDir(path, ranks.rank == 0))     # from here on nobody else writes there
-    if int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world)) < ranks.world:
-        check_nodes(cfg, run, ranks)
     steps = ranks.broadcast(lambda: steps_to_resume(cfg, run))
     if not steps:
         if cfg.resume and run.writes:
             print(f"note: nothing to resume in {path}: starting at step 0", file=sys.stderr)
         run.truncate_logs(dict.fromkeys(LOGS, 0))    # killed before its first checkpoint: steps come again
     return run, bool(steps)
-
-
-def check_nodes(cfg: Config, run: RunDir, ranks: Ranks) -> None:
-    """Raises ValueError, in all processes, where those of another node do not see what process 0 writes into
-    the run's directory, or see other files than it does under a flag's name."""
-    token = run.path / "token"
-    ranks.broadcast(lambda: token.write_text(secrets.token_hex()))
-    seen = {f"the run's directory {run.path}": digest_of(token)}
-    for name in ("init", "seed_tasks", "tasks", "heldout", "theory"):
-        given = getattr(cfg, name)
-        if given and given != FRESH:
-            seen[f"--{name.replace('_', '-')} {given}"] = digest_of(Path(given))
-    try:
-        ranks.check_equal(seen, "several nodes need a directory that all of them see", ": put --out and "
-                          "these files on a shared disk, by the same path on every node")
-    finally:
-        if run.writes:
-            token.unlink()
-
-
-def digest_of(path: Path) -> int:
-    """A number by which processes tell whether they see the same file, or files of the same names and sizes;
-    0 where nothing can be read."""
-    try:
-        if path.is_dir():
-            return digest(repr(sorted((f.name, f.stat().st_size) for f in path.rglob("*"))).encode())
-        return digest(path.read_bytes())
-    except OSError:
-        return 0
 
 
 def n_adapters(cfg: Config) -> int:
@@ -143,7 +103,6 @@ def choose_dtype(cfg: Config, ranks: Ranks) -> Config:
     """cfg with --dtype auto decided, by process 0 for all: what the run to be resumed began with, else what
     suits the device. Raises ValueError."""
     def choose() -> str:
-        """A key of DTYPES."""
         run = RunDir(choose_directory(cfg), writes=False)
         if cfg.resume and (run.path / "config.json").exists():
             return run.config().get("dtype", "auto")
@@ -153,13 +112,16 @@ def choose_dtype(cfg: Config, ranks: Ranks) -> Config:
 
 
 def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str, bool]:
-    """Resolved configuration, the base's dtype, the memory plan as a table, whether it fits: all without
-    the base's weights. Raises ValueError."""
+    """Resolved configuration, the dtype that the base computes in, the memory plan as a table, whether it
+    fits: all without the base's weights. Raises ValueError."""
     path = resolve(base_name(cfg), weights=False)
     shape = read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
-    absent = cfg.device.startswith("cuda") and ranks.device.type == "cpu"      # a card that is planned for
+    absent = cfg.device.startswith("cuda") and ranks.device.type == "cpu"       # --plan without the card
     cfg = resolve_config(cfg, prompt_format, "cuda" if absent else ranks.device.type)
+    demand(cfg.max_new_tokens < shape.max_position_embeddings,
+           f"--max-new-tokens {cfg.max_new_tokens} exceed the base's context, "
+           f"{shape.max_position_embeddings} tokens, which a prompt shares: give fewer")
     dtype = DTYPES["bfloat16" if absent and cfg.dtype == "int8" else pick_dtype(cfg.dtype, ranks.device)]
     on_cpu = ranks.device.type == "cpu" and not absent
     n = n_adapters(cfg) if on_cpu else n_on_device(cfg)                 # a CPU has but one memory
@@ -172,8 +134,7 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     cfg, dtype, table, fits = estimate_memory(cfg, ranks)
     if cfg.prompt_format == "micro" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)        # on small matrices threads wait longer than they compute
-    if not fits:
-        raise ValueError(f"not enough memory:\n{table}")
+    demand(fits, f"not enough memory:\n{table}")
     base = load_base(base_name(cfg), dtype, ranks.device, int8=cfg.dtype == "int8")
     return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format)
 
@@ -209,9 +170,6 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
 
 def hash_base(base: Base, ranks: Ranks) -> str:
     """SHA-256 of the base, which process 0 computes. Raises ValueError, in all processes, where another one
-    has other weights, or other files of those that a run reads."""
-    values = dict(base.model.named_parameters())
-    for name in ("tokenizer.json", HELD_OUT):
-        values[name] = digest_of(base.path / name)
-    ranks.check_equal(values, f"--base {base.path}")
+    has other weights."""
+    ranks.check_equal(dict(base.model.named_parameters()), f"--base {base.path}")
     return ranks.broadcast(lambda: weights_hash(base.model))

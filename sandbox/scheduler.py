@@ -36,7 +36,6 @@ class Case:
     """One job and what has been seen of it."""
     job: object
     seen: tuple = field(default_factory=lambda: ({}, {}, {}))   # of a pass {input: (end, [(mark, text), ..])}
-    open: int = 0                                       # children that are planned or under way
     cpu_s: float = 0.0
     end: str = "ok"                                     # only of a job without inputs
 
@@ -49,6 +48,11 @@ class ChildRun:
     which: int
     order: tuple
     tries: int = 0
+
+
+def returned(seen):
+    """Inputs of a pass, in order, on which the program returned or raised."""
+    return [i for i, (end, _) in sorted(seen.items()) if end == "ok"]
 
 
 # ---- one fork server --------------------------------------------------------------------------------------
@@ -263,9 +267,9 @@ class Scheduler:
                 case.end = "too big"
                 case.seen[0].update((i, ("too big", [])) for i in order)
             elif case.job.entry is not None and (order or case.job.code):
-                self.plan(queue, ChildRun(case, 0, order))
+                queue.append(ChildRun(case, 0, order))
             elif order:
-                self.plan(queue, ChildRun(case, 0, order[:1]))
+                queue.append(ChildRun(case, 0, order[:1]))
         try:
             self.work(queue, cpu_s)
         except BaseException:
@@ -273,14 +277,6 @@ class Scheduler:
                 self.replace(server)
             raise
         return cases
-
-    def plan(self, queue, run, first=False):
-        """Puts a run into the queue."""
-        run.case.open += 1
-        if first:
-            queue.appendleft(run)
-        else:
-            queue.append(run)
 
     def work(self, queue, cpu_s):
         """Keeps `workers` fork servers busy until the queue, to which results may add, is empty."""
@@ -313,10 +309,9 @@ class Scheduler:
             end, used_s, raw = "sandbox failure", 0.0, b""
         if not raw:
             end = "sandbox failure"                     # no program can take back that it began
-        run.case.open -= 1
         run.case.cpu_s += used_s
         if end == "sandbox failure" and run.tries + 1 < TRIES:
-            self.plan(queue, ChildRun(run.case, run.which, run.order, run.tries + 1), first=True)
+            queue.appendleft(ChildRun(run.case, run.which, run.order, run.tries + 1))
         else:
             self.absorb(queue, run, end, raw)
         return 1
@@ -337,19 +332,18 @@ class Scheduler:
             elif job.give_up:
                 seen[i] = (end if all(said for _, said in seen.values()) else "not run", [])
             elif loaded and len(set(run.order)) > 1 and (claims or i != run.order[0] or end == "malformed"):
-                self.plan(queue, ChildRun(case, run.which, (i,) * CALLS[run.which]), first=True)
+                queue.appendleft(ChildRun(case, run.which, (i,) * CALLS[run.which]))
             else:
                 seen[i] = (end, [])
         if job.entry is None and len(seen) < len(job.inputs):
             if end == "ok" or not job.give_up:
-                self.plan(queue, ChildRun(case, 0, (len(seen),)), first=True)
+                queue.appendleft(ChildRun(case, 0, (len(seen),)))
             else:
                 seen.update((i, ("not run", [])) for i in range(len(seen), len(job.inputs)))
-        if case.open == 0 and job.deterministic and run.which + 1 < len(CALLS):
-            again = [i for i, (end, said) in sorted(seen.items()) if end == "ok"]
-            if again:
-                which = run.which + 1
-                self.plan(queue, ChildRun(case, which, tuple(again[::-1] * CALLS[which])))
+        given = returned(case.seen[run.which - 1]) if run.which else job.inputs
+        which = run.which + 1
+        if job.deterministic and len(seen) == len(given) and which < len(CALLS) and returned(seen):
+            queue.append(ChildRun(case, which, tuple(returned(seen)[::-1] * CALLS[which])))
 
     def close(self):
         """Kills all fork servers."""

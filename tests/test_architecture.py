@@ -35,17 +35,16 @@ PLAN = {
     "selfplay": (390, BELOW.removesuffix(" selfplay")),
     "run": (900, BELOW),
     "train": (230, f"{BELOW} run"),
-    "run.replay": (None, f"{BELOW} run train"),
     "nano": (400, "tasks verifier"),
     "report": (800, "run.terminal"),
-    "micro": (900, BELOW),
+    "micro": (900, "sandbox micro.programs verifier tasks model weights generate"),
     "bench": (790, f"{BELOW} run train micro"),
-    "eval": (2450, f"{BELOW} run train report micro"),
+    "eval": (2450, f"{BELOW} run train micro"),
     "course": (1000, f"{BELOW} run"),
 }
 WHOLE = 14_000                              # of everything but tests
 OF_TESTS = 9_500
-FILE = 400
+FILE = 400                                  # of a folder
 FUNCTION = 66                               # a screen of 60, with a margin
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test
 
@@ -90,8 +89,9 @@ def lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
-def keep_to(what: str, n: int, budget: int) -> None:
-    """An expected failure with the numbers where something has more lines than it is to have."""
+def keep_to(what: str, budget: int, paths) -> None:
+    """An expected failure with the numbers where files have more lines than they are to have."""
+    n = sum(map(lines, paths))
     if n > budget:
         pytest.xfail(f"{what}: {n:,} lines, {n - budget:,} over its budget of {budget:,}")
 
@@ -139,17 +139,15 @@ def test_the_root_is_read_in_an_evening():
 
 @pytest.mark.parametrize("name", [name for name, (budget, _) in PLAN.items() if budget])
 def test_budget(name):
-    paths = list((ROOT / name).rglob("*.py")) or [ROOT / f"{name}.py"]
-    keep_to(name, sum(map(lines, paths)), PLAN[name][0])
+    keep_to(name, PLAN[name][0], list((ROOT / name).rglob("*.py")) or [ROOT / f"{name}.py"])
 
 
 def test_all_is_short():
-    graders = (ROOT / "course" / "tests").glob("*.py")
-    keep_to("all but tests", sum(map(lines, [*SOURCES.values(), *graders])), WHOLE)
+    keep_to("all but tests", WHOLE, [*SOURCES.values(), *(ROOT / "course" / "tests").glob("*.py")])
 
 
 def test_tests_are_short():
-    keep_to("tests", sum(map(lines, (ROOT / "tests").rglob("*.py"))), OF_TESTS)
+    keep_to("tests", OF_TESTS, (ROOT / "tests").rglob("*.py"))
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -158,4 +156,5 @@ def test_files_and_functions_are_short(name):
         if isinstance(node, ast.FunctionDef):
             n_lines = node.end_lineno - node.lineno + 1
             assert n_lines <= FUNCTION, f"{name}, line {node.lineno}: {node.name} has {n_lines} lines"
-    keep_to(name, lines(SOURCES[name]), FILE)
+    if SOURCES[name].parent != ROOT:
+        keep_to(name, FILE, [SOURCES[name]])

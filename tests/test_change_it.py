@@ -61,8 +61,9 @@ def train(source: Path, base: Path, **flags) -> Path:
         words += ["--" + name.replace("_", "-"), str(value)]
     done = subprocess.run([sys.executable, "train.py", *words], cwd=source, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    (source / "out" / "run" / "terminal").write_text(done.stdout)
-    return source / "out" / "run"
+    path = source / "out" / flags.get("name", "run")
+    (path / "terminal").write_text(done.stdout)
+    return path
 
 
 def rows(path: Path, name: str) -> list[dict]:
@@ -88,15 +89,12 @@ def test_small_changes(source, micro_base):
 @pytest.mark.slow
 def test_a_role(source, micro_base):
     """Critics are there, are paid, learn, are saved and have children; what the others do stays the same."""
-    before = train(source, micro_base, steps=1)
-    before = before.rename(before.with_name("before"))
+    before = train(source, micro_base, steps=1, name="before")
     apply(source, "A role")
     path = train(source, micro_base)
     terminal, births = (path / "terminal").read_text(), rows(path, "genealogy")
     assert "2 teachers, 2 students, 2 critics on " in terminal and "best C" in terminal
-    critics = []
-    for row in rows(path, "metrics"):
-        critics += [m for name, m in row["members"].items() if name.startswith("C")]
+    critics = [m for row in rows(path, "metrics") for name, m in row["members"].items() if name.startswith("C")]
     assert len(critics) == 4 and {m["role"] for m in critics} == {"critic"}
     assert all(-0.5 <= m["reward"] <= 1 for m in critics) and any(m["grad_norm"] > 0 for m in critics)
     assert any(birth["child"] == "C2" for birth in births), births

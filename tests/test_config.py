@@ -53,23 +53,6 @@ def test_the_page_is_what_the_flag_prints(capsys):
     assert page == printed(capsys, "--help-md"), "stale: python train.py --help-md > docs/flags.md"
 
 
-def test_both_helps_tell_the_same(monkeypatch, capsys):
-    """Each row of the page has four cells, and --help has its values, its default and its meaning too."""
-    monkeypatch.setenv("COLUMNS", "110")
-    entries = re.split(r"^  (--\S+)", printed(capsys, "--help"), flags=re.M)[1:]
-    entries = {flag: text.split("\n\n")[0].split() for flag, text in zip(entries[::2], entries[1::2])}
-    rows = re.findall(r"^\| (`--.*) \|$", printed(capsys, "--help-md"), re.M)
-    assert len(rows) == len(NAMES)
-    for row in rows:
-        flag, values, default, meaning = row.split(" | ")
-        said = meaning + (f" ({default})" if default else "")
-        kind = values.partition(" ")[0]                     # of "int [1, 10000]", and of "token, sequence"
-        if kind.endswith(","):
-            kind = "{" + values.replace(", ", ",") + "}"
-        takes = [] if kind == "bool" else [kind]
-        assert entries[flag.strip("`")] == takes + said.split(), flag
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_default_shown_is_the_one_in_force(name):
     """Read back from its words, by prompt format or --algo, a default is what a run with that gets."""
@@ -98,14 +81,6 @@ def test_no_flags_are_the_defaults():
     assert config.parse_args(None, []) == config.Config()
     given = config.parse_args(None, ["--single", "--lr", "0.5", "--matching", "hard", "--n-prompts", "7"])
     assert given == config.Config(single=True, lr=0.5, matching="hard", n_prompts=7)
-
-
-@pytest.mark.parametrize("flag", ["--help-mx", "--halp-md"])
-def test_a_flag_misspelt(capsys, flag):
-    with pytest.raises(SystemExit) as end:
-        config.parse_args(None, [flag])
-    assert end.value.code == 2
-    assert f"unknown argument {flag}: did you mean --help-md?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("prompt_format", config.PRESETS)
@@ -188,11 +163,6 @@ def test_dashes_are_no_value(capsys, words):
     with pytest.raises(SystemExit):
         config.parse_args(None, [words])
     assert f"argument {words[:-3]}: " in capsys.readouterr().err
-
-
-def test_a_step_fits_into_memory():
-    with pytest.raises(ValueError, match="attempts in a step, of at most .*lower --pop, --n-prompts"):
-        config.resolve_config(config.Config(n_prompts=9999, proposals_per_prompt=9999), "micro")
 
 
 @pytest.mark.parametrize("change, match", [

@@ -26,28 +26,12 @@ TINY = dict(steps=2, pop=6, n_prompts=1, proposals_per_prompt=4, samples_per_tas
 # runs as the longest list has cover them all, in changing company. Bounds and sizes have a second value here.
 WITH_CHOICES = [f for f in dataclasses.fields(config.Config) if f.metadata["choices"]]
 SWITCHES = {f.name: list(f.metadata["choices"]) for f in WITH_CHOICES} | dict(
-    task_types=["code_o", "code_i", "code_f", "code_o,code_i,code_f", "math,logic",
-                "code_o,code_i,code_f,math,logic"],
-    prompt_format=["auto", "micro"],
-    dtype=["auto", "float32", "auto", "float32", "auto", "auto", "bfloat16"],  # bfloat16 is slow on a CPU
-    kl_coef=[0.0, 0.05],
-    entropy_coef=[0.0, 0.01],
-    invalid_penalty=[-1.0, 0.0, -0.1],
-    n_few_shot=[0, 2],
-    save_every=[1, 10],
-    keep=[1, 2],
-    lora_targets=[",".join(TARGETS), "q_proj,v_proj"],
-    grace=[0, -1],
-    matches=[0, 0, 2],
-    temperature=[1.0, 0.7],
-    probe_every=[0, 1],
-    tokens_per_microbatch=[8192, 256],
-    rollout_batch=[512, 16],
-    seed=[0, 7],
-    rank=[8, 2],
-    clip=["0.2,0.2", "0.1,0.3"],
-    epochs=[1, 2],
-)
+    task_types=["code_o", "code_i", "code_f", "code_o,code_i,code_f", "math,logic", "code_o,code_i,code_f,math,logic"],
+    prompt_format=["auto", "micro"], dtype=["auto", "float32", "auto", "float32", "auto", "auto", "bfloat16"],  # slow on a CPU
+    kl_coef=[0.0, 0.05], entropy_coef=[0.0, 0.01], invalid_penalty=[-1.0, 0.0, -0.1], n_few_shot=[0, 2], save_every=[1, 10],
+    keep=[1, 2], lora_targets=[",".join(TARGETS), "q_proj,v_proj"], grace=[0, -1], matches=[0, 0, 2], temperature=[1.0, 0.7],
+    probe_every=[0, 1], tokens_per_microbatch=[8192, 256], rollout_batch=[512, 16], seed=[0, 7], rank=[8, 2],
+    clip=["0.2,0.2", "0.1,0.3"], epochs=[1, 2])
 EVOLVE = SWITCHES.pop("evolve")
 
 
@@ -141,12 +125,6 @@ def test_a_crossover_of_one_survivor_is_said(run, capsys):
     assert "note: --evolve crossover needs two survivors of a role, and of 2 members there is one" in capsys.readouterr().out
 
 
-def test_unequal_roles(run):
-    path = run(pop=4, teachers=1, matching="all", steps=1)
-    assert {row["student"] for row in shown(path, "matches.jsonl")} == {"S0", "S1", "S2"}
-    assert all(len(row["attempts"]) == 3 for row in shown(path, "tasks.jsonl") if not row["reason"])
-
-
 # -- what a run leaves on the disk ---------------------------------------------------------------------------
 
 
@@ -162,17 +140,7 @@ def finished(run, micro_base):
 
 def test_files_of_a_run(finished):
     names = {p.name for p in finished.iterdir()}
-    assert names == {
-        "config.json",
-        "env.json",
-        "lock",
-        "metrics.jsonl",
-        "tasks.jsonl",
-        "matches.jsonl",
-        "genealogy.jsonl",
-        "step_3",
-        "step_4",
-    }
+    assert names == set("config.json env.json lock metrics.jsonl tasks.jsonl matches.jsonl genealogy.jsonl step_3 step_4".split())
     given, env = (json.loads((finished / name).read_text()) for name in ("config.json", "env.json"))
     assert given["pop"] == 4 and given["lr"] == config.PRESETS["micro"]["lr"] and None not in given.values()
     assert {"commit", "python", "torch", "device", "sandbox", "processes", "threads"} <= set(env)
@@ -187,33 +155,9 @@ def test_files_of_a_run(finished):
 
 def test_metrics(finished):
     rows = shown(finished, "metrics.jsonl")
-    expected = {
-        "step",
-        "n",
-        "valid",
-        "reasons",
-        "teacher_reward",
-        "solve_rate",
-        "solve_0",
-        "solve_1",
-        "malformed",
-        "complexity",
-        "distinct",
-        "task_types",
-        "members",
-        "unique_structures",
-        "unique_at_64",
-        "majority_baseline",
-        "brier",
-        "frac_zero_advantage",
-        "kl",
-        "entropy",
-        "skipped",
-        "tokens_generated",
-        "tokens_trained",
-        "births",
-        "seconds",
-    }
+    expected = set("step n valid reasons teacher_reward solve_rate solve_0 solve_1 malformed complexity distinct task_types members "
+                   "unique_structures unique_at_64 majority_baseline brier frac_zero_advantage kl entropy skipped tokens_generated "
+                   "tokens_trained births seconds".split())
     probes = {"heldout_greedy", "heldout_think", "base_solve", "student_solve", "probe_tokens"}
     for row in rows:
         assert expected <= set(row) and (probes <= set(row)) == (row["step"] in (0, 2, 3)), row["step"]
@@ -248,9 +192,8 @@ def test_tasks_matches_genealogy(finished):
     assert [row["id"] for row in valid] == list(range(1, len(valid) + 1))  # 0 is the identity program
     assert all(row["reward"] == -1 and row["text"] is not None for row in tasks if row["reason"])
     assert {"step", "teacher", "student", "expected", "solve_rate", "winner", "brier"} <= set(matches[0])
-    assert len({b["child"] for b in births}) == len(births) and all(
-        {"parents", "victim", "operator", "norm_ratio"} <= set(b) for b in births
-    )
+    assert len({b["child"] for b in births}) == len(births)
+    assert all({"parents", "victim", "operator", "norm_ratio"} <= set(b) for b in births)
 
 
 def test_peft_loads_every_member(finished, micro_base):
@@ -280,81 +223,34 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
     assert not list(tmp_path.glob("run/*.jsonl"))
 
 
-@pytest.mark.parametrize(
-    "flags,match",
-    [
-        ("--pop 5", "--pop 5 cannot be halved"),
-        ("--pop 0", "--pop 0: give a number in"),
-        ("--teachers -1", "--teachers -1: give"),
-        ("--single --pop 4", "--single is one adapter in both roles: leave out --pop"),
-        ("--pop 4 --teachers 4", "--teachers 4: of --pop 4 one must be a student"),
-        ("--steps 0", "--steps 0"),
-        ("--task-types code_o,code_x", "code_x unknown; valid: code_o, code_i, code_f"),
-        ("--replace-frac 1", "--replace-frac 1.0"),
-        ("--temperature 0", "--temperature 0"),
-        ("--temperature nan", "--temperature"),
-        ("--lr nan", "--lr"),
-        ("--kl-coef -1", "--kl-coef"),
-        ("--clip 0.2", "--clip 0.2: give LOW,HIGH"),
-        ("--seed -1", "--seed"),
-        ("--proposals-per-prompt 0", "--proposals-per-prompt"),
-        ("--n-few-shot -1", "--n-few-shot"),
-        ("--probe-every -1", "--probe-every"),
-        ("--tokens-per-microbatch 0", "--tokens-per-microbatch"),
-        ("--alpha nan", "--alpha"),
-        ("--n-heldout -1", "--n-heldout"),
-        ("--lora-targets q_proj,nose", "nose is not a linear layer; valid: q_proj"),
-        ("--rank 0", "--rank"),
-        ("--base /nowhere/at/all", "/nowhere/at/all"),
-        ("--rollout-batch 100000000", r"(?s)not enough memory:\n.*base .*cache +[\d.]+ GB .*peak +[\d.]+ GB .*"
-                                 r"free +[\d.]+ GB\nlower .*--rollout-batch"),
-        ("--seed-tasks /nowhere", "/nowhere cannot be read"),
-        ("--heldout /nowhere", "--heldout /nowhere: no such file"),
-        ("--init /nowhere", "holds 0 adapters for 6 members"),
-        ("--device cuda", "sees no CUDA device"),
-        ("--device mps", "--device mps"),
-        ("--device nonsense", "--device nonsense: give auto, cpu, cuda, cuda:1 or mps"),
-        ("--pop 100000000", r"--pop 100000000: give a number in \[2, 10000\]"),
-        ("--n-prompts 99999999", "--n-prompts"),
-        ("--max-new-tokens 9999", "exceed the base's context"),
-        ("--invalid-penalty nan", "--invalid-penalty"),
-    ],
-)
+@pytest.mark.parametrize("flags, match", [
+    ("--pop 5", "--pop 5 cannot be halved"), ("--pop 100000000", r"--pop 100000000: give a number in \[2, 10000\]"),
+    ("--pop 4 --teachers 4", "--teachers 4: of --pop 4 one must be a student"), ("--single --pop 4", "--single is one adapter in both roles"),
+    ("--lr nan", "--lr"), ("--clip 0.2", "--clip 0.2: give LOW,HIGH"), ("--task-types code_o,code_x", "code_x unknown; valid: code_o, code_i, code_f"),
+    ("--lora-targets q_proj,nose", "nose is not a linear layer; valid: q_proj"), ("--base /nowhere/at/all", "/nowhere/at/all"),
+    ("--rollout-batch 100000000", r"(?s)not enough memory:\nbase .*cache +[\d.]+ GB .*peak .*free .*lower .*--rollout-batch"),
+    ("--seed-tasks /nowhere", "/nowhere cannot be read"), ("--heldout /nowhere", "--heldout /nowhere: no such file"),
+    ("--init /nowhere", "holds 0 adapters for 6 members"), ("--device cuda", "sees no CUDA device"),
+    ("--device nonsense", "--device nonsense: give auto, cpu, cuda, cuda:1 or mps"), ("--max-new-tokens 100000", "exceed the base's context, 256 tokens")])
 def test_a_clear_sentence(micro_base, tmp_path, flags, match):
     if "cuda" in flags and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     refused(micro_base, tmp_path, match, *flags.split())
 
 
-@pytest.mark.parametrize(
-    "flags,said",
-    [
-        (["--n-promts", "3"], "did you mean --n-prompts?"),
-        (["--lr_teacher=1"], "did you mean --lr-teacher?"),
-        (["--populaton", "8"], "did you mean --pop?"),
-        (["--zzz"], "--help lists all"),
-        (["--matching", "pfps"], "pfsp.*uniform.*hard.*round-robin.*all"),
-        (["--evolve", "x"], "mixed.*mutation.*dare"),
-        (["--steps", "many"], "invalid int"),
-    ],
-)
+@pytest.mark.parametrize("flags, said", [
+    (["--lr_teacher=1"], "did you mean --lr-teacher?"), (["--populaton", "8"], "did you mean --pop?"), (["--zzz"], "--help lists all"),
+    (["--matching", "pfps"], "pfsp.*uniform.*hard.*round-robin.*all"), (["--steps", "many"], "invalid int")])
 def test_wrong_flags(capsys, flags, said):
     with pytest.raises(SystemExit) as e:
         config.parse_args(None, flags)
     assert e.value.code == 2 and re.search(said, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(
-    "line,match",
-    [
-        ("{", "line 2"),
-        ('{"kind": "code_z", "program": "def f(x):\\n return x", "input": "1"}', "line 2.*code_z.*none of"),
-        ('{"program": "def f(x):\\n return x"}', "line 2.*input"),
-        ('{"program": "def f(x):\\n return x(", "input": "1"}', "line 2"),
-        ('{"program": "def f(x):\\n return x/0", "input": "1"}', "task 2 is not valid .error"),
-        ('{"program": "def f(x):\\n return id([])", "input": "1"}', "task 2 is not valid"),
-    ],
-)
+@pytest.mark.parametrize("line, match", [
+    ("{", "line 2"), ('{"kind": "code_z", "program": "def f(x):\\n return x", "input": "1"}', "line 2.*code_z.*none of"),
+    ('{"program": "def f(x):\\n return x(", "input": "1"}', "line 2"),
+    ('{"program": "def f(x):\\n return x/0", "input": "1"}', "task 2 is not valid .error")])
 def test_seed_tasks_with_an_invalid_line(micro_base, tmp_path, line, match):
     path = tmp_path / "seeds.jsonl"
     path.write_text('{"program": "def f(x):\\n return x", "input": "1"}\n' + line + "\n")
@@ -386,12 +282,8 @@ def test_adapters_of_another_rank(run, micro_base, tmp_path):
 def test_a_step_without_valid_proposals_is_survived(run):
     path = run(max_new_tokens=1, probe_every=1)
     for row in shown(path, "metrics.jsonl"):
-        assert (
-            row["valid"] == 0
-            and row["solve_rate"] is None
-            and sum(row["reasons"].values()) == row["n"]
-            and row["frac_zero_advantage"] == 1
-        )
+        assert row["valid"] == 0 and row["solve_rate"] is None and row["frac_zero_advantage"] == 1
+        assert sum(row["reasons"].values()) == row["n"]
     assert all(m["winner"] == "student" for m in shown(path, "matches.jsonl")) and (path / "step_2").is_dir()
 
 
@@ -417,11 +309,7 @@ def test_two_processes(run, micro_base, tmp_path):
     assert done.returncode == 0, done.stderr
     both = tmp_path / "run"
     (a,), (b,) = shown(alone, "metrics.jsonl"), shown(both, "metrics.jsonl")
-    assert (
-        a["reasons"] == b["reasons"]
-        and a["tokens_generated"] == b["tokens_generated"]
-        and a["tokens_trained"] == b["tokens_trained"]
-    )
+    assert all(a[key] == b[key] for key in ("reasons", "tokens_generated", "tokens_trained"))
     assert shown(alone, "tasks.jsonl") == shown(both, "tasks.jsonl")
     assert shown(alone, "matches.jsonl") == shown(both, "matches.jsonl")
     assert json.loads((both / "env.json").read_text())["processes"] == 2

@@ -1,4 +1,4 @@
-"""Code: HumanEval+ (v0.1.10), MBPP+ (v0.2.0), LiveCodeBench (release_v5, or its fifth file alone).
+"""Code: HumanEval+ (v0.1.10), MBPP+ (v0.2.0), LiveCodeBench (release_v5).
 
     python -m eval.code --self-test --data DIR    # do canonical solutions pass?
     python -m eval.code --run out/NAME            # base and members of the last checkpoint, all sets fetched
@@ -8,14 +8,13 @@ Answers go to answers.jsonl as they come, the numbers to summary.json and the te
 on where it stopped. HumanEval+ and MBPP+ give two lines each: by the base tests alone, and with +, by these
 and EvalPlus's own. Programs run in the sandbox alone.
 """
-import argparse
 import json
 import sys
 
 from eval import answering, common, fetch
-from eval.code.problems import SETS, Problem, load, opened
+from eval.code import suites
+from eval.code.problems import SETS, Problem, problem_of
 from eval.code.programs import complete, extract
-from eval.code.suites import Suite, judge, suites
 from model import Base
 from run.platform import open_sandbox
 from tasks.prompts import chat_text, first_answer
@@ -36,37 +35,32 @@ LIVE_STDIN = ("Read the inputs from stdin solve the problem and write the answer
 MARK = "-[[]]-"                                   # where the answer begins in a rendered chat
 
 
-def is_live(bench: str) -> bool:
-    """Whether a set is LiveCodeBench or a part of it, which publishes no solutions."""
-    return bench.startswith("livecodebench")
-
-
 def question(problem: Problem) -> str:
     """The question as its benchmark puts it to a chat model."""
-    if not is_live(problem.bench):
+    if not problem.is_live:
         return ASK.format(problem.prompt.strip())
     form, code = (LIVE_STARTER, problem.starter) if problem.starter else (LIVE_STDIN, "# YOUR CODE HERE")
     return (f"### Question:\n{problem.prompt}\n\n### Format: {form}\n```python\n{code}\n```\n\n"
             "### Answer: (use the provided format with backticks)\n\n")
 
 
-def put(problem: Problem, prompt_format: str, base: Base) -> list[int]:
-    """Token ids of a problem. chat: by the template, EvalPlus's with the answer begun as EvalPlus begins it.
+def ask(problem: Problem, prompt_format: str, base: Base) -> str | list[int]:
+    """The question; token ids where the benchmark has a form of its own.
 
-    plain: the bare prompt to be completed (LiveCodeBench: its question, without examples for base models).
+    chat: by the template, EvalPlus's with the answer begun as EvalPlus begins it. plain: the bare prompt, to
+    be completed (LiveCodeBench: its question, without examples for base models).
     """
-    live = is_live(problem.bench)
     if prompt_format == "envelope":
-        return answering.put(question(problem), prompt_format, base)
+        return question(problem)
     if prompt_format == "plain":
-        text = question(problem) if live else problem.prompt.strip() + "\n"
+        text = question(problem) if problem.is_live else problem.prompt.strip() + "\n"
         return list(base.tokenizer(text).input_ids)
     messages = [dict(role="user", content=question(problem))]
-    if live:
+    if problem.is_live:
         messages.insert(0, dict(role="system", content=LIVE_SYSTEM))
     else:
         messages.append(dict(role="assistant", content=f"{BEGIN}{MARK}\n```\n"))
-    text = chat_text(messages, prompt_format, base.tokenizer, begins=live)
+    text = chat_text(messages, prompt_format, base.tokenizer, begins=problem.is_live)
     return list(base.tokenizer(text.split(MARK)[0], add_special_tokens=False).input_ids)
 
 
@@ -76,90 +70,66 @@ def program(problem: Problem, text: str, prompt_format: str) -> str:
         return ""
     if prompt_format == "envelope":
         text = first_answer(text).rpartition("</think>")[2]
-    if is_live(problem.bench):
+    if problem.is_live:
         return extract(text, None)
     if prompt_format == "plain":
         text = complete(problem.prompt.strip() + "\n", text, problem.bench)
     elif prompt_format in ("chat", "direct"):
-        text = f"```python\n{text}"                   # which put() has begun
+        text = f"```python\n{text}"                   # which ask() has begun
     return extract(text, problem.entry)
 
 
-def self_test(name: str, problems: list[Problem], sandbox: Sandbox) -> dict:
-    """A set's problems and tests, and how many canonical solutions pass the base tests and all of them."""
-    n_tests = sum(len(p.base + p.plus) for p in map(opened, problems))
-    line = dict(n=len(problems), n_tests=n_tests)
-    if is_live(name):
-        return line
-    answers = []
-    for suite in suites(sandbox, problems):
-        text = f"Here it is:\n```python\n{suite.problem.canonical}\n```\nIt works."
-        answers.append((suite, extract(text, suite.problem.entry)))
-    found = judge(sandbox, answers)
-    for problem, verdict in zip(problems, found):
-        if not verdict["plus"]:
-            print(f"{name} {problem.id}: the canonical solution does not pass: {verdict['why']}",
+def verify(sandbox: Sandbox, answers: list[tuple[Problem, str]], prompt_format: str) -> list[dict]:
+    """Rows of answers.jsonl, without what all benchmarks have, for (problem, text)."""
+    problems = {(problem.bench, problem.id): problem for problem, _ in answers}
+    made = dict(zip(problems, suites.suites(sandbox, list(problems.values()))))
+    programs = [(made[p.bench, p.id], program(p, text, prompt_format)) for p, text in answers]
+    rows = suites.verify(sandbox, programs)
+    return [dict(correct=row["plus"], **row, program=code) for row, (_, code) in zip(rows, programs)]
+
+
+def self_test(problems: list[Problem], sandbox: Sandbox) -> dict[str, dict]:
+    """Per set: n problems, and how many canonical solutions pass (LiveCodeBench publishes none)."""
+    texts = [f"Here it is:\n```python\n{problem.canonical}\n```\nIt works." for problem in problems]
+    answers = [answer for answer in zip(problems, texts) if not answer[0].is_live]
+    result = {problem.bench: dict(n=0, right=0) for problem in problems}
+    for problem in problems:
+        result[problem.bench]["n"] += 1
+        result[problem.bench]["right"] += problem.is_live
+    for (problem, _), row in zip(answers, verify(sandbox, answers, "envelope")):
+        result[problem.bench]["right"] += bool(row["plus"])
+        if not row["plus"]:
+            print(f"{problem.bench} {problem.id}: the canonical solution does not pass: {row['why']}",
                   file=sys.stderr)
-    return line | dict(base=sum(v["base"] for v in found), right=sum(v["plus"] for v in found))
+    return result
 
 
 def both(rows: list[dict]) -> list[dict]:
-    """Rows for the table: HumanEval+ and MBPP+ also by the base tests alone, under the name without +."""
-    out = []
-    for bench in dict.fromkeys(row["bench"] for row in rows):
-        mine = [row for row in rows if row["bench"] == bench]
-        if bench.endswith("+"):
-            out += [dict(row, bench=bench[:-1], correct=row.get("base", False)) for row in mine]
-        out += mine
-    return out
+    """Rows for the table: those of HumanEval+ and MBPP+ also by the base tests alone, without the +."""
+    by_base = [row | dict(bench=row["bench"][:-1], correct=row.get("base", False))
+               for row in rows if row["bench"].endswith("+")]
+    return by_base + rows
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; 0, or 1 where the self-test fails. Raises ValueError for what the user can mend."""
     parser = common.parser_of("eval.code", __doc__, default_max_new=1024)
-    parser.add_argument("--self-test", action="store_true", help="judge canonical solutions; needs no model")
-    parser.add_argument("--workers", type=int, default=2, help="sandbox processes that judge at once")
+    parser.add_argument("--self-test", action="store_true", help="run canonical solutions; needs no model")
+    parser.add_argument("--workers", type=int, default=2, help="sandbox processes that run at once")
     parser.add_argument("--weak-sandbox", action="store_true",
                         help="go on where the sandbox cannot protect; only for models that you trust")
-    args = parser.parse_args(argv)
-    common.check(args)
+    args = common.check(parser.parse_args(argv))
     names = common.choose(args.bench, SETS) or fetch.present(SETS, args.data)
-    if "livecodebench" in names and not args.bench:
-        names.remove("livecodebench5")                # a part of it
-    sets = {name: load(name, args.data, args.limit) for name in names}
+    problems, hashes = fetch.load(names, args.data, problem_of, args.limit)
     with open_sandbox(args.workers, args.weak_sandbox, profile="eval") as sandbox:
-        if not args.self_test:
-            evaluate(sets, args, sandbox)
-            return 0
-        result = {name: self_test(name, problems, sandbox) for name, (problems, _) in sets.items()}
-    print(json.dumps(result))
-    return int(any(line.get("right", line["n"]) != line["n"] for line in result.values()))
-
-
-def evaluate(sets: dict[str, tuple], args: argparse.Namespace, sandbox: Sandbox) -> None:
-    """Answers, verdicts and the table of the base and its adapters; sets: (problems, hash) by name."""
-    population = common.load(args)
-    prompt_format = answering.pick_prompt_format(args, population.base)
-    hashes = {name: sha for name, (_, sha) in sets.items()}
-    run, done = common.open_out(args, population, prompt_format, hashes, "eval-code")
-    known: dict[tuple[str, str], Suite] = {}
-
-    def ask(problem: Problem) -> list[int]:
-        return put(problem, prompt_format, population.base)
-
-    def verdicts(answers: list[tuple[Problem, str]]) -> list[dict]:
-        """Judged by suites that are made once: a problem's other answers come in later batches."""
-        for place in [place for place in known if is_live(place[0])]:
-            del known[place]                          # its tests are too large to keep
-        new = {(p.bench, p.id): p for p, _ in answers if (p.bench, p.id) not in known}
-        known.update(zip(new, suites(sandbox, list(new.values()))))
-        programs = [(known[p.bench, p.id], program(p, text, prompt_format)) for p, text in answers]
-        found = judge(sandbox, programs)
-        return [dict(correct=f["plus"], **f, program=code) for f, (_, code) in zip(found, programs)]
-
-    problems = [problem for some, _ in sets.values() for problem in some]
-    rows = answering.answer_all(population, problems, ask, verdicts, args, run, done, prompt_format)
-    common.conclude(args, run, rows, counted=both, sandbox=sandbox.tier)
+        if args.self_test:
+            result = self_test(problems, sandbox)
+            print(json.dumps(result))
+            return int(any(line["right"] != line["n"] for line in result.values()))
+        answered = answering.evaluate(args, "eval-code", problems, hashes, ask,
+                                      lambda answers, form: verify(sandbox, answers, form))
+    common.conclude(args, *answered, both, sandbox=sandbox.tier)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""HumanEval+, MBPP+ and LiveCodeBench in their published formats, as one list of problems each.
+"""HumanEval+, MBPP+ and LiveCodeBench in their published formats, as problems of one form.
 
 Inputs become what the sandbox wants: argument texts of a call, or a program's standard input. JSON has no
 tuples, sets and complex numbers; EvalPlus lists the MBPP tasks whose inputs have them (in data/mbpp.py),
@@ -13,9 +13,7 @@ import re
 import zlib
 from dataclasses import dataclass, field, replace
 
-from eval import fetch
-
-SETS = ("humaneval+", "mbpp+", "livecodebench", "livecodebench5")
+SETS = ("humaneval+", "mbpp+", "livecodebench")
 MAX_UNPACKED = 1 << 30
 
 
@@ -40,8 +38,13 @@ class Problem:
     expected: tuple[str, ...] | None = field(default=None, repr=False)
     packed: tuple[str, ...] = field(default=(), repr=False)
 
+    @property
+    def is_live(self) -> bool:
+        """Whether it is LiveCodeBench's, which publishes outputs and no solutions."""
+        return self.bench == "livecodebench"
 
-# ---- inputs -----------------------------------------------------------------------------------------------
+
+# ---- inputs ------------------------------------------------------------------------------------------------
 
 def tuples(values: list) -> list[tuple]:
     """Lists in a list as tuples."""
@@ -57,9 +60,11 @@ RULES = [
     ({2, 116, 132, 143, 222, 261, 273, 394, 399, 421, 424, 429, 470, 560, 579, 596, 616, 630, 726, 740, 744,
       809}, tuples),
     ({63, 64, 70, 94, 120, 237, 272, 299, 400, 409, 417, 438, 473, 614, 780}, lambda a: list(map(tuples, a))),
-    ({75, 413, 444, 753}, lambda a: [tuples(a[0]), a[1]]), ({106, 750}, lambda a: [a[0], tuple(a[1])]),
+    ({75, 413, 444, 753}, lambda a: [tuples(a[0]), a[1]]),
+    ({106, 750}, lambda a: [a[0], tuple(a[1])]),
     ({115}, lambda a: [[set(x) if isinstance(x, list) and x else {} for x in a[0]]]),
-    ({124}, lambda a: [float(a[0]), complex(a[1])]), ({252}, lambda a: [complex(a[0])]),
+    ({124}, lambda a: [float(a[0]), complex(a[1])]),
+    ({252}, lambda a: [complex(a[0])]),
     ({250, 405, 446, 617, 720, 763, 808, 307}, lambda a: [tuple(a[0]), *a[1:]]),
     ({259, 401, 445}, lambda a: [tuple(tuples(x)) for x in a]),
     ({278}, lambda a: [tuple(tuple(x) if isinstance(x, list) else x for x in a[0])]),
@@ -85,7 +90,7 @@ def call_text(arguments: list) -> str:
     return "".join(pieces)
 
 
-# ---- LiveCodeBench's tests --------------------------------------------------------------------------------
+# ---- LiveCodeBench's tests ---------------------------------------------------------------------------------
 
 class NoClasses(pickle.Unpickler):
     """Reads strings, numbers and containers; whatever names a class or a function is refused."""
@@ -104,7 +109,7 @@ def unpack(packed: str) -> list[dict]:
             inflate = zlib.decompressobj()
             raw = inflate.decompress(base64.b64decode(packed, validate=True), MAX_UNPACKED)
             if inflate.unconsumed_tail or not inflate.eof:
-                raise ValueError("larger than a gigabyte" if inflate.unconsumed_tail else "cut off")
+                raise ValueError("larger than a gigabyte, or cut off")
             packed = NoClasses(io.BytesIO(raw)).load()
         return [dict(input=str(test["input"]), output=str(test["output"])) for test in json.loads(packed)]
     except (ValueError, zlib.error, pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError,
@@ -123,44 +128,21 @@ def opened(problem: Problem) -> Problem:
     return replace(problem, base=tuple(given), expected=tuple(wanted), packed=())
 
 
-# ---- files ------------------------------------------------------------------------------------------------
+# ---- rows --------------------------------------------------------------------------------------------------
 
-def live(bench: str, row: dict) -> Problem:
-    """A problem of LiveCodeBench, its tests still packed. Raises ValueError where these are not in order."""
-    entry = json.loads(row["metadata"] or "{}").get("func_name")
-    problem = Problem(bench, str(row["question_id"]), row["question_content"], entry,
-                      starter=row["starter_code"] or "",
-                      packed=(row["public_test_cases"], row["private_test_cases"]))
-    opened(problem)
-    return problem
-
-
-def plus(bench: str, row: dict) -> Problem:
-    """A problem of HumanEval+ or MBPP+."""
-    human, calls, texts = bench == "humaneval+", [], []
+def problem_of(bench: str, number: int, row: dict) -> Problem:
+    """A problem from a row of its published file. Raises LookupError or ValueError for another one's."""
+    if bench == "livecodebench":
+        entry = json.loads(row["metadata"] or "{}").get("func_name")
+        problem = Problem(bench, str(row["question_id"]), row["question_content"], entry,
+                          starter=row["starter_code"] or "",
+                          packed=(row["public_test_cases"], row["private_test_cases"]))
+        opened(problem)                             # raises where its tests are not in order
+        return problem
+    human, calls = bench == "humaneval+", []
     for part in ("base_input", "plus_input"):
-        given = [list(a) if human else restore(row["task_id"], a) for a in row[part] or ()]
-        calls += map(tuple, given)
-        texts.append(tuple(map(call_text, given)))
+        calls.append([list(a) if human else restore(row["task_id"], a) for a in row[part] or ()])
+    base, plus = [tuple(map(call_text, part)) for part in calls]
     canonical = (row["prompt"] if human else "") + row["canonical_solution"]
-    return Problem(bench, row["task_id"], row["prompt"], row["entry_point"], canonical, *texts,
-                   atol=float(row["atol"]), arguments=tuple(calls))
-
-
-def load(bench: str, data: str, limit: int = 0) -> tuple[list[Problem], str]:
-    """Problems of a set in file order (the first `limit`, 0 = all), and its files' SHA-256, joined by "+".
-
-    Raises ValueError for a missing, damaged or foreign file.
-    """
-    problems, hashes = [], []
-
-    def problem_of(part: str, number: int, row: dict) -> Problem:
-        return (live if part.startswith("livecodebench") else plus)(bench, row)
-
-    for part in fetch.GROUPS.get(bench, [bench]):
-        if limit and len(problems) == limit:
-            break
-        some, sha = fetch.load(part, data, problem_of, limit and limit - len(problems))
-        problems += some
-        hashes.append(sha)
-    return problems, "+".join(hashes)
+    return Problem(bench, row["task_id"], row["prompt"], row["entry_point"], canonical, base, plus,
+                   atol=float(row["atol"]), arguments=tuple(map(tuple, calls[0] + calls[1])))

@@ -64,42 +64,34 @@ def runs(text: str):
 
 def longest(text: str, entry: str | None) -> tuple[str, ast.Module]:
     """The longest run of Python lines, not counting empty ones; one that defines the entry first."""
-    best, best_key = ("", ast.Module([], [])), (False, 0)
-    for run, tree in runs(text[:MAX_CHARS]):
-        key = entry is not None and defines(tree, entry), sum(bool(line.strip()) for line in run.split("\n"))
-        if key > best_key:
-            best, best_key = (run, tree), key
-    return best
+    def size(run: tuple[str, ast.Module]) -> tuple[bool, int]:
+        return defines(run[1], entry), sum(bool(line.strip()) for line in run[0].split("\n"))
 
-
-def returns(node: ast.stmt) -> bool:
-    """Whether a statement is no function without a return, such as a prompt's head that an answer repeats."""
-    return not isinstance(node, ast.FunctionDef) or any(isinstance(x, ast.Return) for x in ast.walk(node))
+    return max(runs(text[:MAX_CHARS]), key=size, default=("", ast.Module([], [])))
 
 
 def needed(source: str, tree: ast.Module, entry: str) -> str:
-    """The lines of imports, and of the definitions and assignments that the entry point depends on.
-
-    Of a function defined twice the first counts that returns something: see `returns`.
-    """
-    kept = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    """The lines of imports, and of the definitions and assignments that the entry point depends on."""
     first: dict[str, ast.stmt] = {}
     for node in tree.body:
-        for name in names(node):
+        for name in names(node):                    # of a function the first that returns something
             if name not in first or not returns(first[name]) and returns(node):
                 first[name] = node
-    todo = [entry]
+    kept, todo = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))], [entry]
     while todo:
-        node = first.pop(todo.pop(), None)
-        if node is not None:
+        if node := first.pop(todo.pop(), None):
             kept.append(node)
             todo += [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
     numbers = set()
     for node in kept:
         begins = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
         numbers.update(range(begins - 1, node.end_lineno))
-    lines = source.split("\n")
-    return "\n".join(lines[i] for i in sorted(numbers))
+    return "\n".join(line for number, line in enumerate(source.split("\n")) if number in numbers)
+
+
+def returns(node: ast.stmt) -> bool:
+    """Whether a statement is no function without a return, such as a prompt's head that an answer repeats."""
+    return not isinstance(node, ast.FunctionDef) or any(isinstance(x, ast.Return) for x in ast.walk(node))
 
 
 def extract(text: str, entry: str | None) -> str:
@@ -111,8 +103,8 @@ def extract(text: str, entry: str | None) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n")         # as Python's parser counts lines
     blocks = [match[1] for match in FENCE.finditer(text[:4 * MAX_CHARS])][-8:]
     if entry is None:
-        found = [longest(block, None)[0] for block in reversed(blocks)]
-        return next((run for run in found if run.strip()), "") or longest(text, None)[0]
-    found = [longest(part, entry) for part in (*blocks, text)]
-    source, tree = max(found, key=lambda run: (defines(run[1], entry), run[0].count("\n")))
+        whole = [longest(block, None)[0] for block in [*reversed(blocks), text]]
+        return next((run for run in whole if run.strip()), "")
+    parts = [longest(part, entry) for part in (*blocks, text)]
+    source, tree = max(parts, key=lambda run: (defines(run[1], entry), run[0].count("\n")))
     return needed(source, tree, entry) if defines(tree, entry) else ""

@@ -1,7 +1,6 @@
 """eval.answering: rows end where their format says, calls of many batches give the same answers, kills lose little."""
 import dataclasses
 import json
-import shutil
 from collections import Counter
 from dataclasses import dataclass
 
@@ -54,8 +53,7 @@ def test_rows_of_the_envelope_end_at_its_closing_text(population, tmp_path, monk
     whole = [row["text"] for row in ask_all(population, tmp_path / "whole", args, "envelope")]
     printable = Counter(c for text in whole for c in text[:30] if "!" <= c <= "~")
     closing, n = printable.most_common(1)[0]
-    assert n > 5 and answering.closing_text("envelope") == "</answer>"
-    assert answering.closing_text("plain") == "" == answering.closing_text("chat")
+    assert n > 5 and FORMATS["base"].closing == "</answer>"
     monkeypatch.setitem(FORMATS, "base", dataclasses.replace(FORMATS["base"], closing=closing))
     ended = ask_all(population, tmp_path / "ended", args, "envelope")
     for text, row in zip(whole, ended, strict=True):
@@ -67,39 +65,15 @@ def test_rows_of_the_envelope_end_at_its_closing_text(population, tmp_path, monk
 def test_the_first_program_in_the_envelope_counts():
     first, other = "def f(x):\n    return x", "def f(x):\n    y = x\n    return y + 1"
     text = f"</think> <answer>\n```python\n{first}\n```\n</answer>\nUser: Again.\n<answer>\n```python\n{other}\n```\n</answer>"
-    for bench in ("mbpp+", "livecodebench5"):
+    for bench in ("mbpp+", "livecodebench"):
         assert code.program(Problem(bench, "1", "Write f.", "f"), text, "envelope").strip() == first
 
 
 # ---------------------------------------------------------------- calls, kills
 
-@pytest.fixture
-def calls(monkeypatch):
-    """How many rows each call of generate was given."""
-    sizes, generate = [], answering.generate
-
-    def counting(base, adapters, prompts, *rest):
-        sizes.append(len(prompts.keys))
-        return generate(base, adapters, prompts, *rest)
-
-    monkeypatch.setattr(answering, "generate", counting)
-    return sizes
-
-
-def test_a_call_is_so_many_tokens_and_the_answers_stay(population, tmp_path, calls, monkeypatch):
-    args = flags("--samples", "2")
-    rows = ask_all(population, tmp_path / "one", args)
-    assert len(rows) == 12 * 3 * 2 and calls == [72], "little is asked at once"
-    for n_tokens, wanted in ((6 * 24 * 2, [12] * 6), (6 * 24 * 3 - 1, [12] * 6), (6 * 24 * 5, [30, 30, 12]), (1, [6] * 12)):
-        calls.clear()
-        monkeypatch.setattr(answering, "CALL_TOKENS", n_tokens)
-        assert ask_all(population, tmp_path / str(n_tokens), args) == rows and calls == wanted
-        calls.clear()
-        assert ask_all(population, tmp_path / str(n_tokens), args) == rows and not calls
-
-
-def test_after_a_kill_the_remaining_calls_are_the_same(population, tmp_path, monkeypatch):
-    """Each with the same rows: where the last bits hang on the batch, the answers are those of a run that was not killed."""
+def test_calls_of_several_batches_give_the_same_answers_and_survive_a_kill(population, tmp_path, monkeypatch):
+    """The remaining calls have the same rows: where the last bits hang on the batch, the answers are those of a run
+    that was not killed."""
     asked, generate, n_judged = [], answering.generate, 0
 
     def noting(base, adapters, prompts, *rest):
@@ -114,8 +88,13 @@ def test_after_a_kill_the_remaining_calls_are_the_same(population, tmp_path, mon
         return judge(answers)
 
     monkeypatch.setattr(answering, "generate", noting)
-    monkeypatch.setattr(answering, "CALL_TOKENS", 6 * 24 * 2)
-    rows, whole = ask_all(population, tmp_path / "whole", flags()), list(asked)
+    rows = ask_all(population, tmp_path / "one", flags())
+    assert len(rows) == 12 * 3 and [len(keys) for keys in asked] == [36], "little is asked at once"
+    asked.clear()
+    longest = len("Question: What is 11 + 1?\nAnswer:") + 24                # bytes are tokens
+    monkeypatch.setattr(answering, "CALL_TOKENS", 6 * longest * 3 - 1)
+    assert ask_all(population, tmp_path / "whole", flags()) == rows
+    whole = list(asked)
     assert [len(keys) for keys in whole] == [12, 12, 12]
     asked.clear()
     with pytest.raises(RuntimeError, match="sandbox"):
@@ -133,7 +112,7 @@ def parsed(*more: str):
     return common.parser_of("eval.math", "", 8).parse_args([*more, "--device", "cpu"])
 
 
-@pytest.mark.parametrize("trained", ["float16", "bfloat16", "float32", "int8"])
+@pytest.mark.parametrize("trained", ["float16", "int8"])
 def test_a_run_at_any_precision_can_be_evaluated(bytes_base, tmp_path, monkeypatch, trained):
     """Its base is known by its files: float16 was hashed after its cast, and met no cast that the command tried."""
     base = load_base(str(bytes_base), int8=True) if trained == "int8" else load_base(str(bytes_base), DTYPES[trained])
@@ -152,14 +131,6 @@ def test_a_run_at_any_precision_can_be_evaluated(bytes_base, tmp_path, monkeypat
         half = common.load(parsed("--run", str(run), "--dtype", "bfloat16"))
         with pytest.raises(ValueError, match="answers made otherwise: dtype"):
             common.open_out(args, half, "plain", {}, "o")
-
-
-def test_the_hash_of_a_base_is_that_of_its_files(bytes_base, tmp_path):
-    shutil.copytree(bytes_base, tmp_path / "base")
-    assert files_hash(tmp_path / "base") == files_hash(bytes_base)
-    path = tmp_path / "base" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    assert files_hash(tmp_path / "base") != files_hash(bytes_base)
 
 
 def test_a_question_is_put_by_the_chat_template_if_any(bytes_base):
@@ -207,10 +178,16 @@ def test_exit_codes(capsys):
     assert "eval.math: mend" in capsys.readouterr().err
 
 
-def test_what_the_machine_lacks_is_no_wrong_answer():
-    def judge(answers):
-        raise kind
+def test_an_answer_that_breaks_the_verifier_is_wrong_and_what_the_machine_lacks_is_not():
+    def verify(answers):
+        raise raised
 
-    for kind in (OSError("no worker"), RuntimeError("no sandbox"), KeyboardInterrupt()):
-        with pytest.raises(type(kind)):
-            answering.verified(judge, [("item", "a"), ("item", "b")])
+    for raised in (OSError("no worker"), RuntimeError("no sandbox"), KeyboardInterrupt()):
+        with pytest.raises(type(raised)):
+            answering.verified(verify, [("item", "a"), ("item", "b")])
+
+    def broken(answers):
+        return [dict(correct=1 / len(text) == 1) for _, text in answers]
+
+    assert answering.verified(broken, [("item", "a"), ("item", ""), ("item", "ab")]) == [
+        dict(correct=True), dict(correct=False, grader_error="ZeroDivisionError"), dict(correct=False)]

@@ -18,31 +18,15 @@ from safetensors.torch import load_file, save_file
 import config
 import train
 from lora import Adapters
-from run import probes, replay, startup
-from run.checkpoint import FROZEN, RunDir, differing, members_at, restore
-from run.metrics import line
+from run import probes, startup
+from run.checkpoint import FROZEN, RunDir, members_at, restore
 from run.platform import Interrupted, Signals
-from weights import PEFT_FILES
 
 ROOT = Path(train.__file__).parent
 STEPS = 3
 # some of all that a checkpoint must carry over: three types, evolution, probes, references
-FLAGS = dict(
-    pop=4,
-    task_types="code_o,code_i,code_f",
-    n_prompts=2,
-    proposals_per_prompt=3,
-    samples_per_task=2,
-    max_new_tokens=48,
-    n_heldout=2,
-    n_few_shot=2,
-    evolve_every=1,
-    probe_every=1,
-    save_every=1,
-    keep=9,
-    matching="uniform",
-    seed=3,
-)
+FLAGS = dict(pop=4, task_types="code_o,code_i,code_f", n_prompts=2, proposals_per_prompt=3, samples_per_task=2, max_new_tokens=48,
+             n_heldout=2, n_few_shot=2, evolve_every=1, probe_every=1, save_every=1, keep=9, matching="uniform", seed=3)
 LOGS = ("metrics.jsonl", "tasks.jsonl", "matches.jsonl", "genealogy.jsonl")
 
 
@@ -220,34 +204,6 @@ def probed_as_few(request, monkeypatch):
         monkeypatch.setattr(probes, "N_PROBED", 1)
 
 
-def new_files(path: Path, step: int) -> set[str]:
-    """The files of a checkpoint that are not those of the one before."""
-    old = {p.stat().st_ino for p in (path / f"step_{step - 1}").rglob("*")}
-    now = path / f"step_{step}"
-    return {str(p.relative_to(now)) for p in now.rglob("*") if p.is_file() and p.stat().st_ino not in old}
-
-
-def test_a_checkpoint_writes_only_what_changed(few):
-    """Who has no match keeps factors, moments and rating; a file that is the same is there once."""
-    rows = {name: [json.loads(row) for row in (few / name).read_text().splitlines()] for name in LOGS}
-    for step in (2, 3):
-        moved = {m[role] for m in rows["matches.jsonl"] if m["step"] == step - 1 for role in ("teacher", "student")}
-        born = {b["child"] for b in rows["genealogy.jsonl"] if b["step"] == step - 1}
-        new, now = new_files(few, step), few / f"step_{step}"
-        assert len(moved) == 2
-        assert {name for name in new if not name.startswith("probe")} == {"state.json"} | {
-            f"{m}/{file}" for m in moved | born for file in PEFT_FILES if (now / m).exists()} | {
-            f"optimizer/{m}.safetensors" for m in moved if (now / m).exists()}
-        size = {name: (now / name).stat().st_size for name in contents(now)}
-        assert sum(size[name] for name in new) < 0.8 * sum(size.values())
-        members = [{m["name"]: m for m in json.loads((few / f"step_{n}" / "state.json").read_text())["members"]}
-                   for n in (step - 1, step)]
-        still = set(members[1]) - moved - born
-        assert len(still) >= 2 and all(members[0][name] == members[1][name] for name in still)
-    assert rows["genealogy.jsonl"], "the case must show births, too"
-    assert not any("probe" in name for name in new_files(few, 3)), "the frozen student never changes"
-
-
 def test_who_does_not_play_is_told_of_by_rating_alone(few):
     for row in metrics(few):
         told = [name for name, m in row["members"].items() if "reward" in m]
@@ -256,63 +212,11 @@ def test_who_does_not_play_is_told_of_by_rating_alone(few):
         assert len(row["heldout_greedy"]) == 1 and row["probe_members"] == 2
 
 
-def test_many_children_fit_on_a_line(few):
-    row = metrics(few)[-1] | dict(seconds={}, births=[f"T{i}" for i in range(20)])
-    assert line(row).endswith("born T0 T1 T2 T3 T4 T5 T6 T7 and 12 more")
-    assert line(row | dict(births=["T8", "S8"])).endswith("born T8 S8")
-
-
-def test_a_step_of_few_matches_is_replayed(few):
-    assert replay.replay(str(few), 2)
-
-
 def test_paging_changes_no_bit(words, few, tmp_path, monkeypatch):
     """The same run with all members on the device: nothing is copied there or back."""
     on = Adapters.on.__func__
     monkeypatch.setattr(Adapters, "on", classmethod(lambda cls, *args, paged=False: on(cls, *args)))
     assert_equal(few, train.main(config.parse_args(None, words(tmp_path, **FEW))).path)
-
-
-def test_killed_within_a_checkpoint(words, few, tmp_path):
-    """Some files are linked, others not yet: the one before counts, whose files are whole."""
-    kill = (
-        "import os, signal\n"
-        "from run import probes\n"
-        "probes.N_PROBED = 1\n"
-        "link, n = os.link, []\n"
-        "def linked_and_killed(*names):\n"
-        "    link(*names)\n"
-        "    n.append(1)\n"
-        "    if len(n) == 3:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "os.link = linked_and_killed\n"
-        "def before(step):\n"
-        "    pass\n"
-    )
-    assert interfered(kill, words(tmp_path, **FEW)).returncode == -signal.SIGKILL
-    path = tmp_path / "run"
-    assert RunDir(path, writes=False).steps() == [1] and list((path / "step_2.part").rglob("*.safetensors"))
-    assert contents(path / "step_1").keys() == contents(few / "step_1").keys()
-    train.main(config.parse_args(None, words(tmp_path, **FEW, resume="auto", keep=1)))
-    assert RunDir(path, writes=False).steps() == [3], "what goes takes no file from those that stay"
-    assert_equal(few, path)
-
-
-def test_a_copy_where_files_have_one_name(words, few, tmp_path, monkeypatch):
-    def refuse(*names):
-        raise OSError(1, "Operation not permitted")
-    monkeypatch.setattr(os, "link", refuse)
-    path = train.main(config.parse_args(None, words(tmp_path, **FEW))).path
-    assert len(new_files(path, 3)) == len(contents(path / "step_3"))
-    assert_equal(few, path)
-
-
-def test_a_base_that_moved_is_written_down(words, few, micro_base, tmp_path):
-    """Files name the base: where it lies elsewhere now, none of the last checkpoint's is taken."""
-    copied, moved = Path(shutil.copytree(few, tmp_path / "run")), shutil.copytree(micro_base, tmp_path / "moved")
-    train.main(config.parse_args(None, words(tmp_path, **FEW, resume="auto", base=moved) + ["--steps", "4"]))
-    named = {json.loads(p.read_text())["base_model_name_or_path"] for p in copied.glob("step_4/*/adapter_config.json")}
-    assert named == {str(moved)}
 
 
 # -- from where to go on -------------------------------------------------------------------------------------
@@ -389,20 +293,10 @@ def copy(whole, tmp_path) -> Path:
 
 
 HALF = "half of the file is left"
-DAMAGE = [
-    ("optimizer/S0.safetensors", HALF, r"optimizer/S0.safetensors: .*"),
-    ("optimizer/S0.safetensors", None, r"optimizer/S0.safetensors: No such file or directory.*"),
-    ("optimizer/S0.safetensors", {"m.0": torch.zeros(1)}, r"optimizer/S0.safetensors: m.0 is \(1,\), not .*"),
-    ("optimizer/S0.safetensors", {}, r"optimizer/S0.safetensors: it lacks 'm.0'"),
-    ("state.json", HALF, r"state.json: .*line 1 column.*"),
-    ("state.json", b"\xff\x00", r"state.json: .*utf-8.*"),
-    ("state.json", b"[]", r"state.json: it is not a table"),
-    ("state.json", b"{}", r"state.json: it lacks 'step'"),
-    ("S0/adapter_model.safetensors", HALF, r"S0: .*not a readable PEFT adapter.*"),
-    ("S0/adapter_config.json", None, r"S0: .*not a readable PEFT adapter.*No such file.*"),
-    (f"{FROZEN}/adapter_model.safetensors", b"", rf"{FROZEN}: .*not a readable PEFT adapter.*"),
-    (FROZEN, None, rf"{FROZEN}: .*not a readable PEFT adapter.*No such file.*"),
-]
+DAMAGE = [("optimizer/S0.safetensors", HALF, "optimizer/S0.safetensors"), ("optimizer/S0.safetensors", None, "optimizer/S0.safetensors"),
+          ("optimizer/S0.safetensors", {}, "m.0"), ("state.json", HALF, "state.json"), ("state.json", b"\xff\x00", "state.json"),
+          ("state.json", b"{}", "it lacks 'step'"), ("S0/adapter_model.safetensors", HALF, "not a readable PEFT adapter"),
+          (f"{FROZEN}/adapter_model.safetensors", b"", "not a readable PEFT adapter"), (FROZEN, None, "not a readable PEFT adapter")]
 
 
 @pytest.fixture(scope="module")
@@ -436,53 +330,25 @@ def test_a_damaged_checkpoint_says_what_to_remove(words, copy, place):
     for name, what, match in DAMAGE:
         name, match = name.replace("S0", first), match.replace("S0", first)
         damage(step / name, what)
-        said = rf"run/step_3 is damaged \({match}\): remove all of step_3 to go on from step_2$"
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=rf"run/step_3 is damaged .*{match}.*: remove all of it"):
             restore(RunDir(copy, writes=False), cfg, *parts, 3)
         shutil.rmtree(step)
         shutil.copytree(backup, step)
-    for earlier in ("step_1", "step_2"):
-        shutil.rmtree(copy / earlier)
-    damage(step / "state.json", HALF)
-    said = r"remove all of step_3 to begin again at step 0: no earlier checkpoint is there$"
-    with pytest.raises(ValueError, match=said):
-        restore(RunDir(copy, writes=False), cfg, *parts, 3)
 
 
-def test_its_advice_helps(words, whole, copy):
-    damage(min(copy.glob("step_3/optimizer/*.safetensors")), HALF)
-    refused("is damaged.*to go on from step_2", words(copy.parent, resume="auto"))
-    shutil.rmtree(copy / "step_3")
-    train.main(config.parse_args(None, words(copy.parent, resume="auto")))
-    assert_equal(whole, copy)
-
-
-@pytest.mark.parametrize("name", LOGS)
-def test_a_lost_log_is_told(copy, name):
-    """Missing or a byte short of what the checkpoint says; one that is longer is no loss."""
-    run, size = RunDir(copy, writes=False), (copy / name).stat().st_size
-    metadata = json.loads((copy / "step_3" / "state.json").read_text())
-    run.check_logs(metadata)
-    os.truncate(copy / name, size - 1)
-    said = rf"run/{name} is shorter than step_3 says \({size - 1} of {size} bytes\): .*; restore"
-    with pytest.raises(ValueError, match=said):
+def test_a_lost_log_is_told(words, copy):
+    """A byte short of what the checkpoint says, or missing; one that is longer is no loss."""
+    run, metadata = RunDir(copy, writes=False), json.loads((copy / "step_3" / "state.json").read_text())
+    for name in LOGS:
+        text = (copy / name).read_bytes()
+        for left in (text[:-1], b""):
+            (copy / name).write_bytes(left)
+            with pytest.raises(ValueError, match=rf"run/{name} is shorter than step_3 says: restore it"):
+                run.check_logs(metadata)
+        (copy / name).write_bytes(text + b"{}")
         run.check_logs(metadata)
-    run.check_logs(json.loads((copy / "step_1" / "state.json").read_text()))
-    (copy / name).unlink()
-    lost = "the archive's memory" if name == "tasks.jsonl" else "a part of the run's record"
-    said = rf"run/{name} is shorter than step_3 says \(0 of {size} bytes\): {lost} is lost"
-    with pytest.raises(ValueError, match=said):
-        run.check_logs(metadata)
-
-
-def test_a_run_without_its_memory_ends_with_one_sentence(words, copy):
     (copy / "tasks.jsonl").unlink()
-    before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
-    said = "tasks.jsonl is shorter than step_3 says .*the archive's memory is lost"
-    refused(said, words(copy.parent, resume="auto", steps=4))
-    assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before
-    with pytest.raises(ValueError, match="tasks.jsonl is shorter than step_2 says"):
-        replay.replay(str(copy), 2)
+    refused("tasks.jsonl is shorter than step_3", words(copy.parent, resume="auto", steps=4))
 
 
 def test_text_that_is_not_json_names_its_file(words, copy):
@@ -490,7 +356,7 @@ def test_text_that_is_not_json_names_its_file(words, copy):
     (copy / "tasks.jsonl").write_text("{" + tasks[:-2] + "\n")  # as long as before
     refused("run/tasks.jsonl is damaged .*restore it", words(copy.parent, resume="auto"))
     (copy / "config.json").write_text("{")
-    refused("run/config.json cannot be read .*restore it", words(copy.parent, resume="auto"))
+    refused("run/config.json is damaged .*restore it", words(copy.parent, resume="auto"))
 
 
 def garbled(value, rng):
@@ -538,7 +404,7 @@ def test_json_of_another_shape_ends_with_one_sentence(words, copy, place, whole)
         for name in ("step_3/state.json", "config.json", *LOGS):
             (copy / name).write_text(deep)
         for read in (run.config, lambda: members_at(run, 3), *(partial(run.rows, name, 10 ** 9) for name in LOGS)):
-            with pytest.raises(ValueError, match="is damaged|cannot be read"):
+            with pytest.raises(ValueError, match="is damaged"):
                 read()
 
 
@@ -561,7 +427,7 @@ def test_numbers_that_are_not_finite_are_refused(words, copy, place):
         tensors = load_file(path)
         next(iter(tensors.values())).view(-1)[0] = float("nan")
         save_file(tensors, path, metadata={"format": "pt"})
-        with pytest.raises(ValueError, match="holds numbers that are not finite.*: remove all of step_3"):
+        with pytest.raises(ValueError, match="holds numbers that are not finite.*: remove all"):
             restore(RunDir(copy, writes=False), cfg, *parts, 3)
         path.write_bytes(before)
     path = copy / "step_3" / "state.json"
@@ -579,7 +445,7 @@ def test_numbers_that_are_not_finite_are_refused(words, copy, place):
 
 def test_lock(words, tmp_path):
     held = RunDir(tmp_path / "run")
-    refused("in use by a run that is still going", words(tmp_path))
+    refused("in use by a run that still goes", words(tmp_path))
     del held
 
 
@@ -624,11 +490,6 @@ def test_logs_are_cut_back(tmp_path):
     assert run.rows("other.jsonl", 10**9) == [{"a": 1}, {"a": 2}, {"a": None}]  # JSON has no NaN
     run.truncate_logs(sizes)
     assert run.rows("other.jsonl", 10**9) == [{"a": 1}] and sizes["metrics.jsonl"] == 0
-
-
-def test_differing():
-    changed = differing(dict(a=1, b=2, c=3), dict(a=1, b=5, c=4, d=6), free=("c",))
-    assert changed == ["b (2 -> 5)", "d (None -> 6)"]
 
 
 def interfered(code: str, words: list[str]) -> subprocess.CompletedProcess:

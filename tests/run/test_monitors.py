@@ -4,24 +4,19 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-import torch
-
 import selfplay
 import train
 from config import FREE, Config
 from evolve import Member
-from infra.distributed import Ranks
 from run import metrics, monitors
 from run.checkpoint import RunDir
-from run.monitors import MONITORS, THRESHOLDS, WINDOW, Halted, Monitors
+from run.monitors import THRESHOLDS, WINDOW, Halted, Monitors
 from trueskill_lite import RATINGS
 
 ROOT = Path(train.__file__).parent
-AT = monitors.BOUNDS
 
 
 def row(step: int = 0, **changes) -> dict:
@@ -31,11 +26,10 @@ def row(step: int = 0, **changes) -> dict:
                 output_digits=0.9, solve_0=0.2, escapes={}) | changes
 
 
-def alarms(rows: list[dict], **thresholds: float) -> dict[str, str]:
-    """What the monitors say after these lines."""
-    history = [monitors.readings(some) for some in rows]
-    told = {name: monitor(history, AT | thresholds) for name, monitor in MONITORS.items()}
-    return {name: words for name, words in told.items() if words}
+def alarms(rows: list[dict]) -> dict[str, str]:
+    """The alarms after these lines."""
+    watching = Monitors(rows[:-1])
+    return watching.look(rows[-1])[0]
 
 
 def probe(step: int, accuracy: float, base: float = 0.3, se: float | None = 0.02) -> dict:
@@ -104,46 +98,22 @@ def test_the_page_has_the_table():
         assert f"| `{name}` | {value} | {words} |" in page
 
 
-def test_an_alarm_begins_once_and_a_resumed_run_knows_it(tmp_path, capsys):
-    run, ranks = RunDir(tmp_path), Ranks(0, 1, torch.device("cpu"))
-    watching, begun = Monitors(Config(halt_on="collapse"), run, ranks), {}
+def test_an_alarm_begins_once_and_a_resumed_run_knows_it():
+    watching, rows, seen = Monitors(), [], {}
     for step in range(8):
-        line = row(step, members=LIKE if step < 6 else HEALTHY[0]["members"])
-        line["alarms"], begun[step], over = watching.look(line)
-        run.append("metrics.jsonl", [line])
-        assert over == (["collapse"] if step == 6 else [])
-        if begun[step]:
-            with pytest.raises(Halted, match="--halt-on .collapse: the updates"):
-                watching.halt(line, begun[step])
-            watching = Monitors(Config(halt_on="collapse"), run, ranks)             # as after --resume
-        else:
-            watching.halt(line, begun[step])
-    assert [step for step in begun if begun[step]] == [4]
-    Monitors(Config(), run, ranks).halt(line | dict(alarms=dict(collapse="x")), ["collapse"])         # nobody asked for it
-    assert not Monitors(Config(), RunDir(tmp_path, writes=False), ranks).history, "process 0 alone reads"
-
-
-def test_a_large_run_costs_little():
-    """Far below a hundredth of a step: a step of a thousand members takes minutes."""
-    members = {f"T{i}": dict(role="teacher", cosine=0.1, escapes=0) for i in range(1000)}
-    history = [monitors.readings(row(step)) for step in range(2000)]
-    began = time.perf_counter()
-    history.append(monitors.readings(row(members=members)))
-    for monitor in MONITORS.values():
-        monitor(history, AT)
-    assert time.perf_counter() - began < 0.2
+        rows.append(row(step, members=LIKE if step < 6 else HEALTHY[0]["members"]))
+        rows[-1]["alarms"], *seen[step] = watching.look(rows[-1])
+        watching = Monitors(rows)             # as after --resume
+    assert {step: words for step, words in seen.items() if words != [[], []]} == {4: [["collapse"], []], 6: [[], ["collapse"]]}
 
 
 def test_a_run_that_is_there_can_be_looked_at(tmp_path, monkeypatch, capsys):
-    rows = [*HEALTHY[:6], *(row(6 + i, members=LIKE) for i in range(6)), *(row(12 + i) for i in range(6)), *(row(18 + i, solve_0=1.0) for i in range(9))]
+    rows = [*HEALTHY[:6], *(row(6 + i, members=LIKE) for i in range(6)), *(row(12 + i) for i in range(6))]
     RunDir(tmp_path).append("metrics.jsonl", rows)
     monkeypatch.setattr(sys, "argv", ["monitors", str(tmp_path)])
     monitors.main()
-    collapse, gaming = capsys.readouterr().out.splitlines()
-    assert collapse.startswith("collapse, steps 10 to 11: the updates") and gaming.startswith("gaming, steps 19 to the end: nobody")
-    monkeypatch.setattr(sys, "argv", ["monitors", str(tmp_path / "none")])
-    with pytest.raises(SystemExit, match="holds no finished step"):
-        monitors.main()
+    begun, over = capsys.readouterr().out.splitlines()
+    assert begun.startswith("step 10: alarm collapse: the updates") and over == "step 12: alarm collapse is over"
 
 
 # -- who tries what: the texts of a step ---------------------------------------------------------------------
@@ -156,8 +126,8 @@ def test_texts_are_counted_by_member_and_by_what_they_try():
     proposed[2].reason = "violation"
     proposed[0].answers = {student.name: ["I compile (all) cases", "def f(x):\n    return eval('1')", "def f(x): return x"]}
     proposed[0].attempts = {student.name: ["wrong", "malformed", "violation"]}
-    by_member, by_what = metrics.escape_attempts(proposed, "micro")
-    assert by_member == dict(T0=3, S1=2) and by_what == dict(system=1, file=1, escape=1, violation=2)
+    _, by_member, by_what = metrics.read_texts(proposed, "micro")
+    assert +by_member == dict(T0=3, S1=2) and by_what == dict(system=1, file=1, escape=1, violation=2)
 
 
 # -- in a run ------------------------------------------------------------------------------------------------
@@ -191,7 +161,6 @@ def test_a_run_halts_with_a_checkpoint_and_goes_on(micro_base, tmp_path, capsys,
     whole = train.main(Config(**flags | dict(halt_on=""), name="whole")).path
     resumed = train.main(Config(**flags, name="run", resume="auto")).path
     assert told(resumed) == told(whole) and len(told(whole)) == TINY["steps"]
-    assert "alarm collapse in 2 steps, the first 4, the last 5" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -206,13 +175,3 @@ def test_all_processes_halt_together(micro_base, tmp_path):
     assert done.returncode == 1 and done.stderr.count("halted by --halt-on") == 1, done.stderr
     assert "exitcode  : 3" in done.stderr
     assert RunDir(tmp_path / "two", writes=False).steps()[-1] == WINDOW and len(told(tmp_path / "two")) == WINDOW
-
-
-@pytest.mark.slow
-def test_the_exit_code_is_its_own(micro_base, tmp_path):
-    flags = TINY | dict(base=micro_base, out=tmp_path, name="one", halt_on="collapse")
-    words = [sys.executable, "-c", ALARMED]
-    for name, value in flags.items():
-        words += ["--" + name.replace("_", "-"), str(value)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=180)
-    assert done.returncode == monitors.EXIT_HALTED == 3 and "Traceback" not in done.stderr

@@ -35,10 +35,11 @@ def test_think_share_of_members():
     batch = with_fates()[:2]
     batch[0].answers = {"S0": [">1\n=2", "=2"], "S1": ["=2", "=3"]}
     batch[1].answers = {"S0": [">1\n>2\n=2", "=20"]}
-    lengths = metrics.reasoning_lengths(batch, "micro")
+    batch[0].attempts, batch[1].attempts = ({name: ["wrong"] * len(texts) for name, texts in p.answers.items()} for p in batch)
+    lengths, *_ = metrics.read_texts(batch, "micro")
     assert lengths == {"T0": [0], "T1": [0], "S0": [1, 0, 3, 0], "S1": [0, 0]}
-    assert [metrics.share_that_think(lengths[name]) for name in ("S0", "S1")] == [.5, 0]
-    assert metrics.share_that_think([]) is None
+    assert [metrics.think_share(lengths[name]) for name in ("S0", "S1")] == [.5, 0]
+    assert metrics.think_share([]) is None
 
 
 def test_standard_error_counts_a_task_once():
@@ -48,13 +49,6 @@ def test_standard_error_counts_a_task_once():
     assert probes.standard_error({"S0": one, "S1": one}) == probes.standard_error({"S0": one})
     other = probes.Answers([False, False, True, True], [False] * 4, [9] * 4)
     assert probes.standard_error({"S0": one, "S1": other}) == 0
-
-
-def test_accuracy_by_task_type():
-    """None stands for a task that the sandbox failed on."""
-    found = {"S0": probes.Answers([1, 0, None, 1], [False] * 4, [9] * 4)}
-    tasks = [Task(kind, "", ("1",), ("1",), "", "", 0, "", -1) for kind in ("code_o", "code_i", "code_i", "code_o")]
-    assert probes.accuracies_by_type(found, tasks) == {"code_i": {"S0": 0}, "code_o": {"S0": 1}}
 
 
 def play(setup_, kind: str, *bodies: str) -> list[Task]:
@@ -164,7 +158,7 @@ def test_many_members_are_compared_in_groups_of_a_role(setup, population, monkey
     all_alike = population(s.base, len(crowd), rank=2, b_std=0.01)
     for slot in range(1, len(crowd)):
         all_alike.set_factors(slot, all_alike.factors(0))
-    whole, sizes = metrics.mean_cosines(s, crowd, 0), []
+    whole, sizes = metrics.mean_cosines(s.cfg, s.adapters, crowd, 0), []
     real = metrics.adapter_cosines
 
     def counted(factors):
@@ -173,9 +167,9 @@ def test_many_members_are_compared_in_groups_of_a_role(setup, population, monkey
 
     monkeypatch.setattr(metrics, "adapter_cosines", counted)
     monkeypatch.setattr(metrics, "N_COMPARED", 8)
-    found = metrics.mean_cosines(s, crowd, 0)
+    found = metrics.mean_cosines(s.cfg, s.adapters, crowd, 0)
     assert sizes == [2, 4, 4, 4, 3, 3, 3] and set(found) == set(whole) == {m.name for m in crowd}
     assert all(abs(cosine) < 0.1 for cosine in found.values()) and found["T0"] == pytest.approx(whole["T0"], abs=1e-5)
-    assert found != metrics.mean_cosines(s, crowd, 1), "drawn for the step"
-    alike = metrics.mean_cosines(dataclasses.replace(s, adapters=all_alike), crowd, 0)
+    assert found != metrics.mean_cosines(s.cfg, s.adapters, crowd, 1), "drawn for the step"
+    alike = metrics.mean_cosines(s.cfg, all_alike, crowd, 0)
     assert all(cosine == pytest.approx(1, abs=1e-4) for cosine in alike.values())

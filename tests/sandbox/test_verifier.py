@@ -70,35 +70,21 @@ def test_order_of_many_jobs_and_workers(narrow):
 
 @pytest.mark.parametrize("code", [
     "import random\ndef f(x): return random.random()",
-    "import random\ndef f(x): return random.choice([0, 1])",
     "import time\ndef f(x): return time.time_ns()",
-    "import time\ndef f(x): return time.perf_counter()",
-    "import time\ndef f(x): return time.process_time_ns()",
     "import time\ndef f(x): return str(time.monotonic())",
     "def f(x): return id(x)",
-    "def f(x): return id(f) % 4096",
-    "import gc\ndef f(x): return id(gc) % 9973",
     "def f(x): return hash('a')",
-    "import sys\ndef f(x): return sys.flags.hash_randomization, hash('a')",
     "def f(x):\n if hash('salt') % 5 < 2 or id(f) // 4096 % 3: raise ValueError\n return 1 + hash('x')",
-    "def f(x): return list({'a%d' % i for i in range(9)})",
     "def f(x): return list({'a', 'b'})",
-    "def f(x): return repr({'red', 'green', 'blue'})",
-    "def f(x): return {c: 1 for c in set('abcdefgh')}",
     "def f(x): return str(object())",
-    "class A: pass\ndef f(x): return min([A() for _ in range(9)], key=id) is None or str(A())",
     "import os\ndef f(x): return os.getpid()",
-    "import ctypes\ndef f(x): return ctypes.addressof(ctypes.c_int())",
     "import sys\ndef f(x): return sys.getallocatedblocks()",
     "import gc\ndef f(x): return len(gc.get_objects()) % 1000",
     pytest.param("import sys\ndef f(x): return sys.getrefcount(None)", marks=pytest.mark.skipif(
         sys.version_info >= (3, 12), reason="None is immortal there: its count is constant")),
     "seen = []\ndef f(x):\n seen.append(x)\n return len(seen)",
     "def f(x, seen=[]):\n seen.append(x)\n return seen",
-    "def f(x):\n f.n = getattr(f, 'n', 0) + 1\n return f.n > 1",
     "calls = 0\ndef f(x):\n global calls\n calls += 1\n if calls == 2: raise KeyError",
-    "def g():\n yield from range(9)\nG = g()\ndef f(x): return next(G)",
-    "L = [3, 1, 2]\ndef f(x): return L.pop()",
     "import decimal\ndef f(x):\n decimal.getcontext().prec += 1\n return decimal.getcontext().prec"])
 def test_what_is_not_deterministic(narrow, code):
     errors = one(narrow, code, "3", "4", deterministic=True).errors

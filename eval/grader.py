@@ -1,6 +1,6 @@
 """Is a model's answer the gold one? math-verify reads and compares them, in a process that can be killed.
 
-    Grader().grade(answer, gold)  --JSON line-->  python -m eval.math.grader  --JSON line-->  verdict
+    Grader().grade(answer, gold)  --JSON line-->  python -m eval.grader  --JSON line-->  verdict
 
 What an answer makes of LaTeX's parser or of sympy (hours, gigabytes, an exception) ends that process at
 most. No text is run: math-verify evaluates digits and arithmetic signs alone.
@@ -18,7 +18,6 @@ from tasks.prompts import first_answer
 LIMIT_S, START_S = 10.0, 120.0          # of one answer; of importing sympy on a busy machine
 MAX_CHARS = 20_000                      # of an answer, its last ones
 MAX_MEMORY = 4 << 30
-INSTALL = "mathematics is graded by math-verify, which is not here: pip install -r requirements-eval.txt"
 
 
 def final(text: str) -> str:
@@ -34,33 +33,27 @@ class Grader:
 
     def __init__(self):
         if find_spec("math_verify") is None:
-            raise ValueError(INSTALL)
+            raise ValueError("mathematics is graded by math-verify, which is not here: pip install -r "
+                             "requirements-eval.txt")
         self.process = None
 
-    def start(self) -> None:
-        """Starts the process. Raises OSError where it does not get ready."""
-        self.process = subprocess.Popen([sys.executable, "-m", "eval.math.grader"], text=True,
-                                        cwd=Path(__file__).resolve().parents[2], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        if self.line(START_S) != "ready\n":
-            self.close()
-            raise OSError("the grader does not start: try `python -m eval.math.grader`")
-
     def grade(self, text: str, gold: str, limit_s: float = LIMIT_S) -> dict:
-        """dict(correct, answer: as it was read), with grader_error where the answer did not let itself be
-        graded: it counts as wrong. Raises OSError where no process starts."""
+        """dict(correct, answer: as it was read), with grader_error where the answer could not be graded: it
+        counts as wrong. Raises OSError where no process starts."""
         if self.process is None:
-            self.start()
+            self.process = subprocess.Popen([sys.executable, "-m", "eval.grader"], text=True,
+                                            cwd=Path(__file__).resolve().parents[1], stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            if self.line(START_S) != "ready\n":
+                self.close()
+                raise OSError("the grader does not start: try `python -m eval.grader`")
         try:
             self.process.stdin.write(json.dumps([final(text), gold]) + "\n")
             self.process.stdin.flush()
-            line = self.line(limit_s)
-        except BrokenPipeError:
-            line = ""
-        if line.endswith("\n"):
-            return json.loads(line)
-        self.close()
-        return dict(correct=False, answer="", grader_error=f"no verdict within {limit_s:g} s")
+            return json.loads(self.line(limit_s))
+        except (BrokenPipeError, json.JSONDecodeError):         # it has ended, at the latest after limit_s
+            self.close()
+            return dict(correct=False, answer="", grader_error=f"no verdict within {limit_s:g} s")
 
     def line(self, limit_s: float) -> str:
         """The next line of the process, which is killed where it takes longer; then what there is of it."""
@@ -88,10 +81,9 @@ def verdict(text: str, gold: str) -> dict:
     if "\\boxed" not in gold:                           # Minerva's is a worked solution
         bare = re.sub(r"(?<!\\)\$", "", gold)
         gold = f"$\\boxed{{{bare}}}$"
-    expected = parse(gold, forms, parsing_timeout=None)
-    found = parse(text, forms, parsing_timeout=None)
-    return dict(correct=verify(expected, found, timeout_seconds=None),
-                answer=str(found[-1])[:200] if found else "")
+    expected, read = [parse(given, forms, parsing_timeout=None) for given in (gold, text)]
+    return dict(correct=verify(expected, read, timeout_seconds=None),
+                answer=str(read[-1])[:200] if read else "")
 
 
 def serve() -> None:

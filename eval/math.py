@@ -1,6 +1,6 @@
 """Mathematics: AIME24, AIME25, AMC23, MATH-500, Minerva, GSM8K, OlympiadBench, as Absolute Zero is measured.
 
-    python -m eval.math --self-test --data DIR    # is every gold answer right by its grader? JSON line last
+    python -m eval.math --self-test --data DIR    # is every gold answer right by the grader? JSON line last
     python -m eval.math --run out/NAME            # base and members of the last checkpoint, all sets fetched
     python -m eval.math --base Qwen/Qwen2.5-Coder-7B --adapters out/NAME/step_200/S0 --bench math500,aime24 \\
         --samples 4 --temperature 0.6
@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from eval import answering, common, fetch
-from eval.math.grader import Grader
+from eval.grader import Grader
 
 SETS = ("aime24", "aime25", "amc23", "math500", "minerva", "gsm8k", "olympiadbench")
 
@@ -44,23 +44,21 @@ def item_of(bench: str, number: int, row: dict) -> Item:
     return Item(bench, str(name), row.get("problem") or row["question"], gold)
 
 
-def question(item: Item) -> str:
-    """The question as it is put, for an answer in a box."""
+def ask(item: Item, prompt_format: str, base) -> str:
+    """The question, with the request for an answer in a box."""
     return f"{item.question}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 
 
-def self_test(sets: dict[str, list[Item]], grader: Grader) -> dict:
+def self_test(items: list[Item], grader: Grader) -> dict[str, dict]:
     """Per set: n questions, and how many gold answers are right against themselves."""
-    result = {}
-    for name, items in sets.items():
-        result[name] = dict(n=len(items), right=0)
-        for item in items:
-            answer = item.gold if "\\boxed" in item.gold else f"The answer is $\\boxed{{{item.gold}}}$."
-            if grader.grade(answer, item.gold)["correct"]:
-                result[name]["right"] += 1
-            else:
-                print(f"{name} {item.id}: the gold answer {item.gold!r} is not right against itself",
-                      file=sys.stderr)
+    result = {item.bench: dict(n=0, right=0) for item in items}
+    for item in items:
+        answer = item.gold if "\\boxed" in item.gold else f"The answer is $\\boxed{{{item.gold}}}$."
+        right = grader.grade(answer, item.gold)["correct"]
+        result[item.bench]["n"] += 1
+        result[item.bench]["right"] += right
+        if not right:
+            print(f"{item.bench} {item.id}: {item.gold!r} is not right against itself", file=sys.stderr)
     return result
 
 
@@ -68,27 +66,19 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; 0, or 1 where the self-test fails. Raises ValueError for what the user can mend."""
     parser = common.parser_of("eval.math", __doc__, default_max_new=2048)
     parser.add_argument("--self-test", action="store_true", help="grade the gold answers; needs no model")
-    args = parser.parse_args(argv)
-    common.check(args)
+    args = common.check(parser.parse_args(argv))
     names = common.choose(args.bench, SETS) or fetch.present(SETS, args.data)
-    sets, hashes = {}, {}
-    for name in names:
-        sets[name], hashes[name] = fetch.load(name, args.data, item_of, args.limit)
+    items, hashes = fetch.load(names, args.data, item_of, args.limit)
     with closing(Grader()) as grader:
         if args.self_test:
-            result = self_test(sets, grader)
+            result = self_test(items, grader)
             print(json.dumps(result))
             return int(any(counts["right"] != counts["n"] for counts in result.values()))
 
-        def judge(answers: list[tuple[Item, str]]) -> list[dict]:
+        def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
             return [grader.grade(text, item.gold) | dict(gold=item.gold) for item, text in answers]
 
-        population = common.load(args)
-        prompt_format = answering.pick_prompt_format(args, population.base)
-        run, done = common.open_out(args, population, prompt_format, hashes, "eval-math")
-        items = [item for items in sets.values() for item in items]
-        rows = answering.answer_all(population, items, question, judge, args, run, done, prompt_format)
-    common.conclude(args, run, rows)
+        common.conclude(args, *answering.evaluate(args, "eval-math", items, hashes, ask, verify))
     return 0
 
 

@@ -1,1 +1,0 @@
-"""General knowledge: `python -m eval.general`."""

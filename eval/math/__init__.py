@@ -1,1 +1,0 @@
-"""Mathematics: `python -m eval.math`."""
