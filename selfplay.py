@@ -336,7 +336,7 @@ def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Ou
 
 
 def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
-    """Set proposals' rewards: of valid ones by their outcome; others cost cfg.invalid_penalty (AZR, eq. 4, 6)."""
+    """Rewards: of valid proposals by their outcome; others cost cfg.invalid_penalty (AZR, eq. 4 and 6)."""
     valid = [p for p in proposed if not p.reason]
     for p, outcome in zip(valid, outcomes(s, archive, valid), strict=True):
         p.reward = TEACHER_REWARDS[s.cfg.teacher_reward](outcome)
