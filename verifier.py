@@ -15,13 +15,13 @@ its own return values, taken where it is canonical text byte for byte; how it en
 
 The wall is a seccomp allow-list of 17 system calls. A second one, best effort: namespaces, an empty root, a
 dropped user. Then limits (CPU timer, address space, file size, wall clock), values as text that is neither
-unpickled nor evaluated nor compared by methods of its own, and three interpreters of other hash seeds and
-addresses for jobs that must be deterministic.
+unpickled nor evaluated nor compared by methods of its own, and two or three interpreters of other hash seeds
+and addresses for jobs that must be deterministic.
 
 Tiers. "full"; "no namespaces" (the wall without the second one); "weak" (no seccomp: not Linux, other
 processors; only with weak=True). Canary programs through the normal path decide; where they get past, the
 sandbox refuses to start. Not promised: anything in "weak", bugs of the kernel behind those calls, side
-channels such as timing, and that three runs show every dependence on hash order or a clock of seconds.
+channels such as timing, and that these show every dependence on hash order or a clock of seconds.
 """
 import argparse
 import json
@@ -41,9 +41,9 @@ class Job:
 
     entry: the function that is called; None: each input is the standard input of the whole program, in a
     child of its own, and what it prints is the value. deterministic: also demand that every input gives one
-    value in three interpreters, in any order, once, twice or five times (two calls within one CPU limit, so
-    that a task which is accepted does not meet the limit by chance later). give_up: after an input that ended
-    its child, do not run the others. cpu_s: its own CPU limit, 0 for the sandbox's.
+    value in two or three interpreters, in any order, once, twice or five times (two calls within one CPU
+    limit, so that a task which is accepted does not meet the limit by chance later). give_up: after an input
+    that ended its child, do not run the others. cpu_s: its own CPU limit, 0 for the sandbox's.
     """
     code: str
     inputs: tuple[str, ...]
