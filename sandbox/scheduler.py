@@ -286,8 +286,9 @@ class Scheduler:
                 run = queue.popleft()
                 server = self.idle(run.which)
                 own_s = run.case.job.cpu_s
-                limit_s = (own_s or cpu_s) * max(1, CALLS[run.which] / 2)
-                server.start(run, limit_s, max(self.wall_s, cpu_s, 5 * own_s))
+                longer = max(1, CALLS[run.which] / 2)
+                wall_s = max(self.wall_s, cpu_s, 5 * own_s)
+                server.start(run, (own_s or cpu_s) * longer, wall_s * longer)
                 n_busy += 1
             deadline = min(server.deadline for server in self.busy())
             wait_s = max(0, deadline - time.monotonic())

@@ -51,7 +51,6 @@ def test_members_that_are_paged_in_compute_what_they_do_among_all(tiny, populati
     active, told = torch.tensor([p in (1, 4) for p in range(6)]), []
     for adapters in (paged, whole):
         adam = Adam(adapters, [1e-2] * 6)
-        adapters.changed.clear()
         for _ in range(2):
             for p in adapters.parameters():
                 p.grad = torch.zeros_like(p)
@@ -59,7 +58,6 @@ def test_members_that_are_paged_in_compute_what_they_do_among_all(tiny, populati
             tiny.model.logits(tiny.model(ids, lora=route)).square().sum().backward()
             told.append(adam.step(active)[0])
         told += [adam.steps, *adam.m, *adam.v]
-        assert adapters.changed == {1, 4}
     half = len(told) // 2
     assert all(torch.equal(x, y) for x, y in zip(told[:half], told[half:])) and told[0][[1, 4]].min() > 0
     for p in range(6):
