@@ -175,7 +175,7 @@ class AdapterWeights:
             B = self.pick(self.adapters.B[path]).transpose(1, 2)
             if self.joint and len(sizes) > 1:
                 B = F.pad(B, (end - n, sum(sizes) - end))
-            elif self.dtype != torch.float32 or (self.trains and len(B) < len(self.adapters.B[path])):
+            elif self.dtype != torch.float32 or (self.trains and len(B) < self.adapters.n_members):
                 B = B.contiguous()                      # else every dense product would copy it
             blocks.append((rows, slice(end - n, end), B))
         if self.joint and blocks:
