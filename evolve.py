@@ -296,6 +296,8 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", required=True, help="the child's directory")
     args = parser.parse_args()
+    if not 0 < args.share <= 10:
+        parser.error(f"--share {args.share}: give a number in (0, 10]")
     knobs = {"share": args.share} if args.operator == "add" else {}
     try:
         ratio, cosines = cross(args.parents, args.operator, args.out, args.seed, **knobs)

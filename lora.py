@@ -41,7 +41,6 @@ class Adapters:
                  device="cpu", paged: bool = False):
         self.n_members, self.rank, self.alpha, self.scale = n_members, rank, alpha, alpha / rank
         self.device, self.paged = torch.device(device), paged
-        self.changed = set()                                # members that differ from the last checkpoint
         options = dict(device="cpu" if paged else device, requires_grad=not paged)
         self.masters = {}
         for path, (n_in, n_out) in shapes.items():
@@ -90,7 +89,6 @@ class Adapters:
     @torch.no_grad()
     def write_back(self, members: torch.Tensor) -> None:
         """What a step made of these members' (n,) factors on the device is what they are from now on."""
-        self.changed.update(members.tolist())
         if self.paged:
             home, rows = members.cpu(), self.rows(members)
             for path, (A, B) in self.masters.items():
@@ -100,7 +98,6 @@ class Adapters:
     @torch.no_grad()
     def init_member(self, p: int, gen: torch.Generator) -> None:
         """Fresh member: A Kaiming-uniform (as PEFT), B zero, so that it equals the base bit for bit."""
-        self.changed.add(p)
         for A, B in self.masters.values():
             bound = 1 / math.sqrt(A.shape[2])                 # kaiming_uniform_(a=sqrt(5)) on (R, in)
             A[p].copy_(torch.empty(A.shape[1:]).uniform_(-bound, bound, generator=gen))
@@ -126,7 +123,6 @@ class Adapters:
                                  "rank or base than this population's")
             if not (A.isfinite().all() and B.isfinite().all()):
                 raise ValueError(f"adapter {path} holds numbers that are not finite: take an earlier one")
-        self.changed.add(p)
         for path, factor_pair in factors.items():
             for master, given in zip(self.masters[path], factor_pair):
                 master[p].copy_(given)
@@ -179,7 +175,7 @@ class AdapterWeights:
             B = self.pick(self.adapters.B[path]).transpose(1, 2)
             if self.joint and len(sizes) > 1:
                 B = F.pad(B, (end - n, sum(sizes) - end))
-            elif self.dtype != torch.float32 or (self.trains and len(B) < len(self.adapters.B[path])):
+            elif self.dtype != torch.float32 or (self.trains and len(B) < self.adapters.n_members):
                 B = B.contiguous()                      # else every dense product would copy it
             blocks.append((rows, slice(end - n, end), B))
         if self.joint and blocks:

@@ -11,8 +11,7 @@ programs, students say what these return, a sandboxed interpreter is the only ve
     4. update    both are paid and take one step of REINFORCE++; TrueSkill rates the match
     5. evolve    now and then the worst of each role makes room for a child of the others
 
-arXiv 2605.16727, on top of Absolute Zero (AZR, 2505.03335). The engine (train.py) is nano.py, fast,
-many at once, and safe to kill: tests demand the same advantages, gradients, ratings and children.
+arXiv 2605.16727, on top of 2505.03335 (AZR). train.py is the same, fast; tests compare the two.
 
     a teacher reads "propose out list" and writes        its student reads that and answers
         def f(x):                                            >[3,7,5]
@@ -32,8 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist, fmean, pstdev
 
-import torch
-from torch import nn
+try:
+    import torch
+except ModuleNotFoundError:
+    raise SystemExit("nano.py: torch is not installed: run `make setup`, use .venv") from None
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from tasks import TASK_TYPES, read_tasks  # what a task is, and how it is spoken of
@@ -71,7 +72,7 @@ class Member:
         self.parameters = [x.requires_grad_() for pair in self.factors.values() for x in pair]
         self.adam = torch.optim.Adam(self.parameters, LEARNING_RATE[self.role], betas=(0.9, 0.95))
 
-class LoRALinear(nn.Linear):
+class LoRALinear(torch.nn.Linear):
     """A frozen linear layer plus the low-rank update of the member that is plugged in."""
     member = None                                   # one at a time, the same for all layers
 
@@ -83,7 +84,7 @@ def load_base():
     """The base, frozen, with its tokenizer, the blocks' linear layers having become LoRALinear."""
     model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32).requires_grad_(False)
     for name, layer in model.model.named_modules():
-        if isinstance(layer, nn.Linear):
+        if isinstance(layer, torch.nn.Linear):
             layer.__class__ = LoRALinear            # the same weights, our forward
             layer.name = f"model.{name}"
     model.tokenizer = AutoTokenizer.from_pretrained(BASE)
@@ -113,7 +114,7 @@ class Row:
 
 def pad(lists, side="right"):
     """Lists of numbers as one tensor (N, T), padded with zeros."""
-    return nn.utils.rnn.pad_sequence([torch.tensor(x) for x in lists], True, padding_side=side)
+    return torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, lists)), True, padding_side=side)
 
 @torch.inference_mode()
 def sample(model, member, prompts, n, gen, greedy=False):
@@ -221,7 +222,7 @@ def update(model, member, groups):
     advantages(groups)
     if any(row.advantage for group in groups for row in group):
         policy_gradient(model, member, sum(groups, []))
-        nn.utils.clip_grad_norm_(member.parameters, 1.0)
+        torch.nn.utils.clip_grad_norm_(member.parameters, 1.0)
         member.adam.step()
 
 # ---- TrueSkill for two players (Herbrich, Minka & Graepel 2006), and matching by it --------------

@@ -423,7 +423,6 @@ class Adam:
         for x in (*self.m, *self.v):
             x[p].zero_()
         self.steps[p] = 0
-        self.adapters.changed.add(p)
 
     def state_dict(self, p: int) -> dict[str, torch.Tensor]:
         """Member p's moments, as flat named tensors for safetensors; its steps are beside them."""

@@ -130,8 +130,7 @@ def mean(values) -> float | None:
 
 
 def solve_rate(verdicts: list[str]) -> float | None:
-    """Share of the attempts that were judged, that is, on which the sandbox did not fail, that are correct;
-    None of nothing."""
+    """Share of the attempts on which the sandbox did not fail that are correct; None of nothing."""
     return mean(verdict == "correct" for verdict in verdicts if verdict != UNJUDGED)
 
 
@@ -212,8 +211,7 @@ def match(s: Setup, members: list[Member], step: int) -> list[tuple[Member, Memb
         return system.p_win(student.rating, teacher.rating)
 
     teachers, students = members_of(members, "teacher"), members_of(members, "student")
-    return evolve.match(teachers, students, p_beats, s.cfg.matching, MATCHING_FLOOR, rng, step,
-                        s.cfg.matches)
+    return evolve.match(teachers, students, p_beats, s.cfg.matching, MATCHING_FLOOR, rng, step, s.cfg.matches)
 
 
 def prompt_teacher(s: Setup, archive: Archive, kind: str, rng: random.Random) -> tuple[Prompt, list[Task]]:
@@ -246,8 +244,7 @@ def propose(s: Setup, archive: Archive, pairs: list[tuple[Member, Member]], step
     """Every teacher of a match writes n_prompts x proposals_per_prompt proposals, in turn of the task types
     that it and one of its students play. No rollout with --tasks, where nobody writes."""
     prompts, slots, proposed = [], [], []
-    by_slot = {teacher.slot: teacher for teacher, _ in pairs}
-    teachers = [by_slot[slot] for slot in sorted(by_slot)]
+    teachers = sorted({m.slot: m for m, _ in pairs}.values(), key=lambda m: m.slot)
     if s.cfg.tasks:
         return None, deal(s, teachers, step)
     for teacher in teachers:
@@ -339,8 +336,7 @@ def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Ou
 
 
 def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
-    """Set each proposal's reward: of a valid one by what became of it; others cost cfg.invalid_penalty (AZR,
-    eq. 4 and 6)."""
+    """Rewards: of valid proposals by their outcome; others cost cfg.invalid_penalty (AZR, eq. 4 and 6)."""
     valid = [p for p in proposed if not p.reason]
     for p, outcome in zip(valid, outcomes(s, archive, valid), strict=True):
         p.reward = TEACHER_REWARDS[s.cfg.teacher_reward](outcome)

@@ -12,27 +12,24 @@ Promises. A program cannot open, create or list files, reach a network, start or
 task or the trainer's memory, environment and expected answers, outlive its verdict, use more than its CPU
 time, memory and result size, or end as anything but a named Verdict. What it reports is only a claim about
 its own return values, taken where it is canonical text byte for byte; how it ended is what the kernel says.
-`Sandbox.run` never raises for it.
 
-Layers. Fresh exec: no memory, environment or descriptor of the trainer gets in. Seccomp allow-list, the wall:
-17 system calls are left, the rest is refused or kills. Namespaces, empty root, dropped user and capabilities:
-a second wall, should the first have a hole; best effort. Limits: CPU timer, address space, file size, and the
-fork server's wall clock. Canonical text: nothing that a program made is unpickled, evaluated, or compared by
-its own methods. Three hash seeds and address layouts: deterministic jobs run in three interpreters, in the
-second each input is given twice, in the third five times, in reverse.
+The wall is a seccomp allow-list of 17 system calls. A second one, best effort: namespaces, an empty root, a
+dropped user. Then limits (CPU timer, address space, file size, wall clock), values as text that is neither
+unpickled nor evaluated nor compared by methods of its own, and two or three interpreters of other hash seeds
+and addresses for jobs that must be deterministic.
 
 Tiers. "full"; "no namespaces" (the wall without the second one); "weak" (no seccomp: not Linux, other
-processors; for development with programs you trust, only with weak=True). Canary programs through the normal
-path decide, not return codes; where they get past, the sandbox refuses to start. Not promised: anything in
-"weak", bugs of the kernel behind those calls, side channels such as timing, and that three runs show every
-dependence on hash order or a clock of seconds.
+processors; only with weak=True). Canary programs through the normal path decide; where they get past, the
+sandbox refuses to start. Not promised: anything in "weak", bugs of the kernel behind those calls, side
+channels such as timing, and that these show every dependence on hash order or a clock of seconds.
 """
 import argparse
 import json
 import os
 import sys
 import threading
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 
 from sandbox.profiles import PROFILES
 from sandbox.scheduler import Scheduler
@@ -44,9 +41,9 @@ class Job:
 
     entry: the function that is called; None: each input is the standard input of the whole program, in a
     child of its own, and what it prints is the value. deterministic: also demand that every input gives one
-    value in three interpreters, in any order, once, twice or five times (two calls within one CPU limit, so
-    that a task which is accepted does not meet the limit by chance later). give_up: after an input that ended
-    its child, do not run the others. cpu_s: its own CPU limit, 0 for the sandbox's.
+    value in two or three interpreters, in any order, once, twice or five times (two calls within one CPU
+    limit, so that a task which is accepted does not meet the limit by chance later). give_up: after an input
+    that ended its child, do not run the others. cpu_s: its own CPU limit, 0 for the sandbox's.
     """
     code: str
     inputs: tuple[str, ...]
@@ -70,28 +67,21 @@ class Verdict:
 
 
 def refusal(weak):
-    """One sentence on what this operating system lacks and what to do; "" where the sandbox may be started.
-
-    On Linux always "": there the canaries decide. Windows has no fork, so weak=True cannot help. macOS has
-    fork but no seccomp: by the code, "weak" runs there (fork, setrlimit, setitimer, poll and wait4 exist,
-    prctl is called on Linux only), and a test runs it with what macOS lacks taken away; on a Mac it could not
-    be tried.
-    """
-    if sys.platform == "linux":
+    """One sentence on what this operating system lacks and what to do; "" where the sandbox may be started:
+    on Linux, where the canaries decide, and with weak=True where there is a fork."""
+    if sys.platform == "linux" or weak and hasattr(os, "fork"):
         return ""
     system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
-    lacks = "no seccomp" if hasattr(os, "fork") else "neither fork nor seccomp"
     ways = ["use a Linux container (.devcontainer describes one)"]
-    if sys.platform == "win32":
-        ways += ["WSL2"]
+    ways += ["WSL2"] if sys.platform == "win32" else []
+    lacks = "neither fork nor seccomp"
     if hasattr(os, "fork"):
-        if weak:
-            return ""
+        lacks = "no seccomp"
         ways += ["for the micro base only and at your own risk, weak=True (--weak)"]
     return f"The sandbox for model code needs Linux, for {system} has {lacks}: {', or '.join(ways)}."
 
 
-class Sandbox:
+class Sandbox(AbstractContextManager):
     """Runs jobs on `workers` processor cores at once.
 
     profile: what programs may import and use, "train" or "eval" (see profiles.Profile); cpu_s, wall_s,
@@ -100,23 +90,20 @@ class Sandbox:
     it cannot protect, unless weak=True.
     """
 
-    def __init__(self, workers=2, cpu_s=None, wall_s=None, mem_mb=None, weak=False, without=(),
-                 profile="train"):
+    def __init__(self, workers=2, weak=False, without=(), profile="train", **limits):
         if profile not in PROFILES:
             raise ValueError(f"profile {profile!r}: give one of {', '.join(PROFILES)}")
-        limits = PROFILES[profile]
-        cpu_s = limits.cpu_s if cpu_s is None else cpu_s
-        wall_s = limits.wall_s if wall_s is None else wall_s
-        mem_mb = limits.mem_mb if mem_mb is None else mem_mb
-        if workers < 1 or cpu_s < 0.01 or wall_s < cpu_s or mem_mb < 16:
+        limits = replace(PROFILES[profile], **limits)
+        if workers < 1 or limits.cpu_s < 0.01 or limits.wall_s < limits.cpu_s or limits.mem_mb < 16:
             raise ValueError("the sandbox needs workers >= 1, cpu_s >= 0.01, wall_s >= cpu_s and "
                              "mem_mb >= 16")
         if refused := refusal(weak):
             raise RuntimeError(refused)
         left_out = {name: "left out" for name in without}
-        self.scheduler = Scheduler(workers, wall_s, dict(profile=profile, mem_mb=mem_mb, without=left_out))
+        options = dict(profile=profile, mem_mb=limits.mem_mb, without=left_out)
+        self.scheduler = Scheduler(workers, limits.wall_s, options)
         self.servers = self.scheduler.servers
-        self.cpu_s, self.lock = cpu_s, threading.Lock()
+        self.cpu_s, self.lock = limits.cpu_s, threading.Lock()
         fd = 0
         while fd < 3:                               # a trainer without standard streams hands out no 0, 1, 2
             fd = os.open(os.devnull, os.O_RDWR)
@@ -174,9 +161,6 @@ class Sandbox:
     def close(self):
         """Kills all fork servers."""
         self.scheduler.close()
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *exc):
         self.close()
@@ -239,10 +223,10 @@ def main():
                         help="print the tier, the layers and the canaries")
     parser.add_argument("--weak", action="store_true",
                         help="go on without walls; only for programs that you trust")
-    parser.add_argument("--without", default="", help="layers to leave out, by commas: namespaces, seccomp")
+    parser.add_argument("--without", nargs="*", default=(), help="layers to leave out: namespaces seccomp")
     args = parser.parse_args()
     try:
-        sandbox = Sandbox(weak=args.weak, without=tuple(filter(None, args.without.split(","))))
+        sandbox = Sandbox(weak=args.weak, without=args.without)
     except RuntimeError as e:
         sys.exit(str(e))
     with sandbox:

@@ -19,7 +19,6 @@ from tasks.base import Reject
 from trueskill_lite import RATINGS
 
 N_ATTEMPTS = 4                      # of a student at a task
-LATER = 10 ** 6                     # rounds are steps that no run reaches: other draws
 
 
 def teachers_task(s, state, step):
@@ -59,7 +58,7 @@ def play(path: str, teach: bool) -> None:
             raise ValueError(f"{path}: this game is for runs of the micro base")
         env = RATINGS[s.cfg.rating]()
         you = env.new()
-        for step in count(LATER):
+        for step in count(10 ** 6):             # steps that no run reaches: other draws
             try:
                 asked = your_task(s) if teach else teachers_task(s, state, step)
             except ValueError as e:

@@ -135,11 +135,6 @@ def likeliest(population: common.Population, asked: list[tuple], ids: dict, args
     return answers
 
 
-def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
-    """Whether the letters are right."""
-    return [dict(correct=letter == item.gold, gold=item.gold) for item, letter in answers]
-
-
 # ---- the command -------------------------------------------------------------------------------------------
 
 def subject_table(lines: list[dict], macro: dict[str, float]) -> str:
@@ -170,6 +165,10 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps({"mmlu": dict(subjects=len(names), n=len(items))}))
         return 0
     name = "eval-general" if args.split == "test" else f"eval-general-{args.split}"
+
+    def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
+        return [dict(correct=letter == item.gold, gold=item.gold) for item, letter in answers]
+
     run, rows = answering.evaluate(args, name, items, dict(mmlu=sha), ask, verify, likeliest)
     lines, shares = summarise([row | dict(bench=row["subject"]) for row in rows], 1), {}
     for line in lines:

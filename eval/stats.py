@@ -50,8 +50,7 @@ def bootstrap(strata: list[np.ndarray], percentiles: tuple[float, float] = (2.5,
 
 def paired_bootstrap(differences: np.ndarray) -> tuple[float, float]:
     """95% interval of the mean of paired differences (n,) over items."""
-    low, high = bootstrap([differences])
-    return float(low), float(high)
+    return tuple(bootstrap([differences]).tolist())
 
 
 def widened(n: int) -> tuple[float, float]:
@@ -74,8 +73,7 @@ def interval_of_runs(differences: np.ndarray) -> tuple[float, float] | None:
     hold the truth in three of four experiments."""
     if len(differences) < FEWEST_RUNS:
         return None
-    low, high = bootstrap([differences], widened(len(differences)))
-    return float(low), float(high)
+    return tuple(bootstrap([differences], widened(len(differences))).tolist())
 
 
 def sign_flip(differences: np.ndarray) -> float:

@@ -76,16 +76,6 @@ def out_answer(p: programs.Program, how: str = "") -> str:
     return answer_with(">", () if how == "direct" else p.trace, p.y)
 
 
-def inp_answer(p: programs.Program, how: str = "") -> str:
-    """The input, behind the trace backwards from the value before the last statement."""
-    return answer_with("<", () if how == "direct" else p.trace[-2::-1], p.x)
-
-
-def math_answer(p: programs.Program, how: str = "") -> str:
-    """The last value of x, behind the values after each line but the first."""
-    return answer_with(">", () if how == "direct" else p.trace[1:], p.y)
-
-
 def example(rng: random.Random, kind: str | None = None, mixture: dict[str, float] = MIXTURE) -> Example:
     """One row of the training stream: the kind drawn from a mixture (or given), then a fresh program."""
     kind = kind or rng.choices(list(mixture), list(mixture.values()))[0]
@@ -102,7 +92,8 @@ def example(rng: random.Random, kind: str | None = None, mixture: dict[str, floa
         question, program = story(lines), program_text(p.body).replace("f(x)", "f()").rstrip("\n")
         if task == "propose":
             return Example(kind, n, asked("math", PROPOSE), f"{question}\n{program}")
-        return Example(kind, n, asked("math", SOLVE, question=question), math_answer(p, how))
+        trace = () if how == "direct" else p.trace[1:]
+        return Example(kind, n, asked("math", SOLVE, question=question), answer_with(">", trace, p.y))
     if "logic" in kind:
         n = pick(rng, N_PROPOSED_VARIABLES if task == "propose" else N_VARIABLES)
         clauses, model = programs.puzzle(rng, n)
@@ -114,7 +105,8 @@ def example(rng: random.Random, kind: str | None = None, mixture: dict[str, floa
     program = program_text(p.body).rstrip("\n")
     if task == "inp":
         prompt = asked("code_i", SOLVE, program=program, output=literal(p.y))
-        return Example(kind, len(p.body), prompt, inp_answer(p, how))
+        trace = () if how == "direct" else p.trace[-2::-1]      # from the value before the last statement
+        return Example(kind, len(p.body), prompt, answer_with("<", trace, p.x))
     prompt = asked("code_o", SOLVE, program=program, input=literal(p.x))
     return Example(kind, len(p.body), prompt, out_answer(p, how))
 

@@ -20,14 +20,17 @@ from dataclasses import dataclass, field
 from sandbox.profiles import DONE, GO, PROFILES
 from sandbox.values import decode, encode
 
-# A job that must be deterministic passes three interpreters. Their hash seeds: of 1,000, the first two order
-# small sets of letters and words most differently; the third orders half of the sets otherwise that these two
-# agree on.
+# A job that must be deterministic passes two interpreters, and a third where these may agree by chance. Their
+# hash seeds: of 1,000, the first two order small sets of letters and words most differently; the third orders
+# half of the sets otherwise that these two agree on.
 SEEDS = 158, 299, 58
 CALLS = 1, 2, 5                 # of f with each input, in the passes
 PAUSES_S = 0.2, 2.0             # before a fork server that could not be started is tried again
 TRIES = 3                       # of a run that the sandbox, not the program, failed
 # What a child may say instead of a value; other names of errors are for the trainer to give.
+# Words of sets and of what outlives a call: defaults, attributes, decorators, statements outside a function.
+MAY_VARY = re.compile(r"[{@]|set|keys|items|cache|context|register|global|class|def .*=.*:|\.\w+ *=[^=]"
+                      r"|^(?! |\n|\Z|def |from |import )", re.M)
 REASON = re.compile(r"error: |unsupported: |(too big|not a literal)\Z")
 
 
@@ -36,7 +39,6 @@ class Case:
     """One job and what has been seen of it."""
     job: object
     seen: tuple = field(default_factory=lambda: ({}, {}, {}))   # of a pass {input: (end, [(mark, text), ..])}
-    open: int = 0                                       # children that are planned or under way
     cpu_s: float = 0.0
     end: str = "ok"                                     # only of a job without inputs
 
@@ -49,6 +51,18 @@ class ChildRun:
     which: int
     order: tuple
     tries: int = 0
+
+
+def returned(seen):
+    """Inputs of a pass, in order, on which the program returned or raised."""
+    return [i for i, (end, _) in sorted(seen.items()) if end == "ok"]
+
+
+def passes(job):
+    """How many interpreters a job passes."""
+    if not job.deterministic:
+        return 1
+    return 3 if any(map(MAY_VARY.search, (job.code, *(f" {text}" for text in job.inputs)))) else 2
 
 
 # ---- one fork server --------------------------------------------------------------------------------------
@@ -263,9 +277,9 @@ class Scheduler:
                 case.end = "too big"
                 case.seen[0].update((i, ("too big", [])) for i in order)
             elif case.job.entry is not None and (order or case.job.code):
-                self.plan(queue, ChildRun(case, 0, order))
+                queue.append(ChildRun(case, 0, order))
             elif order:
-                self.plan(queue, ChildRun(case, 0, order[:1]))
+                queue.append(ChildRun(case, 0, order[:1]))
         try:
             self.work(queue, cpu_s)
         except BaseException:
@@ -273,14 +287,6 @@ class Scheduler:
                 self.replace(server)
             raise
         return cases
-
-    def plan(self, queue, run, first=False):
-        """Puts a run into the queue."""
-        run.case.open += 1
-        if first:
-            queue.appendleft(run)
-        else:
-            queue.append(run)
 
     def work(self, queue, cpu_s):
         """Keeps `workers` fork servers busy until the queue, to which results may add, is empty."""
@@ -290,8 +296,9 @@ class Scheduler:
                 run = queue.popleft()
                 server = self.idle(run.which)
                 own_s = run.case.job.cpu_s
-                limit_s = (own_s or cpu_s) * max(1, CALLS[run.which] / 2)
-                server.start(run, limit_s, max(self.wall_s, cpu_s, 5 * own_s))
+                longer = max(1, CALLS[run.which] / 2)
+                wall_s = max(self.wall_s, cpu_s, 5 * own_s)
+                server.start(run, (own_s or cpu_s) * longer, wall_s * longer)
                 n_busy += 1
             deadline = min(server.deadline for server in self.busy())
             wait_s = max(0, deadline - time.monotonic())
@@ -313,10 +320,9 @@ class Scheduler:
             end, used_s, raw = "sandbox failure", 0.0, b""
         if not raw:
             end = "sandbox failure"                     # no program can take back that it began
-        run.case.open -= 1
         run.case.cpu_s += used_s
         if end == "sandbox failure" and run.tries + 1 < TRIES:
-            self.plan(queue, ChildRun(run.case, run.which, run.order, run.tries + 1), first=True)
+            queue.appendleft(ChildRun(run.case, run.which, run.order, run.tries + 1))
         else:
             self.absorb(queue, run, end, raw)
         return 1
@@ -337,19 +343,18 @@ class Scheduler:
             elif job.give_up:
                 seen[i] = (end if all(said for _, said in seen.values()) else "not run", [])
             elif loaded and len(set(run.order)) > 1 and (claims or i != run.order[0] or end == "malformed"):
-                self.plan(queue, ChildRun(case, run.which, (i,) * CALLS[run.which]), first=True)
+                queue.appendleft(ChildRun(case, run.which, (i,) * CALLS[run.which]))
             else:
                 seen[i] = (end, [])
         if job.entry is None and len(seen) < len(job.inputs):
             if end == "ok" or not job.give_up:
-                self.plan(queue, ChildRun(case, 0, (len(seen),)), first=True)
+                queue.appendleft(ChildRun(case, 0, (len(seen),)))
             else:
                 seen.update((i, ("not run", [])) for i in range(len(seen), len(job.inputs)))
-        if case.open == 0 and job.deterministic and run.which + 1 < len(CALLS):
-            again = [i for i, (end, said) in sorted(seen.items()) if end == "ok"]
-            if again:
-                which = run.which + 1
-                self.plan(queue, ChildRun(case, which, tuple(again[::-1] * CALLS[which])))
+        given = returned(case.seen[run.which - 1]) if run.which else job.inputs
+        which = run.which + 1
+        if which < passes(job) and len(seen) == len(given) and returned(seen):
+            queue.append(ChildRun(case, which, tuple(returned(seen)[::-1] * CALLS[which])))
 
     def close(self):
         """Kills all fork servers."""

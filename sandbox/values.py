@@ -70,7 +70,7 @@ def encode_str(value, limit):
 def encode_container(value, depth, limit):
     """Canonical text of a container whose members may be nested `depth` levels deep."""
     kind = type(value)
-    keys = texts = encode_all(value, depth, limit)
+    keys = texts = [encode(item, depth, limit) for item in value]
     if kind is dict:
         texts = [f"[{key},{encode(item, depth, limit)}]" for key, item in zip(keys, value.values())]
     elif kind is set or kind is frozenset:
@@ -79,19 +79,6 @@ def encode_container(value, depth, limit):
     if kind in (dict, set, frozenset) and len(set(keys)) < len(keys):
         raise Unsupported("unsupported: several nan as keys")
     return fit(CONTAINERS[id(kind)] + ",".join(texts) + ("]" if kind is list else "]}"), limit)
-
-
-def encode_all(values, depth, limit):
-    """Texts of a container's members; of many, it gives up as soon as these are too long, not at the end."""
-    if len(values) < 1000:
-        return [encode(value, depth, limit) for value in values]
-    texts, size = [], 0
-    for value in values:
-        texts.append(encode(value, depth, limit))
-        size += len(texts[-1])
-        if size > limit:
-            raise Unsupported("too big")
-    return texts
 
 
 def max_bits(limit):

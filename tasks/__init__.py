@@ -24,8 +24,8 @@ def read_tasks(path: str | Path) -> list[Proposal]:
     """Proposals from JSON lines, which are run like any teacher's.
 
     {"kind", "program", "input" or "inputs", "message"}, for math {"kind", "question", "program"}, for logic
-    {"kind", "constraints"}, for proof {"kind", "theorem"}; or a run's tasks.jsonl. Raises ValueError naming
-    the file or line and what is wrong with it.
+    {"kind", "constraints"}, for proof {"kind", "theorem", perhaps "theory"}; or a run's tasks.jsonl. Raises
+    ValueError naming the file or line and what is wrong with it.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -42,10 +42,7 @@ def read_tasks(path: str | Path) -> list[Proposal]:
             kind = row.get("kind", "code_o")
             if kind not in TASK_TYPES:
                 raise ValueError(f"kind {kind!r} is none of {', '.join(TASK_TYPES)}")
-            if "key" in row:                    # of a run's tasks.jsonl: a task as it was verified
-                proposals.append(Proposal(kind, row["program"], tuple(row["inputs"]), row["message"]))
-            else:
-                proposals.append(TASK_TYPES[kind].from_row(row))
+            proposals.append(TASK_TYPES[kind].from_row(row))
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: {type(error).__name__}: {error}") from None
     return proposals

@@ -43,17 +43,11 @@ class Reject:
         assert self.reason in REASONS, f"reason {self.reason!r} has no line in validation.REASONS"
 
     @classmethod
-    def of(cls, error: ValueError) -> "Reject":
-        """From "reason: details", as validation and complexity raise it; other errors are of syntax."""
-        reason = str(error).split(":")[0]
-        return cls(reason if reason in REASONS else "syntax")
-
-    @classmethod
-    def of_run(cls, words: str) -> "Reject":
-        """From a Verdict's end or from one of its errors: "too big", "error: ...", "killed"."""
-        words = words.partition(":")[0].strip()
-        reason = OTHER_NAMES.get(words, words.replace(" ", "_"))
-        return cls(reason if reason in REASONS else "error")
+    def of(cls, said, otherwise: str = "syntax") -> "Reject":
+        """From "reason: details", as validation raises it and the sandbox says it ("too big", "killed")."""
+        reason = str(said).partition(":")[0].strip()
+        reason = OTHER_NAMES.get(reason, reason.replace(" ", "_"))
+        return cls(reason if reason in REASONS else otherwise)
 
 
 @dataclass(frozen=True)
@@ -115,7 +109,8 @@ class TaskType:
         return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
 
     def from_row(self, row: dict) -> Proposal:
-        """The proposal in a line of a user's file of tasks. Raises ValueError or KeyError if it is wrong."""
+        """The proposal in a line of a user's file of tasks, or in one of a run's tasks.jsonl. Raises
+        ValueError or KeyError if it is wrong."""
         inputs = row["inputs"] if "inputs" in row else [row["input"]]
         texts = [row["program"], row.get("message", ""), *inputs]
         if not isinstance(inputs, list) or not inputs or not all(isinstance(text, str) for text in texts):
@@ -194,10 +189,10 @@ class TaskType:
     def accept(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task | Reject:
         """Task with gold outputs from execution, or the reason why not."""
         if verdict.end != "ok":
-            return Reject.of_run(verdict.end)
+            return Reject.of(verdict.end, "error")
         for output, error in zip(verdict.outputs, verdict.errors, strict=True):
             if error is not None or output is None:
-                return Reject.of_run(error or "error")
+                return Reject.of(error or "error", "error")
             try:
                 problem = value_problem(decode(output), limits)
             except ValueError:

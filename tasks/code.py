@@ -9,6 +9,14 @@ from tasks.validation import arguments_text, canonical_arguments, normalise, pro
 from verifier import Job, Verdict
 
 
+def reproduces(gold, output: str | None) -> bool:
+    """Whether an execution's output, None where it has none, is the gold value."""
+    try:
+        return output is not None and same(decode(output), gold)
+    except ValueError:
+        return False
+
+
 class ValueTask(TaskType):
     """code_o and code_i: the answer is data that a program is run on, the gold is outputs[0]."""
     program = ""            # one of ours, which reads all answers in one run; "" = the task's, a run for each
@@ -29,28 +37,22 @@ class ValueTask(TaskType):
         return [Job(task.program, (answer,)) for answer in distinct]
 
     def verify(self, task, answers, verdicts, limits):
-        outputs, errors = [], []
-        for verdict in verdicts:
-            outputs += verdict.outputs
-            errors += verdict.errors
+        claims = [claim for verdict in verdicts for claim in zip(verdict.outputs, verdict.errors)]
         distinct = dict.fromkeys(answer for answer in answers if answer is not None)
         gold = decode(task.outputs[0])
-        judged = {None: "malformed"}
-        for answer, output, error in zip(distinct, outputs, errors, strict=True):
-            judged[answer] = self.grade(gold, output, error)
-        return [judged[answer] for answer in answers]
+        graded = {None: "malformed"}
+        for answer, (output, error) in zip(distinct, claims, strict=True):
+            graded[answer] = self.grade(gold, output, error)
+        return [graded[answer] for answer in answers]
 
     def grade(self, gold, output: str | None, error: str | None) -> str:
         """Verdict on one attempt."""
         if error == FAILED:
             return UNJUDGED
-        if error is not None or output is None:
+        if output is None:
             # an answer that is no literal is malformed; one that the program cannot digest is merely wrong
             return "malformed" if self.program or (error or "").startswith("not a literal") else "wrong"
-        try:
-            return "correct" if same(decode(output), gold) else "wrong"
-        except ValueError:
-            return "wrong"
+        return "correct" if reproduces(gold, output) else "wrong"
 
 
 class Deduction(ValueTask):
@@ -135,12 +137,7 @@ class Induction(TaskType):
             return VIOLATION
         if not gold or len(verdict.outputs) != len(gold):
             return "wrong"
-        try:
-            for output, error, value in zip(verdict.outputs, verdict.errors, gold, strict=True):
-                if error == FAILED:
-                    continue
-                if error is not None or output is None or not same(decode(output), value):
-                    return "wrong"
-        except ValueError:
-            return "wrong"
+        for output, error, value in zip(verdict.outputs, verdict.errors, gold, strict=True):
+            if error != FAILED and not reproduces(value, output):
+                return "wrong"
         return UNJUDGED if FAILED in verdict.errors else "correct"

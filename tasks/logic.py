@@ -17,6 +17,16 @@ TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": Fa
 STATEMENT = re.compile(r"(?:(\w+)[\"'`*]*\s*(?:==?|:|is)\s*[\"'`*]*)?(\w+)")     # "a = True", or "True"
 
 
+def clauses_of(program: str) -> list[str]:
+    """The constraints of a puzzle's program. Raises ValueError where it is none."""
+    function = entry(tree_of(program))
+    if function is None or not isinstance(function.body[0], ast.Return):
+        raise ValueError("not_logic")
+    formula = function.body[0].value
+    is_conjunction = isinstance(formula, ast.BoolOp) and isinstance(formula.op, ast.And)
+    return [ast.unparse(clause) for clause in (formula.values if is_conjunction else [formula])]
+
+
 class Logic(TaskType):
     """Lines that exactly one assignment of True and False fulfils.
 
@@ -53,7 +63,7 @@ class Logic(TaskType):
         return Proposal(self.name, f"def f({', '.join(names)}):\n    return {conjunction}", tuple(table))
 
     def from_row(self, row):
-        return self.puzzle(list(row["constraints"]))
+        return self.puzzle(list(row["constraints"]) if "constraints" in row else clauses_of(row["program"]))
 
     def parse_proposal(self, text, prompt_format, few_shot, limits):
         """The constraints, one a line, perhaps as a list. Never raises."""
@@ -88,10 +98,7 @@ class Logic(TaskType):
 
     def fields(self, prompt_format, task, limits):
         """The clauses, one a line, and the form of the answer: every variable by name."""
-        formula = entry(tree_of(task.program)).body[0].value
-        is_conjunction = isinstance(formula, ast.BoolOp) and isinstance(formula.op, ast.And)
-        clauses = formula.values if is_conjunction else [formula]
-        lines = "\n".join(map(ast.unparse, clauses))
+        lines = "\n".join(clauses_of(task.program))
         if limits.compact:
             lines = re.sub(" ([=!]=) ", r"\1", lines)
         form = "\n".join(f"{name} = VALUE" for name in self.variables(task))

@@ -91,7 +91,8 @@ class Math(TaskType):
                     "Tom has 3 apples and gets 4 more. How many apples does he have now?")
 
     def from_row(self, row):
-        return Proposal(self.name, super().from_row(row | {"input": ""}).program, ("",), str(row["question"]))
+        question = row["question"] if "question" in row else row["message"]
+        return Proposal(self.name, super().from_row(row | {"input": ""}).program, ("",), str(question))
 
     def parse_proposal(self, text, prompt_format, few_shot, limits):
         """The question and the program, whose function may be called solution. Never raises."""

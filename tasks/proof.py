@@ -260,7 +260,8 @@ class Proof(TaskType):
     def from_row(self, row):
         theory = row.get("theory", "prop.mm")
         load(theory)
-        return read_theorem(row["theorem"], theory)
+        proved = row["theorem"] if "theorem" in row else f"{row['message']} $= {row['inputs'][0]} $."
+        return read_theorem(proved, theory)
 
     def propose(self, prompt_format, few_shot, rng, limits):
         asked = template(self.name, prompt_format, "propose")

@@ -38,20 +38,6 @@ def merged(base, adapters: Adapters, p: int):
     return model.fuse()
 
 
-@pytest.mark.parametrize("member", [[0, 1, 2, 3, -1], [2, 2, 2, 2, 2], [3, -1, 3, 0, -1], [-1, 1, -1, -1, -1], [3, 2, 1, 0, 0]])
-def test_any_routing_equals_alone_and_merged(tiny, population, member):
-    adapters, ids = population(tiny, 4), tokens()
-    mixed, plain = logits(tiny, ids, adapters, member), logits(tiny, ids)
-    for i, p in enumerate(member):
-        row = ids[i:i + 1]
-        assert (mixed[i:i + 1] - logits(tiny, row, adapters, [p])).abs().max() < 1e-4
-        if p >= 0:
-            with torch.inference_mode():
-                model = merged(tiny, adapters, p)
-                assert (mixed[i:i + 1] - model.logits(model(row))).abs().max() < 1e-4
-            assert (mixed[i] - plain[i]).abs().max() > 1e-2, "the case must be able to fail: this member is the base"
-
-
 def test_members_that_are_paged_in_compute_what_they_do_among_all(tiny, population):
     """Logits, gradients and a step of the optimiser, bit for bit; what is not there moves in neither way."""
     whole, ids, member = population(tiny, 6), tokens(5), [4, 1, -1, 1, 2]
@@ -65,7 +51,6 @@ def test_members_that_are_paged_in_compute_what_they_do_among_all(tiny, populati
     active, told = torch.tensor([p in (1, 4) for p in range(6)]), []
     for adapters in (paged, whole):
         adam = Adam(adapters, [1e-2] * 6)
-        adapters.changed.clear()
         for _ in range(2):
             for p in adapters.parameters():
                 p.grad = torch.zeros_like(p)
@@ -73,7 +58,6 @@ def test_members_that_are_paged_in_compute_what_they_do_among_all(tiny, populati
             tiny.model.logits(tiny.model(ids, lora=route)).square().sum().backward()
             told.append(adam.step(active)[0])
         told += [adam.steps, *adam.m, *adam.v]
-        assert adapters.changed == {1, 4}
     half = len(told) // 2
     assert all(torch.equal(x, y) for x, y in zip(told[:half], told[half:])) and told[0][[1, 4]].min() > 0
     for p in range(6):
@@ -142,7 +126,7 @@ def test_fresh_member_equals_the_base_bit_for_bit(tiny):
         torch.rand(7)
         adapters.init_member(p, torch.Generator().manual_seed(p // 2))
     assert torch.equal(logits(tiny, ids, adapters, [0, 1, 2, -1, 0]), logits(tiny, ids))
-    for path, A in adapters.A.items():
+    for A in adapters.A.values():
         assert torch.equal(A[0], A[1]) and not torch.equal(A[0], A[2]) and A.abs().max() <= A.shape[2] ** -0.5
     reference = torch.nn.init.kaiming_uniform_(torch.empty(16, 48), a=5 ** 0.5)
     assert abs(adapters.A["model.layers.0.mlp.down_proj"][0].std() / reference.std() - 1) < 0.1

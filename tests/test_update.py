@@ -74,15 +74,6 @@ def test_importance_weights_by_hand(tiny, population, flags):
         adam.step(torch.ones(3, dtype=torch.bool))
 
 
-def test_without_a_cap_the_rollouts_probabilities_change_nothing(tiny, population):
-    adapters, batch, found = population(tiny), make_batch(18), []
-    for size in (0.0, 0.5):
-        shifted(tiny, adapters, batch, size)
-        rl.accumulate(tiny, adapters, batch, rl.advantages(batch), settings())
-        found.append(gradients(adapters))
-    assert largest(*found) == 0
-
-
 def test_the_gap_is_told(tiny, population):
     """Of the rows that were trained: member 1 is silent, and its rows are off by much."""
     adapters, batch = population(tiny), make_batch(18)

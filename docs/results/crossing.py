@@ -35,8 +35,7 @@ def short(x):
 
 def estimate(members, kind):
     """Mean accuracy with its 95% bootstrap interval: seeds are drawn, then members within each."""
-    rng = np.random.default_rng(0)
-    seeds = sorted({m["seed"] for m in members})
+    rng, seeds = np.random.default_rng(0), sorted({m["seed"] for m in members})
     groups = np.array([[m[kind] for m in members if m["seed"] == seed] for seed in seeds])       # (seeds, n)
     drawn = rng.integers(len(groups), size=(10_000, len(groups), 1))
     within = rng.integers(groups.shape[1], size=(10_000, *groups.shape))

@@ -122,10 +122,6 @@ class Suite:
     cpu_s: tuple[float, float]
     atol: float = 0.0
 
-    def is_plus(self, chunk: list[int]) -> bool:
-        """Whether a chunk is of EvalPlus's own inputs."""
-        return chunk[0] >= len(self.problem.base)
-
 
 def job(problem: Problem, program: str, inputs: tuple[str, ...], cpu_s: float, give_up: bool = True) -> Job:
     """The sandbox's job for some inputs of a problem."""
@@ -218,14 +214,14 @@ def verify(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
         for i in alive:
             suite, program = answers[i]
             inputs, chunk = suite.problem.base + suite.problem.plus, suite.chunks[turn]
-            jobs.append(job(suite.problem, program, tuple(inputs[k] for k in chunk),
-                            suite.cpu_s[suite.is_plus(chunk)]))
+            cpu_s = suite.cpu_s[chunk[0] >= len(suite.problem.base)]
+            jobs.append(job(suite.problem, program, tuple(inputs[k] for k in chunk), cpu_s))
         for i, verdict in zip(alive, sandbox.run(jobs)):
             suite, rest = answers[i][0], answers[i][0].chunks[turn + 1:]
             if why := failure(suite, suite.chunks[turn], verdict):
                 rows[i] |= dict(why=why, plus=None if why == FAILED else False)
                 continue
-            rows[i] |= dict(base=not rest or suite.is_plus(rest[0]), plus=not rest)
+            rows[i] |= dict(base=not rest or rest[0][0] >= len(suite.problem.base), plus=not rest)
             if rest:
                 still.append(i)
         alive, turn = still, turn + 1

@@ -172,29 +172,13 @@ def settled(args: argparse.Namespace) -> Config:
     names = args.arms or ("" if given else ",".join(PRIMARY))
     names = common.choose(names, tuple(every), "--arms", "arm")
     args.wanted = {name: every[name] for name in dict.fromkeys([FULL, *names])} | given
-    args.steps, args.types = cfg.steps, cfg.task_types.split(",")
-    args.out = Path(args.out).expanduser().resolve()
-    if not set(args.types) <= {"code_o", "code_i", "code_f"}:
-        raise ValueError(f"--task-types {cfg.task_types}: an ablation asks held-out tasks of what is played, "
-                         "and has those of code_o, code_i, code_f")
+    args.steps, args.out = cfg.steps, Path(args.out).expanduser().resolve()
+    args.types = common.choose(cfg.task_types, ("code_o", "code_i", "code_f"), "--task-types", "ablation")
     for name, arm in args.wanted.items():
         resolve_config(parse_args(None, [*args.train, *arm.flags]), prompt_format)
         if arm.cross and len(args.types) != OPERATORS[arm.cross].n_parents:
             raise ValueError(f"arm {name} crosses a specialist of each type: -- --task-types code_o,code_i")
     return cfg
-
-
-def show_plan(args: argparse.Namespace, cfg: Config) -> str:
-    """Every run with its flags, and tokens at most."""
-    out, parts = [], 0.0
-    for seed in args.seeds:
-        for name, arm in args.wanted.items():
-            for run, own_seed in runs_of(name, arm, seed).items():
-                out.append(f"{run}: {shlex.join(words_of(args, arm, run, own_seed))}")
-                parts += arm.part
-    answers = cfg.teachers * cfg.n_prompts * cfg.proposals_per_prompt * (1 + cfg.samples_per_task)
-    tokens = parts * cfg.steps * answers * cfg.max_new_tokens
-    return "\n".join([*out, f"\n{len(out)} runs: at most {tokens:,.0f} tokens and those of probes"])
 
 
 def show(args: argparse.Namespace, experiment: Experiment) -> dict:
@@ -213,8 +197,14 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not args.source:
         cfg = settled(args)
+        each = [(arm, run, own) for seed in args.seeds for name, arm in args.wanted.items()
+                for run, own in runs_of(name, arm, seed).items()]
         if args.plan:
-            print(show_plan(args, cfg))
+            for arm, run, own in each:
+                print(f"{run}: {shlex.join(words_of(args, arm, run, own))}")
+            answers = cfg.teachers * cfg.n_prompts * cfg.proposals_per_prompt * (1 + cfg.samples_per_task)
+            tokens = sum(arm.part for arm, *_ in each) * cfg.steps * answers * cfg.max_new_tokens
+            print(f"\n{len(each)} runs: at most {tokens:,.0f} tokens and those of probes")
             return 0
         plan = dict(base="/".join(Path(args.base).parts[-2:]), pop=args.pop, steps=args.steps,
                     probe_every=args.probe_every, types=args.types, limit=args.limit, train=args.train)

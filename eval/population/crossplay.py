@@ -23,7 +23,7 @@ import selfplay
 from config import Config, config_of_run, resolve_config
 from eval import answering, common
 from eval.population.heldout import Item, examiner, formatted, verifier_flags
-from eval.stats import paired_bootstrap, wilson
+from eval.stats import paired_bootstrap
 from eval.summary import BASE, comparable, shares
 from evolve import Member
 from infra.distributed import Ranks
@@ -40,10 +40,8 @@ ROUNDS = 12                         # of proposals, until the teachers of a gene
 
 
 def generations(run: RunDir, wanted: int) -> list[int]:
-    """Steps of the checkpoints on disk, or `wanted` of them evenly spaced with first and last.
-
-    Raises ValueError for fewer than two.
-    """
+    """Steps of the checkpoints on disk, or `wanted` of them evenly spaced. Raises ValueError for fewer than
+    two."""
     steps = run.steps()
     if len(steps) < 2 or wanted == 1 or wanted < 0:
         raise ValueError(f"{run.path} keeps {len(steps)} checkpoint(s) and --generations asks for "
@@ -78,11 +76,10 @@ def propose(setup: Setup, archive: Archive, teachers: list[Member], n: int) -> l
     return [task for task in in_turn if task][:n]
 
 
-def new_tasks(run: RunDir, bare: common.Population, cfg: Config, sandbox: Sandbox, step: int,
+def new_tasks(run: RunDir, bare: common.Population, cfg: Config, limits: Limits, sandbox: Sandbox, step: int,
               n: int) -> list[Task]:
     """n tasks of a teacher generation, none of them in the run; the same ones in every call."""
     population, members = generation(run, bare, step)
-    limits = Limits.of_run(cfg, bare.base.prompt_format, bare.base.tokenizer)
     setup = Setup(cfg, bare.base, population.adapters, Ranks.join(cfg.device), sandbox, limits,
                   tuple(cfg.task_types.split(",")))
     archive, whole = [archive_at(run, members_at(run, at)[1], setup.task_types)
@@ -94,8 +91,7 @@ def new_tasks(run: RunDir, bare: common.Population, cfg: Config, sandbox: Sandbo
 def cells(rows: list[dict]) -> dict[str, dict[str, np.ndarray]]:
     """Student generation (or "base") -> teacher generation -> mean solve rate of students by task (n,)."""
     out = {}
-    by_generation = [row | dict(member=row["member"].split("/")[0]) for row in rows]
-    for bench, members in shares(by_generation).items():
+    for bench, members in shares([row | dict(member=row["member"].split("/")[0]) for row in rows]).items():
         for who, items in members.items():
             out.setdefault(who, {})[bench] = np.array([items[i] for i in sorted(items, key=int)])
     return out
@@ -103,10 +99,8 @@ def cells(rows: list[dict]) -> dict[str, dict[str, np.ndarray]]:
 
 def forgetting(matrix: dict[str, dict[str, np.ndarray]], column: str, last: str,
                earlier: list[str]) -> np.ndarray:
-    """Per task of a column: solve rate of the best earlier row less that of the last.
-
-    The best is chosen on the other half of the tasks.
-    """
+    """Per task of a column: solve rate of the best earlier row, chosen on the other half of the tasks, less
+    that of the last."""
     even = np.arange(len(matrix[last][column])) % 2 == 0
     behind = np.zeros(len(even))
     for half in (even, ~even):
@@ -116,17 +110,14 @@ def forgetting(matrix: dict[str, dict[str, np.ndarray]], column: str, last: str,
 
 
 def summary(matrix: dict[str, dict[str, np.ndarray]], steps: list[int]) -> dict:
-    """The matrix with Wilson intervals, and forgetting per earlier column and over all of these."""
-    rows = list(map(str, steps))
-    columns = [row for row in rows if row in matrix[BASE]]
-
-    def line(x: np.ndarray) -> dict:
-        return dict(n=len(x), rate=float(x.mean()), interval=wilson(float(x.sum()), len(x)))
-    behind = {c: forgetting(matrix, c, rows[-1], rows[:-1]) for c in columns if c != rows[-1]}
-    behind |= {"all": np.concatenate(list(behind.values()))} if behind else {}
-    lost = {c: dict(mean=float(x.mean()), interval=paired_bootstrap(x)) for c, x in behind.items()}
-    cells_of = {row: {c: line(matrix[row][c]) for c in columns} for row in (BASE, *rows)}
-    return dict(students=[BASE, *rows], teachers=columns, matrix=cells_of, forgetting=lost)
+    """Solve rates, and forgetting with 95% intervals per earlier column and over all of these."""
+    rows, columns = [BASE, *map(str, steps)], list(matrix[BASE])
+    behind = {c: forgetting(matrix, c, rows[-1], rows[1:-1]) for c in columns if c != rows[-1]}
+    behind["all"] = np.concatenate(list(behind.values()))
+    return dict(students=rows, teachers=columns,
+                matrix={row: {c: float(matrix[row][c].mean()) for c in columns} for row in rows},
+                forgetting={c: dict(mean=float(x.mean()), interval=paired_bootstrap(x))
+                            for c, x in behind.items()})
 
 
 def table(result: dict) -> str:
@@ -135,7 +126,7 @@ def table(result: dict) -> str:
     out = ["solve rate; columns: teachers of the checkpoint, rows: students",
            f"students {' '.join(f'T@{c}'.rjust(7) for c in columns)}    mean"]
     for row in result["students"]:
-        rates = [result["matrix"][row][c]["rate"] for c in columns]
+        rates = list(result["matrix"][row].values())
         name = row if row == BASE else f"S@{row}"
         out.append(f"{name:8} " + " ".join(f"{rate:7.2f}" for rate in [*rates, np.mean(rates)]))
     out.append(f"\nforgetting: the best earlier students less the last (S@{result['students'][-1]}), on "
@@ -167,18 +158,20 @@ def main(argv: list[str] | None = None) -> int:
         prompt_format = bare.base.prompt_format
         cfg = dataclasses.replace(config_of_run(run.config(), run.path), rollout_batch=args.max_rows)
         cfg = resolve_config(dataclasses.replace(cfg, device=args.device), prompt_format)
+        limits = Limits.of_run(cfg, prompt_format, bare.base.tokenizer)
         members, hashes, items = {}, {}, []
         for step in steps:
-            tasks = new_tasks(run, bare, cfg, sandbox, step, args.tasks)
+            tasks = new_tasks(run, bare, cfg, limits, sandbox, step, args.tasks)
             items += [Item(str(step), str(i), task) for i, task in enumerate(tasks)]
-            hashes[str(step)] = hashlib.sha256(repr(tasks).encode()).hexdigest()
+            if tasks:
+                hashes[str(step)] = hashlib.sha256(repr(tasks).encode()).hexdigest()
             members |= {f"{step}/{name}": sha for name, sha in generation(run, bare, step)[0].hashes.items()}
-        if not items:
-            raise ValueError(f"no teacher of {run.path} wrote a valid new task in {ROUNDS} rounds")
+        if len(hashes) < 2:
+            raise ValueError(f"only {len(hashes)} generation of teachers wrote new tasks in {ROUNDS} rounds")
         out, done = common.open_out(args, dataclasses.replace(bare, hashes=members), f"task {prompt_format}",
                                     hashes, "eval-crossplay")
         out.write_json("tasks.json", [dataclasses.asdict(item) for item in items])
-        ask, verify = examiner(sandbox, prompt_format, Limits.of_run(cfg, prompt_format, bare.base.tokenizer))
+        ask, verify = examiner(sandbox, prompt_format, limits)
         rows = answering.answer_all(bare, items, ask, verify, args, out, done, prompt_format)
         for step in steps:
             population, seated = generation(run, bare, step)

@@ -20,32 +20,12 @@ from run.checkpoint import RunDir
 
 
 def nearest(directory: Path, tokens: float) -> int:
-    """The checkpoint of a run at which it had spent most nearly so many tokens. Raises ValueError where there
-    is none."""
+    """The checkpoint of a run at which it had spent most nearly so many tokens; else raises ValueError."""
     steps = RunDir(directory, writes=False).steps()
     if not steps:
         raise ValueError(f"{directory}: no checkpoint there; give a run's directory, out/NAME")
     done = runs.spent(runs.logged(directory))
     return min(steps, key=lambda step: abs(done[step - 1] - tokens))
-
-
-def collect(args: argparse.Namespace, name: str, seed: int) -> None:
-    """Evaluates an arm's runs with a seed and adds their records. Raises ValueError."""
-    parts = [(path, nearest(path, args.tokens / len(args.runs))) for path in args.runs]
-    played = ",".join(RunDir(path, writes=False).config()["task_types"] for path in args.runs).split(",")
-    types = [kind for kind in heldout.FAMILIES if kind in played]
-    also = common.choose(args.also, tuple(heldout.FAMILIES), "--also", "type")
-    asked = list(dict.fromkeys(types + also))
-    arm = runs.Arm(cross=args.cross) if args.cross else runs.Arm((), 1 / len(parts), len(parts))
-    plan = dict(tokens=args.tokens, types=types, asked=asked, limit=args.limit)
-    runs.write_plan(args.out, plan, {name: arm})
-    words = ["--device", args.device, "--workers", 1, *(["--base", args.base] if args.base else [])]
-    for run, own in zip(runs.runs_of(name, arm, seed), [parts] if args.cross else [[part] for part in parts]):
-        record = runs.examined(args.out / run, own, args.cross, types, asked, args.limit, words)
-        runs.add(args.out / "runs.jsonl", record)
-        right = ", ".join(f"{kind} {x:.2f}" for kind, x in record["deployed"].items())
-        print(f"{run}: checkpoint {', '.join(str(step) for _, step in own)}, {record['spent'][-1]:,} tokens; "
-              f"deployed: {right}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,13 +40,26 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--limit", type=int, default=120, help="held-out tasks of each type and split; 0 = all")
     p.add_argument("--out", type=Path, required=True, help="where records and answers go")
     p.add_argument("--base", default="", help="default: what the adapters were trained on")
-    p.add_argument("--device", default="auto", help="auto, cpu or cuda")
     args = p.parse_args(argv)
     name, _, seed = args.arm.partition(":")
-    if not (name and seed.isdigit() and int(seed) < runs.SEED_STRIDE) or args.tokens < 1:
-        raise ValueError(f"--arm {args.arm} --tokens {args.tokens}: give NAME:SEED, seeds are 0 to 999, and "
-                         "a positive number of tokens")
-    collect(args, name, int(seed))
+    if not (name and seed.isdigit()):
+        raise ValueError(f"--arm {args.arm}: give NAME:SEED, the arm of the tables and the seed of the run")
+    parts = [(path, nearest(path, args.tokens / len(args.runs))) for path in args.runs]
+    played = ",".join(RunDir(path, writes=False).config()["task_types"] for path in args.runs).split(",")
+    types = [kind for kind in heldout.FAMILIES if kind in played]
+    also = common.choose(args.also, tuple(heldout.FAMILIES), "--also", "type")
+    asked = list(dict.fromkeys(types + also))
+    arm = runs.Arm(cross=args.cross) if args.cross else runs.Arm((), 1 / len(parts), len(parts))
+    plan = dict(tokens=args.tokens, types=types, asked=asked, limit=args.limit)
+    runs.write_plan(args.out, plan, {name: arm})
+    names = runs.runs_of(name, arm, int(seed))
+    for run, own in zip(names, [parts] if args.cross else [[part] for part in parts]):
+        words = ["--workers", 1, *(["--base", args.base] if args.base else [])]
+        record = runs.examined(args.out / run, own, args.cross, types, asked, args.limit, words)
+        runs.add(args.out / "runs.jsonl", record)
+        right = ", ".join(f"{kind} {x:.2f}" for kind, x in record["deployed"].items())
+        print(f"{run}: checkpoint {', '.join(str(step) for _, step in own)}, {record['spent'][-1]:,} tokens; "
+              f"deployed: {right}", flush=True)
     return 0
 
 

@@ -26,40 +26,32 @@ MEASURES = {"area": "area under greedy accuracy on held-out tasks, students' mea
 
 # ---- one arm and seed --------------------------------------------------------------------------------------
 
-def area(points: list[tuple[float, float]]) -> float:
-    """The mean height over [0, 1] of the line through the points, which is level after the last."""
-    x, y = np.array(points, float).T
+def area(x: np.ndarray, y: np.ndarray) -> float:
+    """The mean height over [0, 1] of the line through points (n,), which is level after the last."""
     grid = np.append(x[x < 1], 1.0)
     height = np.interp(grid, x, y)
     return float((np.diff(grid) * (height[1:] + height[:-1]) / 2).sum())
 
 
-def first_at(points: list[tuple[float, float]], height: float) -> float:
+def first_at(x: np.ndarray, y: np.ndarray, height: float) -> float:
     """Where the line through the points first reaches a height, at most 1, which also stands for never."""
-    if points[0][1] >= height:
-        return points[0][0]
-    for (x0, y0), (x1, y1) in zip(points, points[1:]):
-        if y1 >= height:
-            return min(1.0, x0 + (x1 - x0) * (height - y0) / (y1 - y0))
-    return 1.0
+    reached = np.flatnonzero(y >= height)
+    if not len(reached) or not reached[0]:
+        return float(x[0]) if len(reached) else 1.0
+    around = slice(reached[0] - 1, reached[0] + 1)
+    return min(1.0, float(np.interp(height, y[around], x[around])))
 
 
 def measured(records: list[dict], due: float, goal: float, types: list[str]) -> dict[str, float]:
     """MEASURES of the runs of one arm and seed, and by name of a type what the deployed member solves of it.
 
     Of several runs the mean, but the deployed member is the one of all that is best on validation. due: each
-    run's budget; types: those played. A probe comes before its step's update: it stands at what the steps
-    before it had spent.
+    run's budget; types: those played. A probe stands at what the steps before it had spent.
     """
-    areas, goals = [], []
-    for record in records:
-        if record["probes"]:
-            x, means, worst = zip(*record["probes"])
-            shares = [at / due for at in x]
-            areas.append(area(list(zip(shares, means))))
-            goals.append(first_at(list(zip(shares, worst)), goal))
+    probes = [np.array(record["probes"], float).T for record in records if record["probes"]]
     chosen = max(records, key=lambda record: record["validation"])["deployed"]
-    out = dict(area=mean_of(areas), goal=mean_of(goals),
+    out = dict(area=mean_of(area(x / due, mean) for x, mean, _ in probes),
+               goal=mean_of(first_at(x / due, worst, goal) for x, _, worst in probes),
                end=statistics.fmean(record["end"][kind] for record in records for kind in types),
                deployed=statistics.fmean(chosen[kind] for kind in types))
     return out | (chosen if len(chosen) > 1 else {})
@@ -173,11 +165,6 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
 
 # ---- tables ------------------------------------------------------------------------------------------------
 
-def number(value: float, places: int = 3, width: int = 6) -> str:
-    """A number of a table; a dash for what is not known."""
-    return f"{format(value, f'.{places}f') if math.isfinite(value) else '-':>{width}}"
-
-
 def table(result: dict) -> str:
     """The result for the terminal."""
     names = list(dict.fromkeys(name for means in result["means"].values() for name in means))
@@ -185,7 +172,7 @@ def table(result: dict) -> str:
            f"matched: tokens, within {TOLERANCE:.0%}; goal {result['goal']:g}", "",
            f"{'arm':21}" + "".join(f" {name:>6}" for name in names)]
     for arm, means in result["means"].items():
-        cells = [number(means[name], 0 if name == "steps" else 3, max(6, len(name))) for name in names]
+        cells = [f"{means[name]:{max(6, len(name))}.{0 if name == 'steps' else 3}f}" for name in names]
         out.append(f"{arm:21} {' '.join(cells)}")
     out += ["", f"{'was it tested?':31} other pairings  births with a parent better than the victim"]
     heading = f"{result['measure'] + ', corrected (Holm)':31}"
@@ -217,5 +204,5 @@ def ground_by_arm(results: dict[str, dict]) -> str:
             cells[line["other"]] = cell
         at = [share for share in result["reached"] if 0 < share < 1]
         variation = statistics.stdev(at) / statistics.fmean(at) if len(at) > 1 else math.nan
-        out.append(f"| {ground} | {number(variation, 2, 1)} | {' | '.join(cells.values())} |")
+        out.append(f"| {ground} | {variation:.2f} | {' | '.join(cells.values())} |")
     return "\n".join(out)

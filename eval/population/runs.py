@@ -57,11 +57,10 @@ class Experiment:
     def of(self, arm: str, seed: int) -> tuple[list[dict], float]:
         """The records of an arm with a seed, and the tokens that each is to spend; [] unless all are there,
         and what sets the budget."""
-        names, full = list(runs_of(arm, self.arms[arm], seed)), f"{FULL}-s{seed}"
-        whole = self.plan.get("tokens") or (self.records[full]["spent"][-1] if full in self.records else 0)
-        if not whole or not self.records.keys() >= set(names):
-            return [], 0.0
-        return [self.records[name] for name in names], self.arms[arm].part * whole
+        own = [self.records.get(name) for name in runs_of(arm, self.arms[arm], seed)]
+        full = self.records.get(f"{FULL}-s{seed}", dict(spent=[0]))
+        due = self.arms[arm].part * self.plan.get("tokens", full["spent"][-1])
+        return (own, due) if due and all(own) else ([], 0.0)
 
 
 # ---- what a run spent and learned --------------------------------------------------------------------------
@@ -156,11 +155,10 @@ def examined(out: Path, parts: list[tuple[Path, int]], cross: str, types: list[s
     parts: directory and checkpoint (0 = the last) of the run, or of the parents whose child by the operator
     `cross` it is; types: those played; asked: those asked; words: further flags of heldout.
     """
-    adapters = students_of(*parts[0])
+    adapters, answers = students_of(*parts[0]), {}
     if cross:
         evolve.cross([str(students_of(*part)[0]) for part in parts], cross, out / "S0")
         adapters = [out / "S0"]
-    answers = {}
     for split in heldout.SPLITS:
         place = out / f"heldout-{split}"
         own = ["--adapters", *adapters, "--split", split, "--bench", ",".join(asked), "--limit", limit,
@@ -169,7 +167,7 @@ def examined(out: Path, parts: list[tuple[Path, int]], cross: str, types: list[s
             heldout.main([str(word) for word in own + words])
         answers[split] = verdicts(place, asked)
     base_hash = json.loads((place / "config.json").read_text())["base_hash"]
-    return dict(run=out.name, base_hash=base_hash, answers=answers) | record_of(parts, answers, types)
+    return dict(run=out.name, base_hash=base_hash) | record_of(parts, answers, types)
 
 
 def verdicts(directory: Path, types: list[str]) -> dict[str, dict[str, str]]:
@@ -211,7 +209,7 @@ def record_of(parts: list[tuple[Path, int]], answers: dict, types: list[str]) ->
     for match in logged(path, step, "matches.jsonl"):
         pairings.setdefault(match["step"], {})[match["teacher"]] = match["student"]
     return dict(commit=json.loads((path / "env.json").read_text())["commit"], spent=done, probes=probes,
-                births=births_of(metrics, logged(path, step, "genealogy.jsonl")),
+                answers=answers, births=births_of(metrics, logged(path, step, "genealogy.jsonl")),
                 pairings=[pairings.get(row["step"], {}) for row in metrics], last=heights(validation, score),
                 validation=score[best],
                 end={kind: statistics.fmean(column.values()) for kind, column in test.items()},

@@ -178,10 +178,16 @@ def test_exit_codes(capsys):
     assert "eval.math: mend" in capsys.readouterr().err
 
 
-def test_what_the_machine_lacks_is_no_wrong_answer():
-    def judge(answers):
-        raise kind
+def test_an_answer_that_breaks_the_verifier_is_wrong_and_what_the_machine_lacks_is_not():
+    def verify(answers):
+        raise raised
 
-    for kind in (OSError("no worker"), RuntimeError("no sandbox"), KeyboardInterrupt()):
-        with pytest.raises(type(kind)):
-            answering.verified(judge, [("item", "a"), ("item", "b")])
+    for raised in (OSError("no worker"), RuntimeError("no sandbox"), KeyboardInterrupt()):
+        with pytest.raises(type(raised)):
+            answering.verified(verify, [("item", "a"), ("item", "b")])
+
+    def broken(answers):
+        return [dict(correct=1 / len(text) == 1) for _, text in answers]
+
+    assert answering.verified(broken, [("item", "a"), ("item", ""), ("item", "ab")]) == [
+        dict(correct=True), dict(correct=False, grader_error="ZeroDivisionError"), dict(correct=False)]

@@ -73,18 +73,6 @@ def test_passes_by_hand():
     assert [line["n"] for line in summary.passes(half)] == [1, 1], "on the tasks that all have answered"
 
 
-def test_the_table_fits_a_terminal_and_shows_gains():
-    names = ["base", *(f"{role}{i}" for role in "TS" for i in range(4))]
-    rng, rows = np.random.default_rng(0), []
-    for bench in ("code_o_long", "math"):
-        rows += answers({name: rng.integers(17, size=30).tolist() for name in names}, 16, bench)
-    table = summary.pass_table(summary.passes(rows)).splitlines()
-    assert max(map(len, table)) <= 110 and len(table) == 1 + 2 * (9 + 3)
-    assert table[0].split()[:8] == ["bench", "n", "member", "@1", "@2", "@4", "@8", "@16"]
-    gain = summary.pass_table(summary.passes(answers(dict(S0=[16] * 20 + [0] * 20, base=[4] * 40), 16)))
-    assert " +0.25 (" in gain and gain.splitlines()[1].endswith("1.00")
-
-
 # ---- the command -------------------------------------------------------------------------------------------
 
 @pytest.fixture

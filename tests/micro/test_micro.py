@@ -9,7 +9,7 @@ import torch
 
 from micro import data, make, programs
 from micro.evaluate import LIMITS, OPENS_TRACE, PROPOSED, SIZES, answers, draw_tasks, proposals, show, task_of
-from tasks import TASK_TYPES, verify_answers, read_tasks
+from tasks import TASK_TYPES, read_tasks, verify_answers
 from tasks.base import Reject
 from tasks.prompts import reasoning
 

@@ -49,10 +49,7 @@ def whole(words, tmp_path_factory) -> Path:
 
 def begin(words: list[str]) -> subprocess.Popen:
     """The run as a process of its own; -u and a line per step tell where it is."""
-    return subprocess.Popen(
-        [sys.executable, "train.py", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )
+    return subprocess.Popen([sys.executable, "train.py", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for(process: subprocess.Popen, step: int) -> None:
@@ -135,8 +132,7 @@ def test_a_signal_saves_and_leaves(words, whole, tmp_path, number):
     assert process.returncode == 130 and "Traceback" not in said
     assert said.count("\n") == 1 and number.name in said and f"--resume {tmp_path / 'run'}" in said
     assert max(RunDir(tmp_path / "run", writes=False).steps()) in (1, 2)
-    resumed = config.parse_args(None, words(tmp_path, resume=tmp_path / "run"))
-    train.main(resumed)
+    train.main(config.parse_args(None, words(tmp_path, resume=tmp_path / "run")))
     assert_equal(whole, tmp_path / "run")
 
 
@@ -185,35 +181,17 @@ def test_a_signal_waits_for_what_must_not_be_torn():
 
 # -- some of many play ---------------------------------------------------------------------------------------
 
-# of three teachers one plays in a step, of three members of a role one is probed
-FEW = dict(pop=6, matches=1, replace_frac=0.5, grace=0)
+FEW = dict(pop=6, matches=1, replace_frac=0.5, grace=0)         # one of three teachers plays, one of three is probed
 
 
-@pytest.fixture(scope="module")
-def few(words, tmp_path_factory):
-    """A run in which most members do not play and one of a role is probed, never stopped; tests of it probe as many."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probes, "N_PROBED", 1)
-        return train.main(config.parse_args(None, words(tmp_path_factory.mktemp("few"), **FEW))).path
-
-
-@pytest.fixture(autouse=True)
-def probed_as_few(request, monkeypatch):
-    """A test that compares with `few` probes as many."""
-    if "few" in request.fixturenames:
-        monkeypatch.setattr(probes, "N_PROBED", 1)
-
-
-def test_who_does_not_play_is_told_of_by_rating_alone(few):
+def test_paging_changes_no_bit(words, tmp_path, monkeypatch):
+    """With few matches: as with all members on the device, where nothing is copied there or back."""
+    monkeypatch.setattr(probes, "N_PROBED", 1)
+    few = train.main(config.parse_args(None, words(tmp_path / "few", **FEW))).path
     for row in metrics(few):
-        told = [name for name, m in row["members"].items() if "reward" in m]
-        assert len(told) == 2 and len(row["members"]) == 6
-        assert all({"role", "mu", "sigma"} <= set(m) for m in row["members"].values())
-        assert len(row["heldout_greedy"]) == 1 and row["probe_members"] == 2
-
-
-def test_paging_changes_no_bit(words, few, tmp_path, monkeypatch):
-    """The same run with all members on the device: nothing is copied there or back."""
+        measured = [name for name, m in row["members"].items() if "reward" in m]
+        assert len(measured) == 2 and all({"role", "mu", "sigma"} <= set(m) for m in row["members"].values())
+        assert len(row["members"]) == 6 and len(row["heldout_greedy"]) == 1 and row["probe_members"] == 2
     on = Adapters.on.__func__
     monkeypatch.setattr(Adapters, "on", classmethod(lambda cls, *args, paged=False: on(cls, *args)))
     assert_equal(few, train.main(config.parse_args(None, words(tmp_path, **FEW))).path)
@@ -494,29 +472,29 @@ def test_logs_are_cut_back(tmp_path):
 
 def interfered(code: str, words: list[str]) -> subprocess.CompletedProcess:
     """The run as a process of its own, in which before(step), that `code` defines, is called at each checkpoint."""
-    code += (
-        "import runpy, sys\n"
-        "from run.checkpoint import RunDir\n"
-        "save = RunDir.save\n"
-        "def save_later(self, step, *rest):\n"
-        "    before(step)\n"
-        "    return save(self, step, *rest)\n"
-        "RunDir.save, sys.argv[0] = save_later, 'train.py'\n"
-        "runpy.run_path('train.py', run_name='__main__')\n"
-    )
+    code += """
+import runpy, sys
+from run.checkpoint import RunDir
+save = RunDir.save
+def save_later(self, step, *rest):
+    before(step)
+    return save(self, step, *rest)
+RunDir.save, sys.argv[0] = save_later, "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
     return subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, timeout=180)
 
 
 @pytest.mark.slow
 def test_disk_full_at_a_checkpoint(words, tmp_path):
     """A limit on file sizes stands for the full disk: the second checkpoint does not fit, the first does."""
-    limit = (
-        "import resource, signal\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "def before(step):\n"
-        "    if step == 2:\n"
-        "        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"
-    )
+    limit = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+def before(step):
+    if step == 2:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+"""
     done = interfered(limit, words(tmp_path))
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "step_2 could not be written" in done.stderr and done.stderr.count("\n") == 1

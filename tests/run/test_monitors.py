@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import selfplay
 import train
 from config import FREE, Config

@@ -1,21 +1,15 @@
 """What the sandbox, not the program, fails at: it is tried again, else the row is left out, and nobody is paid or blamed."""
-import contextlib
 import dataclasses
-import json
 import os
 import signal
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 from cases import LOOP, one
 
 import selfplay
-from eval.code import suites
-from eval.population import heldout
 from evolve import Member
-from run import probes
 from sandbox import scheduler
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import UNJUDGED, VIOLATION, Proposal
@@ -214,118 +208,3 @@ def test_a_row_left_out_gets_no_reward_and_no_gradient(setup):
     assert batch.reward.tolist() == pytest.approx(paid)
     adv = rl.advantages(batch, rl.UpdateConfig.of(s.cfg))
     assert adv.isfinite().all() and len(adv) == len(batch.rollout.ids)
-
-
-def test_a_failure_is_no_part_of_a_solve_rate():
-    assert selfplay.solve_rate(["correct", UNJUDGED, "wrong", UNJUDGED]) == 0.5
-    assert selfplay.solve_rate([UNJUDGED]) is None and selfplay.solve_rate([]) is None
-    assert selfplay.solve_rate(["correct", VIOLATION]) == 0.5
-
-
-def test_a_proposal_whose_judging_fails_costs_its_teacher_nothing(setup):
-    s = setup()
-    proposed, attempts, parts = played(s, lambda real: real)
-    proposed[0].reason, proposed[0].task, proposed[0].attempts = "sandbox_failure", None, {}
-    rewards = selfplay.teacher_rows(parts[0].rollout, proposed).reward
-    assert rewards[0] is None and None not in rewards[1:]
-
-
-def test_a_step_without_any_verdict_ends_the_run_with_what_to_do(setup):
-    s = setup()
-    _, _, parts = played(s, lambda real: real)
-    for part in filter(None, parts):
-        part.reward = [None] * len(part.reward)
-    with pytest.raises(OSError, match="--resume"):
-        selfplay.training_batch(s, parts)
-
-
-def test_a_run_goes_on_and_counts_what_failed(micro_base, tmp_path, monkeypatch):
-    """Every sixth answer of a student loses its fork server, and is not tried again."""
-    import train
-    from tasks.code import Deduction
-    n_answers, real = [0], scheduler.ForkServer.start
-
-    def start(server, run, *limits):
-        real(server, run, *limits)
-        if run.case.job.code == Deduction.program:
-            n_answers[0] += 1
-            if n_answers[0] % 6 == 0:
-                os.kill(server.process.pid, signal.SIGKILL)
-                server.process.wait()
-
-    monkeypatch.setattr(scheduler.ForkServer, "start", start)
-    monkeypatch.setattr(scheduler, "TRIES", 1)
-    flags = dict(steps=2, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=0,
-                 probe_every=0, evolve="none")
-    path = train.main(train.Config(**flags, base=str(micro_base), out=str(tmp_path), name="run")).path
-    tasks, metrics = ([json.loads(line) for line in (path / f"{name}.jsonl").read_text().splitlines()] for name in ("tasks", "metrics"))
-    verdicts = [verdict for row in tasks for some in row.get("attempts", {}).values() for verdict in some]
-    assert 0 < verdicts.count(UNJUDGED) < len(verdicts)
-    assert sum(row["sandbox_failures"] for row in metrics) == verdicts.count(UNJUDGED)
-    for row in tasks:
-        for some in row.get("attempts", {}).values():
-            if set(some) == {UNJUDGED}:
-                assert row["solve_rate"] is None and row["reward"] == 0
-
-
-# -- probes and evaluations ----------------------------------------------------------------------------------
-
-
-def test_a_probe_counts_only_what_was_judged(setup, monkeypatch):
-    """One answer in two meets a sandbox that fails: accuracies are over the others, and the row says how many."""
-    s = setup(probe_every=1)
-    tasks = selfplay.make_tasks(s, [Proposal("code_o", f"def f(x):\n x=x+{i}\n return x", ("4",)) for i in range(6)], "")
-    slots = {"S0": 2, "S1": 3, "base": -1}
-    whole, cost = probes.answers(s, slots, tasks, 0, 1.0)
-    assert cost["probe_failures"] == 0 and all(None not in a.correct for a in whole.values())
-    broken = dataclasses.replace(s, sandbox=Failing(s.sandbox, 3))         # jobs of a call in order: the first 3 are judged
-    found, cost = probes.answers(broken, slots, tasks, 0, 1.0)
-    answered = [a.correct for a in found.values()]
-    assert cost["probe_failures"] == sum(correct.count(None) for correct in answered) > 0
-    for name, a in found.items():
-        assert all(mine in (None, honest) for mine, honest in zip(a.correct, whole[name].correct))
-    shares = probes.accuracies(found)
-    assert shares == {name: selfplay.mean(a.correct) for name, a in found.items() if a.correct.count(None) < 6}
-    told = probes.probe(broken, [member("student", 2), member("student", 3)], tasks, tasks, [], 0)
-    assert told["probe_failures"] > 0 and None not in told["heldout_greedy"].values()
-
-
-def test_standard_error_leaves_out_what_nobody_was_judged_on():
-    some = probes.Answers([1.0, None, 0.0, None], [False] * 4, [9] * 4)
-    other = probes.Answers([None, 1.0, 0.0, None], [False] * 4, [9] * 4)
-    assert probes.standard_error({"S0": some, "S1": other}) == pytest.approx((1 / 3) ** .5 / 3 ** .5)
-
-
-def test_held_out_questions_that_the_sandbox_failed_on_count_for_nobody(micro_base, tmp_path, monkeypatch, capsys, narrow):
-    """They are told of, and asked again by the same command."""
-    broken = Failing(narrow, 5)
-    monkeypatch.setattr(heldout, "open_sandbox", lambda workers, weak: contextlib.nullcontext(broken))
-    flags = ["--base", str(micro_base), "--bench", "code_o", "--limit", "12", "--split", "validation", "--workers", "1",
-             "--device", "cpu", "--out", str(tmp_path)]
-    assert heldout.main(flags) == 0
-    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    failed = [row for row in rows if row["verdict"] == UNJUDGED]
-    assert 0 < len(failed) < len(rows) == 12 and all(row["correct"] is None for row in failed)
-    told = capsys.readouterr()
-    assert f"the sandbox failed on {len(failed)} answers" in told.err
-    sizes = json.loads((tmp_path / "summary.json").read_text())["sizes"]
-    assert sum(line["n"] for line in sizes) == 12 - len(failed)
-    broken.n = 99
-    assert heldout.main(flags) == 0 and "the sandbox failed" not in capsys.readouterr().err
-    again = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()][12:]
-    assert [row["id"] for row in again] == [row["id"] for row in failed] and UNJUDGED not in [row["verdict"] for row in again]
-    assert [row["text"] for row in again] == [row["text"] for row in failed], "the same answers"
-    assert sum(line["n"] for line in json.loads((tmp_path / "summary.json").read_text())["sizes"]) == 12
-
-
-def test_a_benchmark_s_answer_that_the_sandbox_failed_on_is_not_wrong():
-    problem = SimpleNamespace(id="1", bench="humaneval+", entry="f", base=("1",), plus=("2",), expected=None, packed=False,
-                              atol=0, canonical="def f(x): return x", arguments=((1,), (2,)))
-    with Sandbox(workers=1, profile="eval") as wide:
-        ready = suites.suites(wide, [problem])
-        answers = [(ready[0], "def f(x): return x"), (ready[0], "def f(x): raise Exception('sandbox failure')")]
-        assert [found["plus"] for found in suites.judge(wide, answers)] == [True, False]
-        first, = suites.judge(Failing(wide, 0), answers[:1])
-        assert first["plus"] is None and first["why"] == "sandbox failure"
-        with pytest.raises(OSError, match="failed on the solution of 1"):
-            suites.suites(Failing(wide, 0), [problem])

@@ -83,16 +83,6 @@ def test_descriptors_stay_flat(narrow):
     assert len(os.listdir("/proc/self/fd")) == before[0]
 
 
-def test_the_slots_are_free_of_what_the_trainer_holds():
-    fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(200)]       # more than the slots, and beyond 100
-    try:
-        with Sandbox(workers=1) as narrow:
-            assert narrow.run([HONEST])[0].outputs == ('{"t":[[1,2],2.0,2]}',)
-    finally:
-        for fd in fds:
-            os.close(fd)
-
-
 def state(pid):
     """State letter and parent of a process; Z, a dead one, where there is none."""
     try:
@@ -124,7 +114,7 @@ def test_nothing_outlives_a_killed_trainer(words):
     trainer = subprocess.Popen([sys.executable, "-c", KILLED, *words], cwd=ROOT, stdout=subprocess.PIPE,
                                stderr=subprocess.DEVNULL)
     pids = {int(word) for word in trainer.stdout.readline().split()}
-    assert len(pids) == 4
+    assert len(pids) == 6
     time.sleep(0.3)
     family = set(pids)
     for _ in range(3):

@@ -10,7 +10,6 @@ from cases import one
 from sandbox.profiles import PROFILES
 from sandbox.scheduler import read_claims
 from sandbox.values import NAN, decode, encode, same
-from verifier import Job
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
 
@@ -44,22 +43,8 @@ def draw(rng, depth=0, hashable=False):
     return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](items)
 
 
-def cousin(rng, value):
-    """A value that may equal this one, or nearly does: other number types, containers, or order."""
-    kind = type(value)
-    if kind in (bool, int, float) and abs(value) < 2**60:
-        return rng.choice([value, value, int(value), float(value), bool(value), -value])
-    if kind in (list, tuple):
-        return rng.choice([kind, kind, list, tuple])([cousin(rng, x) for x in value])
-    if kind in (set, frozenset):
-        return rng.choice([set, frozenset])(sorted(value, key=repr)[::-1][:rng.choice([None, None, 2])])
-    if kind is dict:
-        return {k: cousin(rng, x) for k, x in reversed(value.items())}
-    return value
-
-
 def test_round_trip_of_random_values_and_equality_as_in_python():
-    rng, values, equal = random.Random(0), [], 0
+    rng, values = random.Random(0), []
     for _ in range(3000):
         value = draw(rng)
         text = encode(value)
@@ -68,28 +53,9 @@ def test_round_trip_of_random_values_and_equality_as_in_python():
         assert [back] == [value] and type(back) is type(value)
         assert "{" in repr(value) or repr(back) == repr(value)
         values.append(back)
-        try:
-            near = cousin(rng, value)
-        except TypeError:
-            continue                                            # a set in a set
-        alike = [value] == [near]                               # in lists, so that nan equals itself
-        equal += alike
-        other = decode(encode(near))
-        assert same(back, other) == same(other, back) == alike, (value, near)
-    assert 500 < equal < 2900
     for a, b in zip(values, rng.sample(values, len(values))):
-        assert same(a, b) == ([a] == [b])
+        assert same(a, b) == ([a] == [b])               # in lists, so that nan equals itself
     assert all(same(v, decode(encode(v))) for v in values)
-
-
-def test_values_come_back_from_a_program_as_they_went_in(narrow):
-    rng = random.Random(1)
-    values = [draw(rng) for _ in range(400)]
-    no_literals = re.compile("frozenset|inf|nan")
-    values = [v for v in values if not no_literals.search(repr(v))][:150]
-    verdicts = narrow.run([Job("def f(x): return x", (repr(v),)) for v in values])
-    assert [v.errors for v in verdicts] == [(None,)] * len(values)
-    assert all(same(decode(verdict.outputs[0]), value) for verdict, value in zip(verdicts, values))
 
 
 def test_equality():

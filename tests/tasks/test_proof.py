@@ -2,24 +2,14 @@
 import dataclasses
 import random
 import time
-from types import SimpleNamespace
 
 import pytest
-import torch
 from proposals import fate
 
 import config
-import selfplay
-from evolve import Member
-from infra.distributed import Ranks
-from run.metrics import describe
-from run.task_log import task_from_row, task_rows
 from tasks import TASK_TYPES, proof, read_tasks, verify_answers
-from tasks.archive import Archive
-from tasks.base import Proposal, Reject, Task
-from tasks.prompts import PROMPT_FORMATS
+from tasks.base import Task
 from tasks.validation import Limits
-from trueskill_lite import Rating
 
 PROOF, LIMITS = TASK_TYPES["proof"], Limits()
 MIU = dataclasses.replace(LIMITS, theory="miu.mm")
@@ -133,24 +123,6 @@ def test_proofs_deserve_their_verdicts(sandbox, text, verdict):
     assert verify_answers([outcome(sandbox, SYL3)], [[text]], "chat", LIMITS, sandbox.run) == [[verdict]]
 
 
-def test_nothing_runs_and_the_database_is_what_the_flag_says(sandbox):
-    miiii = "x $p |- M I I I I $= se sI sI se sI mi double double $."
-    tasks = [outcome(sandbox, SYL3), outcome(sandbox, miiii, MIU)]
-    answers = ["wp wq ws h1 wq wr ws h2 h3 syl syl", None, "wp", "se sI sI se sI mi double double"]
-    for task, limits, wanted in zip(tasks, (LIMITS, MIU), (0, 3)):
-        assert PROOF.answer_jobs(task, answers, limits) == []
-        judged = PROOF.verify(task, answers, [], limits)
-        assert judged == ["malformed" if i == 1 else "correct" if i == wanted else "wrong" for i in range(4)]
-    other = Proposal("proof", "miu.mm", tasks[1].inputs, tasks[1].message)
-    assert PROOF.check(other, LIMITS).reason == "other_theory"
-
-
-def test_names_are_not_banned_where_nothing_runs(sandbox):
-    """A proof that cites the theorem `id`, which Python has too."""
-    task = outcome(sandbox, "x $p |- ( q -> ( p -> p ) ) $= wp wp wi wq wp id a1i $.")
-    assert task.program == "a1i(\n    id())"
-
-
 def test_hypotheses_are_told_apart_by_their_labels(sandbox):
     """h.1 and h-1 are two, though no Python name could tell."""
     text = "h.1 $e |- p $. h-1 $e |- r $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq {} a1i a1i $."
@@ -203,16 +175,6 @@ def test_a_large_theory_shows_a_part(tmp_path):
     assert teacher.count(" $a |-") == proof.N_SHOWN - 2 and "```metamath\nwx $f" in teacher
 
 
-@pytest.mark.parametrize("prompt_format", PROMPT_FORMATS[1:])
-def test_prompts_are_complete_or_refused(sandbox, prompt_format):
-    assert config.resolve_config(config.Config(task_types="proof"), prompt_format).theory == "prop.mm"
-    task = outcome(sandbox, SYL3)
-    asked = PROOF.propose(prompt_format, [], random.Random(0), LIMITS)
-    for prompt in (asked, PROOF.solve(prompt_format, task, LIMITS)):
-        assert "{" not in prompt.user.replace("${", "") and "wp $f wff p $." in prompt.user
-    assert prompt_format != "direct" or PROOF.solve(prompt_format, task, LIMITS).prefix == "```proof\n"
-
-
 def test_files_may_hold_theorems(tmp_path):
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"kind": "proof", "theorem": "x $p |- ( p -> p ) $= wp id $."}\n'
@@ -226,35 +188,6 @@ def test_files_may_hold_theorems(tmp_path):
 
 # ---------------------------------------------------------------- the loop
 
-def test_a_theorem_goes_through_the_phases_and_the_records(base, sandbox, monkeypatch):
-    """Verified, archived and logged as any task; length and depth of the proof are its complexity."""
-    room = dataclasses.replace(base.model.cfg, max_position_embeddings=1 << 15)
-    monkeypatch.setattr(base.model, "cfg", room)
-    cfg = config.resolve_config(config.Config(task_types="proof", max_new_tokens=8), "base")
-    asked, ranks = dataclasses.replace(base, prompt_format="base"), Ranks(0, 1, torch.device("cpu"))
-    setup = selfplay.Setup(cfg, asked, None, ranks, sandbox, LIMITS, ("proof",))
-    archive, teacher = Archive(["proof"], 9), Member("T0", "teacher", 0, Rating())
-    texts = [SYL3, SYL3.replace("syl3", "same"), "x $p |- p $= wp $.", "nothing",
-             "h $e |- p $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq h a1i a1i $."]
-    records = []
-    for i, text in enumerate(texts):
-        made = PROOF.parse_proposal(f"<answer>\n```metamath\n{text}\n```\n</answer>", "base", [], LIMITS)
-        parsed = dict(reason=made.reason) if isinstance(made, Reject) else dict(proposal=made)
-        records.append(selfplay.ProposalRecord(teacher, "proof", i, i, [], text, **parsed))
-    selfplay.verify(setup, archive, records, 0)
-    assert [record.reason for record in records] == ["", "duplicate", "unproved", "no_proof", ""]
-    records[0].attempts["S0"], records[0].answers["S0"] = ["correct", "wrong"], ["a", "b"]
-    for record in records:
-        if record.task:
-            archive.add(record.task, record.structure)
-    assert len(archive.structures) == 2
-    rows = task_rows(records, 0)
-    assert rows[0]["complexity"]["lines"] == rows[4]["complexity"]["lines"] == 2
-    assert task_from_row(rows[0]) == records[0].task
-    assert describe(records)["valid"] == 2 / 5
-    shown = archive.references("proof", 3, random.Random(0))
-    assert records[4].task.message in PROOF.propose("base", shown, random.Random(0), LIMITS).user
-
 
 def test_lines_and_levels_are_length_and_depth():
     """A balanced proof of seven steps is shorter than a chain of seven, and as long."""
@@ -265,31 +198,3 @@ def test_lines_and_levels_are_length_and_depth():
     tree = "m(\nm(\na(h),\na(h)),\nm(\na(h),\na(h)))"
     assert of(chain) == (7, 7) and of(tree) == (7, 3)
     assert PROOF.structure("a.1( h-1,\n b(h.1))") == PROOF.structure("a.1(x, b(y))") != PROOF.structure("a.1(x, b(x))")
-
-
-def test_nothing_a_model_writes_raises(sandbox):
-    """Random texts through parsing; what parses goes through the sandbox and ends as a task or a reason."""
-    rng, plain = random.Random(1), "|- p q wp ( ( p -> p ) ) id h x ? theorem Z AB \n".split(" ")
-    pieces = [*plain, *plain, "$p", "$e", "$d", "$=", "$.", "${", "$}"]
-    odd = ["```", "metamath", "proof", "$(", "$)", "\x00", "\ud800", "é", "<answer>", "</answer>", "x" * 300]
-    task, proposals = outcome(sandbox, SYL3), []
-    for _ in range(1500):
-        words = rng.choices(pieces, k=rng.randrange(30)) + rng.choices(odd, k=rng.choice((0, 0, 3)))
-        rng.shuffle(words)
-        text = f"<answer>\n```metamath\nh $e |- q $. x $p |- p $= {' '.join(words)}\n```"
-        for prompt_format in ("chat", "base"):
-            PROOF.parse_answer(text, prompt_format, task, LIMITS)
-            made = PROOF.parse_proposal(text[rng.randrange(60):], prompt_format, [], LIMITS)
-            proposals += [made] if isinstance(made, Proposal) else []
-    assert len(proposals) > 50
-    for made in proposals:
-        assert PROOF.accept(made, None, LIMITS, PROOF.key(made, "structural")).reason
-
-
-@pytest.mark.parametrize("line", ["x $p |- p $= wp $.\n", "a" * 50, "$p ", "( ", "h $e |- p $.\n", "$= "])
-def test_degenerate_repetition_is_read_in_linear_time(line):
-    text = f"```metamath\n{line * (20_000 // len(line))}\n```"
-    started = time.process_time()
-    PROOF.parse_proposal(text, "chat", [], LIMITS)
-    PROOF.parse_answer(text, "chat", SimpleNamespace(), LIMITS)
-    assert time.process_time() - started < 0.5

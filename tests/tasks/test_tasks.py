@@ -2,18 +2,16 @@
 import ast
 import json
 import random
-from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from proposals import fate
 
-import tasks
 from sandbox.values import decode, encode
 from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.base import Proposal, Reject, Task
 from tasks.complexity import entry, parse
-from tasks.prompts import PROMPT_FORMATS, Prompt, render, show
+from tasks.prompts import PROMPT_FORMATS, Prompt, show
 from tasks.validation import (
     REASONS,
     Limits,
@@ -23,7 +21,6 @@ from tasks.validation import (
     input_problem,
     normalise,
     program_problem,
-    value_problem,
 )
 from verifier import Job
 
@@ -65,29 +62,14 @@ ANSWERS = [
     (OUT, "chat", "```output\n[3,2,1]", "correct"),                                         # fence never closed
     (OUT, "chat", "```output\n[3, 2, 1]```", "correct"),                                    # newline missing
     (OUT, "chat", "```output [3, 2, 1]```", "correct"),                                     # all on one line
-    (OUT, "chat", "```Output\r\n[3, 2, 1]\r\n```\r\n", "correct"),                          # capitals, Windows
     (OUT, "chat", "So it is\n```\n[3, 2, 1]\n```\nHope this helps!", "correct"),            # no language, prose around
-    (OUT, "chat", "```python\n[3, 2, 1]\n```", "correct"),                                  # wrong language, still data
-    (OUT, "chat", "```python\nx = x[::-1]\n```\nthen\n```output\n[3, 2, 1]\n```", "correct"),
     (OUT, "chat", "```output\n[1, 2, 3]\n```\nWait, no.\n```output\n[3, 2, 1]\n```", "correct"),   # the last one counts
     (OUT, "chat", "```output\n[3, 2, 1]\n```\nWait, no.\n```output\n[1, 2, 3]\n```", "wrong"),
-    (OUT, "chat", "```output\n[\n    3,\n    2,\n    1,\n]\n```", "correct"),
-    (OUT, "chat", "```output\n[3, 2, 1]  # reversed\n```", "correct"),
-    (OUT, "chat", "1. First item.\n   ```output\n   [3, 2, 1]\n   ```", "correct"),          # indented in a list
     (OUT, "chat", "<answer>[3, 2, 1]</answer>", "correct"),
-    (OUT, "chat", "<answer>\n```output\n[3, 2, 1]\n```\n</answer>", "correct"),
     (OUT, "chat", "<think>```output\n[9]\n```</think>\n```output\n[3, 2, 1]\n```", "correct"),
-    (OUT, "chat", "```output\n(3, 2, 1)\n```", "wrong"),                                    # a tuple is no list
-    (OUT, "chat", "```output\n'[3, 2, 1]'\n```", "wrong"),
-    (OUT, "chat", "```output\n[3, 2]\n```", "wrong"),
     (OUT, "chat", "The output is [3, 2, 1].", "malformed"),                                 # prose is not searched for values
     (OUT, "chat", "", "malformed"), (OUT, "chat", "```output\n\n```", "malformed"), (OUT, "chat", "```", "malformed"),
-    (OUT, "chat", "```output\nVALUE\n```", "malformed"),                                    # the template echoed
-    (OUT, "chat", "```output\n[3, 2, 1\n```", "malformed"),
     (OUT, "chat", "```output\n[1, 2, 3][::-1]\n```", "malformed"),                          # an expression is no answer
-    (OUT, "chat", "```output\nf([1, 2, 3])\n```", "malformed"),
-    (OUT, "chat", "```output\nlist((3, 2, 1))\n```", "malformed"),
-    (OUT, "chat", "```output\n[3, 2, 1]\n[3, 2, 1]\n```", "malformed"),
     (OUT, "chat", "```output\n__import__('os').system('true') or [3, 2, 1]\n```", "malformed"),
     (OUT, "chat", "<think>It could be\n```output\n[3, 2, 1]\n```", "malformed"),            # cut off while thinking
     (OUT, "chat", "```output\n" + "[" * 300 + "]" * 300 + "\n```", "malformed"),
@@ -97,44 +79,32 @@ ANSWERS = [
     (WORD, "chat", '```output\n"abab"\n```', "correct"), (WORD, "chat", "```output\n'abab'\n```", "correct"),
     (WORD, "chat", "```output\nabab\n```", "malformed"),                                    # a bare word is a name, no string
     (OUT, "base", "<think>turn it</think> <answer>[3, 2, 1]</answer>", "correct"),
-    (OUT, "base", "<think>turn it</think>\n<answer>\n```output\n[3, 2, 1]\n```", "correct"),
     (OUT, "base", "<think>turn it</think>\n```output\n[3, 2, 1]\n```", "malformed"),        # the envelope is the contract
     # the first complete answer counts: there the row ends, and what follows is a conversation with oneself
     (OUT, "base", "<think>so <answer>[1]</answer> or</think><answer>[3, 2, 1]</answer>", "wrong"),
     (OUT, "base", "<think>turn it</think> <answer>[3, 2, 1]</answer>\nUser: 2 + 2?\nAssistant: <think>4</think> "
      "<answer>4</answer>", "correct"),
     (OUT, "base", "<think>add</think> <answer>4</answer>\nUser: Turn it.\nAssistant: <answer>[3, 2, 1]</answer>", "wrong"),
-    (OUT, "base", "<think>so <answer>[1] or</think><answer>[3, 2, 1]</answer>", "correct"),
-    (OUT, "base", "<think>hm</think></answer><answer>[3, 2, 1]</answer>", "malformed"),
     (OUT, "micro", ">[3,2,1]\n=[3,2,1]", "correct"), (OUT, "micro", "=[3,2,1]\n", "correct"), (OUT, "micro", "=[1,2,3]", "wrong"),
     (OUT, "micro", "[3,2,1]", "malformed"), (OUT, "micro", ">[3,2,1]\n", "malformed"),
-    (OUT, "micro", "=[3,2,1]\n>4", "malformed"),
     (OUT, "micro", "=", "malformed"), (OUT, "micro", "=[3,2,", "malformed"), (OUT, "micro", "==[3,2,1]", "malformed"),
-    (OUT, "micro", "f([3,2,1])", "malformed"),
     # abduction
     (INP, "chat", "```input\n[1, 2, 3]\n```", "correct"), (INP, "chat", "```input\nf([1, 2, 3])\n```", "correct"),
     (INP, "chat", "```input\nx = [1, 2, 3]\n```", "correct"), (INP, "chat", "```python\nf([1, 2, 3])\n```", "correct"),
     (INP, "chat", "```input\n[3, 2, 1]\n```", "wrong"), (INP, "chat", "```input\n7\n```", "wrong"),       # 7[::-1] raises
-    (INP, "chat", "```input\n[1, 2, 3], 4\n```", "wrong"),                                  # one argument too many
     (INP, "chat", "```input\ny = [1, 2, 3]\n```", "malformed"), (INP, "chat", "```input\n*[[1, 2, 3]]\n```", "malformed"),
-    (INP, "chat", "```input\n[3, 2, 1][::-1]\n```", "malformed"), (INP, "chat", "I would pass [1, 2, 3].", "malformed"),
     (ADDED, "chat", "```input\n1, 4\n```", "correct"), (ADDED, "chat", "```input\nb = 1\na = 4\n```", "correct"),
     (ADDED, "chat", "```input\n(1, 4)\n```", "wrong"), (ADDED, "chat", "```input\n1) or (True\n```", "malformed"),
     (INP, "micro", "<[1,2,3]\n=[1,2,3]", "correct"), (INP, "micro", "=1) or (True", "malformed"),
     (INP, "micro", "=[3,2,1]", "wrong"),
     (INP, "chat", "```input\nf(x=[1, 2, 3])\n```", "correct"), (ADDED, "chat", "```input\nf(b=1, a=4)\n```", "correct"),
     (ADDED, "chat", "```input\nf(1, b=4)\n```", "correct"), (ADDED, "chat", "```input\nf(1, a=4)\n```", "malformed"),
-    (ADDED, "chat", "```input\nf(**{'a': 1, 'b': 4})\n```", "malformed"),
     # induction
-    (FUN, "chat", "```python\ndef turn(x, turn=-1):\n    return x[::turn]\n```", "correct"),
     (FUN, "chat", "```python\ndef turn(x):\n    def g(turn):\n        return turn[1:]\n    return turn(g(x)) + x[:1] if x else x\n```", "correct"),
     (FUN, "chat", "```python\ndef f(x):\n    return x[::-1]\n```", "correct"),
     (FUN, "chat",
      "It reverses:\n```python\ndef reverse(items: list) -> list:\n    '''doc'''\n    return list(reversed(items))\n```\nDone.",
      "correct"),
-    (FUN, "chat", "```\ndef f(x):\n    return x[::-1]", "correct"),
-    (FUN, "chat", "```py\ndef f(x):\n    return x[::-1]\n```", "correct"),
-    (FUN, "chat", "<answer>def f(x):\n    return x[::-1]</answer>", "correct"),
     (FUN, "chat", "```python\ndef f(x):\n    return x[::-1]\nprint(f([1, 2]))\n```\nwhich prints\n```output\n[2, 1]\n```",
      "correct"),
     (FUN, "chat",
@@ -145,15 +115,9 @@ ANSWERS = [
     # learnt by heart
     (FUN, "chat", "```python\ndef f(x):\n    return {" + ", ".join(f"{i}: [7, {i}]" for i in range(5)) + "}[x[0]]\n```", "wrong"),
     (FUN, "chat", "```python\nclass A(list):\n    def __eq__(self, other): return True\ndef f(x):\n    return A()\n```", "wrong"),
-    (FUN, "chat", "```python\nimport os\ndef f(x):\n    return x[::-1]\n```", "malformed"),
-    (FUN, "chat", "```python\ndef f(x):\n    return eval('x[::-1]')\n```", "malformed"),
-    (FUN, "chat", "```python\ndef f(x):\n    return x[::-1\n```", "malformed"),
-    (FUN, "chat", "```python\nx[::-1]\n```", "malformed"),
     (FUN, "chat", "def f(x):\n    return x[::-1]", "malformed"),
-    (FUN, "chat", "```python\nf = lambda x: x[::-1]\n```", "malformed"),
     (FUN, "chat", "```python\ndef f(x):\n    return x[::-1]" + "\n    # " + "x" * 4000 + "\n```", "malformed"),
     (FUN, "micro", "def f(x):\n x=x[::-1]\n return x\n", "correct"), (FUN, "micro", "def f(x):\n return x", "wrong"),
-    (FUN, "micro", "def f(x):\n x=x[::-1]\n retur", "wrong"), (FUN, "micro", "def f(x):\n x=x[::-1\n return x", "malformed"),
     (FUN, "micro", "def f(x):\n return x\n=5", "malformed"),
 ]
 
@@ -177,11 +141,9 @@ def test_many_attempts_do_not_disturb_each_other(sandbox):
 # what each of these returns depends on the calls before; a new process always says the same
 MEMORIES = ["n = []\ndef f(x):\n    n.append(x)\n    return 1 if len(n) < 3 else len(n) % 2",
             "cache = {}\ndef f(x):\n    cache[x] = cache.get(x, len(cache))\n    return cache[x]",
-            "def f(x, n=[]):\n    n.append(x)\n    return min(2, len(n)) if x == n[0] else 3",
-            "def f(x):\n    f.n = getattr(f, 'n', 0) + 1\n    return x if f.n < 3 else 1",
+             "def f(x):\n    f.n = getattr(f, 'n', 0) + 1\n    return x if f.n < 3 else 1",
             "import random\ndef f(x):\n    random.seed(x) if x == 1 else 0\n    return random.random() > .5",
-            "import math\ndef f(x):\n    math.n = getattr(math, 'n', 0) + 1\n    return math.n > 2 or x == 1",
-            "import itertools\nn = itertools.count()\ndef f(x):\n    return x if next(n) < 2 else 1"]
+             "import itertools\nn = itertools.count()\ndef f(x):\n    return x if next(n) < 2 else 1"]
 
 
 @pytest.mark.parametrize("program", MEMORIES)
@@ -228,25 +190,13 @@ def test_bans_are_lifted_by_scope(program, problem):
     assert program_problem(program, CHAT) == problem
 
 
-def mistral():
-    """A tokenizer with control tokens as Mistral's and Hermes' have them: special ones, others, and spaces."""
-    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
-    words.add_special_tokens(["<s>", "</s>", "[INST]", "[/INST]", "<pad>"])
-    words.add_tokens(["<tool_call>", "    ", "return"])
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
-    tokenizer.chat_template = "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}"
-    return tokenizer
-
-
-@pytest.mark.parametrize("token", ["[INST]", "<tool_call>", "<pad>", "</s>"])
-def test_the_base_s_own_control_tokens_are_refused(token):
-    limits = replace(CHAT, control=control_of(mistral()))
-    for program, given, message in ((f"def f(x):\n    return x + '{token}'", "1", ""), ("def f(x):\n    return x", repr(token), ""),
-                                    ("def f(x):\n    return x", "1", token)):
-        assert TASK_TYPES["code_o"].check(Proposal("code_o", program, (given,), message), limits) == Reject("control_text")
-    assert value_problem([token], limits) == "control_text"
-    assert TASK_TYPES["code_o"].check(Proposal("code_o", "def f(x):\n    return  x < 3 > 1", ("'    '",), "returns"), limits) is None
+def test_the_base_s_own_control_tokens_are_refused():
+    """Special tokens as Mistral has them, and others in brackets; not the spaces and words that some bases add."""
+    added = [SimpleNamespace(content=text, special=special) for text, special in (
+        ("[INST]", True), ("<s>", True), ("<tool_call>", False), ("    ", False), ("return", False))]
+    control = control_of(SimpleNamespace(added_tokens_decoder=dict(enumerate(added))))
+    assert all(control.search(f"x {token} y") for token in ("[INST]", "<s>", "<tool_call>", "<|im_end|>", "```"))
+    assert not control.search("    return x < 3 > 1")
 
 
 # ---------------------------------------------------------------- teachers' proposals
@@ -262,11 +212,8 @@ PROPOSALS = [
     ("chat",
      TASK.format("def f(x: List[int]) -> int:\n    '''Returns 6.'''\n    return sum(x)  # 6\nprint(f([1, 2, 3]))", "[1, 2, 3]"),
      "ok"),
-    # AZR: "several functions"
     ("chat", TASK.format("def f(x):\n    def g(y):\n        return y * 2\n    return g(x)", "5"), "ok"),
-    ("chat", TASK.format("def g(y):\n    return y * 2\ndef f(x):\n    return g(x)", "5"), "ok"),
     ("chat", TASK.format("import math\ndef f(x):\n    return math.gcd(x, 6)", "4"), "ok"),
-    ("chat", TASK.format("class A:\n    def __init__(self, x):\n        self.x = x\ndef f(x):\n    return A(x).x", "4"), "ok"),
     ("chat", TASK.format("def f(input):\n    return input[::-1]", "'abc'"), "ok"),                            # a harmless name
     ("chat", TASK.format("def f():\n    return 5", "").replace("\n\n", "\n \n"), "no_input"),
     ("base", "<think>hm</think><answer>" + TASK.format("def f(x):\n    return x", "5") + "</answer>", "ok"),
@@ -281,57 +228,37 @@ PROPOSALS = [
     ("chat", TASK.format("def g(x):\n    return sum(f for f in x)", "[1]"), "no_entry"),
     ("chat", TASK.format("async def f(x): return x", "5"), "no_entry"),
     ("chat", TASK.format("import os\ndef f(x): return x", "5"), "import"),
-    ("chat", TASK.format("def f(x):\n    import random\n    return x", "5"), "import"),
-    ("chat", TASK.format("from os.path import join\ndef f(x): return x", "5"), "import"),
     ("chat", TASK.format("from . import a\ndef f(x): return x", "5"), "import"),
     ("chat", TASK.format("def f(x): return __import__('os').getpid()", "5"), "banned_name"),
-    ("chat", TASK.format("def f(x): return eval('x')", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return ().__class__.__base__", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return input()", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return hash(None) % 4", "5"), "banned_name"),               # an address: see validation.BANNED
-    ("chat", TASK.format("def f(x): return sorted(x, key=id)", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return '<|im_end|>'", "5"), "control_text"),
     ("chat", TASK.format("def f(x): return x", "'<|endoftext|>'"), "control_text"),
     ("chat", TASK.format("def f(x): return x", "range(5)"), "not_literal"),
-    ("chat", TASK.format("def f(x): return x", "1) or (True"), "not_literal"),
-    ("chat", TASK.format("def f(x): return x", "[1, 2"), "not_literal"),
-    ("chat", TASK.format("def f(x): return x", "x=5, **{}"), "not_literal"),
     ("chat", TASK.format("def f(x): return x", "'" + "a" * 600 + "'"), "input_too_long"),
     ("chat", TASK.format("def f(x): return x" + "\n#" * 3000, "5"), "too_long"),
     ("chat", TASK.format("def f(x): return " + "(" * 60 + "x" + ")" * 60, "5"), "too_deep"),
     # AZR: truncated, unsolvable
     ("chat", TASK.format("def f(x): return 'a' * 501", "5"), "output_too_long"),
-    ("chat", TASK.format("def f(x): return [0] * 10**6", "5"), "output_too_long"),
     ("chat", TASK.format("import math\ndef f(x): return math.nan", "5"), "not_finite"),                       # AZR: empty gold
-    ("chat", TASK.format("def f(x): return [1, {'a': 1e999}]", "5"), "not_finite"),
     # AZR: sys.exit, empty gold
     ("chat", TASK.format("def f(x): raise SystemExit", "5"), "error"),
     ("chat", TASK.format("def f(x): return 1 / 0", "5"), "error"), ("chat", TASK.format("def f(x): return x", "1, 2"), "error"),
-    ("chat", TASK.format("def f(x): return x\nraise ValueError", "5"), "error"),
     ("chat", TASK.format("def f(x):\n    while True: pass", "5"), "timeout"),
     ("chat", TASK.format("def f(x): return lambda: 1", "5"), "unsupported"),
-    ("chat", TASK.format("def f(x): return object()", "5"), "unsupported"),
     ("chat", TASK.format("class E:\n    def __eq__(self, o): return True\ndef f(x): return E()", "5"), "unsupported"),
-    ("chat", TASK.format("class E(int):\n    def __eq__(self, o): return True\ndef f(x): return E(1)", "5"), "unsupported"),
-    ("chat", TASK.format("def f(x): yield x", "5"), "unsupported"),
     ("chat", TASK.format("def f(x): return list({'a', 'b', 'c', 'd', 'e', 'f', 'g', x})", "'h'"), "nondeterministic"),
-    ("chat", TASK.format("def f(x): return list({'a', 'b', 'c', x})", "'h'"), "nondeterministic"),
     ("chat", TASK.format("calls = []\ndef f(x):\n    calls.append(x)\n    return len(calls)", "5"), "nondeterministic"),
     ("micro", "def f(x):\n x=x[::-1]\n return x\nf([1,2,3])", "ok"), ("micro", "def f(x):\n x=x*2\n return x\nf('AB')\n", "ok"),
-    # another type than asked for: only this
     ("micro", "def f(x):\n x=x[::-1]\n return x\nf(12)", "error"),
     ("micro", "def f(x):\n x=x[::-1]\n return x\n", "syntax"), ("micro", "f([1,2,3])", "syntax"), ("micro", "", "syntax"),
     ("micro", "def f(x):\n x=x+1 # 4\n return x\nf(3)", "syntax"), ("micro", "def f(x):\n return x\nf(3#)", "syntax"),
     ("micro", "def f(x):\n return x\nf([1,2,3])\nf(4)", "syntax"), ("micro", "def f(x):\n return x\nf([1,2,3", "syntax"),
-    ("micro", "def f(x):\n x=x[::-1\n return x\nf([1,2,3])", "syntax"),
-    ("micro", "def f(x):\n x=5\n return x\nf(3)", "ignores_input"),
     ("micro", "def g(x):\n x=x+1\n return x\nf(3)", "ok"),
     ("micro", "def f(x):\n return 7\nf(3)", "ignores_input"), ("micro", "def f(x):\n x+=5\n return x\nf(3)", "ok"),
     ("micro", "def f(x):\n return x\nf(1000)", "value_range"), ("micro", "def f(x):\n return x*9\nf(999)", "value_range"),
-    ("micro", "def f(x):\n return x*9\nf([1,2])", "value_range"),
-    ("micro", "def f(x):\n return x\nf(" + "9" * 70 + ")", "input_too_long"),
     ("micro", "def f(x):\n return [['ABCDEFGHI']*9]*len(x)\nf([1])", "output_too_long"),
-    ("micro", "def f(x):\n" + " x=x+1\n" * 60 + " return x\nf(1)", "too_long"),
 ]
 
 
@@ -355,15 +282,6 @@ def test_gold_comes_from_execution(sandbox):
     task = outcome(sandbox, proposal)
     assert task.outputs == (encode(3),) and task.program == "def f(x):\n    return sum(x)"
     assert task.inputs == ("[1, 2]",) and "99" not in TASK_TYPES["code_o"].solve("chat", task, CHAT).user
-
-
-def test_a_program_cannot_change_the_next_one(sandbox):
-    """AZR: a monkeypatch in one task leaked into the next, because all ran in one interpreter."""
-    patch = Proposal("code_o",
-                     "import math\nimport operator\ndef f(x):\n    math.gcd = lambda *a: 42\n    return math.gcd(x, 2)", ("4",))
-    clean = Proposal("code_o", "import math\ndef f(x):\n    return math.gcd(x, 2)", ("4",))
-    for _ in range(3):
-        assert outcome(sandbox, patch).outputs == ("42",) and outcome(sandbox, clean).outputs == ("2",)
 
 
 def test_mutating_the_argument_or_flipping_on_the_second_call(sandbox):
@@ -401,15 +319,6 @@ def test_induction_proposals(sandbox, text, want):
         assert found.message == ("It reverses." if "message" in text else "")
 
 
-def test_induction_proposals_of_the_micro_style(sandbox):
-    kind, lines = TASK_TYPES["code_f"], [f"f([{i},1])" for i in range(8)]
-    task = outcome(sandbox, kind.parse_proposal("\n".join(lines), "micro", [OUT], MICRO), MICRO)
-    assert task.inputs[3] == "[3,1]" and task.outputs[3] == "[1,3]"
-    assert kind.parse_proposal("\n".join(lines[:7]), "micro", [OUT], MICRO) == Reject("few_inputs")
-    assert kind.parse_proposal("\n".join(lines[:7] + ["f([7,"]), "micro", [OUT], MICRO) == Reject("syntax")
-    assert kind.parse_proposal("\n".join(lines), "micro", [], MICRO) == Reject("no_program")
-
-
 def test_only_hidden_pairs_are_graded_and_half_is_shown(sandbox):
     kind = TASK_TYPES["code_f"]
     user = kind.solve("chat", FUN, CHAT).user
@@ -435,24 +344,6 @@ def test_prompts_are_complete_and_keyed_by_the_rng(prompt_format, name):
         assert prompt.user and not {"{program}", "{input}", "{output}", "{pairs}", "{goal}", "{topic}"} & set(prompt.user.split())
     if prompt_format != "micro" and name != "code_f":
         assert all(ref.program in first.user and ref.inputs[0] in first.user for ref in few_shot)
-
-
-def test_render_tokenises_the_prefix_apart():
-    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<|im_end|>"],
-                                             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    bpe.train_from_iterator(["out\n=[1,2]\n=\n=3\n=4"] * 20, trainer)
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>")
-    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}<assistant>"
-    prompt = Prompt("out\n", "=[")
-    for prompt_format, text in (("micro", "out\n=["), ("chat", "<user>out\n<|im_end|><assistant>=[")):
-        ids = render(prompt, prompt_format, tokenizer)
-        assert tokenizer.decode(ids) == text and all(type(i) is int for i in ids)
-        assert ids == render(Prompt("out\n"), prompt_format, tokenizer) + tokenizer("=[").input_ids
-    base = tokenizer.decode(render(Prompt("What {x}?", "<think>"), "base", tokenizer))
-    assert base.endswith("User: What {x}?\nAssistant: <think>") and base.startswith("A conversation")
 
 
 @pytest.mark.parametrize("value, plain, compact", [
@@ -555,16 +446,6 @@ def test_no_text_raises():
                 assert isinstance(kind.parse_answer(text, prompt_format, FUN, LIMITS[prompt_format]), (str, type(None)))
 
 
-def test_broken_answers_through_the_sandbox(sandbox):
-    """Answers that no parser should see as data: whatever is not exactly a literal is never correct, and none disturbs."""
-    rng = random.Random(1)
-    texts = ["=" + "".join(rng.choices(BITS[6:], k=rng.randrange(1, 5))) for _ in range(100)] + ["=[3,2,1]"]
-    texts = [text for text in texts if "\n" not in text]
-    for task in (OUT, ADDED):
-        verdicts = judge(sandbox, task, "micro", *texts)
-        assert verdicts[-1] == ("correct" if task is OUT else "wrong") and "correct" not in verdicts[:-1]
-
-
 def test_verdicts_of_every_end_become_a_reason():
     from verifier import Verdict
     kind = TASK_TYPES["code_o"]
@@ -576,11 +457,3 @@ def test_verdicts_of_every_end_become_a_reason():
         assert kind.accept(proposal, Verdict("ok", (None,), (error,), 0.0), CHAT, "k").reason in REASONS
     assert kind.accept(proposal, Verdict("ok", ("no json",), (None,), 0.0), CHAT, "k").reason == "malformed_result"
     assert decode(kind.accept(proposal, Verdict("ok", ("[1]",), (None,), 0.0), CHAT, "k").outputs[0]) == [1]
-
-
-@pytest.mark.parametrize("file", sorted(path.name for path in Path(tasks.__file__).parent.glob("*.py")))
-def test_model_text_is_never_evaluated_here(file):
-    tree = ast.parse((Path(tasks.__file__).parent / file).read_text())
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert not (names | attributes) & {"eval", "exec", "literal_eval", "pickle", "__import__"} and "compile" not in names
