@@ -166,9 +166,9 @@ def markdown() -> str:
     for f in dataclasses.fields(Config):
         if f.name in GROUPS:
             lines += ["", f"## {GROUPS[f.name]}", ""]
-            lines += ["| flag | values | default | meaning |", "|---|---|---|---|"]
-        values = ", ".join(f.metadata["choices"] or [f.type.__name__])
-        lines.append(f"| `{spelled(f.name)}` | {values} | {default_of(f)} | {f.metadata['help']} |")
+            lines += ["| flag | default | meaning |", "|---|---|---|"]
+        values = ", ".join(f.metadata["choices"] or [])
+        lines.append(f"| `{spelled(f.name)}` {values} | {default_of(f)} | {f.metadata['help']} |")
     return "\n".join(lines)
 
 
