@@ -46,6 +46,10 @@ WHOLE = 14_000                              # of everything but tests
 OF_TESTS = 9_500
 FILE = 400                                  # of a folder
 FUNCTION = 66                               # a screen of 60, with a margin
+# Lines of what is still over its budget. They may only fall.
+TODAY = {"infra": 369, "sandbox": 1019, "verifier": 240, "tasks": 2575, "config": 296, "lora": 283, "weights": 348, "generate": 312,
+         "rl": 437, "evolve": 312, "selfplay": 391, "run": 1629, "train": 281, "bench": 916, "eval": 2952, "all but tests": 16607,
+         "tests": 12640, "tasks.validation": 406}
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test
 
 
@@ -92,6 +96,7 @@ def lines(path: Path) -> int:
 def keep_to(what: str, budget: int, paths) -> None:
     """An expected failure with the numbers where files have more lines than they are to have."""
     n = sum(map(lines, paths))
+    assert n <= max(budget, TODAY.get(what, 0)), f"{what}: {n:,} lines, {TODAY.get(what, budget):,} before; say no to something"
     if n > budget:
         pytest.xfail(f"{what}: {n:,} lines, {n - budget:,} over its budget of {budget:,}")
 
