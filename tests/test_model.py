@@ -269,7 +269,7 @@ BROKEN = {
     "an empty shard": (lambda d: cut(d / "model.safetensors", 0.0), "model.safetensors.*truncated"),
     "half a header": (lambda d: cut(d / "model.safetensors", 0.0005), "model.safetensors.*truncated"),
     "a truncated shard": (lambda d: cut(d / "model.safetensors", 0.6), "model.safetensors.*truncated"),
-    "a shard missing": (lose_a_shard, r"the index names model-00002.*finish the download"),
+    "a shard missing": (lose_a_shard, r"has no model-00002.*finish the download"),
     "a shard of another model": (shard_of_another, "do not belong together"),
     "a wider config": (lambda d: edit_config(d, layer_types=None, intermediate_size=64), "mlp.*do not belong together"),
     "a deeper config": (lambda d: edit_config(d, layer_types=None, num_hidden_layers=3), "missing.*model.layers.2"),

@@ -40,7 +40,7 @@ def test_rates_are_members_of_one_batch(micro_base):
 
 def test_a_style_without_programs_says_so(tiny):
     with pytest.raises(ValueError, match="speaks the base prompt format: use train.py --tasks"):
-        learn.learn(flags("--base", tiny.path))
+        learn.learn(flags("--base", tiny.path, "--", "--max-new-tokens", 32))
 
 
 @pytest.mark.slow
