@@ -96,8 +96,8 @@ class Config:
     entropy_coef: float = flag(0.0, "weight of the entropy bonus", within=(0, 1000))
     lr: float = flag(None, "Adam's learning rate of students, and of --single", within=SHARE)
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", within=SHARE)
-    lr_decay: str = flag("", "HOLD,END,FLOOR: rates hold for HOLD steps of the run, then fall linearly to "
-                         "FLOOR times as much at step END; default: constant")
+    lr_decay: str = flag(None, "HOLD,END,FLOOR: rates hold for HOLD steps of the run, then fall linearly to "
+                         "FLOOR times as much at step END; 0,1,1: constant")
     lr_spread: float = flag(1.0, "founders' rates: log-uniform over this factor", within=(1, LARGE))
     lr_mutate: float = flag(1.0, "a child's rate is its fitter parent's times or over this", within=(1, 100))
     rating: str = flag("trueskill", "rating system", RATINGS)
@@ -130,12 +130,14 @@ GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "task_types
           "probe_every": "probes", "device": "machine"}
 # What a prompt format wants where the command line says nothing. The micro values are measured in LOG.md.
 PRESETS = {
-    "micro": dict(pop=8, steps=80, rank=8, alpha=32.0, rollout_batch=512, tokens_per_microbatch=1024,
+    "micro": dict(pop=8, steps=30, rank=8, alpha=32.0, rollout_batch=512, tokens_per_microbatch=1024,
                   task_types="code_o", n_prompts=3, n_few_shot=0, samples_per_task=4, max_new_tokens=80,
-                  lr=1e-3, lr_teacher=3e-3, evolve_every=15, probe_every=20, n_heldout=1000000),
+                  lr=2e-3, lr_teacher=3e-3, lr_decay="12,25,.15", evolve_every=8, probe_every=10,
+                  n_heldout=1000000),
     "chat": dict(pop=8, steps=200, rank=32, alpha=64.0, rollout_batch=128, tokens_per_microbatch=2048,
                  task_types="code_o,code_i,code_f", n_prompts=3, n_few_shot=6, samples_per_task=8,
-                 max_new_tokens=512, lr=1e-5, lr_teacher=1e-5, evolve_every=10, probe_every=20, n_heldout=96)}
+                 max_new_tokens=512, lr=1e-5, lr_teacher=1e-5, lr_decay="0,1,1", evolve_every=10, probe_every=20,
+                 n_heldout=96)}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # Fields that may change between a run and its resumption without changing what it computes. From one kind of
@@ -262,7 +264,7 @@ def numbers_of(name: str, text: str, form: str) -> list[float]:
 
 def read_decay(text: str) -> list[float]:
     """HOLD, END and FLOOR of --lr-decay. Raises ValueError with the fix."""
-    hold, end, floor = numbers_of("lr_decay", text or "0,1,1", "HOLD,END,FLOOR")
+    hold, end, floor = numbers_of("lr_decay", text, "HOLD,END,FLOOR")
     demand(hold < end and floor <= 1, f"--lr-decay {text}: HOLD must be below END, FLOOR at most 1")
     return [hold, end, floor]
 

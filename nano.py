@@ -1,6 +1,6 @@
 """nano.py: all of PopuLoRA in one file, to be read top to bottom with the paper beside it.
 
-    python nano.py --seed 0 --pop 8 --steps 60           # a few minutes on one core
+    python nano.py --seed 0 --pop 8 --steps 30           # two minutes on one core
 
 A population of LoRA adapters on one frozen base teaches itself to read Python. Teachers write small
 programs, students say what these return, a sandboxed interpreter is the only verifier. Five phases:
@@ -20,7 +20,7 @@ arXiv 2605.16727, on top of 2505.03335 (AZR). train.py is the same, fast; tests 
         f([5,3,7])
 
 What to watch: with a trace (">", x after each statement) the base is right seven times in ten, but
-by habit it answers at once ("="), right twice in ten. In steps 20 to 40 students start to think.
+by habit it answers at once ("="), right twice in ten. In steps 10 to 20 students start to think.
 
 Shapes: N rows (an answer each), T tokens, V vocabulary, R rank. logits[:, t] predict ids[:, t + 1].
 """
@@ -51,8 +51,8 @@ N_PROMPTS, N_PROPOSALS = 3, 8                       # a teacher's a step, and to
 N_ATTEMPTS = 4                                      # of a student at each task
 MAX_NEW_TOKENS = 80                                 # of a proposal or an attempt
 REWARD = {"correct": 1.0, "wrong": -0.5, "malformed": -1.0}        # of an attempt
-LEARNING_RATE = {"teacher": 3e-3, "student": 1e-3}
-EVOLVE_EVERY = 15
+LEARNING_RATE = {"teacher": 3e-3, "student": 2e-3}
+EVOLVE_EVERY = 8
 NEWCOMER = NormalDist(25.0, 25.0 / 3.0)             # what is believed of a new member's skill
 NOISE = NormalDist(0.0, 25.0 / 6.0)                 # of performance around skill (beta)
 DRIFT = NormalDist(0.0, 25.0 / 300.0)               # of skill between two matches (tau)
@@ -338,7 +338,7 @@ def evolve(members, step, rng, gen):
     print(f"{name} = {operator.__name__}({', '.join(m.name for m in parents)}) for {victim.name}")
 
 # ---- the loop ------------------------------------------------------------------------------------
-def main(seed=0, pop=8, steps=60):
+def main(seed=0, pop=8, steps=30):
     """A whole run: a line a step, and every tenth step the students on tasks that never change."""
     torch.set_num_threads(1)
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -389,7 +389,7 @@ def main(seed=0, pop=8, steps=60):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name, default in dict(seed=0, pop=8, steps=60).items():
+    for name, default in dict(seed=0, pop=8, steps=30).items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
     args = parser.parse_args()
     if args.pop < 2 or args.pop % 2:

@@ -137,9 +137,8 @@ def member_measures(cfg, adapters: Adapters, state: State, step: Step, lengths: 
     cosines, rollout = mean_cosines(cfg, adapters, active, state.step), step.batch.rollout
     rates, members = learning_rates(cfg, state.members, state.step), {}
     for m in state.members:
-        members[m.name] = dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma) | m.traits()
-        if cfg.lr_decay or cfg.lr_spread > 1 or cfg.lr_mutate > 1:
-            members[m.name]["lr"] = rates[m.slot]
+        members[m.name] = dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma, lr=rates[m.slot])
+        members[m.name] |= m.traits()
     proposals, verdicts = {}, {}                                        # by who wrote them
     for p in step.proposed:
         proposals.setdefault(p.teacher.name, []).append(p)

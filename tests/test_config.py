@@ -74,7 +74,7 @@ def test_defaults_by_preset_in_words():
     assert shown["max_new_tokens"] == "micro: 80; chat: 512; base: 1024; direct: 192"
     assert shown["rank"] == "micro: 8; chat, base, direct: 32"
     assert shown["loss"] == "reinforce++, rloo, dr_grpo, grpo, dapo: clip; gspo: sequence; cispo: cispo"
-    assert (shown["probe_every"], shown["seed"], shown["single"], shown["name"]) == ("20", "0", "", "")
+    assert (shown["keep"], shown["seed"], shown["single"], shown["name"]) == ("2", "0", "", "")
 
 
 def test_no_flags_are_the_defaults():
