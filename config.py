@@ -67,7 +67,7 @@ class Config:
     matches: int = flag(0, "matches a step, of teachers drawn for it; 0 = every teacher's", within=FROM_0)
     # 2 propose
     task_types: str = flag(None, "task types in turn, of " + ",".join(TASK_TYPES))
-    n_prompts: int = flag(None, "prompts a teacher answers each step", within=FROM_1)
+    n_prompts: int = flag(3, "prompts a teacher answers each step", within=FROM_1)
     proposals_per_prompt: int = flag(8, "proposals from one prompt (the baseline's group)", within=FROM_1)
     n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)", within=(0, 1000))
     seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: each type's example")
@@ -131,13 +131,11 @@ GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "task_types
 # What a prompt format wants where the command line says nothing. The micro values are measured in LOG.md.
 PRESETS = {
     "micro": dict(pop=8, steps=30, rank=8, alpha=32.0, rollout_batch=512, tokens_per_microbatch=1024,
-                  task_types="code_o", n_prompts=3, n_few_shot=0, samples_per_task=4, max_new_tokens=80,
-                  lr=2e-3, lr_teacher=3e-3, lr_decay="12,25,.15", evolve_every=8, probe_every=10,
-                  n_heldout=1000000),
+                  task_types="code_o", n_few_shot=0, samples_per_task=4, max_new_tokens=80, lr=2e-3,
+                  lr_teacher=3e-3, lr_decay="12,25,.15", evolve_every=8, probe_every=10, n_heldout=10**6),
     "chat": dict(pop=8, steps=200, rank=32, alpha=64.0, rollout_batch=128, tokens_per_microbatch=2048,
-                 task_types="code_o,code_i,code_f", n_prompts=3, n_few_shot=6, samples_per_task=8,
-                 max_new_tokens=512, lr=1e-5, lr_teacher=1e-5, lr_decay="0,1,1", evolve_every=10, probe_every=20,
-                 n_heldout=96)}
+                 task_types="code_o,code_i,code_f", n_few_shot=6, samples_per_task=8, max_new_tokens=512,
+                 lr=1e-5, lr_teacher=1e-5, lr_decay="0,1,1", evolve_every=10, probe_every=20, n_heldout=96)}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # Fields that may change between a run and its resumption without changing what it computes. From one kind of

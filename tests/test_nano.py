@@ -33,7 +33,7 @@ TRUESKILL = TrueSkill()
 def test_it_plays_by_the_presets_of_the_engine():
     preset = PRESETS["micro"]
     assert (nano.RANK, nano.ALPHA) == (preset["rank"], preset["alpha"])
-    assert (nano.N_PROMPTS, nano.N_PROPOSALS) == (preset["n_prompts"], Config.proposals_per_prompt)
+    assert (nano.N_PROMPTS, nano.N_PROPOSALS) == (Config.n_prompts, Config.proposals_per_prompt)
     assert nano.N_ATTEMPTS == preset["samples_per_task"]
     assert nano.MAX_NEW_TOKENS == preset["max_new_tokens"]
     assert nano.EVOLVE_EVERY == preset["evolve_every"]
