@@ -41,7 +41,7 @@ def flag(default, help, choices=None, within=()):
 
 @dataclass(frozen=True)
 class Config:
-    """Every switch of a run. `python train.py --help` and docs/flags.md show it, by the groups below."""
+    """Every switch of a run. `python train.py --help` shows it, by the groups below."""
     # run
     base: str = flag("micro/base", "Hugging Face directory or hub id of the frozen base")
     prompt_format: str = flag("auto", "how tasks are put; auto: as the base says", ("auto", *PROMPT_FORMATS))
@@ -109,9 +109,9 @@ class Config:
     grace: int = flag(-1, "steps before a child can be replaced; -1 = one interval", within=(-1, 10**9))
     # probes
     probe_every: int = flag(None, "steps between probes of held-out tasks; 0 = never", within=FROM_0)
-    heldout: str = flag("", "JSON lines of held-out tasks, all asked at every probe; default: the base's, a "
-                        "part of them between first and last probe, else the run's first valid tasks")
-    n_heldout: int = flag(None, "of these, tasks of each type, at most", within=FROM_0)
+    heldout: str = flag("", "JSON lines of held-out tasks; default: the base's, else the first valid ones")
+    n_heldout: int = flag(120, "of these, asked of each type at a probe; a third, of types not played",
+                          within=FROM_0)
     halt_on: str = flag("", "alarms that end the run: collapse, gaming, forgetting, escape (by commas)")
     # machine
     device: str = flag("auto", "auto (cuda or cpu), cpu, cuda, cuda:1, or mps for an Apple GPU")
@@ -132,10 +132,10 @@ GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "task_types
 PRESETS = {
     "micro": dict(pop=8, steps=30, rank=8, alpha=32.0, rollout_batch=512, tokens_per_microbatch=1024,
                   task_types="code_o", n_few_shot=0, samples_per_task=4, max_new_tokens=80, lr=2e-3,
-                  lr_teacher=3e-3, lr_decay="12,25,.15", evolve_every=8, probe_every=10, n_heldout=10**6),
+                  lr_teacher=3e-3, lr_decay="12,25,.15", evolve_every=8, probe_every=10),
     "chat": dict(pop=8, steps=200, rank=32, alpha=64.0, rollout_batch=128, tokens_per_microbatch=2048,
                  task_types="code_o,code_i,code_f", n_few_shot=6, samples_per_task=8, max_new_tokens=512,
-                 lr=1e-5, lr_teacher=1e-5, lr_decay="0,1,1", evolve_every=10, probe_every=20, n_heldout=96)}
+                 lr=1e-5, lr_teacher=1e-5, lr_decay="0,1,1", evolve_every=10, probe_every=20)}
 PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # Fields that may change between a run and its resumption without changing what it computes. From one kind of
@@ -160,26 +160,12 @@ def default_of(f: dataclasses.Field) -> str:
     return "" if value is None or value is False else str(value)
 
 
-def markdown() -> str:
-    """What --help shows, as the page docs/flags.md: a table a group."""
-    lines = ["# The flags of train.py", "", "Written by `python train.py --help-md > docs/flags.md`."]
-    for f in dataclasses.fields(Config):
-        if f.name in GROUPS:
-            lines += ["", f"## {GROUPS[f.name]}", ""]
-            lines += ["| flag | default | meaning |", "|---|---|---|"]
-        values = ", ".join(f.metadata["choices"] or [])
-        lines.append(f"| `{spelled(f.name)}` {values} | {default_of(f)} | {f.metadata['help']} |")
-    return "\n".join(lines)
-
-
 def parse_args(description: str | None, argv: list[str] | None = None, saved=None) -> Config:
     """Command line to Config. Exits with code 2 and a suggestion for an unknown flag or value. saved(cfg),
     called where --resume was given: the flags that hold where the command line says nothing."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                      usage="train.py [--flag value ...]   (--help lists every switch)",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    # argparse calls it a version, yet what it does is print a text and exit
-    parser.add_argument("--help-md", action="version", version=markdown(), help="print docs/flags.md, exit")
     for f in dataclasses.fields(Config):
         if f.name in GROUPS:
             group = parser.add_argument_group(GROUPS[f.name])
@@ -199,8 +185,8 @@ def parse_args(description: str | None, argv: list[str] | None = None, saved=Non
 
 def advice(word: str) -> str:
     """What to write instead of an unknown flag."""
-    flags = ["--help", "--help-md", *(spelled(f.name) for f in dataclasses.fields(Config))]
-    near = difflib.get_close_matches(word, flags, 1, 0.8) or [x for x in flags[2:] if word.startswith(x)]
+    flags = ["--help", *(spelled(f.name) for f in dataclasses.fields(Config))]
+    near = difflib.get_close_matches(word, flags, 1, 0.8) or [x for x in flags[1:] if word.startswith(x)]
     near += difflib.get_close_matches(word, flags, 1)
     return f"did you mean {near[0]}?" if near else "--help lists all"
 

@@ -24,7 +24,7 @@ class Outcome:
     n_of_kind: int = 0                  # tasks of this type that it holds
     n_same_structure: int = 0           # of its latest 512, those with this program up to names and constants
     unique_at_64: float = 0.0           # different structures among 64 of these, on average
-    complexity: dict[str, int] = field(default_factory=dict)     # statements, depth, mccabe, lines, variables
+    statements: int = 0                 # of the program
 
     @property
     def n_correct(self) -> int:

@@ -69,9 +69,9 @@ class ProposalRecord:
     reward: float = 0.0
 
     @functools.cached_property
-    def complexity(self) -> dict[str, int]:
-        """Measures of a valid task's program, by name."""
-        return dataclasses.asdict(TASK_TYPES[self.kind].measure(self.task.program))
+    def statements(self) -> int:
+        """Length of a valid task's program."""
+        return TASK_TYPES[self.kind].statements(self.task.program)
 
     @functools.cached_property
     def structure(self) -> str:
@@ -331,7 +331,7 @@ def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Ou
         solve_rates={name: solve_rate(verdicts) for name, verdicts in p.attempts.items()},
         n_attempts=len(p.verdicts) - p.verdicts.count(UNJUDGED), majority_baseline=majority[p.kind],
         n_tasks=archive.n_added, n_of_kind=len(archive.tasks[p.kind]),
-        n_same_structure=structures[p.structure], unique_at_64=unique_at_64, complexity=p.complexity)
+        n_same_structure=structures[p.structure], unique_at_64=unique_at_64, statements=p.statements)
         for p in valid]
 
 

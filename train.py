@@ -39,7 +39,7 @@ from infra.distributed import Ranks, leave
 from infra.gpu import memory
 from operators import CROSSOVERS
 from rl import Adam
-from run.checkpoint import RunDir, State, differing, init_state, restore, save, snapshot_student
+from run.checkpoint import RunDir, State, differing, init_state, restore, save
 from run.metrics import Step, header, line, measures, summary
 from run.monitors import EXIT_HALTED, Halted, Monitors, halting, lines_of
 from run.platform import Interrupted, Signals, Stopwatch, environment, open_sandbox
@@ -127,7 +127,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
         solved, attempts = selfplay.solve(setup, pairs, proposed, step, bars["solve"])
         clock.lap("solve")
         # members as they were when they proposed and solved
-        probes = probe(setup, state.members, state.heldout, state.unseen, proposed, step, state.frozen)
+        probes = probe(setup, state.members, state.heldout, state.unseen, proposed, step)
         clock.lap("probe")
 
         # 4. reward and update: one batch for all members, each learns from its own rows; then the ratings
@@ -152,8 +152,6 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
             setup.ranks.check_population(adapters, state.members, f"step {step}")
             clock.lap("evolve")
 
-            if probes and step and not state.frozen:
-                snapshot_student(state, setup)
             state.step += 1
             row["alarms"], begun, over = setup.ranks.broadcast(lambda: monitors.look(row))
             row |= dict(births=[birth["child"] for birth in births], seconds=clock.seconds)

@@ -4,7 +4,6 @@
     python -m bench decode                  rollouts of 8 members in one batch, of one, and by PEFT
     python -m bench update                  the joint update of 8 members, and of one with all the rows
     python -m bench step                    rollout and update of 8 members and of 1 at equal rows
-    python -m bench learn --lr 3e-4 1e-3    does a student learn, on fresh tasks without teachers?
     python -m bench verifier                the verifier beside `python -c`: a minute
     python -m bench speedrun                tokens until the students solve .70
 
@@ -19,10 +18,10 @@ import sys
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # read when torch is imported, hence before it
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from bench import card, engine, learn, speedrun, verifier
+from bench import card, engine, speedrun, verifier
 
 # name: what returns figures, what adds flags
-COMMANDS = card.COMMANDS | verifier.COMMANDS | engine.COMMANDS | learn.COMMANDS | speedrun.COMMANDS
+COMMANDS = card.COMMANDS | verifier.COMMANDS | engine.COMMANDS | speedrun.COMMANDS
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import train
 from config import parse_args
 
 GOAL = 0.70
-RULES = ["--pop", "8", "--probe-every", "3", "--keep", "1"]
+RULES = ["--pop", "8", "--probe-every", "3", "--n-heldout", "476", "--keep", "1"]
 HELDOUT = Path("micro/base/heldout.jsonl")
 
 

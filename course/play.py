@@ -11,8 +11,8 @@ from itertools import count
 
 import selfplay
 from evolve import members_of, plays
+from run.startup import opened
 from run.terminal import block, print_safely
-from run.write import opened
 from selfplay import BASE, solve_rate
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import Reject

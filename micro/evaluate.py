@@ -110,7 +110,7 @@ def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed
             reasons[result.reason] += 1
         else:
             valid.append((kind, result.program))
-    sizes = [kind.measure(program).statements for kind, program in valid]
+    sizes = [kind.statements(program) for kind, program in valid]
     return dict(n=n, valid=len(valid) / n, reasons=dict(reasons), statements=sum(sizes) / max(1, len(sizes)),
                 distinct=len({kind.structure(program) for kind, program in valid}) / max(1, len(valid)))
 

@@ -1,9 +1,8 @@
 """What opens a report: the result in a sentence, four numbers, and the picture of who learns to think, on the
 tasks that are played and on types that nobody trains on. In the page, and as an SVG file."""
-import copy
 
 from report.layout import ABSENT, CHART
-from report.run import RunLog, items, known
+from report.run import RunLog, known
 from report.svg import H, Line, W, brief, line_chart, text
 
 Z = 1.96                            # of a 95% interval
@@ -94,8 +93,6 @@ def by_member(run: RunLog, role: str, values: dict[str, list], mean: list, band=
 def panels(run: RunLog) -> tuple[list, list]:
     """[(heading, chart)] of what the run plays, student by student, and of types that nobody trains on:
     students and teachers on average, the students' thinking, the frozen base."""
-    run = copy.copy(run)                        # a probe's `part` has the tasks that every probe asks
-    run.metrics = [row | items(row, "part") for row in run.metrics]
     greedy = {m.name: run.points("heldout_greedy", m.name) for m in run.those("student")}
     thinks = {m.name: m.points("think") for m in run.those("student")}
     mean = run.mean("student", ("heldout_greedy",))

@@ -17,7 +17,7 @@ STATEMENTS = "Statements per task"
 # Curves in which runs are compared.
 SAME = {"Attempts that think": ("think",), "Frozen base on the teachers' tasks": ("base_solve",),
         "Students on the teachers' tasks": ("solve_rate",), "Valid proposals": ("valid",),
-        STATEMENTS: ("complexity", "statements")}
+        STATEMENTS: ("statements",)}
 
 
 def palette(lines: dict[str, list]) -> list[Line]:
@@ -41,7 +41,6 @@ def progress(run: RunLog) -> str:
     """Current tasks against the frozen base, what teachers write, why proposals are refused."""
     current = [Line("every step", run.points("solve_rate"), "s3", "thin"),
                Line("frozen base", run.points("base_solve"), "base", "bold"),
-               Line("frozen student", run.points("frozen_solve"), "s1", "d1"),
                Line("students", run.points("student_solve"), "s0", "bold")]
     useless = {"nobody solves": run.points("solve_0"), "all solve": run.points("solve_1"),
                "duplicates": run.points("duplicates"), "beats guess": run.points("beats_guessing")}
@@ -58,7 +57,7 @@ def progress(run: RunLog) -> str:
                "student, kept as it was then, and by students of the day. If the frozen ones fall, tasks got "
                "harder; the distance to them is the students' lead.", current, share=True),
         curves("Statements per task, by teacher", "An archive without repeats makes them rise by itself.",
-               members(run, "teacher", "complexity", "statements")),
+               members(run, "teacher", "statements")),
         curves("Unique structures", "Distinct programs so far: names and constants do not count.",
                [Line("structures", run.points("unique_structures"), "t0", "bold")]),
         curves("Refused proposals, by reason", "Share that the verifier refused; bold: that was valid.",

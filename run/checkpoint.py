@@ -6,6 +6,7 @@
 """
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import selfplay
-from evolve import ROLES, Member, member_order, members_of, spread
+from evolve import ROLES, Member, member_order, spread
 from lora import Adapters
 from rl import Adam
-from run.directory import RunDir
-from run.shapes import check_state
+from run.directory import DAMAGE, RunDir
 from run.task_log import task_from_row
 from selfplay import Setup
 from tasks import IDENTITY, TASK_TYPES, read_tasks
@@ -26,9 +26,9 @@ from tasks.base import Proposal, Task
 from trueskill_lite import RATINGS
 from weights import load_peft, save_peft
 
-FROZEN = "probe/frozen_student"         # its place in a checkpoint, one level below those of the members
 OPTIMIZER = "optimizer"
 HELD_OUT = "heldout.jsonl"              # beside a base's weights
+NAME = re.compile("[A-Z][0-9]{1,9}", re.ASCII)      # a member's, which becomes a directory's
 
 
 def differing(old: dict, new: dict, free: tuple[str, ...]) -> list[str]:
@@ -46,7 +46,6 @@ class State:
     heldout: list[Task]                 # of the types that the run plays
     unseen: list[Task]                  # held-out tasks of types that it does not play
     totals: dict[str, int]              # tokens generated and trained so far
-    frozen: Adapters | None = None      # a student as it was early in the run, alone in slot 0: a yardstick
 
 
 # --- the state before step 0 --------------------------------------------------------------------------------
@@ -79,7 +78,7 @@ def init_state(cfg, setup: Setup, base_hash: str = "") -> State:
     if cfg.heldout and not Path(cfg.heldout).exists():
         raise ValueError(f"--heldout {cfg.heldout}: no such file")
     path = Path(cfg.heldout) if cfg.heldout else setup.base.path / HELD_OUT
-    given = first_of_types(read_tasks(path) if path.exists() else [], cfg.n_heldout)
+    given = first_of_types(read_tasks(path) if path.exists() else [], cfg.n_heldout, setup.task_types)
     tasks = selfplay.make_tasks(setup, given, cfg.heldout or "the base's held-out tasks")
     heldout = [task for task in tasks if task.kind in setup.task_types]
     unseen = [task for task in tasks if task.kind not in setup.task_types]
@@ -115,26 +114,13 @@ def seeds(cfg, task_types: tuple[str, ...]) -> list[Proposal]:
                         if TASK_TYPES[kind].seed and kind not in given]
 
 
-def first_of_types(proposals: list[Proposal], n: int) -> list[Proposal]:
-    """The first n tasks of each type, type by type."""
+def first_of_types(proposals: list[Proposal], n: int, played: tuple[str, ...]) -> list[Proposal]:
+    """The first n tasks of each type that is played and n / 3, rounded up, of others,
+    which teachers are asked, too; type by type."""
     by_kind = {}
     for p in proposals:
         by_kind.setdefault(p.kind, []).append(p)
-    return [p for own in by_kind.values() for p in own[:n]]
-
-
-def empty_adapters(setup: Setup) -> Adapters:
-    """Adapters for one member, shaped like the population's."""
-    cfg, targets = setup.cfg, setup.cfg.lora_targets.split(",")
-    return Adapters.on(setup.base.model, 1, cfg.rank, cfg.alpha, targets, setup.ranks.device)
-
-
-def snapshot_student(state: State, setup: Setup) -> None:
-    """Keep the best student of this moment for good, in state.frozen."""
-    fitness = RATINGS[setup.cfg.rating]().fitness
-    best = max(members_of(state.members, "student"), key=lambda m: fitness(m.rating))
-    state.frozen = empty_adapters(setup)
-    state.frozen.set_factors(0, setup.adapters.factors(best.slot))
+    return [p for kind, own in by_kind.items() for p in own[:n if kind in played else -(-n // 3)]]
 
 
 # --- written and read back ----------------------------------------------------------------------------------
@@ -151,14 +137,11 @@ def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str) ->
             if n_learned[slot]:
                 tensors = {key: x.contiguous() for key, x in adam.state_dict(slot).items()}
                 save_file(tensors, directory / OPTIMIZER / f"{name}.safetensors")
-        if state.frozen:
-            save_peft(state.frozen, 0, directory / FROZEN, base, base_hash)
 
     tasks = dict(heldout=state.heldout, unseen=state.unseen, seeds=state.archive.seeds)
     rows = {name: [dataclasses.asdict(task) for task in own] for name, own in tasks.items()}
     run.save(state.step, dict(base_files=base_hash, members=[m.to_json() for m in state.members], **rows,
-                              totals=state.totals, optimizer_steps=n_learned, frozen=bool(state.frozen)),
-             fill, setup.cfg.keep)
+                              totals=state.totals, optimizer_steps=n_learned), fill, setup.cfg.keep)
 
 
 def slots(members: list[Member]) -> dict[int, str]:
@@ -167,16 +150,24 @@ def slots(members: list[Member]) -> dict[int, str]:
 
 
 def task_of(row: dict) -> Task:
-    """The Task that dataclasses.asdict and JSON made a row of."""
+    """The Task that dataclasses.asdict and JSON made a row of. Raises ValueError for an unknown type."""
+    if row["kind"] not in TASK_TYPES:
+        raise ValueError(f"{str(row['kind'])[:40]!r} is no task type")
     return Task(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
 
 
 def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
-    """The members and the metadata of a checkpoint. Raises ValueError where state.json is damaged."""
+    """The members and the metadata of a checkpoint, its tasks as Tasks. Raises ValueError where state.json is
+    damaged, or a member's name, which becomes a directory's, is none."""
     def read(path: Path) -> tuple[list[Member], dict]:
         metadata = json.loads(path.read_text())
-        check_state(metadata, step)
-        return [Member.from_json(m) for m in metadata["members"]], metadata
+        for name in ("heldout", "unseen", "seeds"):
+            metadata[name] = [task_of(row) for row in metadata[name]]
+        members = [Member.from_json(m) for m in metadata["members"]]
+        for m in members:
+            if m.role not in ROLES or not NAME.fullmatch(m.name):
+                raise ValueError(f"{m.name[:40]!r} is no member's name")
+        return members, metadata
     return run.part(step, "state.json", read)
 
 
@@ -185,13 +176,12 @@ def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
     logs are shorter."""
     run.check_logs(metadata)
     archive, log = Archive(list(task_types)), run.rows("tasks.jsonl", metadata["logs"]["tasks.jsonl"])
-    tasks = [task_of(row) for row in metadata["seeds"]]
-    for task in tasks + [task_from_row(row) for row in log if not row["reason"]]:
-        try:
+    try:
+        for task in metadata["seeds"] + [task_from_row(row) for row in log if not row["reason"]]:
             archive.add(task, TASK_TYPES[task.kind].structure(task.program))
-        except ValueError as e:
-            raise ValueError(f"{run.path / 'tasks.jsonl'} is damaged (the program of task {task.id}: {e}): "
-                             "restore it, or start anew in another directory") from None
+    except DAMAGE as e:
+        raise ValueError(f"{run.path / 'tasks.jsonl'} is damaged ({type(e).__name__}: {e}): restore it, or "
+                         "start anew in another directory") from None
     return archive
 
 
@@ -208,7 +198,8 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
     """The state of checkpoint step_`step`; adapters and optimiser are filled in place, the logs of a run that
     writes are cut back to it. Raises ValueError for another base, a damaged checkpoint or shorter logs."""
     members, metadata = members_at(run, step)
-    if sorted((m.role, m.slot) for m in members) != sorted((m.role, m.slot) for m in founders(cfg)):
+    places, steps = sorted((m.role, m.slot) for m in founders(cfg)), metadata["optimizer_steps"]
+    if sorted((m.role, m.slot) for m in members) != places or len(steps) != setup.adapters.n_members:
         raise ValueError(f"{run.path}/step_{step} is damaged (state.json: other members than the flags say): "
                          f"remove all of step_{step} to go on from an earlier one")
     if metadata["base_files"] != base_hash:
@@ -216,18 +207,12 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
                          "--base that it was started with")
     archive = archive_at(run, metadata, setup.task_types)
 
-    def load(adapters: Adapters, slot: int, name: str) -> None:
-        run.part(step, name, lambda path: load_peft(adapters, slot, path, base_hash))
-
-    adam.steps.copy_(torch.tensor(metadata["optimizer_steps"]))
+    adam.steps.copy_(torch.tensor(steps))
     for slot, name in slots(members).items():
-        load(setup.adapters, slot, name)
+        run.part(step, name, lambda path: load_peft(setup.adapters, slot, path, base_hash))
         if adam.steps[slot]:
             run.part(step, f"{OPTIMIZER}/{name}.safetensors",
                      lambda path: adam.load_state_dict(slot, read_moments(path)))
-    frozen = empty_adapters(setup) if metadata["frozen"] else None
-    if frozen:
-        load(frozen, 0, FROZEN)
     run.truncate_logs(metadata["logs"])
-    heldout, unseen = ([task_of(row) for row in metadata[name]] for name in ("heldout", "unseen"))
-    return State(metadata["step"], members, archive, heldout, unseen, metadata["totals"], frozen)
+    own = {name: metadata[name] for name in ("heldout", "unseen", "totals")}
+    return State(step, members, archive, **own)

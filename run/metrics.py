@@ -19,7 +19,7 @@ from tasks.prompts import reasoning
 # Taken from rl.update; clip_frac and approx_kl exist from two epochs on.
 GAP = tuple(f"train_rollout_logprob_{name}" for name in ("diff", "signed", "p50", "p99", "max"))
 OF_UPDATE = ("kl", "entropy", *GAP, "capped_frac", "clip_frac", "approx_kl", "skipped")
-N_COMPARED = 64                     # members whose updates are all compared with each other
+N_COMPARED = 64                     # members of a role whose updates are all compared with each other
 N_BORN = 8                          # names of children on a line, at most
 
 
@@ -36,10 +36,10 @@ class Step:
 
 
 def describe(proposed: list[ProposalRecord]) -> dict:
-    """What one group of proposals looks like: validity by reason, solve rate, reward, complexity."""
+    """What one group of proposals looks like: validity by reason, solve rate, reward, length."""
     valid = [p for p in proposed if p.task]
     rates = [p.solve_rate for p in valid if p.solve_rate is not None]
-    sizes, outputs = [p.complexity for p in valid], [p.output_size for p in valid]
+    outputs = [p.output_size for p in valid]
     verdicts = Counter(verdict for p in valid for verdict in p.verdicts)
     return dict(
         n=len(proposed),
@@ -50,7 +50,7 @@ def describe(proposed: list[ProposalRecord]) -> dict:
         solve_0=mean(float(rate == 0) for rate in rates),
         solve_1=mean(float(rate == 1) for rate in rates),
         malformed=verdicts["malformed"] / max(1, verdicts.total()),
-        complexity={name: mean(size[name] for size in sizes) for name in sizes[0]} if sizes else {},
+        statements=mean(p.statements for p in valid),
         duplicates=mean(float(p.reason == "duplicate") for p in proposed),
         distinct=len({p.key for p in valid}) / len(valid) if valid else None,
         output_chars=mean(chars for chars, _ in outputs),
@@ -109,22 +109,16 @@ def measures(cfg, prompt_format: str, adapters: Adapters, state: State, step: St
 
 
 def mean_cosines(cfg, adapters: Adapters, members: list[Member], step: int) -> dict[str, float | None]:
-    """Of each member the mean of its dW's cosines with the others of its role, by name; of more members than
-    N_COMPARED with those of a group drawn for the step: all pairs of a thousand cost minutes."""
-    groups, cosine = [members], {}
-    if len(members) > N_COMPARED:
-        groups = []
-        for number, role in enumerate(ROLES):
-            own = members_of(members, role)
-            selfplay.make_rng(cfg.seed, step, selfplay.PROBE, -1, number).shuffle(own)
-            n_groups = -(-2 * len(own) // N_COMPARED)
-            groups += [own[i::n_groups] for i in range(n_groups)]
-    for group in groups:
-        place = {slot: i for i, slot in enumerate(sorted({m.slot for m in group}))}
-        cosines = adapter_cosines([adapters.factors(slot) for slot in place])
-        for m in group:
-            others = [place[other.slot] for other in members_of(group, m.role) if other is not m]
-            cosine[m.name] = mean(cosines[place[m.slot], other].item() for other in others)
+    """Of each member the mean of its dW's cosines with the others of its role, by name; of a role with more
+    than N_COMPARED so many, drawn for the step: all pairs of a thousand cost minutes."""
+    cosine = {}
+    for number, role in enumerate(ROLES):
+        own = members_of(members, role)
+        if len(own) > N_COMPARED:
+            own = selfplay.make_rng(cfg.seed, step, selfplay.PROBE, -1, number).sample(own, N_COMPARED)
+        cosines = adapter_cosines([adapters.factors(m.slot) for m in own])
+        for i, m in enumerate(own):
+            cosine[m.name] = mean(cosines[i, j].item() for j in range(len(own)) if j != i)
     return cosine
 
 
@@ -153,7 +147,7 @@ def member_measures(cfg, adapters: Adapters, state: State, step: Step, lengths: 
             adv_abs=mean(step.adv[rows].abs().tolist()),
             entropy=-rollout.logp[rows].sum().item() / max(1, n_tokens.sum().item()),
             grad_norm=step.update["grad_norm"][m.slot],
-            cosine=cosines[m.name],
+            cosine=cosines.get(m.name),
             think=think_share(lengths.get(m.name, [])),
             reasoning_chars=mean(lengths.get(m.name, [])),
             escapes=tried_by[m.name])
@@ -170,8 +164,8 @@ def member_measures(cfg, adapters: Adapters, state: State, step: Step, lengths: 
 # --- the terminal -------------------------------------------------------------------------------------------
 
 COLUMNS = [("step", 5), ("valid", 6), ("statements", 10), ("solve", 6), ("base", 6), ("heldout", 7),
-           ("greedy", 7), ("think", 6), ("reward", 6), ("unique", 6),
-           *((f"best {role[0].upper()}", 12) for role in ROLES), ("sec", 6)]
+           ("think", 6), ("reward", 6), ("unique", 6), *((f"best {role[0].upper()}", 12) for role in ROLES),
+           ("sec", 6)]
 
 
 def header() -> str:
@@ -187,9 +181,8 @@ def best_of(row: dict, role: str) -> str:
 
 def line(row: dict) -> str:
     """One aligned line from the dict that goes to metrics.jsonl; a dash where nothing was measured."""
-    heldout = [mean(row.get(f"heldout_{how}", {}).values()) for how in ("sampled", "greedy")]
-    measured = [row["valid"], row["complexity"].get("statements"), row["solve_rate"], row.get("base_solve"),
-                *heldout, row["think"], row["teacher_reward"]]
+    measured = [row["valid"], row["statements"], row["solve_rate"], row.get("base_solve"),
+                mean(row.get("heldout_greedy", {}).values()), row["think"], row["teacher_reward"]]
     cells = [str(row["step"]), *("-" if x is None else f"{x:.2f}" for x in measured),
              str(row["unique_structures"]), *(best_of(row, role) for role in ROLES),
              f"{sum(row['seconds'].values()):.1f}"]

@@ -7,35 +7,25 @@
 
 An alarm is a monitor's name and a sentence, in the line's `alarms`, and a line on the terminal when it begins
 and when it is over. --halt-on NAMES ends the run when one of these begins; resumed, the run goes on.
-
-    python -m run.monitors RUN          # the alarms of a run that is there
 """
-import argparse
-import sys
 from collections import Counter
-from pathlib import Path
 
-from run.directory import RunDir
 from run.platform import Interrupted
 from selfplay import mean
 
 WINDOW = 5                  # steps: "now" is a mean over the latest, "the start" over the first
 ENOUGH = 64                 # valid tasks before the commonest output of a few can mean anything
 EXIT_HALTED = 3             # exit code of a run that --halt-on ended
-# Name: bound, and what is alarming; drift.md says whence.
-THRESHOLDS = {
-    "unique_share": (0.5, "collapse: distinct structures among 64 of the latest tasks are below this share "
-                          "of their most so far"),
-    "cosine": (0.9, "collapse: the updates of a role's members have a mean cosine above this"),
-    "guess": (0.3, "gaming: a type's most frequent output is right for more than this share of its tasks"),
-    "growth": (2.5, "gaming: an output's characters, or its longest number's digits, are more than this many "
-                    "times those of the start"),
-    "unsolved": (0.5, "gaming: nobody solves more than this share of the valid tasks"),
-    "interval": (1.96, "forgetting: the students' greedy accuracy on held-out tasks is below that of the "
-                       "first probe by more than this many standard errors of the difference"),
-    "escapes": (10, "escape: this many texts of one member in 5 steps try what a program must not"),
-    "violations": (1, "escape: the sandbox ended this many programs in 5 steps for a forbidden system call")}
-BOUNDS = {name: bound for name, (bound, _) in THRESHOLDS.items()}
+# What is alarming; docs/advanced/drift.md says whence.
+BOUNDS = dict(
+    unique_share=0.5,       # collapse: distinct structures among 64 of the latest tasks, of their most so far
+    cosine=0.9,             # collapse: mean cosine of the updates of a role's members
+    guess=0.3,              # gaming: share of a type's tasks for which its most frequent output is right
+    growth=2.5,             # gaming: an output's characters, or its longest number's digits, of the start
+    unsolved=0.5,           # gaming: share of the valid tasks that nobody solves
+    interval=1.96,          # forgetting: standard errors of held-out accuracy below the first probe
+    escapes=10,             # escape: texts of one member in 5 steps that try what a program must not
+    violations=1)           # escape: programs in 5 steps that the sandbox ended for a forbidden system call
 
 
 class Halted(Interrupted):
@@ -53,7 +43,6 @@ def readings(row: dict) -> dict:
         guess=max(row["majority_baseline"].values(), default=None), unsolved=row["solve_0"],
         characters=row["output_chars"], digits=row["output_digits"],
         heldout=mean(row.get("heldout_greedy", {}).values()), heldout_se=row.get("heldout_greedy_se"),
-        heldout_base=row.get("heldout_greedy_base") or 0.0,
         escapes=Counter({name: member.get("escapes", 0) for name, member in row["members"].items()}),
         violations=row.get("escapes", {}).get("violation", 0))
 
@@ -89,13 +78,12 @@ def gaming(history: list[dict]) -> str:
 
 
 def forgetting(history: list[dict]) -> str:
-    """The latest probe against the first. They ask different shares of the held-out tasks: what the base
-    loses between the two is taken off."""
+    """The latest probe against the first, which asked the same tasks."""
     probes = [step for step in history if step["heldout"] is not None and step["heldout_se"] is not None]
     if len(probes) < 2:
         return ""
     first, last = probes[0], probes[-1]
-    lost = first["heldout"] - last["heldout"] - (first["heldout_base"] - last["heldout_base"])
+    lost = first["heldout"] - last["heldout"]
     error = (first["heldout_se"] ** 2 + last["heldout_se"] ** 2) ** 0.5
     worse = lost > BOUNDS["interval"] * error
     return f"accuracy on held-out tasks is {lost:.2f} below that of the first probe" if worse else ""
@@ -143,25 +131,3 @@ def halting(given: str) -> set[str]:
 def lines_of(alarms: dict[str, str], begun: list[str], over: list[str]) -> list[str]:
     """A line for each alarm that begins with a step, or is over with it."""
     return [f"alarm {name}: {alarms[name]}" for name in begun] + [f"alarm {name} is over" for name in over]
-
-
-def main() -> None:
-    """The command line."""
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
-    parser.add_argument("run", type=Path, help="the run's directory")
-    path = parser.parse_args().run
-    try:
-        rows, monitors, n_alarms = RunDir(path, writes=False).rows("metrics.jsonl"), Monitors(), 0
-    except ValueError as e:
-        sys.exit(f"run.monitors: {e}")
-    for row in rows:
-        for words in lines_of(*monitors.look(row)):
-            n_alarms += 1
-            print(f"step {row['step']}: {words}")
-    if not n_alarms:
-        print(f"no alarm in {len(rows)} steps")
-
-
-if __name__ == "__main__":
-    main()

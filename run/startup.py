@@ -1,4 +1,5 @@
 """How a run begins: its directory, its base, its population, and whether they fit into memory."""
+import contextlib
 import dataclasses
 import os
 import sys
@@ -14,9 +15,10 @@ from lora import Adapters
 from model import Base
 from rl import Adam
 from run import probes
-from run.checkpoint import founders
+from run.checkpoint import founders, restore
 from run.directory import LOGS, RunDir
 from run.memory import fitted, free_memory, plan_table
+from run.platform import open_sandbox
 from selfplay import Setup
 from tasks.given import read_given
 from tasks.validation import Limits
@@ -173,3 +175,17 @@ def hash_base(base: Base, ranks: Ranks) -> str:
     has other weights."""
     ranks.check_equal(dict(base.model.named_parameters()), f"--base {base.path}")
     return ranks.broadcast(lambda: weights_hash(base.model))
+
+
+@contextlib.contextmanager
+def opened(path: str, device: str = "auto", **changes):
+    """A run as its last checkpoint has it: (Setup, State); changes: of its flags. Raises ValueError where
+    there is none."""
+    ranks, run = Ranks.join(device), RunDir(Path(path), writes=False)
+    if not run.steps():
+        raise ValueError(f"{path}: no checkpoint; give the directory of a run, out/NAME")
+    cfg = dataclasses.replace(config_of_run(run.config(), run.path), tasks="", dedupe="structural", **changes)
+    cfg, base = prepare(cfg, ranks)
+    with open_sandbox(0, cfg.weak_sandbox) as sandbox:
+        setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
+        yield setup, restore(run, cfg, setup, adam, base_hash, run.steps()[-1])

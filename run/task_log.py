@@ -15,7 +15,7 @@ def task_rows(proposed: list[ProposalRecord], step: int, limit: int = MAX_LOGGED
             answers = {name: [text[-limit:] for text in texts] for name, texts in p.answers.items()}
             row |= dict(id=t.id, program=t.program, inputs=t.inputs, outputs=t.outputs, message=t.message,
                         key=t.key, parents=t.parents, solve_rate=p.solve_rate, attempts=p.attempts,
-                        answers=answers, complexity=p.complexity)
+                        answers=answers, statements=p.statements)
         else:
             row["text"] = p.text[:limit]
         rows.append(row)

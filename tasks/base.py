@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 from sandbox.values import decode
-from tasks.complexity import Complexity, measure, structural_hash
+from tasks.complexity import count_statements, structural_hash
 from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Prompt, show, template
 from tasks.validation import (
     REASONS,
@@ -178,12 +178,12 @@ class TaskType:
         """The execution that decides validity and gives the gold outputs."""
         return Job(proposal.program, proposal.inputs, deterministic=True)
 
-    def measure(self, program: str) -> Complexity:
-        """Complexity of a valid task's program. Raises ValueError where it cannot be read."""
-        return measure(program)
+    def statements(self, program: str) -> int:
+        """Length of a valid task's program. Raises ValueError where it cannot be read."""
+        return count_statements(program)
 
     def structure(self, program: str) -> str:
-        """Hash of a valid task's program up to names and constants. Raises ValueError as `measure` does."""
+        """Hash of a valid task's program up to names and constants. See `statements`."""
         return structural_hash(program)
 
     def accept(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task | Reject:

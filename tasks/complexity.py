@@ -1,4 +1,4 @@
-"""What a program's syntax tree says about it: size, depth, McCabe, and a hash of its structure.
+"""What a program's syntax tree says about it: names, statements, and a hash of its structure.
 
 Nothing here runs the program. Model text meets Python's parser in this file alone, behind `parse`, which
 refuses text that is long or nested enough to hurt that parser (it recurses in C, and can take exponential
@@ -11,7 +11,6 @@ import re
 import symtable
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 
 MAX_CHARS = 8000
 MAX_BRACKETS = 24       # open brackets at once, strings and comments not counted, but f-strings
@@ -21,20 +20,8 @@ STRING_OR_COMMENT = re.compile(r"#[^\n]*|([fFtT][rR]?|[rR][fFtT])?(?:'''.*?'''|\
                                r"'(?:\\.|[^'\\\n])*'?|\"(?:\\.|[^\"\\\n])*\"?)", re.S)
 # each of these nests without a bracket, also in a mixture
 PREFIXES = re.compile(r"(?:(?:[-+~]|\bnot\b|\bawait\b|\blambda\b[^:]*:)\s*){40}")
-BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert,
-            ast.comprehension, ast.match_case)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 NAMED = (*DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)       # they bind what stands in .name
-
-
-@dataclass(frozen=True)
-class Complexity:
-    """Numbers of one program; `statements` those of f's body (see `measure`)."""
-    depth: int
-    mccabe: int
-    lines: int
-    variables: int
-    statements: int
 
 
 def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
@@ -58,7 +45,7 @@ def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
         raise ValueError("too_deep: Python's parser gave up") from None
     except (SyntaxError, ValueError, OverflowError) as error:   # ValueError: null bytes, lone surrogates
         raise ValueError(f"syntax: {type(error).__name__}") from None
-    depth(tree)
+    check_depth(tree)
     return tree
 
 
@@ -78,18 +65,16 @@ def without_text(match: re.Match) -> str:
     return "0" + "(" * n_open + ")" * n_open
 
 
-def depth(tree: ast.AST) -> int:
-    """Levels of the tree without load/store marks. Raises ValueError where recursion would be unsafe."""
-    level, n_levels = [tree], 0
-    while level:
-        n_levels += 1
-        if n_levels > MAX_DEPTH:
-            raise ValueError(f"too_deep: over {MAX_DEPTH} levels of syntax")
+def check_depth(tree: ast.AST) -> None:
+    """Raises ValueError where a tree has so many levels that recursion would be unsafe."""
+    level = [tree]
+    for _ in range(MAX_DEPTH):
         below = []
         for node in level:
             below += ast.iter_child_nodes(node)
         level = [node for node in below if not isinstance(node, ast.expr_context)]
-    return n_levels
+    if level:
+        raise ValueError(f"too_deep: over {MAX_DEPTH} levels of syntax")
 
 
 def global_names(source: str) -> set[str]:
@@ -149,40 +134,13 @@ def drop_remarks(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def measure(source: str) -> Complexity:
-    """Complexity of a program. Raises ValueError as `parse` does.
-
-    mccabe = 1 + branches (if, loop, except, assert, case, comprehension and each of its ifs, each further
-    and/or). lines: not blank, no comment, no docstring. variables: distinct parameters and assigned names.
-    statements: top level of f's body (or the last function's, or the module's) without a final return.
-    """
-    tree = parse(source)
-    levels = depth(tree)
-    code_lines = _code_lines(source, tree)
-    nodes = list(ast.walk(drop_remarks(tree)))
-    mccabe = 1 + sum(isinstance(node, BRANCHES) for node in nodes)
-    mccabe += sum(len(node.values) - 1 for node in nodes if isinstance(node, ast.BoolOp))
-    mccabe += sum(len(node.ifs) for node in nodes if isinstance(node, ast.comprehension))
-    variables = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    variables |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+def count_statements(source: str) -> int:
+    """Statements at the top level of f's body (or the last function's, or the module's), docstring and final
+    return not counted. Raises ValueError as `parse` does."""
+    tree = drop_remarks(parse(source))
     functions = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     body = (entry(tree) or (functions[-1] if functions else tree)).body
-    statements = len(body) - (bool(body) and isinstance(body[-1], (ast.Return, ast.Pass)))
-    return Complexity(levels, mccabe, code_lines, len(variables), statements)
-
-
-def _code_lines(source: str, tree: ast.Module) -> int:
-    """Lines that hold code; docstrings are found in the tree, as a text search would hit other strings."""
-    skipped = set()
-    for node in ast.walk(tree):
-        if has_docstring(node):
-            skipped.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-            if node.body[0].lineno == getattr(node, "lineno", 0):
-                skipped.discard(node.lineno)    # def f(): "docstring" on one line
-    n_lines = 0
-    for number, line in enumerate(re.split(r"\r\n|\r|\n", source), 1):
-        n_lines += bool(line.strip()) and not line.lstrip().startswith("#") and number not in skipped
-    return n_lines
+    return len(body) - (bool(body) and isinstance(body[-1], (ast.Return, ast.Pass)))
 
 
 def structural_hash(source: str) -> str:
@@ -210,6 +168,7 @@ class Renaming(ast.NodeTransformer):
         self.own = {node.name for node in ast.walk(tree) if isinstance(node, DEFINITIONS)}
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Rename what a node binds or names, in place, and go on below it."""
         if isinstance(node, ast.Name):
             node.id = self.rename(node.id)
         elif isinstance(node, ast.arg):

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from sandbox.values import encode
 from tasks.base import Proposal, Reject, Task, TaskType, digest
-from tasks.complexity import Complexity
 from tasks.metamath import SAVE, Assertion, Database
 from tasks.prompts import FORMATS, Prompt, template
 from verifier import Job
@@ -319,15 +318,9 @@ class Proof(TaskType):
             return Reject("too_long")
         return Task(self.name, calls, proposal.inputs, (encode(proposal.message),), proposal.message, key)
 
-    def measure(self, program):
-        """Lines: steps but those that build formulas; levels: depth of the proof; variables: hypotheses."""
-        called = CALLED.findall(program)
-        depth = deepest = 0
-        for bracket in re.findall("[()]", program):
-            depth += 1 if bracket == "(" else -1
-            deepest = max(deepest, depth)
-        n_steps = sum(bool(opens) for _, opens in called)
-        return Complexity(deepest, 1, n_steps, len({label for label, opens in called if not opens}), 0)
+    def statements(self, program):
+        """Steps of the proof but those that build formulas."""
+        return sum(bool(opens) for _, opens in CALLED.findall(program))
 
     def structure(self, program):
         """Of the proof up to the names of its hypotheses."""

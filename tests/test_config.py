@@ -1,4 +1,4 @@
-"""The flags: groups in --help and docs/flags.md, defaults by prompt format, and what the checks refuse."""
+"""The flags: groups in --help, defaults by prompt format, and what the checks refuse."""
 import dataclasses
 import re
 from pathlib import Path
@@ -34,30 +34,22 @@ def sections() -> dict[str, list[str]]:
 
 
 def test_every_flag_stands_below_its_phase(monkeypatch, capsys):
-    """The comments of Config, GROUPS, --help and --help-md agree on the groups and on the flags in each."""
+    """The comments of Config, GROUPS and --help agree on the groups and on the flags in each."""
     assert list(sections()) == TITLES
     assert sum(sections().values(), []) == NAMES
     assert config.GROUPS == {fields[0]: title for title, fields in sections().items()}
     flags = {title: list(map(config.spelled, fields)) for title, fields in sections().items()}
     monkeypatch.setenv("COLUMNS", "110")
-    for word, heading, flag in (("--help", r"^(\w[\w ]*):\n", r"^  (--\S+)"),
-                                ("--help-md", r"^## (.*)\n", r"^\| `(--\S+)`")):
-        parts = re.split(heading, printed(capsys, word), flags=re.M)[1:]
-        shown = {title: re.findall(flag, text, re.M) for title, text in zip(parts[::2], parts[1::2])}
-        shown.pop("options", None)          # -h and --help-md
-        assert shown == flags, word
+    parts = re.split(r"^(\w[\w ]*):\n", printed(capsys, "--help"), flags=re.M)[1:]
+    shown = {title: re.findall(r"^  (--\S+)", text, re.M) for title, text in zip(parts[::2], parts[1::2])}
+    shown.pop("options")                # -h
+    assert shown == flags
 
 
-def test_the_page_is_what_the_flag_prints(capsys):
-    page = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
-    assert page == printed(capsys, "--help-md"), "stale: python train.py --help-md > docs/flags.md"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_default_shown_is_the_one_in_force(name):
+@pytest.mark.parametrize("f", dataclasses.fields(config.Config), ids=lambda f: f.name)
+def test_the_default_shown_is_the_one_in_force(f):
     """Read back from its words, by prompt format or --algo, a default is what a run with that gets."""
-    (f,) = [f for f in dataclasses.fields(config.Config) if f.name == name]
-    presets = config.ALGORITHMS if name in config.ALGORITHMS["grpo"] else config.PRESETS
+    presets = config.ALGORITHMS if f.name in config.ALGORITHMS["grpo"] else config.PRESETS
     shown = dict.fromkeys(presets, config.default_of(f))
     if ": " in config.default_of(f):
         shown = {}
@@ -65,7 +57,7 @@ def test_the_default_shown_is_the_one_in_force(name):
             names, value = part.split(": ")
             shown |= dict.fromkeys(names.split(", "), value)
     for preset in presets:
-        real = presets[preset].get(name, f.default)
+        real = presets[preset].get(f.name, f.default)
         assert shown[preset] == ("" if real is None or real is False else str(real)), preset
 
 
@@ -147,7 +139,7 @@ def test_ranges(name, value, legal):
 
 @pytest.mark.parametrize("f", dataclasses.fields(config.Config), ids=lambda f: f.name)
 def test_every_flag_takes_its_default(f):
-    """As docs/flags.md shows it, on the command line; no other type than these four can."""
+    """As --help shows it, on the command line; no other type than these four can."""
     assert f.type in (int, float, str, bool)
     shown = config.default_of(f).split("; ")[0].rpartition(": ")[2]
     if f.type is bool:

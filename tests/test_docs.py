@@ -3,6 +3,7 @@
 Nothing here asks that a new file, flag or function be written about.
 """
 import argparse
+import dataclasses
 import functools
 import importlib
 import re
@@ -83,7 +84,7 @@ def understood(monkeypatch, words: list[str], module: str) -> None:
 
 def check_training(words: list[str]) -> None:
     """The flags of train.py are flags, their values legal and in agreement."""
-    if words not in (["--help"], ["--help-md"]):
+    if words != ["--help"]:
         cfg = config.parse_args(None, words)
         micro = cfg.prompt_format == "auto" and cfg.base.startswith("micro/")
         config.resolve_config(cfg, "micro" if micro else cfg.prompt_format.replace("auto", "chat"))
@@ -157,7 +158,7 @@ def flags_of(module: str) -> frozenset:
 def test_flags_exist(page):
     """A flag alone in backticks is one of train.py, or of a program that the same page starts."""
     text = page.read_text(encoding="utf-8")
-    known = set(re.findall(r"^\| `(--[\w-]+)`", (ROOT / "docs" / "flags.md").read_text(), re.M)) | {"--help", "--help-md"}
+    known = {config.spelled(f.name) for f in dataclasses.fields(config.Config)} | {"--help"}
     for module in {*re.findall(r"python -m ([\w.]+)", text), "verifier"}:
         known |= flags_of(module) if source_of(module) else set()
     named = {span.split()[0].partition("=")[0] for span in spans(text) if span.startswith("--")}

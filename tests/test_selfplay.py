@@ -295,8 +295,8 @@ def test_what_a_reward_may_look_at(setup):
     assert outcome == Outcome(
         solve_rate=0.75, solve_rates={"S0": 0.5, "S1": 1.0}, n_attempts=4, base_rate=0.5, kind="code_o",
         majority_baseline=1.0, n_tasks=3, n_of_kind=1, n_same_structure=1,
-        unique_at_64=archive.unique_at_64(), complexity=batch[0].complexity)
-    assert outcome.n_correct == 3 and outcome.complexity["statements"] == 1
+        unique_at_64=archive.unique_at_64(), statements=batch[0].statements)
+    assert outcome.n_correct == 3 and outcome.statements == 1
     assert [other.base_rate for other in others] == [None, None]
     assert others[0].solve_rates == {"S0": 0.5, "S1": 0.5}
 
@@ -400,7 +400,7 @@ def test_a_task_survives_its_log(setup):
     batch = proposed(BATCH[0], None)
     selfplay.verify(setup(), filled(task(0, step=-1)), batch, 6)
     rows = json.loads(json.dumps(task_rows(batch, 6)))
-    assert task_from_row(rows[0]) == batch[0].task and rows[0]["complexity"]["statements"] == 1
+    assert task_from_row(rows[0]) == batch[0].task and rows[0]["statements"] == 1
     assert rows[1]["reason"] == "syntax" and rows[1]["text"] == "text" and "program" not in rows[1]
 
 
@@ -409,7 +409,7 @@ def test_describe():
     assert [measured[key] for key in ("n", "valid", "reasons", "solve_rate")] == [4, 0.75, {"syntax": 1}, 0.5]
     assert measured["solve_0"] == measured["solve_1"] == pytest.approx(1 / 3)
     assert measured["malformed"] == pytest.approx(2 / 12)
-    assert nothing["valid"] is None and nothing["complexity"] == {} and nothing["malformed"] == 0
+    assert nothing["valid"] is None and nothing["statements"] is None and nothing["malformed"] == 0
 
 
 def test_summary():

@@ -16,7 +16,6 @@ import train
 from config import TARGETS
 from lora import Adapters
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
-from run.checkpoint import FROZEN
 from weights import load_base, weights_hash
 
 ROOT = Path(train.__file__).parent
@@ -147,21 +146,19 @@ def test_files_of_a_run(finished):
     assert env["sandbox"] != "weak"
     living = {b["child"] for b in shown(finished, "genealogy.jsonl")} | {"T0", "T1", "S0", "S1"}
     kept = {p.name for p in (finished / "step_4").iterdir()}
-    others = {"state.json", "optimizer", "probe"}
-    assert others < kept and kept - others < living and len(kept) == 7
-    assert (finished / "step_4" / FROZEN / "adapter_config.json").exists(), "a student of the probe at step 2"
+    others = {"state.json", "optimizer"}
+    assert others < kept and kept - others < living and len(kept) == 6
     assert not list(finished.rglob("model.safetensors")), "the base is never copied"
 
 
 def test_metrics(finished):
     rows = shown(finished, "metrics.jsonl")
-    expected = set("step n valid reasons teacher_reward solve_rate solve_0 solve_1 malformed complexity distinct task_types members "
+    expected = set("step n valid reasons teacher_reward solve_rate solve_0 solve_1 malformed statements distinct task_types members "
                    "unique_structures unique_at_64 majority_baseline brier frac_zero_advantage kl entropy skipped tokens_generated "
                    "tokens_trained births seconds".split())
     probes = {"heldout_greedy", "heldout_think", "base_solve", "student_solve", "probe_tokens"}
     for row in rows:
         assert expected <= set(row) and (probes <= set(row)) == (row["step"] in (0, 2, 3)), row["step"]
-        assert ("heldout_sampled" in row) == (row["step"] in (0, 3)), "sampled first and last"
         assert set(row["task_types"]) == {"code_o", "code_i", "code_f"} and len(row["members"]) == 4
         phases = {"match", "propose", "verify", "solve", "probe", "update", "rate", "record", "evolve"}
         assert phases == set(row["seconds"])
@@ -170,7 +167,7 @@ def test_metrics(finished):
         assert sum(row["reasons"].values()) == round((1 - row["valid"]) * row["n"])
         keys = {"mu", "sigma", "reward", "response_tokens", "entropy", "adv_abs", "grad_norm", "cosine"}
         assert all(keys <= set(member) for member in row["members"].values())
-    assert "heldout_sampled_base" in rows[0] and rows[0]["unique_structures"] <= rows[-1]["unique_structures"]
+    assert rows[0]["unique_structures"] <= rows[-1]["unique_structures"]
     assert [row["tokens_generated"] for row in rows] == sorted({row["tokens_generated"] for row in rows})
 
 
@@ -181,7 +178,6 @@ def test_tasks_matches_genealogy(finished):
     names = {row["teacher"] for row in tasks}
     for row in valid:
         assert "def f(" in row["program"] and row["inputs"] and len(row["outputs"]) == len(row["inputs"])
-        assert set(row["complexity"]) == {"depth", "mccabe", "lines", "variables", "statements"}
         ((student, verdicts),) = row["attempts"].items()
         assert set(verdicts) <= {"correct", "wrong", "malformed"}
         assert row["solve_rate"] == verdicts.count("correct") / 2
@@ -320,8 +316,8 @@ def test_two_processes(run, micro_base, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_student_discovers_thinking(micro_base, tmp_path, seed):
-    """On the presets: within 40 steps a student thinks in most of its answers and is twice as right."""
-    sizes = dict(pop=2, steps=40, n_heldout=70)
+    """On the presets: a student thinks in most of its answers at the end and is twice as right."""
+    sizes = dict(pop=2, n_heldout=70)
     path = train.main(train.Config(base=str(micro_base), out=str(tmp_path), seed=seed, **sizes)).path
     rows, students = shown(path, "metrics.jsonl"), []
     for row in rows:

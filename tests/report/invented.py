@@ -68,7 +68,7 @@ def check(html: str) -> Page:
 def described(rng, n: int = 24) -> dict:
     """What train.py says of a group of proposals."""
     return dict(n=n, valid=rng.uniform(0.4, 1), reasons=dict(duplicate=2, syntax=1), teacher_reward=rng.uniform(-1, 1),
-                solve_rate=rng.random(), solve_0=0.2, solve_1=0.5, duplicates=0.1, complexity=dict(statements=2 + rng.random()))
+                solve_rate=rng.random(), solve_0=0.2, solve_1=0.5, duplicates=0.1, statements=2 + rng.random())
 
 
 def member(rng, step: int, role: str) -> dict:

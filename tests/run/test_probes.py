@@ -44,10 +44,10 @@ def test_think_share_of_members():
 
 def test_standard_error_counts_a_task_once():
     """Members that answer alike are no more information than one of them."""
-    one = probes.Answers([True, True, False, False], [False] * 4, [9] * 4)
+    one = probes.Answers([True, True, False, False], [False] * 4)
     assert probes.standard_error({"S0": one}) == pytest.approx((1 / 3) ** .5 / 2)
     assert probes.standard_error({"S0": one, "S1": one}) == probes.standard_error({"S0": one})
-    other = probes.Answers([False, False, True, True], [False] * 4, [9] * 4)
+    other = probes.Answers([False, False, True, True], [False] * 4)
     assert probes.standard_error({"S0": one, "S1": other}) == 0
 
 
@@ -61,36 +61,30 @@ def test_probe(setup):
     batch = with_fates()[:1]
     batch[0].task = given[0]
     told = probes.probe(s, students, given, [], batch, 0)
-    assert set(told["heldout_sampled"]) == set(told["heldout_greedy"]) == {"S0", "S1"}
+    assert set(told["heldout_greedy"]) == {"S0", "S1"} and told["heldout_n"] == 1
     assert told["heldout_greedy_base"] in (0.0, 1.0) and set(told["heldout_think"]) == {"S0", "S1"}
     assert told["heldout_greedy_se"] is None, "one task has no spread"
     assert 0 <= told["base_solve"] <= 1 and told["student_solve"] == 0 and told["probe_tokens"] > 0
     later = probes.probe(s, students, given, [], batch, 1)
     assert later["heldout_greedy_base"] == told["heldout_greedy_base"], "asked each time, it never changes"
-    assert "heldout_sampled" not in later, "at the run's temperature only at the first and the last probe"
     assert probes.probe(s, students, [], [], [], 1) == dict(probe_members=2, probe_tokens=0)
 
 
-def test_kinds_that_nobody_plays(setup, monkeypatch):
-    """Students, teachers and the frozen base; between the first and the last probe a share of the tasks."""
-    s = setup(probe_every=1)
+def test_kinds_that_nobody_plays(setup):
+    """Students, teachers and the frozen base; only at a step with a probe, and the last."""
+    s = setup(probe_every=4)
     s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, steps=10))
-    monkeypatch.setattr(probes, "SHARE", .5)
     both = members("teacher")[:1] + members("student")[:1]
     everybody = [dataclasses.replace(m, slot=i) for i, m in enumerate(both)]
     tasks = play(s, "code_i", "x=x+1", "x=x*2", "x=x-1", "x=x+5")
-    first = probes.probe(s, everybody, [], tasks, [], 0)
-    assert list(first["unseen"]) == ["code_i"] and set(first["unseen"]["code_i"]) == {"T0", "S0", "base"}
-    assert set(first["unseen_think"]["code_i"]) == {"T0", "S0", "base"}
-    assert all(share * 4 == int(share * 4) for share in first["unseen"]["code_i"].values()), "all four tasks"
-    later = probes.probe(s, everybody, [], tasks, [], 5)
-    assert set(later["unseen"]["code_i"]) == {"T0", "S0", "base"}
-    assert later["probe_tokens"] < first["probe_tokens"]
-    given = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, heldout="file"))
-    assert probes.probe(given, everybody, [], tasks, [], 5)["probe_tokens"] == first["probe_tokens"], "all of a file"
+    told = {step: probes.probe(s, everybody, [], tasks, [], step) for step in (0, 4, 5, 9)}
+    assert told.pop(5) == {}
+    for row in told.values():
+        assert list(row["unseen"]) == ["code_i"] and set(row["unseen"]["code_i"]) == {"T0", "S0", "base"}
+        assert set(row["unseen_think"]["code_i"]) == {"T0", "S0", "base"} and row["unseen_n"] == dict(code_i=4)
+        assert row["unseen"] == told[0]["unseen"], "the same tasks and members: the same answers"
     alone = [dataclasses.replace(m, slot=0) for m in everybody]
-    told = probes.probe(s, alone, [], tasks, [], 5)
-    assert len(told["unseen"]["code_i"]) == 2, "one adapter in both roles is asked once"
+    assert len(probes.probe(s, alone, [], tasks, [], 4)["unseen"]["code_i"]) == 2, "one adapter in both roles is asked once"
 
 
 def test_of_many_members_some_are_asked(setup, monkeypatch):
@@ -116,60 +110,44 @@ def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
     s = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=0.0))
     tasks = play(s, "code_o", "x=x+1", "x=x*2")
     slots = {"S0": 0, "S1": 1, "base": -1}
-    found, tokens = probes.answers(s, slots, tasks, 0, 0.0)
-    alone, tokens_alone = probes.answers(s, {"base": -1}, tasks, 0, 0.0)
+    found, tokens = probes.answers(s, slots, tasks, 0)
+    alone, tokens_alone = probes.answers(s, {"base": -1}, tasks, 0)
     assert tokens == tokens_alone and found["S0"] == found["S1"] == found["base"] == alone["base"]
     moved = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=3.0))
-    found, _ = probes.answers(moved, slots, tasks, 0, 0.0)
+    found, _ = probes.answers(moved, slots, tasks, 0)
     assert found["base"] == alone["base"] and found["S0"] != found["base"]
 
 
-def test_probe_of_a_frozen_student(setup, population):
-    """The frozen student is asked beside the base, whose answers stay what they were and are noted."""
-    s, students = setup(probe_every=1), members("student")
+def test_the_base_is_asked_the_current_tasks(setup):
+    """Whatever the members are, it answers the same, and each task notes it."""
+    s, batch = setup(probe_every=1), with_fates()[:2]
     proposals = [asked("code_o", "x=x+1", "4"), asked("code_o", "x=x[::-1]", "[1,2,3]")]
-    given = selfplay.make_tasks(s, proposals, "")
-    batch = with_fates()[:2]
-    for p, task in zip(batch, given):
+    for p, task in zip(batch, selfplay.make_tasks(s, proposals, "")):
         p.task = task
-    ruined = population(s.base, 1, rank=8, b_std=3.0)
-    alone, beside = (probes.probe(s, students, [], [], batch, 7, frozen) for frozen in (None, ruined))
-    assert "frozen_solve" not in alone
-    assert beside["base_solve"] == alone["base_solve"] > 0 == beside["frozen_solve"]
-    assert selfplay.mean(p.base_rate for p in batch) == alone["base_solve"]
-    fresh = population(s.base, 1, rank=8, b_std=0.0)
-    assert probes.probe(s, students, [], [], batch, 7, fresh)["frozen_solve"] > 0
+    told = probes.probe(s, members("student"), [], [], batch, 7)
+    assert selfplay.mean(p.base_rate for p in batch) == told["base_solve"] > 0
 
 
 def test_held_out_tasks_are_the_first_of_each_type():
+    """And a third of those of a type that is not played."""
     from run.checkpoint import first_of_types
     from tasks.base import Proposal
     given = [Proposal(kind, f"{kind} {i}", ("1",)) for i in range(3) for kind in ("math", "logic")]
-    found = [p.program for p in first_of_types(given, 2)]
-    assert found == ["math 0", "math 1", "logic 0", "logic 1"] and not first_of_types(given, 0)
+    found = [p.program for p in first_of_types(given, 2, ("math",))]
+    assert found == ["math 0", "math 1", "logic 0"] and not first_of_types(given, 0, ("math",))
 
 
-def test_many_members_are_compared_in_groups_of_a_role(setup, population, monkeypatch):
-    """A cosine of every member, with some others of its role: the work grows with their number, not with its square."""
+def test_some_of_many_members_are_compared(setup, population, monkeypatch):
+    """Drawn for the step, of each role: the work does not grow with their number."""
     s, crowd = setup(), []
     for letter, role, n in (("T", "teacher", 2), ("S", "student", 21)):
         crowd += [Member(f"{letter}{i}", role, len(crowd) + i, Rating()) for i in range(n)]
     s = dataclasses.replace(s, adapters=population(s.base, len(crowd), rank=2, b_std=0.01))
-    all_alike = population(s.base, len(crowd), rank=2, b_std=0.01)
+    whole = metrics.mean_cosines(s.cfg, s.adapters, crowd, 0)
+    assert set(whole) == {m.name for m in crowd} and all(abs(cosine) < 0.1 for cosine in whole.values())
     for slot in range(1, len(crowd)):
-        all_alike.set_factors(slot, all_alike.factors(0))
-    whole, sizes = metrics.mean_cosines(s.cfg, s.adapters, crowd, 0), []
-    real = metrics.adapter_cosines
-
-    def counted(factors):
-        sizes.append(len(factors))
-        return real(factors)
-
-    monkeypatch.setattr(metrics, "adapter_cosines", counted)
+        s.adapters.set_factors(slot, s.adapters.factors(0))
     monkeypatch.setattr(metrics, "N_COMPARED", 8)
     found = metrics.mean_cosines(s.cfg, s.adapters, crowd, 0)
-    assert sizes == [2, 4, 4, 4, 3, 3, 3] and set(found) == set(whole) == {m.name for m in crowd}
-    assert all(abs(cosine) < 0.1 for cosine in found.values()) and found["T0"] == pytest.approx(whole["T0"], abs=1e-5)
-    assert found != metrics.mean_cosines(s.cfg, s.adapters, crowd, 1), "drawn for the step"
-    alike = metrics.mean_cosines(s.cfg, all_alike, crowd, 0)
-    assert all(cosine == pytest.approx(1, abs=1e-4) for cosine in alike.values())
+    assert len(found) == 2 + 8 and all(cosine == pytest.approx(1, abs=1e-4) for cosine in found.values())
+    assert set(found) != set(metrics.mean_cosines(s.cfg, s.adapters, crowd, 1))

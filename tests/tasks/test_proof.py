@@ -86,7 +86,7 @@ def test_a_long_or_deep_proof_is_refused_and_costs_little(sandbox):
         goal, formula = "( p -> ( q -> r ) )", "wp wq wr wi wi"
         labels = f"ws {formula} wi ws {formula} ws {labels} a1i a1i"
         return f"h $e |- {goal} $. x $p |- ( s -> ( s -> {goal} ) ) $= {labels} $."
-    assert PROOF.measure(outcome(sandbox, swapped(16)).program).lines == 18
+    assert PROOF.statements(outcome(sandbox, swapped(16)).program) == 18
     assert outcome(sandbox, swapped(20)) == "too_long"
     doubles = "".join(f"Z{letter}{letter}B" for letter in "CDEFGHIJKLMNOPQRST")
     assert outcome(sandbox, f"x $p |- ( p -> p ) $= ( wi ) AAB{doubles} $.") == "unproved"
@@ -189,12 +189,9 @@ def test_files_may_hold_theorems(tmp_path):
 # ---------------------------------------------------------------- the loop
 
 
-def test_lines_and_levels_are_length_and_depth():
-    """A balanced proof of seven steps is shorter than a chain of seven, and as long."""
-    def of(text):
-        found = PROOF.measure(text)
-        return found.lines, found.depth
+def test_statements_are_steps():
+    """A balanced proof of seven steps is as long as a chain of seven."""
     chain = "a(\n" * 6 + "a(h)" + ")" * 6
     tree = "m(\nm(\na(h),\na(h)),\nm(\na(h),\na(h)))"
-    assert of(chain) == (7, 7) and of(tree) == (7, 3)
+    assert PROOF.statements(chain) == PROOF.statements(tree) == 7
     assert PROOF.structure("a.1( h-1,\n b(h.1))") == PROOF.structure("a.1(x, b(y))") != PROOF.structure("a.1(x, b(x))")
