@@ -114,9 +114,9 @@ class Config:
                           within=FROM_0)
     halt_on: str = flag("", "alarms that end the run: collapse, gaming, forgetting, escape (by commas)")
     # machine
-    device: str = flag("auto", "auto (cuda or cpu), cpu, cuda, cuda:1, or mps for an Apple GPU")
-    dtype: str = flag("auto", "of the base; auto: 16 bits on a CUDA card; int8: its weights",
-                      ("auto", "float32", "bfloat16", "float16", "int8"))
+    device: str = flag("auto", "auto (cuda or cpu), cpu, cuda or cuda:1")
+    dtype: str = flag("auto", "of the base; auto: bfloat16 where a card has it; int8: its weights",
+                      ("auto", "float32", "bfloat16", "int8"))
     rollout_batch: int = flag(None, "rows that decode together; 0, a card's default: all", within=FROM_0)
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", within=FROM_1)
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")

@@ -11,6 +11,7 @@ CUDA card the cache is paged and a step works in place: one CUDA graph holds it 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -56,7 +57,7 @@ class Rollout:
         """The answers' token ids without end tokens."""
         answers = []
         for ids, start, end in zip(self.ids.tolist(), self.prompt_len.tolist(), self.length.tolist()):
-            answers.append([t for t in ids[start:end] if t not in eos_ids])
+            answers.append([token for token in ids[start:end] if token not in eos_ids])
         return answers
 
     def select(self, rows: torch.Tensor) -> "Rollout":
@@ -67,7 +68,7 @@ class Rollout:
 
     def to(self, device) -> "Rollout":
         """The same rows in another device's memory."""
-        return Rollout(*(getattr(self, f.name).to(device) for f in fields(self)))
+        return Rollout(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
     def widened(self, T: int) -> "Rollout":
         """The same rows, padded to T tokens."""
@@ -79,7 +80,7 @@ class Rollout:
         """Join the rows of several rollouts, padding to the longest."""
         T = max(p.ids.shape[1] for p in parts)
         parts = [p.widened(T) for p in parts]
-        return Rollout(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Rollout)))
+        return Rollout(**{f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Rollout)})
 
 
 @dataclass(frozen=True)
@@ -94,16 +95,11 @@ class Prompts:
 class SamplingParams:
     """How answers are drawn. At most rollout_batch rows decode together, but n at least."""
     n: int = 1                                      # answers to each prompt
-    temperature: float | list[float] = 1.0          # of all rows, or of each; 0 = greedy
+    temperature: float = 1.0                        # 0 = greedy
     max_new_tokens: int = 128
     rollout_batch: int = 512
     closing: torch.Tensor | None = None             # weights.closing_table of a text that ends an answer
     desc: str = ""                                  # title of the progress bar; "" = no bar
-
-
-def uniforms(key: tuple[int, ...], n: int) -> np.ndarray:
-    """n numbers in [0, 1) that depend on the key (seed, step, phase, member, index) alone."""
-    return np.random.default_rng(key).random(n)
 
 
 def threshold(total: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
@@ -134,15 +130,13 @@ def draw_by_blocks(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     return index.squeeze(1).clamp_max(V - 1)
 
 
-def sample(logits: torch.Tensor, temperature: torch.Tensor,
-           u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row of logits (B, V) at temperature (B,), 0 = greedy, by u (B,) in [0, 1).
+def sample(logits: torch.Tensor, temperature: float, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token per row of logits (B, V) by u (B,) in [0, 1); at temperature 0 take the likeliest.
 
-    Returns ids (B,) and their float32 log-probabilities (B,) when tempered (of greedy rows: untempered).
+    Returns ids (B,) and their float32 log-probabilities (B,) when tempered (of greedy ones: untempered).
     """
-    greedy = temperature == 0
-    logp = (logits.float() / temperature.masked_fill(greedy, 1.0)[:, None]).log_softmax(-1)
-    ids = torch.where(greedy, logits.argmax(-1), draw(logp.exp(), u))
+    logp = (logits.float() / (temperature or 1.0)).log_softmax(-1)
+    ids = draw(logp.exp(), u) if temperature else logits.argmax(-1)
     return ids, logp.gather(1, ids[:, None]).squeeze(1)
 
 
@@ -160,23 +154,24 @@ class DecodeBatch:
         self.base, self.n, self.L, self.closing = base, n, L, sampling.closing
         self.lengths = list(map(len, prompts.ids))
         S = max(self.lengths) + L
-        padded = [ids + [0] * (S + 1 - len(ids)) for ids in prompts.ids]
-        ids, length, member = [send(torch.tensor(x), device).repeat_interleave(n, 0)
-                               for x in (padded, self.lengths, prompts.member)]
+
+        def of_rows(of_prompts: list) -> torch.Tensor:
+            return send(torch.tensor(of_prompts), device).repeat_interleave(n, 0)
+
+        ids = of_rows([ids + [0] * (S + 1 - len(ids)) for ids in prompts.ids])
+        length, member = of_rows(self.lengths), of_rows(prompts.member)
         self.rows = Rollout(ids, length, length.clone(), torch.zeros(ids.shape, device=device), member)
-        u = np.stack([uniforms(key, L + 1) for key in prompts.keys])
+        u = np.stack([np.random.default_rng(key).random(L + 1) for key in prompts.keys])
         self.u = send(torch.from_numpy(u).float(), device)
-        temperature = sampling.temperature
-        temperature = temperature if isinstance(temperature, list) else [temperature] * N
-        self.temperature = send(torch.tensor(temperature), device)
+        self.temperature = sampling.temperature
         self.ends = send(torch.tensor(base.eos_ids), device)
         self.n_matched = torch.zeros_like(length)       # characters of the closing text that a row ends with
 
         B = min(N, max(1, sampling.rollout_batch // n) * n)
         kernel = paged_kernel(cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim, dtype, device)
         self.paged = kernel is not None
-        self.cache = (PagedCache(cfg, B, S, dtype, device, kernel) if self.paged
-                      else KVCache(cfg, B, S, dtype, device))
+        make_cache = partial(PagedCache, kernel=kernel) if self.paged else KVCache
+        self.cache = make_cache(cfg, B, S, dtype, device)
         self.weights = adapters and AdapterWeights(adapters, member, dtype, joint=not self.paged)
         self.row = torch.arange(B, device=device)
         self.member = torch.full_like(self.row, -1)
@@ -189,10 +184,11 @@ class DecodeBatch:
         """Draw the next token of rows (n,), which have t (n,) tokens, by logits (n, V): it and the new t.
         What a row draws when it has ended, at t = L, lands in the spare column."""
         rows = self.rows
-        token, logp = sample(logits, self.temperature[row], self.u[row, t])
+        token, logp = sample(logits, self.temperature, self.u[row, t])
         live = t < self.L
         column = torch.where(live, rows.prompt_len[row] + t, rows.ids.shape[1] - 1)
-        rows.ids[row, column], rows.logp[row, column] = token, logp
+        rows.ids[row, column] = token
+        rows.logp[row, column] = logp
         rows.length[row] = torch.where(live, column + 1, rows.length[row])
         ended = (token[:, None] == self.ends).any(-1)       # torch.isin of many ends would wait for a GPU
         if self.closing is not None:
@@ -213,15 +209,19 @@ class DecodeBatch:
         size = max(1, PREFILL // max(self.lengths[i] for i in prompts))
         for at in range(0, len(prompts), size):
             some = first[at:at + size]
-            ids = rows.ids[some, :max(self.lengths[i] for i in prompts[at:at + size])]      # padded with 0
+            longest = max(self.lengths[i] for i in prompts[at:at + size])
+            ids = rows.ids[some, :longest]                                                  # padded with 0
             cache = KVCache(model.cfg, *ids.shape, model.embedding.dtype, device)
             hidden = model(ids, cache=cache, lora=self.weights and self.weights.route(rows.member[some]))
             line = torch.arange(len(ids), device=device)
             logits = model.logits(hidden[line, rows.prompt_len[some] - 1])
-            into, source = places[at * n:(at + size) * n], line.repeat_interleave(n)
+            into = places[at * n:(at + size) * n]
+            source = line.repeat_interleave(n)
             self.cache.put(into, cache, source)
             row = self.row[into]
-            self.token[into], self.t[into] = self.extend(row, torch.zeros_like(row), logits[source])
+            token, t = self.extend(row, torch.zeros_like(row), logits[source])
+            self.token[into] = token
+            self.t[into] = t
         if not self.paged:
             self.stepper = None
 
@@ -285,11 +285,8 @@ def decode(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: Sa
 
 def generate(base: Base, adapters: Adapters | None, prompts: Prompts,
              sampling: SamplingParams = SamplingParams(), ranks: Ranks = ALONE) -> Rollout:
-    """sampling.n answers to each prompt by the prompt's member.
-
-    ranks: the processes that the rows are dealt out to, all of which get all rows.
-    Raises ValueError when a prompt and its answer would not fit the base's context.
-    """
+    """sampling.n answers to each prompt by its member; prompts are dealt out to `ranks`, who all get all rows.
+    Raises ValueError where a prompt and its answer would not fit the base's context."""
     context = base.model.cfg.max_position_embeddings
     longest, new, n = max(map(len, prompts.ids)), sampling.max_new_tokens, sampling.n
     if longest + new > context:
@@ -298,15 +295,17 @@ def generate(base: Base, adapters: Adapters | None, prompts: Prompts,
     assert len(prompts.keys) == len(prompts.ids) * n and len(prompts.member) == len(prompts.ids)
     if ranks.world == 1:
         return decode(base, adapters, prompts, sampling).select(torch.arange(len(prompts.keys)))
-    size = n // 2 if n % 2 == 0 else n              # a prompt's answers are dealt out in two pieces if even
-    dealt = [range(rank, len(prompts.keys) // size, ranks.world) for rank in range(ranks.world)]
-    n_rows = [len(pieces) * size for pieces in dealt]
-    mine = dealt[ranks.rank] or range(1)            # who has nothing to do does another's, and drops it
-    asked = [piece * size // n for piece in mine]
-    keys = [key for piece in mine for key in prompts.keys[piece * size:(piece + 1) * size]]
-    part = Prompts([prompts.ids[i] for i in asked], [prompts.member[i] for i in asked], keys)
-    own = decode(base, adapters, part, replace(sampling, n=size))
+    dealt = [list(range(rank, len(prompts.ids), ranks.world)) for rank in range(ranks.world)]
+    part = Prompts([], [], [])
+    for i in dealt[ranks.rank] or [0]:              # who has nothing to do does another's, and drops it
+        part.ids.append(prompts.ids[i])
+        part.member.append(prompts.member[i])
+        part.keys.extend(prompts.keys[i * n:(i + 1) * n])
+    own = decode(base, adapters, part, sampling)
     own = own.widened(-ranks.all_reduce_min(-own.ids.shape[1]))
-    joined = Rollout(*(ranks.gather(getattr(own, f.name)[:n_rows[ranks.rank]], n_rows) for f in fields(own)))
-    place = torch.tensor([piece for pieces in dealt for piece in pieces], device=ranks.device).argsort()
-    return joined.select((place[:, None] * size + torch.arange(size, device=ranks.device)).flatten())
+    n_rows = [len(asked) * n for asked in dealt]
+    n_mine = n_rows[ranks.rank]
+    gathered = {f.name: ranks.gather(getattr(own, f.name)[:n_mine], n_rows) for f in fields(own)}
+    place = torch.tensor(sum(dealt, []), device=ranks.device).argsort()
+    order = place[:, None] * n + torch.arange(n, device=ranks.device)
+    return Rollout(**gathered).select(order.flatten())

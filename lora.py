@@ -23,7 +23,6 @@ import torch.nn.functional as F
 
 from config import TARGETS
 from infra.gpu import send
-from infra.precision import detached
 
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]      # layer path -> A (R, in), B (out, R)
 DENSE = 16                 # members up to which single tokens take the dense product
@@ -104,8 +103,8 @@ class Adapters:
             B[p].zero_()
 
     def factors(self, p: int) -> Factors:
-        """A copy of member p's factors, detached, where float64 is: the operators and distances need it."""
-        return {path: (detached(A[p]), detached(B[p])) for path, (A, B) in self.masters.items()}
+        """A copy of member p's factors, detached."""
+        return {path: (A[p].detach().clone(), B[p].detach().clone()) for path, (A, B) in self.masters.items()}
 
     @torch.no_grad()
     def set_factors(self, p: int, factors: Factors) -> None:
@@ -185,11 +184,11 @@ class AdapterWeights:
         self.made[paths] = (A, blocks) if As else None
         return self.made[paths]
 
-    def add_gradients(self, scale: float = 1.0) -> None:
-        """Add the copies' gradients times `scale` to .grad of the stacked factors, in float32."""
+    def add_gradients(self) -> None:
+        """Add the copies' gradients to .grad of the stacked factors, in float32."""
         rows = send(self.adapters.rows(self.present), self.device)
         for factor, part in self.copies:
-            factor.grad.index_add_(0, rows, part.grad, alpha=scale)
+            factor.grad.index_add_(0, rows, part.grad)
 
     def can_group(self) -> bool:
         """Whether the grouped product is there for these, and worth its waits on cards but Hopper's."""

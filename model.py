@@ -194,7 +194,7 @@ class Block(nn.Module):
 
 
 class Float32Product(torch.autograd.Function):
-    """h (M, C) times a frozen weight (V, C) of the same half precision, in float32 (M, V)."""
+    """h (M, C) times a frozen weight (V, C) of the same format, in float32 (M, V)."""
 
     @staticmethod
     def forward(ctx, h, weight):
@@ -268,12 +268,11 @@ class Model(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores over the vocabulary (..., V) of hidden states (..., C).
 
-        On a GPU float32 from bfloat16 or float16 states, which would round a score between 8 and 16 by up to
-        .03; elsewhere of their own type.
+        On a GPU float32 from bfloat16 states, which would round a score between 8 and 16 by up to .03;
+        elsewhere of their own type.
         """
         weight = self.embedding if self.cfg.tie_word_embeddings else self.lm_head.weight
-        half = hidden.dtype in (torch.bfloat16, torch.float16)
-        if half and hidden.device.type not in ("cpu", "mps") and not weight.requires_grad:
+        if hidden.dtype == torch.bfloat16 and hidden.device.type != "cpu" and not weight.requires_grad:
             return Float32Product.apply(hidden.flatten(0, -2), weight).view(*hidden.shape[:-1], -1)
         return F.linear(hidden, weight)
 

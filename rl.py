@@ -25,7 +25,6 @@ from config import numbers_of
 from generate import Rollout
 from infra.distributed import ALONE, Ranks
 from infra.gpu import send
-from infra.precision import wide
 from lora import Adapters, AdapterWeights, Route
 from model import Base
 from pack import Packed, micro_batches, pack
@@ -74,7 +73,7 @@ class Batch:
 
 def group_mean(x: torch.Tensor, group: torch.Tensor, weight: torch.Tensor | None = None):
     """Weighted mean and standard deviation of x (N,) in each row's group (N,), for each row; in float64."""
-    x = x.to(wide(x.device))
+    x = x.double()
     weight = torch.ones_like(x) if weight is None else weight.to(x.dtype)
     _, index = group.unique(return_inverse=True)
     n_groups = int(index.max()) + 1
@@ -201,7 +200,7 @@ def token_losses(o: "Objective", route: Route, p: Packed, checkpointing: bool = 
         loss = loss - cfg.entropy_coef * H
     terms["trained_tokens"] = torch.ones_like(now)
     none = torch.zeros_like(now)
-    sums = [terms.get(name, none).detach().to(wide(now.device)).sum() for name in SUMS]
+    sums = [terms.get(name, none).detach().double().sum() for name in SUMS]
     return loss, now, torch.stack(sums)
 
 
@@ -214,7 +213,7 @@ class Objective:
     adapters: Adapters
     batch: Batch
     adv: torch.Tensor                      # (N,)
-    cfg: UpdateConfig
+    cfg: UpdateConfig = UpdateConfig()
     old: torch.Tensor | None = None        # (N, T) log-probabilities before the first epoch; None in it
 
     @property
@@ -237,17 +236,9 @@ class Tally:
         return {name: self.sums[name] / max(1, self.sums["trained_tokens"]) for name in names}
 
 
-def out_of_memory(e: RuntimeError) -> bool:
-    """Whether this is a lack of memory, for which a CPU's and an Apple GPU's allocators have no type."""
-    words = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
-    return isinstance(e, torch.OutOfMemoryError) or any(word in str(e) for word in words)
-
-
-def halved(n_tokens: int, budget: int, e: RuntimeError) -> int:
-    """The next budget after a micro-batch of so many tokens has failed with e, which is raised if it is no
-    lack of memory; ValueError where nothing is left to split."""
-    if not out_of_memory(e):
-        raise e
+def halved(n_tokens: int, budget: int, e: torch.OutOfMemoryError) -> int:
+    """The next budget after a micro-batch of so many tokens did not fit. Raises ValueError where nothing is
+    left to split."""
     if n_tokens > budget:
         raise ValueError(f"a row of {n_tokens} tokens does not fit into memory: lower --max-new-tokens, "
                          "--rank or --pop, or pass --dtype bfloat16; see --plan") from e
@@ -256,53 +247,48 @@ def halved(n_tokens: int, budget: int, e: RuntimeError) -> int:
     return n_tokens // 2
 
 
-def accumulate(base: Base, adapters: Adapters, batch: Batch, adv: torch.Tensor, cfg=UpdateConfig(),
-               old: torch.Tensor | None = None, ranks: Ranks = ALONE, desc: str = ""):
+def accumulate(o: Objective, ranks: Ranks = ALONE, desc: str = "") -> tuple[Tally, torch.Tensor]:
     """Put the gradient of every member's loss into the stacked factors' .grad, summed over all processes.
 
     Rows that cannot contribute are left out. Where members have a non-finite loss, all is done again without
-    them, lest they spoil their neighbours' gradients. old: see Objective; desc: title of a progress bar.
+    them, lest they spoil their neighbours' gradients. desc: title of a progress bar.
     Returns the last pass's Tally and the members (P,) bool that were left out.
     """
-    objective = Objective(base, adapters, batch, adv, cfg, old)
-    rows, budget = objective.contributing, cfg.tokens_per_microbatch
-    left_out = torch.zeros(adapters.n_members, dtype=torch.bool, device=adv.device)
+    rows, budget = o.contributing, o.cfg.tokens_per_microbatch
+    left_out = torch.zeros(o.adapters.n_members, dtype=torch.bool, device=o.adv.device)
     while True:
-        tally = one_pass(objective, rows, budget, ranks, desc)
+        tally = one_pass(o, rows, budget, ranks, desc)
         broken = tally.n_nonfinite > 0
         if not broken.any():
             return tally, left_out
         left_out |= broken
-        rows &= ~left_out[batch.rollout.member]
+        rows &= ~left_out[o.batch.rollout.member]
         budget = tally.tokens_per_microbatch
 
 
 def one_pass(o: Objective, rows: torch.Tensor, budget: int, ranks: Ranks, desc: str) -> Tally:
     """`accumulate` of the given rows (N,) bool. The processor waits for a GPU only when it is through.
 
-    Where a micro-batch does not fit into memory, all that is left is split by half the budget. A base in
-    float16 would round small gradients to 0: its losses are scaled until the largest weight is 1.
+    Where a micro-batch does not fit into memory, all that is left is split by half the budget.
     """
     rollout, numbers = o.batch.rollout.to("cpu"), rows.nonzero().squeeze(1).tolist()
-    weight, scale, device = token_weight(o.batch.rollout, o.cfg), 1.0, o.adv.device
-    if o.base.model.embedding.dtype == torch.float16 and numbers:
-        scale = 1 / (weight * (o.adv.abs() + o.cfg.kl_coef + o.cfg.entropy_coef))[rows].max().item()
+    weight, device = token_weight(o.batch.rollout, o.cfg), o.adv.device
     for p in o.adapters.parameters():
         p.grad = torch.zeros_like(p)
     all_logp = torch.zeros_like(o.batch.rollout.logp)
     n_nonfinite = torch.zeros(o.adapters.n_members, device=device)
-    totals = torch.zeros(len(SUMS), dtype=wide(device), device=device)
+    totals = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
     todo = micro_batches(rollout, numbers, budget)[ranks.rank::ranks.world]
     with tqdm(total=len(todo), desc=desc, leave=False, disable=not desc) as bar:
         while todo:
             p = pack(rollout, todo[0], device)
             try:
-                weights, loss, logp, sums = backward(o, p, scale * weight, p.ids.numel() > budget)
-            except RuntimeError as e:
+                weights, loss, logp, sums = backward(o, p, weight, p.ids.numel() > budget)
+            except torch.OutOfMemoryError as e:
                 budget = halved(p.ids.numel(), budget, e)
                 todo = micro_batches(rollout, [i for part in todo for line in part for i in line], budget)
                 continue
-            weights.add_gradients(1 / scale)        # lack of memory ends the run: half of it may be added
+            weights.add_gradients()                 # lack of memory ends the run: half of it may be added
             all_logp[p.row, p.column] = logp
             member = send(p.member, device)[p.source // p.ids.shape[1]]
             n_nonfinite.index_add_(0, member, (~loss.isfinite()).float())
@@ -325,45 +311,40 @@ def backward(o: Objective, p: Packed, weight: torch.Tensor, checkpointing: bool)
 
 
 def gap(logp: torch.Tensor, rollout: Rollout, rows: torch.Tensor) -> dict[str, float]:
-    """How log-probabilities (N, T) in training differ from the rollout's, over the answers of rows (N,) bool:
-    mean, quantiles and maximum of the difference's size, and its mean with the sign."""
-    difference = (logp - rollout.logp)[rollout.mask & rows[:, None]]
-    difference = difference.to(wide(difference.device)).cpu()
-    if not len(difference):
-        difference = torch.zeros(1)
-    size = difference.abs().sort().values
-    last = len(size) - 1
-    figures = dict(diff=size.mean(), signed=difference.mean(), p50=size[last // 2],
-                   p99=size[last * 99 // 100], max=size[-1])
+    """How much log-probabilities (N, T) in training differ from the rollout's, over the answers of rows (N,)
+    bool: mean, 99th percentile and maximum."""
+    size = (logp - rollout.logp)[rollout.mask & rows[:, None]].abs().double().cpu().sort().values
+    size = size if len(size) else torch.zeros(1)
+    figures = dict(diff=size.mean(), p99=size[(len(size) - 1) * 99 // 100], max=size[-1])
     return {f"train_rollout_logprob_{name}": x.item() for name, x in figures.items()}
 
 
-def update(base: Base, adapters: Adapters, adam: "Adam", batch: Batch, adv: torch.Tensor, cfg=UpdateConfig(),
-           first=None, **where) -> dict:
+def update(o: Objective, adam: "Adam", first: tuple | None = None, ranks: Ranks = ALONE,
+           desc: str = "") -> dict:
     """cfg.epochs optimiser steps. Members without a row that contributes are not touched, whatever their
     momentum, nor from then on is one whose loss or gradient is not finite.
 
-    first: what `accumulate` returned for the first epoch, if it was called; where: its ranks and desc.
-    Returns trained_tokens and skipped members of all epochs and the tokens_per_microbatch that fit; of the
-    first epoch, grad_norm per member, `gap` and means per token of kl, entropy and capped_frac; of the last,
-    if there are several, clip_frac and approx_kl, both against the policy before the first.
+    first: what `accumulate` returned for the first epoch, if it was called. Returns trained_tokens and
+    skipped members of all epochs and the tokens_per_microbatch that fit; of the first epoch, grad_norm per
+    member, `gap` and means per token of kl, entropy and capped_frac; of the last, if there are several,
+    clip_frac and approx_kl, both against the policy before the first.
     """
-    tally, broken = first or accumulate(base, adapters, batch, adv, cfg, **where)
-    rows = Objective(base, adapters, batch, adv, cfg).contributing
+    tally, broken = first or accumulate(o, ranks, desc)
+    rollout, rows = o.batch.rollout, o.contributing
     active = torch.zeros_like(broken)
-    active[batch.rollout.member[rows]] = True
-    figures = gap(tally.logp, batch.rollout, rows & ~broken[batch.rollout.member])
+    active[rollout.member[rows]] = True
+    figures = gap(tally.logp, rollout, rows & ~broken[rollout.member])
     figures |= tally.mean("kl", "entropy", "capped_frac")
     norm, skipped = adam.step(active & ~broken)
     skipped = skipped | broken
     before, n_trained = tally.logp, tally.sums["trained_tokens"]
-    for _ in range(1, cfg.epochs):
-        cfg = replace(cfg, tokens_per_microbatch=tally.tokens_per_microbatch)
-        tally, broken = accumulate(base, adapters, batch, adv, cfg, old=before, **where)
+    for _ in range(1, o.cfg.epochs):
+        cfg = replace(o.cfg, tokens_per_microbatch=tally.tokens_per_microbatch)
+        tally, broken = accumulate(replace(o, cfg=cfg, old=before), ranks, desc)
         skipped |= broken
         skipped |= adam.step(active & ~skipped)[1]
         n_trained += tally.sums["trained_tokens"]
-    if cfg.epochs > 1:
+    if o.cfg.epochs > 1:
         figures |= tally.mean("clip_frac", "approx_kl")
     return dict(trained_tokens=int(n_trained), **figures, tokens_per_microbatch=tally.tokens_per_microbatch,
                 grad_norm=[round(x, 6) for x in norm.tolist()], skipped=skipped.nonzero().squeeze(1).tolist())
@@ -392,16 +373,15 @@ class Adam:
         Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,).
         """
         params = self.adapters.parameters()                                    # of the k members here
-        dtype = wide(active.device)
-        norm = torch.zeros(len(active), dtype=dtype, device=active.device)
-        squares = torch.stack([p.grad.to(dtype).pow(2).sum((1, 2)) for p in params])
+        norm = torch.zeros(len(active), dtype=torch.float64, device=active.device)
+        squares = torch.stack([p.grad.double().pow(2).sum((1, 2)) for p in params])
         norm[self.adapters.here] = squares.sum(0).sqrt()
         skipped = active & ~norm.isfinite()
         a = (active & norm.isfinite()).nonzero().squeeze(1)
         if len(a):
             self.steps[a] += 1
             b1, b2 = self.betas
-            t = self.steps[a].to(dtype)
+            t = self.steps[a].double()
             scale = (self.clip / (norm[a] + 1e-6)).clamp_max(1.0).float()[:, None, None]
             lr_hat = (self.lr[a] / (1 - b1 ** t)).float()[:, None, None]       # with Adam's bias corrections
             root_hat = (1 - b2 ** t).rsqrt().float()[:, None, None]

@@ -23,7 +23,6 @@ if __name__ == "__main__":
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # waiting threads that spin cost more than they save
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")       # --device mps: what it lacks runs on the CPU
 
 try:
     import torch
@@ -135,10 +134,11 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
         written = [selfplay.teacher_rows(rollout, proposed), selfplay.student_rows(setup, solved, attempts)]
         batch = selfplay.training_batch(setup, written)
         adv = rl.advantages(batch, learning)
-        first = rl.accumulate(base, adapters, batch, adv, learning, **where)
+        objective = rl.Objective(base, adapters, batch, adv, learning)
+        first = rl.accumulate(objective, **where)
         with signals:       # a signal may end the first gradient; from here to the checkpoint it waits
             adam.lr.copy_(torch.tensor(evolve.learning_rates(cfg, state.members, step)))
-            update = rl.update(base, adapters, adam, batch, adv, learning, first, **where)
+            update = rl.update(objective, adam, first, **where)
             learning = dataclasses.replace(learning, tokens_per_microbatch=update["tokens_per_microbatch"])
             clock.lap("update")
             matches = rate(cfg, pairs, proposed, step)

@@ -40,7 +40,7 @@ def sampling(base: Base) -> list[Check]:
     gen, device = torch.Generator().manual_seed(0), base.model.embedding.device
     logits = torch.randn(64, base.model.cfg.vocab_size, generator=gen) * 3
     u = torch.rand(64, generator=gen)
-    ids, logp = sample(logits.to(device), torch.ones(64, device=device), u.to(device))
+    ids, logp = sample(logits.to(device), 1.0, u.to(device))
     exact = logits.double().log_softmax(-1)
     cdf = exact.exp().cumsum(-1)
     wanted = torch.searchsorted(cdf, u.double()[:, None] * cdf[:, -1:], right=True).squeeze(1)
@@ -86,7 +86,7 @@ def gradients(base: Base, adapters: Adapters, n_tokens: int) -> list[Check]:
     n = n_tokens // 8
     rollout = fixed_rollout(base, [0, 0, 1, 1, 1, 1, 2, 2], n // 2, n - n // 2, 2)
     batch, adv = batch_of(rollout)
-    rl.accumulate(base, adapters, batch, adv, rl.UpdateConfig(tokens_per_microbatch=n_tokens))
+    rl.accumulate(rl.Objective(base, adapters, batch, adv, rl.UpdateConfig(tokens_per_microbatch=n_tokens)))
     ours, weight = by_member(), adv * rl.token_weight(rollout)
     for p in adapters.parameters():
         p.grad = None

@@ -116,4 +116,4 @@ def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
     """A function that accumulates the joint gradient and returns its seconds."""
     batch, adv = batch_of(rollout)
     cfg = rl.UpdateConfig(tokens_per_microbatch=budget)
-    return timed(lambda: rl.accumulate(base, adapters, batch, adv, cfg))
+    return timed(lambda: rl.accumulate(rl.Objective(base, adapters, batch, adv, cfg)))

@@ -32,17 +32,6 @@ def reuse_memory() -> None:
         libc.mallopt(-1, 1 << 29)                      # M_TRIM_THRESHOLD
 
 
-def check_mps() -> None:
-    """Raises ValueError where an Apple GPU is not there, or not for this process alone and set up."""
-    if not torch.backends.mps.is_available():
-        raise ValueError("--device mps: torch sees no Apple GPU; use --device cpu")
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ValueError("--device mps is for one process: start it without torchrun")
-    if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") != "1":        # train.py does so before it imports torch
-        raise ValueError("--device mps: operations that it lacks run on the processor only where the shell "
-                         "says export PYTORCH_ENABLE_MPS_FALLBACK=1")
-
-
 def card_of(device: str, world: int) -> int:
     """The number of this process's card. Raises ValueError where it has none of its own."""
     if world > 1 and device != "cuda":
@@ -85,15 +74,13 @@ class Ranks:
     @classmethod
     def join(cls, device: str) -> "Ranks":
         """Join torchrun's process group if there is one. device: "auto", "cpu", "cuda" (the card of this
-        process), "cuda:1" or "mps". Raises ValueError where there is none."""
-        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", device):
-            raise ValueError(f"--device {device}: give auto, cpu, cuda, cuda:1 or mps")
+        process) or "cuda:1". Raises ValueError where there is none."""
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device):
+            raise ValueError(f"--device {device}: give auto, cpu, cuda or cuda:1")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError(f"--device {device}: torch sees no CUDA device; use --device cpu")
-        if device == "mps":
-            check_mps()
         reuse_memory()
         world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
         if device.startswith("cuda"):

@@ -9,19 +9,7 @@ pass makes it once more. docs/own-base.md says what that costs, and why no int8 
 import torch
 import torch.nn.functional as F
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-WITHOUT_FLOAT64 = {"mps"}   # types of devices
-
-
-def wide(device: torch.device) -> torch.dtype:
-    """The widest format of a device, for sums: float64, on an Apple GPU float32."""
-    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
-
-
-def detached(x: torch.Tensor) -> torch.Tensor:
-    """A copy apart from autograd; on the CPU where the device lacks float64."""
-    x = x.detach()
-    return x.cpu() if x.device.type in WITHOUT_FLOAT64 else x.clone()
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 # --- int8 ---------------------------------------------------------------------------------------------------
@@ -61,18 +49,16 @@ def linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None,
 def pick_dtype(name: str, device: torch.device) -> str:
     """The name in DTYPES that a --dtype flag means.
 
-    auto is bfloat16 on a CUDA card that computes it by itself (from the Ampere generation on), float16 on
-    others, float32 elsewhere; int8 computes in the same. Raises ValueError for bfloat16 on a card without.
+    auto is bfloat16 on a CUDA card that computes it by itself (from the Ampere generation on), float32
+    elsewhere; int8 computes in the same. Raises ValueError for bfloat16 on a card without.
     """
-    lacking = False
+    has_bfloat16 = True
     if device.type == "cuda":
         with torch.cuda.device(device):
-            lacking = not torch.cuda.is_bf16_supported(including_emulation=False)
-    if name == "bfloat16" and lacking:
+            has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    if name == "bfloat16" and not has_bfloat16:
         raise ValueError(f"--dtype bfloat16: {torch.cuda.get_device_name(device)} does not have it; leave "
-                         "--dtype out or pass --dtype float16 (or float32, for twice the memory)")
-    if name not in ("auto", "int8"):
+                         "--dtype out")
+    if name in DTYPES:
         return name
-    if device.type != "cuda":
-        return "float32"
-    return "float16" if lacking else "bfloat16"
+    return "bfloat16" if device.type == "cuda" and has_bfloat16 else "float32"

@@ -23,12 +23,12 @@ def longest_row(cfg, m: ModelConfig) -> int:
 
 
 def has_pages(cfg, m: ModelConfig, dtype: torch.dtype) -> bool:
-    """Whether decoding on cfg.device keeps keys and values in pages. A card that is planned for, and not
-    here, has the kernel for them if it has bfloat16: both came with the Ampere generation."""
-    if torch.cuda.is_available() and cfg.device not in ("cpu", "mps"):
-        device = torch.device("cuda", torch.cuda.current_device())
-        return bool(paged_kernel(m.num_attention_heads, m.num_key_value_heads, m.head_dim, dtype, device))
-    return cfg.device.startswith("cuda") and dtype == torch.bfloat16
+    """Whether decoding on cfg.device keeps keys and values in pages: on a card that is not here if it has
+    bfloat16, as both came with the Ampere generation."""
+    if not torch.cuda.is_available() or cfg.device == "cpu":
+        return cfg.device.startswith("cuda") and dtype == torch.bfloat16
+    device = torch.device("cuda", torch.cuda.current_device())
+    return bool(paged_kernel(m.num_attention_heads, m.num_key_value_heads, m.head_dim, dtype, device))
 
 
 def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict[str, float]:
@@ -116,8 +116,6 @@ def free_memory(device: torch.device) -> float:
     MemAvailable; infinite where that is unknown)."""
     if device.type == "cuda":
         return (torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)) / 2 ** 30
-    if device.type == "mps":
-        return (torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()) / 2 ** 30
     meminfo = Path("/proc/meminfo")
     for row in meminfo.read_text().splitlines() if meminfo.exists() else []:
         if row.startswith("MemAvailable"):

@@ -17,7 +17,7 @@ from tasks.escapes import attempts
 from tasks.prompts import reasoning
 
 # Taken from rl.update; clip_frac and approx_kl exist from two epochs on.
-GAP = tuple(f"train_rollout_logprob_{name}" for name in ("diff", "signed", "p50", "p99", "max"))
+GAP = tuple(f"train_rollout_logprob_{name}" for name in ("diff", "p99", "max"))
 OF_UPDATE = ("kl", "entropy", *GAP, "capped_frac", "clip_frac", "approx_kl", "skipped")
 N_COMPARED = 64                     # members of a role whose updates are all compared with each other
 N_BORN = 8                          # names of children on a line, at most

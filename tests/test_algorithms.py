@@ -164,7 +164,7 @@ def test_two_epochs_by_hand(tiny, population, algo):
     for epoch in range(2):
         loss = loss_by_hand(algo, tiny, adapters, batch.rollout, want, old)
         by_hand = torch.autograd.grad(loss, adapters.parameters())
-        found, _ = rl.accumulate(tiny, adapters, batch, adv, cfg, old=sampled)
+        found, _ = rl.accumulate(rl.Objective(tiny, adapters, batch, adv, cfg, old=sampled))
         for factor, grad in zip(adapters.parameters(), by_hand):
             assert (factor.grad - grad).abs().max() < 1e-5
         assert max(grad.abs().max() for grad in by_hand) > 1e-2
@@ -185,10 +185,10 @@ def test_an_update_of_two_epochs_is_two_steps(tiny, population):
     for epoch in range(2):
         if epoch == 1:
             after = [answer_logp(tiny, adapters, batch.rollout, i).detach() for i in range(24)]
-        found, _ = rl.accumulate(tiny, adapters, batch, adv, cfg, old=sampled)
+        found, _ = rl.accumulate(rl.Objective(tiny, adapters, batch, adv, cfg, old=sampled))
         sampled = found.logp
         adam.step(everybody)
-    stats = rl.update(tiny, other, Adam(other, [2e-2] * 3), batch, adv, cfg)
+    stats = rl.update(rl.Objective(tiny, other, batch, adv, cfg), Adam(other, [2e-2] * 3))
     assert all(torch.equal(x, y) for x, y in zip(adapters.parameters(), other.parameters()))
     log_ratio = torch.cat(after) - torch.cat(before)
     assert stats["trained_tokens"] == 2 * len(log_ratio)

@@ -115,8 +115,7 @@ def test_cached_decoding_equals_one_pass(tmp_path, changes):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_logits_are_float32_on_a_gpu(monkeypatch, tied, dtype):
+def test_logits_are_float32_on_a_gpu(monkeypatch, tied, dtype=torch.bfloat16):
     """torch's product for that has no CPU version and no derivative: its shape and type on the meta device, its numbers here."""
     cfg = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
                       num_key_value_heads=2, tie_word_embeddings=tied)

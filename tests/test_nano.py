@@ -169,7 +169,7 @@ def test_gradients_are_the_engines(model, base, population):
     adapters = population(base, n_members=3, rank=nano.RANK, alpha=nano.ALPHA)
     groups_of_members = [random_groups(12, 4, seed=p) for p in range(3)]      # 48 rows: two micro-batches each
     batch = batch_of(groups_of_members)
-    rl.accumulate(base, adapters, batch, rl.advantages(batch))
+    rl.accumulate(rl.Objective(base, adapters, batch, rl.advantages(batch)))
     for p, groups in enumerate(groups_of_members):
         member = member_of(adapters, p)
         nano.advantages(groups)
@@ -193,7 +193,7 @@ def test_steps_of_adam_are_the_engines(model, base, population):
         if step == 2:                           # equal rewards: momentum alone moves nobody
             groups_of_members[0] = groups_of_members[0][2::3]
         batch = batch_of(groups_of_members)
-        rl.update(base, adapters, adam, batch, rl.advantages(batch))
+        rl.update(rl.Objective(base, adapters, batch, rl.advantages(batch)), adam)
         for member, groups in zip(members, groups_of_members):
             nano.update(model, member, groups)
     for p, member in enumerate(members):

@@ -227,7 +227,7 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
     ("--rollout-batch 100000000", r"(?s)not enough memory:\n.*base .*cache +[\d.]+ GB .*peak .*free .*lower .*--rollout-batch"),
     ("--seed-tasks /nowhere", "/nowhere cannot be read"), ("--heldout /nowhere", "--heldout /nowhere: no such file"),
     ("--init /nowhere", "holds 0 adapters for 6 members"), ("--device cuda", "sees no CUDA device"),
-    ("--device nonsense", "--device nonsense: give auto, cpu, cuda, cuda:1 or mps"), ("--max-new-tokens 100000", "exceed the base's context, 256 tokens")])
+    ("--device nonsense", "--device nonsense: give auto, cpu, cuda or cuda:1"), ("--max-new-tokens 100000", "exceed the base's context, 256 tokens")])
 def test_a_clear_sentence(micro_base, tmp_path, flags, match):
     if "cuda" in flags and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")

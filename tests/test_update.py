@@ -4,9 +4,7 @@ import torch
 from batches import make_batch, settings
 
 import rl
-from model import Base
 from rl import Adam
-from weights import load_model
 
 
 def answer_logp(base, adapters, rollout, i: int) -> torch.Tensor:
@@ -67,7 +65,7 @@ def test_importance_weights_by_hand(tiny, population, flags):
             mine = batch.rollout.member == batch.rollout.member[i]
             total = total + (weights[i] * loss + cfg.kl_coef * kl).sum() / batch.rollout.n_tokens[mine].sum()
         by_hand = torch.autograd.grad(total, adapters.parameters())
-        found, _ = rl.accumulate(tiny, adapters, batch, adv, cfg, old=before)
+        found, _ = rl.accumulate(rl.Objective(tiny, adapters, batch, adv, cfg, old=before))
         assert largest(gradients(adapters), by_hand) < 1e-5 < max(x.abs().max() for x in by_hand)
         assert found.sums["capped_frac"] == capped.sum()
         before = found.logp if epoch == 0 else before
@@ -80,11 +78,10 @@ def test_the_gap_is_told(tiny, population):
     off = shifted(tiny, adapters, batch)
     adv = rl.advantages(batch).masked_fill(batch.rollout.member == 1, 0.0)
     batch.rollout.logp[batch.rollout.member == 1] = -50.0
-    told = rl.update(tiny, adapters, Adam(adapters, [1e-3] * 3), batch, adv, settings(importance_cap=1.0))
+    told = rl.update(rl.Objective(tiny, adapters, batch, adv, settings(importance_cap=1.0)), Adam(adapters, [1e-3] * 3))
     own = torch.cat([x for i, x in enumerate(off) if batch.rollout.member[i] != 1])
     size = own.abs().sort().values
-    want = dict(diff=size.mean(), signed=own.mean(), p50=size[(len(size) - 1) // 2],
-                p99=size[(len(size) - 1) * 99 // 100], max=size[-1])
+    want = dict(diff=size.mean(), p99=size[(len(size) - 1) * 99 // 100], max=size[-1])
     for name, x in want.items():
         assert told[f"train_rollout_logprob_{name}"] == pytest.approx(x.item(), abs=1e-5), name
     assert told["capped_frac"] == pytest.approx((own > 0).float().mean().item(), abs=0.05)
@@ -97,9 +94,9 @@ def test_a_silent_member_is_not_moved_by_its_momentum(tiny, population, kl_coef)
     """Its advantages are 0: it moves only where the KL has a gradient of its own."""
     adapters, batch, cfg = population(tiny), make_batch(18), settings(kl_coef=kl_coef)
     adam, adv = Adam(adapters, [1e-2] * 3), rl.advantages(batch)
-    rl.update(tiny, adapters, adam, batch, adv, cfg)
+    rl.update(rl.Objective(tiny, adapters, batch, adv, cfg), adam)
     before = [x[1].detach().clone() for x in (*adapters.parameters(), *adam.m, *adam.v)]
-    told = rl.update(tiny, adapters, adam, batch, adv.masked_fill(batch.rollout.member == 1, 0.0), cfg)
+    told = rl.update(rl.Objective(tiny, adapters, batch, adv.masked_fill(batch.rollout.member == 1, 0.0), cfg), adam)
     after = [x[1] for x in (*adapters.parameters(), *adam.m, *adam.v)]
     same = [torch.equal(x, y) for x, y in zip(before, after)]
     assert not any(same) if kl_coef else all(same)
@@ -108,16 +105,20 @@ def test_a_silent_member_is_not_moved_by_its_momentum(tiny, population, kl_coef)
 
 # -- too little memory -----------------------------------------------------------------------------------------
 
+def full(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def short_of_memory(most: int, when: str = "forward"):
-    """rl.token_losses where more than `most` tokens at once fail, as they really do, unless checkpointed."""
+    """rl.token_losses where more than `most` tokens at once fail, unless checkpointed."""
     losses = rl.token_losses
 
     def limited(o, route, p, checkpointing):
         loss, logp, sums = losses(o, route, p, checkpointing)
         if p.ids.numel() > most and not checkpointing:
             if when == "forward":
-                torch.empty(1 << 55)
-            loss.register_hook(lambda grad: torch.empty(1 << 55))
+                full()
+            loss.register_hook(full)
         return loss, logp, sums
 
     return limited
@@ -130,10 +131,10 @@ def test_what_does_not_fit_is_split(tiny, population, monkeypatch, capsys, when,
     adapters, batch, other = population(tiny), make_batch(18), population(tiny)
     cfg = settings(epochs=2, tokens_per_microbatch=160)
     adv = rl.advantages(batch)
-    want = rl.update(tiny, other, Adam(other, [1e-3] * 3), batch, adv, cfg)
+    want = rl.update(rl.Objective(tiny, other, batch, adv, cfg), Adam(other, [1e-3] * 3))
     assert capsys.readouterr().err == "" and want["tokens_per_microbatch"] == 160
     monkeypatch.setattr(rl, "token_losses", short_of_memory(most, when))
-    told = rl.update(tiny, adapters, Adam(adapters, [1e-3] * 3), batch, adv, cfg)
+    told = rl.update(rl.Objective(tiny, adapters, batch, adv, cfg), Adam(adapters, [1e-3] * 3))
     said = capsys.readouterr().err.splitlines()
     assert 1 <= len(said) <= 6 and all("does not fit into memory" in line for line in said), said
     assert said[-1].endswith(f"--tokens-per-microbatch is {told['tokens_per_microbatch']} from now on")
@@ -142,64 +143,28 @@ def test_what_does_not_fit_is_split(tiny, population, monkeypatch, capsys, when,
 
 
 def test_a_row_that_never_fits_is_an_error_with_the_fix(tiny, population, monkeypatch):
-    def full(*_):
-        torch.empty(1 << 55)
-
     monkeypatch.setattr(rl, "token_losses", full)
     adapters, batch = population(tiny), make_batch()
     with pytest.raises(ValueError, match="a row of .* tokens does not fit into memory: lower --max-new-tokens"):
-        rl.accumulate(tiny, adapters, batch, rl.advantages(batch), settings())
+        rl.accumulate(rl.Objective(tiny, adapters, batch, rl.advantages(batch), settings()))
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(tiny, population, monkeypatch):
     monkeypatch.setattr(rl, "token_losses", lambda *_: torch.ones(2) @ torch.ones(3))
     adapters, batch = population(tiny), make_batch()
     with pytest.raises(RuntimeError, match="size"):
-        rl.accumulate(tiny, adapters, batch, rl.advantages(batch), settings())
+        rl.accumulate(rl.Objective(tiny, adapters, batch, rl.advantages(batch), settings()))
 
 
 def test_lack_of_memory_while_gradients_are_added_ends_the_run(tiny, population, monkeypatch):
     """Half of them may have been added: doing the micro-batch again would add that half twice."""
     adapters, batch, tried = population(tiny), make_batch(), []
 
-    def fails(self, scale):
+    def fails(self):
         tried.append(self)
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        full()
 
     monkeypatch.setattr("lora.AdapterWeights.add_gradients", fails)
     with pytest.raises(torch.OutOfMemoryError):
-        rl.accumulate(tiny, adapters, batch, rl.advantages(batch), settings())
+        rl.accumulate(rl.Objective(tiny, adapters, batch, rl.advantages(batch), settings()))
     assert len(tried) == 1
-
-
-@pytest.mark.parametrize("message, lacks", [
-    ("MPS backend out of memory (MPS allocated: 8.1 GB, max allowed: 9.0 GB). Tried to allocate 1.2 GB on private pool.", True),
-    ("CUDA error: out of memory", True), ("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory", True),
-    ("CUDA error: an illegal memory access was encountered", False)])
-def test_the_messages_of_devices_are_known(message, lacks):
-    assert rl.out_of_memory(RuntimeError(message)) == lacks
-
-
-# -- float16 ---------------------------------------------------------------------------------------------------
-
-@pytest.fixture(scope="module")
-def half(tiny):
-    """The small random Qwen2 in float16."""
-    return Base(load_model(tiny.path, torch.float16), None, tiny.eos_ids, "base", tiny.path)
-
-
-def relative(got, want) -> float:
-    """Difference of all gradients together, as a share of theirs."""
-    error = sum((x - y).double().square().sum() for x, y in zip(got, want))
-    return (error / sum(y.double().square().sum() for y in want)).sqrt().item()
-
-
-@pytest.mark.parametrize("factor", [1.0, 1e-6])
-def test_float16_has_the_gradient_of_float32(tiny, half, population, monkeypatch, factor):
-    """Also where every number of it is below float16's smallest."""
-    adapters, batch = population(tiny), make_batch(18)
-    adv = factor * rl.advantages(batch)
-    rl.accumulate(tiny, adapters, batch, adv, settings())
-    want = gradients(adapters)
-    found, broken = rl.accumulate(half, adapters, batch, adv, settings())
-    assert relative(gradients(adapters), want) < 0.02 and not broken.any() and found.sums["trained_tokens"] > 0

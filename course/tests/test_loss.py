@@ -122,7 +122,7 @@ def test_the_loop_has_the_same_gradient(work):
     group = rollout.member
     batch = rl.Batch(rollout, torch.zeros(8), group, torch.ones_like(group), torch.zeros_like(group))
     advantage = torch.randn(8, generator=gen)
-    rl.accumulate(base, adapters, batch, advantage)
+    rl.accumulate(rl.Objective(base, adapters, batch, advantage))
     theirs = [factor.grad for factor in adapters.parameters()]
     logits = base.model.logits(base.model(rollout.ids, lora=adapters.route(rollout.member, torch.float32)))
     yours = work.loss(logits, rollout.ids, rollout.prompt_len, rollout.length, rollout.member, advantage)

@@ -31,7 +31,7 @@ def rows_of(path, name: str) -> list[dict]:
 
 @pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
 def test_a_run_with_evolution_probes_and_resume(capability, tmp_path, monkeypatch, micro_base, capfd):
-    """Three steps, the last after a restart: float16, a dense cache and no graphs on an old card; pages and graphs on a new one."""
+    """Three steps, the last after a restart: float32, a dense cache and no graphs on an old card; pages and graphs on a new one."""
     few = {} if capability >= (8, 0) else dict(probe_every=0, n_heldout=0)       # every op of a step is a call of Python
     cfg = Config(**RUN | few, base=str(micro_base), steps=2, device="cuda", out=str(tmp_path))
     with inserted(monkeypatch, capability) as card:
@@ -84,7 +84,7 @@ def test_an_update_moves_members_as_on_the_cpu(monkeypatch, tiny, member, option
         base = load_base(str(tiny.path), torch.float32, torch.device(device))
         adapters = population(base, 4, 3)
         batch, adv = batch_of(fixed_rollout(base, member, 30, 14, 2))
-        found = rl.update(base, adapters, rl.Adam(adapters, [1e-3] * 3), batch, adv, cfg)
+        found = rl.update(rl.Objective(base, adapters, batch, adv, cfg), rl.Adam(adapters, [1e-3] * 3))
         assert found["trained_tokens"] == 6 * 14 * cfg.epochs and not found["skipped"]
         return [p.detach().cpu() for p in adapters.parameters()]
     wanted = learned("cpu")

@@ -112,9 +112,9 @@ def parsed(*more: str):
     return common.parser_of("eval.math", "", 8).parse_args([*more, "--device", "cpu"])
 
 
-@pytest.mark.parametrize("trained", ["float16", "int8"])
+@pytest.mark.parametrize("trained", ["bfloat16", "int8"])
 def test_a_run_at_any_precision_can_be_evaluated(bytes_base, tmp_path, monkeypatch, trained):
-    """Its base is known by its files: float16 was hashed after its cast, and met no cast that the command tried."""
+    """Its base is known by its files, whatever it was cast to."""
     base = load_base(str(bytes_base), int8=True) if trained == "int8" else load_base(str(bytes_base), DTYPES[trained])
     run = tmp_path / "run"
     save_peft(Adapters.on(base.model, 1, 4, 8), 0, run / "step_1" / "S0", str(bytes_base), files_hash(base.path))
@@ -127,7 +127,7 @@ def test_a_run_at_any_precision_can_be_evaluated(bytes_base, tmp_path, monkeypat
     args = parsed("--run", str(run), "--out", str(tmp_path / "o"))
     config = common.open_out(args, found, "plain", {}, "o")[0].config()
     assert config["base_hash"] == files_hash(bytes_base) and ("torch.int8" in config["dtype"]) is (trained == "int8")
-    if trained == "float16":
+    if trained == "bfloat16":
         half = common.load(parsed("--run", str(run), "--dtype", "bfloat16"))
         with pytest.raises(ValueError, match="answers made otherwise: dtype"):
             common.open_out(args, half, "plain", {}, "o")

@@ -52,24 +52,6 @@ def test_a_card_that_is_not_there_is_named(monkeypatch, asked, local_rank, world
         Ranks.join(asked)
 
 
-@pytest.mark.parametrize("there, world, fallback, match", [(False, "1", "1", "sees no Apple GPU; use --device cpu"),
-                                                           (True, "2", "1", "one process: start it without torchrun"),
-                                                           (True, "1", "0", "export PYTORCH_ENABLE_MPS_FALLBACK=1")])
-def test_an_apple_gpu_that_cannot_be_used_is_refused(monkeypatch, there, world, fallback, match):
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: there)
-    monkeypatch.setenv("WORLD_SIZE", world)
-    monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", fallback)
-    with pytest.raises(ValueError, match=match):
-        Ranks.join("mps")
-
-
-def test_an_apple_gpu_is_taken_where_asked_for_alone(monkeypatch):
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
-    assert Ranks.join("mps") == Ranks(0, 1, torch.device("mps")) and Ranks.join("auto").device.type == "cpu"
-
-
 def test_a_processor_needs_none_of_it(monkeypatch):
     current = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)

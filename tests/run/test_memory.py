@@ -84,7 +84,7 @@ def test_activations_are_what_autograd_saves(changes):
     assert planned == pytest.approx(sum(n for at, n in kept.items() if at not in own), rel=0.05)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_base_in_int8_is_counted_exactly(tiny, dtype):
     """What is held, and the matrix of the largest layers on one input, which a product makes."""
     model = load_model(tiny.path, dtype, int8=True)
@@ -107,7 +107,7 @@ def test_the_tiers_of_the_page_are_what_the_plan_says(coder):
     """And they leave a gigabyte for CUDA and one for what a card lacks of its name."""
     path, size = coder
     rows = [row for row in TIERS if row[2] == size]
-    assert len(TIERS) == 10 and len(rows) >= 3
+    assert len(TIERS) == 9 and len(rows) >= 3
     for _, card, _, flags, gb in rows:
         cfg = config.resolve_config(config.parse_args(None, ["--device", "cuda", *shlex.split(flags)]), "base")
         planned = peak(memory_plan(cfg, read_config(path), DTYPES.get(cfg.dtype, torch.bfloat16), cfg.pop))
@@ -125,7 +125,7 @@ def test_a_plan_needs_config_json_and_a_prompt_format_or_a_tokenizer(coder, caps
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the plan is that of the card that is here")
-@pytest.mark.parametrize("dtype, pages", [("auto", True), ("bfloat16", True), ("float16", False)])
+@pytest.mark.parametrize("dtype, pages", [("auto", True), ("bfloat16", True), ("float32", False)])
 def test_a_card_that_is_not_here_is_planned_for(coder, capsys, dtype, pages):
     train.show_plan(config.parse_args(None, ["--base", str(coder[0]), "--prompt-format", "base", "--device", "cuda", "--dtype", dtype, "--plan"]))
     text = capsys.readouterr().out
