@@ -172,7 +172,7 @@ class DecodeBatch:
         self.paged = kernel is not None
         make_cache = partial(PagedCache, kernel=kernel) if self.paged else KVCache
         self.cache = make_cache(cfg, B, S, dtype, device)
-        self.weights = adapters and AdapterWeights(adapters, member, dtype, joint=not self.paged)
+        self.weights = adapters and AdapterWeights(adapters, member, dtype, pages=self.paged)
         self.row = torch.arange(B, device=device)
         self.member = torch.full_like(self.row, -1)
         self.token, self.position = torch.zeros(2, B, dtype=torch.int64, device=device)
@@ -247,7 +247,7 @@ class DecodeBatch:
         within the step. Otherwise it has the route of the rows that are here, and looks at as many slots as
         the furthest row fills."""
         if self.paged:
-            return CUDAGraphRunner(lambda: self.step(self.weights and self.weights.static_route(self.member)),
+            return CUDAGraphRunner(lambda: self.step(self.weights and self.weights.route(self.member)),
                                    self.base.graphs)
         route = self.weights and self.weights.route(self.member, one_token=True)
         furthest = count(int(self.position.max()))
@@ -285,7 +285,7 @@ def decode(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: Sa
 
 def generate(base: Base, adapters: Adapters | None, prompts: Prompts,
              sampling: SamplingParams = SamplingParams(), ranks: Ranks = ALONE) -> Rollout:
-    """sampling.n answers to each prompt by its member; prompts are dealt out to `ranks`, who all get all rows.
+    """sampling.n answers to each prompt by its member; prompts are dealt out to `ranks`, all get all rows.
     Raises ValueError where a prompt and its answer would not fit the base's context."""
     context = base.model.cfg.max_position_embeddings
     longest, new, n = max(map(len, prompts.ids)), sampling.max_new_tokens, sampling.n

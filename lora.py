@@ -9,8 +9,8 @@ goes through one batch, by one of three products that compute the same (LOG.md h
               (B, 1, k R) in {0, alpha/R}: no order, k times the arithmetic: for single tokens, few members
     grouped   rows put into the order of their members, two products over groups of any size
 
-Layers that read the same x (q, k, v; gate, up) share the first product. Decoding in pages is always dense: it
-needs no order, and rows may come and go while a CUDA graph holds the step.
+Layers that read the same x (q, k, v; gate, up) share the first product. With pages all of generation is
+dense: it needs no order, and rows may come and go while a CUDA graph holds the step.
 """
 import math
 from collections.abc import Callable, Iterable
@@ -136,15 +136,15 @@ class Adapters:
 class AdapterWeights:
     """The factors of the members that a call needs, at the base's precision, laid out for the products.
 
-    Of layers that share an input, A is one tensor (k, m R, in). With `joint` so is B, in blocks between zeros
-    (k, m R, sum of sizes): fewest products, the form that gradients go through. Otherwise each layer has its
-    own (k, R, out): nothing is read but factors, which decoding on a card waits for.
+    Of the m layers that share an input, A is one tensor (k, m R, in), and so is B (k, m R, sum of sizes), in
+    blocks between zeros: fewest products, the form that gradients go through. For `pages` A is (m, k, R, in)
+    and each layer has its own B (k, R, out): nothing is read but factors, which decoding on a card waits for.
     With `trains` a backward pass leaves the gradients with copies, and add_gradients passes them on.
     """
 
-    def __init__(self, adapters: Adapters, member: torch.Tensor, dtype: torch.dtype, joint: bool = True,
+    def __init__(self, adapters: Adapters, member: torch.Tensor, dtype: torch.dtype, pages: bool = False,
                  trains: bool = False):
-        self.adapters, self.dtype, self.joint, self.trains = adapters, dtype, joint, trains
+        self.adapters, self.dtype, self.pages, self.trains = adapters, dtype, pages, trains
         self.device = next(iter(adapters.A.values())).device
         self.present = member[member >= 0].unique()     # where `member` is: on the CPU no GPU is waited for
         self.made = {}                                  # of layers on one input: what `together` returns
@@ -159,30 +159,29 @@ class AdapterWeights:
             self.copies.append((factor, part))
         return part.to(self.dtype)
 
-    def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple[torch.Tensor, list] | None:
-        """Of layers on one input, with these numbers of outputs: A, and a list of blocks (columns of x A^T,
-        columns of the joint output, B^T); None if none of them has adapters."""
+    def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple | None:
+        """Of layers on one input, with these numbers of outputs: A and B; for pages A and a list of (columns
+        of the joint output, B). None if none of them has adapters."""
         if paths in self.made:
             return self.made[paths]
-        R = self.adapters.rank
-        As, blocks = [], []
+        As, Bs, columns = [], [], []
         for path, end, n in zip(paths, accumulate(sizes), sizes):
-            if path not in self.adapters.A:
-                continue
-            rows = slice(len(As) * R, (len(As) + 1) * R)
-            As.append(self.pick(self.adapters.A[path]))
-            B = self.pick(self.adapters.B[path]).transpose(1, 2)
-            if self.joint and len(sizes) > 1:
-                B = F.pad(B, (end - n, sum(sizes) - end))
-            elif self.dtype != torch.float32 or (self.trains and len(B) < self.adapters.n_members):
-                B = B.contiguous()                      # else every dense product would copy it
-            blocks.append((rows, slice(end - n, end), B))
-        if self.joint and blocks:
-            Bs = [B for _, _, B in blocks]
-            blocks = [(slice(None), slice(None), torch.cat(Bs, 1) if len(Bs) > 1 else Bs[0])]
-        A = torch.cat(As, 1) if len(As) > 1 else As[0] if As else None
-        self.made[paths] = (A, blocks) if As else None
-        return self.made[paths]
+            if path in self.adapters.A:
+                As.append(self.pick(self.adapters.A[path]))
+                Bs.append(self.pick(self.adapters.B[path]).transpose(1, 2))
+                columns.append(slice(end - n, end))
+        made = None
+        if self.pages and As:
+            made = torch.stack(As), [(own, B.contiguous()) for own, B in zip(columns, Bs)]
+        elif len(sizes) > 1 and As:
+            padded = [F.pad(B, (own.start, sum(sizes) - own.stop)) for own, B in zip(columns, Bs)]
+            made = torch.cat(As, 1), torch.cat(padded, 1)
+        elif As:
+            made = As[0], Bs[0]
+            if self.dtype != torch.float32 or (self.trains and len(As[0]) < self.adapters.n_members):
+                made = As[0], Bs[0].contiguous()        # else every dense product would copy it
+        self.made[paths] = made
+        return made
 
     def add_gradients(self) -> None:
         """Add the copies' gradients to .grad of the stacked factors, in float32."""
@@ -202,6 +201,8 @@ class AdapterWeights:
     def route(self, member: torch.Tensor, one_token: bool = False) -> "Route | None":
         """As Adapters.route, for rows of no other members than these, by the cheapest product for the order
         of the rows, which run one token each or several."""
+        if self.pages:
+            return self.static_route(member)
         if not (member >= 0).any():
             return None
         k, scale = len(self.present), self.adapters.scale
@@ -222,8 +223,8 @@ class AdapterWeights:
         if not len(self.present):
             return None
         is_own = (member[:, None] == self.present).to(self.dtype)
-        own_scale = self.adapters.scale * is_own[:, None, :, None]                              # (B, 1, k, 1)
-        return Route(self, partial(dense, own_scale=send(own_scale, self.device)))
+        own_scale = send(self.adapters.scale * is_own[:, None, :, None], self.device)           # (B, 1, k, 1)
+        return Route(self, partial(dense_by_layer if self.pages else dense, own_scale=own_scale))
 
 
 @dataclass(frozen=True)
@@ -240,43 +241,38 @@ class Route:
         return y if factors is None else self.product(*factors, x, y)
 
 
-def equal(A, blocks, x, y, k: int, scale: float):
+def equal(A, B, x, y, k: int, scale: float):
     """As many rows a member, in their order: one batched product."""
     h = torch.bmm(x.reshape(k, -1, x.shape[2]), A.transpose(1, 2))                      # (k, B/k T, m R)
     groups = y.view(k, -1, y.shape[2])
     if torch.is_grad_enabled():
-        (_, _, B), = blocks
         return torch.baddbmm(groups, h, B, alpha=scale).view(y.shape)
-    for rows, columns, B in blocks:
-        groups[:, :, columns].baddbmm_(h[:, :, rows], B, alpha=scale)
+    groups.baddbmm_(h, B, alpha=scale)
     return y
 
 
-def dense(A, blocks, x, y, own_scale: torch.Tensor):
+def dense(A, B, x, y, own_scale: torch.Tensor):
     """Every row through the columns of all members, times own_scale (B, 1, k, 1): all but its own times 0."""
     h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], len(A), -1) * own_scale
-    if blocks[0][1] == slice(None):
-        (_, _, B), = blocks
-        return y + h.flatten(2) @ B.flatten(0, 1)
+    return y + h.flatten(2) @ B.flatten(0, 1)
+
+
+def dense_by_layer(A, Bs, x, y, own_scale: torch.Tensor):
+    """`dense` for pages: A (m, k, R, in), and of each layer its columns of y and B."""
+    h = F.linear(x, A.flatten(0, 2)).view(*x.shape[:2], *A.shape[:3]) * own_scale[:, :, None]
     flat = y.view(-1, y.shape[2])
-    for rows, columns, B in blocks:
-        flat[:, columns].addmm_(h[..., rows].reshape(len(flat), -1), B.flatten(0, 1))
+    for i, (columns, B) in enumerate(Bs):
+        flat[:, columns].addmm_(h[:, :, i].view(len(flat), -1), B.flatten(0, 1))
     return y
 
 
-def grouped(A, blocks, x, y, ends: torch.Tensor, rows: torch.Tensor | None, scale: float):
+def grouped(A, B, x, y, ends: torch.Tensor, rows: torch.Tensor | None, scale: float):
     """Rows put into the order of their members, who own any number of them: up to `ends` (k,)."""
     T = x.shape[1]
-    ends = ends * T
     x = (x if rows is None else x[rows]).flatten(0, 1)
-    h = F.grouped_mm(x, A.transpose(1, 2), offs=ends) * scale
-    for its, columns, B in blocks:
-        update = F.grouped_mm(h[:, its].contiguous(), B, offs=ends)
-        update = update.view(-1, T, update.shape[1])
-        if torch.is_grad_enabled():
-            y = y + update if rows is None else y.index_add(0, rows, update)
-        elif rows is None:
-            y[..., columns] += update
-        else:
-            y[..., columns].index_add_(0, rows, update)
-    return y
+    h = F.grouped_mm(x, A.transpose(1, 2), offs=ends * T) * scale
+    update = F.grouped_mm(h, B, offs=ends * T)
+    update = update.view(-1, T, update.shape[1])
+    if rows is None:
+        return y + update
+    return y.index_add(0, rows, update) if torch.is_grad_enabled() else y.index_add_(0, rows, update)

@@ -43,7 +43,9 @@ def read_tasks(path: str | Path) -> list[Proposal]:
             if kind not in TASK_TYPES:
                 raise ValueError(f"kind {kind!r} is none of {', '.join(TASK_TYPES)}")
             proposals.append(TASK_TYPES[kind].from_row(row))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except KeyError as error:
+            raise ValueError(f"{path}, line {number} lacks {error}") from None
+        except (ValueError, AttributeError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: {type(error).__name__}: {error}") from None
     return proposals
 

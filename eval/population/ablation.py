@@ -5,7 +5,6 @@
     python -m eval.population.ablation --base DIR --arms single-long,no-evolution --steps 200 -- --lr 2e-5
     python -m eval.population.ablation --base micro/base --arm "slow: --lr 3e-4" --seeds 0,1,2
     python -m eval.population.ablation --from out/mine out/yours                    # finished runs, one table
-    python -m eval.population.ablation --from out/a out/b --map --reference single-long   # ground by arm
 
 `full` (the population as it is) sets the budget: what it spends in --steps with a seed, in generated tokens
 without those of probes, is the budget of every other arm with this seed, of all its runs together (`single`'s
@@ -149,7 +148,6 @@ def parser() -> argparse.ArgumentParser:
     add("--measure", default="area", help="what is compared: " + ", ".join(measures.MEASURES)
         + ", or a task type (what the deployed member solves of it)")
     add("--goal", type=float, default=0.6, help="accuracy in all played types that counts as reached")
-    add("--map", action="store_true", help="each directory of --from is a ground: one table, ground by arm")
     add("train", nargs=argparse.REMAINDER, help="-- and flags of train.py for every arm")
     return p
 
@@ -191,10 +189,6 @@ def show(args: argparse.Namespace, experiment: Experiment) -> dict:
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
     args = parser().parse_args(argv)
-    if args.source and args.map:
-        grounds = {Path(name).name: show(args, runs.opened([name])) for name in args.source}
-        print(measures.ground_by_arm(grounds))
-        return 0
     if not args.source:
         cfg = settled(args)
         each = [(arm, run, own) for seed in args.seeds for name, arm in args.wanted.items()

@@ -160,7 +160,7 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
         means[arm] = {name: mean_of(values[key][name] for key in of_arm) for name in names}
         means[arm]["steps"] = mean_of(len(record["spent"]) for key in of_arm for record in records[key])
     return dict(plan=experiment.plan, seeds=experiment.seeds, goal=goal, measure=measure, means=means,
-                contrasts=lines, reached=[values[key]["goal"] for key in values if key[0] == reference])
+                contrasts=lines)
 
 
 # ---- tables ------------------------------------------------------------------------------------------------
@@ -185,24 +185,3 @@ def table(result: dict) -> str:
         below.append(f"{name:31} {line['difference']:+10.3f}  {span:^17}  {line['p']:6.4f}  "
                      f"{line['p_holm']:8.4f}  {len(line['seeds']):5}  {line['verdict']}")
     return "\n".join(out + below)
-
-
-def ground_by_arm(results: dict[str, dict]) -> str:
-    """Grounds against arms in Markdown: each arm minus the reference, and how widely the reference's times to
-    the goal spread there (coefficient of variation over its runs that reach it)."""
-    arms = list(dict.fromkeys(line["other"] for result in results.values() for line in result["contrasts"]))
-    out = [f"| ground | variation | {' | '.join(arms)} |", "|---" * (len(arms) + 2) + "|"]
-    swapped = {"ahead": "behind", "behind": "ahead"}
-    for ground, result in results.items():
-        cells = dict.fromkeys(arms, "")
-        for line in result["contrasts"]:
-            word = line["verdict"].partition(",")[0]
-            cell = f"{swapped.get(word, word)} {0 - line['difference']:+.3f}"
-            if line["interval"]:
-                low, high = line["interval"]
-                cell += f" ({0 - high:+.3f} .. {0 - low:+.3f})"
-            cells[line["other"]] = cell
-        at = [share for share in result["reached"] if 0 < share < 1]
-        variation = statistics.stdev(at) / statistics.fmean(at) if len(at) > 1 else math.nan
-        out.append(f"| {ground} | {variation:.2f} | {' | '.join(cells.values())} |")
-    return "\n".join(out)

@@ -19,7 +19,6 @@ from run.checkpoint import RunDir, differing
 
 FULL = "full"                       # the arm that sets the budget, where the plan has no number of tokens
 SEED_STRIDE = 1000                  # between the seeds of independent runs of one arm
-FORMER = {"anchors_greedy": "heldout_greedy", "anchors_by_type": "heldout_by_type"}     # before b76b60f
 VARIED = dict(matching={"matching", "matching-floor"},
               evolution={"evolve", "evolve-every", "replace-frac", "grace"})        # by which flags
 
@@ -73,8 +72,7 @@ def logged(directory: Path, step: int = 0, name: str = "metrics.jsonl") -> list[
 
     def length(path: Path) -> int:
         return json.loads(path.read_text())["logs"][name]
-    rows = run.rows(name, run.part(step or run.steps()[-1], "state.json", length))
-    return [{FORMER.get(key, key): value for key, value in row.items()} for row in rows]
+    return run.rows(name, run.part(step or run.steps()[-1], "state.json", length))
 
 
 def spent(rows: list[dict]) -> list[int]:

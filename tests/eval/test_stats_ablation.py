@@ -150,9 +150,6 @@ def test_seeds_dealt_out_by_hand_are_one_table(tmp_path, capsys):
     assert ablation.main(["--from", *parts]) == 0
     table = capsys.readouterr().out
     assert ablation.main(["--from", whole]) == 0 and capsys.readouterr().out == table
-    assert ablation.main(["--from", whole, "--map", "--reference", "pair", "--goal", "0.4"]) == 0
-    head, _, cells = capsys.readouterr().out.splitlines()
-    assert head == "| ground | variation | full | uniform |" and re.match(r"\| whole \| \S+ \| ahead \+0.0\d\d", cells)
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path):

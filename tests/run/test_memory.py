@@ -53,7 +53,7 @@ def test_what_is_always_there_is_counted_exactly(changes, targets):
     assert plan["base"] * GB == pytest.approx(n(model.parameters()))
     serving = AdapterWeights(adapters, torch.arange(4), torch.bfloat16)
     made = [serving.together(layers.paths, layers.sizes) for layers in model.fused_linears()]
-    copies = [x for A, blocks in filter(None, made) for x in (A, *(B for _, _, B in blocks))]
+    copies = [x for pair in filter(None, made) for x in pair]
     own = n(adapters.parameters())
     assert plan["adapters"] * GB == pytest.approx(own)
     assert short["gradients"] * GB == pytest.approx(own + (n(copies) + 2 * own) / 4), "of all, and copies of a micro-batch's one member"
@@ -77,7 +77,7 @@ def test_activations_are_what_autograd_saves(changes):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         hidden = model(torch.randint(0, 97, (4, 40)), lora=route)
     assert hidden.requires_grad
-    own |= {x.untyped_storage().data_ptr() for A, blocks in route.weights.made.values() for x in (A, *(B for _, _, B in blocks))}
+    own |= {x.untyped_storage().data_ptr() for pair in route.weights.made.values() for x in pair}
     q, kv = (n * shape.head_dim for n in (shape.num_attention_heads, shape.num_key_value_heads))
     passing = 160 * (4 * shape.hidden_size + max(4 * shape.intermediate_size, 4 * q + 3 * kv)) * 4
     planned = memory_plan(cfg, shape, torch.float32, 4)["activations"] * GB - passing
