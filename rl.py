@@ -1,7 +1,7 @@
 """Advantages, loss and the joint update: every member learns from its own rows, all in one pass.
 
 The loss is PPO's (1707.06347) with a baseline from the prompt's group in place of a critic. Where algorithms
-differ is a choice of its own in UpdateConfig; config.ALGORITHMS says what each chooses:
+differ is a flag of its own; config.ALGORITHMS says what each chooses:
 
     reinforce++  2501.03262   reward less the group's mean, whitened over a member's tokens of one role
     rloo         2402.14740   reward less the mean of the group's others
@@ -15,13 +15,13 @@ A member's loss is a sum over its own tokens: its step does not depend on who el
 moments, steps, gradient norm and rate of each member (1412.6980).
 """
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
-from config import numbers_of
+from config import Config, numbers_of, resolve_config
 from generate import Rollout
 from infra.distributed import ALONE, Ranks
 from infra.gpu import send
@@ -30,33 +30,8 @@ from model import Base
 from pack import Packed, micro_batches, pack
 
 CHUNK = 1 << 25                            # logits that exist at once: a whole batch's would fill a GPU
+DEFAULT = resolve_config(Config(), "micro")  # REINFORCE++, one epoch
 SUMS = ("trained_tokens", "kl", "entropy", "capped_frac", "clip_frac", "approx_kl")
-
-
-@dataclass(frozen=True)
-class UpdateConfig:
-    """What the update reads of a run's Config, by the same names. The defaults are REINFORCE++, one epoch."""
-    baseline: str = "group"                # group: its mean; standardized: and over its standard deviation;
-                                           # leave-one-out: the mean of the others; none
-    normalize_advantages: str = "member"   # whiten by member and role; kind: by task type too; off
-    token_weight: str = "member"           # member, row or constant: see the function of this name
-    loss: str = "clip"                     # PPO's; sequence: with an answer's ratio; or cispo
-    clip_low: float = 0.2                  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.2
-    epochs: int = 1                        # optimiser steps on one batch; in the first the ratio is 1
-    kl_coef: float = 0.0                   # of the KL to the bare base
-    entropy_coef: float = 0.0
-    importance_cap: float = 0.0            # of the weight training / rollout probability; 0 = no weight
-    temperature: float = 1.0               # that the rows were sampled at
-    max_new_tokens: int = 128              # the constant in token_weight
-    tokens_per_microbatch: int = 8192
-
-    @classmethod
-    def of(cls, cfg) -> "UpdateConfig":
-        """Of a config.Config that resolve_config has filled in."""
-        low, high = numbers_of("clip", cfg.clip, "LOW,HIGH")
-        same = {f.name: getattr(cfg, f.name) for f in fields(cls) if not f.name.startswith("clip")}
-        return cls(**same, clip_low=low, clip_high=high)
 
 
 @dataclass
@@ -87,7 +62,7 @@ def group_mean(x: torch.Tensor, group: torch.Tensor, weight: torch.Tensor | None
     return mean, var.sqrt()
 
 
-def advantages(batch: Batch, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor:
+def advantages(batch: Batch, cfg: Config = DEFAULT) -> torch.Tensor:
     """One advantage per row (N,) float32, the same for each of its tokens.
 
     Rows of groups without variance get exactly 0 and take no part in the whitening, unless there is neither
@@ -114,7 +89,7 @@ def advantages(batch: Batch, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor
     return adv.float()
 
 
-def token_weight(rollout: Rollout, cfg: UpdateConfig = UpdateConfig()) -> torch.Tensor:
+def token_weight(rollout: Rollout, cfg: Config = DEFAULT) -> torch.Tensor:
     """Weight (N,) of each of a row's tokens in its member's loss: 1 / the mean's denominator. That is the
     member's answer tokens (member), rows x the row's tokens (row), or rows x max_new_tokens (constant)."""
     _, index = rollout.member.unique(return_inverse=True)
@@ -144,7 +119,7 @@ def token_logp(base: Base, hidden: torch.Tensor, target: torch.Tensor, temperatu
     return logp, torch.cat([part[1] for part in parts]) if entropy else None
 
 
-def policy_loss(logp: torch.Tensor, old: torch.Tensor, p: Packed, adv: torch.Tensor, cfg: UpdateConfig):
+def policy_loss(logp: torch.Tensor, old: torch.Tensor, p: Packed, adv: torch.Tensor, cfg: Config):
     """Loss of each token (M,) from its log-probability now and when sampled; whether its ratio is clipped.
 
     clip: -min(ratio A, clip(ratio) A) (PPO, eq. 7). sequence: the same with the geometric mean of an answer's
@@ -157,7 +132,8 @@ def policy_loss(logp: torch.Tensor, old: torch.Tensor, p: Packed, adv: torch.Ten
         n_tokens = zeros.index_put((p.row,), torch.ones_like(log_ratio), accumulate=True)
         log_ratio = (total / n_tokens)[p.row]
     ratio, A = log_ratio.exp(), adv[p.row]
-    clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high)
+    low, high = numbers_of("clip", cfg.clip, "LOW,HIGH")
+    clipped = ratio.clamp(1 - low, 1 + high)
     if cfg.loss == "cispo":
         return -clipped.detach() * A * logp, ratio != clipped
     return -torch.minimum(ratio * A, clipped * A), ratio != clipped
@@ -213,7 +189,7 @@ class Objective:
     adapters: Adapters
     batch: Batch
     adv: torch.Tensor                      # (N,)
-    cfg: UpdateConfig = UpdateConfig()
+    cfg: Config = DEFAULT
     old: torch.Tensor | None = None        # (N, T) log-probabilities before the first epoch; None in it
 
     @property

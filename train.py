@@ -104,7 +104,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
           enough: Callable[[dict], bool] | None = None) -> None:
     """Steps up to cfg.steps or enough(row). Interrupted leaves the state as before the step."""
     cfg, base, adapters = setup.cfg, setup.base, setup.adapters
-    learning, shows = rl.UpdateConfig.of(cfg), run.writes and sys.stderr.isatty()
+    learning, shows = cfg, run.writes and sys.stderr.isatty()      # learning: with micro-batches that fit
     bars = {phase: phase if shows else "" for phase in ("propose", "solve", "update")}      # "" = none
     where = dict(ranks=setup.ranks, desc=bars["update"])
     monitors = Monitors(run.rows("metrics.jsonl") if run.writes else ())

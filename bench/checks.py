@@ -86,7 +86,8 @@ def gradients(base: Base, adapters: Adapters, n_tokens: int) -> list[Check]:
     n = n_tokens // 8
     rollout = fixed_rollout(base, [0, 0, 1, 1, 1, 1, 2, 2], n // 2, n - n // 2, 2)
     batch, adv = batch_of(rollout)
-    rl.accumulate(rl.Objective(base, adapters, batch, adv, rl.UpdateConfig(tokens_per_microbatch=n_tokens)))
+    cfg = dataclasses.replace(rl.DEFAULT, tokens_per_microbatch=n_tokens)
+    rl.accumulate(rl.Objective(base, adapters, batch, adv, cfg))
     ours, weight = by_member(), adv * rl.token_weight(rollout)
     for p in adapters.parameters():
         p.grad = None

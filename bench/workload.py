@@ -115,5 +115,5 @@ def batch_of(rollout: Rollout) -> tuple[rl.Batch, torch.Tensor]:
 def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
     """A function that accumulates the joint gradient and returns its seconds."""
     batch, adv = batch_of(rollout)
-    cfg = rl.UpdateConfig(tokens_per_microbatch=budget)
+    cfg = dataclasses.replace(rl.DEFAULT, tokens_per_microbatch=budget)
     return timed(lambda: rl.accumulate(rl.Objective(base, adapters, batch, adv, cfg)))

@@ -1,7 +1,9 @@
-"""What only a CUDA card needs: copies that do not wait for it, and a step of decoding as one CUDA graph."""
+"""What a CUDA card needs: copies that do not wait for it, a step of decoding as one CUDA graph; memory."""
 import contextlib
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -74,3 +76,15 @@ def memory(device: torch.device) -> dict[str, float]:
     reserved = torch.cuda.max_memory_reserved(device) / 2 ** 30
     torch.cuda.reset_peak_memory_stats(device)
     return dict(reserved_gb=reserved)
+
+
+def free_memory(device: torch.device) -> float:
+    """Gigabytes available to one process, on a card with those that it holds already (CPU: its share of
+    MemAvailable; infinite where that is unknown)."""
+    if device.type == "cuda":
+        return (torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)) / 2 ** 30
+    meminfo = Path("/proc/meminfo")
+    for row in meminfo.read_text().splitlines() if meminfo.exists() else []:
+        if row.startswith("MemAvailable"):
+            return int(row.split()[1]) / 2 ** 20 / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return float("inf")

@@ -1,8 +1,6 @@
 """How much memory a run's plan takes and how much is there, and how many rows decode in that."""
 import bisect
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -14,6 +12,7 @@ from model import Model, ModelConfig
 ALWAYS = ("base", "adapters", "optimiser", "graph")
 GENERATE = ("cache", "decoding")
 UPDATE = ("gradients", "activations", "mask", "logits")
+PHASES = dict(always=ALWAYS, generation=GENERATE, update=UPDATE)
 MOST_ROWS = 512             # that --rollout-batch 0 takes: more bring little
 
 
@@ -95,29 +94,18 @@ def fitted(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float)
 def plan_table(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float) -> tuple[str, bool]:
     """The plan as text, and whether it fits into `free` GB, which may be infinite: unknown."""
     cfg = fitted(cfg, m, dtype, n_members, free)
-    plan, T = memory_plan(cfg, m, dtype, n_members), longest_row(cfg, m)
-    number = 'int8, a layer at a time in ' * (cfg.dtype == 'int8') + str(dtype).removeprefix('torch.')
-    rows = f"{cfg.rollout_batch} rows of {T} tokens{', in pages' * has_pages(cfg, m, dtype)}"
-    table = [f"{n_members} adapters of rank {cfg.rank} on a base in {number}; generation of {rows}; update "
-             f"by {cfg.tokens_per_microbatch} tokens, or by a checkpointed row"]
-    for phase, uses in (("always", ALWAYS), ("generation", GENERATE), ("update", UPDATE)):
-        table += [f"{use:<12} {plan[use]:8.2f} GB   {phase}" for use in uses if plan[use]]
-    table.append(f"{'peak':<12} {peak(plan):8.2f} GB   generation and update take turns")
+    plan, number = memory_plan(cfg, m, dtype, n_members), str(dtype).removeprefix("torch.")
+    number = f"int8, a layer at a time in {number}" if cfg.dtype == "int8" else number
+    pages = ", in pages" if has_pages(cfg, m, dtype) else ""
+    table = [f"{n_members} adapters of rank {cfg.rank} on a base in {number}; generation of "
+             f"{cfg.rollout_batch} rows of {longest_row(cfg, m)} tokens{pages}; update by "
+             f"{cfg.tokens_per_microbatch} tokens, or by a checkpointed row"]
+    rows = [(use, plan[use], phase) for phase, uses in PHASES.items() for use in uses if plan[use]]
+    rows.append(("peak", peak(plan), "generation and update take turns"))
+    table += [f"{use:<12} {size:8.2f} GB   {phase}" for use, size, phase in rows]
     if free < float("inf"):
         table.append(f"{'free':<12} {free:8.2f} GB")
     if peak(plan) > free:
         table.append("lower --tokens-per-microbatch, --rollout-batch, --max-new-tokens, --rank or --pop, "
                      "or pass --dtype bfloat16 or int8")
     return "\n".join(table), peak(plan) <= free
-
-
-def free_memory(device: torch.device) -> float:
-    """Gigabytes available to one process, on a card with those that it holds already (CPU: its share of
-    MemAvailable; infinite where that is unknown)."""
-    if device.type == "cuda":
-        return (torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)) / 2 ** 30
-    meminfo = Path("/proc/meminfo")
-    for row in meminfo.read_text().splitlines() if meminfo.exists() else []:
-        if row.startswith("MemAvailable"):
-            return int(row.split()[1]) / 2 ** 20 / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return float("inf")

@@ -10,6 +10,7 @@ import torch
 from config import Config, config_of_run, demand, resolve_config
 from evolve import ROLES, learning_rates
 from infra.distributed import Ranks
+from infra.gpu import free_memory
 from infra.precision import DTYPES, pick_dtype
 from lora import Adapters
 from model import Base
@@ -17,7 +18,7 @@ from rl import Adam
 from run import probes
 from run.checkpoint import founders, restore
 from run.directory import LOGS, RunDir
-from run.memory import fitted, free_memory, plan_table
+from run.memory import fitted, plan_table
 from run.platform import open_sandbox
 from selfplay import Setup
 from tasks.given import read_given

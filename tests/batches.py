@@ -31,7 +31,7 @@ def pick(batch: rl.Batch, rows: torch.Tensor) -> rl.Batch:
     return rl.Batch(batch.rollout.select(rows), *(column[rows] for column in columns))
 
 
-def settings(algo: str = "reinforce++", **flags) -> rl.UpdateConfig:
+def settings(algo: str = "reinforce++", **flags) -> Config:
     """What the update reads of a run with these flags."""
     cfg = Config(algo=algo, **{"max_new_tokens": LENGTH, **flags})
-    return rl.UpdateConfig.of(resolve_config(cfg, "micro"))
+    return resolve_config(cfg, "micro")

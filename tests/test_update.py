@@ -52,7 +52,7 @@ def test_importance_weights_by_hand(tiny, population, flags):
         for i in range(18):
             logp = answer_logp(tiny, adapters, batch.rollout, i)
             ratio = (logp - old[i]).exp()
-            clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high)
+            clipped = ratio.clamp(*(1 + side * float(x) for side, x in zip((-1, 1), cfg.clip.split(","))))
             loss = -torch.minimum(ratio * adv[i], clipped * adv[i])
             if cfg.loss == "cispo":
                 loss = -clipped.detach() * adv[i] * logp

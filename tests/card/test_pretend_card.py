@@ -9,7 +9,7 @@ from pretend import inserted
 import rl
 import train
 from bench.workload import batch_of, drawn, fixed_rollout, population
-from config import Config
+from config import Config, resolve_config
 from infra.gpu import CUDAGraphRunner
 from weights import load_base
 
@@ -78,7 +78,7 @@ def test_graphs_decode_what_single_steps_do(monkeypatch, tiny):
 @pytest.mark.parametrize("options", [dict(), dict(kl_coef=.1, entropy_coef=.1, importance_cap=2.0, loss="sequence", epochs=2)])
 def test_an_update_moves_members_as_on_the_cpu(monkeypatch, tiny, member, options):
     """In float32, by equal and by ragged rows; a long row is checkpointed."""
-    cfg = rl.UpdateConfig(tokens_per_microbatch=40, **options)
+    cfg = resolve_config(Config(tokens_per_microbatch=40, **options), "micro")
 
     def learned(device: str) -> list[torch.Tensor]:
         base = load_base(str(tiny.path), torch.float32, torch.device(device))

@@ -132,7 +132,7 @@ def test_members_gradients_are_those_on_the_matrices(base, int8_base, population
         grads = []
         for one in (int8_base, plain):
             adapters = population(one)
-            rl.accumulate(rl.Objective(one, adapters, batch, batch.reward, rl.UpdateConfig(tokens_per_microbatch=budget)))
+            rl.accumulate(rl.Objective(one, adapters, batch, batch.reward, dataclasses.replace(rl.DEFAULT, tokens_per_microbatch=budget)))
             grads.append(torch.cat([p.grad.flatten() for p in adapters.parameters()]))
         assert grads[0].abs().max() > 1e-3 and (grads[0] - grads[1]).abs().max() < 1e-5
     assert weights_hash(int8_base.model) == before

@@ -42,7 +42,7 @@ def rounds(shape: ModelConfig, cfg: train.Config, trained_rows: int) -> None:
         rollout = generate(base, adapters, Prompts(prompts, members, keys), SamplingParams(n, max_new_tokens=cfg.max_new_tokens, rollout_batch=cfg.rollout_batch))
         rows = torch.arange(trained_rows)
         batch = rl.Batch(rollout.select(rows), torch.rand(len(rows)), rows // 4, 0 * rows, 0 * rows)
-        rl.update(rl.Objective(base, adapters, batch, rl.advantages(batch), rl.UpdateConfig.of(cfg)), adam)
+        rl.update(rl.Objective(base, adapters, batch, rl.advantages(batch), cfg), adam)
 
 
 def main(job: dict) -> None:

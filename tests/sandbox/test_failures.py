@@ -206,5 +206,5 @@ def test_a_row_left_out_gets_no_reward_and_no_gradient(setup):
     assert len(batch.reward) == len(proposed) - len(unjudged) + len(verdicts) - n_failed
     paid = [reward for part in parts for reward in part.reward if reward is not None]
     assert batch.reward.tolist() == pytest.approx(paid)
-    adv = rl.advantages(batch, rl.UpdateConfig.of(s.cfg))
+    adv = rl.advantages(batch, s.cfg)
     assert adv.isfinite().all() and len(adv) == len(batch.rollout.ids)
