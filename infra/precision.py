@@ -1,8 +1,8 @@
 """Number formats of the frozen base: which one a device computes, and int8 weights.
 
 Members, optimiser and losses are float32 whatever the base computes in (--dtype). --dtype int8 keeps a row w
-of its linear layers as scale * q, with integers q in -127 .. 127 and scale = max|w| / 127 (absmax quantisation,
-as in LLM.int8(), 2208.07339, section 2); a product makes the matrix of one layer again and forgets it.
+of its linear layers as scale * q, with integers q in -127 .. 127 and scale = max|w| / 127 (absmax, as in
+LLM.int8(), 2208.07339, section 2); a product makes the matrix of one layer again and forgets it.
 """
 import torch
 import torch.nn.functional as F
