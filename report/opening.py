@@ -14,7 +14,7 @@ PLAYED = "Held-out tasks of the type that is played"
 THINKS = "Share of attempts that think"
 MARKS = "Circle: born, cross: replaced. Shaded: 95% intervals. Dotted: the frozen base"
 CAPTION = (f"One line a student. To <i>think</i> is to show reasoning before the answer. {MARKS}, the model "
-           "without any adapter. Curves ask the same tasks at every probe, the numbers above all tasks.")
+           "without any adapter. Every probe asks the same tasks.")
 # Of the picture in a file of its own: it has a paper and headings.
 SHEET = """.paper{fill:var(--card)}svg{overflow:visible;font:11px system-ui,sans-serif}
 svg text.head{font-size:12px;font-weight:600;fill:var(--ink)}"""
