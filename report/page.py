@@ -54,7 +54,8 @@ def progress(run: RunLog) -> str:
     return section("progress", "The tasks", "Ratings only compare members with each other. The frozen base "
                    "never learns, so what it solves tells how hard the teachers' tasks are.", [
         curves("The teachers' current tasks", "Share solved by the frozen base, and by students of the day. "
-               "If the base falls, tasks got harder; the distance to it is the students' lead.", current, True),
+               "If the base falls, tasks got harder; the distance to it is the students' lead.", current,
+               share=True),
         curves("Statements per task, by teacher", "An archive without repeats makes them rise by itself.",
                members(run, "teacher", "statements")),
         curves("Unique structures", "Distinct programs so far: names and constants do not count.",
