@@ -13,7 +13,6 @@ from rl import Batch
 from run.checkpoint import State
 from selfplay import ProposalRecord, mean, solve_rate
 from tasks.base import UNJUDGED, VIOLATION
-from tasks.escapes import attempts
 from tasks.prompts import reasoning
 
 # Taken from rl.update; clip_frac and approx_kl exist from two epochs on.
@@ -57,20 +56,14 @@ def describe(proposed: list[ProposalRecord]) -> dict:
         output_digits=mean(digits for _, digits in outputs))
 
 
-def read_texts(proposed: list[ProposalRecord], prompt_format: str) -> tuple[dict, Counter, Counter]:
-    """Of all texts of the step, by who wrote them: characters of reasoning of each (0 = it answers at once),
-    and how many try what a program must not; and what they try, with violations, by name."""
-    lengths, by_member, by_what = {}, Counter(), Counter()
+def reasoning_lengths(proposed: list[ProposalRecord], prompt_format: str) -> dict[str, list[int]]:
+    """Characters of reasoning in each text of the step, by who wrote it; 0 = it answers at once."""
+    lengths = {}
     for p in proposed:
-        texts = [(p.teacher.name, p.text, p.reason)]
-        for name, answers in p.answers.items():
-            texts += [(name, text, verdict) for text, verdict in zip(answers, p.attempts[name], strict=True)]
-        for name, text, fate in texts:
-            tried = attempts(text, prompt_format) + [VIOLATION] * (fate == VIOLATION)
-            by_what.update(tried)
-            by_member[name] += bool(tried)
-            lengths.setdefault(name, []).append(len(reasoning(text, prompt_format)))
-    return lengths, by_member, by_what
+        for name, texts in [(p.teacher.name, [p.text]), *p.answers.items()]:
+            own = [len(reasoning(text, prompt_format)) for text in texts]
+            lengths.setdefault(name, []).extend(own)
+    return lengths
 
 
 def think_share(lengths: list[int]) -> float | None:
@@ -85,14 +78,14 @@ def measures(cfg, prompt_format: str, adapters: Adapters, state: State, step: St
         by_kind[p.kind].append(p)
     baseline = {kind: archive.modal_output(kind)[1] for kind in by_kind}
     solved = [p for p in step.proposed if p.solve_rate is not None]
-    lengths, tried_by, tried = read_texts(step.proposed, prompt_format)
+    lengths = reasoning_lengths(step.proposed, prompt_format)
     of_students = [x for m in members_of(state.members, "student") for x in lengths.get(m.name, [])]
     of_update = {name: step.update[name] for name in OF_UPDATE if name in step.update}
     of_update |= {name: None for name in ("kl", "entropy") if not getattr(cfg, f"{name}_coef")}  # unmeasured
     return dict(
         **describe(step.proposed),
         task_types={kind: describe(own) for kind, own in by_kind.items()},
-        members=member_measures(cfg, adapters, state, step, lengths, tried_by),
+        members=member_measures(cfg, adapters, state, step, lengths),
         unique_structures=len(archive.structures),
         unique_at_64=archive.unique_at_64(),
         majority_baseline=baseline,
@@ -101,7 +94,7 @@ def measures(cfg, prompt_format: str, adapters: Adapters, state: State, step: St
         brier=mean(match["brier"] for match in step.matches),
         frac_zero_advantage=(step.adv == 0).float().mean().item(),
         **of_update,
-        escapes=dict(tried),
+        violations=sum((p.reason == VIOLATION) + p.verdicts.count(VIOLATION) for p in step.proposed),
         sandbox_failures=sum((p.reason == "sandbox_failure") + p.verdicts.count(UNJUDGED)
                              for p in step.proposed),
         tokens_generated=state.totals["generated"],
@@ -122,10 +115,10 @@ def mean_cosines(cfg, adapters: Adapters, members: list[Member], step: int) -> d
     return cosine
 
 
-def member_measures(cfg, adapters: Adapters, state: State, step: Step, lengths: dict[str, list[int]],
-                    tried_by: Counter) -> dict[str, dict]:
+def member_measures(cfg, adapters: Adapters, state: State, step: Step,
+                    lengths: dict[str, list[int]]) -> dict[str, dict]:
     """What the step was for each member, by name; of those that had no match with --matches, the rating.
-    lengths, tried_by: see read_texts."""
+    lengths: see reasoning_lengths."""
     playing = {match[role] for match in step.matches for role in ("teacher", "student")}
     active = [m for m in state.members if m.name in playing or not cfg.matches]
     cosines, rollout = mean_cosines(cfg, adapters, active, state.step), step.batch.rollout
@@ -149,8 +142,7 @@ def member_measures(cfg, adapters: Adapters, state: State, step: Step, lengths: 
             grad_norm=step.update["grad_norm"][m.slot],
             cosine=cosines.get(m.name),
             think=think_share(lengths.get(m.name, [])),
-            reasoning_chars=mean(lengths.get(m.name, [])),
-            escapes=tried_by[m.name])
+            reasoning_chars=mean(lengths.get(m.name, [])))
         if m.role == "teacher":
             own = describe(proposals.get(m.name, []))
             del own["teacher_reward"]                                   # is its `reward`

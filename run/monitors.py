@@ -3,13 +3,11 @@
     collapse      the tasks are all alike, or the members are
     gaming        a teacher's reward is won by lucky guesses, long outputs, or tasks that nobody solves
     forgetting    the students answer held-out tasks worse than at the start
-    escape        somebody writes what a program must not try
+    escape        a program made a forbidden system call
 
 An alarm is a monitor's name and a sentence, in the line's `alarms`, and a line on the terminal when it begins
 and when it is over. --halt-on NAMES ends the run when one of these begins; resumed, the run goes on.
 """
-from collections import Counter
-
 from run.platform import Interrupted
 from selfplay import mean
 
@@ -24,7 +22,6 @@ BOUNDS = dict(
     growth=2.5,             # gaming: an output's characters, or its longest number's digits, of the start
     unsolved=0.5,           # gaming: share of the valid tasks that nobody solves
     interval=1.96,          # forgetting: standard errors of held-out accuracy below the first probe
-    escapes=10,             # escape: texts of one member in 5 steps that try what a program must not
     violations=1)           # escape: programs in 5 steps that the sandbox ended for a forbidden system call
 
 
@@ -43,8 +40,7 @@ def readings(row: dict) -> dict:
         guess=max(row["majority_baseline"].values(), default=None), unsolved=row["solve_0"],
         characters=row["output_chars"], digits=row["output_digits"],
         heldout=mean(row.get("heldout_greedy", {}).values()), heldout_se=row.get("heldout_greedy_se"),
-        escapes=Counter({name: member.get("escapes", 0) for name, member in row["members"].items()}),
-        violations=row.get("escapes", {}).get("violation", 0))
+        violations=row["violations"])
 
 
 def now(history: list[dict], name: str) -> float | None:
@@ -90,14 +86,10 @@ def forgetting(history: list[dict]) -> str:
 
 
 def escape(history: list[dict]) -> str:
-    """Who writes what a program must not try, and programs that the sandbox ended for it."""
-    latest = history[-WINDOW:]
-    violations = sum(step["violations"] for step in latest)
-    if violations >= BOUNDS["violations"]:
-        return f"{violations} programs of the latest {WINDOW} steps made a forbidden system call"
-    [(name, n)] = sum((step["escapes"] for step in latest), Counter(nobody=0.1)).most_common(1)
-    tries = f"{n} texts of {name} in the latest {WINDOW} steps try what they must not"
-    return tries if n >= BOUNDS["escapes"] else ""
+    """Programs that the sandbox ended for a forbidden system call."""
+    n = sum(step["violations"] for step in history[-WINDOW:])
+    told = f"{n} programs of the latest {WINDOW} steps made a forbidden system call"
+    return told if n >= BOUNDS["violations"] else ""
 
 
 MONITORS = {"collapse": collapse, "gaming": gaming, "forgetting": forgetting, "escape": escape}

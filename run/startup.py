@@ -103,15 +103,10 @@ def base_name(cfg: Config) -> str:
 
 
 def choose_dtype(cfg: Config, ranks: Ranks) -> Config:
-    """cfg with --dtype auto decided, by process 0 for all: what the run to be resumed began with, else what
-    suits the device. Raises ValueError."""
-    def choose() -> str:
-        run = RunDir(choose_directory(cfg), writes=False)
-        if cfg.resume and (run.path / "config.json").exists():
-            return run.config().get("dtype", "auto")
-        return pick_dtype("auto", ranks.device)
-
-    return dataclasses.replace(cfg, dtype=ranks.broadcast(choose)) if cfg.dtype == "auto" else cfg
+    """cfg with --dtype auto decided, by process 0 for all. Raises ValueError."""
+    if cfg.dtype != "auto":
+        return cfg
+    return dataclasses.replace(cfg, dtype=ranks.broadcast(lambda: pick_dtype("auto", ranks.device)))
 
 
 def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str, bool]:

@@ -8,14 +8,11 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-import config
 import rl
 import weights
 from generate import Rollout
-from infra.distributed import Ranks
 from infra.precision import linear, pick_dtype, quantize
 from model import Base
-from run import startup
 from weights import load_base, load_model, weights_hash
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -161,23 +158,3 @@ def test_bfloat16_on_a_card_without_it_is_refused(card):
     card(False)
     with pytest.raises(ValueError, match="--dtype bfloat16: Tesla T4 does not have it; leave --dtype out"):
         pick_dtype("bfloat16", CUDA)
-
-
-# --- a run ---------------------------------------------------------------------------------------------------
-
-ALONE = Ranks(0, 1, CPU)
-
-
-def test_a_run_remembers_what_auto_took(micro_base, tmp_path, monkeypatch, capsys):
-    """Resumed, it computes in the same format, on whatever device."""
-    monkeypatch.setattr(startup, "pick_dtype", lambda name, device: "int8")
-    cfg = config.Config(base=str(micro_base), out=str(tmp_path), name="run")
-    assert startup.choose_dtype(cfg, ALONE).dtype == "int8"
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text(json.dumps(dict(dtype="bfloat16")))
-    for resume in ("auto", str(tmp_path / "run")):
-        resumed = dataclasses.replace(cfg, resume=resume)
-        assert startup.choose_dtype(resumed, ALONE).dtype == "bfloat16"
-        told = dataclasses.replace(resumed, dtype="float32")
-        assert startup.choose_dtype(told, ALONE) == told, "which resuming refuses by name"
-    assert startup.choose_dtype(cfg, ALONE).dtype == "int8"

@@ -8,23 +8,20 @@ from pathlib import Path
 
 import pytest
 
-import selfplay
 import train
 from config import FREE, Config
-from evolve import Member
-from run import metrics, monitors
+from run import monitors
 from run.checkpoint import RunDir
 from run.monitors import WINDOW, Halted, Monitors
-from trueskill_lite import RATINGS
 
 ROOT = Path(train.__file__).parent
 
 
 def row(step: int = 0, **changes) -> dict:
     """What monitors read of a step's line, of a healthy run."""
-    members = {name: dict(role=role, cosine=0.4, escapes=0) for name, role in (("T0", "teacher"), ("S1", "student"))}
+    members = {name: dict(role=role, cosine=0.4) for name, role in (("T0", "teacher"), ("S1", "student"))}
     return dict(step=step, n=24, valid=0.75, unique_at_64=60.0, members=members, majority_baseline=dict(code_o=0.06), output_chars=6.0,
-                output_digits=0.9, solve_0=0.2, escapes={}) | changes
+                output_digits=0.9, solve_0=0.2, violations=0) | changes
 
 
 def alarms(rows: list[dict]) -> dict[str, str]:
@@ -40,13 +37,12 @@ def probe(step: int, accuracy: float, se: float | None = 0.02) -> dict:
 
 HEALTHY = [row(step) for step in range(20)]
 LIKE = dict(T0=dict(role="teacher", cosine=0.3), S1=dict(role="student", cosine=0.97))
-TRIES = dict(T0=dict(role="teacher", cosine=0.4, escapes=2), S1=dict(role="student", cosine=0.4, escapes=1))
 DRIFTING = {
     "collapse": [("structures", dict(unique_at_64=20.0)), ("mean cosine of 0.97", dict(members=LIKE))],
     "gaming": [("one output is right for 55%", dict(majority_baseline=dict(code_o=0.1, code_i=0.55))),
                ("characters of an output grew from 6.0 to 18.0", dict(output_chars=18.0)),
                ("digits of an output grew from 0.9 to 3.0", dict(output_digits=3.0)), ("nobody solves 80%", dict(solve_0=0.8))],
-    "escape": [("10 texts of T0", dict(members=TRIES)), ("5 programs", dict(escapes=dict(violation=1, system=3)))]}
+    "escape": [("5 programs", dict(violations=1))]}
 CASES = [(name, words, changes) for name, some in DRIFTING.items() for words, changes in some]
 
 
@@ -99,20 +95,6 @@ def test_an_alarm_begins_once_and_a_resumed_run_knows_it():
         rows[-1]["alarms"], *seen[step] = watching.look(rows[-1])
         watching = Monitors(rows)             # as after --resume
     assert {step: words for step, words in seen.items() if words != [[], []]} == {4: [["collapse"], []], 6: [[], ["collapse"]]}
-
-
-# -- who tries what: the texts of a step ---------------------------------------------------------------------
-
-
-def test_texts_are_counted_by_member_and_by_what_they_try():
-    teacher, student = (Member(name, role, i, RATINGS["trueskill"]().new()) for i, (name, role) in enumerate((("T0", "teacher"), ("S1", "student"))))
-    texts = ["def f(x):\n    return x", "import os\ndef f(x):\n    return os.getcwd()", "def f(x):\n    return 1", "def f(x):\n    return open('/etc/passwd')"]
-    proposed = [selfplay.ProposalRecord(teacher, "code_f", i, 0, [], text=text) for i, text in enumerate(texts)]
-    proposed[2].reason = "violation"
-    proposed[0].answers = {student.name: ["I compile (all) cases", "def f(x):\n    return eval('1')", "def f(x): return x"]}
-    proposed[0].attempts = {student.name: ["wrong", "malformed", "violation"]}
-    _, by_member, by_what = metrics.read_texts(proposed, "micro")
-    assert +by_member == dict(T0=3, S1=2) and by_what == dict(system=1, file=1, escape=1, violation=2)
 
 
 # -- in a run ------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def test_think_share_of_members():
     batch[0].answers = {"S0": [">1\n=2", "=2"], "S1": ["=2", "=3"]}
     batch[1].answers = {"S0": [">1\n>2\n=2", "=20"]}
     batch[0].attempts, batch[1].attempts = ({name: ["wrong"] * len(texts) for name, texts in p.answers.items()} for p in batch)
-    lengths, *_ = metrics.read_texts(batch, "micro")
+    lengths = metrics.reasoning_lengths(batch, "micro")
     assert lengths == {"T0": [0], "T1": [0], "S0": [1, 0, 3, 0], "S1": [0, 0]}
     assert [metrics.think_share(lengths[name]) for name in ("S0", "S1")] == [.5, 0]
     assert metrics.think_share([]) is None
