@@ -133,6 +133,8 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class Attention(nn.Module):
+    """Grouped-query attention with rotary positions: q, k and v are one product."""
+
     def __init__(self, cfg: ModelConfig, layer: int, path: str):
         super().__init__()
         C = cfg.hidden_size
@@ -165,6 +167,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """down(silu(gate x) * up x): gate and up are one product."""
+
     def __init__(self, cfg: ModelConfig, path: str):
         super().__init__()
         self.gate_proj = Linear(f"{path}.gate_proj", cfg.hidden_size, cfg.intermediate_size, cfg.mlp_bias)
@@ -180,6 +184,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
+    """x + attention(norm x), then + MLP(norm x)."""
+
     def __init__(self, cfg: ModelConfig, layer: int):
         super().__init__()
         path = f"model.layers.{layer}"

@@ -22,6 +22,7 @@ class ValueTask(TaskType):
     program = ""            # one of ours, which reads all answers in one run; "" = the task's, a run for each
 
     def parse_answer(self, text, prompt_format, task, limits):
+        """The text of the value or of the arguments; None = malformed. Never raises."""
         answer = (self.answer_block(text, prompt_format) or "").strip()
         if self.tags[0] == "input":
             answer = arguments_text(answer, task.program)
@@ -37,6 +38,7 @@ class ValueTask(TaskType):
         return [Job(task.program, (answer,)) for answer in distinct]
 
     def verify(self, task, answers, verdicts, limits):
+        """Verdicts in the order of the answers; `verdicts` are of the distinct ones, as answer_jobs gave."""
         claims = [claim for verdict in verdicts for claim in zip(verdict.outputs, verdict.errors)]
         distinct = dict.fromkeys(answer for answer in answers if answer is not None)
         gold = decode(task.outputs[0])

@@ -263,6 +263,7 @@ class Proof(TaskType):
         return read_theorem(proved, theory)
 
     def propose(self, prompt_format, few_shot, rng, limits):
+        """Prompt with part of the database, and proofs to learn from."""
         asked = template(self.name, prompt_format, "propose")
         theory = load(limits.theory)
         shown = [f"{task.message} $= {task.inputs[0]} $." for task in few_shot if task.kind == self.name]
@@ -347,6 +348,7 @@ class Proof(TaskType):
         return proof if proof and "$" not in proof and len(proof) <= MAX_PROOF else None
 
     def verify(self, task, answers, verdicts, limits):
+        """Verdicts by checking each distinct proof, in process, under its work bound."""
         theory, judged = load(limits.theory), {None: "malformed"}
         for answer in dict.fromkeys(answers):
             if answer is not None:
