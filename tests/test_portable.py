@@ -256,7 +256,7 @@ def test_the_notebook_asks_for_an_address_where_no_clone_is(tmp_path):
 @pytest.mark.slow
 def test_the_notebooks_cells_run(tmp_path, micro_base):
     """In order, but for the one that installs, for two steps; once more there is nothing left to do."""
-    for name in ("train.py", "report"):
+    for name in ("train.py", "report", "run"):
         (tmp_path / name).symlink_to(ROOT / name)                       # so that out/ is not ours
     out = tmp_path / "out" / "lab"
     done = run_cells(tmp_path, ["run", "report", "run"], LAB_STEPS="2")
