@@ -261,7 +261,7 @@ def test_the_notebooks_cells_run(tmp_path, micro_base):
     out = tmp_path / "out" / "lab"
     done = run_cells(tmp_path, ["run", "report", "run"], LAB_STEPS="2")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "step_2" in done.stdout and done.stdout.rstrip().endswith("already at step 2 of 2: nothing to do")
+    assert "steps 0 to 2" in done.stdout and done.stdout.rstrip().endswith("already at step 2 of 2: nothing to do")
     page = unescape(re.search('<iframe srcdoc="([^"]*)" width', done.stdout)[1])
     assert page == (out / "report.html").read_text(encoding="utf-8") and "<svg" in page
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
