@@ -52,11 +52,6 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     return x.view(BITS[size]).sum(dtype=torch.int64)
 
 
-def digest(text: bytes) -> int:
-    """A number of 56 bits that stands for a text."""
-    return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
-
-
 def leave() -> None:
     """Take leave of the process group, if there is one: not after an error, for the others may wait or be
     gone."""
@@ -182,7 +177,8 @@ class Ranks:
 
     def check_population(self, adapters, members: list, where: str) -> None:
         """Raises ValueError in every process where one has other factors, names or ratings than process 0."""
-        values = dict(members=digest(json.dumps([m.to_json() for m in members]).encode()))
+        text = json.dumps([m.to_json() for m in members]).encode()
+        values = dict(members=int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
         for path, (A, B) in adapters.masters.items():
             values[f"{path}.lora_A"] = A
             values[f"{path}.lora_B"] = B

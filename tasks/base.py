@@ -17,7 +17,6 @@ from tasks.validation import (
     Limits,
     arguments_text,
     canonical_arguments,
-    demonstrated,
     input_problem,
     normalise,
     program_problem,
@@ -137,14 +136,13 @@ class TaskType:
         inputs = [body for tag, body in before if tag == "input"][-1:]
         inputs = inputs or [body for tag, body in behind if tag == "input"]
         inputs = inputs or [body for tag, body in behind if tag == "" and "def " not in body]
-        inputs = inputs or demonstrated(source)[-1:]
         if not inputs:
             return Reject("no_input")
         try:
             program = normalise(source, limits, form.tidy)
         except ValueError as error:
             return Reject.of(error)
-        given = arguments_text(inputs[0], program)
+        given = arguments_text(inputs[0])
         return Proposal(self.name, program, (canonical_arguments(given) if form.tidy else given,))
 
     def check(self, proposal: Proposal, limits: Limits) -> Reject | None:

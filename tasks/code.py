@@ -25,7 +25,7 @@ class ValueTask(TaskType):
         """The text of the value or of the arguments; None = malformed. Never raises."""
         answer = (self.answer_block(text, prompt_format) or "").strip()
         if self.tags[0] == "input":
-            answer = arguments_text(answer, task.program)
+            answer = arguments_text(answer)
         # twice the limit: the gold is measured as displayed, an answer may hold more spaces
         longest = 2 * max(limits.input_chars, limits.output_chars)
         return answer if 0 < len(answer) <= longest else None
@@ -91,7 +91,7 @@ class Induction(TaskType):
         for body in dict.fromkeys(texts):
             if len(distinct) >= limits.n_inputs:
                 break
-            for given in split_inputs(body, few_shot[0].program):
+            for given in split_inputs(body):
                 distinct.setdefault(canonical_arguments(given), given)
         if len(distinct) < limits.min_inputs:
             return Reject("few_inputs")

@@ -5,13 +5,11 @@ sandbox work that cannot succeed, and keep out of the archive what could not be 
 """
 import ast
 import cmath
-import functools
 import re
 from dataclasses import dataclass, replace
 
 from tasks.complexity import (
     DEFINITIONS,
-    MAX_CHARS,
     Renaming,
     bound_names,
     drop_remarks,
@@ -156,60 +154,6 @@ def drop_demonstrations(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def demonstrated(source: str, name: str = "") -> list[str]:
-    """The argument text of the last call to the entry (or to `name`) outside all definitions, as a list of
-    one; of none where there is no call of plain literals.
-
-    Names are replaced by the literals that the program itself gives them.
-    """
-    try:
-        tree = tree_of(source)
-    except ValueError:
-        return []
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    function = entry(tree) or (functions[0] if len(functions) == 1 else None)
-    name = name or (function.name if function else "")
-    literals = {}                               # names -> their literals, printed once
-    calls = []
-    for top in tree.body:
-        for node in ast.walk(top) if not isinstance(top, DEFINITIONS) else ():
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                literals[node.targets[0].id] = literal_text(node.value)
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
-                calls.append(node)
-    for call in reversed(calls):
-        texts = []
-        for node in bound_arguments(call, parameters(function)):
-            texts.append(literals.get(node.id) if isinstance(node, ast.Name) else literal_text(node))
-        if None not in texts:
-            return [", ".join(texts)]
-    return []
-
-
-def bound_arguments(call: ast.Call, names: list[str]) -> list[ast.expr]:
-    """A call's arguments in the order of these parameters; where they leave one out, a name that nobody
-    gives a value."""
-    if not call.keywords:
-        return call.args
-    values = dict(zip(names, call.args))
-    for keyword in call.keywords:
-        values.setdefault(keyword.arg, keyword.value)
-    names = names[:len(call.args) + len(call.keywords)]
-    fits = values.keys() == set(names) and len(names) == len(call.args) + len(call.keywords)
-    return [values[name] for name in names] if fits else [ast.Name("")]
-
-
-def literal_text(node: ast.expr) -> str | None:
-    """A plain literal as Python prints it; None if it is none, or too long to be read again."""
-    if not all(map(is_plain, ast.walk(node))):
-        return None
-    try:
-        text = ast.unparse(node)
-    except ValueError:                          # more digits than Python prints
-        return None
-    return text if len(text) < MAX_CHARS else None
-
-
 def program_problem(source: str, limits: Limits) -> str | None:
     """Reason why a program may not run, or None. Static: nothing is executed."""
     if len(source) > limits.source_chars:
@@ -318,57 +262,22 @@ def in_range(value, limits: Limits) -> bool:
     return limits.max_items is None or not hasattr(value, "__len__") or len(value) <= limits.max_items
 
 
-def arguments_text(text: str, program: str) -> str:
-    """Argument text from what a model wrote: plain, "f(...)", or "x = ..." lines for its parameters."""
-    whole = text.strip()
-    call = re.fullmatch(r"f\((.*)\)", whole, re.S)
-    text = call[1].strip() if call else whole
-    names = parameters_of(program) if "=" in text else []
-    try:
-        lines = tree_of(whole).body if names else []
-        call = lines[0].value if len(lines) == 1 and isinstance(lines[0], ast.Expr) else assigned(lines)
-        if isinstance(call, ast.Call) and call.keywords:
-            return ", ".join(map(ast.unparse, bound_arguments(call, names))) or text
-    except ValueError:
-        pass
-    return text
+def arguments_text(text: str) -> str:
+    """Argument text from what a model wrote: plain, "f(...)" or "x = ..."."""
+    text = text.strip()
+    written = re.fullmatch(r"f\((.*)\)|\w+ *=(?!=) *(.*)", text, re.S)
+    return (written[1] or written[2] or "").strip() if written else text
 
 
-def assigned(lines: list[ast.stmt]) -> ast.Call | None:
-    """Lines "x = ..." as the call that gives each parameter its value; None where a line is another."""
-    keywords = []
-    for line in lines:
-        if not (isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)):
-            return None
-        keywords.append(ast.keyword(line.targets[0].id, line.value))
-    return ast.Call(ast.Name("f"), [], keywords)
-
-
-@functools.lru_cache(maxsize=64)
-def parameters_of(program: str) -> list[str]:
-    """Parameters of a program's f; none where it cannot be read. Kept, for all lines of an answer ask it."""
-    try:
-        return parameters(entry(tree_of(program)))
-    except ValueError:
-        return []
-
-
-def split_inputs(body: str, program: str) -> list[str]:
-    """Distinct argument texts in one input block: one a line where each line is a whole argument list.
-
-    Else the block; else those of the lines that can be read: calls of f, alone or inside print and assert.
-    """
-    distinct = dict.fromkeys(line.strip() for line in body.split("\n") if line.strip())
-    lines = list(dict.fromkeys(arguments_text(line, program) for line in distinct))
-    if all(map(readable, lines)):
+def split_inputs(body: str) -> list[str]:
+    """Distinct argument texts in one input block: one a line where each line is a whole argument list; else
+    the block; else those lines that can be read."""
+    lines = list(dict.fromkeys(arguments_text(line) for line in body.split("\n") if line.strip()))
+    texts = list(filter(readable, lines))
+    whole = arguments_text(body)
+    if texts == lines:
         return lines
-    whole = arguments_text(body, program)
-    if readable(whole):
-        return [whole]
-    texts = []
-    for line in lines:
-        texts += [text for text in demonstrated(line, "f") or [line] if readable(text)]
-    return texts or [whole]
+    return [whole] if readable(whole) else texts or [whole]
 
 
 def readable(text: str) -> bool:

@@ -47,9 +47,8 @@ OF_TESTS = 9_500
 FILE = 400                                  # of a folder
 FUNCTION = 66                               # a screen of 60, with a margin
 # Lines of what is still over its budget. They may only fall.
-TODAY = {"infra": 369, "sandbox": 1019, "verifier": 240, "tasks": 2575, "config": 296, "lora": 283, "weights": 348, "generate": 312,
-         "rl": 437, "evolve": 312, "selfplay": 391, "run": 1629, "train": 281, "bench": 916, "eval": 2952, "all but tests": 16607,
-         "tests": 12647, "tasks.validation": 406}
+TODAY = {"infra": 355, "sandbox": 1019, "verifier": 240, "tasks": 2378, "config": 282, "lora": 278, "weights": 347, "generate": 311,
+         "evolve": 312, "run": 1319, "train": 279, "bench": 805, "eval": 2924, "all but tests": 15801, "tests": 12232}
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test
 
 

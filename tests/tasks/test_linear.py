@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from sandbox.values import encode
-from tasks import TASK_TYPES, complexity, validation
+from tasks import TASK_TYPES, complexity
 from tasks.base import Proposal, Task
 from tasks.validation import Limits
 
@@ -60,7 +60,6 @@ def readings(program, line, n_chars):
 def cost_of_reading(kind, text, prompt_format, task, limits):
     """Parses a text as a proposal and as an answer, with the checks before a run; nothing is kept of before."""
     complexity.tree_of.cache_clear()
-    validation.parameters_of.cache_clear()
     proposal = kind.parse_proposal(text, prompt_format, [task], limits)
     if isinstance(proposal, Proposal):
         kind.check(proposal, limits)

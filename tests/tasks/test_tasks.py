@@ -92,13 +92,12 @@ ANSWERS = [
     (INP, "chat", "```input\n[1, 2, 3]\n```", "correct"), (INP, "chat", "```input\nf([1, 2, 3])\n```", "correct"),
     (INP, "chat", "```input\nx = [1, 2, 3]\n```", "correct"), (INP, "chat", "```python\nf([1, 2, 3])\n```", "correct"),
     (INP, "chat", "```input\n[3, 2, 1]\n```", "wrong"), (INP, "chat", "```input\n7\n```", "wrong"),       # 7[::-1] raises
-    (INP, "chat", "```input\ny = [1, 2, 3]\n```", "malformed"), (INP, "chat", "```input\n*[[1, 2, 3]]\n```", "malformed"),
-    (ADDED, "chat", "```input\n1, 4\n```", "correct"), (ADDED, "chat", "```input\nb = 1\na = 4\n```", "correct"),
+    (INP, "chat", "```input\nx = [1, 2, 3\n```", "malformed"), (INP, "chat", "```input\n*[[1, 2, 3]]\n```", "malformed"),
+    (ADDED, "chat", "```input\n1, 4\n```", "correct"), (ADDED, "chat", "```input\na = 1\nb = 4\n```", "malformed"),
     (ADDED, "chat", "```input\n(1, 4)\n```", "wrong"), (ADDED, "chat", "```input\n1) or (True\n```", "malformed"),
     (INP, "micro", "<[1,2,3]\n=[1,2,3]", "correct"), (INP, "micro", "=1) or (True", "malformed"),
     (INP, "micro", "=[3,2,1]", "wrong"),
-    (INP, "chat", "```input\nf(x=[1, 2, 3])\n```", "correct"), (ADDED, "chat", "```input\nf(b=1, a=4)\n```", "correct"),
-    (ADDED, "chat", "```input\nf(1, b=4)\n```", "correct"), (ADDED, "chat", "```input\nf(1, a=4)\n```", "malformed"),
+    (ADDED, "chat", "```input\nf(b=1, a=4)\n```", "malformed"),
     # induction
     (FUN, "chat", "```python\ndef turn(x):\n    def g(turn):\n        return turn[1:]\n    return turn(g(x)) + x[:1] if x else x\n```", "correct"),
     (FUN, "chat", "```python\ndef f(x):\n    return x[::-1]\n```", "correct"),
@@ -208,7 +207,7 @@ PROPOSALS = [
     ("chat", "```python\ndef f(x):\n    return x + 1\n```input\n5", "ok"),
     ("chat", "Sure!\n" + TASK.format("def f(x):\n    return x + 1", "5") + "\nThis adds one.", "ok"),
     ("chat", "```\ndef f(x):\n    return x + 1\n```\nInput:\n```\n5\n```", "ok"),                       # no languages
-    ("chat", TASK.format("def add(a, b):\n    return a + b", "a = 1\nb = 2"), "ok"),
+    ("chat", TASK.format("def add(a, b):\n    return a + b", "a = 1\nb = 2"), "not_literal"),
     ("chat",
      TASK.format("def f(x: List[int]) -> int:\n    '''Returns 6.'''\n    return sum(x)  # 6\nprint(f([1, 2, 3]))", "[1, 2, 3]"),
      "ok"),
@@ -380,10 +379,9 @@ def test_ignores_input(program, ignored):
 
 
 def test_arguments_in_the_ways_models_write_them():
-    for text, want in (("1, 2", "1, 2"), ("f(1, 2)", "1, 2"), ("a = 1\nb = 2", "1, 2"),
-                       ("b = [2,\n 3]\na = 'x = 1'", "'x = 1', [2, 3]"), ("a = 1", "1"), ("'='", "'='"),
-                       ("f(1) or (True)", "1) or (True"), ("a = 1\n\ud800", "a = 1\n\ud800")):
-        assert arguments_text(text, ADD) == want
+    for text, want in (("1, 2", "1, 2"), ("f(1, 2)", "1, 2"), (" a = [1,\n2]", "[1,\n2]"), ("a == 1", "a == 1"), ("'='", "'='"),
+                       ("f(1) or (True)", "1) or (True"), ("a = 1\n\ud800", "1\n\ud800")):
+        assert arguments_text(text) == want
     for text in ("1", "", "[], {}, (), set(), {1: {2}}", "-1, 1+2j, None, True, b'x', 1e5", "'a' 'b'", "1, # one\n2"):
         assert input_problem(text, CHAT) is None
     for text in ("x", "f(1)", "[*a]", "{**a}", "...", "1+1", "'a'*3", "f''", "1 if 1 else 2", "lambda: 1", "set([1])", "a=1",
