@@ -275,6 +275,7 @@ def decode(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: Sa
                 batch.admit(sorted(chosen, key=member.__getitem__), idle)
                 continue
             if n_idle == B:
+                batch.stepper = None            # in a circle with the batch: its cache would outlive us
                 return batch.rows
             if not waiting and n_idle >= B / (2 if batch.paged else 4):         # idle rows stop costing
                 batch.keep((~idle).nonzero().squeeze(1))

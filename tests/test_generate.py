@@ -1,5 +1,7 @@
 """Rollouts: cached equals uncached, draws depend on the row's key alone, end tokens end rows and belong to them."""
 import dataclasses
+import gc
+import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 from varlen import varlen_reference
 
-from generate import Prompts, Rollout, SamplingParams, draw, draw_by_blocks, generate, sample
+from generate import DecodeBatch, Prompts, Rollout, SamplingParams, draw, draw_by_blocks, generate, sample
 from infra.gpu import CUDAGraphRunner
 from weights import closing_table
 
@@ -294,3 +296,21 @@ def test_rows_end_where_the_closing_text_is_complete(tiny, population):
     assert 3 < n_ended < 24, "the case needs rows that end and rows that are cut off"
     both = ask(tiny, adapters, closing=closing, **asked)
     assert (both.n_tokens <= ended.n_tokens).all() and (both.n_tokens < ended.n_tokens).any(), "end tokens still end rows"
+
+
+@pytest.mark.parametrize("kernel", [None, varlen_reference])
+def test_no_cache_outlives_its_call(tiny, population, monkeypatch, kernel):
+    """Without the collector of circles: else the next call has two caches."""
+    real, caches = DecodeBatch.__init__, []
+
+    def noted(self, *args):
+        real(self, *args)
+        caches.append(weakref.ref(self.cache))
+    monkeypatch.setattr(DecodeBatch, "__init__", noted)
+    monkeypatch.setattr("generate.paged_kernel", lambda *args: kernel)
+    gc.disable()
+    try:
+        ask(tiny, population(tiny), n=2, max_new_tokens=8)
+        assert len(caches) == 1 and caches[0]() is None
+    finally:
+        gc.enable()
