@@ -305,8 +305,7 @@ def generate(base: Base, adapters: Adapters | None, prompts: Prompts,
     own = decode(base, adapters, part, sampling)
     own = own.widened(-ranks.all_reduce_min(-own.ids.shape[1]))
     n_rows = [len(asked) * n for asked in dealt]
-    n_mine = n_rows[ranks.rank]
-    gathered = {f.name: ranks.gather(getattr(own, f.name)[:n_mine], n_rows) for f in fields(own)}
+    gathered = {f.name: ranks.gather(getattr(own, f.name)[:n_rows[ranks.rank]], n_rows) for f in fields(own)}
     place = torch.tensor(sum(dealt, []), device=ranks.device).argsort()
     order = place[:, None] * n + torch.arange(n, device=ranks.device)
     return Rollout(**gathered).select(order.flatten())

@@ -61,14 +61,6 @@ def test_the_default_shown_is_the_one_in_force(f):
         assert shown[preset] == ("" if real is None or real is False else str(real)), preset
 
 
-def test_defaults_by_preset_in_words():
-    shown = {f.name: config.default_of(f) for f in dataclasses.fields(config.Config)}
-    assert shown["max_new_tokens"] == "micro: 80; chat: 512; base: 1024; direct: 192"
-    assert shown["rank"] == "micro: 8; chat, base, direct: 32"
-    assert shown["loss"] == "reinforce++, rloo, dr_grpo, grpo, dapo: clip; gspo: sequence; cispo: cispo"
-    assert (shown["keep"], shown["seed"], shown["single"], shown["name"]) == ("2", "0", "", "")
-
-
 def test_no_flags_are_the_defaults():
     assert config.parse_args(None, []) == config.Config()
     given = config.parse_args(None, ["--single", "--lr", "0.5", "--matching", "hard", "--n-prompts", "7"])

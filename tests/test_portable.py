@@ -1,4 +1,4 @@
-"""Everywhere it can run: macOS and Windows as far as Linux can play them, make's wheels, container, notebook.
+"""Everywhere it can run: macOS and Windows as far as Linux can play them, make's wheels, notebook.
 
 None of this was tried on a Mac or on Windows. A subprocess first imports other people's packages as they are
 here, then takes away what the other system lacks, calls itself that system, and only then meets our code.
@@ -197,15 +197,7 @@ def test_make_prefers_the_cpu_build_of_torch(tmp_path, gpu, index, wheels, words
     assert noted[-1].endswith("-r requirements.txt -r requirements-dev.txt")
 
 
-# ---- container and notebook --------------------------------------------------------------------------------
-
-def test_the_container_that_the_refusal_names():
-    """Not started here: plain JSON, an image with a Python new enough, and it makes the environment."""
-    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
-    assert container["image"].endswith("/python:3.12") and " make setup " in container["postCreateCommand"]
-    settings = container["customizations"]["vscode"]["settings"]
-    assert settings["python.defaultInterpreterPath"].endswith("/.venv/bin/python")
-
+# ---- the notebook ------------------------------------------------------------------------------------------
 
 def read_notebook() -> dict:
     """The notebook's JSON."""
@@ -246,11 +238,6 @@ def run_cells(folder: Path, names: list[str], **environment) -> subprocess.Compl
     code = STAND_IN + "\n".join(code_cells()[name] for name in names)
     return subprocess.run([sys.executable, "-c", code], cwd=folder, env=dict(os.environ, **environment),
                           capture_output=True, text=True, timeout=540)
-
-
-def test_the_notebook_asks_for_an_address_where_no_clone_is(tmp_path):
-    done = run_cells(tmp_path, ["install"])
-    assert done.returncode == 1 and "write the address of the repository" in done.stderr
 
 
 @pytest.mark.slow
