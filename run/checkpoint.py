@@ -17,7 +17,7 @@ import selfplay
 from evolve import ROLES, Member, member_order, spread
 from lora import Adapters
 from rl import Adam
-from run.directory import DAMAGE, RunDir
+from run.directory import DAMAGE, LOGS, RunDir
 from run.task_log import task_from_row
 from selfplay import Setup
 from tasks import IDENTITY, TASK_TYPES, read_tasks
@@ -160,10 +160,12 @@ def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
     """The members and the metadata of a checkpoint, its tasks as Tasks. Raises ValueError where state.json is
     damaged, or a member's name, which becomes a directory's, is none."""
     def read(path: Path) -> tuple[list[Member], dict]:
-        metadata = json.loads(path.read_text())
-        for name in ("heldout", "unseen", "seeds"):
-            metadata[name] = [task_of(row) for row in metadata[name]]
-        members = [Member.from_json(m) for m in metadata["members"]]
+        state = json.loads(path.read_text())
+        members = [Member.from_json(m) for m in state["members"]]
+        metadata = {name: [task_of(row) for row in state[name]] for name in ("heldout", "unseen", "seeds")}
+        metadata |= dict(step=step, base_files=state["base_files"], totals=dict(state["totals"]),
+                         optimizer_steps=list(map(int, state["optimizer_steps"])),
+                         logs={name: int(state["logs"][name]) for name in LOGS})
         for m in members:
             if m.role not in ROLES or not NAME.fullmatch(m.name):
                 raise ValueError(f"{m.name[:40]!r} is no member's name")

@@ -66,11 +66,6 @@ def accuracies(members: dict[str, Answers]) -> dict[str, float]:
     return {name: share for name, share in shares.items() if share is not None}
 
 
-def think_shares(members: dict[str, Answers]) -> dict[str, float]:
-    """Share of answers that think, by name."""
-    return {name: mean(a.thinks) for name, a in members.items()}
-
-
 def standard_error(members: dict[str, Answers]) -> float | None:
     """Of the members' mean accuracy, over tasks: members answer the same ones, so that a task counts once."""
     by_task = [mean(column) for column in zip(*(a.correct for a in members.values()))]
@@ -91,7 +86,7 @@ def probe_heldout(s: Setup, students: dict[str, int], heldout: list[Task], step:
                    for name, a in members.items()} for kind in kinds}
     base = members.pop(FROZEN_BASE)
     out |= dict(heldout_greedy=accuracies(members), heldout_greedy_base=mean(base.correct),
-                heldout_n=len(heldout), heldout_think=think_shares(members),
+                heldout_n=len(heldout), heldout_think={name: mean(a.thinks) for name, a in members.items()},
                 heldout_think_base=mean(base.thinks), heldout_greedy_se=standard_error(members))
     return out, cost
 
@@ -103,7 +98,8 @@ def probe_unseen(s: Setup, members: dict[str, int], unseen: list[Task], step: in
         tasks = [task for task in unseen if task.kind == kind]
         by_name, more = answers(s, members | {FROZEN_BASE: -1}, tasks, step)
         cost.update(more)
-        out["unseen"][kind], out["unseen_think"][kind] = accuracies(by_name), think_shares(by_name)
+        out["unseen"][kind] = accuracies(by_name)
+        out["unseen_think"][kind] = {name: mean(a.thinks) for name, a in by_name.items()}
         out["unseen_n"][kind] = len(tasks)
     return out if unseen else {}, cost
 

@@ -272,7 +272,7 @@ def copy(whole, tmp_path) -> Path:
 HALF = "half of the file is left"
 DAMAGE = [("optimizer/S0.safetensors", HALF, "optimizer/S0.safetensors"), ("optimizer/S0.safetensors", None, "optimizer/S0.safetensors"),
           ("optimizer/S0.safetensors", {}, "m.0"), ("state.json", HALF, "state.json"), ("state.json", b"\xff\x00", "state.json"),
-          ("state.json", b"{}", "KeyError"), ("S0/adapter_model.safetensors", HALF, "not a readable PEFT adapter"),
+          ("state.json", b"{}", "KeyError"), ("state.json", b'{"members": [{}]}', "KeyError"), ("S0/adapter_model.safetensors", HALF, "not a readable PEFT adapter"),
           ("S0", None, "not a readable PEFT adapter")]
 
 
