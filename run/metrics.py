@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-import selfplay
 from evolve import ROLES, Member, learning_rates, members_of
 from lora import Adapters
 from operators import adapter_cosines
 from rewards import NOISE_MARGIN
 from rl import Batch
 from run.checkpoint import State
+from run.probes import some_of
 from selfplay import ProposalRecord, mean, solve_rate
 from tasks.base import UNJUDGED, VIOLATION
 from tasks.prompts import reasoning
@@ -104,11 +104,9 @@ def measures(cfg, prompt_format: str, adapters: Adapters, state: State, step: St
 def mean_cosines(cfg, adapters: Adapters, members: list[Member], step: int) -> dict[str, float | None]:
     """Of each member the mean of its dW's cosines with the others of its role, by name; of a role with more
     than N_COMPARED so many, drawn for the step: all pairs of a thousand cost minutes."""
-    cosine = {}
-    for number, role in enumerate(ROLES):
-        own = members_of(members, role)
-        if len(own) > N_COMPARED:
-            own = selfplay.make_rng(cfg.seed, step, selfplay.PROBE, -1, number).sample(own, N_COMPARED)
+    cosine, compared = {}, some_of(cfg, members, step, N_COMPARED)
+    for role in ROLES:
+        own = members_of(compared, role)
         cosines = adapter_cosines([adapters.factors(m.slot) for m in own])
         for i, m in enumerate(own):
             cosine[m.name] = mean(cosines[i, j].item() for j in range(len(own)) if j != i)

@@ -11,7 +11,7 @@ import train
 from evolve import Member
 from rewards import TEACHER_REWARDS, Outcome
 from run import metrics
-from run.checkpoint import task_from_row, task_rows
+from run.checkpoint import task_of, task_rows
 from selfplay import ProposalRecord
 from tasks import TASK_TYPES, read_tasks
 from tasks.archive import WINDOW, Archive
@@ -400,7 +400,7 @@ def test_a_task_survives_its_log(setup):
     batch = proposed(BATCH[0], None)
     selfplay.verify(setup(), filled(task(0, step=-1)), batch, 6)
     rows = json.loads(json.dumps(task_rows(batch, 6)))
-    assert task_from_row(rows[0]) == batch[0].task and rows[0]["statements"] == 1
+    assert task_of(rows[0]) == batch[0].task and rows[0]["statements"] == 1
     assert rows[1]["reason"] == "syntax" and rows[1]["text"] == "text" and "program" not in rows[1]
 
 
