@@ -14,13 +14,8 @@ from trueskill_lite import RATINGS
 # Legal values whose meaning stands in modules that import this one: lora.py, evolve.py, rl.py.
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MATCHING = ("pfsp", "uniform", "hard", "round-robin", "all")
-OUTCOMES = ("expected", "half", "raw")
 EVOLVE = ("mixed", "mutation", "crossover", *OPERATORS, "none")
-BASELINES = ("group", "standardized", "leave-one-out", "none")
 NORMALIZE = ("member", "kind", "off")
-TOKEN_WEIGHTS = ("member", "row", "constant")
-DEDUPE = ("structural", "exact", "off")
-LOSSES = ("clip", "sequence", "cispo")
 # What --algo sets where the command line says nothing. Sources: rl.py.
 ALGORITHMS = {"reinforce++": dict(baseline="group", normalize_advantages="member", token_weight="member",
                                   loss="clip", clip="0.2,0.2")}
@@ -73,7 +68,8 @@ class Config:
     seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: each type's example")
     tasks: str = flag("", "no teacher writes: tasks of a file (JSON lines), or micro: fresh random programs")
     theory: str = flag("prop.mm", "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
-    dedupe: str = flag("structural", "what repeats the archive, so is refused", DEDUPE)
+    dedupe: str = flag("structural", "what repeats the archive, so is refused",
+                       ("structural", "exact", "off"))
     # 3 solve
     samples_per_task: int = flag(None, "attempts at each task (n); fix it across arms", within=FROM_1)
     temperature: float = flag(1.0, "of proposals and attempts", within=(0.01, 100))
@@ -84,10 +80,13 @@ class Config:
     student_reward: str = flag("graded", "correct 1, wrong -0.5, malformed -1; or 1, 0, 0", STUDENT_REWARDS)
     algo: str = flag("reinforce++", "sets those of the next five flags that are not given", ALGORITHMS)
     baseline: str = flag(None, "taken from a reward: its group's mean, or the others'; standardized: and "
-                         "divided by the group's standard deviation", BASELINES)
+                         "divided by the group's standard deviation",
+                         ("group", "standardized", "leave-one-out", "none"))
     normalize_advantages: str = flag(None, "whiten by member and role (kind: + task type)", NORMALIZE)
-    token_weight: str = flag(None, "mean over all tokens, mean of rows' means, or Dr. GRPO's", TOKEN_WEIGHTS)
-    loss: str = flag(None, "PPO's; with an answer's ratio; or CISPO's: clipped ratio x log-prob.", LOSSES)
+    token_weight: str = flag(None, "mean over all tokens, mean of rows' means, or Dr. GRPO's",
+                             ("member", "row", "constant"))
+    loss: str = flag(None, "PPO's; with an answer's ratio; or CISPO's: clipped ratio x log-prob.",
+                     ("clip", "sequence", "cispo"))
     clip: str = flag(None, "LOW,HIGH: the ratio lies in 1 - LOW to 1 + HIGH; in the first epoch it is 1")
     epochs: int = flag(1, "optimiser steps on the same rollouts", within=(1, 1000))
     importance_cap: float = flag(None, "weigh tokens by training / rollout probability, at most this; 0 = "
@@ -101,7 +100,8 @@ class Config:
     lr_spread: float = flag(1.0, "founders' rates: log-uniform over this factor", within=(1, LARGE))
     lr_mutate: float = flag(1.0, "a child's rate is its fitter parent's times or over this", within=(1, 100))
     rating: str = flag("trueskill", "rating system", RATINGS)
-    outcome: str = flag("expected", "who won: solve rate against prediction, 1/2 with a band, 1/2", OUTCOMES)
+    outcome: str = flag("expected", "who won: solve rate against prediction, 1/2 with a band, 1/2",
+                        ("expected", "half", "raw"))
     # 5 evolve
     evolve: str = flag("mixed", "operators of replacement, or none", EVOLVE)
     evolve_every: int = flag(None, "steps between replacements", within=FROM_1)
@@ -123,7 +123,6 @@ class Config:
     weak_sandbox: bool = flag(False, "run model code behind weaker walls where seccomp is missing: dangerous")
 
 
-MAX_ROWS = 1_000_000                    # attempts in a step: more would fill any memory
 # Where each group of --help begins: its first field, and its title.
 GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "task_types": "2 propose",
           "samples_per_task": "3 solve", "teacher_reward": "4 reward and update", "evolve": "5 evolve",
@@ -175,20 +174,13 @@ def parse_args(description: str | None, argv: list[str] | None = None, saved=Non
         group.add_argument(spelled(f.name), default=argparse.SUPPRESS, help=text.replace("%", "%%"),
                            **(dict(action="store_true") if f.type is bool else how))
     args, unknown = parser.parse_known_args(argv)
-    for word in unknown:
-        parser.error(f"unknown argument {word}: {advice(word.split('=')[0].replace('_', '-'))}")
-    if empty := [spelled(name) for name, value in vars(args).items() if value == []]:   # --steps=--
-        parser.error(f"argument {empty[0]}: give a value")
+    if unknown:
+        word = unknown[0].split("=")[0].replace("_", "-")
+        flags = [spelled(f.name) for f in dataclasses.fields(Config)]
+        near = difflib.get_close_matches(word, flags, 1, 0.8) + [x for x in flags if word.startswith(x)]
+        parser.error(f"unknown argument {word}: {f'did you mean {near[0]}?' if near else '--help lists all'}")
     cfg = Config(**vars(args))
     return Config(**saved(cfg) | vars(args)) if saved and cfg.resume else cfg
-
-
-def advice(word: str) -> str:
-    """What to write instead of an unknown flag."""
-    flags = ["--help", *(spelled(f.name) for f in dataclasses.fields(Config))]
-    near = difflib.get_close_matches(word, flags, 1, 0.8) or [x for x in flags[1:] if word.startswith(x)]
-    near += difflib.get_close_matches(word, flags, 1)
-    return f"did you mean {near[0]}?" if near else "--help lists all"
 
 
 def config_of_run(saved: dict, path) -> Config:
@@ -277,6 +269,3 @@ def check(cfg: Config) -> None:
            "--tasks micro draws code_o and code_i: give these as --task-types, or a file of tasks")
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
            f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks: give at least 1")
-    n_rows = cfg.teachers * cfg.n_prompts * cfg.proposals_per_prompt * cfg.samples_per_task
-    demand(n_rows <= MAX_ROWS, f"{n_rows:,} attempts in a step, of at most {MAX_ROWS:,}, which memory holds: "
-           "lower --pop, --n-prompts, --proposals-per-prompt or --samples-per-task")

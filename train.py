@@ -36,15 +36,13 @@ from config import FREE, Config, config_of_run, parse_args
 from evolve import ROLES, Member, members_of
 from infra.distributed import Ranks, leave
 from infra.gpu import memory
-from operators import CROSSOVERS
 from rl import Adam
-from run.checkpoint import RunDir, State, differing, init_state, restore, save
+from run.checkpoint import RunDir, State, differing, init_state, restore, save, task_rows
 from run.metrics import Step, header, line, measures, summary
 from run.monitors import EXIT_HALTED, Halted, Monitors, halting, lines_of
 from run.platform import Interrupted, Signals, Stopwatch, environment, open_sandbox
 from run.probes import probe
 from run.startup import choose_dtype, flags_of_run, hash_base, open_run, populate, prepare, show_plan
-from run.task_log import task_rows
 from run.terminal import first_of_each, format_task, print_safely
 from selfplay import ProposalRecord, Setup
 from trueskill_lite import RATINGS, child_rating
@@ -200,10 +198,6 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
     who = ", ".join(f"{len(members_of(state.members, role))} {role}s" for role in ROLES)
     print(f"{run.path}: {who}{' in one adapter' if cfg.single else ''} on {cfg.base}, steps {state.step} to "
           f"{cfg.steps}, {ranks.world} process(es) on {ranks.device}, sandbox: {setup.sandbox.tier}")
-    smaller = min(cfg.teachers, cfg.pop - cfg.teachers)
-    if cfg.evolve in ("crossover", *CROSSOVERS) and smaller - max(1, int(cfg.replace_frac * smaller)) < 2:
-        print(f"note: --evolve {cfg.evolve} needs two survivors of a role, and of {smaller} members there is "
-              "one: it is mutated instead; give a larger --pop")
     print(header(), flush=True)
 
 

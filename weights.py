@@ -131,19 +131,18 @@ def load_model(path: Path, dtype: torch.dtype, device="cpu", int8: bool = False)
                         raise ValueError(f"{file}: {name} has no place of its shape in config.json: weights "
                                          "and config do not belong together")
                     linear = name.removesuffix(".weight")
-                    if linear in layers and linear != name:
-                        state[name], state[f"{linear}.scale"] = quantize(f.get_tensor(name), dtype)
-                    else:
+                    if linear == name or linear not in layers:
                         state[name] = f.get_tensor(name).to(dtype)
+                        continue
+                    state[name], scale = quantize(f.get_tensor(name), dtype)
+                    if not scale.isfinite().all():
+                        raise ValueError(f"{file}: {name} holds numbers that are not finite: fetch it again")
+                    state[f"{linear}.scale"] = layers[linear].scale = nn.Parameter(scale, requires_grad=False)
         except (SafetensorError, OSError) as e:
             raise ValueError(f"{file} is truncated or damaged ({e}): fetch it again") from None
     if missing := sorted(set(want) - set(state)):
         raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}: a shard is "
                          "absent or belongs to another model")
-    for name, layer in layers.items():
-        if not state[f"{name}.scale"].isfinite().all():
-            raise ValueError(f"{path}: {name}.weight holds numbers that are not finite: fetch it again")
-        layer.scale = nn.Parameter(state[f"{name}.scale"], requires_grad=False)
     model.load_state_dict(state, strict=True, assign=True)
     return model.eval()
 

@@ -18,8 +18,7 @@ from evolve import ROLES, Member, member_order, spread
 from lora import Adapters
 from rl import Adam
 from run.directory import DAMAGE, LOGS, RunDir
-from run.task_log import task_from_row
-from selfplay import Setup
+from selfplay import ProposalRecord, Setup
 from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Task
@@ -28,6 +27,7 @@ from weights import load_peft, save_peft
 
 OPTIMIZER = "optimizer"
 HELD_OUT = "heldout.jsonl"              # beside a base's weights
+MAX_LOGGED = 600                    # characters of a text in tasks.jsonl
 NAME = re.compile("[A-Z][0-9]{1,9}", re.ASCII)      # a member's, which becomes a directory's
 
 
@@ -121,6 +121,31 @@ def first_of_types(proposals: list[Proposal], n: int, played: tuple[str, ...]) -
     for p in proposals:
         by_kind.setdefault(p.kind, []).append(p)
     return [p for kind, own in by_kind.items() for p in own[:n if kind in played else -(-n // 3)]]
+
+
+# --- tasks.jsonl --------------------------------------------------------------------------------------------
+
+def task_rows(proposed: list[ProposalRecord], step: int, limit: int = MAX_LOGGED) -> list[dict]:
+    """A line a proposal, valid or not; texts are cut to `limit` characters."""
+    rows = []
+    for p in proposed:
+        row = dict(step=step, teacher=p.teacher.name, kind=p.kind, reason=p.reason, reward=p.reward)
+        if p.task:
+            t = p.task
+            answers = {name: [text[-limit:] for text in texts] for name, texts in p.answers.items()}
+            row |= dict(id=t.id, program=t.program, inputs=t.inputs, outputs=t.outputs, message=t.message,
+                        key=t.key, parents=t.parents, solve_rate=p.solve_rate, attempts=p.attempts,
+                        answers=answers, statements=p.statements)
+        else:
+            row["text"] = p.text[:limit]
+        rows.append(row)
+    return rows
+
+
+def task_from_row(row: dict) -> Task:
+    """The task of a valid proposal's line."""
+    return Task(row["kind"], row["program"], tuple(row["inputs"]), tuple(row["outputs"]), row["message"],
+                row["key"], row["id"], row["teacher"], row["step"], tuple(row["parents"]))
 
 
 # --- written and read back ----------------------------------------------------------------------------------

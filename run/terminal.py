@@ -1,15 +1,11 @@
 """Tasks of a step on the terminal (--show), formatted from their lines of tasks.jsonl.
 
-All of it was written by models: nothing reaches the terminal but printable characters and our own colours.
+All of it was written by models: nothing reaches the terminal but printable characters.
 """
-import os
 import sys
 from collections import Counter
 from itertools import zip_longest
 
-# ANSI colours
-CODES = {"correct": 32, "wrong": 31, "malformed": 33, "violation": 31, "unjudged": 2, "refused": 33,
-         "head": 1, "faint": 2}
 LINE = 160                          # characters of an attempt
 
 
@@ -17,12 +13,6 @@ def visible(text: str) -> str:
     """Text whose characters that are not printable show as their codes."""
     hidden = {c for c in set(text) - {"\n", "\t"} if not c.isprintable()}
     return text.translate({ord(c): f"\u27e8U+{ord(c):04X}\u27e9" for c in hidden})
-
-
-def paint(code: str, words: str) -> str:
-    """Words in one of CODES' colours; as they are where nobody sees them or the user set NO_COLOR."""
-    colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    return f"\x1b[{CODES[code]}m{words}\x1b[0m" if colored else words
 
 
 def block(words, margin: str = "    ") -> str:
@@ -40,9 +30,8 @@ def format_task(row: dict) -> str:
     """One line of tasks.jsonl as text for people: who wrote what, who tried, what the verifier said."""
     fate = "not tried" if row.get("solve_rate") is None else f"solved {row['solve_rate']:.2f}"
     if row["reason"]:
-        fate = paint("refused", f"refused: {visible(row['reason'])}")
-    head = paint("head", f"  step {row['step']} {row['teacher']} {row['kind']}")
-    out = [f"{head}  {fate}, reward {row['reward']:.2f}"]
+        fate = f"refused: {visible(row['reason'])}"
+    out = [f"  step {row['step']} {row['teacher']} {row['kind']}  {fate}, reward {row['reward']:.2f}"]
     out += [block(row[key]) for key in ("text", "message", "program") if row.get(key)]
     for given, result in zip(row.get("inputs", ()), row.get("outputs", ())):
         out.append(block(f"{given} -> {result}"))
@@ -50,8 +39,8 @@ def format_task(row: dict) -> str:
         texts = [text.strip() for text in row["answers"].get(student, ())]
         for (verdict, text), n in Counter(zip_longest(verdicts, texts, fillvalue="")).most_common():
             short = visible(text.replace("\n", " / "))[-LINE:]
-            verdict = paint(verdict, f"{verdict} x{n}" if n > 1 else verdict)
-            out.append(f"    {student} {verdict}  {paint('faint', short)}")
+            times = f" x{n}" if n > 1 else ""
+            out.append(f"    {student} {verdict}{times}  {short}")
     return "\n".join(out)
 
 

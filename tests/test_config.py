@@ -142,13 +142,6 @@ def test_every_flag_takes_its_default(f):
         assert type(value) is f.type
 
 
-@pytest.mark.parametrize("words", ["--steps=--", "--lr=--", "--matching=--"])
-def test_dashes_are_no_value(capsys, words):
-    with pytest.raises(SystemExit):
-        config.parse_args(None, [words])
-    assert f"argument {words[:-3]}: " in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("change, match", [
     (dict(steps="many"), "--steps 'many': give a value of type int"), (dict(single=1), "--single 1: give"),
     (dict(rank=None), "--rank None: give"), (dict(matching="best"), "--matching 'best': give one of pfsp, "),

@@ -11,7 +11,7 @@ import train
 from evolve import Member
 from rewards import TEACHER_REWARDS, Outcome
 from run import metrics
-from run.task_log import task_from_row, task_rows
+from run.checkpoint import task_from_row, task_rows
 from selfplay import ProposalRecord
 from tasks import TASK_TYPES, read_tasks
 from tasks.archive import WINDOW, Archive

@@ -119,11 +119,6 @@ def test_single(run):
     assert sorted(shown(path, "metrics.jsonl")[0]["members"]) == ["S0", "T0"]
 
 
-def test_a_crossover_of_one_survivor_is_said(run, capsys):
-    run(pop=4, evolve="crossover", steps=1)
-    assert "note: --evolve crossover needs two survivors of a role, and of 2 members there is one" in capsys.readouterr().out
-
-
 # -- what a run leaves on the disk ---------------------------------------------------------------------------
 
 
