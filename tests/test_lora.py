@@ -81,8 +81,8 @@ def test_every_product_computes_the_same(tiny, n_members, rank, member, way, tar
     """Equal, ragged, unordered, of many members, of a rank that groups cannot take: each row as alone, by the product that is cheapest, and
     by the dense one, which looks at no value. With factors side by side between zeros and for each layer apart."""
     adapters, ids, rows = Adapters.on(tiny.model, n_members, rank, 8, targets), tokens(len(member), T), torch.tensor(member)
-    for p in adapters.parameters():
-        p.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(p.numel()))
+    for i, p in enumerate(adapters.parameters()):
+        p.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(i))
     weights, plain = AdapterWeights(adapters, rows, torch.float32, pages), logits(tiny, ids)
     alone = torch.cat([logits(tiny, ids[i:i + 1], adapters, [p]) for i, p in enumerate(member)])
     routes = [weights.static_route(rows)]
@@ -168,8 +168,8 @@ def test_set_factors_refuses_and_changes_nothing(tiny, population):
 def test_gathered_gradients_are_those_of_the_factors(tiny, targets, members):
     """Of two batches one after the other: what autograd gives through all members' factors at once; the base gets none."""
     adapters, hash_before = Adapters.on(tiny.model, 4, 4, 8, targets), weights_hash(tiny.model)
-    for p in adapters.parameters():
-        p.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(p.shape[1]))
+    for i, p in enumerate(adapters.parameters()):
+        p.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(i))
     want = [torch.zeros_like(p) for p in adapters.parameters()]
     for p in adapters.parameters():
         p.grad = torch.zeros_like(p)

@@ -61,7 +61,7 @@ def test_a_processor_needs_none_of_it(monkeypatch):
 # -- two processes -------------------------------------------------------------------------------------------
 
 # prompts x attempts: fewer rows than processes, fewer prompts, an even number of halves, what cannot be halved
-DEALT = [(1, 1), (1, 4), (3, 4), (3, 3), (4, 2)]
+DEALT = [(1, 1), (1, 4), (3, 4), (5, 3), (6, 2)]
 SIZES = dict(steps=3, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2,
              evolve_every=1, probe_every=0, save_every=1, name="run", grace=-1)
 
