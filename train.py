@@ -263,10 +263,8 @@ if __name__ == "__main__":
     except (ValueError, OSError) as e:
         print(f"train.py: {e}", file=sys.stderr)
         sys.exit(2 if isinstance(e, ValueError) else 1)
-    except Halted:
-        sys.exit(EXIT_HALTED)
-    except Interrupted:
-        sys.exit(130)
+    except Interrupted as e:
+        sys.exit(EXIT_HALTED if isinstance(e, Halted) else 130)
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
             print("train.py: interrupted outside the steps of a run", file=sys.stderr)
