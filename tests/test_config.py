@@ -1,6 +1,7 @@
 """The flags: groups in --help, defaults by prompt format, and what the checks refuse."""
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,9 @@ TITLES = ["run", "population", "1 match", "2 propose", "3 solve", "4 reward and 
 
 
 def test_help_shows_every_flag_in_its_group(monkeypatch, capsys):
-    """The groups in their order, and in each the fields from its first to the next group's."""
+    """The groups are the comments of Config, in their order, each from its first field to the next group's."""
+    body = Path(config.__file__).read_text(encoding="utf-8").split("class Config:")[1]
+    assert config.GROUPS == {field: title for title, field in re.findall(r"^    # (.+)\n    (\w+): ", body, re.M)}
     monkeypatch.setenv("COLUMNS", "110")
     with pytest.raises(SystemExit) as end:
         config.parse_args("what train.py does", ["--help"])

@@ -324,6 +324,9 @@ def test_a_lost_log_is_told(words, copy):
                 run.check_logs(metadata)
         (copy / name).write_bytes(text + b"{}")
         run.check_logs(metadata)
+    size = (copy / "tasks.jsonl").stat().st_size
+    (copy / "tasks.jsonl").write_text("{}".ljust(size) + "\n")
+    refused("tasks.jsonl is damaged .KeyError.*restore it", words(copy.parent, resume="auto", steps=4))
     (copy / "tasks.jsonl").unlink()
     refused("tasks.jsonl is shorter than step_3", words(copy.parent, resume="auto", steps=4))
 
