@@ -39,7 +39,7 @@ from infra.gpu import memory
 from rl import Adam
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, task_rows
 from run.metrics import Step, header, line, measures, summary
-from run.monitors import EXIT_HALTED, Halted, Monitors, halting, lines_of
+from run.monitors import EXIT_HALTED, Halted, Monitors, halting
 from run.platform import Interrupted, Signals, Stopwatch, environment, open_sandbox
 from run.probes import probe
 from run.startup import choose_dtype, flags_of_run, hash_base, open_run, populate, prepare, show_plan
@@ -151,10 +151,10 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
             clock.lap("evolve")
 
             state.step += 1
-            row["alarms"], begun, over = setup.ranks.broadcast(lambda: monitors.look(row))
+            row["alarms"], begun, notes = setup.ranks.broadcast(lambda: monitors.look(row))
             row |= dict(births=[birth["child"] for birth in births], seconds=clock.seconds)
             logs = dict(metrics=[row], tasks=task_rows(proposed, step), matches=matches, genealogy=births)
-            tell(run, logs, lines_of(row["alarms"], begun, over), cfg.show)
+            tell(run, logs, notes, cfg.show)
             last = state.step == cfg.steps or bool(enough and enough(row))
             if last or state.step % cfg.save_every == 0:
                 save(run, state, setup, adam, base_hash)
@@ -263,10 +263,8 @@ if __name__ == "__main__":
     except (ValueError, OSError) as e:
         print(f"train.py: {e}", file=sys.stderr)
         sys.exit(2 if isinstance(e, ValueError) else 1)
-    except Halted:
-        sys.exit(EXIT_HALTED)
-    except Interrupted:
-        sys.exit(130)
+    except Interrupted as e:
+        sys.exit(EXIT_HALTED if isinstance(e, Halted) else 130)
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
             print("train.py: interrupted outside the steps of a run", file=sys.stderr)

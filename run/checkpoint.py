@@ -142,10 +142,12 @@ def task_rows(proposed: list[ProposalRecord], step: int, limit: int = MAX_LOGGED
     return rows
 
 
-def task_from_row(row: dict) -> Task:
-    """The task of a valid proposal's line."""
-    return Task(row["kind"], row["program"], tuple(row["inputs"]), tuple(row["outputs"]), row["message"],
-                row["key"], row["id"], row["teacher"], row["step"], tuple(row["parents"]))
+def task_of(row: dict) -> Task:
+    """The task of a valid proposal's line, or of state.json. Raises ValueError for an unknown type."""
+    if row["kind"] not in TASK_TYPES:
+        raise ValueError(f"{str(row['kind'])[:40]!r} is no task type")
+    own = {f.name: row[f.name] for f in dataclasses.fields(Task)}
+    return Task(**{name: tuple(value) if isinstance(value, list) else value for name, value in own.items()})
 
 
 # --- written and read back ----------------------------------------------------------------------------------
@@ -174,13 +176,6 @@ def slots(members: list[Member]) -> dict[int, str]:
     return {m.slot: m.name for m in reversed(members)}
 
 
-def task_of(row: dict) -> Task:
-    """The Task that dataclasses.asdict and JSON made a row of. Raises ValueError for an unknown type."""
-    if row["kind"] not in TASK_TYPES:
-        raise ValueError(f"{str(row['kind'])[:40]!r} is no task type")
-    return Task(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
-
-
 def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
     """The members and the metadata of a checkpoint, its tasks as Tasks. Raises ValueError where state.json is
     damaged, or a member's name, which becomes a directory's, is none."""
@@ -204,7 +199,7 @@ def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
     run.check_logs(metadata)
     archive, log = Archive(list(task_types)), run.rows("tasks.jsonl", metadata["logs"]["tasks.jsonl"])
     try:
-        for task in metadata["seeds"] + [task_from_row(row) for row in log if not row["reason"]]:
+        for task in metadata["seeds"] + [task_of(row) for row in log if not row["reason"]]:
             archive.add(task, TASK_TYPES[task.kind].structure(task.program))
     except DAMAGE as e:
         raise ValueError(f"{run.path / 'tasks.jsonl'} is damaged ({type(e).__name__}: {e}): restore it, or "

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-import selfplay
 from evolve import ROLES, Member, learning_rates, members_of
 from lora import Adapters
 from operators import adapter_cosines
 from rewards import NOISE_MARGIN
 from rl import Batch
 from run.checkpoint import State
+from run.probes import some_of
 from selfplay import ProposalRecord, mean, solve_rate
 from tasks.base import UNJUDGED, VIOLATION
 from tasks.prompts import reasoning
@@ -104,11 +104,9 @@ def measures(cfg, prompt_format: str, adapters: Adapters, state: State, step: St
 def mean_cosines(cfg, adapters: Adapters, members: list[Member], step: int) -> dict[str, float | None]:
     """Of each member the mean of its dW's cosines with the others of its role, by name; of a role with more
     than N_COMPARED so many, drawn for the step: all pairs of a thousand cost minutes."""
-    cosine = {}
-    for number, role in enumerate(ROLES):
-        own = members_of(members, role)
-        if len(own) > N_COMPARED:
-            own = selfplay.make_rng(cfg.seed, step, selfplay.PROBE, -1, number).sample(own, N_COMPARED)
+    cosine, compared = {}, some_of(cfg, members, step, N_COMPARED)
+    for role in ROLES:
+        own = members_of(compared, role)
         cosines = adapter_cosines([adapters.factors(m.slot) for m in own])
         for i, m in enumerate(own):
             cosine[m.name] = mean(cosines[i, j].item() for j in range(len(own)) if j != i)
@@ -193,15 +191,9 @@ def summary(rows: list[dict]) -> str:
     """What the first and the last probe of a run measured, and what it cost, in words."""
     probes, out = [row for row in rows if row.get("heldout_greedy")], []
     if len(probes) > 1:
-        first, last = probes[0], probes[-1]
-        out.append(f"step {first['step']} to {last['step']}, greedily decoded (ratings are relative and say "
-                   "nothing about progress):")
-        accuracy = {"held-out tasks": [mean(row["heldout_greedy"].values()) for row in (first, last)]}
-        for kind in set(first.get("unseen", {})) & set(last.get("unseen", {})):
-            both = [row["unseen"][kind].items() for row in (first, last)]
-            accuracy[f"unseen type {kind}"] = [mean(x for name, x in own if name[0] == "S") for own in both]
-        out += [f"  students on {what}: {before:.2f} to {after:.2f}"
-                for what, (before, after) in sorted(accuracy.items()) if None not in (before, after)]
+        first, last = (mean(row["heldout_greedy"].values()) for row in (probes[0], probes[-1]))
+        out.append(f"step {probes[0]['step']} to {probes[-1]['step']}: students solve {first:.2f} to "
+                   f"{last:.2f} of the held-out tasks, greedily (ratings are relative and show no progress)")
     n_born = sum(len(row["births"]) for row in rows)
     out.append(f"{rows[-1]['unique_structures']} distinct program structures, {n_born} members replaced, "
                f"{rows[-1]['tokens_generated']:,} tokens generated, {rows[-1]['tokens_trained']:,} trained")

@@ -103,13 +103,14 @@ class Monitors:
         self.alarms: dict[str, str] = rows[-1].get("alarms", {}) if rows else {}
 
     def look(self, row: dict) -> tuple[dict[str, str], list[str], list[str]]:
-        """A new step's line: its alarms, names of those that begin with it, names of those that are over."""
+        """A new step's line: its alarms, names of those that begin with it, and what the terminal says."""
         self.history.append(readings(row))
         before = self.alarms
         found = {name: monitor(self.history) for name, monitor in MONITORS.items()}
         self.alarms = {name: words for name, words in found.items() if words}
         begun = [name for name in self.alarms if name not in before]
-        return self.alarms, begun, [name for name in before if name not in self.alarms]
+        over = [f"alarm {name} is over" for name in before if name not in self.alarms]
+        return self.alarms, begun, [f"alarm {name}: {self.alarms[name]}" for name in begun] + over
 
 
 def halting(given: str) -> set[str]:
@@ -118,8 +119,3 @@ def halting(given: str) -> set[str]:
     if unknown := sorted(names - set(MONITORS)):
         raise ValueError(f"--halt-on {', '.join(unknown)}: no such monitor; valid: {', '.join(MONITORS)}")
     return names
-
-
-def lines_of(alarms: dict[str, str], begun: list[str], over: list[str]) -> list[str]:
-    """A line for each alarm that begins with a step, or is over with it."""
-    return [f"alarm {name}: {alarms[name]}" for name in begun] + [f"alarm {name} is over" for name in over]

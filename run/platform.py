@@ -90,9 +90,8 @@ def git_commit() -> str:
 
 def environment(cfg: Config, ranks: Ranks, sandbox: Sandbox) -> dict:
     """Where a run ran, and of each flag its default in this prompt format and its meaning."""
-    device = f"CPU, {os.cpu_count()} cores" if ranks.device.type == "cpu" else str(ranks.device)
-    if ranks.device.type == "cuda":
-        device = torch.cuda.get_device_name()
+    on_card = ranks.device.type == "cuda"
+    device = torch.cuda.get_device_name() if on_card else f"CPU, {os.cpu_count()} cores"
     usual = resolve_config(Config(), cfg.prompt_format, ranks.device.type)
     return dict(commit=git_commit() or "unknown", python=platform.python_version(), torch=torch.__version__,
                 platform=platform.platform(), processes=ranks.world, device=device,

@@ -48,16 +48,16 @@ def cost_of(done: Attempts) -> Counter:
     return Counter(probe_tokens=int(done.rollout.n_tokens.sum()), probe_failures=n_failed)
 
 
-def to_probe(cfg, members: list[Member], step: int) -> list[Member]:
-    """Whom a step's probe asks: of a role with more than N_PROBED so many, drawn for this step."""
-    asked = []
+def some_of(cfg, members: list[Member], step: int, n: int) -> list[Member]:
+    """Members, role by role: of a role with more than n so many, drawn for this step."""
+    some = []
     for number, role in enumerate(ROLES):
         own = members_of(members, role)
-        if len(own) > N_PROBED:
-            drawn = make_rng(cfg.seed, step, PROBE, number).sample(range(len(own)), N_PROBED)
+        if len(own) > n:
+            drawn = make_rng(cfg.seed, step, PROBE, number).sample(range(len(own)), n)
             own = [own[i] for i in sorted(drawn)]
-        asked += own
-    return asked
+        some += own
+    return some
 
 
 def accuracies(members: dict[str, Answers]) -> dict[str, float]:
@@ -119,12 +119,12 @@ def probe_current(s: Setup, proposed: list[ProposalRecord], step: int) -> tuple[
 
 def probe(s: Setup, members: list[Member], heldout: list[Task], unseen: list[Task],
           proposed: list[ProposalRecord], step: int) -> dict:
-    """All absolute measures of a step, as keys of metrics.jsonl, of those that are asked (to_probe). Every
+    """All absolute measures of a step, as keys of metrics.jsonl, of N_PROBED members of a role. Every
     --probe-every-th step has a probe, and the last; {} of others."""
     every = s.cfg.probe_every
     if not every or (step % every and step != s.cfg.steps - 1):
         return {}
-    asked = to_probe(s.cfg, members, step)
+    asked = some_of(s.cfg, members, step, N_PROBED)
     players = s.adapters.here
     s.adapters.page_in(m.slot for m in asked)
     students = {m.name: m.slot for m in members_of(asked, "student")}

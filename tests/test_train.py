@@ -256,7 +256,7 @@ def test_seed_tasks_seed_the_archive(run, tmp_path):
     (tmp_path / "seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = run(seed_tasks=str(tmp_path / "seeds.jsonl"), steps=1, task_types="code_o,code_f", n_prompts=2)
     seeds = json.loads((path / "step_1" / "state.json").read_text())["seeds"]
-    assert [s["outputs"][0] for s in seeds] == ["1", "2", "3", "0"] or len(seeds) == 4
+    assert [s["outputs"][0] for s in seeds] == ["1", "2", "3", "0"]
     parents = set()
     for row in shown(path, "tasks.jsonl"):
         if row["kind"] == "code_f" and not row["reason"]:

@@ -328,15 +328,7 @@ def test_a_lost_log_is_told(words, copy):
     refused("tasks.jsonl is shorter than step_3", words(copy.parent, resume="auto", steps=4))
 
 
-def test_text_that_is_not_json_names_its_file(words, copy):
-    tasks = (copy / "tasks.jsonl").read_text()
-    (copy / "tasks.jsonl").write_text("{" + tasks[:-2] + "\n")  # as long as before
-    refused("run/tasks.jsonl is damaged .*restore it", words(copy.parent, resume="auto"))
-    (copy / "config.json").write_text("{")
-    refused("run/config.json is damaged .*restore it", words(copy.parent, resume="auto"))
-
-
-@pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 100_000, "[[]]\n"])
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 100_000, "[[]]\n", "{\n"])
 def test_json_of_another_shape_is_refused(copy, deep):
     run = RunDir(copy, writes=False)
     for name in ("step_3/state.json", "config.json", *LOGS):
@@ -427,36 +419,3 @@ def test_logs_are_cut_back(tmp_path):
     assert run.rows("tasks.jsonl") == [{"a": 1}, {"a": 2}, {"a": None}]                 # JSON has no NaN
     run.truncate_logs(sizes | {"../other": 0})
     assert run.rows("tasks.jsonl") == [{"a": 1}] and sizes["metrics.jsonl"] == 0
-
-
-def interfered(code: str, words: list[str]) -> subprocess.CompletedProcess:
-    """The run as a process of its own, in which before(step), that `code` defines, is called at each checkpoint."""
-    code += """
-import runpy, sys
-from run.checkpoint import RunDir
-save = RunDir.save
-def save_later(self, step, *rest):
-    before(step)
-    return save(self, step, *rest)
-RunDir.save, sys.argv[0] = save_later, "train.py"
-runpy.run_path("train.py", run_name="__main__")
-"""
-    return subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, timeout=180)
-
-
-@pytest.mark.slow
-def test_disk_full_at_a_checkpoint(words, tmp_path):
-    """A limit on file sizes stands for the full disk: the second checkpoint does not fit, the first does."""
-    limit = """
-import resource, signal
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-def before(step):
-    if step == 2:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
-"""
-    done = interfered(limit, words(tmp_path))
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "step_2 could not be written" in done.stderr and done.stderr.count("\n") == 1
-    assert RunDir(tmp_path / "run").steps() == [1] and not list((tmp_path / "run").glob("*.part"))
-    resumed = train.main(config.parse_args(None, words(tmp_path, resume="auto")))
-    assert len(resumed.rows("metrics.jsonl", 10**9)) == STEPS

@@ -89,12 +89,14 @@ def test_names_are_checked_at_the_start():
 
 
 def test_an_alarm_begins_once_and_a_resumed_run_knows_it():
-    watching, rows, seen = Monitors(), [], {}
+    watching, rows, seen, said = Monitors(), [], {}, []
     for step in range(8):
         rows.append(row(step, members=LIKE if step < 6 else HEALTHY[0]["members"]))
-        rows[-1]["alarms"], *seen[step] = watching.look(rows[-1])
+        rows[-1]["alarms"], seen[step], notes = watching.look(rows[-1])
+        said += notes
         watching = Monitors(rows)             # as after --resume
-    assert {step: words for step, words in seen.items() if words != [[], []]} == {4: [["collapse"], []], 6: [[], ["collapse"]]}
+    assert {step: names for step, names in seen.items() if names} == {4: ["collapse"]}
+    assert len(said) == 2 and said[0].startswith("alarm collapse: the updates") and said[1] == "alarm collapse is over"
 
 
 # -- in a run ------------------------------------------------------------------------------------------------

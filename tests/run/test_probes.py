@@ -87,19 +87,18 @@ def test_kinds_that_nobody_plays(setup):
     assert len(probes.probe(s, alone, [], tasks, [], 4)["unseen"]["code_i"]) == 2, "one adapter in both roles is asked once"
 
 
-def test_of_many_members_some_are_asked(setup, monkeypatch):
+def test_of_many_members_some_are_asked(setup):
     """Drawn for each step, in their order; the line of the step says how many they were."""
     crowd = []
     for letter, role in (("T", "teacher"), ("S", "student")):
         crowd += [Member(f"{letter}{i}", role, len(crowd) + i, Rating()) for i in range(9)]
     s = setup(probe_every=1)
-    monkeypatch.setattr(probes, "N_PROBED", 4)
-    by_step = [[m.name for m in probes.to_probe(s.cfg, crowd, step)] for step in range(20)]
+    by_step = [[m.name for m in probes.some_of(s.cfg, crowd, step, 4)] for step in range(20)]
     assert all(len(names) == 8 and names == sorted(names, key=[m.name for m in crowd].index) for names in by_step)
-    assert [m.name for m in probes.to_probe(s.cfg, crowd, 0)] == by_step[0] and len(set(map(tuple, by_step))) > 15
+    assert [m.name for m in probes.some_of(s.cfg, crowd, 0, 4)] == by_step[0] and len(set(map(tuple, by_step))) > 15
     assert {name for names in by_step for name in names} == {m.name for m in crowd}
     both = members("teacher") + members("student")
-    assert probes.to_probe(s.cfg, both, 0) == both, "where there are few, all"
+    assert probes.some_of(s.cfg, both, 0, 4) == both, "where there are few, all"
     told = probes.probe(s, members("student"), play(s, "code_o", "x=x+1"), [], [], 1)
     assert told["probe_members"] == len(told["heldout_greedy"]) == 2
 
