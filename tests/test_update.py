@@ -84,6 +84,7 @@ def test_the_gap_is_told(tiny, population):
     want = dict(diff=size.mean(), p99=size[(len(size) - 1) * 99 // 100], max=size[-1])
     for name, x in want.items():
         assert told[f"train_rollout_logprob_{name}"] == pytest.approx(x.item(), abs=1e-5), name
+    assert "clip_frac" not in told, "in the first epoch nothing is clipped"
     assert told["capped_frac"] == pytest.approx((own > 0).float().mean().item(), abs=0.05)
 
 
