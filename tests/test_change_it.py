@@ -17,7 +17,7 @@ TINY = dict(steps=2, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_tas
 
 
 def put(root: Path, file: str, place: str, code: str) -> None:
-    """Insert code as a reader would. Place: "at the end", "a new file", "before: " or "after: " a line."""
+    """Edit as a reader would. Place: "at the end", "a new file", or "before: ", "after: ", "instead of: " a line."""
     path = root / file
     if place == "a new file":
         assert not path.exists()
@@ -31,8 +31,8 @@ def put(root: Path, file: str, place: str, code: str) -> None:
         at = next((i for i, line in enumerate(lines) if line.strip().startswith(anchor)), None)
         assert at is not None, f"{file} has no line that begins with {anchor!r}"
         indent = re.match(" *", lines[at])[0]
-        at += where == "after"
-        lines[at:at] = [indent + line if line.strip() else line for line in code.splitlines(keepends=True)]
+        start, end = {"before": (at, at), "after": (at + 1, at + 1), "instead of": (at, at + 1)}[where]
+        lines[start:end] = [indent + line if line.strip() else line for line in code.splitlines(keepends=True)]
     path.write_text("".join(lines), encoding="utf-8")
 
 
