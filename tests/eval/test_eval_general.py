@@ -51,7 +51,7 @@ def folder(tmp_path):
 
 def test_the_published_archive(folder, capsys):
     items, hashes = load(str(folder))
-    assert Counter(item.subject for item in items) == dict(colours=3, plain_sums=7) and len(hashes["mmlu"]) == 64
+    assert Counter(item.id.split("/")[1] for item in items) == dict(colours=3, plain_sums=7) and len(hashes["mmlu"]) == 64
     assert items[7].prompt.endswith('\n\nWhat, then, is "five", and five?\nA. 10\nB. 9\nC. 8\nD. 7\nAnswer:') and items[7].gold == "A"
     assert "D. None" in items[0].prompt, "a text, as it stands there"
     assert [item.id for item in load(str(folder), "val", 1)[0]] == ["val/colours/0", "val/plain_sums/0"]
@@ -129,7 +129,7 @@ def test_a_run_with_two_members_resumes(members, folder, tmp_path, capsys):
         assert row["text"] == "ABCD"[int(np.argmax(row["logp"]))] and row["correct"] == (row["text"] == row["gold"])
     summary = json.loads((tmp_path / "whole/summary.json").read_text())
     right = [row["correct"] for row in rows if row["member"] == "S0"]
-    colours = [row["correct"] for row in rows if row["member"] == "S0" and row["subject"] == "colours"]
+    colours = [row["correct"] for row in rows if row["member"] == "S0" and "colours" in row["id"]]
     of_s0 = {name: next(line for line in summary[name] if line["member"] == "S0") for name in ("results", "subjects")}
     assert of_s0["results"]["accuracy"] == pytest.approx(np.mean(right)) and of_s0["results"]["n"] == 10
     assert of_s0["subjects"]["accuracy"] == pytest.approx(np.mean(colours)) and of_s0["subjects"]["bench"] == "colours"
