@@ -23,6 +23,7 @@ from weights import files_hash, load_base, read_peft
 
 CACHE = Path("~/.cache/nanopopulora").expanduser()      # of the published benchmark files
 
+
 def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple = ()):
     """The command line of `python -m name`: the flags that benchmarks share, but those `without`.
 
@@ -71,13 +72,12 @@ def check(args: argparse.Namespace) -> argparse.Namespace:
 
 def choose(names: str, valid: tuple[str, ...], flag: str = "--bench", thing: str = "benchmark") -> list[str]:
     """The names that a flag gives, in order. Raises ValueError with the near name for one not valid."""
-    wanted = [name.strip().lower() for name in names.split(",") if name.strip()]
-    for name in wanted:
-        if name not in valid:
-            near = difflib.get_close_matches(name, valid, 1, 0.4)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{flag} {name}: no such {thing}{hint} Valid: {', '.join(valid)}")
-    return list(dict.fromkeys(wanted))
+    wanted = dict.fromkeys(name.strip().lower() for name in names.split(",") if name.strip())
+    for name in [name for name in wanted if name not in valid]:
+        near = "".join(difflib.get_close_matches(name, valid, 1, 0.4))
+        hint = f"; did you mean {near}?" if near else ""
+        raise ValueError(f"{flag} {name}: no such {thing}{hint} Valid: {', '.join(valid)}")
+    return list(wanted)
 
 
 def command(name: str, main: Callable[[], int]) -> None:

@@ -65,11 +65,10 @@ def load(data: str, split: str = "test", limit: int = 0) -> tuple[list[Item], di
             for member in tar:
                 if (match := CSV.fullmatch(member.name)) and member.isfile():
                     files[match["split"]][match["subject"]] = tar.extractfile(member).read()
-    except (tarfile.TarError, EOFError, OSError) as e:
+        if not files[split] or files[split].keys() - files["dev"].keys():
+            raise ValueError(f"it lacks questions ({split}) or examples (dev)")
+    except (tarfile.TarError, EOFError, OSError, ValueError) as e:
         raise ValueError(f"{path} cannot be read ({e}): remove it, and it is fetched again") from None
-    if not files[split] or files[split].keys() - files["dev"].keys():
-        raise ValueError(f"{path} lacks questions ({split}) or examples (dev): remove it, and it is fetched "
-                         "again")
     for subject, text in sorted(files[split].items()):
         head = "The following are multiple choice questions (with answers) about  "
         head += subject.replace("_", " ") + "."
@@ -122,7 +121,7 @@ def likeliest(population: common.Population, rows: list[dict], ids: dict, args: 
 
 
 def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
-    """Whether letters are right."""
+    """Are the letters right?"""
     return [dict(correct=letter == item.gold, gold=item.gold) for item, letter in answers]
 
 
@@ -142,12 +141,8 @@ def main(argv: list[str] | None = None) -> int:
         return answering.self_test(items, lambda item: item.gold, verify)
     name = "eval-general" if args.split == "test" else f"eval-general-{args.split}"
     run, rows = answering.evaluate(args, name, items, hashes, ask, verify, likeliest)
-    subjects, macro = summarise([row | dict(bench=row["id"].split("/")[1]) for row in rows], 1), {}
-    for line in subjects:
-        macro.setdefault(line["member"], []).append(line["accuracy"])
-    macro = {member: sum(accuracies) / len(accuracies) for member, accuracies in macro.items()}
-    print("mean over subjects:", ", ".join(f"{member} {mean:.3f}" for member, mean in macro.items()))
-    common.conclude(args, run, rows, split=args.split, macro=macro, subjects=subjects)
+    subjects = summarise([row | dict(bench=row["id"].split("/")[1]) for row in rows], 1)
+    common.conclude(args, run, rows, split=args.split, subjects=subjects)
     return 0
 
 
