@@ -18,7 +18,7 @@ from infra.distributed import Ranks
 from infra.precision import DTYPES, pick_dtype
 from lora import Adapters
 from model import Base
-from run.checkpoint import RunDir, differing
+from run.directory import RunDir
 from weights import files_hash, load_base, read_peft
 
 CACHE = Path("~/.cache/nanopopulora").expanduser()      # of the published benchmark files
@@ -189,9 +189,9 @@ def open_out(args: argparse.Namespace, population: Population, prompt_format: st
     config |= {f"adapter {name}": sha for name, sha in population.hashes.items()}
     config |= {f"data {name}": sha for name, sha in data.items()}
     old = run.config() if (run.path / "config.json").exists() else {}
-    if old and (changed := differing(old, config, ("base", *(config.keys() - old.keys())))):
+    if changed := [name for name in config if name != "base" and old.get(name, config[name]) != config[name]]:
         raise ValueError(f"{run.path} holds answers made otherwise: {', '.join(changed)}; use the old values "
-                         "or another --out")
+                         "(config.json there has them) or another --out")
     run.write_json("config.json", old | config)
     return run, saved_answers(run)
 

@@ -297,7 +297,7 @@ def test_a_run_is_answered_and_judged(data, tiny, tmp_path, capsys, monkeypatch)
     assert code.main([*argv, "--bench", "mbpp+"]) == 0
     lines = json.loads((tmp_path / "out" / "summary.json").read_text())["results"]
     assert [(line["bench"], line["accuracy"]) for line in lines] == [("mbpp", 1), ("mbpp+", 1)], "by the base tests and by all"
-    assert "minus base" in capsys.readouterr().out
+    assert "mbpp+  base" in capsys.readouterr().out
 
 
 @pytest.mark.slow
