@@ -259,8 +259,9 @@ def check(cfg: Config) -> None:
     demand(not cfg.niches or 1 < len(task_types) <= min(cfg.teachers, n_students),
            f"--niches deals {len(task_types)} task type(s) to {cfg.teachers} teacher(s) and {n_students} "
            "student(s): give at least two types, and of each role at least as many members")
-    unknown = sorted(set(task_types) - set(TASK_TYPES))
-    demand(not unknown, f"--task-types: {', '.join(unknown)} unknown; valid: {', '.join(TASK_TYPES)}")
+    for name, valid in (("task_types", TASK_TYPES), ("lora_targets", TARGETS)):
+        unknown = sorted(set(getattr(cfg, name).split(",")) - set(valid))
+        demand(not unknown, f"{spelled(name)}: {', '.join(unknown)} unknown; valid: {', '.join(valid)}")
     for kind in task_types:
         TASK_TYPES[kind].check_templates(cfg.prompt_format)
     if "proof" in task_types:
