@@ -21,6 +21,7 @@ import socket
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -135,7 +136,7 @@ def assault(sandbox, path, folder, listener):
     job = Job(code, (threes(code),), deterministic=is_task)
     verdict, took, late = timed(sandbox, job)
     if verdict.end == "timeout" and "timeout" not in want:  # a slow machine has not come to the point yet
-        verdict, = sandbox.run([job], cpu_s=4 * sandbox.cpu_s)
+        verdict, = sandbox.run([replace(job, cpu_s=4 * sandbox.cpu_s)])
     honest, = sandbox.run([HONEST])
     got, value = labels(verdict, answer, want), verdict.outputs[0] or ""
     outside = marks(folder) + [f"process {pid}" for pid in left_over(sandbox, before)]
