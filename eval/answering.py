@@ -7,6 +7,7 @@ alone, so that an interrupted run goes on as if it had not been. Where the last 
 beside it (bfloat16, GPUs): which these are depends on questions and flags alone.
 """
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from zlib import crc32
@@ -40,6 +41,23 @@ def evaluate(args: argparse.Namespace, name: str, items: list, hashes: dict[str,
     return run, answer_all(population, items, lambda item: ask(item, prompt_format, population.base),
                            lambda answers: verify(answers, prompt_format), args, run, done, prompt_format,
                            answer)
+
+
+def self_test(items: list, published: Callable, verify: Callable) -> int:
+    """Prints as JSON how many published(item) answers pass, by benchmark; 0 where all do. Where a benchmark
+    publishes None, it is enough that its items can be read."""
+    counts = {item.bench: dict(n=0, right=0) for item in items}
+    answers = [(item, published(item)) for item in items]
+    for item, text in answers:
+        counts[item.bench]["n"] += 1
+        counts[item.bench]["right"] += text is None
+    answers = [(item, text) for item, text in answers if text is not None]
+    for (item, _), row in zip(answers, verify(answers, "envelope")):
+        counts[item.bench]["right"] += bool(row["correct"])
+        if not row["correct"]:
+            print(f"{item.bench} {item.id}: the published answer does not pass: {row}"[:400], file=sys.stderr)
+    print(json.dumps(counts))
+    return int(any(count["right"] < count["n"] for count in counts.values()))
 
 
 # ---- questions ---------------------------------------------------------------------------------------------
@@ -82,14 +100,14 @@ def fits(ids: dict, max_new: int, context: int) -> int:
 
 # ---- answers -----------------------------------------------------------------------------------------------
 
-def place_of(row: dict) -> tuple[str, str, str, int]:
-    """Which answer a row of answers.jsonl is."""
-    return row["bench"], row["id"], row["member"], row["sample"]
-
-
 def places_of(item, member: str, n_samples: int) -> list[tuple[str, str, str, int]]:
-    """The answers of a member to an item."""
+    """The answers of a member to an item: which rows of answers.jsonl these are."""
     return [(item.bench, item.id, member, sample) for sample in range(n_samples)]
+
+
+def by_place(rows: list[dict]) -> dict[tuple[str, str, str, int], dict]:
+    """Rows of answers.jsonl by which answers they are."""
+    return {(row["bench"], row["id"], row["member"], row["sample"]): row for row in rows}
 
 
 def answer_all(population: Population, items: list, ask: Callable, verify: Callable,
@@ -101,7 +119,7 @@ def answer_all(population: Population, items: list, ask: Callable, verify: Calla
     `verified`; answer: `answer_call`, or what stands for it; summary.comparable leaves out what the sandbox
     failed on. Raises ValueError where a question does not fit the context.
     """
-    have = {place_of(row): row for row in done}
+    have = by_place(done)
     ids = {(item.bench, item.id): put(ask(item), prompt_format, population.base) for item in items}
     n_tokens = fits(ids, args.max_new, population.base.model.cfg.max_position_embeddings) + args.max_new
     pairs = [(item, member) for item in items for member in population.slots]
@@ -109,23 +127,22 @@ def answer_all(population: Population, items: list, ask: Callable, verify: Calla
     wanted.sort(key=lambda pair: len(ids[pair[0].bench, pair[0].id]))
     n_rows = args.max_rows * max(1, CALL_TOKENS // (args.max_rows * n_tokens))
     n_pairs = max(1, n_rows // args.samples)
-    with tqdm(total=len(pairs), desc="answers", disable=not sys.stderr.isatty()) as bar:
-        bar.update(len(pairs) - len(wanted))
-        for start in range(0, len(wanted), n_pairs):
-            asked, rows = wanted[start:start + n_pairs], []
-            answers = (answer or answer_call)(population, asked, ids, args, prompt_format)
-            answers = [(item, row) for item, row in answers if place_of(row) not in have]
-            for first in range(0, len(answers), args.max_rows):         # tests in memory are large
-                part = answers[first:first + args.max_rows]
-                verdicts = verified(verify, [(item, row["text"]) for item, row in part])
-                rows += [row | verdict for (_, row), verdict in zip(part, verdicts)]
-            run.append("answers.jsonl", rows)
-            have |= {place_of(row): row for row in rows}
-            bar.update(len(asked))
+    for start in tqdm(range(0, len(wanted), n_pairs), "answers", disable=not sys.stderr.isatty()):
+        answers = (answer or answer_call)(population, wanted[start:start + n_pairs], ids, args, prompt_format)
+        answers = [pair for pair in answers if not by_place([pair[1]]).keys() & have.keys()]
+        rows = []
+        for first in range(0, len(answers), args.max_rows):             # tests in memory are large
+            part = answers[first:first + args.max_rows]
+            verdicts = verified(verify, [(item, row["text"]) for item, row in part])
+            rows += [row | verdict for (_, row), verdict in zip(part, verdicts)]
+        run.append("answers.jsonl", rows)
+        have |= by_place(rows)
     rows = [have[place] for pair in pairs for place in places_of(*pair, args.samples)]
-    if n_failed := sum(row["correct"] is None for row in rows):
-        print(f"note: the sandbox failed on {n_failed} answers, whose questions count for nobody; the same "
-              "command asks them again", file=sys.stderr)
+    n_failed = sum(row["correct"] is None for row in rows)
+    n_errors = sum("grader_error" in row for row in rows)
+    if n_failed or n_errors:
+        print(f"note: the sandbox failed on {n_failed} answers, whose questions count for nobody (the same "
+              f"command asks them again); {n_errors} could not be graded and count as wrong", file=sys.stderr)
     return rows
 
 
