@@ -195,10 +195,9 @@ def config_of_run(saved: dict, path) -> Config:
 
 def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Config:
     """Fill in what prompt format, --algo, device and other flags imply. Raises ValueError with the fix."""
-    presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo]
     # in float32 on a CPU rollout and training agree to 1e-6
     exact = device == "cpu" and cfg.dtype in ("auto", "float32")
-    presets |= dict(importance_cap=0.0 if exact else 2.0)
+    presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo] | dict(importance_cap=0.0 if exact else 2.0)
     presets |= dict(rollout_batch=0) if device == "cuda" else {}
     presets |= dict(pop=2) if cfg.single else {}
     missing = {name: value for name, value in presets.items() if getattr(cfg, name) is None}
