@@ -19,6 +19,7 @@ from infra.precision import DTYPES, pick_dtype
 from lora import Adapters
 from model import Base
 from run.directory import RunDir
+from run.platform import Interrupted
 from weights import files_hash, load_base, read_peft
 
 CACHE = Path("~/.cache/nanopopulora").expanduser()      # of the published benchmark files
@@ -87,7 +88,7 @@ def command(name: str, main: Callable[[], int]) -> None:
     except (ValueError, OSError) as e:
         print(f"{name}: {e}", file=sys.stderr)
         sys.exit(2 if isinstance(e, ValueError) else 1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         print(f"{name}: interrupted; the same command goes on from what is on disk", file=sys.stderr)
         sys.exit(130)
 
