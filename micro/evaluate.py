@@ -114,8 +114,8 @@ def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed
 def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[str, list[float]]:
     """The rows of one task type: {measure: [value by size]}."""
     cells = defaultdict(list)
-    for index, size in enumerate(SIZES[row]):
-        tasks, key = draw_tasks(row, size, n, seed), (seed, index, size)
+    for size in SIZES[row]:
+        tasks, key = draw_tasks(row, size, n, seed), (seed, list(SIZES).index(row), size)
         correct, thinks = answers(base, sandbox, row, tasks, 0.0, key)
         cells["greedy"].append(correct)
         if row in OPENS_TRACE:

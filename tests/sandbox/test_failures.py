@@ -3,6 +3,7 @@ import dataclasses
 import os
 import signal
 import sys
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 from cases import LOOP, one
@@ -65,19 +66,12 @@ def test_a_program_that_says_nothing_did_begin(narrow):
 
 
 def test_a_machine_out_of_processes_for_a_moment(narrow, monkeypatch):
-    left, real = [2], scheduler.subprocess.Popen
-
-    def popen(*args, **kw):
-        left[0] -= 1
-        if left[0] >= 0:
-            raise BlockingIOError("Resource temporarily unavailable")
-        return real(*args, **kw)
-
+    popen = Mock(wraps=scheduler.subprocess.Popen, side_effect=[BlockingIOError("Resource temporarily unavailable")] * 2 + [DEFAULT])
     monkeypatch.setattr(scheduler.subprocess, "Popen", popen)
     monkeypatch.setattr(scheduler, "PAUSES_S", (0.01, 0.01))
     n_open = len(os.listdir("/proc/self/fd"))
     os.kill(narrow.servers[0].process.pid, signal.SIGKILL)
-    assert one(narrow, LOOP, "1").outputs == ("10",) and left == [-1]
+    assert one(narrow, LOOP, "1").outputs == ("10",) and popen.call_count == 3
     assert len(os.listdir("/proc/self/fd")) == n_open
 
 
@@ -105,13 +99,6 @@ def one_failure(verdict):
     return type(verdict)("sandbox failure", (*verdict.outputs[:n], None), (*verdict.errors[:n], "sandbox failure"), 0.0)
 
 
-# -- the row is left out -------------------------------------------------------------------------------------
-
-
-def member(role, slot):
-    return Member(f"{role[0].upper()}{slot}", role, slot, RATINGS["trueskill"]().new())
-
-
 class Failing:
     """A sandbox that fails on every job but the first n."""
 
@@ -129,7 +116,8 @@ def test_a_row_left_out_gets_no_reward_and_no_gradient(setup):
     seed, = selfplay.make_tasks(s, [Proposal("code_o", "def f(x):\n x=x+1\n return x", ("4",))], "")
     archive = Archive(["code_o"], 100)
     archive.add(seed, "s")
-    pairs = [(member("teacher", 0), member("student", 2)), (member("teacher", 1), member("student", 3))]
+    members = [Member(f"M{slot}", role, slot, RATINGS["trueskill"]().new()) for slot, role in enumerate(["teacher"] * 2 + ["student"] * 2)]
+    pairs = [(members[0], members[2]), (members[1], members[3])]
     rollout, proposed = selfplay.propose(s, archive, pairs, 0)
     selfplay.verify(s, archive, proposed, 0)
     solved, attempts = selfplay.solve(dataclasses.replace(s, sandbox=Failing(s.sandbox, 1)), pairs, proposed, 0)
