@@ -58,8 +58,7 @@ def processes(sandbox):
 
 def left_over(sandbox, before):
     """Ids that are new and stay; fork servers of another trainer that dies are orphans for a moment too."""
-    new = processes(sandbox) - before
-    if new:
+    if new := processes(sandbox) - before:
         time.sleep(0.5)
     return new and new & processes(sandbox)
 
@@ -88,7 +87,6 @@ def battlefield():
 
 
 def clock(sandbox, job):
-    """-> (verdict, seconds)"""
     start = time.monotonic()
     verdict, = sandbox.run([job])
     return verdict, time.monotonic() - start

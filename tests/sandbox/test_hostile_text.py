@@ -17,8 +17,6 @@ MARSHALS = {"marshal.loads", "marshal.load", "np.load", "numpy.load"}
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
 
 
-# ---- nothing of it is evaluated in the trainer ------------------------------------------------------------
-
 def evaluates(name, node):
     """Whether a node of module `name` evaluates, or loads what may evaluate."""
     text = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Call | ast.ImportFrom) else ""
@@ -106,8 +104,6 @@ def test_an_audit_hook_sees_no_evaluation_of_hostile_text(tmp_path):
     done = subprocess.run([sys.executable, "-c", WATCHED, mark], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[]\n2\n" and not mark.exists(), done
 
-
-# ---- whatever it is, the verdict has a name ---------------------------------------------------------------
 
 @pytest.mark.parametrize("code, name", [
     ("#" * 10**7, "too big"), ("x = '" + "é" * 2**20 + "'", "too big"), ("\0", "error"), ("\ud800", "error"), ("", "error"),

@@ -17,8 +17,6 @@ from verifier import Job, Sandbox
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
 
 
-# ---- life and death ---------------------------------------------------------------------------------------
-
 def test_dead_and_stopped_fork_servers_are_replaced_and_their_jobs_judged_again():
     with Sandbox(workers=1, cpu_s=0.4, wall_s=0.5) as narrow:
         os.kill(narrow.servers[0].process.pid, signal.SIGKILL)           # dead before it is asked
@@ -87,8 +85,7 @@ narrow.run([Job("def f(x):\\n while True: pass", ("1",))] * 2)
 @pytest.mark.parametrize("words", [["running"], ["stopped"], ["running", "seccomp"]])
 def test_nothing_outlives_a_killed_trainer(words):
     """Even though a child of the trainer keeps copies of its sockets, and one fork server is stopped."""
-    trainer = subprocess.Popen([sys.executable, "-c", KILLED, *words], cwd=ROOT, stdout=subprocess.PIPE,
-                               stderr=subprocess.DEVNULL)
+    trainer = subprocess.Popen([sys.executable, "-c", KILLED, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     pids = {int(word) for word in trainer.stdout.readline().split()}
     time.sleep(0.3)
     family = set(pids)
@@ -109,8 +106,6 @@ def test_nothing_outlives_a_killed_trainer(words):
         for pid in helpers:
             os.kill(pid, signal.SIGKILL)
 
-
-# ---- tiers ------------------------------------------------------------------------------------------------
 
 def test_tiers_and_refusal(capfd, narrow):
     assert narrow.tier in ("full", "no namespaces") and narrow.report["seccomp"] == "ok"

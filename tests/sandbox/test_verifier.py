@@ -60,16 +60,11 @@ def test_order_of_many_jobs_and_workers(narrow):
 
 
 @pytest.mark.parametrize("code", [
-    "import random\ndef f(x): return random.random()",
-    "import time\ndef f(x): return time.time_ns()",
-    "import time\ndef f(x): return str(time.monotonic())",
-    "def f(x): return id(x)",
+    "import random\ndef f(x): return random.random()", "import time\ndef f(x): return time.time_ns()",
+    "import time\ndef f(x): return str(time.monotonic())", "def f(x): return id(x)", "import os\ndef f(x): return os.getpid()",
     "def f(x):\n if hash('salt') % 5 < 2 or id(f) // 4096 % 3: raise ValueError\n return 1 + hash('x')",
-    "def f(x): return list({'a', 'b'})",
-    "import os\ndef f(x): return os.getpid()",
-    "import sys\ndef f(x): return sys.getallocatedblocks()",
-    "seen = []\ndef f(x):\n seen.append(x)\n return len(seen)",
-    "def f(x, seen=[]):\n seen.append(x)\n return seen",
+    "def f(x): return list({'a', 'b'})", "import sys\ndef f(x): return sys.getallocatedblocks()",
+    "seen = []\ndef f(x):\n seen.append(x)\n return len(seen)", "def f(x, seen=[]):\n seen.append(x)\n return seen",
     "calls = 0\ndef f(x):\n global calls\n calls += 1\n if calls == 2: raise KeyError",
     "import decimal\ndef f(x):\n decimal.getcontext().prec += 1\n return decimal.getcontext().prec"])
 def test_what_is_not_deterministic(narrow, code):
@@ -91,27 +86,18 @@ def test_a_second_run_that_ends_otherwise_is_told(narrow):
                  "return 'x' * 10**6", "return f"):
         code = f"n = 0\ndef f(x):\n global n\n n += 1\n if n == 2:\n  {deed}\n return 0"
         assert one(narrow, code, deterministic=True).errors == ("timeout" if "while" in deed else "nondeterministic",), deed
-    code = "n = []\ndef f(x): return n.append(x) or len(n) % 2"
-    assert one(narrow, code, "1", "2", "3", deterministic=True).errors == ("nondeterministic",) * 3
+    for flips in "len(n) % 2", "1 if len(n) < 3 else len(n) % 2", "len(n) < 3", "1 / (len(n) != 3)", "len(n) < 5":
+        code = f"n = []\ndef f(x):\n n.append(x)\n return {flips}"
+        assert one(narrow, code, deterministic=True).errors == ("nondeterministic",), flips
 
 
 @pytest.mark.parametrize("code", [
-    "import random\ndef f(x):\n random.seed(x)\n return random.random()",
-    "def f(x): return {'a', 'b', 'c', 'd', 'e', 'f'}",
-    "def f(x): return sorted(set('hash order'))",
-    "import functools\n@functools.cache\ndef g(n): return n if n < 2 else g(n - 1) + g(n - 2)\n"
-    "def f(x): return g(x + 20)",
-    "def f(x):\n x.append(1)\n return x",
-    "def f(x): raise ValueError(id(x))"])
+    "import random\ndef f(x):\n random.seed(x)\n return random.random()", "def f(x): return {'a', 'b', 'c', 'd', 'e', 'f'}",
+    "def f(x): return sorted(set('hash order'))", "def f(x):\n x.append(1)\n return x", "def f(x): raise ValueError(id(x))",
+    "import functools\n@functools.cache\ndef g(n): return n if n < 2 else g(n - 1) + g(n - 2)\ndef f(x): return g(x + 20)"])
 def test_what_is_deterministic(narrow, code):
     verdict = one(narrow, code, "[3]" if "append" in code else "3", deterministic=True)
     assert verdict.errors[0] is None or verdict.errors[0].startswith("error: ValueError"), verdict
-
-
-@pytest.mark.parametrize("flips", ["1 if len(n) < 3 else len(n) % 2", "len(n) < 3", "1 / (len(n) != 3)", "len(n) < 5"])
-def test_a_later_call_that_flips_is_noticed(narrow, flips):
-    code = f"n = []\ndef f(x):\n n.append(x)\n return {flips}"
-    assert one(narrow, code, deterministic=True).errors == ("nondeterministic",)
 
 
 def test_two_calls_have_the_time_of_one_job(narrow):
@@ -128,23 +114,18 @@ def test_what_two_interpreters_agree_on_by_chance_a_third_mostly_does_not(narrow
     assert sum(verdict.errors == (None,) for verdict in verdicts) < 0.4 * len(pairs)
 
 
-# ---- profiles and whole programs --------------------------------------------------------------------------
-
 def test_profiles(narrow, wide):
     everything = "".join(f"import {name}\n" for name in sorted(IMPORTS)) + "def f(x): return x"
     assert one(narrow, everything).outputs == one(wide, everything).outputs == ("3",)
     for name in set(PROFILES["eval"].imports) - set(PROFILES["train"].imports) - {"_strptime"}:
         assert one(wide, f"import {name}\ndef f(x): return x").outputs == ("3",), name
-    for name in "hashlib", "datetime", "threading", "subprocess":
-        error, = one(narrow, f"import {name}\ndef f(x): return x").errors
-        assert error.startswith("error: ModuleNotFoundError"), name
+    assert one(narrow, "import subprocess\ndef f(x): return x").errors[0].startswith("error: ModuleNotFoundError")
     code = ("from collections import Counter, namedtuple\nP = namedtuple('P', 'a b')\n"
             "def f(x): return [Counter('aab'), P(1, x)]")
     assert one(narrow, code).errors == ("unsupported: value of type Counter",)
     assert one(wide, code).outputs == ('[{"d":[["a",2],["b",1]]},{"t":[1,3]}]',)
     assert one(narrow, "def f(x): return 1 << 5000").errors[0].startswith("unsupported")
-    text, = one(wide, "def f(x): return 1 << 9_000_000").outputs
-    assert decode(text, PROFILES["eval"].max_text) == 1 << 9_000_000
+    assert decode(one(wide, "def f(x): return 1 << 9_000_000").outputs[0], PROFILES["eval"].max_text) == 1 << 9_000_000
 
 
 def run_script(narrow, code, *inputs, cpu_s=0.3, **options):
