@@ -93,8 +93,6 @@ def test_heldout_goes_on(two_members, tmp_path, capsys):
     assert len(first) == (6 + 6) * 3 and {r["verdict"] for r in first} <= {"correct", "wrong", "malformed"}
     found = json.loads((out / "summary.json").read_text())
     assert [line["n"] for line in found["results"] if line["member"] == "mean S"] == [5, 4, 9], "of size 1 (logic: 2) none"
-    size = found["sizes"][0]
-    assert size["bench"] == "code_o 1*" and size["minus_base_interval"][0] <= size["minus_base"]
     assert any(line["accuracy"] > 0 for line in found["results"]), "the micro base solves some of these"
     assert [row["id"] for row in lines_of(out / "items.jsonl")[:6]] == [f"{size}/0" for size in range(1, 7)]
     assert heldout.main([*flags, "--limit", "8"]) == 0
