@@ -67,14 +67,11 @@ def test_the_widened_percentiles():
 def test_the_bootstrap_has_the_spread_of_a_mean():
     """Of many values, of values that repeat, of columns drawn together, and of strata drawn apart."""
     rng = np.random.default_rng(0)
-    x = rng.normal(0.1, 1, (400, 2))
+    x, repeated = rng.normal(0.1, 1, (400, 2)), rng.binomial(1, 0.3, 500)
     ends = stats.bootstrap([x])
-    for column in range(2):
-        half = 1.96 * x[:, column].std() / 20
-        assert ends[column] == pytest.approx((x[:, column].mean() - half, x[:, column].mean() + half), abs=0.01)
-    shares = rng.binomial(1, 0.3, 500)
-    half = 1.96 * shares.std() / math.sqrt(500)
-    assert stats.paired_bootstrap(shares) == pytest.approx((shares.mean() - half, shares.mean() + half), abs=0.01)
+    for found, column in ((ends[0], x[:, 0]), (ends[1], x[:, 1]), (stats.paired_bootstrap(repeated), repeated)):
+        half = 1.96 * column.std() / math.sqrt(len(column))
+        assert found == pytest.approx((column.mean() - half, column.mean() + half), abs=0.01)
     parts = [rng.normal(0, 1, 100), rng.normal(1, 3, 400)]
     half = 1.96 * math.sqrt(parts[0].var() / 100 + parts[1].var() / 400) / 2
     middle = (parts[0].mean() + parts[1].mean()) / 2
