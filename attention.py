@@ -37,11 +37,6 @@ class Pages:
         return y.reshape(q.shape)
 
 
-def has_flash(x: torch.Tensor) -> bool:
-    """Whether a CUDA tensor's card and type have flash attention, the one fast kernel for unequal heads."""
-    return x.dtype != torch.float32 and torch.cuda.get_device_capability(x.device) >= (8, 0)
-
-
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
            mask: torch.Tensor | Pages | None = None) -> torch.Tensor:
     """Outputs (B, H, T, D) of queries q (B, H, T, D) on keys and values k, v (B, K, S, D).
@@ -57,16 +52,14 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
         # Decoding: one kv head's queries stand as its tokens: no repeated keys, no slow masked kernel
         y = F.scaled_dot_product_attention(q.view(B, K, -1, D), k, v, attn_mask=mask)
         return y.reshape(B, H, 1, D)
-    if q.is_cuda and (mask is not None or not has_flash(q)):    # else unequal heads take CUDA's slow kernel
+    if q.is_cuda and (mask is not None or q.dtype == torch.float32):    # there unequal heads would be slow
         k = k.repeat_interleave(H // K, 1)
         v = v.repeat_interleave(H // K, 1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
 
-def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """0 where a boolean mask allows a key, else -inf: else the kernels would do this in every layer."""
-    if mask is None:
-        return None
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
@@ -85,7 +78,6 @@ class KVCache:
         """Of a ModelConfig, for n_rows rows of up to n_slots tokens."""
         shape = (n_rows, cfg.num_key_value_heads, n_slots, cfg.head_dim)
         self.keys, self.values = empty_layers(cfg, shape, dtype, device)
-        self.n_slots = n_slots
         self.length = 0
 
     def select(self, rows: torch.Tensor) -> None:
@@ -97,25 +89,28 @@ class KVCache:
     def put(self, rows: torch.Tensor, other: "KVCache", source: torch.Tensor) -> None:
         """Overwrite the beginning of the given rows (n,) with the rows `source` (n,) of another cache."""
         for x, y in zip(self.keys + self.values, other.keys + other.values):
-            x[rows, :, :other.n_slots] = y[source]
+            x[rows, :, :other.length] = y[source]
 
-    def slots(self, position: torch.Tensor) -> torch.Tensor:
-        """Where in the flattened (B K S, D) keys one token of each row at position (B,) belongs: (B K,)."""
-        B, K, S, _ = self.keys[0].shape
-        head = torch.arange(B * K, device=position.device)
-        return head * S + position.repeat_interleave(K)
+    def extend(self, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Make room for one token a row, at position (B,), `length` at most. Returns its slots (B K,) in the
+        flattened (B K S, D) keys, and the mask of what it sees: itself and all before it."""
+        x = self.keys[0]
+        B, K, S, _ = x.shape
+        self.length = min(self.length + 1, S)
+        slots = torch.arange(B * K, device=x.device) * S + position.repeat_interleave(K)
+        seen = torch.arange(self.length, device=x.device) <= position[:, None]
+        return slots, additive(seen[:, None, None], x.dtype)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor | None):
         """Write k, v (B, K, T, D) from slot 0 on, or one token a row into its slot; returns what is seen."""
-        D = k.shape[3]
-        seen = []
+        T, D = k.shape[2:]
         for x, whole in ((k, self.keys[layer]), (v, self.values[layer])):
             if slots is None:
-                whole[:, :, :x.shape[2]] = x
+                self.length = T
+                whole[:, :, :T] = x
             else:
                 whole.view(-1, D).index_copy_(0, slots, x.reshape(-1, D))
-            seen.append(whole[:, :, :self.length])
-        return seen
+        return self.keys[layer][:, :, :self.length], self.values[layer][:, :, :self.length]
 
 
 class PagedCache:
@@ -136,24 +131,20 @@ class PagedCache:
     def put(self, rows: torch.Tensor, other: KVCache, source: torch.Tensor) -> None:
         """As KVCache.put."""
         slots = self.table[rows, :, None] * PAGE + torch.arange(PAGE, device=rows.device)
-        slots = slots.flatten(1)[:, :other.n_slots]                                     # (n, T)
+        slots = slots.flatten(1)[:, :other.length]                                      # (n, T)
         for x, y in zip(self.keys + self.values, other.keys + other.values):
             x.flatten(0, 1)[slots] = y[source].transpose(1, 2)
 
-    def slots(self, position: torch.Tensor) -> torch.Tensor:
-        """Where in the flattened (P PAGE, K, D) keys one token of each row at position (B,) belongs: (B,)."""
+    def extend(self, position: torch.Tensor) -> tuple[torch.Tensor, Pages]:
+        """As KVCache.extend: slots (B,) in the flattened (P PAGE, K, D) keys, and what the token sees."""
         page = self.table.gather(1, (position // PAGE)[:, None]).squeeze(1)
-        return page * PAGE + position % PAGE
+        return page * PAGE + position % PAGE, Pages(self.kernel, self.table, position + 1)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor):
         """Write k, v (B, K, 1, D), one token a row, into their slots; returns all keys and values."""
         for x, whole in ((k, self.keys[layer]), (v, self.values[layer])):
             whole.flatten(0, 1).index_copy_(0, slots, x.squeeze(2))
         return self.keys[layer], self.values[layer]
-
-    def seen(self, position: torch.Tensor) -> Pages:
-        """What one token a row, at position (B,), sees: itself and all before it."""
-        return Pages(self.kernel, self.table, position + 1)
 
 
 # --- the kernel for pages -----------------------------------------------------------------------------------

@@ -9,10 +9,7 @@ A prompt is run once for all answers to it. A token lies in the cache slot of it
 CUDA card the cache is paged and a step works in place: one CUDA graph holds it while the batch has its size.
 """
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from itertools import count
 
 import numpy as np
 import torch
@@ -25,7 +22,8 @@ from infra.gpu import CUDAGraphRunner, send
 from lora import Adapters, AdapterWeights, Route
 from model import Base
 
-BLOCK = 512                 # weights of a vocabulary that are summed apart: see draw_by_blocks
+BELOW_1 = 1 - 2 ** -23      # largest number whose product with a float32 total cannot round up to the total
+BLOCK = 512                 # weights of a vocabulary that are summed apart: see draw
 PREFILL = 1 << 12           # padded tokens of prompts run at a time: never a long prompt of each row at once
 PATIENCE = {"cuda": 8}      # steps between looks at who has ended: each makes the processor wait for the GPU
 
@@ -55,23 +53,20 @@ class Rollout:
 
     def answers(self, eos_ids: tuple[int, ...]) -> list[list[int]]:
         """The answers' token ids without end tokens."""
-        answers = []
-        for ids, start, end in zip(self.ids.tolist(), self.prompt_len.tolist(), self.length.tolist()):
-            answers.append([token for token in ids[start:end] if token not in eos_ids])
-        return answers
+        rows = zip(self.ids.tolist(), self.prompt_len.tolist(), self.length.tolist())
+        return [[token for token in ids[start:end] if token not in eos_ids] for ids, start, end in rows]
 
     def select(self, rows: torch.Tensor) -> "Rollout":
         """The given rows (n,), cut to their longest."""
-        T = int(self.length[rows].max())
-        return Rollout(self.ids[rows, :T], self.prompt_len[rows], self.length[rows], self.logp[rows, :T],
-                       self.member[rows])
+        kept = Rollout(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+        return kept.widened(int(kept.length.max()))
 
     def to(self, device) -> "Rollout":
         """The same rows in another device's memory."""
         return Rollout(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
     def widened(self, T: int) -> "Rollout":
-        """The same rows, padded to T tokens."""
+        """The same rows, padded or cut to T tokens."""
         missing = (0, T - self.ids.shape[1])
         return replace(self, ids=F.pad(self.ids, missing), logp=F.pad(self.logp, missing))
 
@@ -102,32 +97,19 @@ class SamplingParams:
     desc: str = ""                                  # title of the progress bar; "" = no bar
 
 
-def threshold(total: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """u (B,) times total (B, 1); less than that, as the product may round up to it."""
-    return torch.minimum(u.to(total.dtype)[:, None] * total, total.nextafter(torch.zeros_like(total)))
-
-
 def draw(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Index (B,) where the running sum of weights (B, V) passes u (B,) in [0, 1) times their sum."""
-    if weight.is_cuda:
-        return draw_by_blocks(weight, u)
-    cdf = weight.cumsum(-1)                                             # on a CPU summed in float64
-    drawn = torch.searchsorted(cdf, threshold(cdf[:, -1:], u), right=True).squeeze(1)
-    return drawn.clamp_max(cdf.shape[1] - 1)                            # NaN may pass the end
-
-
-def draw_by_blocks(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """`draw` by the sums of blocks, then within one, in float64, rounded last: the same index, without a
-    running sum over a whole vocabulary, which a card would write and read again."""
+    """Index (B,) where the running sum of weights (B, V) passes u (B,) in [0, 1) times their sum. By the sums
+    of blocks, then within one: a card would write and read the running sum of a whole vocabulary."""
     V = weight.shape[1]
-    blocks = F.pad(weight, (0, -V % BLOCK)).unflatten(1, (-1, BLOCK))                   # (B, n, BLOCK)
+    size = min(V, BLOCK)
+    blocks = F.pad(weight, (0, -V % size)).unflatten(1, (-1, size))                     # (B, n, size)
     ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)                               # (B, n)
-    at = threshold(ends[:, -1:].float(), u)
+    at = u.clamp_max(BELOW_1)[:, None] * ends[:, -1:].float()
     block = torch.searchsorted(ends.float(), at, right=True).clamp_max(blocks.shape[1] - 1)     # (B, 1)
-    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, size)).squeeze(1)
     cdf = F.pad(ends, (1, 0)).gather(1, block) + inside.cumsum(-1, dtype=torch.float64)
-    index = block * BLOCK + torch.searchsorted(cdf.float(), at, right=True)
-    return index.squeeze(1).clamp_max(V - 1)
+    index = block * size + torch.searchsorted(cdf.float(), at, right=True)
+    return index.squeeze(1).clamp_max(V - 1)                                            # NaN may pass the end
 
 
 def sample(logits: torch.Tensor, temperature: float, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,27 +133,22 @@ class DecodeBatch:
     def __init__(self, base: Base, adapters: Adapters | None, prompts: Prompts, sampling: SamplingParams):
         cfg, weight, N = base.model.cfg, base.model.embedding, len(prompts.keys)
         device, dtype, n, L = weight.device, weight.dtype, sampling.n, sampling.max_new_tokens
-        self.base, self.n, self.L, self.closing = base, n, L, sampling.closing
+        self.base, self.n, self.L, self.sampling = base, n, L, sampling
         self.lengths = list(map(len, prompts.ids))
         S = max(self.lengths) + L
-
-        def of_rows(of_prompts: list) -> torch.Tensor:
-            return send(torch.tensor(of_prompts), device).repeat_interleave(n, 0)
-
-        ids = of_rows([ids + [0] * (S + 1 - len(ids)) for ids in prompts.ids])
-        length, member = of_rows(self.lengths), of_rows(prompts.member)
+        padded = [ids + [0] * (S + 1 - len(ids)) for ids in prompts.ids]
+        ids, length, member = [send(torch.tensor(of_prompts), device).repeat_interleave(n, 0)
+                               for of_prompts in (padded, self.lengths, prompts.member)]
         self.rows = Rollout(ids, length, length.clone(), torch.zeros(ids.shape, device=device), member)
         u = np.stack([np.random.default_rng(key).random(L + 1) for key in prompts.keys])
         self.u = send(torch.from_numpy(u).float(), device)
-        self.temperature = sampling.temperature
         self.ends = send(torch.tensor(base.eos_ids), device)
         self.n_matched = torch.zeros_like(length)       # characters of the closing text that a row ends with
 
         B = min(N, max(1, sampling.rollout_batch // n) * n)
         kernel = paged_kernel(cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim, dtype, device)
-        self.paged = kernel is not None
-        make_cache = partial(PagedCache, kernel=kernel) if self.paged else KVCache
-        self.cache = make_cache(cfg, B, S, dtype, device)
+        self.paged, sizes = kernel is not None, (cfg, B, S, dtype, device)
+        self.cache = PagedCache(*sizes, kernel) if self.paged else KVCache(*sizes)
         self.weights = adapters and AdapterWeights(adapters, member, dtype, pages=self.paged)
         self.row = torch.arange(B, device=device)
         self.member = torch.full_like(self.row, -1)
@@ -179,51 +156,40 @@ class DecodeBatch:
         self.t = torch.full_like(self.row, L)
         self.stepper = None                             # takes a step while the places stay as they are
 
-    def extend(self, row: torch.Tensor, t: torch.Tensor,
-               logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def extend(self, row: torch.Tensor, t: torch.Tensor, logits: torch.Tensor):
         """Draw the next token of rows (n,), which have t (n,) tokens, by logits (n, V): it and the new t.
         What a row draws when it has ended, at t = L, lands in the spare column."""
         rows = self.rows
-        token, logp = sample(logits, self.temperature, self.u[row, t])
+        token, logp = sample(logits, self.sampling.temperature, self.u[row, t])
         live = t < self.L
         column = torch.where(live, rows.prompt_len[row] + t, rows.ids.shape[1] - 1)
         rows.ids[row, column] = token
         rows.logp[row, column] = logp
         rows.length[row] = torch.where(live, column + 1, rows.length[row])
         ended = (token[:, None] == self.ends).any(-1)       # torch.isin of many ends would wait for a GPU
-        if self.closing is not None:
-            n_matched = self.closing[self.n_matched[row], token].long()
-            self.n_matched[row] = n_matched
-            ended = ended | (n_matched == len(self.closing) - 1)
+        if (closing := self.sampling.closing) is not None:
+            self.n_matched[row] = n_matched = closing[self.n_matched[row], token].long()
+            ended = ended | (n_matched == len(closing) - 1)
         return token, torch.where(live & ~ended, t + 1, self.L)
 
-    def admit(self, prompts: list[int], idle: torch.Tensor) -> None:
-        """Run these prompts, by number, for n rows each, in places that are idle (B,) bool."""
-        model, rows, n, device = self.base.model, self.rows, self.n, idle.device
+    def admit(self, prompts: list[int]) -> None:
+        """Run these prompts, by number, for n rows each, in the first places that are idle."""
+        model, rows, n, device = self.base.model, self.rows, self.n, self.t.device
         first = send(torch.tensor(prompts), device) * n             # row of each prompt's first answer
-        places = idle.nonzero().squeeze(1)[:len(prompts) * n]
+        ids = rows.ids[first, :max(self.lengths[i] for i in prompts)]                       # padded with 0
+        cache = KVCache(model.cfg, *ids.shape, model.embedding.dtype, device)
+        hidden = model(ids, cache=cache, lora=self.weights and self.weights.route(rows.member[first]))
+        line = torch.arange(len(ids), device=device)
+        logits = model.logits(hidden[line, rows.prompt_len[first] - 1])
+        source = line.repeat_interleave(n)
+        places = (self.t == self.L).nonzero().squeeze(1)[:len(source)]
+        self.cache.put(places, cache, source)
         row = (first[:, None] + torch.arange(n, device=device)).flatten()
-        self.row[places] = row
-        self.member[places] = rows.member[row]
-        self.position[places] = rows.length[row]
-        size = max(1, PREFILL // max(self.lengths[i] for i in prompts))
-        for at in range(0, len(prompts), size):
-            some = first[at:at + size]
-            longest = max(self.lengths[i] for i in prompts[at:at + size])
-            ids = rows.ids[some, :longest]                                                  # padded with 0
-            cache = KVCache(model.cfg, *ids.shape, model.embedding.dtype, device)
-            hidden = model(ids, cache=cache, lora=self.weights and self.weights.route(rows.member[some]))
-            line = torch.arange(len(ids), device=device)
-            logits = model.logits(hidden[line, rows.prompt_len[some] - 1])
-            into = places[at * n:(at + size) * n]
-            source = line.repeat_interleave(n)
-            self.cache.put(into, cache, source)
-            row = self.row[into]
-            token, t = self.extend(row, torch.zeros_like(row), logits[source])
-            self.token[into] = token
-            self.t[into] = t
-        if not self.paged:
-            self.stepper = None
+        token, t = self.extend(row, torch.zeros_like(row), logits[source])
+        new = dict(row=row, member=rows.member[row], token=token, position=rows.prompt_len[row], t=t)
+        for name, x in new.items():
+            getattr(self, name)[places] = x
+        self.stepper = self.stepper if self.paged else None
 
     def keep(self, kept: torch.Tensor) -> None:
         """Drop all places but the given ones (n,)."""
@@ -232,30 +198,26 @@ class DecodeBatch:
             setattr(self, name, getattr(self, name)[kept])
         self.stepper = None
 
-    def step(self, route: Route | None, mask: torch.Tensor | None = None) -> None:
+    def step(self, route: Route | None) -> None:
         """One more token for every row, in place and without a look at any value, so that a GPU can run ahead
         and a CUDA graph can hold it."""
         model = self.base.model
-        hidden = model(self.token[:, None], self.position[:, None], mask, self.cache, route)    # (B, 1, C)
+        hidden = model(self.token[:, None], self.position[:, None], cache=self.cache, lora=route)  # (B, 1, C)
         token, t = self.extend(self.row, self.t, model.logits(hidden[:, 0]))
         self.token.copy_(token)
         self.t.copy_(t)
         self.position += t < self.L
 
-    def make_stepper(self) -> Callable[[], None]:
+    def make_stepper(self):
         """What takes a step. In pages rows may come and go between two: the route is made from their members
         within the step. Otherwise it has the route of the rows that are here, and looks at as many slots as
         the furthest row fills."""
         if self.paged:
             return CUDAGraphRunner(lambda: self.step(self.weights and self.weights.route(self.member)),
                                    self.base.graphs)
+        self.cache.length = int(self.position.max())
         route = self.weights and self.weights.route(self.member, one_token=True)
-        furthest = count(int(self.position.max()))
-
-        def step() -> None:
-            slot = torch.arange(min(next(furthest) + 1, self.cache.n_slots), device=self.t.device)
-            self.step(route, (slot <= self.position[:, None])[:, None, None])
-        return step
+        return lambda: self.step(route)
 
 
 @torch.inference_mode()
@@ -263,7 +225,6 @@ def decode(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: Sa
     """The rows in this process, wider than the longest: let prompts in where enough rows have ended, the
     longest first; drop the places of ended rows if no prompt waits and they are many; step; and so on."""
     batch, n, member = DecodeBatch(base, adapters, prompts, sampling), sampling.n, prompts.member
-    patience = PATIENCE.get(batch.t.device.type, 1)
     waiting = deque(sorted(range(len(member)), key=lambda i: (-batch.lengths[i], member[i])))
     with tqdm(total=len(prompts.keys), desc=sampling.desc, leave=False, disable=not sampling.desc) as bar:
         while True:
@@ -272,7 +233,10 @@ def decode(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: Sa
             bar.update((len(member) - len(waiting)) * n - (B - n_idle) - bar.n)
             if waiting and n_idle >= max(n, B / 4):
                 chosen = [waiting.popleft() for _ in range(min(len(waiting), n_idle // n))]
-                batch.admit(sorted(chosen, key=member.__getitem__), idle)
+                chosen.sort(key=member.__getitem__)
+                size = max(1, PREFILL // max(batch.lengths[i] for i in chosen))
+                for at in range(0, len(chosen), size):
+                    batch.admit(chosen[at:at + size])
                 continue
             if n_idle == B:
                 batch.stepper = None            # in a circle with the batch: its cache would outlive us
@@ -280,7 +244,7 @@ def decode(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: Sa
             if not waiting and n_idle >= B / (2 if batch.paged else 4):         # idle rows stop costing
                 batch.keep((~idle).nonzero().squeeze(1))
             batch.stepper = batch.stepper or batch.make_stepper()
-            for _ in range(patience):
+            for _ in range(PATIENCE.get(idle.device.type, 1)):
                 batch.stepper()
 
 
@@ -297,15 +261,12 @@ def generate(base: Base, adapters: Adapters | None, prompts: Prompts,
     if ranks.world == 1:
         return decode(base, adapters, prompts, sampling).select(torch.arange(len(prompts.keys)))
     dealt = [list(range(rank, len(prompts.ids), ranks.world)) for rank in range(ranks.world)]
-    part = Prompts([], [], [])
-    for i in dealt[ranks.rank] or [0]:              # who has nothing to do does another's, and drops it
-        part.ids.append(prompts.ids[i])
-        part.member.append(prompts.member[i])
-        part.keys.extend(prompts.keys[i * n:(i + 1) * n])
-    own = decode(base, adapters, part, sampling)
-    own = own.widened(-ranks.all_reduce_min(-own.ids.shape[1]))
-    n_rows = [len(asked) * n for asked in dealt]
-    gathered = {f.name: ranks.gather(getattr(own, f.name)[:n_rows[ranks.rank]], n_rows) for f in fields(own)}
+    own = dealt[ranks.rank] or [0]                  # who has nothing to do does another's, and drops it
+    asked = Prompts([prompts.ids[i] for i in own], [prompts.member[i] for i in own],
+                    [prompts.keys[i * n + j] for i in own for j in range(n)])
+    part = decode(base, adapters, asked, sampling).widened(longest + new + 1)
+    sizes = [len(numbers) * n for numbers in dealt]
+    gathered = {f.name: ranks.gather(getattr(part, f.name)[:sizes[ranks.rank]], sizes) for f in fields(part)}
     place = torch.tensor(sum(dealt, []), device=ranks.device).argsort()
     order = place[:, None] * n + torch.arange(n, device=ranks.device)
     return Rollout(**gathered).select(order.flatten())

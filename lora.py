@@ -40,11 +40,9 @@ class Adapters:
                  device="cpu", paged: bool = False):
         self.n_members, self.rank, self.alpha, self.scale = n_members, rank, alpha, alpha / rank
         self.device, self.paged = torch.device(device), paged
-        options = dict(device="cpu" if paged else device, requires_grad=not paged)
-        self.masters = {}
-        for path, (n_in, n_out) in shapes.items():
-            self.masters[path] = (torch.zeros(n_members, rank, n_in, **options),
-                                  torch.zeros(n_members, n_out, rank, **options))
+        zeros = partial(torch.zeros, device="cpu" if paged else device, requires_grad=not paged)
+        self.masters = {path: (zeros(n_members, rank, n_in), zeros(n_members, n_out, rank))
+                        for path, (n_in, n_out) in shapes.items()}
         self.A = {path: A for path, (A, _) in self.masters.items()}
         self.B = {path: B for path, (_, B) in self.masters.items()}
         self.here = torch.arange(n_members)
@@ -53,14 +51,9 @@ class Adapters:
     @classmethod
     def on(cls, model, n_members: int, rank: int, alpha: float, targets=TARGETS, device="cpu",
            paged: bool = False) -> "Adapters":
-        """Adapters for a model's linear layers with a last name in targets. Raises ValueError if none has."""
+        """Adapters for a model's linear layers with a last name in targets."""
         shapes = {path: (layer.in_features, layer.out_features) for path, layer in model.linears().items()
                   if path.rsplit(".")[-1] in targets}
-        unknown = set(targets) - set(TARGETS)
-        if unknown or not shapes:
-            wrong = ", ".join(sorted(unknown)) or "nothing"
-            raise ValueError(f"--lora-targets {','.join(targets)}: {wrong} is not a linear layer; "
-                             f"valid: {', '.join(TARGETS)}")
         return cls(shapes, n_members, rank, alpha, device, paged)
 
     def parameters(self) -> list[torch.Tensor]:
@@ -68,8 +61,7 @@ class Adapters:
         return [factor[path] for path in self.A for factor in (self.A, self.B)]
 
     def page_in(self, members: Iterable[int]) -> None:
-        """Put copies of these members' masters on the device, in place of those there; unless paged, all are
-        there."""
+        """Put copies of these members' masters on the device, in place of those there, where all are not."""
         if not self.paged:
             return
         self.here = torch.tensor(sorted(set(members)), dtype=torch.int64)
@@ -122,9 +114,9 @@ class Adapters:
                                  "rank or base than this population's")
             if not (A.isfinite().all() and B.isfinite().all()):
                 raise ValueError(f"adapter {path} holds numbers that are not finite: take an earlier one")
-        for path, factor_pair in factors.items():
-            for master, given in zip(self.masters[path], factor_pair):
-                master[p].copy_(given)
+        for path, (A, B) in factors.items():
+            self.masters[path][0][p].copy_(A)
+            self.masters[path][1][p].copy_(B)
 
     def route(self, member: torch.Tensor, dtype: torch.dtype) -> "Route | None":
         """What a Model takes as `lora` for rows of members (B,) int64, -1 = bare base; None if all are."""
@@ -164,22 +156,20 @@ class AdapterWeights:
         of the joint output, B). None if none of them has adapters."""
         if paths in self.made:
             return self.made[paths]
-        As, Bs, columns = [], [], []
-        for path, end, n in zip(paths, accumulate(sizes), sizes):
-            if path in self.adapters.A:
-                As.append(self.pick(self.adapters.A[path]))
-                Bs.append(self.pick(self.adapters.B[path]).transpose(1, 2))
-                columns.append(slice(end - n, end))
+        own = {path: slice(end - n, end) for path, end, n in zip(paths, accumulate(sizes), sizes)
+               if path in self.adapters.A}                      # columns of each layer in the joint output
+        As = [self.pick(self.adapters.A[path]) for path in own]
+        Bs = [self.pick(self.adapters.B[path]).transpose(1, 2) for path in own]
         made = None
-        if self.pages and As:
-            made = torch.stack(As), [(own, B.contiguous()) for own, B in zip(columns, Bs)]
-        elif len(sizes) > 1 and As:
-            padded = [F.pad(B, (own.start, sum(sizes) - own.stop)) for own, B in zip(columns, Bs)]
-            made = torch.cat(As, 1), torch.cat(padded, 1)
-        elif As:
+        if self.pages and own:
+            made = torch.stack(As), [(at, B.contiguous()) for at, B in zip(own.values(), Bs)]
+        elif len(sizes) == 1 and own:
             made = As[0], Bs[0]
             if self.dtype != torch.float32 or (self.trains and len(As[0]) < self.adapters.n_members):
                 made = As[0], Bs[0].contiguous()        # else every dense product would copy it
+        elif own:
+            padded = [F.pad(B, (at.start, sum(sizes) - at.stop)) for at, B in zip(own.values(), Bs)]
+            made = torch.cat(As, 1), torch.cat(padded, 1)
         self.made[paths] = made
         return made
 
@@ -218,8 +208,7 @@ class AdapterWeights:
         return Route(self, partial(grouped, ends=ends, rows=rows, scale=scale))
 
     def static_route(self, member: torch.Tensor) -> "Route | None":
-        """The same by the dense product, without a look at any value: a CUDA graph can hold it. None if all
-        rows of the call are the base's."""
+        """The same by the dense product, without a look at any value: a CUDA graph can hold it."""
         if not len(self.present):
             return None
         is_own = (member[:, None] == self.present).to(self.dtype)
@@ -234,8 +223,7 @@ class Route:
     weights: AdapterWeights
     product: Callable
 
-    def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor,
-                 y: torch.Tensor) -> torch.Tensor:
+    def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor, y: torch.Tensor):
         """Outputs y (B, T, sum of sizes) of the layers `paths`, plus the updates of those with adapters."""
         factors = self.weights.together(paths, sizes)
         return y if factors is None else self.product(*factors, x, y)
@@ -271,8 +259,7 @@ def grouped(A, B, x, y, ends: torch.Tensor, rows: torch.Tensor | None, scale: fl
     T = x.shape[1]
     x = (x if rows is None else x[rows]).flatten(0, 1)
     h = F.grouped_mm(x, A.transpose(1, 2), offs=ends * T) * scale
-    update = F.grouped_mm(h, B, offs=ends * T)
-    update = update.view(-1, T, update.shape[1])
+    update = F.grouped_mm(h, B, offs=ends * T).view(-1, T, y.shape[2])
     if rows is None:
         return y + update
     return y.index_add(0, rows, update) if torch.is_grad_enabled() else y.index_add_(0, rows, update)

@@ -234,24 +234,22 @@ class Model(nn.Module):
                 lora=None, checkpointing: bool = False) -> torch.Tensor:
         """Final hidden states (B, T, C) of ids (B, T).
 
-        positions (B, T) default to what follows the cache; mask is a boolean (B, 1, T, S) of allowed keys,
-        None means causal (one token with a cache sees every filled slot); a cache takes several tokens only
-        while it is empty, a PagedCache always one a row, with its position; lora(paths, sizes, x, y) adds the
-        rows' adapters to the joint output y of layers that share an input x; checkpointing keeps only each
-        block's input for the backward pass, which computes the rest again (1604.06174).
+        positions (B, T) default to 0, 1, ..., of one token to what follows the cache; mask is a boolean
+        (B, 1, T, T) of allowed keys, None means causal; a cache takes several tokens only while it is empty,
+        a PagedCache always one a row, with its position; lora(paths, sizes, x, y) adds the rows' adapters to
+        the joint output y of layers that share an input x; checkpointing keeps only each block's input for
+        the backward pass, which computes the rest again (1604.06174).
         """
         B, T = ids.shape
-        cfg = self.cfg
-        start = cache.length if isinstance(cache, KVCache) else 0
-        assert start == 0 or T == 1, "only an empty cache takes several tokens"
-        if positions is None:
-            positions = torch.arange(start, start + T, device=ids.device).expand(B, T)
-        if isinstance(cache, KVCache):
-            cache.length = mask.shape[-1] if mask is not None else start + T
-        slots = cache.slots(positions[:, 0]) if cache is not None and T == 1 else None
+        decoding = cache is not None and T == 1
         x = self.model.embed_tokens(ids)
-        cos, sin = rope_table(positions, cfg, x.dtype)
-        seen = cache.seen(positions[:, 0]) if isinstance(cache, PagedCache) else additive(mask, x.dtype)
+        if positions is None:
+            start = cache.length if decoding else 0
+            positions = torch.arange(start, start + T, device=ids.device).expand(B, T)
+        slots, seen = None, None if mask is None else additive(mask, x.dtype)
+        if decoding:
+            slots, seen = cache.extend(positions[:, 0])
+        cos, sin = rope_table(positions, self.cfg, x.dtype)
         for block in self.model.layers:
             args = (x, cos, sin, seen, cache, slots, lora)
             x = checkpoint(block, *args, use_reentrant=False) if checkpointing else block(*args)
