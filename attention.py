@@ -37,11 +37,6 @@ class Pages:
         return y.reshape(q.shape)
 
 
-def has_flash(x: torch.Tensor) -> bool:
-    """Whether a CUDA tensor's card and type have flash attention, the one fast kernel for unequal heads."""
-    return x.dtype != torch.float32 and torch.cuda.get_device_capability(x.device) >= (8, 0)
-
-
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
            mask: torch.Tensor | Pages | None = None) -> torch.Tensor:
     """Outputs (B, H, T, D) of queries q (B, H, T, D) on keys and values k, v (B, K, S, D).
@@ -57,7 +52,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
         # Decoding: one kv head's queries stand as its tokens: no repeated keys, no slow masked kernel
         y = F.scaled_dot_product_attention(q.view(B, K, -1, D), k, v, attn_mask=mask)
         return y.reshape(B, H, 1, D)
-    if q.is_cuda and (mask is not None or not has_flash(q)):    # else unequal heads take CUDA's slow kernel
+    if q.is_cuda and (mask is not None or q.dtype == torch.float32):    # there unequal heads would be slow
         k = k.repeat_interleave(H // K, 1)
         v = v.repeat_interleave(H // K, 1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
@@ -97,8 +92,13 @@ class KVCache:
             x[rows, :, :other.length] = y[source]
 
     def extend(self, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+<<<<<<< HEAD
         """Take in one token a row, at position (B,), `length` at most. Returns where in the flattened keys
         (B K S, D) it belongs, (B K,), and the mask of what it sees: itself and all before it."""
+=======
+        """Make room for one token a row, at position (B,), `length` at most. Returns its slots (B K,) in the
+        flattened (B K S, D) keys, and the mask of what it sees: itself and all before it."""
+>>>>>>> main
         x = self.keys[0]
         B, K, S, _ = x.shape
         self.length = min(self.length + 1, S)
@@ -141,7 +141,11 @@ class PagedCache:
             x.flatten(0, 1)[slots] = y[source].transpose(1, 2)
 
     def extend(self, position: torch.Tensor) -> tuple[torch.Tensor, Pages]:
+<<<<<<< HEAD
         """As KVCache.extend: where in the flattened (P PAGE, K, D) keys, (B,), and what it sees."""
+=======
+        """As KVCache.extend: slots (B,) in the flattened (P PAGE, K, D) keys, and what the token sees."""
+>>>>>>> main
         page = self.table.gather(1, (position // PAGE)[:, None]).squeeze(1)
         return page * PAGE + position % PAGE, Pages(self.kernel, self.table, position + 1)
 

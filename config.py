@@ -195,10 +195,9 @@ def config_of_run(saved: dict, path) -> Config:
 
 def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Config:
     """Fill in what prompt format, --algo, device and other flags imply. Raises ValueError with the fix."""
-    presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo]
     # in float32 on a CPU rollout and training agree to 1e-6
     exact = device == "cpu" and cfg.dtype in ("auto", "float32")
-    presets |= dict(importance_cap=0.0 if exact else 2.0)
+    presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo] | dict(importance_cap=0.0 if exact else 2.0)
     presets |= dict(rollout_batch=0) if device == "cuda" else {}
     presets |= dict(pop=2) if cfg.single else {}
     missing = {name: value for name, value in presets.items() if getattr(cfg, name) is None}
@@ -259,8 +258,9 @@ def check(cfg: Config) -> None:
     demand(not cfg.niches or 1 < len(task_types) <= min(cfg.teachers, n_students),
            f"--niches deals {len(task_types)} task type(s) to {cfg.teachers} teacher(s) and {n_students} "
            "student(s): give at least two types, and of each role at least as many members")
-    unknown = sorted(set(task_types) - set(TASK_TYPES))
-    demand(not unknown, f"--task-types: {', '.join(unknown)} unknown; valid: {', '.join(TASK_TYPES)}")
+    for name, valid in (("task_types", TASK_TYPES), ("lora_targets", TARGETS)):
+        unknown = sorted(set(getattr(cfg, name).split(",")) - set(valid))
+        demand(not unknown, f"{spelled(name)}: {', '.join(unknown)} unknown; valid: {', '.join(valid)}")
     for kind in task_types:
         TASK_TYPES[kind].check_templates(cfg.prompt_format)
     if "proof" in task_types:

@@ -23,7 +23,11 @@ from lora import Adapters, AdapterWeights, Route
 from model import Base
 
 BELOW_1 = 1 - 2 ** -23      # largest number whose product with a float32 total cannot round up to the total
+<<<<<<< HEAD
 BLOCK = 512                 # weights of a vocabulary that are summed apart: see draw_by_blocks
+=======
+BLOCK = 512                 # weights of a vocabulary that are summed apart: see draw
+>>>>>>> main
 PREFILL = 1 << 12           # padded tokens of prompts run at a time: never a long prompt of each row at once
 PATIENCE = {"cuda": 8}      # steps between looks at who has ended: each makes the processor wait for the GPU
 
@@ -98,6 +102,7 @@ class SamplingParams:
 
 
 def draw(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+<<<<<<< HEAD
     """Index (B,) where the running sum of weights (B, V) passes u (B,) in [0, 1) times their sum."""
     if weight.is_cuda:
         return draw_by_blocks(weight, u)
@@ -109,15 +114,20 @@ def draw(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 def draw_by_blocks(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """`draw` by the sums of blocks, then within one, in float64, rounded last: the same index, without a
     running sum over a whole vocabulary, which a card would write and read again."""
+=======
+    """Index (B,) where the running sum of weights (B, V) passes u (B,) in [0, 1) times their sum. By the sums
+    of blocks, then within one: a card would write and read the running sum of a whole vocabulary."""
+>>>>>>> main
     V = weight.shape[1]
-    blocks = F.pad(weight, (0, -V % BLOCK)).unflatten(1, (-1, BLOCK))                   # (B, n, BLOCK)
+    size = min(V, BLOCK)
+    blocks = F.pad(weight, (0, -V % size)).unflatten(1, (-1, size))                     # (B, n, size)
     ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)                               # (B, n)
     at = u.clamp_max(BELOW_1)[:, None] * ends[:, -1:].float()
     block = torch.searchsorted(ends.float(), at, right=True).clamp_max(blocks.shape[1] - 1)     # (B, 1)
-    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, size)).squeeze(1)
     cdf = F.pad(ends, (1, 0)).gather(1, block) + inside.cumsum(-1, dtype=torch.float64)
-    index = block * BLOCK + torch.searchsorted(cdf.float(), at, right=True)
-    return index.squeeze(1).clamp_max(V - 1)
+    index = block * size + torch.searchsorted(cdf.float(), at, right=True)
+    return index.squeeze(1).clamp_max(V - 1)                                            # NaN may pass the end
 
 
 def sample(logits: torch.Tensor, temperature: float, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,10 +18,10 @@ dropped user. Then limits (CPU timer, address space, file size, wall clock), val
 unpickled nor evaluated nor compared by methods of its own, and two or three interpreters of other hash seeds
 and addresses for jobs that must be deterministic.
 
-Tiers. "full"; "no namespaces" (the wall without the second one); "weak" (no seccomp: not Linux, other
-processors; only with weak=True). Canary programs through the normal path decide; where they get past, the
-sandbox refuses to start. Not promised: anything in "weak", bugs of the kernel behind those calls, side
-channels such as timing, and that these show every dependence on hash order or a clock of seconds.
+Tiers. "full"; "no namespaces" (the wall without the second one); "weak" (no seccomp; only with weak=True).
+Canary programs through the normal path decide; where they get past, the sandbox refuses to start. Not
+promised: anything in "weak", bugs of the kernel behind those calls, side channels such as timing, and that
+these show every dependence on hash order or a clock of seconds.
 """
 import argparse
 import json
@@ -43,7 +43,8 @@ class Job:
     child of its own, and what it prints is the value. deterministic: also demand that every input gives one
     value in two or three interpreters, in any order, once, twice or five times (two calls within one CPU
     limit, so that a task which is accepted does not meet the limit by chance later). give_up: after an input
-    that ended its child, do not run the others. cpu_s: its own CPU limit, 0 for the sandbox's.
+    that ended its child, do not run the others. cpu_s: its own CPU limit, 0 for the sandbox's. Without inputs
+    nothing runs.
     """
     code: str
     inputs: tuple[str, ...]
@@ -66,21 +67,6 @@ class Verdict:
     cpu_s: float
 
 
-def refusal(weak):
-    """One sentence on what this operating system lacks and what to do; "" where the sandbox may be started:
-    on Linux, where the canaries decide, and with weak=True where there is a fork."""
-    if sys.platform == "linux" or weak and hasattr(os, "fork"):
-        return ""
-    system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
-    ways = ["use a Linux container (.devcontainer describes one)"]
-    ways += ["WSL2"] if sys.platform == "win32" else []
-    lacks = "neither fork nor seccomp"
-    if hasattr(os, "fork"):
-        lacks = "no seccomp"
-        ways += ["for the micro base only and at your own risk, weak=True (--weak)"]
-    return f"The sandbox for model code needs Linux, for {system} has {lacks}: {', or '.join(ways)}."
-
-
 class Sandbox(AbstractContextManager):
     """Runs jobs on `workers` processor cores at once.
 
@@ -95,13 +81,13 @@ class Sandbox(AbstractContextManager):
             raise ValueError(f"profile {profile!r}: give one of {', '.join(PROFILES)}")
         limits = replace(PROFILES[profile], **limits)
         if workers < 1 or limits.cpu_s < 0.01 or limits.wall_s < limits.cpu_s or limits.mem_mb < 16:
-            raise ValueError("the sandbox needs workers >= 1, cpu_s >= 0.01, wall_s >= cpu_s and "
-                             "mem_mb >= 16")
-        if refused := refusal(weak):
-            raise RuntimeError(refused)
+            raise ValueError("the sandbox needs workers >= 1, cpu_s >= 0.01, wall_s >= cpu_s, mem_mb >= 16")
+        if sys.platform != "linux":
+            raise RuntimeError("The sandbox for model code needs Linux: use a Linux container (.devcontainer "
+                               "describes one) or, on Windows, WSL2.")
         left_out = {name: "left out" for name in without}
         options = dict(profile=profile, mem_mb=limits.mem_mb, without=left_out)
-        self.scheduler = Scheduler(workers, limits.wall_s, options)
+        self.scheduler = Scheduler(workers, limits, options)
         self.servers = self.scheduler.servers
         self.cpu_s, self.lock = limits.cpu_s, threading.Lock()
         fd = 0
@@ -122,41 +108,37 @@ class Sandbox(AbstractContextManager):
         met = {}
         for name, output, error in zip(CANARIES, verdict.outputs, verdict.errors):
             met[name] = json.loads(output) if output else error
-        met["endless loop"] = self.run([Job("def f():\n while True: pass", ("",))], cpu_s=0.05)[0].end
-        verdict, = self.run([Job("def f(x): return {x: (x,)}", ("2",), deterministic=True)])
-        met["honest program"] = str(verdict.outputs[0])
-        return met
+        end = self.run([Job("def f():\n while True: pass", ("",), cpu_s=0.05)])[0].end
+        return met | {"endless loop": "refused: timeout" if end == "timeout" else end}
 
     def find_tier(self, weak):
         """The tier, by what the canaries met; refuses or warns where something was allowed."""
         met, layers = self.report["canaries"], self.report
-        if met["honest program"] != '{"d":[[2,{"t":[2]}]]}':
+        verdict, = self.run([Job("def f(x): return {x: (x,)}", ("2",), deterministic=True)])
+        if verdict.outputs != ('{"d":[[2,{"t":[2]}]]}',):
             raise RuntimeError(f"no program runs in this sandbox: {layers}")
-        got_past = [name for name in CANARIES if not met[name].startswith(("refused", "violation"))]
-        holes = [f"{name} ({met[name]})" for name in got_past]
-        if met["endless loop"] != "timeout":
-            holes.append(f"endless loop ({met['endless loop']})")
+        stopped = "refused", "violation"
+        holes = [f"{name} ({how})" for name, how in met.items() if not how.startswith(stopped)]
         holes += [f"{name} ({layers.get(name)})" for name in REQUIRED if layers.get(name) != "ok"]
         if not holes:
             return "full" if layers["empty_root"] == "ok" else "no namespaces"
         holes = "; ".join(holes)
         if not weak:
-            raise RuntimeError("The sandbox refuses to run model code here, because a program could get "
-                               f"past: {holes}. It needs Linux on x86-64 or aarch64 with seccomp. Use such a "
-                               "machine or container, or, for development with programs that you trust, "
-                               "weak=True (--weak).")
+            raise RuntimeError("The sandbox refuses to run model code here, because a program could get past "
+                               f"it: {holes}. Use Linux on x86-64 or aarch64 with seccomp, or, for programs "
+                               "that you trust, --weak-sandbox (in Python weak=True).")
         sys.stderr.write("\nWARNING: WEAK SANDBOX, only for programs that you trust: one could get past "
                          f"{holes}\n\n")
         return "weak"
 
-    def run(self, jobs, cpu_s=None):
+    def run(self, jobs):
         """list[Job] -> list[Verdict], in order. Never raises for anything that a program does.
 
         Where a child ends before it has answered all of its inputs, the others run again, each in a child of
-        its own. cpu_s: another CPU limit.
+        its own.
         """
         with self.lock:
-            return [conclude(case) for case in self.scheduler.work_off(jobs, cpu_s or self.cpu_s)]
+            return [conclude(case) for case in self.scheduler.work_off(jobs)]
 
     def close(self):
         """Kills all fork servers."""
@@ -168,7 +150,7 @@ class Sandbox(AbstractContextManager):
 
 def conclude(case):
     """A Case's Verdict. seen[pass][input] = (end, [(mark, text), ...]), mark b"=": value, b"!": reason."""
-    outputs, errors, ends = [], [], [case.end]
+    outputs, errors, ends = [], [], []
     for i in range(len(case.job.inputs)):
         end, claims = case.seen[0][i]
         mark, text = claims[0] if claims else (b"!", end)
@@ -221,12 +203,10 @@ def main():
     parser = argparse.ArgumentParser(description="The verifier checks itself.")
     parser.add_argument("--self-check", action="store_true", required=True,
                         help="print the tier, the layers and the canaries")
-    parser.add_argument("--weak", action="store_true",
-                        help="go on without walls; only for programs that you trust")
     parser.add_argument("--without", nargs="*", default=(), help="layers to leave out: namespaces seccomp")
     args = parser.parse_args()
     try:
-        sandbox = Sandbox(weak=args.weak, without=args.without)
+        sandbox = Sandbox(without=args.without)
     except RuntimeError as e:
         sys.exit(str(e))
     with sandbox:

@@ -20,24 +20,30 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from bench import card, engine, speedrun, verifier
 
-# name: what returns figures, what adds flags
+# name: what returns figures, and its flags as argparse takes them
 COMMANDS = card.COMMANDS | verifier.COMMANDS | engine.COMMANDS | speedrun.COMMANDS
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     """The command line; see the top of the file."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    subs = parser.add_subparsers(dest="command", required=True)
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    subs = p.add_subparsers(dest="command", required=True)
     for name, (function, flags) in COMMANDS.items():
-        flags(subs.add_parser(name, help=function.__doc__))
-    args = parser.parse_args()
+        command = subs.add_parser(name, help=function.__doc__)
+        for flag, given in flags.items():
+            command.add_argument(flag, **given)
+    return p
+
+
+def main() -> None:
+    """Run a command, print its figures as a line of JSON."""
+    args = parser().parse_args()
     try:
         figures = COMMANDS[args.command][0](args)
-        print(json.dumps(dict(command=args.command, **figures)))
-        sys.exit(0 if figures.get("correct", True) else 1)
     except ValueError as error:
-        parser.exit(2, f"bench {args.command}: {error}\n")
+        parser().exit(2, f"bench {args.command}: {error}\n")
+    print(json.dumps(dict(command=args.command, **figures)))
+    sys.exit(0 if figures.get("correct", True) else 1)
 
 
 if __name__ == "__main__":

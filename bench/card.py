@@ -23,8 +23,7 @@ import torch
 from torch.profiler import profile
 
 from bench import checks, workload
-from bench.common import take_turns
-from bench.workload import SHAPES, members_of
+from bench.workload import SHAPES, members_of, take_turns
 from config import Config, resolve_config
 from infra.distributed import Ranks
 from infra.precision import pick_dtype
@@ -58,13 +57,14 @@ class Card:
         self.device = Ranks.join(args.device).device
         self.on_gpu = self.device.type == "cuda"
         self.dtype = getattr(torch, pick_dtype("auto", self.device))
-        shape = args.shape or default_shape(self.device)
+        self.known = machine(self.device)
+        shape = args.shape or default_shape(self.known.get("gigabytes", 0))
         self.sizes = MICRO if shape == "micro" else Sizes()
         self.base = workload.random_base(shape, self.dtype, self.device)
         self.adapters = workload.population(self.base, self.sizes.rank)
         self.deadline = 0.0                                     # of the present part
-        self.known = machine(self.device) | dict(shape=shape, dtype=str(self.dtype), parts={}, checks=[],
-                                                 figures={}, memory={}, kernels={}, notes="")
+        self.known |= dict(shape=shape, dtype=str(self.dtype), parts={}, checks=[], figures={}, memory={},
+                           kernels={}, notes="")
 
     def turns(self, ways: dict) -> dict[str, list]:
         """As many repeats as the part has time for; what runs for the first time loads kernels."""
@@ -175,12 +175,10 @@ def clocks() -> str:
     return ""
 
 
-def default_shape(device: torch.device) -> str:
-    """The largest shape that a card has room for with 8 members, or the bundled base's on a CPU."""
-    if device.type != "cuda":
-        return "micro"
-    gigabytes = torch.cuda.get_device_properties(device).total_memory / 2 ** 30
-    return "7b" if gigabytes > 36 else "1.5b" if gigabytes > 14 else "0.5b"
+def default_shape(gigabytes: float) -> str:
+    """The largest shape for which a card has room with 8 members, or the bundled base's on a CPU, of 0."""
+    sizes = (("7b", 36), ("1.5b", 14), ("0.5b", 0))
+    return next((shape for shape, least in sizes if gigabytes > least), "micro")
 
 
 def number(x: float | None) -> str:
@@ -207,8 +205,8 @@ def page(known: dict) -> str:
     for name, rows in known["kernels"].items():
         lines += ["", f"kernels of {name}: microseconds, calls"]
         lines += [f"{row['us']:10.0f} {row['calls']:6} {row['name']}" for row in rows]
-    failed = [f"{name}: {how}" for name, how in known["parts"].items() if how != "done"]
-    return "\n".join([*lines, "", *failed, "```"])
+    lines += ["", *(f"{name}: {how}" for name, how in known["parts"].items() if how != "done"), "```"]
+    return "\n".join(lines)
 
 
 def card(args) -> dict:
@@ -243,12 +241,8 @@ def card(args) -> dict:
     return dict(correct=held, out=args.out, failed=failed)
 
 
-def card_flags(parser) -> None:
-    """The flags of card."""
-    parser.add_argument("--minutes", type=float, default=15, help="all parts together")
-    parser.add_argument("--shape", choices=SHAPES, help="default: the largest that fits; micro on a CPU")
-    parser.add_argument("--out", default="card.json", help="all that was found; the page lies beside it")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-
-
-COMMANDS = {"card": (card, card_flags)}
+COMMANDS = {"card": (card, {
+    "--minutes": dict(type=float, default=15, help="all parts together"),
+    "--shape": dict(choices=SHAPES, help="default: the largest that fits; micro on a CPU"),
+    "--out": dict(default="card.json", help="all that was found; the page lies beside it"),
+    "--device": dict(default="auto", help="auto, cpu or cuda")})}

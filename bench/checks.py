@@ -1,7 +1,7 @@
 """Whether a card computes what it should: each check an error, its bound, and what a wrong answer would show.
 
 What a test on a CPU cannot see: kernels of the shape itself, and graphs. An error is a relative root mean
-square (common.relative_rms) if not said otherwise.
+square (relative_rms) if not said otherwise.
 """
 import dataclasses
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 import rl
-from bench.common import relative_rms
 from bench.workload import batch_of, drawn, fixed_rollout
 from generate import Rollout, sample
 from lora import Adapters
@@ -33,6 +32,12 @@ class Check:
     def held(self) -> bool:
         """The right answer is near enough (NaN is not), and a wrong one is told apart from it."""
         return self.error <= self.bound and (self.control is None or self.control > TOLD_APART * self.error)
+
+
+def relative_rms(x: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Root mean square of x - wanted, divided by that of wanted; in float64 on the CPU."""
+    x, wanted = x.detach().cpu().double(), wanted.detach().cpu().double()
+    return ((x - wanted).norm() / wanted.norm()).item()
 
 
 def sampling(base: Base) -> list[Check]:

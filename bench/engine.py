@@ -3,7 +3,6 @@
 All ways of one command share weights, adapters, prompts, lengths and process. That they compute the same is
 held by tests/test_lora.py and tests/test_rl.py.
 """
-import dataclasses
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,8 +11,7 @@ import torch
 
 import rl
 from bench import workload
-from bench.common import ratio, show, take_turns, timed
-from bench.workload import POP, members_of
+from bench.workload import POP, members_of, ratio, show, take_turns, timed
 from infra.distributed import Ranks
 from infra.precision import pick_dtype
 from lora import Adapters
@@ -21,29 +19,22 @@ from model import Base
 from weights import load_base, save_peft
 
 RANK, ATTEMPTS, MICROBATCH = 8, 4, 2048     # of adapters; rows of an update with one prompt; its tokens
-
-
-def flags(parser) -> None:
-    """What all three take."""
-    parser.add_argument("--base", default="micro/base", help="directory of the base")
-    parser.add_argument("--shape", choices=workload.SHAPES, help="random weights instead, without PEFT")
-    parser.add_argument("--rows", type=int, nargs="+", default=[64, 16], help="rows of a batch")
-    parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt, at least 1")
-    parser.add_argument("--new", type=int, default=32, help="tokens of an answer, at least 2")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="auto")
+FLAGS = {"--base": dict(default="micro/base", help="directory of the base"),
+         "--shape": dict(choices=workload.SHAPES, help="random weights instead, without PEFT"),
+         "--rows": dict(type=int, nargs="+", default=[64, 16], help="rows of a batch"),
+         "--prompt": dict(type=int, default=32, help="tokens of a prompt, at least 1"),
+         "--new": dict(type=int, default=32, help="tokens of an answer, at least 2"),
+         "--repeats": dict(type=int, default=5),
+         "--device": dict(default="auto")}
 
 
 def open_base(args) -> tuple[Base, Adapters]:
-    """The base of the flags, and 8 members on it."""
-    torch.set_num_threads(args.threads)
+    """The base of the flags, and 8 members on it; one thread."""
+    torch.set_num_threads(1)
     device = Ranks.join(args.device).device
     dtype = getattr(torch, pick_dtype("auto", device))
-    if args.shape:
-        base = workload.random_base(args.shape, dtype, device)
-    else:
-        base = load_base(args.base, dtype, device)
+    make, source = (workload.random_base, args.shape) if args.shape else (load_base, args.base)
+    base = make(source, dtype, device)
     return base, workload.population(base, RANK)
 
 
@@ -68,10 +59,9 @@ def peft_decoder(model, prompts: list[list[int]], members: list[int], new: int):
     @timed
     @torch.inference_mode()
     def run() -> None:
-        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), adapter_names=names, top_k=0,
-                             do_sample=True, max_new_tokens=new, min_new_tokens=new, eos_token_id=None,
-                             pad_token_id=0)
-        assert out.shape[1] == ids.shape[1] + new
+        model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), adapter_names=names, top_k=0,
+                       do_sample=True, max_new_tokens=new, min_new_tokens=new, eos_token_id=None,
+                       pad_token_id=0)
     return run
 
 
@@ -105,12 +95,10 @@ def update(args) -> dict:
     """The joint update of 8 members, and of one with all the rows."""
     base, adapters = open_base(args)
 
-    def ways(rows: int) -> dict:
-        rollout = workload.fixed_rollout(base, members_of(rows), args.prompt, args.new, ATTEMPTS)
-        single = dataclasses.replace(rollout, member=torch.zeros_like(rollout.member))
-        return {name: workload.updater(base, adapters, some, MICROBATCH)
-                for name, some in (("pop8", rollout), ("pop1", single))}
-    return compare(args, ways)
+    def way(members: list[int]):
+        rollout = workload.fixed_rollout(base, members, args.prompt, args.new, ATTEMPTS)
+        return workload.updater(base, adapters, rollout, MICROBATCH)
+    return compare(args, lambda rows: {"pop8": way(members_of(rows)), "pop1": way([0] * rows)})
 
 
 def step(args) -> dict:
@@ -129,4 +117,4 @@ def step(args) -> dict:
     return compare(args, lambda rows: {"pop8": whole(members_of(rows)), "pop1": whole([0] * rows)})
 
 
-COMMANDS = {"decode": (decode, flags), "update": (update, flags), "step": (step, flags)}
+COMMANDS = {work.__name__: (work, FLAGS) for work in (decode, update, step)}

@@ -28,9 +28,9 @@ def tokens_to_goal(flags: list[str]) -> int | None:
         return accuracy(row) >= GOAL
 
     train.main(parse_args(None, flags), enough)
-    if accuracy(rows[-1]) < GOAL:
+    *before, last = rows                    # a probe comes before its step's update
+    if accuracy(last) < GOAL:
         return None
-    *before, _ = rows                       # a probe comes before its step's update
     return before[-1]["tokens_generated"] - sum(row.get("probe_tokens", 0) for row in before)
 
 
@@ -47,15 +47,11 @@ def speedrun(args) -> dict:
             tokens[seed] = tokens_to_goal(flags)
         print(f"seed {seed}: {tokens[seed]} tokens", flush=True)
     reached = [n for n in tokens.values() if n]
-    return dict(tokens=tokens, reached=len(reached),
-                mean=round(statistics.fmean(reached)) if len(reached) == args.seeds else None)
+    mean = round(statistics.fmean(reached)) if len(reached) == args.seeds else None
+    return dict(tokens=tokens, reached=len(reached), mean=mean)
 
 
-def speedrun_flags(parser) -> None:
-    """The flags of speedrun."""
-    parser.add_argument("--seeds", type=int, default=8, help="runs, of seeds 0, 1, ...")
-    parser.add_argument("--out", type=Path, default=Path("out/speedrun"), help="where the runs go")
-    parser.add_argument("train", nargs=argparse.REMAINDER, help="-- and the flags of train.py that are tried")
-
-
-COMMANDS = {"speedrun": (speedrun, speedrun_flags)}
+COMMANDS = {"speedrun": (speedrun, {
+    "--seeds": dict(type=int, default=8, help="runs, of seeds 0, 1, ..."),
+    "--out": dict(type=Path, default=Path("out/speedrun"), help="where the runs go"),
+    "train": dict(nargs=argparse.REMAINDER, help="-- and the flags of train.py that are tried")})}

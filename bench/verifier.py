@@ -1,10 +1,9 @@
 """verifier: programs a second beside `python -c`."""
-import os
 import statistics
 import subprocess
 import sys
 
-from bench.common import ratio, show, take_turns, timed
+from bench.workload import ratio, show, take_turns, timed
 from verifier import Job, Sandbox
 
 PROGRAM = "def f(x):\n    return x + NUMBER"            # NUMBER is another one in every program
@@ -26,23 +25,17 @@ def run_all(n: int) -> None:
 
 def verify(args) -> dict:
     """The verifier, two workers, beside `python -c`, one program after another."""
+    few, rates = args.n // 20, {}
     with Sandbox(workers=2) as verifier:
         verify_all(verifier, 50)                        # warm
         seen = take_turns({"verifier": timed(lambda: verify_all(verifier, args.n)),
-                           "python -c": timed(lambda: run_all(args.n // 20))}, args.repeats)
-        tier = verifier.tier
-    rates = {"verifier": [args.n / s for s in seen["verifier"]],
-             "python -c": [args.n // 20 / s for s in seen["python -c"]]}
-    for name, values in rates.items():
-        show(name, "per s", values)
-    return dict(tier=tier, load=round(os.getloadavg()[0], 1), x_python_c=ratio(*rates.values()),
-                programs_per_s=round(statistics.median(rates["verifier"])))
+                           "python -c": timed(lambda: run_all(few))}, args.repeats)
+    for (name, seconds), n in zip(seen.items(), (args.n, few)):
+        rates[name] = [n / s for s in seconds]
+        show(name, "per s", rates[name])
+    per_s = round(statistics.median(rates["verifier"]))
+    return dict(programs_per_s=per_s, x_python_c=ratio(*rates.values()))
 
 
-def verifier_flags(parser) -> None:
-    """The flags of verifier."""
-    parser.add_argument("--n", type=int, default=400, help="programs per repeat")
-    parser.add_argument("--repeats", type=int, default=5)
-
-
-COMMANDS = {"verifier": (verify, verifier_flags)}
+COMMANDS = {"verifier": (verify, {"--n": dict(type=int, default=400, help="programs per repeat"),
+                                  "--repeats": dict(type=int, default=5)})}

@@ -1,11 +1,12 @@
-"""What is measured: bases of a shape, populations, prompts; functions that work once and return seconds."""
+"""What is measured, bases of a shape, populations, prompts; and how: in turns, as medians and ratios."""
 import dataclasses
+import statistics
+import time
 from pathlib import Path
 
 import torch
 
 import rl
-from bench.common import timed
 from generate import Prompts, Rollout, SamplingParams, generate
 from lora import Adapters
 from model import Base, Model, ModelConfig
@@ -22,6 +23,41 @@ SHAPES = {
     "micro": ModelConfig(vocab_size=384, hidden_size=128, intermediate_size=384, num_hidden_layers=4,
                          num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
                          tie_word_embeddings=True)}
+
+
+def timed(work):
+    """A function that does the work and returns its seconds."""
+    def run() -> float:
+        start = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+    return run
+
+
+def take_turns(ways: dict, repeats: int, seconds: float = float("inf")) -> dict[str, list]:
+    """{name: function()} -> {name: what it returned in each repeat}; forwards, then backwards, and so on.
+    After the first repeat, another begins only where it ends within so many seconds."""
+    seen = {name: [] for name in ways}
+    start = time.perf_counter()
+    for i in range(repeats):
+        if i and (time.perf_counter() - start) * (i + 1) / i > seconds:
+            break
+        for name in list(ways)[::-1 if i % 2 else 1]:
+            seen[name].append(ways[name]())
+    return seen
+
+
+def show(label: str, unit: str, values: list[float]) -> None:
+    """Print the values of the repeats as median and range."""
+    middle = statistics.median(values)
+    print(f"{label:46} {middle:10.5g} {unit:8} {min(values):.4g} .. {max(values):.4g}", flush=True)
+
+
+def ratio(above: list[float], below: list[float]) -> float:
+    """Median over the repeats of above / below, to three digits."""
+    return float(f"{statistics.median(a / b for a, b in zip(above, below)):.3g}")
 
 
 @torch.no_grad()
@@ -57,29 +93,23 @@ def prompts_of(base: Base, rows: int, length: int) -> list[list[int]]:
     return torch.randint(10, base.model.cfg.vocab_size, (rows, length), generator=gen).tolist()
 
 
-def members_of(rows: int, n_members: int = POP) -> list[int]:
+def members_of(rows: int) -> list[int]:
     """The member of each row: equally many each, in order."""
-    return [i * n_members // rows for i in range(rows)]
-
-
-def answers(base: Base, adapters: Adapters | None, prompts: list[list[int]], members: list[int],
-            sampling: SamplingParams) -> Rollout:
-    """Answers with the same draws on every call."""
-    keys = [(7, i) for i in range(len(prompts) * sampling.n)]
-    return generate(base, adapters, Prompts(prompts, members, keys), sampling)
+    return [i * POP // rows for i in range(rows)]
 
 
 def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], members: list[int], new: int,
             n: int = 1):
     """A function that decodes n answers of `new` tokens to each prompt in one batch and returns its seconds.
     With new = 1 it runs the prompts alone: their last states give the first token."""
-    base = dataclasses.replace(base, eos_ids=())                # an answer never ends by itself
+    base, rows = dataclasses.replace(base, eos_ids=()), len(prompts) * n        # no answer ends by itself
+    sampling = SamplingParams(n, max_new_tokens=new, rollout_batch=rows)
+    asked = Prompts(prompts, members, [(7, i) for i in range(rows)])
 
     @timed
     def run() -> None:
-        sampling = SamplingParams(n, max_new_tokens=new, rollout_batch=len(prompts) * n)
-        rollout = answers(base, adapters, prompts, members, sampling)
-        assert int(rollout.n_tokens.sum()) == new * len(rollout.ids)
+        rollout = generate(base, adapters, asked, sampling)
+        assert int(rollout.n_tokens.sum()) == new * rows
     return run
 
 
@@ -89,9 +119,9 @@ def drawn(base: Base, adapters: Adapters, attempts: int = 2, prompt: int = 40, n
     base = dataclasses.replace(base, eos_ids=tuple(range(0, base.model.cfg.vocab_size, 16)))
     prompts = prompts_of(base, 2 * adapters.n_members, prompt)
     prompts = [ids[:prompt - prompt // 20 * i] for i, ids in enumerate(prompts)]
-    members = [i % adapters.n_members for i in range(len(prompts))]
-    sampling = SamplingParams(attempts, max_new_tokens=new, rollout_batch=len(prompts) * attempts // 2)
-    return answers(base, adapters, prompts, members, sampling)
+    members, rows = [i % adapters.n_members for i in range(len(prompts))], len(prompts) * attempts
+    sampling = SamplingParams(attempts, max_new_tokens=new, rollout_batch=rows // 2)
+    return generate(base, adapters, Prompts(prompts, members, [(7, i) for i in range(rows)]), sampling)
 
 
 def fixed_rollout(base: Base, members: list[int], prompt: int, new: int, attempts: int) -> Rollout:

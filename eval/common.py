@@ -5,7 +5,6 @@ The answers themselves are `eval.answering`'s.
 import argparse
 import difflib
 import hashlib
-import json
 import math
 import os
 import sys
@@ -13,15 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.fetch import CACHE
 from eval.summary import BASE, comparable, pass_table, passes, summarise, table
 from evolve import member_order
 from infra.distributed import Ranks
 from infra.precision import DTYPES, pick_dtype
 from lora import Adapters
 from model import Base
-from run.checkpoint import RunDir, differing
-from weights import files_hash, load_base, load_peft
+from run.directory import RunDir
+from run.platform import Interrupted
+from weights import files_hash, load_base, read_peft
+
+CACHE = Path("~/.cache/nanopopulora").expanduser()      # of the published benchmark files
 
 
 def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple = ()):
@@ -39,7 +40,7 @@ def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple =
     add("--base", default="", help="directory or hub id; default: what the run or adapters were trained on")
     add("--run", default="", help="a run's directory, out/NAME: every member of its last checkpoint")
     add("--adapters", nargs="+", default=[], metavar="DIR", help="PEFT directories, or directories of these")
-    add("--bench", default="", help="names, separated by commas; default: all that are there")
+    add("--bench", default="", help="names, separated by commas; default: all (livecodebench only by name)")
     add("--limit", type=int, default=0, help="questions of each benchmark, the first ones; 0 = all")
     add("--samples", type=int, default=1, help="answers to each question; several give pass@k")
     add("--temperature", type=float, default=0.0, help="0 = greedy")
@@ -60,10 +61,8 @@ def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple =
 
 def check(args: argparse.Namespace) -> argparse.Namespace:
     """The flags. Raises ValueError where they contradict themselves."""
-    for flag, value in (("--samples", args.samples), ("--max-new-tokens", args.max_new),
-                        ("--rollout-batch", args.max_rows)):
-        if value is not None and value < 1:
-            raise ValueError(f"{flag} {value}: must be at least 1")
+    if min(n for n in (args.samples, args.max_new, args.max_rows) if n is not None) < 1:
+        raise ValueError("--samples, --max-new-tokens and --rollout-batch must be at least 1")
     if getattr(args, "limit", 0) < 0 or not 0 <= args.temperature < math.inf:
         raise ValueError("--limit and --temperature must not be negative")
     if args.samples > 1 and args.temperature == 0:
@@ -74,13 +73,12 @@ def check(args: argparse.Namespace) -> argparse.Namespace:
 
 def choose(names: str, valid: tuple[str, ...], flag: str = "--bench", thing: str = "benchmark") -> list[str]:
     """The names that a flag gives, in order. Raises ValueError with the near name for one not valid."""
-    wanted = [name.strip().lower() for name in names.split(",") if name.strip()]
-    for name in wanted:
-        if name not in valid:
-            near = difflib.get_close_matches(name, valid, 1, 0.4)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{flag} {name}: no such {thing}{hint} Valid: {', '.join(valid)}")
-    return list(dict.fromkeys(wanted))
+    wanted = dict.fromkeys(name.strip().lower() for name in names.split(",") if name.strip())
+    for name in [name for name in wanted if name not in valid]:
+        near = "".join(difflib.get_close_matches(name, valid, 1, 0.4))
+        hint = f"; did you mean {near}?" if near else ""
+        raise ValueError(f"{flag} {name}: no such {thing}{hint} Valid: {', '.join(valid)}")
+    return list(wanted)
 
 
 def command(name: str, main: Callable[[], int]) -> None:
@@ -90,7 +88,7 @@ def command(name: str, main: Callable[[], int]) -> None:
     except (ValueError, OSError) as e:
         print(f"{name}: {e}", file=sys.stderr)
         sys.exit(2 if isinstance(e, ValueError) else 1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         print(f"{name}: interrupted; the same command goes on from what is on disk", file=sys.stderr)
         sys.exit(130)
 
@@ -112,7 +110,7 @@ def load(args: argparse.Namespace) -> Population:
     given = [Path(directory).expanduser() for directory in args.adapters]
     if args.run:
         run = Path(args.run).expanduser()
-        steps = RunDir(run, writes=False).steps() if run.is_dir() else []
+        steps = RunDir(run, writes=False).steps()
         if not steps:
             raise ValueError(f"--run {args.run}: no complete checkpoint there; give a run's directory "
                              "(out/NAME), or --adapters DIR...")
@@ -126,15 +124,14 @@ def load(args: argparse.Namespace) -> Population:
 
 def of_run(args: argparse.Namespace, name: str):
     """A flag's value in the run that --run names; None where there is no run, or it does not say."""
-    config = Path(args.run).expanduser() / "config.json"
-    return json.loads(config.read_text()).get(name) if args.run and config.exists() else None
+    return RunDir(Path(args.run).expanduser(), writes=False).config().get(name) if args.run else None
 
 
 def base_name(args: argparse.Namespace, directories: dict[str, Path]) -> str:
     """--base, else the run's, else the first adapter's. Raises ValueError where none of these says it."""
     name = args.base or of_run(args, "base")
-    if not name and directories:
-        name = adapter_config(next(iter(directories.values()))).get("base_model_name_or_path")
+    for path in list(directories.values())[:1]:
+        name = name or read_peft(path)[0].get("base_model_name_or_path")
     if not name:
         raise ValueError("give --base (a directory or hub id), or --run out/NAME, which knows its own")
     return name
@@ -156,28 +153,22 @@ def peft_directories(given: list[Path]) -> dict[str, Path]:
     return dict(zip(names, paths))
 
 
-def adapter_config(directory: Path) -> dict:
-    """adapter_config.json. Raises ValueError where it cannot be read."""
-    try:
-        return json.loads((directory / "adapter_config.json").read_text())
-    except (OSError, json.JSONDecodeError) as e:
-        raise ValueError(f"{directory} is not a readable PEFT adapter ({e})") from None
-
-
 def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Population:
     """Base and PEFT adapters, stacked. Raises ValueError for damaged ones, other bases, several shapes."""
-    adapters, hashes = None, {}
-    shapes = set()
-    for config in map(adapter_config, directories.values()):
-        targets = tuple(sorted(config.get("target_modules") or ()))
-        shapes.add((config.get("r"), config.get("lora_alpha"), targets))
-    if len(shapes) > 1:
-        raise ValueError("these adapters differ in rank, alpha or layers, but only adapters of one shape "
-                         "share batches: evaluate the others in a run of their own")
-    if shapes:
-        adapters = Adapters.on(base.model, len(directories), *shapes.pop(), base.model.embedding.device)
+    adapters, first, hashes = None, None, {}
     for slot, (name, path) in enumerate(directories.items()):
-        load_peft(adapters, slot, path, base_hash)
+        config, made_on, factors = read_peft(path)
+        shape = config.get("r"), config.get("lora_alpha"), tuple(sorted(config.get("target_modules") or ()))
+        if made_on not in ("", base_hash):
+            raise ValueError(f"{path} was trained on another base, {config.get('base_model_name_or_path')}: "
+                             "pass that as --base")
+        if adapters is None:
+            first = shape
+            adapters = Adapters.on(base.model, len(directories), *shape, base.model.embedding.device)
+        if shape != first:
+            raise ValueError("these adapters differ in rank, alpha or layers, but only adapters of one shape "
+                             "share batches: evaluate the others in a run of their own")
+        adapters.set_factors(slot, factors)
         hashes[name] = hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
     slots = {name: slot for slot, name in enumerate(directories)} | {BASE: -1}
     return Population(base, adapters, slots, hashes, base_hash)
@@ -187,27 +178,22 @@ def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Populatio
 
 def open_out(args: argparse.Namespace, population: Population, prompt_format: str, data: dict[str, str],
              default: str) -> tuple[RunDir, list[dict]]:
-    """The directory of results and the answers already there.
+    """The directory of results (default: its name where --out gives none) and the answers already there.
 
-    data: SHA-256 of each benchmark's file. default: the directory's name where --out does not give one.
-    Raises ValueError where those answers were made otherwise (members and benchmarks may be new ones).
+    data: SHA-256 of each benchmark's file. Raises ValueError where those answers were made otherwise (members
+    and benchmarks may be new ones).
     """
     run = RunDir(Path(args.out or Path(args.run or "out", default)).expanduser())
     dtypes = sorted({str(p.dtype) for p in population.base.model.parameters()})
     config = dict(base=str(population.base.path), base_hash=population.base_hash, dtype=dtypes,
-                  prompt=prompt_format, temperature=args.temperature, max_new=args.max_new, seed=args.seed,
-                  adapters=population.hashes, data=data)
-    if (run.path / "config.json").exists():
-        old = json.loads((run.path / "config.json").read_text())
-        changed = differing(old, config, ("base", "adapters", "data"))
-        for field in ("adapters", "data"):
-            both = old[field] | config[field]
-            changed += [f"{field} {name}" for name in both if old[field].get(name, both[name]) != both[name]]
-            config[field] = both
-        if changed:
-            raise ValueError(f"{run.path} holds answers made otherwise: {', '.join(changed)}; use the old "
-                             "values or another --out")
-    run.write_json("config.json", config)
+                  prompt=prompt_format, temperature=args.temperature, max_new=args.max_new, seed=args.seed)
+    config |= {f"adapter {name}": sha for name, sha in population.hashes.items()}
+    config |= {f"data {name}": sha for name, sha in data.items()}
+    old = run.config() if (run.path / "config.json").exists() else {}
+    if changed := [name for name in config if name != "base" and old.get(name, config[name]) != config[name]]:
+        raise ValueError(f"{run.path} holds answers made otherwise: {', '.join(changed)}; use the old values "
+                         "(config.json there has them) or another --out")
+    run.write_json("config.json", old | config)
     return run, saved_answers(run)
 
 
@@ -219,7 +205,7 @@ def saved_answers(run: RunDir) -> list[dict]:
         return []
     whole = path.read_bytes().rfind(b"\n") + 1
     os.truncate(path, whole)
-    return [row for row in run.rows(path.name, whole) if row["correct"] is not None]
+    return [row for row in run.rows(path.name) if row["correct"] is not None]
 
 
 def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], counted: Callable = list,
@@ -235,7 +221,6 @@ def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], counted: C
     if args.samples > 1:
         result["pass_at_k"] = passes(rows)
         print(f"\npass@k: the chance that one of k answers is right, from {args.samples}; 95% intervals, "
-              f"paired over questions.\nAhead of the base at 1 and not at {result['pass_at_k'][0]['k'][-1]}: "
-              f"the base finds it too, training made it likelier.\n{pass_table(result['pass_at_k'])}")
+              f"paired over questions\n{pass_table(result['pass_at_k'])}")
     run.write_json("summary.json", result | more)
     print(f"every answer with its verdict: {run.path / 'answers.jsonl'}")

@@ -1,15 +1,13 @@
 """Mathematics: AIME24, AIME25, AMC23, MATH-500, Minerva, GSM8K, OlympiadBench, as Absolute Zero is measured.
 
-    python -m eval.math --self-test --data DIR    # is every gold answer right by the grader? JSON line last
-    python -m eval.math --run out/NAME            # base and members of the last checkpoint, all sets fetched
+    python -m eval.math --self-test               # is every gold answer right by the grader? JSON line last
+    python -m eval.math --run out/NAME            # base and members of the last checkpoint, all sets
     python -m eval.math --base Qwen/Qwen2.5-Coder-7B --adapters out/NAME/step_200/S0 --bench math500,aime24 \\
         --samples 4 --temperature 0.6
 
 Answers are graded by math-verify (pip install -r requirements-eval.txt). They go to answers.jsonl as they
 come, the numbers to summary.json and the terminal. The same command goes on where it stopped.
 """
-import json
-import sys
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -49,17 +47,9 @@ def ask(item: Item, prompt_format: str, base) -> str:
     return f"{item.question}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 
 
-def self_test(items: list[Item], grader: Grader) -> dict[str, dict]:
-    """Per set: n questions, and how many gold answers are right against themselves."""
-    result = {item.bench: dict(n=0, right=0) for item in items}
-    for item in items:
-        answer = item.gold if "\\boxed" in item.gold else f"The answer is $\\boxed{{{item.gold}}}$."
-        right = grader.grade(answer, item.gold)["correct"]
-        result[item.bench]["n"] += 1
-        result[item.bench]["right"] += right
-        if not right:
-            print(f"{item.bench} {item.id}: {item.gold!r} is not right against itself", file=sys.stderr)
-    return result
+def boxed(item: Item) -> str:
+    """The gold answer as an answer."""
+    return item.gold if "\\boxed" in item.gold else f"The answer is $\\boxed{{{item.gold}}}$."
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,17 +57,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = common.parser_of("eval.math", __doc__, default_max_new=2048)
     parser.add_argument("--self-test", action="store_true", help="grade the gold answers; needs no model")
     args = common.check(parser.parse_args(argv))
-    names = common.choose(args.bench, SETS) or fetch.present(SETS, args.data)
-    items, hashes = fetch.load(names, args.data, item_of, args.limit)
+    items, hashes = fetch.load(args, SETS, item_of)
     with closing(Grader()) as grader:
-        if args.self_test:
-            result = self_test(items, grader)
-            print(json.dumps(result))
-            return int(any(counts["right"] != counts["n"] for counts in result.values()))
-
         def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
             return [grader.grade(text, item.gold) | dict(gold=item.gold) for item, text in answers]
-
+        if args.self_test:
+            return answering.self_test(items, boxed, verify)
         common.conclude(args, *answering.evaluate(args, "eval-math", items, hashes, ask, verify))
     return 0
 

@@ -1,8 +1,7 @@
 """From answers to tables: shares of right answers, means of a population, differences to the base, pass@k.
 
-Rows are those of answers.jsonl: dicts with bench, id, member, sample, correct and tokens, and with think
-where it is known whether an answer reasons. A question counts once, as the mean of its samples. correct is
-None where the sandbox failed: see `comparable`.
+Rows are those of answers.jsonl: dicts with bench, id, member, sample, correct and tokens. A question counts
+once, as the mean of its samples. correct is None where the sandbox failed: see `comparable`.
 """
 from collections.abc import Callable
 
@@ -19,7 +18,7 @@ def comparable(rows: list[dict]) -> list[dict]:
     return [row for row in rows if (row["bench"], row["id"]) not in failed]
 
 
-def shares(rows: list[dict], value: Callable = np.mean) -> dict[str, dict[str, dict[str, float]]]:
+def shares(rows: list[dict], value: Callable = np.mean) -> dict[str, dict[str, dict]]:
     """Benchmark -> member -> item -> value(whether each of its samples is right), by default their share."""
     out: dict = {}
     for row in rows:
@@ -27,7 +26,7 @@ def shares(rows: list[dict], value: Callable = np.mean) -> dict[str, dict[str, d
         items.setdefault(row["id"], []).append(row["correct"])
     for members in out.values():
         for items in members.values():
-            items.update({i: float(value(right)) for i, right in items.items()})
+            items.update({i: value(right) for i, right in items.items()})
     return out
 
 
@@ -40,7 +39,7 @@ def groups(names: list[str]) -> dict[str, list[str]]:
     return out
 
 
-def with_means(share: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+def with_means(share: dict[str, dict]) -> dict[str, dict]:
     """The base first, then the members, then their means on the items that all have (see `groups`).
 
     So the last are those whom the run trained to solve: the students' mean, else that of all, else the only
@@ -49,7 +48,7 @@ def with_means(share: dict[str, dict[str, float]]) -> dict[str, dict[str, float]
     out = {name: share[name] for name in sorted(share, key=BASE.__ne__)}
     for mean, names in groups([name for name in share if name != BASE]).items():
         common = [i for i in share[names[0]] if all(i in share[name] for name in names)]
-        out[mean] = {i: float(np.mean([share[name][i] for name in names])) for i in common}
+        out[mean] = {i: np.mean([share[name][i] for name in names], 0) for i in common}
     return out
 
 
@@ -57,12 +56,11 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
     """One dict per benchmark and member, and for the members' means: what `table` shows.
 
     Share of right answers with Wilson interval, difference to the base with paired bootstrap interval, mean
-    tokens of an answer, share cut off at max_new tokens; where rows have it, the share that thinks and how
-    many answers the grader failed on.
+    tokens of an answer, share cut off at max_new tokens.
     """
-    out, answers = [], {}
+    out, tokens = [], {}
     for row in rows:
-        answers.setdefault((row["bench"], row["member"]), []).append(row)
+        tokens.setdefault((row["bench"], row["member"]), []).append(row["tokens"])
     for bench, share in shares(rows).items():
         members = groups([name for name in share if name != BASE])
         for name, items in with_means(share).items():
@@ -72,14 +70,8 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
             if name != BASE and BASE in share:
                 gain = right - np.array([share[BASE][i] for i in items])
                 line |= dict(minus_base=float(gain.mean()), minus_base_interval=paired_bootstrap(gain))
-            given = [row for member in members.get(name, [name]) for row in answers[bench, member]]
-            tokens = np.array([row["tokens"] for row in given])
-            line |= dict(tokens=float(tokens.mean()), cut=float((tokens >= max_new).mean()))
-            if "think" in given[0]:
-                line["think"] = float(np.mean([row["think"] for row in given]))
-            if n_errors := sum("grader_error" in row for row in given):
-                line["grader_errors"] = n_errors
-            out.append(line)
+            spent = np.concatenate([tokens[bench, member] for member in members.get(name, [name])])
+            out.append(line | dict(tokens=float(spent.mean()), cut=float((spent >= max_new).mean())))
     return out
 
 
@@ -91,21 +83,16 @@ def passes(rows: list[dict]) -> list[dict]:
     """
     out = []
     for bench, counts in shares(rows, len).items():
-        mine = [row for row in rows if row["bench"] == bench]
-        most = int(min(min(items.values()) for items in counts.values()))
-        ks = [2 ** i for i in range(most.bit_length())]
+        ks = [2 ** i for i in range(min(min(items.values()) for items in counts.values()).bit_length())]
         ids = sorted(set.intersection(*map(set, counts.values())))
-        solved = []
-        for k in ks:
-            share = shares(mine, lambda right: pass_at_k(len(right), sum(right), k))[bench]
-            solved.append(with_means(share))
-        columns = []
-        for name in solved[0]:
-            columns.append([[share[name][i] for share in solved] for i in ids])
-        value = np.array(columns).swapaxes(0, 1)                            # (items, members, k); base first
-        value = np.stack((value, value - value[:, :1]), 1)                  # and minus the base's
+
+        def at_each(right: list[bool], ks: list[int] = ks) -> np.ndarray:
+            return np.array([pass_at_k(len(right), sum(right), k) for k in ks])
+        solved = with_means(shares([row for row in rows if row["bench"] == bench], at_each)[bench])
+        value = np.array([[solved[name][i] for name in solved] for i in ids])   # (items, members, k)
+        value = np.stack((value, value - value[:, :1]), 1)                      # less the first, the base's
         mean, interval = value.mean(0).tolist(), bootstrap([value]).tolist()
-        for place, name in enumerate(solved[0]):
+        for place, name in enumerate(solved):
             line = dict(bench=bench, member=name, n=len(ids), k=ks, pass_at=mean[0][place],
                         intervals=interval[0][place])
             if name != BASE and BASE in counts:
@@ -116,38 +103,31 @@ def passes(rows: list[dict]) -> list[dict]:
 
 # ---- for the terminal --------------------------------------------------------------------------------------
 
-def aligned(rows: list[list[str]]) -> str:
-    """Rows of cells as lines of columns."""
+def cell(name: str, value) -> str:
+    """A value as text: an interval as "low .. high", what is less the base with its sign."""
+    if isinstance(value, (tuple, list)):
+        return " .. ".join(cell(name, x) for x in value)
+    sign = "+" if name.startswith("minus") else ""
+    return f"{value:{sign}.3f}" if isinstance(value, float) else str(value)
+
+
+def table(lines: list[dict]) -> str:
+    """What `summarise` gives, a column for every key."""
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    rows = [[cell(name, line.get(name, "")) for name in names] for line in lines]
+    rows.insert(0, [name.replace("_", " ") for name in names])
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def table(lines: list[dict]) -> str:
-    """What `summarise` gives; the columns think and grader errors are there where a line has them."""
-    more = {"think": ".2f", "grader_errors": "d"}
-    more = {name: form for name, form in more.items() if any(name in line for line in lines)}
-    out = [["bench", "    n", "member", "right", "95% interval", "minus base", "95% interval", "tokens",
-            " cut", *(name.replace("_", " ") for name in more)]]
-    for line in lines:
-        gain, (low, high) = ["", ""], line["interval"]
-        if "minus_base" in line:
-            least, most = line["minus_base_interval"]
-            gain = [f"{line['minus_base']:+10.3f}", f"{least:+.3f} .. {most:+.3f}"]
-        out.append([line["bench"], f"{line['n']:5}", line["member"], f"{line['accuracy']:.3f}",
-                    f"{low:.3f} .. {high:.3f}", *gain, f"{line['tokens']:6.0f}", f"{line['cut']:.2f}",
-                    *(f"{line.get(name, 0):{form}}" for name, form in more.items())])
-    return aligned(out)
-
-
 def pass_table(lines: list[dict]) -> str:
-    """What `passes` gives, and the differences to the base at k = 1 and at the largest k, with intervals."""
-    ks = lines[0]["k"]
-    out = [["bench", "    n", "member", *(f"@{k}" for k in ks), "minus base @1", f"minus base @{ks[-1]}"]]
+    """What `passes` gives, and the difference to the base at the largest k with its interval."""
+    rows = []
     for line in lines:
-        gains = ["", ""]
+        row = dict(bench=line["bench"], member=line["member"], n=line["n"])
+        row |= {f"@{k}": share for k, share in zip(line["k"], line["pass_at"])}
         if "minus_base" in line:
-            ends = [(line["minus_base"][end], *line["minus_base_intervals"][end]) for end in (0, -1)]
-            gains = [f"{gain:+.2f} ({low:+.2f} .. {high:+.2f})" for gain, low, high in ends]
-        out.append([line["bench"], f"{line['n']:5}", line["member"], *(f"{x:.2f}" for x in line["pass_at"]),
-                    *gains])
-    return aligned(out)
+            row[f"minus base @{line['k'][-1]}"] = line["minus_base"][-1]
+            row["minus base interval"] = line["minus_base_intervals"][-1]
+        rows.append(row)
+    return table(rows)

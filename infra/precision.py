@@ -50,10 +50,7 @@ def pick_dtype(name: str, device: torch.device) -> str:
     auto is bfloat16 on a CUDA card that computes it by itself (from the Ampere generation on), float32
     elsewhere; int8 computes in the same. Raises ValueError for bfloat16 on a card without.
     """
-    has_bfloat16 = True
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "bfloat16" and not has_bfloat16:
         raise ValueError(f"--dtype bfloat16: {torch.cuda.get_device_name(device)} does not have it; leave "
                          "--dtype out")

@@ -76,7 +76,7 @@ def open_sandbox(workers: int, weak: bool, **options) -> Sandbox:
     try:
         return Sandbox(workers or max(2, (os.cpu_count() or 1) // 2), weak=weak, **options)
     except RuntimeError as e:
-        raise ValueError(str(e).replace("weak=True (--weak)", "--weak-sandbox")) from None
+        raise ValueError(str(e)) from None
 
 
 def git_commit() -> str:

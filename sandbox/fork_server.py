@@ -8,6 +8,7 @@ gives up everything else, runs, writes one line per input, and dies.
 """
 import ast
 import atexit
+import fcntl
 import gc
 import json
 import marshal
@@ -15,7 +16,6 @@ import os
 import select
 import signal
 import sys
-import time
 import types
 
 if __name__ == "__main__":
@@ -81,7 +81,6 @@ def text_of(value, profile):
 def perform(job, write, profile):
     """The untrusted side: whatever happens or is faked in here is only a claim about values."""
     code, entry, inputs, order = job
-    write(b">")                                         # what ended before this was no doing of the program's
     calls = [arguments(inputs[i]) for i in order]       # before the program can change what a literal is
     failed = None
     try:
@@ -132,8 +131,8 @@ def child(given, size, cpu_s, wall, profile):
         os.dup2(RESULT, 1)
     os.closerange(RESULT if script else JOB, OWNER + 1)
     walls.wall_in(wall)
+    os.write(1 if script else RESULT, b">")             # what ended before this was no doing of the program's
     if script:
-        os.write(1, b">")                               # as `perform` does, for the same reason
         os._exit(run_script(job[0]))
     perform(job, lambda line: os.write(RESULT, line), profile)
     os._exit(0)
@@ -143,7 +142,6 @@ def child(given, size, cpu_s, wall, profile):
 
 def take_slots(given):
     """Moves the descriptors of the trainer to RESULT, JOB, CONTROL and OWNER, and closes all others."""
-    import fcntl  # not above: Windows has none, and reads this file
     fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in given]  # out of the way of the slots
     os.closerange(RESULT, 100)
     for slot, fd in enumerate(fds, RESULT):
@@ -161,10 +159,7 @@ def reset_interpreter(imports):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for name in imports:
-        try:
-            __import__(name)
-        except ImportError:
-            pass                                        # not in this Python version
+        __import__(name)
     sys.path[:] = []
     sys.modules["warnings"].simplefilter("ignore")
 
@@ -200,13 +195,12 @@ def prepare(options):
     if wall is not None and not walls.seccomp_works(wall):
         wall, layers["seccomp"] = None, "refused by the kernel"
     layers.setdefault("seccomp", "ok" if wall is not None else "no table for this processor")
-    if walls.LINUX:
-        end = signal.SIGCONT                            # wakes a stopped fork server to see the end
-        if wall is None and layers["namespaces"] == "ok":
-            enter_pid_namespace()
-            layers["pid_namespace"] = "ok"
-            end = signal.SIGKILL
-        walls.call("prctl", walls.PR_SET_PDEATHSIG, int(end), 0, 0, 0)
+    end = signal.SIGCONT                                # wakes a stopped fork server to see the end
+    if wall is None and layers["namespaces"] == "ok":
+        enter_pid_namespace()
+        layers["pid_namespace"] = "ok"
+        end = signal.SIGKILL
+    walls.call("prctl", walls.PR_SET_PDEATHSIG, int(end), 0, 0, 0)
     warm = "def f(x):\n    return {1: (x, 'a'), 'k': {x}}\n", "f", ["1"], [0]
     for _ in range(100):
         perform(warm, lambda line: None, profile)       # children inherit specialised bytecode
@@ -219,10 +213,9 @@ def prepare(options):
 
 def serve(profile, wall):
     """The loop: polls the control socket and the trainer itself, and takes its child along when they end."""
-    poll, has_pidfd = select.poll(), hasattr(os, "pidfd_open")
+    poll = select.poll()
     poll.register(CONTROL, select.POLLIN)
-    if has_pidfd:
-        poll.register(OWNER, select.POLLIN)
+    poll.register(OWNER, select.POLLIN)
     while True:
         if any(fd == OWNER for fd, _ in poll.poll()):   # also where a helper keeps the socket open
             os._exit(0)
@@ -230,7 +223,6 @@ def serve(profile, wall):
         if len(message) < GO.size:
             os._exit(0)
         given, size, cpu_ms, wall_ms = GO.unpack(message)
-        deadline = time.monotonic() + wall_ms / 1000
         pid = walls.raw_fork()
         if pid < 0:
             os._exit(1)                                 # no memory or process left; the trainer tries again
@@ -239,20 +231,17 @@ def serve(profile, wall):
                 child(given, size, cpu_ms / 1000, wall, profile)
             finally:
                 os._exit(111)
-        fd, done = os.pidfd_open(pid) if has_pidfd else -1, 0
-        if has_pidfd:
-            poll.register(fd, select.POLLIN)
-        while not done:
-            events = poll.poll(wall_ms if has_pidfd else 2)
-            gone, late = any(ready != fd for ready, _ in events), time.monotonic() >= deadline
-            if gone or late:
-                os.kill(pid, signal.SIGKILL)
-            if gone:
-                os._exit(0)
-            done, status, usage = os.wait4(pid, 0 if events or late else os.WNOHANG)
-        if has_pidfd:
-            poll.unregister(fd)
-            os.close(fd)
+        fd = os.pidfd_open(pid)
+        poll.register(fd, select.POLLIN)
+        events = poll.poll(wall_ms)
+        late, gone = not events, any(ready != fd for ready, _ in events)
+        if late or gone:
+            os.kill(pid, signal.SIGKILL)
+        if gone:
+            os._exit(0)
+        _, status, usage = os.wait4(pid, 0)
+        poll.unregister(fd)
+        os.close(fd)
         os.write(CONTROL, DONE.pack(status, int(late), int((usage.ru_utime + usage.ru_stime) * 1e6)))
 
 

@@ -9,13 +9,13 @@ import json
 import marshal
 import os
 import re
-import select
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sandbox.profiles import DONE, GO, PROFILES
 from sandbox.values import decode, encode
@@ -27,10 +27,10 @@ SEEDS = 158, 299, 58
 CALLS = 1, 2, 5                 # of f with each input, in the passes
 PAUSES_S = 0.2, 2.0             # before a fork server that could not be started is tried again
 TRIES = 3                       # of a run that the sandbox, not the program, failed
-# What a child may say instead of a value; other names of errors are for the trainer to give.
 # Words of sets and of what outlives a call: defaults, attributes, decorators, statements outside a function.
 MAY_VARY = re.compile(r"[{@]|set|keys|items|cache|context|register|global|class|def .*=.*:|\.\w+ *=[^=]"
                       r"|^(?! |\n|\Z|def |from |import )", re.M)
+# What a child may say instead of a value; other names of errors are for the trainer to give.
 REASON = re.compile(r"error: |unsupported: |(too big|not a literal)\Z")
 
 
@@ -40,7 +40,6 @@ class Case:
     job: object
     seen: tuple = field(default_factory=lambda: ({}, {}, {}))   # of a pass {input: (end, [(mark, text), ..])}
     cpu_s: float = 0.0
-    end: str = "ok"                                     # only of a job without inputs
 
 
 @dataclass
@@ -50,12 +49,12 @@ class ChildRun:
     case: Case
     which: int
     order: tuple
-    tries: int = 0
+    tries: int = 1
 
 
 def returned(seen):
     """Inputs of a pass, in order, on which the program returned or raised."""
-    return [i for i, (end, _) in sorted(seen.items()) if end == "ok"]
+    return tuple(i for i, (end, _) in sorted(seen.items()) if end == "ok")
 
 
 def passes(job):
@@ -67,25 +66,15 @@ def passes(job):
 
 # ---- one fork server --------------------------------------------------------------------------------------
 
-def scratch_file():
-    """Descriptor of a file without a name."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("sandbox")
-    import tempfile
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
 class ForkServer:
-    """The trainer's end of one fork server. run: what its child is busy with, None where it has none."""
+    """The trainer's end of one fork server. run: what its child does, or its last one did."""
 
     def __init__(self, which, options):
         self.which, self.options, self.run, self.deadline = which, options, None, 0.0
-        self.job, self.result = scratch_file(), scratch_file()
+        self.job, self.result = os.memfd_create("job"), os.memfd_create("result")
         self.control, theirs = socket.socketpair()
-        fds = [self.result, self.job, theirs.fileno()]  # the order of the slots in fork_server.py
-        if hasattr(os, "pidfd_open"):
-            fds.append(os.pidfd_open(os.getpid()))
+        owner = os.pidfd_open(os.getpid())
+        fds = [self.result, self.job, theirs.fileno(), owner]   # the order of the slots in fork_server.py
         environment = dict(PYTHONHASHSEED=str(SEEDS[which]), LD_BIND_NOW="1", LC_ALL="C.UTF-8",
                            NANOPOPULORA_SANDBOX=json.dumps(dict(options, fds=fds, which=which)))
         file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork_server.py")
@@ -95,24 +84,20 @@ class ForkServer:
                                             pass_fds=fds, start_new_session=True, stdin=null, stdout=null,
                                             stderr=null)
         except OSError:
+            self.control.close()
             os.close(self.job)
             os.close(self.result)
             raise
         finally:
             theirs.close()
-            for fd in fds[3:]:
-                os.close(fd)
+            os.close(owner)
 
     def ready(self):
         """Waits for it to be locked up -> its layers."""
         self.control.settimeout(30)
-        text = b""
-        while not text.endswith(b"\n"):
-            part = self.control.recv(1 << 16)
-            if not part:
-                said = text.decode() or "it ended"
-                raise RuntimeError(f"the sandbox cannot start {sys.executable}: {said}")
-            text += part
+        text = self.control.makefile().readline()
+        if not text.endswith("\n"):
+            raise RuntimeError(f"the sandbox cannot start {sys.executable}: {text or 'it ended'}")
         return json.loads(text)
 
     def start(self, run, cpu_s, wall_s):
@@ -160,11 +145,6 @@ class ForkServer:
 
 # ---- what a child claims ----------------------------------------------------------------------------------
 
-def printable(text):
-    """At most 200 characters of printable ASCII: safe in logs, terminals and JSON."""
-    return re.sub("[^ -~]", "?", text[:200])
-
-
 def read_claim(line, profile):
     """A line of a child's report -> (mark, text). Raises ValueError for neither a value nor a reason."""
     mark, text = line[:1], line[1:].decode("ascii")
@@ -172,7 +152,7 @@ def read_claim(line, profile):
         decode(text, profile.max_text)
         return mark, text
     if mark == b"!" and REASON.match(text):
-        return mark, printable(text)
+        return mark, re.sub("[^ -~]", "?", text[:200])  # safe in logs, terminals and JSON
     raise ValueError("neither a value nor a reason")
 
 
@@ -200,7 +180,7 @@ def read_claims(raw, order, end, profile):
     return end, bool(lines), claims
 
 
-def read_output(raw, end, profile):
+def read_output(raw, order, end, profile):
     """What a whole program printed after the mark, like read_claims: its canonical text as the only claim."""
     if len(raw) >= profile.max_file:
         end = "too big"
@@ -219,14 +199,13 @@ def read_output(raw, end, profile):
 class Scheduler:
     """Fork servers, one of each hash seed for each of `workers` processor cores, and the queue of their runs.
 
-    One caller at a time. options: what a fork server is started with (fork_server.prepare); replaced counts
-    those that had to be started again.
+    One caller at a time. limits: the Profile in force. options: what a fork server is started with
+    (fork_server.prepare). replaced counts those that had to be started again.
     """
 
-    def __init__(self, workers, wall_s, options):
-        self.workers, self.wall_s, self.options, self.replaced = workers, wall_s, options, 0
-        self.profile = PROFILES[options["profile"]]
-        self.servers, self.poll, self.by_fd = [], select.poll(), {}
+    def __init__(self, workers, limits, options):
+        self.workers, self.limits, self.options, self.replaced = workers, limits, options, 0
+        self.servers, self.busy, self.selector = [], [], selectors.PollSelector()
 
     def open(self):
         """Starts all fork servers -> the layers of the first."""
@@ -237,17 +216,16 @@ class Scheduler:
     def admit(self, server):
         """Waits for a fork server and takes it into service -> its layers."""
         layers = server.ready()
-        self.poll.register(server.control, select.POLLIN)
-        self.by_fd[server.control.fileno()] = server
+        self.selector.register(server.control, selectors.EVENT_READ, server)
         return layers
 
     def replace(self, server):
         """A fresh fork server for one that is dead, stuck, or busy with a job that nobody waits for."""
-        self.poll.unregister(server.control)
-        del self.by_fd[server.control.fileno()]
-        server.close()
-        fresh = self.servers[self.servers.index(server)] = self.start_again(server.which)
-        self.admit(fresh)
+        self.selector.unregister(server.control)
+        place = self.servers.index(server)
+        self.servers.pop(place).close()
+        self.servers.insert(place, self.start_again(server.which))
+        self.admit(self.servers[place])
         self.replaced += 1
 
     def start_again(self, which):
@@ -259,83 +237,67 @@ class Scheduler:
                 time.sleep(pause_s)
         return ForkServer(which, self.options)
 
-    def idle(self, which):
-        """A fork server without a child."""
-        return next(server for server in self.servers if server.which == which and not server.run)
-
-    def busy(self):
-        """The fork servers that have a child."""
-        return [server for server in self.servers if server.run]
-
-    def work_off(self, jobs, cpu_s):
+    def work_off(self, jobs):
         """Every job's Case, in order; what is under way is killed where this is interrupted."""
         cases = [Case(job) for job in jobs]
         queue = collections.deque()
         for case in cases:
             order = tuple(range(len(case.job.inputs)))
-            if len(case.job.code) + sum(map(len, case.job.inputs)) > self.profile.max_job:
-                case.end = "too big"
+            if len(case.job.code) + sum(map(len, case.job.inputs)) > self.limits.max_job:
                 case.seen[0].update((i, ("too big", [])) for i in order)
-            elif case.job.entry is not None and (order or case.job.code):
-                queue.append(ChildRun(case, 0, order))
             elif order:
-                queue.append(ChildRun(case, 0, order[:1]))
+                queue.append(ChildRun(case, 0, order[:1] if case.job.entry is None else order))
         try:
-            self.work(queue, cpu_s)
+            while queue or self.busy:
+                while queue and len(self.busy) < self.workers:
+                    self.begin(queue.popleft())
+                next_late = min(self.busy, key=lambda server: server.deadline)
+                wait_s = max(0.0, next_late.deadline - time.monotonic())
+                answered = [key.data for key, _ in self.selector.select(wait_s)]
+                for server in answered or [next_late]:
+                    self.collect(queue, server, bool(answered))
         except BaseException:
-            for server in self.busy():
-                self.replace(server)
+            while self.busy:
+                self.replace(self.busy.pop())
             raise
         return cases
 
-    def work(self, queue, cpu_s):
-        """Keeps `workers` fork servers busy until the queue, to which results may add, is empty."""
-        n_busy = 0
-        while queue or n_busy:
-            while queue and n_busy < self.workers:
-                run = queue.popleft()
-                server = self.idle(run.which)
-                own_s = run.case.job.cpu_s
-                longer = max(1, CALLS[run.which] / 2)
-                wall_s = max(self.wall_s, cpu_s, 5 * own_s)
-                server.start(run, (own_s or cpu_s) * longer, wall_s * longer)
-                n_busy += 1
-            deadline = min(server.deadline for server in self.busy())
-            wait_s = max(0, deadline - time.monotonic())
-            ready = [self.by_fd[fd] for fd, _ in self.poll.poll(wait_s * 1000 + 1)]
-            for server in ready or [server for server in self.busy() if server.deadline <= deadline]:
-                n_busy -= self.collect(queue, server, server in ready)
+    def begin(self, run):
+        """Gives a run to a fork server without a child. Two calls within one CPU limit, five within 2.5."""
+        server = next(s for s in self.servers if s.which == run.which and s not in self.busy)
+        own_s, longer = run.case.job.cpu_s, max(1, CALLS[run.which] / 2)
+        wall_s = max(self.limits.wall_s, 5 * own_s)
+        self.busy.append(server)
+        server.start(run, (own_s or self.limits.cpu_s) * longer, wall_s * longer)
 
     def collect(self, queue, server, answered):
-        """Takes the answer of a fork server, or replaces one that is stuck -> how many runs have ended."""
-        run, server.run = server.run, None
+        """Takes the answer of a fork server, or replaces one that is dead or stuck."""
+        died_idle = server not in self.busy
+        if not died_idle:
+            self.busy.remove(server)
         try:
             if not answered:
                 raise OSError("the fork server is stuck")
             end, used_s, raw = server.finish()
         except OSError:
             self.replace(server)
-            if run is None:
-                return 0
-            end, used_s, raw = "sandbox failure", 0.0, b""
-        if not raw:
-            end = "sandbox failure"                     # no program can take back that it began
+            end, used_s, raw = "", 0.0, b""
+        if died_idle:
+            return
+        run = server.run
         run.case.cpu_s += used_s
-        if end == "sandbox failure" and run.tries + 1 < TRIES:
-            queue.appendleft(ChildRun(run.case, run.which, run.order, run.tries + 1))
-        else:
+        if raw:
             self.absorb(queue, run, end, raw)
-        return 1
+        elif run.tries < TRIES:                         # no program can take back that it began
+            queue.appendleft(replace(run, tries=run.tries + 1))
+        else:
+            self.absorb(queue, run, "sandbox failure", raw)
 
     def absorb(self, queue, run, end, raw):
         """Files what one child said, and plans what has to follow."""
         case, job, seen = run.case, run.case.job, run.case.seen[run.which]
-        if job.entry is None:
-            end, loaded, claims = read_output(raw, end, self.profile)
-        else:
-            end, loaded, claims = read_claims(raw, run.order, end, self.profile)
-        if not run.order:
-            case.end = end
+        read = read_output if job.entry is None else read_claims
+        end, loaded, claims = read(raw, run.order, end, self.limits)
         for i in dict.fromkeys(run.order):
             said = [claim for j, claim in zip(run.order, claims) if i == j]
             if len(said) == CALLS[run.which]:
@@ -354,7 +316,7 @@ class Scheduler:
         given = returned(case.seen[run.which - 1]) if run.which else job.inputs
         which = run.which + 1
         if which < passes(job) and len(seen) == len(given) and returned(seen):
-            queue.append(ChildRun(case, which, tuple(returned(seen)[::-1] * CALLS[which])))
+            queue.append(ChildRun(case, which, returned(seen)[::-1] * CALLS[which]))
 
     def close(self):
         """Kills all fork servers."""

@@ -1,8 +1,4 @@
-"""Canonical text of plain values: the only thing that crosses from a program to the trainer.
-
-Two values of one type and content have one text, and decode() takes nothing that encode() would not have
-written.
-"""
+"""Canonical text of plain values: the only thing that crosses from a program to the trainer."""
 import json
 from collections import Counter
 from json.encoder import encode_basestring_ascii as quote

@@ -6,22 +6,18 @@ library.
 """
 import ctypes
 import os
+import resource
 import signal
 import struct
-import sys
 
-try:
-    import resource
-except ImportError:                             # Windows: nothing in here can run
-    resource = None
-
-LINUX = sys.platform == "linux"
 NOBODY = 65533                                  # the user that children run as where the trainer is root
 
 # ---- the seccomp filter -----------------------------------------------------------------------------------
 
 PROCESSORS = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables below, AUDIT_ARCH
-KILL, ALLOW, EPERM = 0x80000000, 0x7FFF0000, 0x00050001  # what a filter answers
+# Operations of BPF. A line is (operation, lines to skip if so, lines to skip if not, operand).
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+KILL, ALLOW, EPERM = [(RETURN, 0, 0, value) for value in (0x80000000, 0x7FFF0000, 0x00050001)]
 # All that a computing CPython needs once every module is imported, as (number on x86-64, on aarch64).
 # rt_sigreturn is absent on purpose: a forged signal frame could block the signal of the CPU timer.
 ALLOWED = dict(brk=(12, 214), munmap=(11, 215), mremap=(25, 216), madvise=(28, 233), write=(1, 64),
@@ -39,13 +35,6 @@ PROT_EXEC, CLONE_THREAD = 4, 0x10000
 BY_ARGUMENT = dict(mmap=((9, 222), 32, PROT_EXEC, EPERM, ALLOW),
                    mprotect=((10, 226), 32, PROT_EXEC, EPERM, ALLOW),
                    clone=((56, 220), 16, CLONE_THREAD, EPERM, KILL))  # a thread, or else a fork
-# Operations of BPF. A line is (operation, lines to skip if so, lines to skip if not, operand).
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-
-
-def answer(value):
-    """The BPF line that ends a filter."""
-    return RETURN, 0, 0, value
 
 
 def search(cases):
@@ -56,7 +45,7 @@ def search(cases):
     """
     if len(cases) == 1:
         number, lines = cases[0]
-        return [(EQUAL, 0, len(lines), number), *lines, answer(EPERM)]
+        return [(EQUAL, 0, len(lines), number), *lines, EPERM]
     middle = len(cases) // 2
     low, high = search(cases[:middle]), search(cases[middle:])
     return [(AT_LEAST, len(low), 0, cases[middle][0]), *low, *high]
@@ -67,12 +56,12 @@ def filter_lines(column, audit):
     cases = {}
     for table, value in (ALLOWED, ALLOW), (FATAL, KILL):
         for numbers in table.values():
-            cases[numbers[column]] = [answer(value)]
+            cases[numbers[column]] = [value]
     for numbers, offset, bits, if_set, if_not in BY_ARGUMENT.values():
-        cases[numbers[column]] = [(LOAD, 0, 0, offset), (ANY_BIT, 0, 1, bits), answer(if_set), answer(if_not)]
-    lines = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, audit), answer(KILL), (LOAD, 0, 0, 0)]  # 32-bit entry points die
+        cases[numbers[column]] = [(LOAD, 0, 0, offset), (ANY_BIT, 0, 1, bits), if_set, if_not]
+    lines = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, audit), KILL, (LOAD, 0, 0, 0)]  # 32-bit entry points die
     if column == 0:
-        lines += [(AT_LEAST, 0, 1, 0x40000000), answer(KILL)]  # and so do the x32 ones
+        lines += [(AT_LEAST, 0, 1, 0x40000000), KILL]           # and so do the x32 ones
     return lines + search(sorted(cases.items()))
 
 
@@ -83,7 +72,7 @@ class Program(ctypes.Structure):
 
 def seccomp_wall():
     """The arguments of prctl that put up the filter for good, or None where this processor has no table."""
-    if not LINUX or os.uname().machine not in PROCESSORS:
+    if os.uname().machine not in PROCESSORS:
         return None
     lines = filter_lines(*PROCESSORS[os.uname().machine])
     program = Program(len(lines), b"".join(struct.pack("HBBI", *line) for line in lines))
@@ -108,10 +97,9 @@ NEW_OTHERS = 0x40000000 | 0x20000 | 0x8000000 | 0x4000000  # network, mounts, IP
 # These two run once a program. Python's own fork would seed `random` anew and rebuild locks, a tenth of a
 # program's time; bound and with arguments made beforehand, prctl touches fewer pages that a child must copy
 # first.
-raw_fork = ctypes.PyDLL(None).fork if hasattr(os, "fork") else None
-if LINUX:
-    libc, prctl = ctypes.CDLL(None, use_errno=True), ctypes.PyDLL(None).prctl
-    DIE_WITH_PARENT = [ctypes.c_ulong(n) for n in (PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)]
+raw_fork, prctl = ctypes.PyDLL(None).fork, ctypes.PyDLL(None).prctl
+libc = ctypes.CDLL(None, use_errno=True)
+DIE_WITH_PARENT = [ctypes.c_ulong(n) for n in (PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)]
 
 
 def call(name, *args):
@@ -175,24 +163,20 @@ def drop_capabilities():
 
 def lock_up(layers, mem_mb, max_file, weak):
     """Once per fork server, before any job: all that its children inherit. weak: a PID namespace, too."""
-    root, pages = os.geteuid() == 0, 1 << 14
-    if os.path.exists("/proc/self/statm"):
-        with open("/proc/self/statm") as f:
-            pages = int(f.read().split()[0])
-    if LINUX:
-        attempt(layers, "namespaces", enter_namespaces, NEW_OTHERS | (NEW_PID if weak else 0))
-        attempt(layers, "empty_root", empty_root, layers["namespaces"])
-        if root:
-            attempt(layers, "drop_user", drop_user)
-        attempt(layers, "no_capabilities", drop_capabilities)
-        attempt(layers, "no_new_privs", call, "prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        attempt(layers, "not_dumpable", call, "prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
+    root = os.geteuid() == 0
+    with open("/proc/self/statm") as f:
+        own_bytes = int(f.read().split()[0]) * resource.getpagesize()
+    attempt(layers, "namespaces", enter_namespaces, NEW_OTHERS | (NEW_PID if weak else 0))
+    attempt(layers, "empty_root", empty_root, layers["namespaces"])
+    if root:
+        attempt(layers, "drop_user", drop_user)
+    attempt(layers, "no_capabilities", drop_capabilities)
+    attempt(layers, "no_new_privs", call, "prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    attempt(layers, "not_dumpable", call, "prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
     limits = dict(CORE=0, FSIZE=max_file, NOFILE=16, STACK=8 << 20, MEMLOCK=0, MSGQUEUE=0,
-                  AS=pages * 4096 + (mem_mb << 20))
+                  AS=own_bytes + (mem_mb << 20))
     for name, limit in limits.items():
-        which = getattr(resource, f"RLIMIT_{name}", None)
-        if which is None:
-            continue
+        which = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(which)[1]
         if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)
@@ -201,7 +185,7 @@ def lock_up(layers, mem_mb, max_file, weak):
 
 def wall_in(wall):
     """The last that a child does before its program: it will die with the fork server, and is filtered."""
-    if LINUX and prctl(*DIE_WITH_PARENT) or wall and prctl(*wall):
+    if prctl(*DIE_WITH_PARENT) or wall and prctl(*wall):
         os._exit(111)
     if wall is None:
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))  # weak: at least no fork

@@ -24,7 +24,6 @@ MAX_SYMBOLS = 60            # of an assertion or a hypothesis
 MAX_HYPOTHESES = 4          # of a theorem
 MAX_PROOF = 4000            # characters of a proof
 MAX_WRITTEN = 50_000        # symbols that it may write
-MAX_MATCHED = 500_000       # symbols that are compared to find out whether a theorem is trivial
 MAX_STEPS, MAX_LEVELS = 100, 20         # of a teacher's proof, steps that build formulas not counted
 N_SHOWN, N_EXAMPLES = 40, 3     # of the database in a prompt: statements, and proofs while a run has few
 NAME = "theorem"            # of what is to be proved; its own name says nothing
@@ -50,12 +49,11 @@ def review(theory: "Theory", statement: str, proof: str) -> str:
         theorem = check(database, statement, proof)
     except ValueError as error:
         raise ValueError(f"unproved: {error}") from None
-    types = theory.variables
+    types = set(theory.variables.values())
     parts = [theorem.expression, *(h.expression for h in theorem.hypotheses if not h.floating)]
-    is_type = any(part[0] in types.values() for part in parts)
-    if is_type or len(set(parts)) < len(parts) or one_step(theory.assertions, parts, types):
+    if len(set(parts)) < len(parts) or not types.isdisjoint(part[0] for part in parts):
         raise ValueError("trivial")
-    return as_calls(database, theorem, set(types.values()))
+    return as_calls(database, theorem, types)
 
 
 def as_calls(database: Database, theorem: Assertion, types: set) -> str:
@@ -80,78 +78,12 @@ def as_calls(database: Database, theorem: Assertion, types: set) -> str:
             arguments = ",".join("\n    " + part[0] if part[1] else f" {part[0]}" for part in parts)
             call = f"{step}({arguments.strip(' ')})", n_steps, depth
             stack[base:] = [None if cited.expression[0] in types else call]
-    if not set(premises) <= {label for label, opens in CALLED.findall(stack[0][0]) if not opens}:
+    text, n_steps, _ = stack[0]
+    if n_steps < 2:
+        raise ValueError("trivial")
+    if not set(premises) <= {label for label, opens in CALLED.findall(text) if not opens}:
         raise ValueError("unused_hypothesis")
-    return stack[0][0]
-
-
-class Work:
-    """What is left of a bound on symbols to compare."""
-
-    def __init__(self, left: int):
-        self.left = left
-
-    def spend(self, n: int) -> None:
-        """Raises ValueError with a reason of validation.REASONS where the bound is met."""
-        self.left -= n
-        if self.left < 0:
-            raise ValueError("timeout")
-
-
-def one_step(known: list, said: list[tuple], types: dict) -> bool:
-    """Whether one assertion gives a theorem (said[0]) from its hypotheses at once; $d is ignored."""
-    syntax, work = [a.expression for a in known if a.expression[0] in types.values()], Work(MAX_MATCHED)
-    facts = [(fact, spans(fact, syntax, types, work)) for fact in said]
-    for cited in known:
-        found = [{}] if cited.expression[0] not in types.values() else []
-        for pattern in [cited.expression, *(h.expression for h in cited.hypotheses if not h.floating)]:
-            among = facts[:1] if pattern is cited.expression else facts[1:]
-            pairs = itertools.product(found, among)
-            found = [more for one, fact in pairs for more in matches(pattern, fact, 0, one, types, work)]
-        if found:
-            return True
-    return False
-
-
-def spans(fact: tuple, syntax: list, types: dict, work: Work) -> dict:
-    """Which stretches of an expression are of a type: {(type, start): ends}, found from right to left."""
-    found = {(kind, start): set() for kind in types.values() for start in range(len(fact) + 1)}
-    for start in range(len(fact), -1, -1):
-        if start < len(fact) and fact[start] in types:
-            found[types[fact[start]], start].add(start + 1)
-        grown = True
-        while grown:
-            grown = False
-            for kind, *pattern in syntax:
-                ends = {start}
-                for symbol in pattern:
-                    work.spend(len(ends))
-                    if not ends:
-                        break
-                    if symbol in types:
-                        ends = set().union(*(found[types[symbol], end] for end in ends))
-                    else:
-                        ends = {end + 1 for end in ends if end < len(fact) and fact[end] == symbol}
-                grown |= not ends <= found[kind, start]
-                found[kind, start] |= ends
-    return found
-
-
-def matches(pattern: tuple, fact: tuple, at: int, substitution: dict, types: dict, work: Work):
-    """The substitutions beyond the given one that make the pattern the rest of the fact (symbols, spans)."""
-    symbols, ends = fact
-    work.spend(1)
-    if not pattern:
-        if at == len(symbols):
-            yield substitution
-        return
-    first, rest = pattern[0], pattern[1:]
-    given = substitution.get(first, () if first in types else (first,))
-    if first in types and first not in substitution:
-        for end in sorted(ends[types[first], at]):
-            yield from matches(rest, fact, end, {**substitution, first: symbols[at:end]}, types, work)
-    elif symbols[at:at + len(given)] == given:
-        yield from matches(rest, fact, at + len(given), substitution, types, work)
+    return text
 
 
 # ---------------------------------------------------------------- the database

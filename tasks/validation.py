@@ -42,7 +42,7 @@ REASONS = {
     "not_logic": "more than variables, and, or, not, == and !=", "variables": "too few or too many variables",
     "no_proof": "no theorem with a proof", "unproved": "the verifier refuses the proof",
     "unused_hypothesis": "the proof does without one of the hypotheses",
-    "trivial": "in the database, or one step away from it",
+    "trivial": "proved by fewer than two steps",
     "other_theory": "over another database than --theory",
     "no_model": "no assignment fits", "several_models": "several assignments fit",
     "duplicate": "in the archive already (found by the loop)"}

@@ -47,8 +47,8 @@ OF_TESTS = 9_500
 FILE = 400                                  # of a folder
 FUNCTION = 66                               # a screen of 60, with a margin
 # Lines of what is still over its budget. They may only fall.
-TODAY = {"infra": 355, "sandbox": 1019, "verifier": 240, "tasks": 2378, "config": 271, "lora": 278, "weights": 346, "generate": 311,
-         "evolve": 312, "run": 1285, "train": 271, "bench": 805, "eval": 2924, "all but tests": 15801, "tests": 12232}
+TODAY = {"infra": 355, "tasks": 2378, "config": 271, "weights": 346,
+         "evolve": 312, "run": 1285, "train": 271, "eval": 2603, "all but tests": 15801, "tests": 12232}
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test
 
 

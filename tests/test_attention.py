@@ -6,7 +6,6 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from varlen import varlen_reference
 
-import attention
 from attention import Pages, attend, check_kernel, paged_kernel
 from generate import Prompts, SamplingParams, generate
 
@@ -100,10 +99,3 @@ def test_without_a_kernel_the_cache_is_dense(monkeypatch, capsys):
     assert [paged_kernel(*gpu), paged_kernel(*gpu)] == [None, None]
     assert capsys.readouterr().err.count("dense cache: varlen_attn() got an unexpected") == 1
     paged_kernel.cache_clear()
-
-
-@pytest.mark.parametrize("dtype, capability, fast", [(torch.float16, (7, 5), False), (torch.bfloat16, (8, 0), True), (torch.float32, (9, 0), False)])
-def test_who_has_flash_attention(monkeypatch, dtype, capability, fast):
-    """Others get their keys and values repeated: SDPA's other fast kernel takes no unequal heads."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert attention.has_flash(torch.zeros(1, dtype=dtype)) is fast

@@ -10,7 +10,7 @@ import pytest
 import torch
 from varlen import varlen_reference
 
-from generate import DecodeBatch, Prompts, Rollout, SamplingParams, draw, draw_by_blocks, generate, sample
+from generate import DecodeBatch, Prompts, Rollout, SamplingParams, draw, generate, sample
 from infra.gpu import CUDAGraphRunner
 from weights import closing_table
 
@@ -202,13 +202,15 @@ def test_too_long_prompt(tiny):
 
 @pytest.mark.parametrize("V", [5, 513, 5000])
 @pytest.mark.parametrize("peaked", [1.0, 5.0])
-def test_a_draw_by_blocks_is_the_draw_by_one_running_sum(V, peaked):
+def test_a_draw_is_that_by_one_running_sum(V, peaked):
     gen = torch.Generator().manual_seed(V)
     weight, u = (peaked * torch.randn(2000, V, generator=gen)).softmax(-1), torch.rand(2000, generator=gen)
     u[:3] = torch.tensor([0.0, 1 - 2 ** -24, 0.5])
-    drawn = draw_by_blocks(weight, u)
-    assert torch.equal(drawn, draw(weight, u)) and (weight.gather(1, drawn[:, None]) > 0).all()
-    assert draw_by_blocks(torch.full((2, V), torch.nan), u[:2]).max() < V
+    drawn, cdf = draw(weight, u), weight.cumsum(-1)             # on a CPU summed in float64
+    total = cdf[:, -1:]
+    at = torch.minimum(u[:, None] * total, total.nextafter(torch.zeros_like(total)))
+    assert torch.equal(drawn, torch.searchsorted(cdf, at, right=True).squeeze(1))
+    assert (weight.gather(1, drawn[:, None]) > 0).all() and draw(torch.full((2, V), torch.nan), u[:2]).max() < V
 
 
 def chi_square(counts: torch.Tensor, p: torch.Tensor) -> float:

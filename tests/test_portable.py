@@ -3,7 +3,6 @@
 None of this was tried on a Mac or on Windows. A subprocess first imports other people's packages as they are
 here, then takes away what the other system lacks, calls itself that system, and only then meets our code.
 """
-import ast
 import json
 import os
 import re
@@ -63,7 +62,7 @@ import importlib, runpy
 from pathlib import Path
 names = '''config evolve generate lora model operators rewards rl selfplay train trueskill_lite verifier
         eval.stats'''.split()
-for room in "tasks", "infra", "run", "report", "sandbox":
+for room in "tasks", "infra", "run", "report":
     names += [room] + [f"{room}.{path.stem}" for path in sorted(Path(room).glob("[a-z]*.py"))]
 for name in names:
     importlib.import_module(name)
@@ -113,51 +112,8 @@ def test_reading_report_and_refusal(system, tmp_path):
     assert told[0] == 0 and "--weak-sandbox" in told[1] and not told[2]
     assert report[0] == 0 and (run / "report.html").stat().st_size > 10_000
     assert code == 2 and said.count("\n") == 1 and "container" in said
-    assert said.startswith(f"train.py: The sandbox for model code needs Linux, for {system} has n")
-    assert ("--weak-sandbox" in said) == (system == "macOS") and ("WSL2" in said) == (system == "Windows")
+    assert said.startswith("train.py: The sandbox for model code needs Linux") and "WSL2" in said
     assert not out.exists()
-
-
-def test_windows_is_refused_a_weak_sandbox_too():
-    body = "import verifier\ntry: verifier.Sandbox(weak=True)\nexcept RuntimeError as e: print(e)"
-    said = play("Windows", body)
-    assert "WSL2" in said and "weak" not in said
-
-
-# The fork server is another process and takes the same things away: this stands in front of its own text.
-WEAK = """
-import pathlib, shutil, tempfile
-folder = tempfile.TemporaryDirectory()
-shutil.copytree("sandbox", folder.name + "/sandbox")
-shutil.copy("verifier.py", folder.name)
-server = pathlib.Path(folder.name, "sandbox", "fork_server.py")
-server.write_text("import ctypes, os, select, sys\\n" + LESS + server.read_text())
-sys.path[0] = folder.name
-import verifier
-assert verifier.__file__.startswith(folder.name)
-from verifier import Job
-try:
-    verifier.Sandbox()
-except RuntimeError as e:
-    assert "macOS has no seccomp" in str(e) and "weak=True" in str(e)
-else:
-    raise SystemExit("opened without weak=True")
-jobs = [Job("def f(x): return x * 2", ("21", "'a'"), deterministic=True),
-        Job("def f(x):\\n if x == 2:\\n  while True: pass\\n return x * 10", ("1", "2", "3")),
-        Job("import os\\ndef f(): os._exit(3)", ("",)),
-        Job("def f(): import time; time.sleep(60)", ("",)),
-        Job("print(int(input()) + 1)", ("1", "4"), entry=None)]
-with verifier.Sandbox(weak=True, wall_s=3) as judge:
-    assert judge.tier == "weak" and "namespaces" not in judge.report
-    print([(verdict.end, *verdict.outputs) for verdict in judge.run(jobs)])
-"""
-
-
-def test_a_weak_sandbox_runs_with_what_macos_has():
-    """Honest programs get their values, loops and sleepers their end: no prctl, seccomp, pidfd or memfd."""
-    assert ast.literal_eval(play("macOS", f"LESS = {LESS_ON_MACOS!r}\n{WEAK}")) == [
-        ("ok", "42", '"aa"'), ("timeout", "10", None, "30"), ("exit", None), ("timeout", None),
-        ("ok", '"2\\n"', '"5\\n"')]
 
 
 # ---- make --------------------------------------------------------------------------------------------------

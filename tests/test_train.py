@@ -218,7 +218,7 @@ def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
     ("--pop 5", "--pop 5 cannot be halved"), ("--pop 100000000", r"--pop 100000000: give a number in \[2, 10000\]"),
     ("--pop 4 --teachers 4", "--teachers 4: of --pop 4 one must be a student"), ("--single --pop 4", "--single is one adapter in both roles"),
     ("--lr nan", "--lr"), ("--clip 0.2", "--clip 0.2: give LOW,HIGH"), ("--task-types code_o,code_x", "code_x unknown; valid: code_o, code_i, code_f"),
-    ("--lora-targets q_proj,nose", "nose is not a linear layer; valid: q_proj"), ("--base /nowhere/at/all", "/nowhere/at/all"),
+    ("--lora-targets q_proj,nose", "--lora-targets: nose unknown; valid: q_proj"), ("--base /nowhere/at/all", "/nowhere/at/all"),
     ("--rollout-batch 100000000", r"(?s)not enough memory:\n.*base .*cache +[\d.]+ GB .*peak .*free .*lower .*--rollout-batch"),
     ("--seed-tasks /nowhere", "/nowhere cannot be read"), ("--heldout /nowhere", "--heldout /nowhere: no such file"),
     ("--init /nowhere", "holds 0 adapters for 6 members"), ("--device cuda", "sees no CUDA device"),

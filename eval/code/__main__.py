@@ -1,15 +1,14 @@
 """Code: HumanEval+ (v0.1.10), MBPP+ (v0.2.0), LiveCodeBench (release_v5).
 
-    python -m eval.code --self-test --data DIR    # do canonical solutions pass?
-    python -m eval.code --run out/NAME            # base and members of the last checkpoint, all sets fetched
+    python -m eval.code --self-test               # do canonical solutions pass?
+    python -m eval.code --run out/NAME            # base and members of the last checkpoint
     python -m eval.code --base Qwen/Qwen2.5-Coder-7B --adapters out/NAME/step_200/S0 --bench humaneval+,mbpp+
 
 Answers go to answers.jsonl as they come, the numbers to summary.json and the terminal. The same command goes
 on where it stopped. HumanEval+ and MBPP+ give two lines each: by the base tests alone, and with +, by these
 and EvalPlus's own. Programs run in the sandbox alone.
 """
-import json
-import sys
+from functools import partial
 
 from eval import answering, common, fetch
 from eval.code import suites
@@ -88,20 +87,9 @@ def verify(sandbox: Sandbox, answers: list[tuple[Problem, str]], prompt_format: 
     return [dict(correct=row["plus"], **row, program=code) for row, (_, code) in zip(rows, programs)]
 
 
-def self_test(problems: list[Problem], sandbox: Sandbox) -> dict[str, dict]:
-    """Per set: n problems, and how many canonical solutions pass (LiveCodeBench publishes none)."""
-    texts = [f"Here it is:\n```python\n{problem.canonical}\n```\nIt works." for problem in problems]
-    answers = [answer for answer in zip(problems, texts) if not answer[0].is_live]
-    result = {problem.bench: dict(n=0, right=0) for problem in problems}
-    for problem in problems:
-        result[problem.bench]["n"] += 1
-        result[problem.bench]["right"] += problem.is_live
-    for (problem, _), row in zip(answers, verify(sandbox, answers, "envelope")):
-        result[problem.bench]["right"] += bool(row["plus"])
-        if not row["plus"]:
-            print(f"{problem.bench} {problem.id}: the canonical solution does not pass: {row['why']}",
-                  file=sys.stderr)
-    return result
+def canonical(problem: Problem) -> str:
+    """The published solution as an answer."""
+    return f"Here it is:\n```python\n{problem.canonical}\n```\nIt works."
 
 
 def both(rows: list[dict]) -> list[dict]:
@@ -119,15 +107,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--weak-sandbox", action="store_true",
                         help="go on where the sandbox cannot protect; only for models that you trust")
     args = common.check(parser.parse_args(argv))
-    names = common.choose(args.bench, SETS) or fetch.present(SETS, args.data)
-    problems, hashes = fetch.load(names, args.data, problem_of, args.limit)
+    problems, hashes = fetch.load(args, SETS, problem_of)
     with open_sandbox(args.workers, args.weak_sandbox, profile="eval") as sandbox:
         if args.self_test:
-            result = self_test(problems, sandbox)
-            print(json.dumps(result))
-            return int(any(line["right"] != line["n"] for line in result.values()))
-        answered = answering.evaluate(args, "eval-code", problems, hashes, ask,
-                                      lambda answers, form: verify(sandbox, answers, form))
+            published = [problem for problem in problems if not problem.is_live]       # it has no solutions
+            return answering.self_test(published, canonical, partial(verify, sandbox))
+        answered = answering.evaluate(args, "eval-code", problems, hashes, ask, partial(verify, sandbox))
     common.conclude(args, *answered, both, sandbox=sandbox.tier)
     return 0
 

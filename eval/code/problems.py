@@ -11,7 +11,7 @@ import json
 import pickle
 import re
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 SETS = ("humaneval+", "mbpp+", "livecodebench")
 MAX_UNPACKED = 1 << 30
@@ -21,9 +21,8 @@ MAX_UNPACKED = 1 << 30
 class Problem:
     """One problem. entry: the function to be called, None for a program that reads standard input.
 
-    base, plus: inputs, as argument texts or standard inputs; arguments: the values behind them, base first.
-    LiveCodeBench's tests stay packed until `opened`, for all of them take more memory than most machines
-    have; expected: their outputs.
+    base, plus: the inputs of EvalPlus's two sets of tests. packed: LiveCodeBench's tests, which take more
+    memory than most machines have: see `live_tests`.
     """
     bench: str
     id: str
@@ -34,8 +33,6 @@ class Problem:
     plus: tuple[str, ...] = ()
     atol: float = 0.0
     starter: str = ""
-    arguments: tuple = field(default=(), repr=False)
-    expected: tuple[str, ...] | None = field(default=None, repr=False)
     packed: tuple[str, ...] = field(default=(), repr=False)
 
     @property
@@ -62,14 +59,12 @@ RULES = [
     ({63, 64, 70, 94, 120, 237, 272, 299, 400, 409, 417, 438, 473, 614, 780}, lambda a: list(map(tuples, a))),
     ({75, 413, 444, 753}, lambda a: [tuples(a[0]), a[1]]),
     ({106, 750}, lambda a: [a[0], tuple(a[1])]),
-    ({115}, lambda a: [[set(x) if isinstance(x, list) and x else {} for x in a[0]]]),
     ({124}, lambda a: [float(a[0]), complex(a[1])]),
     ({252}, lambda a: [complex(a[0])]),
     ({250, 405, 446, 617, 720, 763, 808, 307}, lambda a: [tuple(a[0]), *a[1:]]),
-    ({259, 401, 445}, lambda a: [tuple(tuples(x)) for x in a]),
     ({278}, lambda a: [tuple(tuple(x) if isinstance(x, list) else x for x in a[0])]),
     ({722}, lambda a: [{key: tuple(value) for key, value in a[0].items()}, *a[1:]]),
-    ({580, 615, 791}, lambda a: list(map(deep_tuple, a)))]
+    ({259, 401, 445, 580, 615, 791}, lambda a: list(map(deep_tuple, a)))]
 
 
 def restore(task: str, arguments: list) -> list:
@@ -82,10 +77,7 @@ def restore(task: str, arguments: list) -> list:
 
 def call_text(arguments: list) -> str:
     """Arguments as between the parentheses of a call; infinity, which has no literal, as 1e999."""
-    text = ", ".join(map(repr, arguments))
-    if "inf" not in text:
-        return text
-    pieces = re.split(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", text)
+    pieces = re.split(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", ", ".join(map(repr, arguments)))
     pieces[::2] = [re.sub(r"\binf\b", "1e999", piece) for piece in pieces[::2]]         # outside of strings
     return "".join(pieces)
 
@@ -97,9 +89,6 @@ class NoClasses(pickle.Unpickler):
 
     def find_class(self, module, name):
         raise pickle.UnpicklingError(f"names {module}.{name}")
-
-    def persistent_load(self, pid):
-        raise pickle.UnpicklingError("holds a persistent id")
 
 
 def unpack(packed: str) -> list[dict]:
@@ -117,15 +106,13 @@ def unpack(packed: str) -> list[dict]:
         raise ValueError(f"cannot be unpacked ({e})") from None
 
 
-def opened(problem: Problem) -> Problem:
-    """The problem with its packed tests as base and expected: public ones first, as in LiveCodeBench."""
-    if not problem.packed:
-        return problem
+def live_tests(problem: Problem) -> tuple[tuple[str, ...], list[str]]:
+    """Inputs and expected outputs of LiveCodeBench's problem: public ones first, as there."""
     tests = [test for part in problem.packed for test in unpack(part)]
-    given, wanted = [test["input"] for test in tests], [test["output"] for test in tests]
+    inputs = [test["input"] for test in tests]
     if problem.entry:
-        given = [call_text(list(map(json.loads, text.split("\n")))) for text in given]
-    return replace(problem, base=tuple(given), expected=tuple(wanted), packed=())
+        inputs = [call_text(list(map(json.loads, text.split("\n")))) for text in inputs]
+    return tuple(inputs), [test["output"] for test in tests]
 
 
 # ---- rows --------------------------------------------------------------------------------------------------
@@ -137,12 +124,13 @@ def problem_of(bench: str, number: int, row: dict) -> Problem:
         problem = Problem(bench, str(row["question_id"]), row["question_content"], entry,
                           starter=row["starter_code"] or "",
                           packed=(row["public_test_cases"], row["private_test_cases"]))
-        opened(problem)                             # raises where its tests are not in order
+        live_tests(problem)                         # raises where they are not in order
         return problem
-    human, calls = bench == "humaneval+", []
+    id, prompt, canonical, inputs = row["task_id"], row["prompt"], row["canonical_solution"], []
     for part in ("base_input", "plus_input"):
-        calls.append([list(a) if human else restore(row["task_id"], a) for a in row[part] or ()])
-    base, plus = [tuple(map(call_text, part)) for part in calls]
-    canonical = (row["prompt"] if human else "") + row["canonical_solution"]
-    return Problem(bench, row["task_id"], row["prompt"], row["entry_point"], canonical, base, plus,
-                   atol=float(row["atol"]), arguments=tuple(map(tuple, calls[0] + calls[1])))
+        calls = row[part] or ()
+        calls = map(list, calls) if bench == "humaneval+" else [restore(id, call) for call in calls]
+        inputs.append(tuple(map(call_text, calls)))
+    if bench == "humaneval+":
+        canonical = prompt + canonical
+    return Problem(bench, id, prompt, row["entry_point"], canonical, *inputs, atol=float(row["atol"]))

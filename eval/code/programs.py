@@ -36,38 +36,38 @@ def names(node: ast.stmt) -> list[str]:
     return []
 
 
-def defines(tree: ast.Module, name: str) -> bool:
+def defines(tree: ast.Module, name: str | None) -> bool:
     """Whether the top level defines or assigns a name."""
     return any(name in names(node) for node in tree.body)
 
 
-def runs(text: str):
-    """Runs of Python lines, as (text, tree): each begins where a statement may."""
-    lines, free, left = text.split("\n"), 0, MAX_PARSED
-    for start in [i for i, line in enumerate(lines) if START.match(line)]:
-        end = len(lines)
-        if start < free:                            # inside a run that was found already
+def longest(text: str, entry: str | None) -> tuple[str, ast.Module]:
+    """The longest run of Python lines, not counting empty ones, with its tree; one that defines the entry
+    first. Each run begins where a statement may, and not inside of another."""
+    lines, runs, end, left = text[:MAX_CHARS].split("\n"), [("", ast.Module([], []))], 0, MAX_PARSED
+    for start, line in enumerate(lines):
+        if start < end or not START.match(line):
             continue
-        while end > start and left > 0:
-            run = "\n".join(lines[start:end])
+        last = len(lines)
+        while last > start and left > 0:
+            run = "\n".join(lines[start:last])
             left -= len(run) + 100
             try:
-                tree = parse(run, MAX_CHARS)
+                runs.append((run, parse(run, MAX_CHARS)))
+                end = last
+                break
             except ValueError as error:
                 at = getattr(error.__context__, "lineno", None)            # of the SyntaxError behind it
-                end = min(end - 1, start + at - 1) if at else end - 1
-                continue
-            free = end
-            yield run, tree
-            break
+                last = min(last - 1, start + at - 1) if at else last - 1
 
-
-def longest(text: str, entry: str | None) -> tuple[str, ast.Module]:
-    """The longest run of Python lines, not counting empty ones; one that defines the entry first."""
     def size(run: tuple[str, ast.Module]) -> tuple[bool, int]:
         return defines(run[1], entry), sum(bool(line.strip()) for line in run[0].split("\n"))
+    return max(runs, key=size)
 
-    return max(runs(text[:MAX_CHARS]), key=size, default=("", ast.Module([], [])))
+
+def returns(node: ast.stmt) -> bool:
+    """Whether a statement is no function without a return, such as a prompt's head that an answer repeats."""
+    return not isinstance(node, ast.FunctionDef) or any(isinstance(x, ast.Return) for x in ast.walk(node))
 
 
 def needed(source: str, tree: ast.Module, entry: str) -> str:
@@ -85,13 +85,8 @@ def needed(source: str, tree: ast.Module, entry: str) -> str:
     numbers = set()
     for node in kept:
         begins = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-        numbers.update(range(begins - 1, node.end_lineno))
-    return "\n".join(line for number, line in enumerate(source.split("\n")) if number in numbers)
-
-
-def returns(node: ast.stmt) -> bool:
-    """Whether a statement is no function without a return, such as a prompt's head that an answer repeats."""
-    return not isinstance(node, ast.FunctionDef) or any(isinstance(x, ast.Return) for x in ast.walk(node))
+        numbers.update(range(begins, node.end_lineno + 1))
+    return "\n".join(line for number, line in enumerate(source.split("\n"), 1) if number in numbers)
 
 
 def extract(text: str, entry: str | None) -> str:

@@ -7,12 +7,13 @@ returned values by ==, a tuple counting as a list.
 """
 import json
 import math
+from ast import literal_eval
 from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
 
-from eval.code.problems import Problem, opened
+from eval.code.problems import Problem, live_tests
 from sandbox.profiles import PROFILES
 from sandbox.values import decode
 from tasks.base import FAILED
@@ -22,7 +23,7 @@ MAX_TEXT = PROFILES["eval"].max_text
 CANONICAL_S = 60.0                              # CPU seconds of a canonical solution
 LEAST_S, FACTOR = 4.0, 4.0                      # of an answer to a chunk: at least, and times the canonical's
 LIVE_S = 6.0                                    # of one test of LiveCodeBench
-CHUNK_BYTES = 1 << 23                           # expected values, which must fit into one report
+CHUNK_BYTES = 1 << 23                           # expected values that fit into one report
 # Errors of a canonical solution whose value is too big to report: EvalPlus has such inputs, we leave them out
 TOO_MUCH = "too big", "error: MemoryError", "killed"
 # MBPP: the order of the result is free
@@ -60,28 +61,29 @@ def same_set(out, expected) -> bool:
     return None not in of_out and len(set(of_out)) == len(places)
 
 
-def oracle(problem: Problem, arguments: tuple, out) -> bool:
+def oracle(problem: Problem, given: str, out) -> bool:
     """Whether EvalPlus takes a value that is not the canonical solution's, by the problem's own rule."""
     name = problem.entry if problem.bench == "mbpp+" else ""
     if name == "surface_Area":                      # where height is meant as that of the apex
-        edge, height = arguments
+        edge, height = literal_eval(given)
         surface = round(edge ** 2 + 2 * edge * math.sqrt((edge / 2) ** 2 + height ** 2))
         return abs(out - surface) <= problem.atol
     if name == "digit_distance_nums":               # digit by digit, the shorter number filled with zeros
-        a, b = map(str, arguments)
+        a, b = map(str, literal_eval(given))
         return out == sum(abs(int(x) - int(y)) for x, y in zip(a.zfill(len(b)), b.zfill(len(a))))
     return name == "are_equivalent" or name == "sum_div" and out == 0
 
 
-def agrees(problem: Problem, arguments: tuple, out, expected, atol: float) -> bool:
-    """Whether one value is right for EvalPlus; whatever a strange value makes of the comparison is wrong."""
+def agrees(problem: Problem, given: str, out, expected, atol: float) -> bool:
+    """Whether one value is right for EvalPlus; whatever a strange value makes of the comparison is wrong.
+    given: the input's text."""
     try:
         if problem.bench == "humaneval+" and problem.entry == "find_zero":
-            (coefficients,) = arguments                         # is `out` a zero of this polynomial?
-            return abs(sum(c * math.pow(out, i) for i, c in enumerate(coefficients))) <= atol
+            terms = enumerate(literal_eval(given))              # is `out` a zero of this polynomial?
+            return abs(sum(c * math.pow(out, i) for i, c in terms)) <= atol
         if problem.bench == "mbpp+" and problem.entry in SET_EQUAL:
             return same_set(out, expected)
-        if out == expected or oracle(problem, arguments, out):
+        if out == expected or oracle(problem, given, out):
             return True
         n = [len(x) if isinstance(x, (list, tuple)) else 0 for x in (out, expected)]
         if atol == 0 or type(out) is not type(expected) or n[0] != n[1]:
@@ -112,14 +114,15 @@ def printed_alike(out: str, expected: str) -> bool:
 class Suite:
     """A problem's tests, ready to run.
 
-    expected: canonical texts, None where the canonical solution gives no value. chunks: inputs that one child
-    (or one after another) takes, as positions in base + plus; those on which the canonical value is too big
-    to report are in none. cpu_s: the limit of a chunk of base, and of plus.
+    inputs: the first n_base are the base tests. expected: canonical texts (LiveCodeBench: outputs), None
+    where the canonical solution gives no value. chunks: inputs, by number, of one job, with its CPU limit;
+    those on which the canonical value is too big to report are in none.
     """
     problem: Problem
+    inputs: tuple[str, ...]
+    n_base: int
     expected: list
-    chunks: list[list[int]]
-    cpu_s: tuple[float, float]
+    chunks: list[tuple[list[int], float]]
     atol: float = 0.0
 
 
@@ -137,50 +140,44 @@ def job(problem: Problem, program: str, inputs: tuple[str, ...], cpu_s: float, g
 
 
 def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
-    """The problems' tests; canonical solutions run where no outputs are published."""
-    problems, jobs, out = list(map(opened, problems)), [], []
-    for problem in problems:
-        if not problem.is_live:
-            jobs += [job(problem, problem.canonical, part, CANONICAL_S, give_up=False)
-                     for part in (problem.base, problem.plus)]
+    """The problems' tests; canonical solutions run where no outputs are published. Raises OSError where the
+    sandbox fails on one."""
+    jobs = [job(problem, problem.canonical, inputs, CANONICAL_S, give_up=False)
+            for problem in problems if not problem.is_live for inputs in (problem.base, problem.plus)]
     verdicts = iter(sandbox.run(jobs))
+    out = []
     for problem in problems:
         if problem.is_live:                         # one test a chunk: most wrong answers fail the first
-            chunks = [[i] for i in range(len(problem.base))]
-            out.append(Suite(problem, list(problem.expected), chunks, (LIVE_S, LIVE_S)))
-            continue
-        base, plus = next(verdicts), next(verdicts)
-        errors, expected = [*base.errors, *plus.errors], [*base.outputs, *plus.outputs]
-        if FAILED in errors:
-            raise OSError(f"the sandbox failed on the solution of {problem.id}: give the same command again")
-        small = [i for i, error in enumerate(errors) if error is None or not error.startswith(TOO_MUCH)]
-        n_base = len(problem.base)
-        chunks = chunks_of([i for i in small if i < n_base], expected)
-        chunks += chunks_of([i for i in small if i >= n_base], expected)
-        cpu_s = [max(LEAST_S, FACTOR * verdict.cpu_s) for verdict in (base, plus)]
-        floats = any(text is not None and is_floats(decode(text, MAX_TEXT)) for text in expected)
-        out.append(Suite(problem, expected, chunks, tuple(cpu_s), problem.atol or 1e-6 * floats))
+            inputs, expected = live_tests(problem)
+            chunks = [([i], LIVE_S) for i in range(len(inputs))]
+            out.append(Suite(problem, inputs, len(inputs), expected, chunks))
+        else:
+            out.append(suite_of(problem, [next(verdicts), next(verdicts)]))
     return out
 
 
-def chunks_of(positions: list[int], expected: list) -> list[list[int]]:
-    """Inputs in chunks whose values fit into one report."""
-    chunks, room = [], 0
-    for i in positions:
-        size = len(expected[i] or "")
-        if not chunks or size > room:
-            chunks.append([])
-            room = CHUNK_BYTES
-        chunks[-1].append(i)
-        room -= size
-    return chunks
+def suite_of(problem: Problem, verdicts: list[Verdict]) -> Suite:
+    """EvalPlus's tests, base and plus, by what the canonical solution did with them."""
+    expected, chunks = [], []
+    for verdict in verdicts:
+        if FAILED in verdict.errors:
+            raise OSError(f"the sandbox failed on the solution of {problem.id}: give the same command again")
+        part = [i for i, error in enumerate(verdict.errors, len(expected))
+                if not (error or "").startswith(TOO_MUCH)]
+        expected += verdict.outputs
+        fits = sum(len(expected[i] or "") for i in part) <= CHUNK_BYTES
+        cpu_s = max(LEAST_S, FACTOR * verdict.cpu_s)
+        chunks += [(chunk, cpu_s) for chunk in ([part] if fits else [[i] for i in part]) if chunk]
+    floats = any(text is not None and is_floats(decode(text, MAX_TEXT)) for text in expected)
+    return Suite(problem, problem.base + problem.plus, len(problem.base), expected, chunks,
+                 problem.atol or 1e-6 * floats)
 
 
 def right(suite: Suite, i: int, text: str) -> bool:
     """Whether this canonical text is right on input i, of which there is an expected value."""
     problem, expected = suite.problem, suite.expected[i]
     if not problem.is_live:
-        return text == expected or agrees(problem, problem.arguments[i], decode(text, MAX_TEXT),
+        return text == expected or agrees(problem, suite.inputs[i], decode(text, MAX_TEXT),
                                           decode(expected, MAX_TEXT), suite.atol)
     out = decode(text, MAX_TEXT)
     if problem.entry is None:
@@ -190,13 +187,12 @@ def right(suite: Suite, i: int, text: str) -> bool:
 
 def failure(suite: Suite, chunk: list[int], verdict: Verdict) -> str:
     """The first input of a chunk that is not answered rightly, and why; "" without one, or FAILED."""
-    n_base = len(suite.problem.base)
     for i, text, error in zip(chunk, verdict.outputs, verdict.errors):
         if error == FAILED:                         # no program's error has this name: theirs begin otherwise
             return FAILED
         if text is None or suite.expected[i] is None or not right(suite, i, text):
             why = error or ("wrong value" if suite.expected[i] is not None else "no expected value")
-            at = f"plus input {i - n_base}" if i >= n_base else f"base input {i}"
+            at = f"plus input {i - suite.n_base}" if i >= suite.n_base else f"base input {i}"
             return f"{at}: {why}"[:200]
     return ""
 
@@ -213,15 +209,15 @@ def verify(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
         jobs, still = [], []
         for i in alive:
             suite, program = answers[i]
-            inputs, chunk = suite.problem.base + suite.problem.plus, suite.chunks[turn]
-            cpu_s = suite.cpu_s[chunk[0] >= len(suite.problem.base)]
-            jobs.append(job(suite.problem, program, tuple(inputs[k] for k in chunk), cpu_s))
+            chunk, cpu_s = suite.chunks[turn]
+            jobs.append(job(suite.problem, program, tuple(suite.inputs[k] for k in chunk), cpu_s))
         for i, verdict in zip(alive, sandbox.run(jobs)):
-            suite, rest = answers[i][0], answers[i][0].chunks[turn + 1:]
-            if why := failure(suite, suite.chunks[turn], verdict):
+            suite = answers[i][0]
+            rest = suite.chunks[turn + 1:]
+            if why := failure(suite, suite.chunks[turn][0], verdict):
                 rows[i] |= dict(why=why, plus=None if why == FAILED else False)
                 continue
-            rows[i] |= dict(base=not rest or rest[0][0] >= len(suite.problem.base), plus=not rest)
+            rows[i] |= dict(base=not rest or rest[0][0][0] >= suite.n_base, plus=not rest)
             if rest:
                 still.append(i)
         alive, turn = still, turn + 1

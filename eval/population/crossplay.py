@@ -2,16 +2,15 @@
 
     python train.py --pop 8 --keep 1000 --save-every 10 --name NAME     # a run that keeps all its checkpoints
     python -m eval.population.crossplay --run out/NAME                  # 48 new tasks of each one's teachers
-    python -m eval.population.crossplay --run out/NAME --generations 4 --tasks 120 --samples 4
+    python -m eval.population.crossplay --run out/NAME --every 5 --tasks 120 --samples 4
 
 A generation is a checkpoint. Its teachers propose tasks anew, as in training, and what repeats a task of the
 run, earlier or later, is refused, so that no student was trained on any. A row of the matrix is a generation
 of students (the mean of its members), a column one of teachers; the base is the row of no training.
 Forgetting (after Chaudhry et al. 2018, eq. 3): how far the last students are behind the best earlier ones on
-an earlier column. Taking the best of several noisy rows would find forgetting anywhere, so the best row is
-chosen on one half of a column's tasks and compared on the other, and the other way round.
+an earlier column. The best row is chosen on one half of a column's tasks and compared on the other, and the
+other way round: the best of several noisy rows would find forgetting anywhere.
 """
-import argparse
 import dataclasses
 import hashlib
 import itertools
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import selfplay
-from config import Config, config_of_run, resolve_config
+from config import config_of_run, resolve_config
 from eval import answering, common
 from eval.population.heldout import Item, examiner, formatted, verifier_flags
 from eval.stats import paired_bootstrap
@@ -30,24 +29,11 @@ from infra.distributed import Ranks
 from run.checkpoint import RunDir, archive_at, members_at
 from run.platform import open_sandbox
 from selfplay import Setup
-from tasks.archive import Archive
 from tasks.base import Task
 from tasks.validation import Limits
-from verifier import Sandbox
 
 ANEW = 1 << 40                      # "steps" of the proposals made here: their draws are no step's of a run
 ROUNDS = 12                         # of proposals, until the teachers of a generation have written enough
-
-
-def generations(run: RunDir, wanted: int) -> list[int]:
-    """Steps of the checkpoints on disk, or `wanted` of them evenly spaced. Raises ValueError for fewer than
-    two."""
-    steps = run.steps()
-    if len(steps) < 2 or wanted == 1 or wanted < 0:
-        raise ValueError(f"{run.path} keeps {len(steps)} checkpoint(s) and --generations asks for "
-                         f"{wanted or 'all'}, but two are the least: train with --keep 1000, which keeps all")
-    places = np.linspace(0, len(steps) - 1, min(wanted or len(steps), len(steps))).round().astype(int)
-    return [steps[i] for i in places]
 
 
 def generation(run: RunDir, bare: common.Population, step: int) -> tuple[common.Population, list[Member]]:
@@ -58,34 +44,25 @@ def generation(run: RunDir, bare: common.Population, step: int) -> tuple[common.
     return population, [dataclasses.replace(m, slot=population.slots.get(m.name, 0)) for m in members]
 
 
-def propose(setup: Setup, archive: Archive, teachers: list[Member], n: int) -> list[Task]:
-    """n valid new tasks, equally many of each teacher as far as they come in ROUNDS of proposals."""
-    per_teacher = -(-n // len(teachers))
+def new_tasks(run: RunDir, setup: Setup, members: list[Member], step: int, n: int) -> list[Task]:
+    """n new valid tasks of a checkpoint's teachers in turn, as far as they come in ROUNDS of proposals; the
+    same ones in every call."""
+    archive, whole = [archive_at(run, members_at(run, at)[1], setup.task_types)
+                      for at in (step, run.steps()[-1])]
+    archive.keys |= whole.keys                      # none of them is in the run
+    teachers = [m for m in members if m.role == "teacher"]
     written = {t.name: [] for t in teachers}
-    for step in range(ANEW, ANEW + ROUNDS):
-        short = [t for t in teachers if len(written[t.name]) < per_teacher]
-        if not short:
+    for anew in range(ANEW, ANEW + ROUNDS):
+        if sum(map(len, written.values())) >= n:
             break
-        _, proposed = selfplay.propose(setup, archive, [(m, m) for m in short], step)
-        selfplay.verify(setup, archive, proposed, step)
+        _, proposed = selfplay.propose(setup, archive, [(t, t) for t in teachers], anew)
+        selfplay.verify(setup, archive, proposed, anew)
         for p in proposed:
-            if p.task and len(written[p.teacher.name]) < per_teacher:
+            if p.task:
                 written[p.teacher.name].append(p.task)
                 archive.add(p.task, p.structure)
     in_turn = [task for turn in itertools.zip_longest(*written.values()) for task in turn]
     return [task for task in in_turn if task][:n]
-
-
-def new_tasks(run: RunDir, bare: common.Population, cfg: Config, limits: Limits, sandbox: Sandbox, step: int,
-              n: int) -> list[Task]:
-    """n tasks of a teacher generation, none of them in the run; the same ones in every call."""
-    population, members = generation(run, bare, step)
-    setup = Setup(cfg, bare.base, population.adapters, Ranks.join(cfg.device), sandbox, limits,
-                  tuple(cfg.task_types.split(",")))
-    archive, whole = [archive_at(run, members_at(run, at)[1], setup.task_types)
-                      for at in (step, run.steps()[-1])]
-    archive.keys |= whole.keys
-    return propose(setup, archive, [m for m in members if m.role == "teacher"], n)
 
 
 def cells(rows: list[dict]) -> dict[str, dict[str, np.ndarray]]:
@@ -143,40 +120,42 @@ def main(argv: list[str] | None = None) -> int:
                               without=("data", "prompt", "adapters", "bench", "limit"))
     verifier_flags(parser)
     parser.add_argument("--tasks", type=int, default=48, help="tasks of each teacher generation")
-    parser.add_argument("--generations", type=int, default=0, help="checkpoints, evenly spaced; 0 = all")
-    parser.set_defaults(temperature=1.0, samples=2)
+    parser.add_argument("--every", type=int, default=1, help="every which checkpoint, back from the last")
+    parser.set_defaults(temperature=1.0, samples=2, adapters=[])
     args = parser.parse_args(argv)
     common.check(args)
-    if args.tasks < 2 or not args.run:
-        raise ValueError("give --run out/NAME, of which the generations are, and --tasks of at least 2: the "
-                         "best row is chosen on one half and compared on the other")
+    if args.tasks < 2 or args.every < 1 or not args.run:
+        raise ValueError("give --run out/NAME, --every of at least 1, and --tasks of at least 2: the best "
+                         "row is chosen on one half and compared on the other")
     run = RunDir(Path(args.run).expanduser(), writes=False)
-    steps = generations(run, args.generations)
+    steps, items, hashes = run.steps()[::-1][::args.every][::-1], [], {}
+    if len(steps) < 2:
+        raise ValueError(f"{run.path}: two checkpoints are the least: train with --keep 1000 to keep all")
     with open_sandbox(args.workers, args.weak_sandbox) as sandbox:
-        alone = argparse.Namespace(**vars(args) | dict(base=common.base_name(args, {}), run="", adapters=[]))
-        bare = formatted(args, common.load(alone))
+        bare = formatted(args, common.load(args))
+        bare.adapters, bare.slots, bare.hashes = None, {BASE: -1}, {}
         prompt_format = bare.base.prompt_format
-        cfg = dataclasses.replace(config_of_run(run.config(), run.path), rollout_batch=args.max_rows)
-        cfg = resolve_config(dataclasses.replace(cfg, device=args.device), prompt_format)
+        cfg = dataclasses.replace(config_of_run(run.config(), run.path), device=args.device,
+                                  rollout_batch=args.max_rows)
+        cfg = resolve_config(cfg, prompt_format)
         limits = Limits.of_run(cfg, prompt_format, bare.base.tokenizer)
-        members, hashes, items = {}, {}, []
         for step in steps:
-            tasks = new_tasks(run, bare, cfg, limits, sandbox, step, args.tasks)
-            items += [Item(str(step), str(i), task) for i, task in enumerate(tasks)]
-            if tasks:
+            population, members = generation(run, bare, step)
+            bare.hashes |= {f"{step}/{name}": sha for name, sha in population.hashes.items()}
+            setup = Setup(cfg, bare.base, population.adapters, Ranks.join(cfg.device), sandbox, limits,
+                          tuple(cfg.task_types.split(",")))
+            if tasks := new_tasks(run, setup, members, step, args.tasks):
+                items += [Item(str(step), str(i), task) for i, task in enumerate(tasks)]
                 hashes[str(step)] = hashlib.sha256(repr(tasks).encode()).hexdigest()
-            members |= {f"{step}/{name}": sha for name, sha in generation(run, bare, step)[0].hashes.items()}
         if len(hashes) < 2:
             raise ValueError(f"only {len(hashes)} generation of teachers wrote new tasks in {ROUNDS} rounds")
-        out, done = common.open_out(args, dataclasses.replace(bare, hashes=members), f"task {prompt_format}",
-                                    hashes, "eval-crossplay")
+        out, done = common.open_out(args, bare, f"task {prompt_format}", hashes, "eval-crossplay")
         out.write_json("tasks.json", [dataclasses.asdict(item) for item in items])
         ask, verify = examiner(sandbox, prompt_format, limits)
         rows = answering.answer_all(bare, items, ask, verify, args, out, done, prompt_format)
         for step in steps:
-            population, seated = generation(run, bare, step)
-            slots = {f"{step}/{m.name}": m.slot for m in seated if m.role == "student"}
-            population = dataclasses.replace(population, slots=slots)
+            population, members = generation(run, bare, step)
+            population.slots = {f"{step}/{m.name}": m.slot for m in members if m.role == "student"}
             rows += answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
     result = summary(cells(comparable(rows)), steps)
     out.write_json("summary.json", dict(run=str(run.path), temperature=args.temperature, samples=args.samples,

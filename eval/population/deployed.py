@@ -7,8 +7,7 @@
     python -m eval.population.ablation --from out/study --reference niches --measure deployed
 
 Of each run the checkpoint counts whose tokens, without those of probes, are nearest (train with --keep 1000).
-All its students answer held-out tasks of the types that the run plays, and of --also, of both splits; the
-one that is best on validation is the *deployed* one. Every verdict goes to OUT/runs.jsonl, a line a run.
+All its students answer held-out tasks of the types that the run plays, and of --also, of both splits.
 """
 import argparse
 from pathlib import Path
@@ -47,19 +46,16 @@ def main(argv: list[str] | None = None) -> int:
     parts = [(path, nearest(path, args.tokens / len(args.runs))) for path in args.runs]
     played = ",".join(RunDir(path, writes=False).config()["task_types"] for path in args.runs).split(",")
     types = [kind for kind in heldout.FAMILIES if kind in played]
-    also = common.choose(args.also, tuple(heldout.FAMILIES), "--also", "type")
-    asked = list(dict.fromkeys(types + also))
+    asked = [*types, *common.choose(args.also, tuple(heldout.FAMILIES), "--also", "type")]
     arm = runs.Arm(cross=args.cross) if args.cross else runs.Arm((), 1 / len(parts), len(parts))
-    plan = dict(tokens=args.tokens, types=types, asked=asked, limit=args.limit)
+    plan = dict(tokens=args.tokens, types=types, asked=list(dict.fromkeys(asked)), limit=args.limit)
     runs.write_plan(args.out, plan, {name: arm})
-    names = runs.runs_of(name, arm, int(seed))
-    for run, own in zip(names, [parts] if args.cross else [[part] for part in parts]):
-        words = ["--workers", 1, *(["--base", args.base] if args.base else [])]
-        record = runs.examined(args.out / run, own, args.cross, types, asked, args.limit, words)
-        runs.add(args.out / "runs.jsonl", record)
+    words = ["--workers", 1, *(["--base", args.base] if args.base else [])]
+    for run, own in zip(runs.runs_of(name, arm, int(seed)), [parts] if args.cross else [[x] for x in parts]):
+        record = runs.examined(args.out / run, own, args.cross, plan, words)
+        runs.add(args.out, record)
         right = ", ".join(f"{kind} {x:.2f}" for kind, x in record["deployed"].items())
-        print(f"{run}: checkpoint {', '.join(str(step) for _, step in own)}, {record['spent'][-1]:,} tokens; "
-              f"deployed: {right}", flush=True)
+        print(f"{run}: {record['spent'][-1]:,} tokens; deployed: {right}", flush=True)
     return 0
 
 

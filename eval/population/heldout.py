@@ -7,9 +7,9 @@
 Five families: output, input and program tasks (code_o, code_i, code_f) by statements, word problems (math) by
 events, puzzles (logic) by variables, of programs that micro/programs.py keeps out of the base's training
 text. A program's hash says whether it is of the validation or the test split. The smallest programs are too
-few to be reserved: the table by size marks them, the sums leave them out. A sixth family, code_o_long, has
-longer programs than any in the base's training and is asked where --bench names it. Questions, parsers and
-verifier are those of self-play. The same command goes on where it stopped.
+few to be reserved: they are asked and not counted. A sixth family, code_o_long, has longer programs than any
+in the base's training and is asked where --bench names it. Questions, parsers and verifier are those of
+self-play. The same command goes on where it stopped.
 """
 import argparse
 import dataclasses
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 from config import PRESETS
 from eval import answering, common
-from eval.summary import comparable, summarise, table
 from micro.evaluate import SIZES, draw_tasks
 from run.platform import open_sandbox
 from tasks import TASK_TYPES, verify_answers
@@ -49,22 +48,9 @@ class Item:
     task: Task
 
 
-def size_of(id: str) -> int:
-    """The size in an id."""
-    return int(id.partition("/")[0])
-
-
 def is_seen(bench: str, id: str) -> bool:
     """Whether the base may know the program of a task."""
-    return size_of(id) == SEEN_SIZES.get(bench, 1)
-
-
-# ---- the tasks ---------------------------------------------------------------------------------------------
-
-def split_of(task: Task) -> str:
-    """The split of a task's program (of a word problem: its story), the same on every machine."""
-    text = task.message or task.program
-    return SPLITS[hashlib.blake2b(text.encode(), digest_size=1, person=b"split").digest()[0] % 2]
+    return int(id.partition("/")[0]) == SEEN_SIZES.get(bench, 1)
 
 
 @functools.cache
@@ -76,16 +62,15 @@ def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
     columns = []
     row, sizes = FAMILIES[family]
     for size in sizes:
-        column, known = [], set()
-        seed = 0
+        column, seed = {}, 0
         while len(column) < per_size:
             task, = draw_tasks(row, size, 1, f"{SEED}/{seed}")
             seed += 1
             text = task.message or task.program
-            if split_of(task) == split and text not in known:
-                known.add(text)
-                column.append(Item(family, f"{size}/{len(column)}", task))
-        columns.append(column)
+            byte, = hashlib.blake2b(text.encode(), digest_size=1, person=b"split").digest()
+            if SPLITS[byte % 2] == split:                   # the same on every machine
+                column.setdefault(text, Item(family, f"{size}/{len(column)}", task))
+        columns.append(column.values())
     return tuple(item for turn in zip(*columns) for item in turn)
 
 
@@ -98,15 +83,6 @@ def items_of(families: list[str], split: str, limit: int) -> list[Item]:
     return items
 
 
-def hashes_of(families: list[str], split: str) -> dict[str, str]:
-    """SHA-256 of the first task of each size, by family: another split or generator is noticed, and a larger
-    --limit can go on from a smaller."""
-    drawn = {name: [dataclasses.astuple(item.task) for item in draw(name, split, 1)] for name in families}
-    return {name: hashlib.sha256(repr(tasks).encode()).hexdigest() for name, tasks in drawn.items()}
-
-
-# ---- asking and verifying ----------------------------------------------------------------------------------
-
 def examiner(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None) -> tuple[Callable, Callable]:
     """ask(item) -> Prompt and verify([(item, text)]) -> [row of answers.jsonl], as in training, for items
     with .task; limits: a run's, else the format's. A row's correct is None where the sandbox failed."""
@@ -118,11 +94,9 @@ def examiner(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None)
     def verify(answers: list[tuple]) -> list[dict]:
         tasks = [item.task for item, _ in answers]
         texts = [[ask(item).prefix + text] for item, text in answers]
-        out = []
-        for [verdict] in verify_answers(tasks, texts, prompt_format, limits, sandbox.run):
-            correct = None if verdict == UNJUDGED else verdict == "correct"
-            out.append(dict(correct=correct, verdict=verdict))
-        return out
+        verdicts = verify_answers(tasks, texts, prompt_format, limits, sandbox.run)
+        return [dict(correct=None if verdict == UNJUDGED else verdict == "correct", verdict=verdict)
+                for verdict, in verdicts]
     return ask, verify
 
 
@@ -147,18 +121,6 @@ def formatted(args: argparse.Namespace, population: common.Population) -> common
     return dataclasses.replace(population, base=dataclasses.replace(base, prompt_format=prompt_format))
 
 
-# ---- tables and the command --------------------------------------------------------------------------------
-
-def by_size(rows: list[dict], max_new: int) -> list[dict]:
-    """The students' mean (or whoever stands for it) of every family and size, as in `summarise`; * marks
-    sizes of which the base may know the programs."""
-    cells = {}
-    for row in sorted(rows, key=lambda row: (list(FAMILIES).index(row["bench"]), size_of(row["id"]))):
-        mark = "*" if is_seen(row["bench"], row["id"]) else ""
-        cells.setdefault(f"{row['bench']} {size_of(row['id'])}{mark}", []).append(row)
-    return [summarise(cell, max_new)[-1] | dict(bench=name) for name, cell in cells.items()]
-
-
 def counted(rows: list[dict]) -> list[dict]:
     """The answers that the sums count: to programs that the base does not know, by family, and together under
     "all"."""
@@ -166,8 +128,8 @@ def counted(rows: list[dict]) -> list[dict]:
     return fresh + [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in fresh]
 
 
-def parsed(argv: list[str] | None) -> argparse.Namespace:
-    """The flags. Raises ValueError for what the user can mend without the base."""
+def main(argv: list[str] | None = None) -> int:
+    """The command line. Raises ValueError for what the user can mend."""
     parser = common.parser_of("eval.population.heldout", __doc__, None,
                               without=("data", "prompt", "temperature"))
     parser.add_argument("--temperature", type=float, default=None,
@@ -179,12 +141,6 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     if args.temperature is None:
         args.temperature = float(args.samples > 1)
     common.check(args)
-    return args
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line. Raises ValueError for what the user can mend."""
-    args = parsed(argv)
     families = common.choose(args.bench, tuple(FAMILIES))
     default = "eval-heldout" if args.split == "test" else "eval-heldout-validation"
     default += f"-t{args.temperature:g}" if args.temperature else ""
@@ -195,14 +151,14 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError("--bench math: its template is that of the micro prompt format, and this base "
                              f"speaks the {prompt_format} format")
         families = families or [name for name in ROWS if prompt_format == "micro" or name != "math"]
-        hashes, items = hashes_of(families, args.split), items_of(families, args.split, args.limit)
+        items = items_of(families, args.split, args.limit)
+        hashes = {name: hashlib.sha256(repr(draw(name, args.split, 1)).encode()).hexdigest()
+                  for name in families}         # of the first: a larger --limit can go on from a smaller
         out, done = common.open_out(args, population, f"task {prompt_format}", hashes, default)
         (out.path / "items.jsonl").write_text("\n".join(json.dumps(dataclasses.asdict(i)) for i in items))
         ask, verify = examiner(sandbox, prompt_format)
         rows = answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
-    sizes = by_size(comparable(rows), args.max_new)
-    print(f"{table(sizes)}\n* programs that the base may know: not in the sums below\n")
-    common.conclude(args, out, rows, counted, split=args.split, limit=args.limit, sizes=sizes)
+    common.conclude(args, out, rows, counted, split=args.split, limit=args.limit)
     return 0
 
 

@@ -1,8 +1,10 @@
 """What the runs of an ablation say: measures of an arm and seed, contrasts paired by seed, tables.
 
-The *area* is the students' mean greedy accuracy on held-out tasks, averaged over the budget: it is high where
-learning comes early, and tells arms apart that end at the same ceiling. Every contrast comes with its
-manipulation check: whether the two arms differed at all in what their names promise.
+area: the students' mean greedy accuracy on held-out tasks, averaged over the budget, high where learning
+comes early; goal: share of the budget until one member has all played types at --goal (never = 1); end: test
+accuracy, mean of played types and students; deployed: the same of the one member chosen on validation, of
+all runs of an arm and seed; a type's name: that member's accuracy in it. Every contrast comes with its
+manipulation check: whether the arms differed in what their names promise.
 """
 import itertools
 import math
@@ -18,13 +20,7 @@ LEVEL = 0.05                        # of p after Holm
 EFFECT = 0.05                       # difference that counts as small
 TOLERANCE = 0.05                    # of a budget
 TESTED = dict(matching=0.2, evolution=0.5)      # least share of pairings that differ, of births that can help
-MEASURES = {"area": "area under greedy accuracy on held-out tasks, students' mean over the budget",
-            "goal": "share of the budget until one member has all types at --goal (never = 1)",
-            "end": "test accuracy at the end, mean of played types and students",
-            "deployed": "the same of the one member chosen on validation, of all runs of an arm and seed"}
 
-
-# ---- one arm and seed --------------------------------------------------------------------------------------
 
 def area(x: np.ndarray, y: np.ndarray) -> float:
     """The mean height over [0, 1] of the line through points (n,), which is level after the last."""
@@ -36,18 +32,15 @@ def area(x: np.ndarray, y: np.ndarray) -> float:
 def first_at(x: np.ndarray, y: np.ndarray, height: float) -> float:
     """Where the line through the points first reaches a height, at most 1, which also stands for never."""
     reached = np.flatnonzero(y >= height)
-    if not len(reached) or not reached[0]:
-        return float(x[0]) if len(reached) else 1.0
-    around = slice(reached[0] - 1, reached[0] + 1)
+    if not len(reached):
+        return 1.0
+    around = slice(max(0, reached[0] - 1), reached[0] + 1)
     return min(1.0, float(np.interp(height, y[around], x[around])))
 
 
 def measured(records: list[dict], due: float, goal: float, types: list[str]) -> dict[str, float]:
-    """MEASURES of the runs of one arm and seed, and by name of a type what the deployed member solves of it.
-
-    Of several runs the mean, but the deployed member is the one of all that is best on validation. due: each
-    run's budget; types: those played. A probe stands at what the steps before it had spent.
-    """
+    """The measures of one arm and seed: of several runs the mean, but one deployed member of all. due: each
+    run's budget; types: those played. A probe stands at what the steps before it had spent."""
     probes = [np.array(record["probes"], float).T for record in records if record["probes"]]
     chosen = max(records, key=lambda record: record["validation"])["deployed"]
     out = dict(area=mean_of(area(x / due, mean) for x, mean, _ in probes),
@@ -57,19 +50,15 @@ def measured(records: list[dict], due: float, goal: float, types: list[str]) -> 
     return out | (chosen if len(chosen) > 1 else {})
 
 
-# ---- was it tested? ----------------------------------------------------------------------------------------
-
 def pairings_that_differ(pairs: list[tuple[dict, dict]]) -> tuple[int, int]:
     """Of two runs of each seed: matches of one step and teacher with another student, and all such matches; 0
     of 0 where the runs began with other members."""
-    differ = n = 0
+    others = []
     for one, other in pairs:
-        alike = one["pairings"][0].keys() == other["pairings"][0].keys()
-        for mine, theirs in zip(one["pairings"], other["pairings"]) if alike else ():
-            common = mine.keys() & theirs.keys()
-            n += len(common)
-            differ += sum(mine[teacher] != theirs[teacher] for teacher in common)
-    return differ, n
+        if one["pairings"][0].keys() == other["pairings"][0].keys():
+            for mine, theirs in zip(one["pairings"], other["pairings"]):
+                others += [mine[teacher] != theirs[teacher] for teacher in mine.keys() & theirs.keys()]
+    return sum(others), len(others)
 
 
 def births_that_can_help(records: list[dict]) -> tuple[int, int]:
@@ -80,31 +69,23 @@ def births_that_can_help(records: list[dict]) -> tuple[int, int]:
 
 
 def manipulation(pairs: list[tuple[dict, dict]], varied: str) -> dict:
-    """The check of a contrast. pairs: one run of each arm, by seed; varied: the one thing that the arms vary.
-
-    tested: False where that hardly differed.
-    """
+    """The check of a contrast. pairs: one run of each arm, by seed; varied: the one thing that the arms vary;
+    tested: False where that hardly differed."""
     births = [births_that_can_help(records) for records in zip(*pairs)]
-    pairings = pairings_that_differ(pairs)
-    share = dict(matching=pairings[0] / max(1, pairings[1]),
-                 evolution=max(better / max(1, n) for better, n in births))
-    return dict(pairings=pairings, births=births, tested=not varied or share[varied] >= TESTED[varied])
+    differ, n = pairings_that_differ(pairs)
+    share = dict(matching=differ / max(1, n), evolution=max(better / max(1, born) for better, born in births))
+    return dict(pairings=(differ, n), births=births, tested=not varied or share[varied] >= TESTED[varied])
 
-
-# ---- contrasts ---------------------------------------------------------------------------------------------
 
 def contrast(values: dict[tuple[str, int], dict], one: str, other: str, measure: str) -> dict | None:
     """One arm's measure minus another's, paired by the seeds that have both; None where no seed has."""
-    pairs = {}
-    for arm, seed in values:
-        if arm == one and (other, seed) in values:
-            difference = values[one, seed][measure] - values[other, seed][measure]
-            if math.isfinite(difference):
-                pairs[seed] = difference
-    if not pairs:
+    seeds = [seed for arm, seed in values if arm == one and (other, seed) in values]
+    differences = {seed: values[one, seed][measure] - values[other, seed][measure] for seed in seeds}
+    known = {seed: x for seed, x in differences.items() if math.isfinite(x)}
+    if not known:
         return None
-    x = np.array(list(pairs.values()))
-    return dict(one=one, other=other, seeds=list(pairs), difference=float(x.mean()), by_seed=x.tolist(),
+    x = np.array(list(known.values()))
+    return dict(other=other, seeds=list(known), difference=float(x.mean()), by_seed=x.tolist(),
                 interval=interval_of_runs(x), p=sign_flip(x))
 
 
@@ -128,14 +109,13 @@ def collected(experiment: Experiment, arms: list[str], goal: float) -> tuple[dic
     values, records = {}, {}
     for arm, seed in itertools.product(arms, experiment.seeds):
         own, due = experiment.of(arm, seed)
-        if own:
-            values[arm, seed] = measured(own, due, goal, experiment.plan["types"])
-            records[arm, seed] = own
         for record in own:
             if abs(record["spent"][-1] / due - 1) > TOLERANCE:
                 raise ValueError(f"budgets are not matched: {record['run']} spent {record['spent'][-1]:,} "
-                                 f"where {due:,.0f} are due. More --steps make a step a smaller part of the "
-                                 "budget; or leave this arm out (--arms)")
+                                 f"where {due:,.0f} are due: give more --steps, or leave it out (--arms)")
+        if own:
+            values[arm, seed] = measured(own, due, goal, experiment.plan["types"])
+            records[arm, seed] = own
     return values, records
 
 
@@ -146,29 +126,26 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
     names = dict.fromkeys(name for value in values.values() for name, x in value.items() if math.isfinite(x))
     if measure not in names:
         raise ValueError(f"--measure {measure}: these runs have {', '.join(names) or 'none'}")
-    arms = dict.fromkeys(arm for arm, _ in values)
-    lines = [contrast(values, reference, arm, measure) for arm in arms if arm != reference]
+    means = {}
+    for arm in dict.fromkeys(arm for arm, _ in values):
+        of_arm = [key for key in values if key[0] == arm]
+        means[arm] = {name: mean_of(values[key][name] for key in of_arm) for name in names}
+        means[arm]["steps"] = mean_of(len(record["spent"]) for key in of_arm for record in records[key])
+    lines = [contrast(values, reference, arm, measure) for arm in means if arm != reference]
     lines = [line for line in lines if line]
     for line, adjusted in zip(lines, holm([line["p"] for line in lines])):
         pairs = [(records[reference, seed][0], records[line["other"], seed][0]) for seed in line["seeds"]]
         varied = experiment.arms[reference].varies(experiment.arms[line["other"]])
         line |= dict(check=manipulation(pairs, varied), p_holm=adjusted)
         line["verdict"] = verdict(line)
-    means = {}
-    for arm in arms:
-        of_arm = [key for key in values if key[0] == arm]
-        means[arm] = {name: mean_of(values[key][name] for key in of_arm) for name in names}
-        means[arm]["steps"] = mean_of(len(record["spent"]) for key in of_arm for record in records[key])
-    return dict(plan=experiment.plan, seeds=experiment.seeds, goal=goal, measure=measure, means=means,
-                contrasts=lines)
+    return dict(commits=experiment.plan["commit"], seeds=experiment.seeds, goal=goal, measure=measure,
+                reference=reference, means=means, contrasts=lines)
 
-
-# ---- tables ------------------------------------------------------------------------------------------------
 
 def table(result: dict) -> str:
     """The result for the terminal."""
-    names = list(dict.fromkeys(name for means in result["means"].values() for name in means))
-    out = [f"commit {', '.join(result['plan']['commit'])}; seeds {', '.join(map(str, result['seeds']))}; "
+    names = next(iter(result["means"].values()))
+    out = [f"commit {', '.join(result['commits'])}; seeds {', '.join(map(str, result['seeds']))}; "
            f"matched: tokens, within {TOLERANCE:.0%}; goal {result['goal']:g}", "",
            f"{'arm':21}" + "".join(f" {name:>6}" for name in names)]
     for arm, means in result["means"].items():
@@ -178,7 +155,7 @@ def table(result: dict) -> str:
     heading = f"{result['measure'] + ', corrected (Holm)':31}"
     below = ["", f"{heading} difference  95% interval            p  p (Holm)  seeds  verdict"]
     for line in result["contrasts"]:
-        name, (differ, n) = f"{line['one']} - {line['other']}", line["check"]["pairings"]
+        name, (differ, n) = f"{result['reference']} - {line['other']}", line["check"]["pairings"]
         helped = ", ".join(f"{better} of {n_births}" for better, n_births in line["check"]["births"])
         out.append(f"{name:31} {differ:5} of {n:5}  {helped}")
         span = "{:+7.3f} ..{:+7.3f}".format(*line["interval"]) if line["interval"] else "-"

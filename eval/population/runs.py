@@ -1,8 +1,9 @@
 """Runs of an ablation and what its tables need of each: a record, one line of runs.jsonl.
 
 A record has run, commit and base_hash; spent (tokens after each step); probes (tokens spent before, students'
-mean accuracy, worst type of the student that is best in it); births and pairings; answers (split -> task type
--> member -> a "0" or "1" for each held-out task, in the order of their ids); and accuracies from the answers.
+mean accuracy, worst type of the student that is best in it); births and pairings; and of the held-out tasks
+asked after the run: accuracy (split -> task type -> student), end (test, the students' mean of each type),
+validation (the best student's mean of the played types), deployed (what it solves of each type of test).
 """
 import contextlib
 import dataclasses
@@ -13,11 +14,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import evolve
+from eval import common
 from eval.population import heldout
-from eval.summary import BASE, comparable
-from run.checkpoint import RunDir, differing
+from eval.summary import BASE, shares
+from run.checkpoint import RunDir, differing, members_at
 
 FULL = "full"                       # the arm that sets the budget, where the plan has no number of tokens
+RECORDS = "runs.jsonl"
 SEED_STRIDE = 1000                  # between the seeds of independent runs of one arm
 VARIED = dict(matching={"matching", "matching-floor"},
               evolution={"evolve", "evolve-every", "replace-frac", "grace"})        # by which flags
@@ -50,8 +53,12 @@ class Experiment:
     """Arms and the records of finished runs by name; plan: what is the same of all."""
     plan: dict
     arms: dict[str, Arm]
-    seeds: list[int]
     records: dict[str, dict]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the runs; those of independent ones are counted once."""
+        return sorted({int(run.rpartition("-s")[2]) % SEED_STRIDE for run in self.records})
 
     def of(self, arm: str, seed: int) -> tuple[list[dict], float]:
         """The records of an arm with a seed, and the tokens that each is to spend; [] unless all are there,
@@ -62,17 +69,11 @@ class Experiment:
         return (own, due) if due and all(own) else ([], 0.0)
 
 
-# ---- what a run spent and learned --------------------------------------------------------------------------
-
 def logged(directory: Path, step: int = 0, name: str = "metrics.jsonl") -> list[dict]:
     """The rows of a run's log up to a checkpoint (0 = the last); [] without one."""
     run = RunDir(directory, writes=False)
-    if not run.steps():
-        return []
-
-    def length(path: Path) -> int:
-        return json.loads(path.read_text())["logs"][name]
-    return run.rows(name, run.part(step or run.steps()[-1], "state.json", length))
+    steps = run.steps()
+    return run.rows(name, members_at(run, step or steps[-1])[1]["logs"][name]) if steps else []
 
 
 def spent(rows: list[dict]) -> list[int]:
@@ -86,10 +87,8 @@ def spent(rows: list[dict]) -> list[int]:
 
 def met(done: list[int], target: float) -> bool:
     """Whether a run is as near to its target as whole steps can be. done: spent after each step."""
-    if not done:
-        return False
-    last_step = done[-1] - (done[-2] if len(done) > 1 else 0)
-    return done[-1] + last_step / 2 >= target
+    before, now = [0, 0, *done][-2:]
+    return now + (now - before) / 2 >= target
 
 
 def heights(by_type: dict[str, dict[str, float]], students: Iterable[str]) -> tuple[float, float]:
@@ -113,10 +112,10 @@ def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
     """Of every student's birth: step, then the better parent's and the victim's accuracy at the last probe
     before; None = not probed."""
     out = []
+    probed = [(row["step"], row["heldout_greedy"]) for row in metrics if row.get("heldout_greedy")]
     for birth in genealogy:
+        last = next((found for step, found in reversed(probed) if step <= birth["step"]), {})
         if birth["victim"]["role"] == "student":
-            before = [row for row in metrics if row.get("heldout_greedy") and row["step"] <= birth["step"]]
-            last = before[-1]["heldout_greedy"] if before else {}
             parents = [last[parent["name"]] for parent in birth["parents"] if parent["name"] in last]
             out.append([birth["step"], max(parents, default=None), last.get(birth["victim"]["name"])])
     return out
@@ -128,8 +127,6 @@ def mean_of(values: Iterable) -> float:
     return statistics.fmean(known) if known else math.nan
 
 
-# ---- held-out tasks ----------------------------------------------------------------------------------------
-
 def write_heldout(path: Path, types: list[str], limit: int) -> None:
     """Validation tasks as a file for train.py --heldout, so that probes ask what is asked after a run."""
     items = heldout.items_of(types, "validation", limit)
@@ -138,94 +135,73 @@ def write_heldout(path: Path, types: list[str], limit: int) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def students_of(directory: Path, step: int = 0) -> list[Path]:
-    """PEFT directories of a run's students at a checkpoint (0 = the last); of a child of runs, its own."""
-    steps = RunDir(directory, writes=False).steps()
-    place = directory / f"step_{step or steps[-1]}" if steps else directory
-    members = sorted(path.parent for path in place.glob("*/adapter_config.json"))
-    return [path for path in members if path.name.startswith("S")] or members
+def students_of(directory: Path, step: int) -> list[Path]:
+    """PEFT directories of a run's students at a checkpoint; of --single its only one, a teacher's by name."""
+    place = directory / f"step_{step}"
+    return sorted(place.glob("S*")) or sorted(place.glob("T*"))
 
 
-def examined(out: Path, parts: list[tuple[Path, int]], cross: str, types: list[str], asked: list[str],
-             limit: int, words: list[str]) -> dict:
+def examined(out: Path, parts: list[tuple[Path, int]], cross: str, plan: dict, words: list[str]) -> dict:
     """The record of a run after its students have answered both splits' tasks, in out/heldout-SPLIT.
 
-    parts: directory and checkpoint (0 = the last) of the run, or of the parents whose child by the operator
-    `cross` it is; types: those played; asked: those asked; words: further flags of heldout.
+    parts: directory and checkpoint of the run, or of the parents whose child by the operator `cross` it is;
+    plan: as in config.json; words: further flags of heldout.
     """
-    adapters, answers = students_of(*parts[0]), {}
+    adapters, accuracy = students_of(*parts[0]), {}
     if cross:
         evolve.cross([str(students_of(*part)[0]) for part in parts], cross, out / "S0")
         adapters = [out / "S0"]
+    prompt_format = RunDir(parts[0][0], writes=False).config()["prompt_format"]
     for split in heldout.SPLITS:
         place = out / f"heldout-{split}"
-        own = ["--adapters", *adapters, "--split", split, "--bench", ",".join(asked), "--limit", limit,
-               "--out", place]
+        own = ["--adapters", *adapters, "--split", split, "--bench", ",".join(plan["asked"]), "--limit",
+               plan["limit"], "--prompt-format", prompt_format, "--out", place]
         with open(f"{out}.log", "a") as log, contextlib.redirect_stdout(log):
             heldout.main([str(word) for word in own + words])
-        answers[split] = verdicts(place, asked)
-    base_hash = json.loads((place / "config.json").read_text())["base_hash"]
-    return dict(run=out.name, base_hash=base_hash) | record_of(parts, answers, types)
+        answers = RunDir(place, writes=False)
+        accuracy[split] = accuracies(common.saved_answers(answers))
+    made = dict(run=out.name, base_hash=answers.config()["base_hash"])
+    return made | record_of(parts, accuracy, plan["types"])
 
 
-def verdicts(directory: Path, types: list[str]) -> dict[str, dict[str, str]]:
-    """Type -> member -> "0" or "1" for each unseen task, by their ids, of an evaluation's answers."""
-    rows = map(json.loads, (directory / "answers.jsonl").read_bytes().splitlines())
-    last = {(row["bench"], row["id"], row["member"]): row for row in rows}
-
-    def place(row: dict) -> list[int]:
-        return [int(number) for number in row["id"].split("/")]
-    out = {kind: {} for kind in types}
-    for row in sorted(comparable(list(last.values())), key=place):
-        if not heldout.is_seen(row["bench"], row["id"]):
-            members = out[row["bench"]]
-            members[row["member"]] = members.get(row["member"], "") + "01"[row["correct"]]
-    return out
+def accuracies(rows: list[dict]) -> dict[str, dict[str, float]]:
+    """Type -> student -> share of the tasks that it solves, without those that the base may know."""
+    fresh = [row for row in rows if row["member"] != BASE and not heldout.is_seen(row["bench"], row["id"])]
+    return {kind: {name: statistics.fmean(tasks.values()) for name, tasks in members.items()}
+            for kind, members in shares(fresh).items()}
 
 
-# ---- records -----------------------------------------------------------------------------------------------
-
-def accuracies(members: dict[str, str]) -> dict[str, float]:
-    """Member -> share of its answers that are right."""
-    return {name: digits.count("1") / len(digits) for name, digits in members.items() if name != BASE}
-
-
-def record_of(parts: list[tuple[Path, int]], answers: dict, types: list[str]) -> dict:
-    """What logs and answers say of a run; parts and types as in `examined`."""
+def record_of(parts: list[tuple[Path, int]], accuracy: dict, types: list[str]) -> dict:
+    """What logs and accuracies say of a run; parts and types as in `examined`."""
     done, probes = [], []
     for path, step in parts:
         metrics, before = logged(path, step), done[-1] if done else 0
         own = spent(metrics)
         probes += [[before + at, *rest] for at, *rest in probes_of(metrics, own, types)]
         done += [before + at for at in own]
-    validation = {kind: accuracies(answers["validation"][kind]) for kind in types}
-    test = {kind: accuracies(members) for kind, members in answers["test"].items()}
-    score = {name: statistics.fmean(column[name] for column in validation.values())
-             for name in validation[types[0]]}
+    chosen, test = accuracy["validation"], accuracy["test"]
+    score = {name: statistics.fmean(chosen[kind][name] for kind in types) for name in chosen[types[0]]}
     best = max(score, key=score.get)
     pairings = {}
     for match in logged(path, step, "matches.jsonl"):
         pairings.setdefault(match["step"], {})[match["teacher"]] = match["student"]
     return dict(commit=json.loads((path / "env.json").read_text())["commit"], spent=done, probes=probes,
-                answers=answers, births=births_of(metrics, logged(path, step, "genealogy.jsonl")),
-                pairings=[pairings.get(row["step"], {}) for row in metrics], last=heights(validation, score),
-                validation=score[best],
+                accuracy=accuracy, births=births_of(metrics, logged(path, step, "genealogy.jsonl")),
+                pairings=[pairings.get(row["step"], {}) for row in metrics], validation=score[best],
                 end={kind: statistics.fmean(column.values()) for kind, column in test.items()},
                 deployed={kind: column[best] for kind, column in test.items()})
 
 
-def read(path: Path) -> dict[str, dict]:
-    """The records of a runs.jsonl by run; {} where there is none yet."""
-    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else []
-    return {record["run"]: record for record in rows}
+def read(out: Path) -> dict[str, dict]:
+    """The records in an --out by run."""
+    return {record["run"]: record for record in RunDir(out, writes=False).rows(RECORDS)}
 
 
-def add(path: Path, record: dict) -> None:
-    """Write a record into a runs.jsonl, in place of an earlier one of the same run."""
-    part = path.with_suffix(".part")
-    every = read(path) | {record["run"]: record}
+def add(out: Path, record: dict) -> None:
+    """Write a record, in place of an earlier one of the same run."""
+    part, every = out / f"{RECORDS}.part", read(out) | {record["run"]: record}
     part.write_text("".join(json.dumps(line) + "\n" for line in every.values()))
-    part.replace(path)
+    part.replace(out / RECORDS)
 
 
 def write_plan(out: Path, plan: dict, arms: dict[str, Arm]) -> None:
@@ -236,8 +212,7 @@ def write_plan(out: Path, plan: dict, arms: dict[str, Arm]) -> None:
     old = before.get("arms", {})
     given = json.loads(json.dumps({name: dataclasses.asdict(arm) for name, arm in arms.items()}))
     if changed := differing(before, plan, ()) + differing(given | old, given, ()):
-        raise ValueError(f"{out} holds arms of another comparison: {', '.join(changed)}; use the old values "
-                         "or another --out")
+        raise ValueError(f"{out} holds arms of another comparison: {', '.join(changed)}; use another --out")
     directory.write_json("config.json", plan | dict(arms=old | given))
 
 
@@ -246,16 +221,15 @@ def opened(directories: list[str]) -> Experiment:
     none, and where commits, base or plan differ from those of the first, or a run is there twice."""
     arms, every, first = {}, {}, {}
     for path in [Path(name).expanduser() for name in directories]:
+        plan, here = RunDir(path, writes=False).config(), read(path)
         try:
-            plan, here = json.loads((path / "config.json").read_text()), read(path / "runs.jsonl")
             arms |= {arm: Arm(**given) for arm, given in plan.pop("arms").items()}
             made = [(record["commit"], record["base_hash"]) for record in here.values()]
             plan["commit"], plan["base"] = (sorted(set(names)) for names in zip(*made))
-        except (OSError, ValueError, TypeError, LookupError, AttributeError) as e:
-            raise ValueError(f"{path} is no --out of an ablation: {e}") from None
+        except (ValueError, TypeError, LookupError, AttributeError) as e:
+            raise ValueError(f"{path} is no --out of an ablation with finished runs: {e}") from None
         first = first or plan
         if changed := differing(first, plan, ()) + sorted(every.keys() & here.keys()):
             raise ValueError(f"{path}: not comparable with the others, or there twice: {', '.join(changed)}")
         every |= here
-    seeds = sorted({int(run.rpartition("-s")[2]) % SEED_STRIDE for run in every})
-    return Experiment(first, arms, seeds, every)
+    return Experiment(first, arms, every)

@@ -1,21 +1,17 @@
 """bench decode, update, step and verifier: their figures, at small sizes."""
-import argparse
-
 import pytest
 
-from bench import engine, verifier
+from bench.__main__ import COMMANDS, parser
 
 
-def figures_of(commands: dict, command: str, *words) -> dict:
-    function, flags = commands[command]
-    flags(parser := argparse.ArgumentParser())
-    return function(parser.parse_args([*map(str, words), "--repeats", "1"]))
+def figures_of(*words) -> dict:
+    args = parser().parse_args([*map(str, words), "--repeats", "1"])
+    return COMMANDS[args.command][0](args)
 
 
 @pytest.mark.parametrize("command, names", [("decode", {"pop8", "pop1", "base"}), ("update", {"pop8", "pop1"}), ("step", {"pop8", "pop1"})])
 def test_figures(command, names, capsys):
-    small = ["--shape", "micro", "--prompt", 6, "--new", 4, "--rows", 16, "--device", "cpu"]
-    figures = figures_of(engine.COMMANDS, command, *small)
+    figures = figures_of(command, "--shape", "micro", "--prompt", 6, "--new", 4, "--rows", 16, "--device", "cpu")
     assert set(figures) == {f"x_{name}_16" for name in names} and figures["x_pop8_16"] == 1 and min(figures.values()) > 0
     assert "16 rows: pop8" in capsys.readouterr().out
 
@@ -23,9 +19,9 @@ def test_figures(command, names, capsys):
 @pytest.mark.slow
 def test_peft_decodes_beside_us(micro_base):
     pytest.importorskip("peft")
-    assert figures_of(engine.COMMANDS, "decode", "--base", micro_base, "--prompt", 6, "--new", 4, "--rows", 16)["x_peft_mixed_16"] > 0
+    assert figures_of("decode", "--base", micro_base, "--prompt", 6, "--new", 4, "--rows", 16)["x_peft_mixed_16"] > 0
 
 
 def test_the_verifier_is_timed():
-    figures = figures_of(verifier.COMMANDS, "verifier", "--n", 40)
+    figures = figures_of("verifier", "--n", 40)
     assert figures["programs_per_s"] > 0 and figures["x_python_c"] > 0

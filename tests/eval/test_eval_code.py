@@ -6,6 +6,7 @@ import pickle
 import sys
 import time
 import zlib
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from eval import fetch
 from eval.code import __main__ as code
 from eval.code import suites
-from eval.code.problems import Problem, call_text, opened, problem_of, restore, unpack
+from eval.code.problems import SETS, Problem, call_text, live_tests, problem_of, restore, unpack
 from eval.code.programs import complete, extract
 from verifier import Sandbox
 
@@ -60,18 +61,19 @@ def test_what_the_entry_needs_is_kept():
         assert extract(text, entry) == ""
 
 
-def test_completions_end_where_something_else_begins():
-    prompt = 'def f(x):\n    """Adds one."""\n'
-    more = "    return x + 1\n\n\ndef g(x):\n    pass"
+def test_completions_end_where_something_else_begins_and_whole_programs_are_the_last_fence():
+    prompt, more = 'def f(x):\n    """Adds one."""\n', "    return x + 1\n\n\ndef g(x):\n    pass"
     assert complete(prompt, more, "humaneval+") == prompt + "    return x + 1\n\n"
     assert complete(prompt, "    return 1\nprint(f(1))", "mbpp+") == prompt + "    return 1"
+    script = "n = int(input())\nprint(n)"
+    text = f"First idea:\n```python\nprint(1)\n```\nBetter:\n```python\n{script}\n```\nDone.\n```\nnot python at all\n```"
+    assert extract(text, None) == script + "\n" and extract(script, None) == script
 
 
-def test_whole_programs_are_the_last_fence():
-    text = "First idea:\n```python\nprint(1)\n```\n" \
-           "Better:\n```python\nn = int(input())\nprint(n)\n```\nDone.\n```\nnot python at all\n```"
-    assert extract(text, None) == "n = int(input())\nprint(n)\n"
-    assert extract("n = int(input())\nprint(n)", None) == "n = int(input())\nprint(n)"
+def test_the_first_program_in_the_envelope_counts():
+    text = "</think> <answer>\n```python\n{}\n```\n</answer>\nUser: Again.\n<answer>\n```python\ndef f(x):\n    y = 1\n    return y\n```\n</answer>"
+    for bench in ("mbpp+", "livecodebench"):
+        assert code.program(Problem(bench, "1", "Write f.", "f"), text.format("def f(x):\n    return x"), "envelope").strip() == "def f(x):\n    return x"
 
 
 def test_what_is_kept_is_the_answers_own_text():
@@ -142,7 +144,7 @@ def data(tmp_path, monkeypatch):
 
 
 def load(name: str, data: Path) -> list[Problem]:
-    return fetch.load([name], data, problem_of)[0]
+    return fetch.load(Namespace(bench=name, data=str(data), limit=0), SETS, problem_of)[0]
 
 
 def test_published_formats(data):
@@ -150,20 +152,17 @@ def test_published_formats(data):
     assert add.base == ("1, 2", "3, 4") and add.plus == ("0.1, 0.2", "-1, 1e999")
     assert add.entry == "add"
     shared, vowel = load("mbpp+", data)
-    assert shared.base == ("(3, 4), (4, 3)",) and shared.arguments[0] == ((3, 4), (4, 3)) and vowel.plus == ()
-    script, function = map(opened, load("livecodebench", data))
-    assert script.entry is None and script.base == ("1 2\n", "2 2", "0 0")
-    assert script.expected == ("3\n", "4", "0")
-    assert function.entry == "add" and function.base == ("[1, 2], 3", "[], 1")
-    assert restore("Mbpp/115", [[[1, 2], []]]) == [[{1, 2}, {}]]
+    assert shared.base == ("(3, 4), (4, 3)",) and vowel.plus == ()
+    script, function = load("livecodebench", data)
+    assert script.entry is None and live_tests(script) == (("1 2\n", "2 2", "0 0"), ["3\n", "4", "0"])
+    assert function.entry == "add" and live_tests(function) == (("[1, 2], 3", "[], 1"), ["[1, 2, 3]", "[1]"])
     assert restore("Mbpp/124", ["1", "2j"]) == [1.0, 2j]
     assert restore("Mbpp/580", [[1, [2, [3]]]]) == [(1, (2, (3,)))] and restore("Mbpp/999", [[1]]) == [[1]]
-    assert call_text([(1,), float("inf"), {"a": [float("-inf")]}, set(), "it's inf"]) == \
-        '(1,), 1e999, {\'a\': [-1e999]}, set(), "it\'s inf"'
+    assert call_text([(1,), float("inf"), {"a": [float("-inf")]}, "it's inf"]) == '(1,), 1e999, {\'a\': [-1e999]}, "it\'s inf"'
 
 
 @pytest.mark.parametrize("name, row, says", [
-    ("humaneval+", dict(task_id="x"), "line 1: KeyError 'base_input'"), ("humaneval+", dict(HUMAN, plus_input=[3]), "line 1: TypeError"),
+    ("humaneval+", dict(task_id="x"), "line 1: KeyError 'prompt'"), ("humaneval+", dict(HUMAN, plus_input=[3]), "line 1: TypeError"),
     ("livecodebench", dict(LIVE[0], private_test_cases="AAAA"), "line 1: ValueError cannot be unpacked")])
 def test_bad_files_are_named(data, name, row, says):
     path = data / ("livecodebench1.jsonl" if name == "livecodebench" else "HumanEvalPlus.jsonl.gz")
@@ -186,8 +185,8 @@ def test_private_tests_hold_no_classes(tmp_path):
     for evil in Deed(tmp_path / "unpickled"), print, Path("/"), {1, 2}, object():
         with pytest.raises(ValueError, match="cannot be unpacked"):
             unpack(base64.b64encode(zlib.compress(pickle.dumps(evil))).decode())
-    no_zlib, no_pickle = (base64.b64encode(data).decode() for data in (b"no zlib", zlib.compress(b"garbage")))
-    for text in "", "[", "[1]", "not base64!", no_zlib, packed(tests)[:-8], no_pickle:
+    raws = b"no zlib", zlib.compress(b"garbage"), zlib.compress(b"\x80\x04K\x01Q.")           # the last: a persistent id
+    for text in "", "[", "[1]", "not base64!", packed(tests)[:-8], *(base64.b64encode(raw).decode() for raw in raws):
         with pytest.raises(ValueError, match="cannot be unpacked"):
             unpack(text)
     assert not (tmp_path / "unpickled").exists()
@@ -231,12 +230,12 @@ def test_special_oracles(wide, data):
         assert verdict(wide, vowel, program) == (True, True, ""), program
     assert verdict(wide, vowel, "def check_str(s): return True")[0] is False
     zero = Problem("humaneval+", "HumanEval/32", "", "find_zero", "def find_zero(xs): return -xs[0] / xs[1]",
-                   ("[1, 2]",), atol=1e-4, arguments=(([1, 2],),))
+                   ("[1, 2]",), atol=1e-4)
     assert verdict(wide, zero, "def find_zero(xs): return -0.50001")[0]
     assert not verdict(wide, zero, "def find_zero(xs): return -0.51")[0]
     pyramid, digits = (Problem("mbpp+", "x", "", name, atol=0.1) for name in ("surface_Area", "digit_distance_nums"))
-    assert suites.agrees(pyramid, (3, 4), 35, 33, 0) and not suites.agrees(pyramid, (3, 4), 36, 33, 0)
-    assert suites.agrees(digits, (7, 123), 7, 0, 0) and not suites.agrees(digits, (7, 123), 6, 0, 0)
+    assert suites.agrees(pyramid, "3, 4", 35, 33, 0) and not suites.agrees(pyramid, "3, 4", 36, 33, 0)
+    assert suites.agrees(digits, "7, 123", 7, 0, 0) and not suites.agrees(digits, "7, 123", 6, 0, 0)
 
 
 COLLIDING = f"[{(1 << 61) - 1} * (i + 1) for i in range(32000)]"          # one hash for all
@@ -249,8 +248,8 @@ def test_values_of_one_hash_do_not_stall_the_comparison(wide, data):
     found, = suites.verify(wide, [(suite, f"def similar_elements(a, b): return {COLLIDING}")])
     assert found["why"] == "base input 0: wrong value" and time.process_time() - start < 2
     for out, right in ([3, 4.0, 4], True), ((4, 3), True), ([3], False), ([3, 4, 5], False), ("", False):
-        assert suites.agrees(shared, (), out, (3, 4), 0) is right, out
-    assert suites.same_set([], ()) and not suites.agrees(shared, (), [[3], [4]], (3, 4), 0)
+        assert suites.agrees(shared, "", out, (3, 4), 0) is right, out
+    assert suites.same_set([], ()) and not suites.agrees(shared, "", [[3], [4]], (3, 4), 0)
 
 
 @pytest.mark.parametrize("out, expected, atol, right", [
@@ -259,7 +258,7 @@ def test_values_of_one_hash_do_not_stall_the_comparison(wide, data):
     ([[1.0]], [[1.0000001]], 1e-6, True), (10**400, 10**400 + 1, 1e-6, False), ([1.0, "a"], [1.0000001, "a"], 1e-6, False),
     ({1: 1.0}, {1: 1.0000001}, 1e-6, False), (1j, 1j + 1e-9, 1e-6, True), ([[1.0], 2.0], [[1.0], 2.1], 1e-6, False)])
 def test_closeness(out, expected, atol, right):
-    assert suites.agrees(Problem("humaneval+", "x", "", "f"), (), out, expected, atol) is right
+    assert suites.agrees(Problem("humaneval+", "x", "", "f"), "", out, expected, atol) is right
 
 
 def test_livecodebench(wide, data):
@@ -287,14 +286,14 @@ def test_livecodebench(wide, data):
 # ---- the command -------------------------------------------------------------------------------------------
 
 def test_self_test(data, capsys):
-    assert code.main(["--self-test", "--data", str(data)]) == 0
+    assert code.main(["--self-test", "--data", str(data), "--bench", ",".join(SETS)]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result == {"humaneval+": dict(n=1, right=1), "mbpp+": dict(n=2, right=2), "livecodebench": dict(n=2, right=2)}
+    assert result == {"humaneval+": dict(n=1, right=1), "mbpp+": dict(n=2, right=2)}
     wrong = dict(HUMAN, canonical_solution="    return x + y if x < 3 else 1 // 0\n")
     write(data / "HumanEvalPlus.jsonl.gz", [wrong])
     assert code.main(["--self-test", "--data", str(data), "--bench", "humaneval+"]) == 1
     out = capsys.readouterr()
-    assert "HumanEval/0: the canonical solution does not pass" in out.err
+    assert "HumanEval/0: the published answer does not pass" in out.err
     assert json.loads(out.out.splitlines()[-1])["humaneval+"]["right"] == 0
 
 
@@ -304,7 +303,7 @@ def test_a_run_is_answered_and_judged(data, tiny, tmp_path, capsys, monkeypatch)
     assert code.main([*argv, "--bench", "mbpp+"]) == 0
     lines = json.loads((tmp_path / "out" / "summary.json").read_text())["results"]
     assert [(line["bench"], line["accuracy"]) for line in lines] == [("mbpp", 1), ("mbpp+", 1)], "by the base tests and by all"
-    assert "minus base" in capsys.readouterr().out
+    assert "mbpp+  base" in capsys.readouterr().out
 
 
 @pytest.mark.slow

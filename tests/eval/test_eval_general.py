@@ -4,6 +4,7 @@ import io
 import json
 import operator
 import tarfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -49,31 +50,28 @@ def folder(tmp_path):
 
 
 def test_the_published_archive(folder, capsys):
-    subjects, sha = load(str(folder))
-    assert {name: len(items) for name, items in subjects.items()} == dict(colours=3, plain_sums=7) and len(sha) == 64
-    fifth = subjects["plain_sums"][4]
-    assert (fifth.text, fifth.choices, fifth.gold, len(fifth.shots)) == ('What, then, is "five", and five?', ("10", "9", "8", "7"), "A", 5)
-    assert subjects["colours"][0].choices[3] == "None", "a text, as it stands there"
-    assert [len(items) for items in load(str(folder), "val")[0].values()] == [1, 1]
+    items, hashes = load(str(folder))
+    assert Counter(item.id.split("/")[1] for item in items) == dict(colours=3, plain_sums=7) and len(hashes["mmlu"]) == 64
+    assert items[7].prompt.endswith('\n\nWhat, then, is "five", and five?\nA. 10\nB. 9\nC. 8\nD. 7\nAnswer:') and items[7].gold == "A"
+    assert "D. None" in items[0].prompt, "a text, as it stands there"
+    assert [item.id for item in load(str(folder), "val", 1)[0]] == ["val/colours/0", "val/plain_sums/0"]
     assert general.main(["--self-test", "--data", str(folder)]) == 0
-    assert json.loads(capsys.readouterr().out) == {"mmlu": dict(subjects=2, n=10)}
+    assert json.loads(capsys.readouterr().out) == {"mmlu": dict(n=10, right=10)}
 
 
 @pytest.mark.parametrize("row, line", [("Of what?,1,2,3,D\n", 4), ("Of what?,1,2,3,4,E\n", 4), ('"Of\nwhat?",1,2,3,4,\n', 5)])
 def test_what_is_wrong_with_a_file_is_named(tmp_path, row, line):
     folder = pack(tmp_path / "data", colours_test=written(TEN["colours"]) + row)
-    with pytest.raises(ValueError, match=f"colours_test.csv: line {line}: expected a question, four choices and a letter: fetch"):
+    with pytest.raises(ValueError, match=f"colours_test.csv: line {line}: expected a question, four choices and a letter: remove"):
         load(str(folder))
 
 
-def test_a_damaged_or_missing_archive_gives_the_fix(tmp_path):
-    with pytest.raises(ValueError, match="mmlu.tar is not in .*eval.fetch mmlu"):
-        load(str(tmp_path))
+def test_a_damaged_archive_gives_the_fix(tmp_path):
     with pytest.raises(ValueError, match="colours_test.csv: .*decode"):
         load(str(pack(tmp_path / "data", colours_test="\xff\xfe")))
     with tarfile.open(tmp_path / "mmlu.tar", "w"):
         pass
-    with pytest.raises(ValueError, match="lacks questions .test. or examples"):
+    with pytest.raises(ValueError, match="it lacks questions .test. or examples"):
         load(str(tmp_path))
     (tmp_path / "mmlu.tar").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="mmlu.tar cannot be read"):
@@ -82,8 +80,8 @@ def test_a_damaged_or_missing_archive_gives_the_fix(tmp_path):
 
 def test_the_published_prompt(folder):
     """To the character, with the two spaces that hendrycks/test's format_subject leaves."""
-    item = load(str(folder))[0]["plain_sums"][5]
-    assert general.prompt(item).startswith("""\
+    prompt = load(str(folder))[0][8].prompt
+    assert prompt.startswith("""\
 The following are multiple choice questions (with answers) about  plain sums.
 
 Example 1?
@@ -94,19 +92,21 @@ D. d
 Answer: A
 
 Example 2?
-""") and general.prompt(item).endswith("\nAnswer: A\n\nSix and six?\nThink.\nA. 1\nB. 12\nC. 2\nD. 3\nAnswer:")
+""") and prompt.count("Example") == 5 and prompt.endswith("\nAnswer: A\n\nSix and six?\nThink.\nA. 1\nB. 12\nC. 2\nD. 3\nAnswer:")
 
 
-def test_letters_of_members_in_one_batch_are_those_of_each_prompt_alone(members, folder, bytes_base):
+def test_letters_of_members_in_one_batch_are_those_of_each_prompt_alone(members, folder, bytes_base, tiny):
     """Prompts of several lengths and members side by side, against transformers and one prompt at a time."""
     from transformers import AutoModelForCausalLM
     population = common.load(common.parser_of("eval.general", "", 16).parse_args(["--run", str(members), *CPU]))
     theirs = AutoModelForCausalLM.from_pretrained(bytes_base, dtype=torch.float32)
     tokenizer = population.base.tokenizer
     assert general.letter_ids(tokenizer) == [tokenizer.convert_tokens_to_ids(letter) for letter in "ABCD"]
-    items = load(str(folder))[0]["plain_sums"]
+    with pytest.raises(ValueError, match="no token for each letter"):
+        general.letter_ids(tiny.tokenizer)
+    items = load(str(folder))[0][3:]
     prompts = [general.ask(item, "plain", population.base) for item in items]
-    assert tokenizer.decode(prompts[0]) == f"{general.prompt(items[0])} ", "bytes: the space is a token of its own"
+    assert tokenizer.decode(prompts[0]) == f"{items[0].prompt} ", "bytes: the space is a token of its own"
     together = general.letter_logps(population, prompts * 2, ["S0"] * 7 + ["base"] * 7)
     assert together.shape == (14, 4) and (together[:7] - together[7:]).abs().max() > 0.01, "members differ"
     for number, ids in enumerate(prompts):
@@ -116,43 +116,30 @@ def test_letters_of_members_in_one_batch_are_those_of_each_prompt_alone(members,
         assert torch.allclose(together[number], general.letter_logps(population, [ids], ["S0"])[0], atol=1e-4)
 
 
-def test_a_vocabulary_without_letters_is_refused(tiny):
-    with pytest.raises(ValueError, match="no token for each letter"):
-        general.letter_ids(tiny.tokenizer)
-
-
-def test_a_run_with_two_members_resumes(members, folder, tmp_path, capsys):
+def test_a_run_with_two_members_resumes(members, folder, tmp_path):
     flags = ["--run", str(members), "--data", str(folder), *CPU]
     assert general.main([*flags, "--out", str(tmp_path / "whole")]) == 0
-    told = capsys.readouterr().out
     rows = [json.loads(line) for line in (tmp_path / "whole/answers.jsonl").read_text().splitlines()]
     assert len(rows) == 10 * 3 and {row["member"] for row in rows} == {"T0", "S0", "base"}
     for row in rows:
         assert row["text"] == "ABCD"[int(np.argmax(row["logp"]))] and row["correct"] == (row["text"] == row["gold"])
     summary = json.loads((tmp_path / "whole/summary.json").read_text())
     right = [row["correct"] for row in rows if row["member"] == "S0"]
-    colours = [row["correct"] for row in rows if row["member"] == "S0" and row["subject"] == "colours"]
+    colours = [row["correct"] for row in rows if row["member"] == "S0" and "colours" in row["id"]]
     of_s0 = {name: next(line for line in summary[name] if line["member"] == "S0") for name in ("results", "subjects")}
     assert of_s0["results"]["accuracy"] == pytest.approx(np.mean(right)) and of_s0["results"]["n"] == 10
     assert of_s0["subjects"]["accuracy"] == pytest.approx(np.mean(colours)) and of_s0["subjects"]["bench"] == "colours"
-    assert summary["macro"]["S0"] == pytest.approx((np.mean(colours) + (sum(right) - sum(colours)) / 7) / 2)
-    table = told.splitlines()
-    assert table[0].split() == ["subject", "n", "base", "mean", "S"] and table[3].startswith("mean over subjects")
 
-    # first a subject alone and fewer questions, then a torn line and other batches: the same answers as in one go
+    # first fewer questions, then other batches: the same answers as in one go
     part = tmp_path / "part"
-    assert general.main([*flags, "--out", str(part), "--subjects", "colours", "--limit", "2"]) == 0
+    assert general.main([*flags, "--out", str(part), "--limit", "2"]) == 0
     begun = (part / "answers.jsonl").read_bytes()
-    assert begun.count(b"\n") == 2 * 3
-    (part / "answers.jsonl").write_bytes(begun + b'{"bench": "mmlu')
     assert general.main([*flags, "--out", str(part), "--rollout-batch", "4"]) == 0
     resumed, key = (part / "answers.jsonl").read_bytes(), operator.itemgetter("id", "member")
-    assert resumed.startswith(begun)
+    assert resumed.startswith(begun) and begun.count(b"\n") == 2 * 2 * 3
     for mine, whole in zip(sorted(map(json.loads, resumed.splitlines()), key=key), sorted(rows, key=key), strict=True):
         assert mine | dict(logp=0) == whole | dict(logp=0) and mine["logp"] == pytest.approx(whole["logp"], abs=2e-4)
     pack(folder, colours_test=written(TEN["colours"][:2]))
     with pytest.raises(ValueError, match="answers made otherwise: data mmlu"):
         general.main([*flags, "--out", str(part)])
     assert general.main([*flags, "--split", "val"]) == 0 and (members / "eval-general-val" / "summary.json").exists()
-    with pytest.raises(ValueError, match="--subjects colour: no such subject; did you mean colours"):
-        general.main([*flags, "--subjects", "colour"])

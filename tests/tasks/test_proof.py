@@ -1,7 +1,6 @@
 """Theorems as tasks: from a teacher's text through the real sandbox to the verdicts on students' proofs."""
 import dataclasses
 import random
-import time
 
 import pytest
 from proposals import fate
@@ -54,7 +53,6 @@ def test_a_block_may_hold_more(sandbox):
     ("x $p |- ( ~ q -> ( ( p -> p ) -> ~ q ) ) $= wq wn wp wp wi ax1 $.", "trivial"),
     ("h $e |- ~ p $. x $p |- ( q -> ~ p ) $= wp wn wq h a1i $.", "trivial"),
     ("h $e |- p $. x $p |- p $= h $.", "trivial"),
-    ("x $p |- ( p -> p ) $= wp wp wp wi wp wp wp ax1 wp wp wp wi ax1 mpd $.", "trivial"),
     ("x $p wff ( p -> p ) $= wp wp wi $.", "trivial"), ("h $e wff ~ $. x $p |- p $= h $.", "unproved"),
     ("h $e |- p $. k $e |- p $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq h a1i a1i $.", "trivial"),
     ("h $e |- p $. k $e |- r $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq h a1i a1i $.",
@@ -62,19 +60,6 @@ def test_a_block_may_hold_more(sandbox):
     ("".join(f"h{i} $e |- p $. " for i in range(5)) + "x $p |- q $= wq $.", "too_long")])
 def test_theorems_are_refused_by_name(sandbox, text, reason):
     assert outcome(sandbox, text) == reason
-
-
-def test_one_step_is_trivial_whatever_the_proof():
-    """An instance of an assertion, its hypotheses among the theorem's own; by formulas, not letters alone."""
-    def is_trivial(*said, name="prop.mm"):
-        theory, said = proof.load(name), [tuple(f"|- {one}".split()) for one in said]
-        return proof.one_step(theory.assertions, said, theory.variables)
-    assert is_trivial("( ( p -> q ) -> r )", "r") and is_trivial("r", "( ~ p -> r )", "q", "~ p")
-    assert is_trivial("( q -> ~ q )", "( q -> ( q -> ~ q ) )")
-    assert not is_trivial("( q -> ~ q )", "( p -> ( p -> ~ p ) )")
-    assert not is_trivial("( p -> ( q -> q ) )") and not is_trivial("r", "( p -> r )", "q")
-    assert not is_trivial("( p -> ) -> ( p -> )"), "id with something in place of p that is no formula"
-    assert is_trivial("M I U I U", "M I U", name="miu.mm") and not is_trivial("M U", "M I U", name="miu.mm")
 
 
 def test_a_long_or_deep_proof_is_refused_and_costs_little(sandbox):
@@ -128,16 +113,6 @@ def test_hypotheses_are_told_apart_by_their_labels(sandbox):
     text = "h.1 $e |- p $. h-1 $e |- r $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq {} a1i a1i $."
     assert outcome(sandbox, text.format("h.1")) == "unused_hypothesis"
     assert outcome(sandbox, "mp.1 $e |- p $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq mp.1 a1i a1i $.").id == -1
-
-
-def test_matching_has_a_bound(tmp_path):
-    """A grammar that reads a string in any number of ways costs its bound, not more."""
-    types = "".join(f"w{v} $f w {v} $. " for v in "uvxyz")
-    (tmp_path / "odd.mm").write_text(f"$c w |- a b $. $v u v x y z $. {types} wa $a w a $. ws $a w x y $. t $a |- u v x y z b $.")
-    theory, started = proof.load(str(tmp_path / "odd.mm")), time.process_time()
-    with pytest.raises(ValueError, match="timeout"):
-        proof.one_step(theory.assertions, [("|-", *"a" * 60)], theory.variables)
-    assert time.process_time() - started < 10
 
 
 # ---------------------------------------------------------------- theories and flags
