@@ -92,13 +92,8 @@ class KVCache:
             x[rows, :, :other.length] = y[source]
 
     def extend(self, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-<<<<<<< HEAD
-        """Take in one token a row, at position (B,), `length` at most. Returns where in the flattened keys
-        (B K S, D) it belongs, (B K,), and the mask of what it sees: itself and all before it."""
-=======
         """Make room for one token a row, at position (B,), `length` at most. Returns its slots (B K,) in the
         flattened (B K S, D) keys, and the mask of what it sees: itself and all before it."""
->>>>>>> main
         x = self.keys[0]
         B, K, S, _ = x.shape
         self.length = min(self.length + 1, S)
@@ -141,11 +136,7 @@ class PagedCache:
             x.flatten(0, 1)[slots] = y[source].transpose(1, 2)
 
     def extend(self, position: torch.Tensor) -> tuple[torch.Tensor, Pages]:
-<<<<<<< HEAD
-        """As KVCache.extend: where in the flattened (P PAGE, K, D) keys, (B,), and what it sees."""
-=======
         """As KVCache.extend: slots (B,) in the flattened (P PAGE, K, D) keys, and what the token sees."""
->>>>>>> main
         page = self.table.gather(1, (position // PAGE)[:, None]).squeeze(1)
         return page * PAGE + position % PAGE, Pages(self.kernel, self.table, position + 1)
 

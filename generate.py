@@ -23,11 +23,7 @@ from lora import Adapters, AdapterWeights, Route
 from model import Base
 
 BELOW_1 = 1 - 2 ** -23      # largest number whose product with a float32 total cannot round up to the total
-<<<<<<< HEAD
-BLOCK = 512                 # weights of a vocabulary that are summed apart: see draw_by_blocks
-=======
 BLOCK = 512                 # weights of a vocabulary that are summed apart: see draw
->>>>>>> main
 PREFILL = 1 << 12           # padded tokens of prompts run at a time: never a long prompt of each row at once
 PATIENCE = {"cuda": 8}      # steps between looks at who has ended: each makes the processor wait for the GPU
 
@@ -102,22 +98,8 @@ class SamplingParams:
 
 
 def draw(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-<<<<<<< HEAD
-    """Index (B,) where the running sum of weights (B, V) passes u (B,) in [0, 1) times their sum."""
-    if weight.is_cuda:
-        return draw_by_blocks(weight, u)
-    cdf = weight.cumsum(-1)                                             # on a CPU summed in float64
-    drawn = torch.searchsorted(cdf, u.clamp_max(BELOW_1)[:, None] * cdf[:, -1:], right=True).squeeze(1)
-    return drawn.clamp_max(cdf.shape[1] - 1)                            # NaN may pass the end
-
-
-def draw_by_blocks(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """`draw` by the sums of blocks, then within one, in float64, rounded last: the same index, without a
-    running sum over a whole vocabulary, which a card would write and read again."""
-=======
     """Index (B,) where the running sum of weights (B, V) passes u (B,) in [0, 1) times their sum. By the sums
     of blocks, then within one: a card would write and read the running sum of a whole vocabulary."""
->>>>>>> main
     V = weight.shape[1]
     size = min(V, BLOCK)
     blocks = F.pad(weight, (0, -V % size)).unflatten(1, (-1, size))                     # (B, n, size)
