@@ -2,8 +2,6 @@
 import dataclasses
 import gc
 import weakref
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ import torch
 from varlen import varlen_reference
 
 from generate import DecodeBatch, Prompts, Rollout, SamplingParams, draw, generate, sample
-from infra.gpu import CUDAGraphRunner
 from weights import closing_table
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25]]
@@ -133,39 +130,6 @@ def test_looking_seldom_changes_nothing(tiny, population, monkeypatch, rollout_b
     got = ask(tiny, adapters, **asked)
     assert rows_of(got) == rows_of(want) and (got.logp - want.logp).abs().max() < 1e-4
     assert 1 <= len(steps) <= 4 if kernel else not steps, "a recording for each size of the batch, whoever comes and goes"
-
-
-@pytest.mark.parametrize("error, goes_on", [(RuntimeError("an op that waits"), False), (torch.OutOfMemoryError("full"), True)])
-def test_a_step_that_cannot_be_recorded_is_run(monkeypatch, capsys, error, goes_on):
-    """Every call computes, the note gives the first reason, and only lack of memory lets the next step try again."""
-    for name in ("can_record", "pool", "stream"):
-        monkeypatch.setattr(CUDAGraphRunner, name, getattr(CUDAGraphRunner, name))
-    done, tried = [], []
-
-    class Graph:
-        def capture_begin(self, *args, **kwargs):
-            tried.append(self)
-
-        def capture_end(self):
-            raise RuntimeError("ended in error")
-
-    def step():
-        if len(tried) > step.n_tried:
-            step.n_tried = len(tried)
-            raise error
-        done.append(1)
-
-    step.n_tried = 0
-    for name, pretence in dict(CUDAGraph=Graph, MemPool=lambda: SimpleNamespace(id=(0, 1)), Stream=object, synchronize=lambda: None,
-                               empty_cache=lambda: None, stream=lambda s: nullcontext(), current_device=lambda: 0).items():
-        monkeypatch.setattr(torch.cuda, name, pretence)
-    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *args: None, raising=False)
-    for _ in range(2):
-        runner = CUDAGraphRunner(step, as_graph=True)
-        for _ in range(5):
-            runner()
-    assert len(done) == 10 and len(tried) == 1 + goes_on and CUDAGraphRunner.can_record is goes_on
-    assert capsys.readouterr().err.count(f"none could be recorded: {error}") == len(tried)
 
 
 def test_end_tokens(tiny):
