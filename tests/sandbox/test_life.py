@@ -110,14 +110,11 @@ def test_nothing_outlives_a_killed_trainer(words):
 def test_tiers_and_refusal(capfd, narrow, monkeypatch):
     assert narrow.tier in ("full", "no namespaces") and narrow.report["seccomp"] == "ok"
     assert "WARNING" not in capfd.readouterr().err
-    with pytest.raises(RuntimeError, match="weak=True"):
-        Sandbox(workers=1, without=("seccomp",))
+    pytest.raises(RuntimeError, Sandbox, workers=1, without=("seccomp",)).match("weak=True")
     for options in dict(workers=0), dict(cpu_s=0), dict(cpu_s=7.0), dict(mem_mb=1), dict(profile="evil"):
-        with pytest.raises(ValueError):
-            Sandbox(**options)
+        pytest.raises(ValueError, Sandbox, **options)
     monkeypatch.setattr(verifier, "CANARY", "def f(name): return 'ALLOWED'")
-    with pytest.raises(RuntimeError, match="open a file .ALLOWED"):
-        Sandbox(workers=1)
+    pytest.raises(RuntimeError, Sandbox, workers=1).match("open a file .ALLOWED")
 
 
 def test_the_weak_tier(capfd):
