@@ -8,8 +8,8 @@ A generation is a checkpoint. Its teachers propose tasks anew, as in training, a
 run, earlier or later, is refused, so that no student was trained on any. A row of the matrix is a generation
 of students (the mean of its members), a column one of teachers; the base is the row of no training.
 Forgetting (after Chaudhry et al. 2018, eq. 3): how far the last students are behind the best earlier ones on
-an earlier column. Taking the best of several noisy rows would find forgetting anywhere, so the best row is
-chosen on one half of a column's tasks and compared on the other, and the other way round.
+an earlier column. The best row is chosen on one half of a column's tasks and compared on the other, and the
+other way round: the best of several noisy rows would find forgetting anywhere.
 """
 import dataclasses
 import hashlib
@@ -91,10 +91,9 @@ def summary(matrix: dict[str, dict[str, np.ndarray]], steps: list[int]) -> dict:
     rows, columns = [BASE, *map(str, steps)], list(matrix[BASE])
     behind = {c: forgetting(matrix, c, rows[-1], rows[1:-1]) for c in columns if c != rows[-1]}
     behind["all"] = np.concatenate(list(behind.values()))
-    return dict(students=rows, teachers=columns,
-                matrix={row: {c: float(matrix[row][c].mean()) for c in columns} for row in rows},
-                forgetting={c: dict(mean=float(x.mean()), interval=paired_bootstrap(x))
-                            for c, x in behind.items()})
+    rates = {row: {c: float(matrix[row][c].mean()) for c in columns} for row in rows}
+    lost = {c: dict(mean=float(x.mean()), interval=paired_bootstrap(x)) for c, x in behind.items()}
+    return dict(students=rows, teachers=columns, matrix=rates, forgetting=lost)
 
 
 def table(result: dict) -> str:

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from eval import answering, common
-from eval.code import __main__ as code
-from eval.code.problems import Problem
 from infra.precision import DTYPES
 from lora import Adapters
 from run.checkpoint import RunDir
@@ -57,13 +55,6 @@ def test_rows_of_the_envelope_end_at_its_closing_text(population, tmp_path, monk
         first, tag, _ = text.partition(closing)
         assert row["text"] == first + tag
     assert sum(row["tokens"] < 60 for row in ended) > n / 2, "what is not written costs nothing"
-
-
-def test_the_first_program_in_the_envelope_counts():
-    first, other = "def f(x):\n    return x", "def f(x):\n    y = x\n    return y + 1"
-    text = f"</think> <answer>\n```python\n{first}\n```\n</answer>\nUser: Again.\n<answer>\n```python\n{other}\n```\n</answer>"
-    for bench in ("mbpp+", "livecodebench"):
-        assert code.program(Problem(bench, "1", "Write f.", "f"), text, "envelope").strip() == first
 
 
 # ---------------------------------------------------------------- calls, kills

@@ -70,6 +70,12 @@ def test_completions_end_where_something_else_begins_and_whole_programs_are_the_
     assert extract(text, None) == script + "\n" and extract(script, None) == script
 
 
+def test_the_first_program_in_the_envelope_counts():
+    text = "</think> <answer>\n```python\n{}\n```\n</answer>\nUser: Again.\n<answer>\n```python\ndef f(x):\n    y = 1\n    return y\n```\n</answer>"
+    for bench in ("mbpp+", "livecodebench"):
+        assert code.program(Problem(bench, "1", "Write f.", "f"), text.format("def f(x):\n    return x"), "envelope").strip() == "def f(x):\n    return x"
+
+
 def test_what_is_kept_is_the_answers_own_text():
     head = "@wraps(\n    str)\n@other\ndef f(x):\n    return 0x" + "f" * 3600
     text = f"unused = 2\nimport os\nfrom functools import wraps\nother = \\\n    str\n{head}\n"

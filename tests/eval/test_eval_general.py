@@ -95,13 +95,15 @@ Example 2?
 """) and prompt.count("Example") == 5 and prompt.endswith("\nAnswer: A\n\nSix and six?\nThink.\nA. 1\nB. 12\nC. 2\nD. 3\nAnswer:")
 
 
-def test_letters_of_members_in_one_batch_are_those_of_each_prompt_alone(members, folder, bytes_base):
+def test_letters_of_members_in_one_batch_are_those_of_each_prompt_alone(members, folder, bytes_base, tiny):
     """Prompts of several lengths and members side by side, against transformers and one prompt at a time."""
     from transformers import AutoModelForCausalLM
     population = common.load(common.parser_of("eval.general", "", 16).parse_args(["--run", str(members), *CPU]))
     theirs = AutoModelForCausalLM.from_pretrained(bytes_base, dtype=torch.float32)
     tokenizer = population.base.tokenizer
     assert general.letter_ids(tokenizer) == [tokenizer.convert_tokens_to_ids(letter) for letter in "ABCD"]
+    with pytest.raises(ValueError, match="no token for each letter"):
+        general.letter_ids(tiny.tokenizer)
     items = load(str(folder))[0][3:]
     prompts = [general.ask(item, "plain", population.base) for item in items]
     assert tokenizer.decode(prompts[0]) == f"{items[0].prompt} ", "bytes: the space is a token of its own"
@@ -112,11 +114,6 @@ def test_letters_of_members_in_one_batch_are_those_of_each_prompt_alone(members,
             expected = theirs(torch.tensor([ids])).logits[0, -1].log_softmax(-1)[general.letter_ids(tokenizer)]
         assert torch.allclose(together[7 + number], expected, atol=1e-4)
         assert torch.allclose(together[number], general.letter_logps(population, [ids], ["S0"])[0], atol=1e-4)
-
-
-def test_a_vocabulary_without_letters_is_refused(tiny):
-    with pytest.raises(ValueError, match="no token for each letter"):
-        general.letter_ids(tiny.tokenizer)
 
 
 def test_a_run_with_two_members_resumes(members, folder, tmp_path):
