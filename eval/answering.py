@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from operator import itemgetter
 from zlib import crc32
 
 from tqdm import tqdm
@@ -26,6 +27,7 @@ from weights import closing_table, is_chat_model
 # have ended: at least one, and at most so many tokens. Its answers reach the disk together, so that after a
 # kill, which costs one call, the remaining calls are the same.
 CALL_TOKENS = 1 << 18
+place_of = itemgetter("bench", "id", "member", "sample")                # which answer a row is
 
 
 def evaluate(args: argparse.Namespace, name: str, items: list, hashes: dict[str, str], ask: Callable,
@@ -44,15 +46,10 @@ def evaluate(args: argparse.Namespace, name: str, items: list, hashes: dict[str,
 
 
 def self_test(items: list, published: Callable, verify: Callable) -> int:
-    """Prints as JSON how many published(item) answers pass, by benchmark; 0 where all do. Where a benchmark
-    publishes None, it is enough that its items can be read."""
+    """Prints as JSON how many published(item) answers pass, by benchmark. Returns 0 where all do."""
     counts = {item.bench: dict(n=0, right=0) for item in items}
-    answers = [(item, published(item)) for item in items]
-    for item, text in answers:
+    for item, row in zip(items, verify([(item, published(item)) for item in items], "envelope")):
         counts[item.bench]["n"] += 1
-        counts[item.bench]["right"] += text is None
-    answers = [(item, text) for item, text in answers if text is not None]
-    for (item, _), row in zip(answers, verify(answers, "envelope")):
         counts[item.bench]["right"] += bool(row["correct"])
         if not row["correct"]:
             print(f"{item.bench} {item.id}: the published answer does not pass: {row}"[:400], file=sys.stderr)
@@ -100,16 +97,6 @@ def fits(ids: dict, max_new: int, context: int) -> int:
 
 # ---- answers -----------------------------------------------------------------------------------------------
 
-def places_of(item, member: str, n_samples: int) -> list[tuple[str, str, str, int]]:
-    """The answers of a member to an item: which rows of answers.jsonl these are."""
-    return [(item.bench, item.id, member, sample) for sample in range(n_samples)]
-
-
-def by_place(rows: list[dict]) -> dict[tuple[str, str, str, int], dict]:
-    """Rows of answers.jsonl by which answers they are."""
-    return {(row["bench"], row["id"], row["member"], row["sample"]): row for row in rows}
-
-
 def answer_all(population: Population, items: list, ask: Callable, verify: Callable,
                args: argparse.Namespace, run: RunDir, done: list[dict], prompt_format: str,
                answer: Callable | None = None) -> list[dict]:
@@ -119,25 +106,30 @@ def answer_all(population: Population, items: list, ask: Callable, verify: Calla
     `verified`; answer: `answer_call`, or what stands for it; summary.comparable leaves out what the sandbox
     failed on. Raises ValueError where a question does not fit the context.
     """
-    have = by_place(done)
+    have = {place_of(row): row for row in done}
     ids = {(item.bench, item.id): put(ask(item), prompt_format, population.base) for item in items}
     n_tokens = fits(ids, args.max_new, population.base.model.cfg.max_position_embeddings) + args.max_new
-    pairs = [(item, member) for item in items for member in population.slots]
-    wanted = [pair for pair in pairs if any(place not in have for place in places_of(*pair, args.samples))]
-    wanted.sort(key=lambda pair: len(ids[pair[0].bench, pair[0].id]))
+    groups = []                                     # a member's samples of an item, which are drawn together
+    for item in items:
+        for member in population.slots:
+            groups.append([(item, dict(bench=item.bench, id=item.id, member=member, sample=sample))
+                           for sample in range(args.samples)])
+    wanted = [group for group in groups if any(place_of(row) not in have for _, row in group)]
+    wanted.sort(key=lambda group: len(ids[group[0][0].bench, group[0][0].id]))
     n_rows = args.max_rows * max(1, CALL_TOKENS // (args.max_rows * n_tokens))
-    n_pairs = max(1, n_rows // args.samples)
-    for start in tqdm(range(0, len(wanted), n_pairs), "answers", disable=not sys.stderr.isatty()):
-        answers = (answer or answer_call)(population, wanted[start:start + n_pairs], ids, args, prompt_format)
-        answers = [pair for pair in answers if not by_place([pair[1]]).keys() & have.keys()]
+    size = max(1, n_rows // args.samples)
+    for start in tqdm(range(0, len(wanted), size), "answers", disable=not sys.stderr.isatty()):
+        asked = [pair for group in wanted[start:start + size] for pair in group]
+        given = (answer or answer_call)(population, [row for _, row in asked], ids, args, prompt_format)
+        answers = [(item, row | more) for (item, row), more in zip(asked, given) if place_of(row) not in have]
         rows = []
         for first in range(0, len(answers), args.max_rows):             # tests in memory are large
             part = answers[first:first + args.max_rows]
             verdicts = verified(verify, [(item, row["text"]) for item, row in part])
             rows += [row | verdict for (_, row), verdict in zip(part, verdicts)]
         run.append("answers.jsonl", rows)
-        have |= by_place(rows)
-    rows = [have[place] for pair in pairs for place in places_of(*pair, args.samples)]
+        have |= {place_of(row): row for row in rows}
+    rows = [have[place_of(row)] for group in groups for _, row in group]
     n_failed = sum(row["correct"] is None for row in rows)
     n_errors = sum("grader_error" in row for row in rows)
     if n_failed or n_errors:
@@ -146,17 +138,14 @@ def answer_all(population: Population, items: list, ask: Callable, verify: Calla
     return rows
 
 
-def answer_call(population: Population, asked: list[tuple], ids: dict, args: argparse.Namespace,
-                prompt_format: str) -> list[tuple]:
-    """(item, its row without a verdict) for each sample of pairs (item, member), by one call."""
-    base, keys, answers = population.base, [], []
-    for item, member in asked:
-        drawn = args.seed, crc32(f"{item.bench}/{item.id}".encode()), crc32(member.encode())
-        for sample in range(args.samples):
-            keys.append((*drawn, sample))
-            answers.append((item, dict(bench=item.bench, id=item.id, member=member, sample=sample)))
-    prompts = [ids[item.bench, item.id] for item, _ in asked]
-    slots = [population.slots[member] for _, member in asked]
+def answer_call(population: Population, rows: list[dict], ids: dict, args: argparse.Namespace,
+                prompt_format: str) -> list[dict]:
+    """dict(tokens, text) for each row, --samples of an item and member in turn, by one call of `generate`."""
+    base = population.base
+    keys = [(args.seed, crc32(f"{row['bench']}/{row['id']}".encode()), crc32(row["member"].encode()),
+             row["sample"]) for row in rows]
+    prompts = [ids[row["bench"], row["id"]] for row in rows[::args.samples]]
+    slots = [population.slots[row["member"]] for row in rows[::args.samples]]
     form = FORMATS.get("base" if prompt_format == "envelope" else prompt_format)        # plain has none
     closing = closing_table(base.tokenizer, form.closing if form else "", base.model.cfg.vocab_size,
                             base.model.embedding.device)
@@ -164,11 +153,9 @@ def answer_call(population: Population, asked: list[tuple], ids: dict, args: arg
     rollout = generate(base, population.adapters, Prompts(prompts, slots, keys), sampling)
     texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=True,
                                         clean_up_tokenization_spaces=False)
-    for (_, row), tokens, text in zip(answers, rollout.n_tokens.tolist(), texts):
-        if prompt_format == "plain":
-            text = text.partition("\nQuestion:")[0]                  # a base that goes on to ask itself
-        row |= dict(tokens=tokens, text=text)
-    return answers
+    if prompt_format == "plain":                    # a base goes on to ask itself
+        texts = [text.partition("\nQuestion:")[0] for text in texts]
+    return [dict(tokens=tokens, text=text) for tokens, text in zip(rollout.n_tokens.tolist(), texts)]
 
 
 def verified(verify: Callable, answers: list[tuple]) -> list[dict]:

@@ -5,7 +5,6 @@ The answers themselves are `eval.answering`'s.
 import argparse
 import difflib
 import hashlib
-import json
 import math
 import os
 import sys
@@ -19,11 +18,12 @@ from infra.distributed import Ranks
 from infra.precision import DTYPES, pick_dtype
 from lora import Adapters
 from model import Base
-from run.checkpoint import RunDir, differing
+from run.directory import RunDir
 from run.platform import Interrupted
-from weights import files_hash, load_base, load_peft
+from weights import files_hash, load_base, read_peft
 
 CACHE = Path("~/.cache/nanopopulora").expanduser()      # of the published benchmark files
+
 
 def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple = ()):
     """The command line of `python -m name`: the flags that benchmarks share, but those `without`.
@@ -73,13 +73,12 @@ def check(args: argparse.Namespace) -> argparse.Namespace:
 
 def choose(names: str, valid: tuple[str, ...], flag: str = "--bench", thing: str = "benchmark") -> list[str]:
     """The names that a flag gives, in order. Raises ValueError with the near name for one not valid."""
-    wanted = [name.strip().lower() for name in names.split(",") if name.strip()]
-    for name in wanted:
-        if name not in valid:
-            near = difflib.get_close_matches(name, valid, 1, 0.4)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{flag} {name}: no such {thing}{hint} Valid: {', '.join(valid)}")
-    return list(dict.fromkeys(wanted))
+    wanted = dict.fromkeys(name.strip().lower() for name in names.split(",") if name.strip())
+    for name in [name for name in wanted if name not in valid]:
+        near = "".join(difflib.get_close_matches(name, valid, 1, 0.4))
+        hint = f"; did you mean {near}?" if near else ""
+        raise ValueError(f"{flag} {name}: no such {thing}{hint} Valid: {', '.join(valid)}")
+    return list(wanted)
 
 
 def command(name: str, main: Callable[[], int]) -> None:
@@ -125,15 +124,14 @@ def load(args: argparse.Namespace) -> Population:
 
 def of_run(args: argparse.Namespace, name: str):
     """A flag's value in the run that --run names; None where there is no run, or it does not say."""
-    config = Path(args.run).expanduser() / "config.json"
-    return json.loads(config.read_text()).get(name) if args.run and config.exists() else None
+    return RunDir(Path(args.run).expanduser(), writes=False).config().get(name) if args.run else None
 
 
 def base_name(args: argparse.Namespace, directories: dict[str, Path]) -> str:
     """--base, else the run's, else the first adapter's. Raises ValueError where none of these says it."""
     name = args.base or of_run(args, "base")
-    for path in directories.values():
-        name = name or adapter_config(path).get("base_model_name_or_path")
+    for path in list(directories.values())[:1]:
+        name = name or read_peft(path)[0].get("base_model_name_or_path")
     if not name:
         raise ValueError("give --base (a directory or hub id), or --run out/NAME, which knows its own")
     return name
@@ -155,27 +153,22 @@ def peft_directories(given: list[Path]) -> dict[str, Path]:
     return dict(zip(names, paths))
 
 
-def adapter_config(directory: Path) -> dict:
-    """adapter_config.json. Raises ValueError where it cannot be read."""
-    try:
-        return json.loads((directory / "adapter_config.json").read_text())
-    except (OSError, json.JSONDecodeError) as e:
-        raise ValueError(f"{directory} is not a readable PEFT adapter ({e})") from None
-
-
 def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Population:
     """Base and PEFT adapters, stacked. Raises ValueError for damaged ones, other bases, several shapes."""
     adapters, first, hashes = None, None, {}
     for slot, (name, path) in enumerate(directories.items()):
-        config = adapter_config(path)
+        config, made_on, factors = read_peft(path)
         shape = config.get("r"), config.get("lora_alpha"), tuple(sorted(config.get("target_modules") or ()))
+        if made_on not in ("", base_hash):
+            raise ValueError(f"{path} was trained on another base, {config.get('base_model_name_or_path')}: "
+                             "pass that as --base")
         if adapters is None:
             first = shape
             adapters = Adapters.on(base.model, len(directories), *shape, base.model.embedding.device)
         if shape != first:
             raise ValueError("these adapters differ in rank, alpha or layers, but only adapters of one shape "
                              "share batches: evaluate the others in a run of their own")
-        load_peft(adapters, slot, path, base_hash)
+        adapters.set_factors(slot, factors)
         hashes[name] = hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
     slots = {name: slot for slot, name in enumerate(directories)} | {BASE: -1}
     return Population(base, adapters, slots, hashes, base_hash)
@@ -193,19 +186,14 @@ def open_out(args: argparse.Namespace, population: Population, prompt_format: st
     run = RunDir(Path(args.out or Path(args.run or "out", default)).expanduser())
     dtypes = sorted({str(p.dtype) for p in population.base.model.parameters()})
     config = dict(base=str(population.base.path), base_hash=population.base_hash, dtype=dtypes,
-                  prompt=prompt_format, temperature=args.temperature, max_new=args.max_new, seed=args.seed,
-                  adapters=population.hashes, data=data)
-    if (run.path / "config.json").exists():
-        old = run.config()
-        changed = differing(old, config, ("base", "adapters", "data"))
-        for field in ("adapters", "data"):
-            both = old[field] | config[field]
-            changed += [f"{field} {name}" for name in both if old[field].get(name, both[name]) != both[name]]
-            config[field] = both
-        if changed:
-            raise ValueError(f"{run.path} holds answers made otherwise: {', '.join(changed)}; use the old "
-                             "values or another --out")
-    run.write_json("config.json", config)
+                  prompt=prompt_format, temperature=args.temperature, max_new=args.max_new, seed=args.seed)
+    config |= {f"adapter {name}": sha for name, sha in population.hashes.items()}
+    config |= {f"data {name}": sha for name, sha in data.items()}
+    old = run.config() if (run.path / "config.json").exists() else {}
+    if changed := [name for name in config if name != "base" and old.get(name, config[name]) != config[name]]:
+        raise ValueError(f"{run.path} holds answers made otherwise: {', '.join(changed)}; use the old values "
+                         "(config.json there has them) or another --out")
+    run.write_json("config.json", old | config)
     return run, saved_answers(run)
 
 

@@ -32,7 +32,6 @@ class Item:
     """One question as it is put, and the letter of the right choice."""
     bench: str
     id: str
-    subject: str
     prompt: str = field(repr=False)
     gold: str
 
@@ -66,18 +65,17 @@ def load(data: str, split: str = "test", limit: int = 0) -> tuple[list[Item], di
             for member in tar:
                 if (match := CSV.fullmatch(member.name)) and member.isfile():
                     files[match["split"]][match["subject"]] = tar.extractfile(member).read()
-    except (tarfile.TarError, EOFError, OSError) as e:
+        if not files[split] or files[split].keys() - files["dev"].keys():
+            raise ValueError(f"it lacks questions ({split}) or examples (dev)")
+    except (tarfile.TarError, EOFError, OSError, ValueError) as e:
         raise ValueError(f"{path} cannot be read ({e}): remove it, and it is fetched again") from None
-    if not files[split] or files[split].keys() - files["dev"].keys():
-        raise ValueError(f"{path} lacks questions ({split}) or examples (dev): remove it, and it is fetched "
-                         "again")
     for subject, text in sorted(files[split].items()):
         head = "The following are multiple choice questions (with answers) about  "
         head += subject.replace("_", " ") + "."
         shots = [" ".join(shot) for shot in questions(files["dev"][subject], f"{subject}_dev")[:5]]
         for i, (question, gold) in enumerate(questions(text, f"{subject}_{split}")[:limit or None]):
             prompt = "\n\n".join([head, *shots, question])
-            items.append(Item("mmlu", f"{split}/{subject}/{i}", subject, prompt, gold))
+            items.append(Item("mmlu", f"{split}/{subject}/{i}", prompt, gold))
     return items, dict(mmlu=sha)
 
 
@@ -109,23 +107,21 @@ def letter_logps(population: common.Population, prompts: list[list[int]], member
     return logits[:, letter_ids(base.tokenizer)] - logits.logsumexp(-1, keepdim=True)
 
 
-def likeliest(population: common.Population, asked: list[tuple], ids: dict, args: argparse.Namespace,
-              prompt_format: str) -> list[tuple]:
+def likeliest(population: common.Population, rows: list[dict], ids: dict, args: argparse.Namespace,
+              prompt_format: str) -> list[dict]:
     """As answering.answer_call, but the answer is the likeliest letter."""
     answers = []
-    for start in range(0, len(asked), args.max_rows):
-        rows = asked[start:start + args.max_rows]
-        prompts = [ids[item.bench, item.id] for item, _ in rows]
-        logps = letter_logps(population, prompts, [member for _, member in rows])
-        for (item, member), logp, best in zip(rows, logps.tolist(), logps.argmax(1).tolist()):
-            answers.append((item, dict(bench=item.bench, id=item.id, member=member, sample=0, tokens=0,
-                                       subject=item.subject, logp=[round(x, 4) for x in logp],
-                                       text=LETTERS[best])))
+    for start in range(0, len(rows), args.max_rows):
+        part = rows[start:start + args.max_rows]
+        prompts = [ids[row["bench"], row["id"]] for row in part]
+        logps = letter_logps(population, prompts, [row["member"] for row in part])
+        for logp, best in zip(logps.tolist(), logps.argmax(1).tolist()):
+            answers.append(dict(tokens=0, text=LETTERS[best], logp=[round(x, 4) for x in logp]))
     return answers
 
 
 def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
-    """Whether letters are right."""
+    """Are the letters right?"""
     return [dict(correct=letter == item.gold, gold=item.gold) for item, letter in answers]
 
 
@@ -145,12 +141,8 @@ def main(argv: list[str] | None = None) -> int:
         return answering.self_test(items, lambda item: item.gold, verify)
     name = "eval-general" if args.split == "test" else f"eval-general-{args.split}"
     run, rows = answering.evaluate(args, name, items, hashes, ask, verify, likeliest)
-    subjects, macro = summarise([row | dict(bench=row["subject"]) for row in rows], 1), {}
-    for line in subjects:
-        macro.setdefault(line["member"], []).append(line["accuracy"])
-    macro = {member: sum(accuracies) / len(accuracies) for member, accuracies in macro.items()}
-    print("mean over subjects:", ", ".join(f"{member} {mean:.3f}" for member, mean in macro.items()))
-    common.conclude(args, run, rows, split=args.split, macro=macro, subjects=subjects)
+    subjects = summarise([row | dict(bench=row["id"].split("/")[1]) for row in rows], 1)
+    common.conclude(args, run, rows, split=args.split, subjects=subjects)
     return 0
 
 

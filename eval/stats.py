@@ -71,22 +71,19 @@ def widened(n: int) -> tuple[float, float]:
 def interval_of_runs(differences: np.ndarray) -> tuple[float, float] | None:
     """95% interval of the mean of paired differences (S,) over runs; None under FEWEST_RUNS, where it would
     hold the truth in three of four experiments."""
-    if len(differences) < FEWEST_RUNS:
-        return None
-    return tuple(bootstrap([differences], widened(len(differences))).tolist())
+    S = len(differences)
+    return tuple(bootstrap([differences], widened(S)).tolist()) if S >= FEWEST_RUNS else None
 
 
 def sign_flip(differences: np.ndarray) -> float:
-    """Two-sided p of the mean of paired differences (S,) under all 2^S sign patterns (Fisher 1935).
-
-    Never under 2 / 2^S. Exact up to EXACT_SIGNS seeds, beyond by 100,000 drawn patterns and the observed.
-    """
+    """Two-sided p of the mean of paired differences (S,) under all 2^S sign patterns (Fisher 1935), never
+    under 2 / 2^S; beyond EXACT_SIGNS seeds under 100,000 of them, one of which is the observed."""
     S = len(differences)
     if S <= EXACT_SIGNS:
         signs = np.array(list(itertools.product((1, -1), repeat=S))).reshape(2 ** S, S)
     else:
-        drawn = np.random.default_rng(0).choice((1, -1), size=(100_000, S))
-        signs = np.vstack((np.ones(S), drawn))
+        signs = np.random.default_rng(0).choice((1, -1), size=(100_000, S))
+        signs[0] = 1
     sums = np.abs(signs @ np.asarray(differences, float))
     return float((sums >= sums[0] * (1 - 1e-12)).mean())
 

@@ -103,35 +103,31 @@ def passes(rows: list[dict]) -> list[dict]:
 
 # ---- for the terminal --------------------------------------------------------------------------------------
 
-def aligned(rows: list[list[str]]) -> str:
-    """Rows of cells as lines of columns."""
+def cell(name: str, value) -> str:
+    """A value as text: an interval as "low .. high", what is less the base with its sign."""
+    if isinstance(value, (tuple, list)):
+        return " .. ".join(cell(name, x) for x in value)
+    sign = "+" if name.startswith("minus") else ""
+    return f"{value:{sign}.3f}" if isinstance(value, float) else str(value)
+
+
+def table(lines: list[dict]) -> str:
+    """What `summarise` gives, a column for every key."""
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    rows = [[cell(name, line.get(name, "")) for name in names] for line in lines]
+    rows.insert(0, [name.replace("_", " ") for name in names])
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def table(lines: list[dict]) -> str:
-    """What `summarise` gives."""
-    span = "95% interval"
-    out = [["bench", "    n", "member", "right", span, "minus base", span, "tokens", " cut"]]
-    for line in lines:
-        gain = ["", ""]
-        if "minus_base" in line:
-            gain = [f"{line['minus_base']:+10.3f}", "{:+.3f} .. {:+.3f}".format(*line["minus_base_interval"])]
-        out.append([line["bench"], f"{line['n']:5}", line["member"], f"{line['accuracy']:.3f}",
-                    "{:.3f} .. {:.3f}".format(*line["interval"]), *gain, f"{line['tokens']:6.0f}",
-                    f"{line['cut']:.2f}"])
-    return aligned(out)
-
-
 def pass_table(lines: list[dict]) -> str:
     """What `passes` gives, and the difference to the base at the largest k with its interval."""
-    ks = lines[0]["k"]
-    out = [["bench", "    n", "member", *(f"@{k}" for k in ks), f"minus base @{ks[-1]}"]]
+    rows = []
     for line in lines:
-        gain = ""
+        row = dict(bench=line["bench"], member=line["member"], n=line["n"])
+        row |= {f"@{k}": share for k, share in zip(line["k"], line["pass_at"])}
         if "minus_base" in line:
-            gain = "{:+.2f} ({:+.2f} .. {:+.2f})".format(line["minus_base"][-1],
-                                                         *line["minus_base_intervals"][-1])
-        out.append([line["bench"], f"{line['n']:5}", line["member"], *(f"{x:.2f}" for x in line["pass_at"]),
-                    gain])
-    return aligned(out)
+            row[f"minus base @{line['k'][-1]}"] = line["minus_base"][-1]
+            row["minus base interval"] = line["minus_base_intervals"][-1]
+        rows.append(row)
+    return table(rows)

@@ -1,7 +1,5 @@
 """What the micro base is trained on: the micro domain in the words of the micro prompt format.
 
-    python -m micro.data            # an example of each kind
-
 micro/programs.py makes the programs, with the trace of their values; tasks/prompts.py has the words of the
 prompts.
 """
@@ -34,7 +32,6 @@ PROPOSE, SOLVE = 0, 1                       # places in Template.micro
 class Example:
     """One training row; the loss is on the answer and its end token."""
     kind: str                                # a key of MIXTURE
-    n: int                                   # statements
     prompt: str
     answer: str
 
@@ -58,85 +55,78 @@ def asked(kind: str, phase: int, **fields: str) -> str:
     return TEMPLATES[kind].micro[phase].format(**fields)
 
 
-def shown_pairs(found) -> str:
-    """(input, output) values, as a student is shown them."""
-    return "".join(FORMATS["micro"].pair.format(input=literal(x), output=literal(y)) for x, y in found)
-
-
 def answer_with(mark: str, trace, value) -> str:
     """An answer: the values of its trace, opened by `mark`, a line each, then the value asked for."""
     return "".join(f"{mark}{literal(v)}\n" for v in trace) + f"={literal(value)}"
-
-
-def out_answer(p: programs.Program, how: str = "") -> str:
-    """The output, behind the trace; "direct": without; "shallow", a second hill for self-play: behind the
-    value after half of the statements alone."""
-    if how == "shallow":
-        return answer_with("<", [p.trace[(len(p.trace) - 1) // 2]], p.y)
-    return answer_with(">", () if how == "direct" else p.trace, p.y)
 
 
 def example(rng: random.Random, kind: str | None = None, mixture: dict[str, float] = MIXTURE) -> Example:
     """One row of the training stream: the kind drawn from a mixture (or given), then a fresh program."""
     kind = kind or rng.choices(list(mixture), list(mixture.values()))[0]
     task, _, how = kind.partition(" ")
-    if kind in ("fun", "args"):
-        return example_of_pairs(rng, kind)
-    if kind == "propose":
-        p = programs.generate(rng, pick(rng, N_PROPOSED), p_hard=P_HARD_PROPOSED)
-        prompt = asked(rng.choice(("code_o", "code_i")), PROPOSE, type=programs.type_of(p.x))
-        return Example(kind, len(p.body), prompt, f"{program_text(p.body)}f({literal(p.x)})")
-    if "math" in kind:
-        n = pick(rng, N_PROPOSED if task == "propose" else programs.N_STATEMENTS)
-        lines, p = programs.word_problem(rng, n)
-        question, program = story(lines), program_text(p.body).replace("f(x)", "f()").rstrip("\n")
-        if task == "propose":
-            return Example(kind, n, asked("math", PROPOSE), f"{question}\n{program}")
-        trace = () if how == "direct" else p.trace[1:]
-        return Example(kind, n, asked("math", SOLVE, question=question), answer_with(">", trace, p.y))
-    if "logic" in kind:
-        n = pick(rng, N_PROPOSED_VARIABLES if task == "propose" else N_VARIABLES)
-        clauses, model = programs.puzzle(rng, n)
-        if task == "propose":
-            return Example(kind, n, asked("logic", PROPOSE), "\n".join(clauses))
+    if task == "propose":
+        return Example(kind, *proposal(rng, how))
+    if task in ("fun", "args"):
+        return Example(kind, *example_of_pairs(rng, kind))
+    if task == "math":
+        question, p = programs.word_problem(rng, pick(rng, programs.N_STATEMENTS))
+        trace = () if how else p.trace[1:]
+        return Example(kind, asked("math", SOLVE, question=question), answer_with(">", trace, p.y))
+    if task == "logic":
+        clauses, model = programs.puzzle(rng, pick(rng, N_VARIABLES))
         prompt = asked("logic", SOLVE, constraints="\n".join(clauses))
-        return Example(kind, n, prompt, "=" + ",".join(str(int(value)) for value in model))
+        return Example(kind, prompt, "=" + ",".join(str(int(value)) for value in model))
     p = programs.generate(rng)
     program = program_text(p.body).rstrip("\n")
     if task == "inp":
         prompt = asked("code_i", SOLVE, program=program, output=literal(p.y))
-        trace = () if how == "direct" else p.trace[-2::-1]      # from the value before the last statement
-        return Example(kind, len(p.body), prompt, answer_with("<", trace, p.x))
+        trace = () if how else p.trace[-2::-1]                  # from the value before the last statement
+        return Example(kind, prompt, answer_with("<", trace, p.x))
     prompt = asked("code_o", SOLVE, program=program, input=literal(p.x))
-    return Example(kind, len(p.body), prompt, out_answer(p, how))
+    if how == "shallow":                        # a second hill for self-play: half of the statements alone
+        return Example(kind, prompt, answer_with("<", [p.trace[(len(p.trace) - 1) // 2]], p.y))
+    return Example(kind, prompt, answer_with(">", () if how else p.trace, p.y))
 
 
-def example_of_pairs(rng: random.Random, kind: str) -> Example:
+def proposal(rng: random.Random, kind: str) -> tuple[str, str]:
+    """Prompt and answer of a teacher of math, logic or (kind "") code_o and code_i."""
+    if kind == "math":
+        question, p = programs.word_problem(rng, pick(rng, N_PROPOSED))
+        return asked("math", PROPOSE), f"{question}\n{constant(p).rstrip()}"
+    if kind == "logic":
+        clauses, _ = programs.puzzle(rng, pick(rng, N_PROPOSED_VARIABLES))
+        return asked("logic", PROPOSE), "\n".join(clauses)
+    p = programs.generate(rng, pick(rng, N_PROPOSED), p_hard=P_HARD_PROPOSED)
+    prompt = asked(rng.choice(("code_o", "code_i")), PROPOSE, type=type(p.x).__name__)
+    return prompt, f"{program_text(p.body)}f({literal(p.x)})"
+
+
+def example_of_pairs(rng: random.Random, kind: str) -> tuple[str, str]:
     """The two halves of induction: a program from pairs ("fun"), or inputs for a program ("args")."""
-    while True:
-        n = pick(rng, N_FUN if kind == "fun" else N_ARGS)
-        p = programs.generate(rng, n)
-        text = program_text(p.body)
-        found = programs.pairs(rng, p.body, programs.type_of(p.x), N_SHOWN if kind == "fun" else N_INPUTS)
-        if found and kind == "fun":
-            return Example(kind, n, asked("code_f", SOLVE, pairs=shown_pairs(found)), text)
-        if found:
-            inputs = "\n".join(f"f({literal(x)})" for x, _ in found)
-            return Example(kind, n, asked("code_f", PROPOSE, program=text.rstrip("\n")), inputs)
+    found = None
+    while not found:
+        p = programs.generate(rng, pick(rng, N_FUN if kind == "fun" else N_ARGS))
+        found = programs.pairs(rng, p.body, type(p.x).__name__, N_SHOWN if kind == "fun" else N_INPUTS)
+    text = program_text(p.body)
+    if kind == "fun":
+        pair = FORMATS["micro"].pair
+        shown = "".join(pair.format(input=literal(x), output=literal(y)) for x, y in found)
+        return asked("code_f", SOLVE, pairs=shown), text
+    inputs = "\n".join(f"f({literal(x)})" for x, _ in found)
+    return asked("code_f", PROPOSE, program=text.rstrip("\n")), inputs
 
 
-def story(lines: list[str]) -> str:
-    """The question of a word problem."""
-    return "\n".join(f"?{line}" for line in lines)
+def constant(p: programs.Program) -> str:
+    """A word problem's program, which has no input."""
+    return program_text(p.body).replace("f(x)", "f()")
 
 
 def task_row(kind: str, rng: random.Random, size: int, reserved: bool = True) -> tuple[dict, list]:
     """A task of `size` statements, events or variables as a line of a file of tasks, and its gold outputs.
     reserved: of a program that training never sees."""
     if kind == "math":
-        lines, p = programs.word_problem(rng, size, reserved)
-        program = program_text(p.body).replace("f(x)", "f()")
-        return dict(kind=kind, question=story(lines), program=program), [p.y]
+        question, p = programs.word_problem(rng, size, reserved)
+        return dict(kind=kind, question=question, program=constant(p)), [p.y]
     if kind == "logic":
         clauses, model = programs.puzzle(rng, size, reserved)
         return dict(kind=kind, constraints=clauses), [model]
@@ -145,14 +135,7 @@ def task_row(kind: str, rng: random.Random, size: int, reserved: bool = True) ->
         p = programs.generate(rng, size, reserved=reserved)
         found = [(p.x, p.y)]
         if kind == "code_f":
-            found = programs.pairs(rng, p.body, programs.type_of(p.x), N_INPUTS)
+            found = programs.pairs(rng, p.body, type(p.x).__name__, N_INPUTS)
     inputs = [literal(x) for x, _ in found]
     given = dict(inputs=inputs) if kind == "code_f" else dict(input=inputs[0])
     return dict(kind=kind, program=program_text(p.body), **given), [y for _, y in found]
-
-
-if __name__ == "__main__":
-    rng = random.Random(0)
-    for kind in MIXTURE:
-        e = example(rng, kind)
-        print(f"--- {kind}, {e.n} statements\n{e.prompt}{e.answer}")

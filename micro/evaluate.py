@@ -1,6 +1,6 @@
 """What a micro base can do, by number of statements: how well it answers and how often it thinks.
 
-    python -m micro.evaluate micro/base                        # 100 tasks a cell: the table, a JSON line last
+    python -m micro.evaluate micro/base                        # 100 tasks a cell
     python -m micro.evaluate micro/phase1 --n 40               # the base before its habit was taken away
 
 Tasks are drawn from a seed of their own. Programs of two and more statements are reserved ones, which
@@ -10,18 +10,16 @@ verifier.py, exactly as in self-play.
 
 out = output task, inp = input task, fun = program from 4 pairs, graded on 4 hidden ones; math = word problem
 by events, logic = puzzle by variables (from 2); propose .../args = share of valid proposals, always at
-temperature 1. Kinds whose answer can have a trace have five rows:
+temperature 1. Kinds whose answer can have a trace have four rows:
     greedy      accuracy, greedily decoded
     thinks      share of these answers that think, that is, write the trace
     thinks @1   the same share at temperature 1
     thinking    accuracy, greedy, when the first token is forced to open the trace
-    direct      accuracy, greedy, when the first token is forced to "="
 """
 import argparse
-import json
 import random
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 
 import torch
 
@@ -93,7 +91,7 @@ def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperatu
 
 
 def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed: int) -> dict:
-    """n proposals at temperature 1: share valid, reasons; statements and distinct structures of the valid."""
+    """n proposals at temperature 1: share valid, statements of the valid, reasons of the others."""
     rng, asked, prompts = random.Random(f"{seed}/propose"), [], []
     for i in range(n):
         kind = TASK_TYPES[kinds[i % len(kinds)]]
@@ -109,49 +107,39 @@ def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed
         if isinstance(result, Reject):
             reasons[result.reason] += 1
         else:
-            valid.append((kind, result.program))
-    sizes = [kind.statements(program) for kind, program in valid]
-    return dict(n=n, valid=len(valid) / n, reasons=dict(reasons), statements=sum(sizes) / max(1, len(sizes)),
-                distinct=len({kind.structure(program) for kind, program in valid}) / max(1, len(valid)))
+            valid.append(kind.statements(result.program))
+    return dict(valid=len(valid) / n, statements=sum(valid) / max(1, len(valid)), reasons=dict(reasons))
 
 
 def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[str, list[float]]:
     """The rows of one task type: {measure: [value by size]}."""
-    cells = {}
+    cells = defaultdict(list)
     for size in SIZES[row]:
-        tasks = draw_tasks(row, size, n, seed)
-        cell, key = {}, (seed, list(SIZES).index(row), size)
-        cell["greedy"], thinks = answers(base, sandbox, row, tasks, 0.0, key)
+        tasks, key = draw_tasks(row, size, n, seed), (seed, list(SIZES).index(row), size)
+        correct, thinks = answers(base, sandbox, row, tasks, 0.0, key)
+        cells["greedy"].append(correct)
         if row in OPENS_TRACE:
-            cell["thinks"] = thinks
-            cell["thinks @1"] = answers(base, sandbox, row, tasks, 1.0, key)[1]
-            cell["thinking"] = answers(base, sandbox, row, tasks, 0.0, key, OPENS_TRACE[row])[0]
-            cell["direct"] = answers(base, sandbox, row, tasks, 0.0, key, "=")[0]
-        for name, value in cell.items():
-            cells.setdefault(name, []).append(value)
+            cells["thinks"].append(thinks)
+            cells["thinks @1"].append(answers(base, sandbox, row, tasks, 1.0, key)[1])
+            cells["thinking"].append(answers(base, sandbox, row, tasks, 0.0, key, OPENS_TRACE[row])[0])
     return cells
 
 
-def evaluate(base: Base, sandbox: Sandbox, n: int = 100, seed: int = 99) -> dict:
-    """The whole table: {row: `solving`}, and under the keys of PROPOSED what became of proposals."""
-    table = {row: solving(base, sandbox, row, n, seed) for row in SIZES}
-    for row, kinds in PROPOSED.items():
-        table[row] = proposals(base, sandbox, kinds, n * len(kinds), seed)
-    return table
-
-
-def show(table: dict) -> str:
-    """The table as text, the mean over the sizes last."""
-    lines = [f"{'statements':18s}" + "".join(f"{size:<5}" for size in range(1, 7)) + " mean"]
-    for row, sizes in SIZES.items():
-        for name, values in table[row].items():
-            cells = "     " * (sizes[0] - 1) + " ".join(f"{v:.2f}" for v in values)
-            lines.append(f"{row:6s}{name:12s}{cells:30s} {sum(values) / len(values):.3f}")
-    for row in PROPOSED:
-        r = table[row]
-        lines.append(f"{row:14s} valid {r['valid']:.2f}; {r['statements']:.2f} statements, "
-                     f"{r['distinct']:.2f} distinct structures; invalid: {r['reasons']}")
-    return "\n".join(lines)
+def main(args: argparse.Namespace) -> None:
+    """Print the table row by row, the mean over the sizes last, then what became of proposals."""
+    base = load_base(args.base)
+    if base.prompt_format != "micro":
+        raise ValueError(f"{args.base} wants the {base.prompt_format} prompt format: give a micro base")
+    print(f"{'statements':18s}" + "".join(f"{size:<5}" for size in range(1, 7)) + " mean")
+    with Sandbox(workers=1) as judge:
+        for row, sizes in SIZES.items():
+            for name, values in solving(base, judge, row, args.n, args.seed).items():
+                cells = "     " * (sizes[0] - 1) + " ".join(f"{v:.2f}" for v in values)
+                print(f"{row:6s}{name:12s}{cells:30s} {sum(values) / len(values):.3f}", flush=True)
+        for row, kinds in PROPOSED.items():
+            r = proposals(base, judge, kinds, args.n * len(kinds), args.seed)
+            print(f"{row:14s} valid {r['valid']:.2f}; {r['statements']:.2f} statements; "
+                  f"invalid: {r['reasons']}", flush=True)
 
 
 if __name__ == "__main__":
@@ -160,16 +148,8 @@ if __name__ == "__main__":
     parser.add_argument("base", help="model directory whose prompt_format is micro")
     parser.add_argument("--n", type=int, default=100, help="tasks per cell")
     parser.add_argument("--seed", type=int, default=99)
-    args = parser.parse_args()
     torch.set_num_threads(1)
     try:
-        loaded = load_base(args.base)
-        if loaded.prompt_format != "micro":
-            raise ValueError(f"{args.base} wants the {loaded.prompt_format} prompt format: this evaluation "
-                             "is for the micro base")
+        main(parser.parse_args())
     except ValueError as error:
         sys.exit(f"micro.evaluate: {error}")
-    with Sandbox(workers=1) as judge:
-        result = evaluate(loaded, judge, args.n, args.seed)
-    print(show(result))
-    print(json.dumps(dict(base=args.base, n=args.n, seed=args.seed, **result)))

@@ -17,19 +17,15 @@ repeated. One thread: two wait for each other at this size.
 import argparse
 import hashlib
 import json
-import os
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")            # read when torch is imported, hence before it
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.utils.rnn import pad_sequence
 
 from micro import data
 from model import Model, ModelConfig
@@ -50,17 +46,6 @@ MAX_TOKENS = 152                # of a row
 COMMITTED = Path(__file__).parent
 
 
-@dataclass(frozen=True)
-class Phase:
-    """One training run: what it reads, how much of it, how fast."""
-    name: str                       # of its directory under --out
-    seed: str                       # of its stream of examples, and of fresh weights
-    tokens: float                   # prompts included
-    lr: float                       # peak
-    mixture: dict[str, float]
-    init: Path | None = None        # base to start from, with its tokenizer; None = from nothing
-
-
 def train_tokenizer(seed: str, n: int = 20000) -> Tokenizer:
     """BPE over n examples; ids 0 and 1 are <pad> and <eos>, printable ASCII and newline are always in."""
     tokenizer = Tokenizer(models.BPE())
@@ -74,13 +59,14 @@ def train_tokenizer(seed: str, n: int = 20000) -> Tokenizer:
     return tokenizer
 
 
-def pool_batches(phase: Phase, pool: int, tokenizer: Tokenizer) -> list[list[tuple[list[int], list[int]]]]:
+def pool_batches(key: str, mixture: dict[str, float],
+                 tokenizer: Tokenizer) -> list[list[tuple[list[int], list[int]]]]:
     """Batches of fresh examples in random order, each of rows (prompt ids, answer ids) of similar length.
 
     Prompt and answer are tokenised apart, as in generation: else the newline would merge with the answer.
     """
-    rng = random.Random(f"{phase.seed}/pool/{pool}")
-    examples = [data.example(rng, mixture=phase.mixture) for _ in range(ROWS * BATCHES_PER_POOL)]
+    rng = random.Random(key)
+    examples = [data.example(rng, mixture=mixture) for _ in range(ROWS * BATCHES_PER_POOL)]
     prompts = tokenizer.encode_batch([e.prompt for e in examples])
     answers = tokenizer.encode_batch([e.answer for e in examples])
     rows = [(p.ids, a.ids + [EOS]) for p, a in zip(prompts, answers)]
@@ -97,18 +83,14 @@ def n_tokens_of(row: tuple[list[int], list[int]]) -> int:
 
 def tensors(batch) -> tuple[torch.Tensor, torch.Tensor]:
     """ids (B, T), padded on the right, and the float mask (B, T-1) of the targets that are answer tokens."""
-    T = max(map(n_tokens_of, batch))
-    ids = torch.full((len(batch), T), PAD)
-    mask = torch.zeros(len(batch), T - 1)
-    for i, (p, a) in enumerate(batch):
-        ids[i, :len(p) + len(a)] = torch.tensor(p + a)
-        mask[i, len(p) - 1:len(p) + len(a) - 1] = 1
-    return ids, mask
+    ids = [torch.tensor(p + a) for p, a in batch]
+    mask = [torch.tensor([0.] * (len(p) - 1) + [1.] * len(a)) for p, a in batch]
+    return pad_sequence(ids, batch_first=True, padding_value=PAD), pad_sequence(mask, batch_first=True)
 
 
-def new_model(seed: str) -> Model:
+def new_model(seed: int) -> Model:
     """Freshly initialised float32 model: normal(0.02), smaller where a residual branch ends; biases zero."""
-    torch.manual_seed(int(seed))
+    torch.manual_seed(seed)
     model = Model(ModelConfig(vocab_size=VOCAB, **SHAPE))
     for name, p in model.named_parameters():
         if p.dim() == 2:
@@ -137,13 +119,10 @@ class Muon(torch.optim.Optimizer):
         for p in group["params"]:
             stacks.setdefault(tuple(sorted(p.shape)), []).append(p)
         for (short, long), params in stacks.items():
-            nesterov = []
-            for p in params:
-                momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
-                momentum.lerp_(p.grad, 1 - group["momentum"])
-                u = p.grad.lerp(momentum, group["momentum"])
-                nesterov.append(u if u.shape[0] == short else u.T)
-            x = torch.stack(nesterov)                                       # (n, short, long)
+            grad = torch.stack([p.grad if p.shape[0] == short else p.grad.T for p in params])
+            momentum = self.state[params[0]].setdefault("momentum", torch.zeros_like(grad))
+            momentum.lerp_(grad, 1 - group["momentum"])
+            x = grad.lerp(momentum, group["momentum"])                      # (n, short, long)
             x /= x.norm(dim=(1, 2), keepdim=True) + 1e-7
             for _ in range(5):
                 gram = x @ x.mT
@@ -162,34 +141,22 @@ def optimizers(model: Model, lr: float) -> list[torch.optim.Optimizer]:
     return [Muon(matrices, lr), torch.optim.AdamW(others, lr=lr, betas=(.9, .95), weight_decay=0.)]
 
 
-def learning_rate(step: int, n_tokens: int, budget: float, peak: float) -> float:
-    """Linear warm-up, flat, linear decay."""
-    decay = max(FLOOR, min(1, (budget - n_tokens) / (budget * DECAY)))
-    return peak * min(1, (step + 1) / WARMUP_STEPS) * decay
-
-
-def loss_of(model: Model, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Cross entropy in nats, summed over the answer tokens."""
-    logits = model.logits(model(ids[:, :-1])).float()
-    nll = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(mask.shape)
-    return (nll * mask).sum()
-
-
-def train(tokenizer: Tokenizer, phase: Phase) -> Model:
-    """Train for phase.tokens tokens: the float32 model."""
-    if phase.init:
-        model = load_model(phase.init, torch.float32).requires_grad_(True).train()
-    else:
-        model = new_model(phase.seed)
-    opts = optimizers(model, phase.lr)
+def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, float], tokens: float,
+          lr: float) -> None:
+    """Train for so many tokens, prompts included, up to the peak rate lr. seed: of the stream of examples."""
+    opts = optimizers(model, lr)
     step = n_tokens = pool = 0
     began = time.monotonic()
     losses = []
-    while n_tokens < phase.tokens:
-        for batch in pool_batches(phase, pool, tokenizer):
-            rate = learning_rate(step, n_tokens, phase.tokens, phase.lr)
-            loss = loss_of(model, *tensors(batch)) / sum(len(a) for _, a in batch)
+    while n_tokens < tokens:
+        for batch in pool_batches(f"{seed}/pool/{pool}", mixture, tokenizer):
+            ids, mask = tensors(batch)
+            logits = model.logits(model(ids[:, :-1]))
+            nll = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+            loss = (nll * mask.flatten()).sum() / mask.sum()                # nats per answer token
             loss.backward()
+            decay = max(FLOOR, min(1, (tokens - n_tokens) / (tokens * DECAY)))
+            rate = lr * min(1, (step + 1) / WARMUP_STEPS) * decay
             losses.append(loss.item())
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for opt in opts:
@@ -200,16 +167,14 @@ def train(tokenizer: Tokenizer, phase: Phase) -> Model:
             n_tokens += sum(map(n_tokens_of, batch))
         pool += 1
         elapsed = time.monotonic() - began
-        if pool % 2 == 0 or n_tokens >= phase.tokens:
-            print(f"{phase.name}  step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  "
-                  f"loss {sum(losses) / len(losses):.4f}  lr {rate:.1e}  "
-                  f"{n_tokens / elapsed:6.0f} tokens/s  {elapsed / 60:5.1f} min", flush=True)
-            losses = []
-    return model
+        print(f"step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  loss {sum(losses) / len(losses):.4f}  "
+              f"lr {rate:.1e}  {n_tokens / elapsed:6.0f} tokens/s  {elapsed / 60:5.1f} min", flush=True)
+        losses.clear()
 
 
 def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
-    """The Hugging Face directory: Qwen2ForCausalLM in bfloat16, its tokenizer, its held-out tasks."""
+    """The Hugging Face directory: Qwen2ForCausalLM in bfloat16, its tokenizer, its held-out tasks. Prints the
+    digest of the weights."""
     out.mkdir(parents=True, exist_ok=True)
     weights = {name: p.detach().bfloat16().contiguous() for name, p in model.named_parameters()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
@@ -228,6 +193,8 @@ def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
         (out / f"{name}.json").write_text(json.dumps(values, indent=2) + "\n")
     tokenizer.save(str(out / "tokenizer.json"))
     (out / "heldout.jsonl").write_text("".join(json.dumps(task) + "\n" for task in heldout()))
+    digest = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
+    print(f"{out}  sha256 {digest[:16]}", flush=True)
 
 
 def heldout(n_outputs: int = 476, n: int = 96) -> list[dict]:
@@ -250,20 +217,18 @@ def main(cfg: argparse.Namespace) -> None:
     """Run the phases asked for, each into its directory under cfg.out."""
     out = Path(cfg.out)
     start = out / "phase1"
-    if cfg.phase == "2" and not start.exists():
-        start = COMMITTED / "phase1"
-    habit = data.habit(cfg.thinking, cfg.shallow)
-    phases = {"1": Phase("phase1", f"{cfg.seed}", cfg.tokens or 48e6, cfg.lr or 3e-3, data.MIXTURE),
-              "2": Phase("base", f"{cfg.seed}/habit", cfg.tokens or 1.6e6, cfg.lr or 3e-4, habit, start)}
     torch.set_num_threads(1)
-    for phase in phases.values() if cfg.phase == "both" else [phases[cfg.phase]]:
-        if phase.init:
-            tokenizer = Tokenizer.from_file(f"{phase.init}/tokenizer.json")
-        else:
-            tokenizer = train_tokenizer(phase.seed)
-        write_directory(train(tokenizer, phase), tokenizer, out / phase.name)
-        digest = hashlib.sha256((out / phase.name / "model.safetensors").read_bytes()).hexdigest()
-        print(f"{out / phase.name}  sha256 {digest[:16]}", flush=True)
+    if cfg.phase != "2":
+        tokenizer, model = train_tokenizer(f"{cfg.seed}"), new_model(cfg.seed)
+        train(model, tokenizer, f"{cfg.seed}", data.MIXTURE, cfg.tokens or 48e6, cfg.lr or 3e-3)
+        write_directory(model, tokenizer, start)
+    if cfg.phase != "1":
+        start = start if start.exists() else COMMITTED / "phase1"
+        tokenizer = Tokenizer.from_file(f"{start}/tokenizer.json")
+        model = load_model(start, torch.float32).requires_grad_(True).train()
+        habit = data.habit(cfg.thinking, cfg.shallow)
+        train(model, tokenizer, f"{cfg.seed}/habit", habit, cfg.tokens or 1.6e6, cfg.lr or 3e-4)
+        write_directory(model, tokenizer, out / "base")
 
 
 if __name__ == "__main__":

@@ -105,10 +105,6 @@ def compiled(statement: str):
     return compile(statement, "f", "exec")
 
 
-def type_of(value) -> str:
-    return type(value).__name__
-
-
 def fits(value, length: int, low: int, high: int) -> bool:
     """Is value an int from low to high, or a string or list of such ints no longer than length?"""
     if isinstance(value, list):
@@ -116,11 +112,6 @@ def fits(value, length: int, low: int, high: int) -> bool:
     if isinstance(value, str):
         return len(value) <= length
     return type(value) is int and low <= value <= high
-
-
-def presentable(value) -> bool:
-    """May x have this value after a statement? At most 8 items and not none of them, numbers from 0 to 99."""
-    return value not in ("", []) and fits(value, 8, 0, 99)
 
 
 def step(statement: str, env: dict):
@@ -179,14 +170,14 @@ def grow(rng: random.Random, n: int, x, p_hard: float) -> Program | None:
     for _ in range(40):
         if len(body) == n:
             return Program(tuple(body), x, env["x"], tuple(trace))
-        statement = random_statement(rng, type_of(env["x"]), has_y, p_hard)
+        statement = random_statement(rng, type(env["x"]).__name__, has_y, p_hard)
         assigns_y = statement[0] == "y"
         if (body and statement == body[-1]) or (assigns_y and (has_y or len(body) == n - 1)):
             continue
         trial = dict(env, x=copy(env["x"]))         # a loop may assign to x's items
         value = step(statement, trial)
         now = trial["x"]
-        if value is None or not presentable(now):
+        if value is None or now in ("", []) or not fits(now, 8, 0, 99):
             continue
         if not assigns_y and now == env["x"] and rng.random() < .7:         # mostly none without effect
             continue
@@ -212,8 +203,9 @@ def generate(rng: random.Random, n: int | None = None, type_: str | None = None,
             return p
 
 
-def word_problem(rng: random.Random, n: int, reserved: bool = False) -> tuple[list[str], Program]:
-    """A story of n events about a number, and the program that computes it (x is set before it is read)."""
+def word_problem(rng: random.Random, n: int, reserved: bool = False) -> tuple[str, Program]:
+    """A story of n events about a number, a line each with ? in front, and the program that computes it (x is
+    set before it is read)."""
     while True:
         first = rng.randint(*D) if rng.random() < .5 else rng.randrange(10, 40)
         lines = [f"{rng.choice(NAMES)} has {first}"]
@@ -225,12 +217,9 @@ def word_problem(rng: random.Random, n: int, reserved: bool = False) -> tuple[li
         result = run(body, 0)
         if result is None or not all(0 <= value <= 99 for value in result[1]):
             continue
-        rests = []                                  # of divisions
-        for statement, before in zip(body[1:], result[1]):
-            if "//" in statement:
-                rests.append(before % int(statement.partition("//")[2]))
+        rests = [x % int(s.partition("//")[2]) for s, x in zip(body[1:], result[1]) if "//" in s]
         if not any(rests) and held_out("\n".join(lines)) == reserved:
-            return lines, Program(tuple(body), 0, *result)
+            return "\n".join(f"?{line}" for line in lines), Program(tuple(body), 0, *result)
 
 
 def puzzle(rng: random.Random, n: int, reserved: bool = False) -> tuple[list[str], tuple[bool, ...]]:

@@ -84,6 +84,7 @@ class ForkServer:
                                             pass_fds=fds, start_new_session=True, stdin=null, stdout=null,
                                             stderr=null)
         except OSError:
+            self.control.close()
             os.close(self.job)
             os.close(self.result)
             raise

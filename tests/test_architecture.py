@@ -48,7 +48,7 @@ FILE = 400                                  # of a folder
 FUNCTION = 66                               # a screen of 60, with a margin
 # Lines of what is still over its budget. They may only fall.
 TODAY = {"infra": 355, "tasks": 2378, "config": 271, "weights": 296,
-         "evolve": 312, "run": 1285, "train": 271, "eval": 2660, "all but tests": 15801, "tests": 12232}
+         "evolve": 312, "run": 1285, "train": 271, "eval": 2603, "all but tests": 15801, "tests": 12232}
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test
 
 

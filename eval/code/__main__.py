@@ -87,9 +87,9 @@ def verify(sandbox: Sandbox, answers: list[tuple[Problem, str]], prompt_format: 
     return [dict(correct=row["plus"], **row, program=code) for row, (_, code) in zip(rows, programs)]
 
 
-def canonical(problem: Problem) -> str | None:
-    """The published solution as an answer; LiveCodeBench publishes none."""
-    return None if problem.is_live else f"Here it is:\n```python\n{problem.canonical}\n```\nIt works."
+def canonical(problem: Problem) -> str:
+    """The published solution as an answer."""
+    return f"Here it is:\n```python\n{problem.canonical}\n```\nIt works."
 
 
 def both(rows: list[dict]) -> list[dict]:
@@ -110,7 +110,8 @@ def main(argv: list[str] | None = None) -> int:
     problems, hashes = fetch.load(args, SETS, problem_of)
     with open_sandbox(args.workers, args.weak_sandbox, profile="eval") as sandbox:
         if args.self_test:
-            return answering.self_test(problems, canonical, partial(verify, sandbox))
+            published = [problem for problem in problems if not problem.is_live]       # it has no solutions
+            return answering.self_test(published, canonical, partial(verify, sandbox))
         answered = answering.evaluate(args, "eval-code", problems, hashes, ask, partial(verify, sandbox))
     common.conclude(args, *answered, both, sandbox=sandbox.tier)
     return 0

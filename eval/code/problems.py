@@ -59,14 +59,12 @@ RULES = [
     ({63, 64, 70, 94, 120, 237, 272, 299, 400, 409, 417, 438, 473, 614, 780}, lambda a: list(map(tuples, a))),
     ({75, 413, 444, 753}, lambda a: [tuples(a[0]), a[1]]),
     ({106, 750}, lambda a: [a[0], tuple(a[1])]),
-    ({115}, lambda a: [[set(x) if isinstance(x, list) and x else {} for x in a[0]]]),
     ({124}, lambda a: [float(a[0]), complex(a[1])]),
     ({252}, lambda a: [complex(a[0])]),
     ({250, 405, 446, 617, 720, 763, 808, 307}, lambda a: [tuple(a[0]), *a[1:]]),
-    ({259, 401, 445}, lambda a: [tuple(tuples(x)) for x in a]),
     ({278}, lambda a: [tuple(tuple(x) if isinstance(x, list) else x for x in a[0])]),
     ({722}, lambda a: [{key: tuple(value) for key, value in a[0].items()}, *a[1:]]),
-    ({580, 615, 791}, lambda a: list(map(deep_tuple, a)))]
+    ({259, 401, 445, 580, 615, 791}, lambda a: list(map(deep_tuple, a)))]
 
 
 def restore(task: str, arguments: list) -> list:

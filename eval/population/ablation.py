@@ -6,11 +6,10 @@
     python -m eval.population.ablation --base micro/base --arm "slow: --lr 3e-4" --seeds 0,1,2
     python -m eval.population.ablation --from out/mine out/yours                    # finished runs, one table
 
-`full` (the population as it is) sets the budget: what it spends in --steps with a seed, in generated tokens
-without those of probes, is the budget of every other arm with this seed, of all its runs together (`single`'s
-is that of one pair). A run stops inside the loop, after the step that brings it nearest. Many can share the
-seeds: what the tables need of a run is a line of OUT/runs.jsonl, beside OUT/config.json. Words after -- are
-flags of train.py for every arm.
+What `full` (the population as it is) spends in --steps with a seed, in generated tokens without those of
+probes, is the budget of every other arm with this seed, of all its runs together (`single`'s is that of one
+pair). A run stops after the step that brings it nearest. What the tables need of it is a line of
+OUT/runs.jsonl, beside OUT/config.json. Words after -- are flags of train.py for every arm.
 """
 import argparse
 import contextlib
@@ -28,8 +27,8 @@ from operators import OPERATORS
 from run.checkpoint import RunDir
 from weights import load_tokenizer, resolve
 
-OWNED = ("base", "name", "out", "resume", "seed", "steps", "pop", "teachers", "students", "single", "keep",
-         "plan", "device", "heldout", "n_heldout")
+OWNED = set("--base --name --out --resume --seed --steps --pop --teachers --students --single --keep --plan "
+            "--device --heldout --n-heldout".split())           # flags of train.py that the arms set
 ARMS = {FULL: "", "no-evolution": "--evolve none", "uniform": "--matching uniform", "pair": "--pop 2",
         "single-long": "--single", "frozen-teachers": "--lr-teacher 0", "novelty": "--teacher-reward novelty",
         "niches": "--niches", "niches-add": "--niches --evolve add",
@@ -131,17 +130,17 @@ def settled(args: argparse.Namespace) -> Config:
     if not all(re.fullmatch("[0-9]{1,3}", seed) for seed in args.seeds.split(",")):
         raise ValueError(f"--seeds {args.seeds}: give whole numbers under {SEED_STRIDE}, as in 0,1,2")
     args.seeds = sorted({int(seed) for seed in args.seeds.split(",")})
-    if owned := [word for word in args.train if word[2:].split("=")[0].replace("-", "_") in OWNED]:
-        raise ValueError(f"{owned[0]} after --: the arms set it themselves; this command has flags for it")
+    if owned := OWNED & {word.partition("=")[0] for word in args.train}:
+        raise ValueError(f"{owned.pop()} after --: the arms set it themselves; this command has flags for it")
     cfg = dataclasses.replace(parse_args(None, args.train), base=args.base, pop=args.pop, steps=args.steps)
     prompt_format = cfg.prompt_format
     if prompt_format == "auto":
         prompt_format = load_tokenizer(resolve(args.base))[1]
     cfg, every = resolve_config(cfg, prompt_format), arms_of(args.pop, args.arm)
     own = [text.partition(":")[0] for text in args.arm]
-    names = args.arms or ("" if own else ",".join(PRIMARY))
-    names = common.choose(names, tuple(every), "--arms", "arm")
-    args.wanted = {name: every[name] for name in dict.fromkeys([FULL, *names, *own])}
+    wanted = args.arms or ("" if own else ",".join(PRIMARY))
+    names = [FULL, *common.choose(wanted, tuple(every), "--arms", "arm"), *own]
+    args.wanted = {name: every[name] for name in dict.fromkeys(names)}
     args.steps, args.out = cfg.steps, Path(args.out).expanduser().resolve()
     args.types = common.choose(cfg.task_types, ("code_o", "code_i", "code_f"), "--task-types", "ablation")
     for arm in args.wanted.values():
@@ -175,8 +174,8 @@ def main(argv: list[str] | None = None) -> int:
         args.source, args.arms = [str(args.out)], ",".join(args.wanted)
     experiment = runs.opened(args.source)
     known = tuple(experiment.arms)
-    arms = common.choose(args.arms, known, "--arms", "arm") or list(known)
     common.choose(args.reference, known, "--reference", "arm")
+    arms = common.choose(args.arms, known, "--arms", "arm") or known
     print(measures.table(measures.conclude(experiment, arms, args.reference, args.measure, args.goal)))
     return 0
 

@@ -8,8 +8,8 @@ A generation is a checkpoint. Its teachers propose tasks anew, as in training, a
 run, earlier or later, is refused, so that no student was trained on any. A row of the matrix is a generation
 of students (the mean of its members), a column one of teachers; the base is the row of no training.
 Forgetting (after Chaudhry et al. 2018, eq. 3): how far the last students are behind the best earlier ones on
-an earlier column. Taking the best of several noisy rows would find forgetting anywhere, so the best row is
-chosen on one half of a column's tasks and compared on the other, and the other way round.
+an earlier column. The best row is chosen on one half of a column's tasks and compared on the other, and the
+other way round: the best of several noisy rows would find forgetting anywhere.
 """
 import dataclasses
 import hashlib

@@ -7,8 +7,7 @@
     python -m eval.population.ablation --from out/study --reference niches --measure deployed
 
 Of each run the checkpoint counts whose tokens, without those of probes, are nearest (train with --keep 1000).
-All its students answer held-out tasks of the types that the run plays, and of --also, of both splits; the
-one that is best on validation is the *deployed* one. OUT/runs.jsonl gets a line a run.
+All its students answer held-out tasks of the types that the run plays, and of --also, of both splits.
 """
 import argparse
 from pathlib import Path
@@ -47,10 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     parts = [(path, nearest(path, args.tokens / len(args.runs))) for path in args.runs]
     played = ",".join(RunDir(path, writes=False).config()["task_types"] for path in args.runs).split(",")
     types = [kind for kind in heldout.FAMILIES if kind in played]
-    also = common.choose(args.also, tuple(heldout.FAMILIES), "--also", "type")
-    asked = list(dict.fromkeys(types + also))
+    asked = [*types, *common.choose(args.also, tuple(heldout.FAMILIES), "--also", "type")]
     arm = runs.Arm(cross=args.cross) if args.cross else runs.Arm((), 1 / len(parts), len(parts))
-    plan = dict(tokens=args.tokens, types=types, asked=asked, limit=args.limit)
+    plan = dict(tokens=args.tokens, types=types, asked=list(dict.fromkeys(asked)), limit=args.limit)
     runs.write_plan(args.out, plan, {name: arm})
     words = ["--workers", 1, *(["--base", args.base] if args.base else [])]
     for run, own in zip(runs.runs_of(name, arm, int(seed)), [parts] if args.cross else [[x] for x in parts]):

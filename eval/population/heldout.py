@@ -53,11 +53,6 @@ def is_seen(bench: str, id: str) -> bool:
     return int(id.partition("/")[0]) == SEEN_SIZES.get(bench, 1)
 
 
-def split_of(text: str) -> str:
-    """The split of a program (of a word problem: its story), the same on every machine."""
-    return SPLITS[hashlib.blake2b(text.encode(), digest_size=1, person=b"split").digest()[0] % 2]
-
-
 @functools.cache
 def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
     """Held-out tasks of a family in one split, the sizes in turn, no program twice in a size.
@@ -72,7 +67,8 @@ def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
             task, = draw_tasks(row, size, 1, f"{SEED}/{seed}")
             seed += 1
             text = task.message or task.program
-            if split_of(text) == split:
+            byte, = hashlib.blake2b(text.encode(), digest_size=1, person=b"split").digest()
+            if SPLITS[byte % 2] == split:                   # the same on every machine
                 column.setdefault(text, Item(family, f"{size}/{len(column)}", task))
         columns.append(column.values())
     return tuple(item for turn in zip(*columns) for item in turn)

@@ -1,13 +1,10 @@
 """What the runs of an ablation say: measures of an arm and seed, contrasts paired by seed, tables.
 
-area      the students' mean greedy accuracy on held-out tasks, averaged over the budget: high where learning
-          comes early, so that it tells arms apart that end at the same ceiling
-goal      share of the budget until one member has all played types at --goal (never = 1)
-end       test accuracy at the end, mean of played types and students
-deployed  the same of the one member chosen on validation, of all runs of an arm and seed; a type's name: that
-          member's accuracy in it
-
-Every contrast comes with its manipulation check: whether the arms differed in what their names promise.
+area: the students' mean greedy accuracy on held-out tasks, averaged over the budget, high where learning
+comes early; goal: share of the budget until one member has all played types at --goal (never = 1); end: test
+accuracy, mean of played types and students; deployed: the same of the one member chosen on validation, of
+all runs of an arm and seed; a type's name: that member's accuracy in it. Every contrast comes with its
+manipulation check: whether the arms differed in what their names promise.
 """
 import itertools
 import math
@@ -56,14 +53,12 @@ def measured(records: list[dict], due: float, goal: float, types: list[str]) -> 
 def pairings_that_differ(pairs: list[tuple[dict, dict]]) -> tuple[int, int]:
     """Of two runs of each seed: matches of one step and teacher with another student, and all such matches; 0
     of 0 where the runs began with other members."""
-    differ = n = 0
+    others = []
     for one, other in pairs:
-        alike = one["pairings"][0].keys() == other["pairings"][0].keys()
-        for mine, theirs in zip(one["pairings"], other["pairings"]) if alike else ():
-            common = mine.keys() & theirs.keys()
-            n += len(common)
-            differ += sum(mine[teacher] != theirs[teacher] for teacher in common)
-    return differ, n
+        if one["pairings"][0].keys() == other["pairings"][0].keys():
+            for mine, theirs in zip(one["pairings"], other["pairings"]):
+                others += [mine[teacher] != theirs[teacher] for teacher in mine.keys() & theirs.keys()]
+    return sum(others), len(others)
 
 
 def births_that_can_help(records: list[dict]) -> tuple[int, int]:
@@ -74,10 +69,8 @@ def births_that_can_help(records: list[dict]) -> tuple[int, int]:
 
 
 def manipulation(pairs: list[tuple[dict, dict]], varied: str) -> dict:
-    """The check of a contrast. pairs: one run of each arm, by seed; varied: the one thing that the arms vary.
-
-    tested: False where that hardly differed.
-    """
+    """The check of a contrast. pairs: one run of each arm, by seed; varied: the one thing that the arms vary;
+    tested: False where that hardly differed."""
     births = [births_that_can_help(records) for records in zip(*pairs)]
     differ, n = pairings_that_differ(pairs)
     share = dict(matching=differ / max(1, n), evolution=max(better / max(1, born) for better, born in births))
@@ -92,7 +85,7 @@ def contrast(values: dict[tuple[str, int], dict], one: str, other: str, measure:
     if not known:
         return None
     x = np.array(list(known.values()))
-    return dict(one=one, other=other, seeds=list(known), difference=float(x.mean()), by_seed=x.tolist(),
+    return dict(other=other, seeds=list(known), difference=float(x.mean()), by_seed=x.tolist(),
                 interval=interval_of_runs(x), p=sign_flip(x))
 
 
@@ -146,7 +139,7 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
         line |= dict(check=manipulation(pairs, varied), p_holm=adjusted)
         line["verdict"] = verdict(line)
     return dict(commits=experiment.plan["commit"], seeds=experiment.seeds, goal=goal, measure=measure,
-                means=means, contrasts=lines)
+                reference=reference, means=means, contrasts=lines)
 
 
 def table(result: dict) -> str:
@@ -162,7 +155,7 @@ def table(result: dict) -> str:
     heading = f"{result['measure'] + ', corrected (Holm)':31}"
     below = ["", f"{heading} difference  95% interval            p  p (Holm)  seeds  verdict"]
     for line in result["contrasts"]:
-        name, (differ, n) = f"{line['one']} - {line['other']}", line["check"]["pairings"]
+        name, (differ, n) = f"{result['reference']} - {line['other']}", line["check"]["pairings"]
         helped = ", ".join(f"{better} of {n_births}" for better, n_births in line["check"]["births"])
         out.append(f"{name:31} {differ:5} of {n:5}  {helped}")
         span = "{:+7.3f} ..{:+7.3f}".format(*line["interval"]) if line["interval"] else "-"

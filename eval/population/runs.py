@@ -179,10 +179,9 @@ def record_of(parts: list[tuple[Path, int]], accuracy: dict, types: list[str]) -
         own = spent(metrics)
         probes += [[before + at, *rest] for at, *rest in probes_of(metrics, own, types)]
         done += [before + at for at in own]
-    validation = {kind: accuracy["validation"][kind] for kind in types}
-    score = {name: statistics.fmean(column[name] for column in validation.values())
-             for name in validation[types[0]]}
-    best, test = max(score, key=score.get), accuracy["test"]
+    chosen, test = accuracy["validation"], accuracy["test"]
+    score = {name: statistics.fmean(chosen[kind][name] for kind in types) for name in chosen[types[0]]}
+    best = max(score, key=score.get)
     pairings = {}
     for match in logged(path, step, "matches.jsonl"):
         pairings.setdefault(match["step"], {})[match["teacher"]] = match["student"]
@@ -213,8 +212,7 @@ def write_plan(out: Path, plan: dict, arms: dict[str, Arm]) -> None:
     old = before.get("arms", {})
     given = json.loads(json.dumps({name: dataclasses.asdict(arm) for name, arm in arms.items()}))
     if changed := differing(before, plan, ()) + differing(given | old, given, ()):
-        raise ValueError(f"{out} holds arms of another comparison: {', '.join(changed)}; use the old values "
-                         "or another --out")
+        raise ValueError(f"{out} holds arms of another comparison: {', '.join(changed)}; use another --out")
     directory.write_json("config.json", plan | dict(arms=old | given))
 
 

@@ -15,20 +15,14 @@ from verifier import Job, Sandbox
 PROGRAMS = [
     (PROGRAM, "3", False, "SUM"),
     (PROGRAM, "3", True, "SUM"),
-    ("def f(x): return {NUMBER: (x, 'a')}", "[3]", True, '{"d":[[NUMBER,{"t":[[3],"a"]}]]}'),
-    ("import math\ndef f(*a): return [math.sqrt(4), NUMBER]", "", False, "[2.0,NUMBER]"),
     ("def f(x): return x / 0 * NUMBER", "3", False, "error: Zero"),
     ("def f(x) return NUMBER", "3", False, "error: Syntax"),
-    ("def f(x): return NUMBER", "x", False, "not a literal"),
     ("import os\ndef f(x): os._exit(NUMBER)", "3", False, "exit"),
     ("import os\ndef f(x): return os.fork() + NUMBER", "3", False, "violation"),
     ("import ctypes\ndef f(x): return ctypes.memset(8, NUMBER, 8)", "3", False, "crash"),
-    ("import os\ndef f(x): return os.write(3, b'=NUMBER\\n')", "3", False, "malformed"),
     ("def f(x): return 'x' * (10**6 + NUMBER)", "3", True, "too big"),
-    ("def f(x): return id(f) + NUMBER", "3", True, "nondeterministic"),
     ("def f(x): return len(bytes(10**10 + NUMBER))", "3", False, "error: Memory"),
     ("def f(x): return f, NUMBER", "3", True, "unsupported"),
-    ("import os\ndef f(x): return open('/etc/passwd'), NUMBER", "3", False, "error: Permission"),
     ("def f(x):\n    while NUMBER >= 0: pass", "3", False, "timeout")]
 
 

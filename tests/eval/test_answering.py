@@ -2,28 +2,23 @@
 import dataclasses
 import json
 from collections import Counter
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from eval import answering, common
-from eval.code import __main__ as code
-from eval.code.problems import Problem
 from infra.precision import DTYPES
 from lora import Adapters
 from run.checkpoint import RunDir
 from tasks.prompts import FORMATS
 from weights import files_hash, load_base, save_peft
 
-
-@dataclass(frozen=True)
-class Item:
-    bench: str
-    id: str
+ITEMS = [SimpleNamespace(bench="sums", id=str(i)) for i in range(12)]
 
 
-ITEMS = [Item("sums", str(i)) for i in range(12)]
+def parsed(*more: str):
+    return common.parser_of("eval.math", "", 24).parse_args(["--device", "cpu", *more])
 
 
 def judge(answers):
@@ -32,11 +27,11 @@ def judge(answers):
 
 @pytest.fixture(scope="module")
 def population(members):
-    return common.load(common.parser_of("eval.math", "", 8).parse_args(["--run", str(members), "--device", "cpu"]))
+    return common.load(parsed("--run", str(members)))
 
 
 def flags(*more: str):
-    return common.parser_of("eval.math", "", 24).parse_args(["--temperature", "1", "--rollout-batch", "6", *more])
+    return parsed("--temperature", "1", "--rollout-batch", "6", *more)
 
 
 def ask_all(population, out, args, prompt_format="plain", judge=judge):
@@ -60,13 +55,6 @@ def test_rows_of_the_envelope_end_at_its_closing_text(population, tmp_path, monk
         first, tag, _ = text.partition(closing)
         assert row["text"] == first + tag
     assert sum(row["tokens"] < 60 for row in ended) > n / 2, "what is not written costs nothing"
-
-
-def test_the_first_program_in_the_envelope_counts():
-    first, other = "def f(x):\n    return x", "def f(x):\n    y = x\n    return y + 1"
-    text = f"</think> <answer>\n```python\n{first}\n```\n</answer>\nUser: Again.\n<answer>\n```python\n{other}\n```\n</answer>"
-    for bench in ("mbpp+", "livecodebench"):
-        assert code.program(Problem(bench, "1", "Write f.", "f"), text, "envelope").strip() == first
 
 
 # ---------------------------------------------------------------- calls, kills
@@ -107,10 +95,6 @@ def test_calls_of_several_batches_give_the_same_answers_and_survive_a_kill(popul
 
 
 # ---------------------------------------------------------------- the base and its adapters
-
-def parsed(*more: str):
-    return common.parser_of("eval.math", "", 8).parse_args([*more, "--device", "cpu"])
-
 
 @pytest.mark.parametrize("trained", ["bfloat16", "int8"])
 def test_a_run_at_any_precision_can_be_evaluated(bytes_base, tmp_path, monkeypatch, trained):

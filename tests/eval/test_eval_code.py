@@ -61,18 +61,19 @@ def test_what_the_entry_needs_is_kept():
         assert extract(text, entry) == ""
 
 
-def test_completions_end_where_something_else_begins():
-    prompt = 'def f(x):\n    """Adds one."""\n'
-    more = "    return x + 1\n\n\ndef g(x):\n    pass"
+def test_completions_end_where_something_else_begins_and_whole_programs_are_the_last_fence():
+    prompt, more = 'def f(x):\n    """Adds one."""\n', "    return x + 1\n\n\ndef g(x):\n    pass"
     assert complete(prompt, more, "humaneval+") == prompt + "    return x + 1\n\n"
     assert complete(prompt, "    return 1\nprint(f(1))", "mbpp+") == prompt + "    return 1"
+    script = "n = int(input())\nprint(n)"
+    text = f"First idea:\n```python\nprint(1)\n```\nBetter:\n```python\n{script}\n```\nDone.\n```\nnot python at all\n```"
+    assert extract(text, None) == script + "\n" and extract(script, None) == script
 
 
-def test_whole_programs_are_the_last_fence():
-    text = "First idea:\n```python\nprint(1)\n```\n" \
-           "Better:\n```python\nn = int(input())\nprint(n)\n```\nDone.\n```\nnot python at all\n```"
-    assert extract(text, None) == "n = int(input())\nprint(n)\n"
-    assert extract("n = int(input())\nprint(n)", None) == "n = int(input())\nprint(n)"
+def test_the_first_program_in_the_envelope_counts():
+    text = "</think> <answer>\n```python\n{}\n```\n</answer>\nUser: Again.\n<answer>\n```python\ndef f(x):\n    y = 1\n    return y\n```\n</answer>"
+    for bench in ("mbpp+", "livecodebench"):
+        assert code.program(Problem(bench, "1", "Write f.", "f"), text.format("def f(x):\n    return x"), "envelope").strip() == "def f(x):\n    return x"
 
 
 def test_what_is_kept_is_the_answers_own_text():
@@ -155,11 +156,9 @@ def test_published_formats(data):
     script, function = load("livecodebench", data)
     assert script.entry is None and live_tests(script) == (("1 2\n", "2 2", "0 0"), ["3\n", "4", "0"])
     assert function.entry == "add" and live_tests(function) == (("[1, 2], 3", "[], 1"), ["[1, 2, 3]", "[1]"])
-    assert restore("Mbpp/115", [[[1, 2], []]]) == [[{1, 2}, {}]]
     assert restore("Mbpp/124", ["1", "2j"]) == [1.0, 2j]
     assert restore("Mbpp/580", [[1, [2, [3]]]]) == [(1, (2, (3,)))] and restore("Mbpp/999", [[1]]) == [[1]]
-    assert call_text([(1,), float("inf"), {"a": [float("-inf")]}, set(), "it's inf"]) == \
-        '(1,), 1e999, {\'a\': [-1e999]}, set(), "it\'s inf"'
+    assert call_text([(1,), float("inf"), {"a": [float("-inf")]}, "it's inf"]) == '(1,), 1e999, {\'a\': [-1e999]}, "it\'s inf"'
 
 
 @pytest.mark.parametrize("name, row, says", [
@@ -186,8 +185,8 @@ def test_private_tests_hold_no_classes(tmp_path):
     for evil in Deed(tmp_path / "unpickled"), print, Path("/"), {1, 2}, object():
         with pytest.raises(ValueError, match="cannot be unpacked"):
             unpack(base64.b64encode(zlib.compress(pickle.dumps(evil))).decode())
-    no_zlib, no_pickle = (base64.b64encode(data).decode() for data in (b"no zlib", zlib.compress(b"garbage")))
-    for text in "", "[", "[1]", "not base64!", no_zlib, packed(tests)[:-8], no_pickle:
+    raws = b"no zlib", zlib.compress(b"garbage"), zlib.compress(b"\x80\x04K\x01Q.")           # the last: a persistent id
+    for text in "", "[", "[1]", "not base64!", packed(tests)[:-8], *(base64.b64encode(raw).decode() for raw in raws):
         with pytest.raises(ValueError, match="cannot be unpacked"):
             unpack(text)
     assert not (tmp_path / "unpickled").exists()
@@ -289,7 +288,7 @@ def test_livecodebench(wide, data):
 def test_self_test(data, capsys):
     assert code.main(["--self-test", "--data", str(data), "--bench", ",".join(SETS)]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result == {"humaneval+": dict(n=1, right=1), "mbpp+": dict(n=2, right=2), "livecodebench": dict(n=2, right=2)}
+    assert result == {"humaneval+": dict(n=1, right=1), "mbpp+": dict(n=2, right=2)}
     wrong = dict(HUMAN, canonical_solution="    return x + y if x < 3 else 1 // 0\n")
     write(data / "HumanEvalPlus.jsonl.gz", [wrong])
     assert code.main(["--self-test", "--data", str(data), "--bench", "humaneval+"]) == 1
@@ -304,7 +303,7 @@ def test_a_run_is_answered_and_judged(data, tiny, tmp_path, capsys, monkeypatch)
     assert code.main([*argv, "--bench", "mbpp+"]) == 0
     lines = json.loads((tmp_path / "out" / "summary.json").read_text())["results"]
     assert [(line["bench"], line["accuracy"]) for line in lines] == [("mbpp", 1), ("mbpp+", 1)], "by the base tests and by all"
-    assert "minus base" in capsys.readouterr().out
+    assert "mbpp+  base" in capsys.readouterr().out
 
 
 @pytest.mark.slow

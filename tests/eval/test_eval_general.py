@@ -51,7 +51,7 @@ def folder(tmp_path):
 
 def test_the_published_archive(folder, capsys):
     items, hashes = load(str(folder))
-    assert Counter(item.subject for item in items) == dict(colours=3, plain_sums=7) and len(hashes["mmlu"]) == 64
+    assert Counter(item.id.split("/")[1] for item in items) == dict(colours=3, plain_sums=7) and len(hashes["mmlu"]) == 64
     assert items[7].prompt.endswith('\n\nWhat, then, is "five", and five?\nA. 10\nB. 9\nC. 8\nD. 7\nAnswer:') and items[7].gold == "A"
     assert "D. None" in items[0].prompt, "a text, as it stands there"
     assert [item.id for item in load(str(folder), "val", 1)[0]] == ["val/colours/0", "val/plain_sums/0"]
@@ -71,7 +71,7 @@ def test_a_damaged_archive_gives_the_fix(tmp_path):
         load(str(pack(tmp_path / "data", colours_test="\xff\xfe")))
     with tarfile.open(tmp_path / "mmlu.tar", "w"):
         pass
-    with pytest.raises(ValueError, match="lacks questions .test. or examples"):
+    with pytest.raises(ValueError, match="it lacks questions .test. or examples"):
         load(str(tmp_path))
     (tmp_path / "mmlu.tar").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="mmlu.tar cannot be read"):
@@ -95,13 +95,15 @@ Example 2?
 """) and prompt.count("Example") == 5 and prompt.endswith("\nAnswer: A\n\nSix and six?\nThink.\nA. 1\nB. 12\nC. 2\nD. 3\nAnswer:")
 
 
-def test_letters_of_members_in_one_batch_are_those_of_each_prompt_alone(members, folder, bytes_base):
+def test_letters_of_members_in_one_batch_are_those_of_each_prompt_alone(members, folder, bytes_base, tiny):
     """Prompts of several lengths and members side by side, against transformers and one prompt at a time."""
     from transformers import AutoModelForCausalLM
     population = common.load(common.parser_of("eval.general", "", 16).parse_args(["--run", str(members), *CPU]))
     theirs = AutoModelForCausalLM.from_pretrained(bytes_base, dtype=torch.float32)
     tokenizer = population.base.tokenizer
     assert general.letter_ids(tokenizer) == [tokenizer.convert_tokens_to_ids(letter) for letter in "ABCD"]
+    with pytest.raises(ValueError, match="no token for each letter"):
+        general.letter_ids(tiny.tokenizer)
     items = load(str(folder))[0][3:]
     prompts = [general.ask(item, "plain", population.base) for item in items]
     assert tokenizer.decode(prompts[0]) == f"{items[0].prompt} ", "bytes: the space is a token of its own"
@@ -114,37 +116,27 @@ def test_letters_of_members_in_one_batch_are_those_of_each_prompt_alone(members,
         assert torch.allclose(together[number], general.letter_logps(population, [ids], ["S0"])[0], atol=1e-4)
 
 
-def test_a_vocabulary_without_letters_is_refused(tiny):
-    with pytest.raises(ValueError, match="no token for each letter"):
-        general.letter_ids(tiny.tokenizer)
-
-
-def test_a_run_with_two_members_resumes(members, folder, tmp_path, capsys):
+def test_a_run_with_two_members_resumes(members, folder, tmp_path):
     flags = ["--run", str(members), "--data", str(folder), *CPU]
     assert general.main([*flags, "--out", str(tmp_path / "whole")]) == 0
-    told = capsys.readouterr().out
     rows = [json.loads(line) for line in (tmp_path / "whole/answers.jsonl").read_text().splitlines()]
     assert len(rows) == 10 * 3 and {row["member"] for row in rows} == {"T0", "S0", "base"}
     for row in rows:
         assert row["text"] == "ABCD"[int(np.argmax(row["logp"]))] and row["correct"] == (row["text"] == row["gold"])
     summary = json.loads((tmp_path / "whole/summary.json").read_text())
     right = [row["correct"] for row in rows if row["member"] == "S0"]
-    colours = [row["correct"] for row in rows if row["member"] == "S0" and row["subject"] == "colours"]
+    colours = [row["correct"] for row in rows if row["member"] == "S0" and "colours" in row["id"]]
     of_s0 = {name: next(line for line in summary[name] if line["member"] == "S0") for name in ("results", "subjects")}
     assert of_s0["results"]["accuracy"] == pytest.approx(np.mean(right)) and of_s0["results"]["n"] == 10
     assert of_s0["subjects"]["accuracy"] == pytest.approx(np.mean(colours)) and of_s0["subjects"]["bench"] == "colours"
-    assert summary["macro"]["S0"] == pytest.approx((np.mean(colours) + (sum(right) - sum(colours)) / 7) / 2)
-    assert told.startswith(f"mean over subjects: base {summary['macro']['base']:.3f}, T0")
 
-    # first fewer questions, then a torn line and other batches: the same answers as in one go
+    # first fewer questions, then other batches: the same answers as in one go
     part = tmp_path / "part"
     assert general.main([*flags, "--out", str(part), "--limit", "2"]) == 0
     begun = (part / "answers.jsonl").read_bytes()
-    assert begun.count(b"\n") == 2 * 2 * 3
-    (part / "answers.jsonl").write_bytes(begun + b'{"bench": "mmlu')
     assert general.main([*flags, "--out", str(part), "--rollout-batch", "4"]) == 0
     resumed, key = (part / "answers.jsonl").read_bytes(), operator.itemgetter("id", "member")
-    assert resumed.startswith(begun)
+    assert resumed.startswith(begun) and begun.count(b"\n") == 2 * 2 * 3
     for mine, whole in zip(sorted(map(json.loads, resumed.splitlines()), key=key), sorted(rows, key=key), strict=True):
         assert mine | dict(logp=0) == whole | dict(logp=0) and mine["logp"] == pytest.approx(whole["logp"], abs=2e-4)
     pack(folder, colours_test=written(TEN["colours"][:2]))

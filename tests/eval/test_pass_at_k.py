@@ -108,15 +108,14 @@ def test_several_answers_tell_pass_at_k(two_members, tmp_path, capsys):
     assert heldout.main([*flags, "--samples", "2"]) == 0
     first = (tmp_path / "o/answers.jsonl").read_bytes()
     assert heldout.main([*flags, "--samples", "4"]) == 0
-    text, found = capsys.readouterr().out, json.loads((tmp_path / "o/summary.json").read_text())
+    found, rows = json.loads((tmp_path / "o/summary.json").read_text()), lines_of(tmp_path / "o/answers.jsonl")
     assert (tmp_path / "o/answers.jsonl").read_bytes().startswith(first), "what is on disk is not asked again"
-    assert found["temperature"] == 1 and found["samples"] == 4 and "pass@k: the chance" in text
-    rows = lines_of(tmp_path / "o/answers.jsonl")
+    assert found["temperature"] == 1 and found["samples"] == 4 and "pass@k: the chance" in capsys.readouterr().out
     assert len(rows) == (6 + 6) * 3 * 4 and {row["correct"] for row in rows} == {True, False}
-    assert {line["bench"]: line["n"] for line in found["pass_at_k"]} == {"code_o": 5, "code_o_long": 6, "all": 11}
+    lines = {(line["bench"], line["member"]): line for line in found["pass_at_k"]}
+    assert [lines[bench, "base"]["n"] for bench in ("code_o", "code_o_long", "all")] == [5, 6, 11]
     of_one = [row["correct"] for row in rows if row["bench"] == "code_o_long" and row["member"] == "base"]
-    line, = [x for x in found["pass_at_k"] if (x["bench"], x["member"]) == ("code_o_long", "base")]
-    assert line["pass_at"][0] == pytest.approx(np.mean(of_one))
+    assert lines["code_o_long", "base"]["pass_at"][0] == pytest.approx(np.mean(of_one))
 
 
 def test_what_a_user_gets_wrong_in_heldout_is_said(two_members, tmp_path, tiny):

@@ -1,7 +1,6 @@
 """The statistics of comparisons against published values, against other programs, and by simulation."""
 import itertools
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,14 +10,10 @@ from eval import stats
 # Heights of crossed and self-fertilised maize in eighths of an inch, 15 pairs: Darwin (1876), as analysed by
 # Fisher (1935), The Design of Experiments, sections 17 to 21.
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
-BY_HAND = {                                        # (answers, right ones, k): 1 - C(n-c, k) / C(n, k)
-    (2, 1, 1): Fraction(1, 2), (4, 2, 2): Fraction(5, 6), (5, 1, 3): Fraction(3, 5), (8, 2, 4): Fraction(11, 14),
-    (16, 4, 8): Fraction(25, 26), (16, 1, 16): Fraction(1), (16, 0, 16): Fraction(0), (5, 4, 2): Fraction(1)}
 
 
 def test_pass_at_k_is_the_share_of_sets_with_a_right_answer():
-    for (n, c, k), value in BY_HAND.items():
-        assert stats.pass_at_k(n, c, k) == pytest.approx(float(value), abs=1e-15), (n, c, k)
+    assert stats.pass_at_k(16, 4, 8) == pytest.approx(25 / 26, abs=1e-15)
     for n in range(1, 7):
         for c, k in itertools.product(range(n + 1), range(1, n + 1)):
             sets = [any(some) for some in itertools.combinations([True] * c + [False] * (n - c), k)]
@@ -67,14 +62,11 @@ def test_the_widened_percentiles():
 def test_the_bootstrap_has_the_spread_of_a_mean():
     """Of many values, of values that repeat, of columns drawn together, and of strata drawn apart."""
     rng = np.random.default_rng(0)
-    x = rng.normal(0.1, 1, (400, 2))
+    x, repeated = rng.normal(0.1, 1, (400, 2)), rng.binomial(1, 0.3, 500)
     ends = stats.bootstrap([x])
-    for column in range(2):
-        half = 1.96 * x[:, column].std() / 20
-        assert ends[column] == pytest.approx((x[:, column].mean() - half, x[:, column].mean() + half), abs=0.01)
-    shares = rng.binomial(1, 0.3, 500)
-    half = 1.96 * shares.std() / math.sqrt(500)
-    assert stats.paired_bootstrap(shares) == pytest.approx((shares.mean() - half, shares.mean() + half), abs=0.01)
+    for found, column in ((ends[0], x[:, 0]), (ends[1], x[:, 1]), (stats.paired_bootstrap(repeated), repeated)):
+        half = 1.96 * column.std() / math.sqrt(len(column))
+        assert found == pytest.approx((column.mean() - half, column.mean() + half), abs=0.01)
     parts = [rng.normal(0, 1, 100), rng.normal(1, 3, 400)]
     half = 1.96 * math.sqrt(parts[0].var() / 100 + parts[1].var() / 400) / 2
     middle = (parts[0].mean() + parts[1].mean()) / 2

@@ -2,7 +2,6 @@
 import dataclasses
 import json
 import re
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -54,21 +53,6 @@ def test_the_area_is_that_by_hand():
     assert measures.first_at(*over, 0.4) == pytest.approx(0.4) and measures.first_at(*over, 0.9) == 1
 
 
-def test_what_is_ahead_behind_level_and_what_cannot_be_told():
-    lines = concluded(experiment(ALIKE | {"uniform": 0.3, "pair": 0.9}, noise=0.02))
-    assert lines["uniform"]["verdict"] == "ahead" and lines["pair"]["verdict"] == "behind"
-    line = lines["uniform"]
-    assert line["p"] == 2 / 256 and line["p_holm"] == 6 * 2 / 256 and len(line["by_seed"]) == 8
-    assert line["interval"][0] < line["difference"] < line["interval"][1]
-    assert {lines[arm]["verdict"] for arm in ("single", "frozen-teachers")} <= {"level", "cannot tell"}
-    some = experiment(ALIKE)
-    some.records["pair-s11"]["spent"] = some.records["pair-s11"]["spent"][:7]
-    with pytest.raises(ValueError, match="pair-s11 spent 7,000 where 8,000 are due"):
-        concluded(some)
-    few = concluded(experiment(ALIKE | {"uniform": 0.3}, SEEDS[:7], noise=0.02))
-    assert {line["verdict"] for line in few.values()} == {"too few seeds"}
-
-
 def test_verdicts_are_the_plan_s():
     for p, interval, difference, words in (
             (0.04, (0.01, 0.2), 0.1, "ahead"), (0.04, (-0.2, -0.01), -0.1, "behind"), (0.04, (0.001, 0.049), 0.02, "ahead, by little"),
@@ -76,23 +60,38 @@ def test_verdicts_are_the_plan_s():
         line = dict(seeds=SEEDS, p_holm=p, interval=interval, difference=difference, check=dict(tested=True))
         assert measures.verdict(line) == words
         assert measures.verdict(line | dict(check=dict(tested=False))) == "not tested"
+        assert measures.verdict(line | dict(seeds=SEEDS[:7])) == "too few seeds"
 
 
-def test_what_hardly_differed_is_not_tested():
-    """Matching: under a fifth of the pairings differ; evolution: under half of the births had a better parent."""
-    some = experiment(ALIKE | {"uniform": 0.3}, noise=0.02)
-    line = concluded(some)["uniform"]
+def test_contrasts_are_corrected_and_checked():
+    """Matching is not tested where under a fifth of the pairings differ, evolution under half of helpful births."""
+    some = experiment(ALIKE | {"uniform": 0.3, "pair": 0.9}, noise=0.02)
+    lines = concluded(some)
+    line = lines["uniform"]
+    assert line["verdict"] == "ahead" and lines["pair"]["verdict"] == "behind"
+    assert line["p"] == 2 / 256 and line["p_holm"] == 6 * 2 / 256 and len(line["by_seed"]) == 8
+    assert line["interval"][0] < line["difference"] < line["interval"][1]
     assert line["check"]["pairings"] == (64, 128) and line["check"]["births"] == [(8, 16), (8, 16)]
+    assert lines["no-evolution"]["check"]["tested"]
     for seed in SEEDS:
         some.records[f"uniform-s{seed}"]["pairings"] = some.records[f"full-s{seed}"]["pairings"]
-    line = concluded(some)["uniform"]
-    assert line["check"]["pairings"] == (0, 128) and line["verdict"] == "not tested" and line["p"] == 2 / 256
-    some = experiment({FULL: 0.6, "no-evolution": 0.3})
-    assert concluded(some)["no-evolution"]["verdict"] == "ahead"
     for run in some.records.values():
         run["births"] = [[3, 0.5, 0.48], [3, 0.5, None], [3, 0.9, 0.2]]
-    line = concluded(some)["no-evolution"]
-    assert line["check"]["births"][0] == (8, 24) and line["verdict"] == "not tested"
+    lines = concluded(some)
+    assert lines["uniform"]["check"]["pairings"] == (0, 128) and lines["uniform"]["verdict"] == "not tested"
+    assert lines["no-evolution"]["check"]["births"][0] == (8, 24) and lines["no-evolution"]["verdict"] == "not tested"
+    some.records["pair-s11"]["spent"].pop()
+    with pytest.raises(ValueError, match="pair-s11 spent 7,000 where 8,000 are due"):
+        concluded(some)
+
+
+def test_types_are_told_apart():
+    """Two types: the deployed member by type beside the mean, and the goal is all types in one member."""
+    some = record("pair-s10", 1, 0.6) | dict(end=dict(code_o=0.8, code_i=0.4, math=0), deployed=dict(code_o=0.7, code_i=0.5, math=0.1))
+    found = measures.measured([some], 8000, 0.6, ["code_o", "code_i"])
+    assert found["end"] == pytest.approx(0.6) == found["deployed"] and (found["code_i"], found["math"]) == (0.5, 0.1)
+    by_type = dict(code_o=dict(S0=0.8, S1=0.6, base=0.9), code_i=dict(S0=0.2, S1=0.5, base=0.9))
+    assert runs.heights(by_type, ["S0", "S1"]) == (pytest.approx(0.525), 0.5)
 
 
 def test_several_singles_are_one_arm_and_the_best_is_chosen_on_validation():
@@ -108,15 +107,6 @@ def test_several_singles_are_one_arm_and_the_best_is_chosen_on_validation():
     assert not some.of("singles", 10)[0] and some.of("single", 10)[0]
     del some.records["full-s11"]
     assert not some.of("single", 11)[0], "a budget that is not known"
-
-
-def test_types_are_told_apart():
-    """Two types: the deployed member by type beside the mean, and the goal is all types in one member."""
-    some = record("pair-s10", 1, 0.6) | dict(end=dict(code_o=0.8, code_i=0.4, math=0), deployed=dict(code_o=0.7, code_i=0.5, math=0.1))
-    found = measures.measured([some], 8000, 0.6, ["code_o", "code_i"])
-    assert found["end"] == pytest.approx(0.6) == found["deployed"] and (found["code_i"], found["math"]) == (0.5, 0.1)
-    by_type = dict(code_o=dict(S0=0.8, S1=0.6, base=0.9), code_i=dict(S0=0.2, S1=0.5, base=0.9))
-    assert runs.heights(by_type, ["S0", "S1"]) == (pytest.approx(0.525), 0.5)
 
 
 def test_births_that_could_help():
@@ -153,26 +143,16 @@ def test_seeds_dealt_out_by_hand_are_one_table(tmp_path, capsys):
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path):
-    some = experiment({FULL: 0.6}, [10])
-    first = written(some, tmp_path / "first")
-    other = experiment({FULL: 0.6}, [11])
+    first, other = written(experiment({FULL: 0.6}, [10]), tmp_path / "first"), experiment({FULL: 0.6}, [11])
+    cases = [([first, first], "or there twice: full-s10"), ([str(tmp_path / "nothing")], "config.json is damaged or missing")]
     for name, change in (("commit", dict(commit="old")), ("base", dict(base_hash="x"))):
         changed = Experiment(other.plan, other.arms, {run: x | change for run, x in other.records.items()})
-        with pytest.raises(ValueError, match=f"not comparable with the others, or there twice: {name}"):
-            runs.opened([first, written(changed, tmp_path / name)])
-    with pytest.raises(ValueError, match="or there twice: full-s10"):
-        runs.opened([first, first])
-    with pytest.raises(ValueError, match="config.json is damaged or missing"):
-        runs.opened([str(tmp_path / "nothing")])
+        cases.append(([first, written(changed, tmp_path / name)], f"not comparable with the others, or there twice: {name}"))
+    for given, match in cases:
+        with pytest.raises(ValueError, match=match):
+            runs.opened(given)
     with pytest.raises(ValueError, match="give --base, or --from DIR"):
         ablation.main([])
-
-
-def test_the_course_s_commands_are_understood():
-    text = (ROOT / "course" / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^python -m eval.population.ablation (.*)$", text, re.M)
-    parsed = [ablation.parser().parse_args(shlex.split(words)) for words in commands]
-    assert [(args.seeds, len(args.source)) for args in parsed] == [("100", 0), ("0,1,2", 1), ("0,1,2", 3)]
 
 
 def test_the_published_page_is_that_of_the_published_runs():

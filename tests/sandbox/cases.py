@@ -1,5 +1,4 @@
 """What the tests of the sandbox share: ordinary programs, attacks, and how one job is judged."""
-import re
 from pathlib import Path
 
 from verifier import Job
@@ -8,15 +7,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CPU_S = 0.25                                            # of the fixture `narrow`
 HONEST = Job("import math\ndef f(x): return sorted(x), math.sqrt(4), len(x)", ("[2, 1]",))
 LOOP = "def f(x):\n if x == 2:\n  while True: pass\n return x * 10"
-# [(name, its verdicts by "|", program)]
-ATTACKS = re.findall(r"^### (.*): (.*)\n((?:(?!### ).*\n)+)",
-                     Path(__file__).with_name("attacks.txt").read_text(), re.M)
-
-
-def wants_out(name, want):
-    """Whether an attack tries to get out of its child, and not just to crash or to last."""
-    return name.split()[0] in ("file", "forge", "net", "proc", "sec", "steal") and "timeout" not in want
-
 
 def one(narrow, code, *inputs, **options):
     """The verdict on one program."""

@@ -1,15 +1,13 @@
 """Runs a folder of hostile programs against the verifier:  python tests/sandbox/siege.py DIR
 
 One line each, a JSON line last; exit code 0 where all are survived. --without namespaces,seccomp leaves out layers.
-One program a file. Header lines: `# kind:`, `# want:` the verdicts of an honest verifier, alternatives separated
-by "|" (fail, error, malformed, timeout, crash, violation, exit, pass, det, nondet), `# answer:` the value
-that would pass (default 731, a number that the verifier knows and no program may find out). Each is called as
-f(3), or with as many threes as it wants. Programs leave their marks under /tmp/attack_mark, for which each
-siege puts a fresh folder.
+One program a file. Header lines: `# want:` the verdicts of an honest verifier, alternatives separated by "|" (fail, error,
+malformed, timeout, crash, violation, exit, pass, det, nondet), `# answer:` the value that would pass (default 731). Each is called
+as f(3), or with as many threes as it wants. /tmp/attack_mark in it stands for a fresh folder.
 
-Survived: the verdict is wanted, nothing happened outside (a mark, a connection, a process left over), nothing
-was read that must not be (a string that begins with LEAK), the next honest program is judged rightly, and the
-verdict came within the CPU limit plus half a second.
+Survived: the verdict is wanted, nothing happened outside (a mark, a connection, a process left over), nothing was read that must
+not be (a string that begins with LEAK), the next honest program is judged rightly, and the verdict came within the CPU limit plus
+half a second.
 """
 import argparse
 import contextlib
@@ -60,25 +58,38 @@ def processes(sandbox):
 
 def left_over(sandbox, before):
     """Ids that are new and stay; fork servers of another trainer that dies are orphans for a moment too."""
-    new = processes(sandbox) - before
-    if new:
+    if new := processes(sandbox) - before:
         time.sleep(0.5)
     return new and new & processes(sandbox)
 
 
 @contextlib.contextmanager
-def fresh_marks():
-    """A new folder, open to every user, that programs are told to change, with a file to remove."""
-    with tempfile.TemporaryDirectory(prefix="attack_mark_", ignore_cleanup_errors=True) as folder:
+def battlefield():
+    """-> what(): what programs did outside: entries made or removed in a new folder, open to every user, whose
+    name is what.folder, and connections to a port that they may try."""
+    with tempfile.TemporaryDirectory(prefix="attack_mark_", ignore_cleanup_errors=True) as folder, \
+            socket.socket() as listener:
         os.chmod(folder, 0o777)
-        with open(os.path.join(folder, "keep"), "w"):
-            pass
-        yield folder
+        Path(folder, "keep").touch()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):                  # somebody else listens there: a try is as visible
+            listener.bind(("127.0.0.1", 45454))
+        listener.listen()
+        listener.setblocking(False)
+
+        def seen():
+            done = sorted({"keep"} ^ set(os.listdir(folder)))
+            with contextlib.suppress(OSError):
+                done.append(f"connection {listener.accept()}")
+            return done
+        seen.folder = folder
+        yield seen
 
 
-def marks(folder):
-    """What programs changed in the folder that they were told to change."""
-    return sorted({"keep"} ^ set(os.listdir(folder)))
+def clock(sandbox, job):
+    start = time.monotonic()
+    verdict, = sandbox.run([job])
+    return verdict, time.monotonic() - start
 
 
 def timed(sandbox, job):
@@ -89,18 +100,10 @@ def timed(sandbox, job):
     """
     limits = 4.5 if job.deterministic else 1                # CPU limits that its passes may use
     for _ in range(3):
-        start = time.monotonic()
-        verdict, = sandbox.run([job])
-        took = time.monotonic() - start
-        late = took > limits * sandbox.cpu_s + 0.5
-        if not late:
-            break
-        start = time.monotonic()
-        sandbox.run([ENDLESS])
-        late = took > 0.5 + 1.5 * limits * (time.monotonic() - start)
-        if not late:
-            break
-    return verdict, took, late
+        verdict, took = clock(sandbox, job)
+        if took <= limits * sandbox.cpu_s + 0.5 or took <= 0.5 + 1.5 * limits * clock(sandbox, ENDLESS)[1]:
+            return verdict, took, False
+    return verdict, took, True
 
 
 def labels(verdict, answer, want):
@@ -122,62 +125,49 @@ def threes(code):
     return ", ".join("3" for name in names if name.strip() and "=" not in name and "*" not in name)
 
 
-def assault(sandbox, path, folder, listener):
-    """-> (class, what happened) of one program."""
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        code = file.read().replace(MARKS, folder)
-    header = dict(re.findall(r"^# (kind|want|answer): *(.*)", code, re.M))
-    want = set(header["want"].split("|"))
-    answer = Job(f"NAN = [float('nan')]\ndef f(): return {header.get('answer', '731')}", ("",))
-    answer = decode(sandbox.run([answer])[0].outputs[0])
+def assault(sandbox, code, want, answer, outside):
+    """-> (class, what happened) of one program, whose honest verdicts are the set want."""
     sandbox.run([SECRETIVE])
     before = processes(sandbox)
     is_task = bool(want & {"det", "nondet"})                # run as a proposal is, by its real path
-    job = Job(code, (threes(code),), deterministic=is_task)
+    job = Job(code.replace(MARKS, outside.folder), (threes(code),), deterministic=is_task)
     verdict, took, late = timed(sandbox, job)
     if verdict.end == "timeout" and "timeout" not in want:  # a slow machine has not come to the point yet
         verdict, = sandbox.run([replace(job, cpu_s=4 * sandbox.cpu_s)])
     honest, = sandbox.run([HONEST])
-    got, value = labels(verdict, answer, want), verdict.outputs[0] or ""
-    outside = marks(folder) + [f"process {pid}" for pid in left_over(sandbox, before)]
-    try:
-        outside.append(f"connection {listener.accept()}")
-    except OSError:
-        pass
-    text = f"{'/'.join(sorted(got)):13} {took:.2f} s  {(verdict.errors[0] or value)[:60]}"
-    if outside or value.startswith('"LEAK'):
-        return "escaped", f"{text} {outside}"
+    got, value, error = labels(verdict, answer, want), verdict.outputs[0] or "", verdict.errors[0] or ""
+    done = outside() + [f"process {pid}" for pid in left_over(sandbox, before)]
+    text = f"{'/'.join(sorted(got)):13} {took:.2f} s  {error[:60] or value[:60]}"
+    if done or value.startswith('"LEAK'):
+        return "escaped", f"{text} {done}"
     if "pass" in got and not got & want:
         return "forged", text
     if late:
         return "hung", text
     if honest.outputs[0] != '[2,[1,2],2.0,"1"]':
         return "poisoned", f"{text} then {honest}"
-    if not got & want:
-        return "wrong", f"{text}  wanted {header['want']}"
+    if not got & want or not re.fullmatch("[ -~]{0,200}", error):
+        return "wrong", f"{text}  wanted {'|'.join(want)}"
     return "survived", text
 
 
 def siege(sandbox, folder):
     """Runs every *.py of the folder, prints a line each, counts as JSON last -> whether all were survived."""
-    paths = sorted(glob.glob(os.path.join(folder, "*.py")))
+    paths = sorted(Path(folder).glob("*.py"))
     if not paths:
         raise ValueError(f"no programs in {folder}: give a folder of *.py files")
     counts = dict.fromkeys(("survived", "escaped", "forged", "hung", "poisoned", "wrong"), 0)
-    with socket.socket() as listener, fresh_marks() as marked:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", 45454))
-        except OSError:
-            pass                                            # somebody else listens there: a try is as visible
-        listener.listen()
-        listener.setblocking(False)
+    with battlefield() as outside:
         for path in paths:
-            outcome, text = assault(sandbox, path, marked, listener)
+            code = path.read_text(encoding="utf-8", errors="surrogateescape")
+            header = dict(re.findall(r"^# (want|answer): *(.*)", code, re.M))
+            answer = Job(f"NAN = [float('nan')]\ndef f(): return {header.get('answer', '731')}", ("",))
+            answer = decode(sandbox.run([answer])[0].outputs[0])
+            outcome, text = assault(sandbox, code, set(header["want"].split("|")), answer, outside)
             counts[outcome] += 1
-            print(f"{outcome:9} {os.path.basename(path):26} {text}", flush=True)
+            print(f"{outcome:9} {path.name:26} {text}", flush=True)
         time.sleep(1)
-        late = marks(marked)
+        late = outside()
     if late:
         print(f"escaped   afterwards                 {late}")
     print(json.dumps(dict(counts, tier=sandbox.tier, programs=len(paths))))

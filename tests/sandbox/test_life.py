@@ -17,26 +17,6 @@ from verifier import Job, Sandbox
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
 
 
-# ---- life and death ---------------------------------------------------------------------------------------
-
-POISON = """import builtins, math, sys
-builtins.len = math.sqrt = lambda v: 731
-builtins.MARK = sys.MARK = sys.modules['mark'] = 'SECRET=731'
-def f(x): return 0"""
-SCAN = """import builtins, gc, sys
-def f(x):
-    mark = hasattr(builtins, 'MARK') or hasattr(sys, 'MARK') or 'mark' in sys.modules
-    texts = [v for d in gc.get_objects() if type(d) is dict for v in list(d.values()) if type(v) is str]
-    return mark, [v for v in texts if 'SECRET' + '=' in v]"""
-
-
-def test_no_memory_of_the_earlier_task(narrow):
-    for _ in range(2):
-        narrow.run([Job(POISON, ("1",))] * 4)
-        for verdict in narrow.run([Job(SCAN, ("1",)), HONEST] * 2)[::2]:
-            assert verdict.outputs == ('{"t":[false,[]]}',)
-
-
 def test_dead_and_stopped_fork_servers_are_replaced_and_their_jobs_judged_again():
     with Sandbox(workers=1, cpu_s=0.4, wall_s=0.5) as narrow:
         os.kill(narrow.servers[0].process.pid, signal.SIGKILL)           # dead before it is asked
@@ -60,27 +40,21 @@ def test_an_interrupted_run_leaves_no_stale_verdicts():
                 narrow.run([Job(LOOP, ("2",))] * 3)
         finally:
             signal.signal(signal.SIGALRM, before)
-        verdicts = narrow.run([Job(LOOP, (text,)) for text in "345"])
-        assert [verdict.outputs for verdict in verdicts] == [("30",), ("40",), ("50",)]
+        assert [verdict.outputs for verdict in narrow.run([Job(LOOP, (text,)) for text in "34"])] == [("30",), ("40",)]
         assert narrow.scheduler.replaced == 2
 
 
-def held(narrow):
-    """Open descriptors of this process, and pages of each fork server."""
-    files = [Path(f"/proc/{server.process.pid}/statm") for server in narrow.servers]
-    return [len(os.listdir("/proc/self/fd"))] + [file.read_text().split()[0] for file in files]
-
-
 def test_descriptors_stay_flat(narrow):
-    jobs = [HONEST, Job(LOOP, ("1", "x")), Job("import os\nos._exit(1)", ("1",)),
-            Job("def f(x): 1", ("1",), deterministic=True)]
+    def held():
+        files = [Path(f"/proc/{server.process.pid}/statm") for server in narrow.servers]
+        return [len(os.listdir("/proc/self/fd"))] + [file.read_text().split()[0] for file in files]
+    jobs = [HONEST, Job(LOOP, ("1", "x")), Job("import os\nos._exit(1)", ("1",)), Job("def f(x): 1", ("1",), deterministic=True)]
     narrow.run(jobs)
-    before = held(narrow)
-    narrow.run(jobs * 40)
-    assert held(narrow) == before
+    before = held()
+    narrow.run(jobs * 20)
     with Sandbox(workers=1):
         pass
-    assert len(os.listdir("/proc/self/fd")) == before[0]
+    assert held() == before
 
 
 def state(pid):
@@ -111,15 +85,13 @@ narrow.run([Job("def f(x):\\n while True: pass", ("1",))] * 2)
 @pytest.mark.parametrize("words", [["running"], ["stopped"], ["running", "seccomp"]])
 def test_nothing_outlives_a_killed_trainer(words):
     """Even though a child of the trainer keeps copies of its sockets, and one fork server is stopped."""
-    trainer = subprocess.Popen([sys.executable, "-c", KILLED, *words], cwd=ROOT, stdout=subprocess.PIPE,
-                               stderr=subprocess.DEVNULL)
+    trainer = subprocess.Popen([sys.executable, "-c", KILLED, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     pids = {int(word) for word in trainer.stdout.readline().split()}
-    assert len(pids) == 6
     time.sleep(0.3)
     family = set(pids)
     for _ in range(3):
         family |= children(family)
-    assert len(family) > len(pids)                                      # there are children at work
+    assert len(family) > len(pids) == 6                                 # there are children at work
     helpers = children({trainer.pid}) - family
     trainer.kill()
     trainer.wait()
@@ -135,16 +107,12 @@ def test_nothing_outlives_a_killed_trainer(words):
             os.kill(pid, signal.SIGKILL)
 
 
-# ---- tiers ------------------------------------------------------------------------------------------------
-
 def test_tiers_and_refusal(capfd, narrow):
     assert narrow.tier in ("full", "no namespaces") and narrow.report["seccomp"] == "ok"
     assert "WARNING" not in capfd.readouterr().err
-    with Sandbox(workers=1, without=("namespaces",)) as lower:
-        assert lower.tier == "no namespaces" and lower.run([HONEST])[0].end == "ok"
     with pytest.raises(RuntimeError, match="weak=True"):
         Sandbox(workers=1, without=("seccomp",))
-    for options in dict(workers=0), dict(cpu_s=0), dict(cpu_s=7.0), dict(mem_mb=1):
+    for options in dict(workers=0), dict(cpu_s=0), dict(cpu_s=7.0), dict(mem_mb=1), dict(profile="evil"):
         with pytest.raises(ValueError):
             Sandbox(**options)
 
@@ -156,11 +124,6 @@ def test_the_weak_tier(capfd):
         assert one(weak, LOOP, "1", "2", deterministic=True).outputs == ("10", None)
         if weak.report["namespaces"] == "ok":           # a PID namespace, in which it reaches nobody
             assert one(weak, killer).end == "ok" and weak.scheduler.replaced == 0
-
-
-def test_an_ordinary_user_is_protected_too(as_nobody):
-    done = as_nobody("--self-check")
-    assert done.returncode == 0 and re.match("tier: (full|no namespaces)\n", done.stdout), done
 
 
 DEAF = """import signal
@@ -180,10 +143,11 @@ def test_signals_that_the_trainer_ignores_or_blocks_still_work():
     assert done.stdout == "['timeout', 'ok']\n", done
 
 
-def test_command_line():
+def test_command_line(as_nobody):
+    done = as_nobody("--self-check")
+    assert done.returncode == 0 and re.match("tier: (full|no namespaces)\n", done.stdout), done
     bare = f"exec {sys.executable} {verifier.__file__} --self-check <&- 2>&-"       # without standard streams
     done = subprocess.run(bare, shell=True, capture_output=True)
     assert done.returncode == 0 and done.stdout.startswith(b"tier: ")
-    command = [sys.executable, verifier.__file__, "--self-check", "--without", "seccomp"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = as_nobody("--self-check", "--without", "seccomp")
     assert done.returncode == 1 and "refuses" in done.stderr and not done.stdout

@@ -8,39 +8,24 @@ import pytest
 from cases import one
 
 from sandbox.profiles import PROFILES
-from sandbox.scheduler import read_claims
 from sandbox.values import NAN, decode, encode, same
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
 
 
+SCALARS = [0, 1, -1, 2**53, -2**53, 2**54 + 1, -(1 << 3800), 0.0, -0.0, 1e300, 5e-324, float("inf"), -float("inf"), NAN, 3.0,
+           2.0**70, True, False, None, "", "a\"\\\n\0", "é中😀\u2028", "}]", b"", b"\xff", 0.5 - 0j]
+
+
 def draw(rng, depth=0, hashable=False):
     """A random nested plain value."""
-    kinds = ["int", "big", "float", "bool", "none", "str", "bytes", "complex"]
-    if depth < 4:
-        kinds += ["tuple", "frozenset"] * 2 + ([] if hashable else ["list", "dict", "set"] * 2)
+    kinds = [tuple, frozenset] + ([] if hashable else [list, set, dict])
+    if depth == 4 or rng.random() < 0.5:
+        return rng.choice(SCALARS)
     kind, size = rng.choice(kinds), rng.randrange(4)
-    if kind == "int":
-        return rng.choice([0, 1, -1, 2**53, -2**53, rng.randrange(-99, 99)])
-    if kind == "big":
-        return rng.choice([1, -1]) * rng.getrandbits(rng.choice([54, 64, 500, 3900]))
-    if kind == "float":
-        return rng.choice([0.0, -0.0, 1e300, 5e-324, float("inf"), -float("inf"), NAN, rng.random(), 3.0,
-                              2.0**70])
-    if kind == "bool":
-        return rng.random() < 0.5
-    if kind == "none":
-        return None
-    if kind == "str":
-        return "".join(rng.choice("a\"\\\n\0é中😀\u2028}]") for _ in range(size))
-    if kind == "bytes":
-        return rng.randbytes(size)
-    if kind == "complex":
-        return complex(rng.random(), -0.0)
-    if kind == "dict":
+    if kind is dict:
         return {draw(rng, depth + 1, True): draw(rng, depth + 1) for _ in range(size)}
-    items = [draw(rng, depth + 1, hashable or kind in ("set", "frozenset")) for _ in range(size)]
-    return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](items)
+    return kind([draw(rng, depth + 1, hashable or kind in (set, frozenset)) for _ in range(size)])
 
 
 def test_round_trip_of_random_values_and_equality_as_in_python():
@@ -50,8 +35,7 @@ def test_round_trip_of_random_values_and_equality_as_in_python():
         text = encode(value)
         back = decode(text)
         assert text.isascii() and text.isprintable() and encode(back) == text
-        assert [back] == [value] and type(back) is type(value)
-        assert "{" in repr(value) or repr(back) == repr(value)
+        assert [back] == [value] and type(back) is type(value) and ("{" in repr(value) or repr(back) == repr(value))
         values.append(back)
     for a, b in zip(values, rng.sample(values, len(values))):
         assert same(a, b) == ([a] == [b])               # in lists, so that nan equals itself
@@ -60,16 +44,13 @@ def test_round_trip_of_random_values_and_equality_as_in_python():
 
 def test_equality():
     nan = float("nan")
-    equal = [(True, 1), (1, 1.0), (0.0, -0.0), ({1: 2, 3: 4}, {3: 4, 1: 2}), ({1, 2}, {2, 1}),
-             ({1}, frozenset({1})), (nan, nan), ([nan, 1], [nan, 1.0]), ({nan: nan}, {nan: nan}),
-             ({(nan,)}, {(nan,)}), (complex(nan, 1), complex(nan, 1))]
-    differ = [((1,), [1]), ("1", 1), (b"a", "a"), (0.1 + 0.2, 0.3), (nan, 0.0), ([nan], [None]), (None, 0),
-              ({}, []), (2**53 + 1, 2.0**53)]
+    equal = [(True, 1), (1, 1.0), (0.0, -0.0), ({1: 2, 3: 4}, {3: 4, 1: 2}), ({1}, frozenset({1})), (nan, nan), ([nan, 1], [nan, 1.0]),
+             ({nan: nan}, {nan: nan}), ({(nan,)}, {(nan,)}), (complex(nan, 1), complex(nan, 1))]
+    differ = [((1,), [1]), ("1", 1), (b"a", "a"), (0.1 + 0.2, 0.3), (nan, 0.0), ([nan], [None]), (None, 0), ({}, []), (2**53 + 1, 2.0**53)]
     for pairs, answer in (equal, True), (differ, False):
         for a, b in pairs:
             a, b = decode(encode(a)), decode(encode(b))
             assert same(a, b) == same(b, a) == answer, (a, b)
-    assert decode("[NaN]")[0] is NAN
 
 
 NOT_CANONICAL = r"""
@@ -93,12 +74,10 @@ def test_limits_of_values():
     for _ in range(64):
         deep = [deep]
     assert decode(encode(deep)) == deep
-    for value in ([deep], 1 << 3900, "\udcff", {"a": object()}, b"x" * 2**16, "x" * 2**16, range(3),
-                  bytearray(b"x"), ...):
+    for value in ([deep], 1 << 3900, "\udcff", {"a": object()}, b"x" * 2**16, "x" * 2**16, range(3), bytearray(b"x"), ...):
         with pytest.raises(ValueError):
             encode(value)
-    for text in ("[" * 10**5, "[" * 65 + "]" * 65, '"' + "x" * 2**16 + '"', "9" * 60000,
-                 '{"i":"' + "f" * 60000 + '"}'):
+    for text in ("[" * 10**5, "[" * 65 + "]" * 65, '"' + "x" * 2**16 + '"', "9" * 60000, '{"i":"' + "f" * 60000 + '"}'):
         with pytest.raises(ValueError):
             decode(text)
 
@@ -111,19 +90,6 @@ def test_colliding_members_do_not_cost_quadratic_time(n_honest):
     with pytest.raises(ValueError, match="colliding"):
         decode('{"s":[' + ",".join(members) + "]}")
     assert time.process_time() - start < 0.2                    # it would be seconds
-
-
-@pytest.mark.parametrize("text", ["[]", "0", '{"t":[]}', '{"d":[]}', '""', "NaN"])
-def test_the_longest_report_of_training_costs_the_trainer_little(text):
-    """Whatever small values a child reports, as many as it may, 0.2 s on a quiet core."""
-    profile = PROFILES["train"]
-    value = "[" + ",".join([text] * (profile.max_text // (len(text) + 1) - 1)) + "]"
-    n = (profile.max_file - 2) // (len(value) + 2)
-    raw = b">\n" + (f"={value}\n".encode() * n)
-    assert profile.max_file <= 1 << 20 and len(raw) > 0.7 * profile.max_file
-    start = time.process_time()
-    end, loaded, claims = read_claims(raw, range(n), "ok", profile)
-    assert (end, loaded, len(claims)) == ("ok", True, n) and time.process_time() - start < 1.5
 
 
 def test_reports_of_benchmarks_hold_one_longest_value_and_not_two(wide):
