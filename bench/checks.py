@@ -1,7 +1,6 @@
 """Whether a card computes what it should: each check an error, its bound, and what a wrong answer would show.
 
-What a test on a CPU cannot see: kernels of the shape itself, and graphs. An error is a relative root mean
-square (relative_rms) if not said otherwise.
+An error is a relative root mean square (`relative_rms`) if not said otherwise.
 """
 import dataclasses
 from dataclasses import dataclass

@@ -91,10 +91,9 @@ def summary(matrix: dict[str, dict[str, np.ndarray]], steps: list[int]) -> dict:
     rows, columns = [BASE, *map(str, steps)], list(matrix[BASE])
     behind = {c: forgetting(matrix, c, rows[-1], rows[1:-1]) for c in columns if c != rows[-1]}
     behind["all"] = np.concatenate(list(behind.values()))
-    return dict(students=rows, teachers=columns,
-                matrix={row: {c: float(matrix[row][c].mean()) for c in columns} for row in rows},
-                forgetting={c: dict(mean=float(x.mean()), interval=paired_bootstrap(x))
-                            for c, x in behind.items()})
+    rates = {row: {c: float(matrix[row][c].mean()) for c in columns} for row in rows}
+    lost = {c: dict(mean=float(x.mean()), interval=paired_bootstrap(x)) for c, x in behind.items()}
+    return dict(students=rows, teachers=columns, matrix=rates, forgetting=lost)
 
 
 def table(result: dict) -> str:

@@ -160,8 +160,8 @@ def examined(out: Path, parts: list[tuple[Path, int]], cross: str, plan: dict, w
             heldout.main([str(word) for word in own + words])
         answers = RunDir(place, writes=False)
         accuracy[split] = accuracies(common.saved_answers(answers))
-    made = dict(run=out.name, base_hash=answers.config()["base_hash"])
-    return made | record_of(parts, accuracy, plan["types"])
+    record = record_of(parts, accuracy, plan["types"])
+    return dict(run=out.name, base_hash=answers.config()["base_hash"]) | record
 
 
 def accuracies(rows: list[dict]) -> dict[str, dict[str, float]]:

@@ -46,8 +46,8 @@ def test_an_interrupted_run_leaves_no_stale_verdicts():
 
 def test_descriptors_stay_flat(narrow):
     def held():
-        files = [Path(f"/proc/{server.process.pid}/statm") for server in narrow.servers]
-        return [len(os.listdir("/proc/self/fd"))] + [file.read_text().split()[0] for file in files]
+        pages = [Path(f"/proc/{server.process.pid}/statm").read_text().split()[0] for server in narrow.servers]
+        return [len(os.listdir("/proc/self/fd"))] + pages
     jobs = [HONEST, Job(LOOP, ("1", "x")), Job("import os\nos._exit(1)", ("1",)), Job("def f(x): 1", ("1",), deterministic=True)]
     narrow.run(jobs)
     before = held()
@@ -107,14 +107,14 @@ def test_nothing_outlives_a_killed_trainer(words):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_tiers_and_refusal(capfd, narrow):
+def test_tiers_and_refusal(capfd, narrow, monkeypatch):
     assert narrow.tier in ("full", "no namespaces") and narrow.report["seccomp"] == "ok"
     assert "WARNING" not in capfd.readouterr().err
-    with pytest.raises(RuntimeError, match="weak=True"):
-        Sandbox(workers=1, without=("seccomp",))
+    pytest.raises(RuntimeError, Sandbox, workers=1, without=("seccomp",)).match("weak=True")
     for options in dict(workers=0), dict(cpu_s=0), dict(cpu_s=7.0), dict(mem_mb=1), dict(profile="evil"):
-        with pytest.raises(ValueError):
-            Sandbox(**options)
+        pytest.raises(ValueError, Sandbox, **options)
+    monkeypatch.setattr(verifier, "CANARY", "def f(name): return 'ALLOWED'")
+    pytest.raises(RuntimeError, Sandbox, workers=1).match("open a file .ALLOWED")
 
 
 def test_the_weak_tier(capfd):
