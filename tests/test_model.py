@@ -1,4 +1,5 @@
 """The base: logits equal transformers' on every architecture; every broken model directory is refused in one clear sentence."""
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -133,16 +134,16 @@ def test_micro_base_equals_transformers(micro_base):
     assert base.prompt_format == "micro"
     assert largest_difference(base.model, reference) < 1e-4
     result = weights.check(str(micro_base))
-    assert result["greedy_same"] and result["max_abs_diff"] < 1e-4, result
+    assert result["tokens"] == result["of"] and result["max_abs_diff"] < 1e-4, result
 
 
 @pytest.mark.parametrize("changes", TASK_TYPES.values(), ids=TASK_TYPES.keys())
 def test_check_agrees_with_transformers(tmp_path, changes):
-    """`python -m weights --check DIR`: logits and greedy tokens, the latter through our cache and transformers' own."""
+    """`python -m weights --check DIR`: logits, and the greedy tokens of transformers."""
     make_reference(tmp_path, **changes)
     add_tokenizer(tmp_path)
     result = weights.check(str(tmp_path), n_new=40)
-    assert result["greedy_same"] and result["of"] > 5 and result["max_abs_diff"] < 1e-4, result
+    assert result["tokens"] == result["of"] > 5 and result["max_abs_diff"] < 1e-4, result
 
 
 @pytest.mark.parametrize("changes", [dict(), dict(kind="llama")])
@@ -183,17 +184,17 @@ def cut(path: Path, keep: float) -> None:
 
 
 @pytest.mark.parametrize("changes, word", [
-    (dict(model_type="gpt_neox"), "gpt_neox.*supported: qwen2, qwen3, llama, mistral"), (dict(model_type=None), "None"),
-    (dict(hidden_act="gelu"), "gelu"), (dict(quantization_config=dict(bits=4)), "quantized"),
+    (dict(model_type="gpt_neox"), "model_type 'gpt_neox'.*supported: qwen2, qwen3, llama, mistral"), (dict(model_type=None), "None"),
+    (dict(hidden_act="gelu"), "gelu"), (dict(quantization_config=dict(bits=4)), "quantization_config"),
     (dict(layer_types=["linear_attention", "full_attention"]), "linear_attention"),
-    (dict(rope_scaling={"type": "dynamic", "factor": 4.0}), "rope dynamic.*default, linear, llama3"),
+    (dict(rope_scaling={"type": "dynamic", "factor": 4.0}), "rope_type 'dynamic'.*default, linear, llama3"),
     (dict(rope_scaling={"rope_type": "longrope"}), "longrope"),
-    (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "without low_freq_factor"),
-    (dict(rope_scaling={"type": "yarn", "factor": 4.0}), "rope yarn"), (dict(partial_rotary_factor=0.5), "part of each head"),
-    (dict(rope_parameters={"full_attention": {"rope_type": "default"}}), "by layer type")])
+    (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "low_freq_factor"),
+    (dict(rope_scaling={"type": "yarn", "factor": 4.0}), "rope_type 'yarn'"), (dict(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),
+    (dict(rope_parameters={"full_attention": {"rope_type": "default"}}), "rope_type None")])
 def test_unsupported_architecture(small, changes, word):
     edit_config(small, **changes)
-    with pytest.raises(ValueError, match=f"unsupported architecture.*{word}"):
+    with pytest.raises(ValueError, match=word):
         load_base(str(small))
 
 
@@ -206,7 +207,9 @@ def test_config_as_older_transformers_wrote_it(tmp_path):
         del raw[name]
     scaling = {("type" if k == "rope_type" else k): v for k, v in LLAMA3.items() if k != "rope_theta"}
     (tmp_path / "config.json").write_text(json.dumps({**raw, "rope_theta": 500.0, "rope_scaling": scaling, "head_dim": None}))
-    assert read_config(tmp_path) == new and new.rope_parameters["rope_type"] == "llama3" and new.head_dim == 8
+    old = read_config(tmp_path)
+    assert old.rope_parameters.items() >= new.rope_parameters.items() >= LLAMA3.items()
+    assert dataclasses.replace(old, rope_parameters=new.rope_parameters) == new and new.head_dim == 8
     assert largest_difference(load_model(tmp_path, torch.float32), reference) < 1e-4
 
 
@@ -248,19 +251,19 @@ def lose_a_shard(directory: Path) -> None:
 
 BROKEN = {
     "no directory": (lambda d: shutil.rmtree(d), "no such directory"),
-    "no config": (lambda d: lose(d, "config.json"), "no config.json"),
-    "no JSON": (lambda d: (d / "config.json").write_text("{"), "not valid JSON"),
-    "no size": (lambda d: edit_config(d, intermediate_size=None), "lacks intermediate_size"),
+    "no config": (lambda d: lose(d, "config.json"), "config.json is missing"),
+    "no JSON": (lambda d: (d / "config.json").write_text("{"), "config.json is missing, damaged"),
+    "no size": (lambda d: edit_config(d, intermediate_size=None), "intermediate_size"),
     "no weights": (lambda d: lose(d, "model.safetensors"), "no .*safetensors"),
     "an empty shard": (lambda d: cut(d / "model.safetensors", 0.0), "model.safetensors.*truncated"),
     "half a header": (lambda d: cut(d / "model.safetensors", 0.0005), "model.safetensors.*truncated"),
     "a truncated shard": (lambda d: cut(d / "model.safetensors", 0.6), "model.safetensors.*truncated"),
     "a shard missing": (lose_a_shard, r"has no model-00002.*finish the download"),
     "a shard of another model": (shard_of_another, "do not belong together"),
-    "a wider config": (lambda d: edit_config(d, layer_types=None, intermediate_size=64), "mlp.*do not belong together"),
-    "a deeper config": (lambda d: edit_config(d, layer_types=None, num_hidden_layers=3), "missing.*model.layers.2"),
-    "a shallower config": (lambda d: edit_config(d, layer_types=None, num_hidden_layers=1), "model.layers.1.*no place"),
-    "no tokenizer": (lambda d: lose(d, "tokenizer.json", "tokenizer_config.json"), "no tokenizer"),
+    "a wider config": (lambda d: edit_config(d, layer_types=None, intermediate_size=64), "do not belong together.*mlp"),
+    "a deeper config": (lambda d: edit_config(d, layer_types=None, num_hidden_layers=3), "Missing key.*model.layers.2"),
+    "a shallower config": (lambda d: edit_config(d, layer_types=None, num_hidden_layers=1), "Unexpected key.*model.layers.1"),
+    "no tokenizer": (lambda d: lose(d, "tokenizer.json", "tokenizer_config.json"), "no usable tokenizer"),
     "half a tokenizer": (lambda d: cut(d / "tokenizer.json", 0.5), "no usable tokenizer")}
 
 

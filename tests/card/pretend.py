@@ -540,7 +540,8 @@ class MemPool:
         CARD.pools[self.id] = Pool(users=1)
 
     def __del__(self) -> None:
-        CARD.pools.pop(self.id, None)
+        if self.id in CARD.pools:                   # a graph may use it still
+            CARD.pools[self.id].users -= 1
 
 
 class Shards:
