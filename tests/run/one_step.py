@@ -1,6 +1,6 @@
 """One process that generates and updates twice on a random model of the given shape, and says what memory it took at its worst.
 
-    python tests/one_step.py '{"model": {...}, "flags": {...}, "trained_rows": 8}'      # fields of model.ModelConfig and train.Config
+    python tests/run/one_step.py '{"model": {...}, "flags": {...}, "trained_rows": 8}'      # fields of model.ModelConfig and train.Config
 
 Prints a line of JSON: `planned` and `measured` gigabytes. Linux only. The second round counts too: by then Adam's moments are
 there, and so is what the allocator has not given back.
