@@ -76,7 +76,7 @@ def choose(names: str, valid: tuple[str, ...], flag: str = "--bench", thing: str
     wanted = dict.fromkeys(name.strip().lower() for name in names.split(",") if name.strip())
     for name in [name for name in wanted if name not in valid]:
         near = "".join(difflib.get_close_matches(name, valid, 1, 0.4))
-        hint = f"; did you mean {near}?" if near else ""
+        hint = f"; did you mean {near}?" if near else "."
         raise ValueError(f"{flag} {name}: no such {thing}{hint} Valid: {', '.join(valid)}")
     return list(wanted)
 

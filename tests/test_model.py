@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import weights
+from attention import KVCache
 from model import Float32Product, Model, ModelConfig
 from weights import load_base, load_model, read_config
 
@@ -100,6 +101,17 @@ def test_left_padded_rows_equal_transformers(tmp_path, changes):
     positions = (torch.arange(13)[None] - 4).clamp(min=0)
     logits = ours.logits(ours(padded, positions=positions, mask=mask))[:, 4:]
     assert (logits - reference(ids).logits).abs().max() < 1e-4
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("changes", TASK_TYPES.values(), ids=TASK_TYPES.keys())
+def test_cached_decoding_equals_one_pass(tmp_path, changes):
+    make_reference(tmp_path, num_key_value_heads=1, **changes)
+    ours = load_model(tmp_path, torch.float32)
+    ids = torch.randint(0, SMALL["vocab_size"], (2, 12), generator=torch.Generator().manual_seed(3))
+    cache = KVCache(ours.cfg, 2, 12, torch.float32, "cpu")
+    parts = [ours(ids[:, :5], cache=cache)] + [ours(ids[:, t:t + 1], cache=cache) for t in range(5, 12)]
+    assert (torch.cat(parts, dim=1) - ours(ids)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("tied", [True, False])
