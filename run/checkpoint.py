@@ -17,7 +17,7 @@ import selfplay
 from evolve import ROLES, Member, member_order, spread
 from lora import Adapters
 from rl import Adam
-from run.directory import DAMAGE, LOGS, RunDir
+from run.directory import LOGS, RunDir
 from selfplay import ProposalRecord, Setup
 from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.archive import Archive
@@ -190,21 +190,26 @@ def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
             if m.role not in ROLES or not NAME.fullmatch(m.name):
                 raise ValueError(f"{m.name[:40]!r} is no member's name")
         return members, metadata
-    return run.part(step, "state.json", read)
+    return run.read(f"step_{step}/state.json", read)
 
 
 def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
     """What the run had seen when a checkpoint with this state.json was written. Raises ValueError where its
     logs are shorter."""
-    run.check_logs(metadata)
-    archive, log = Archive(list(task_types)), run.rows("tasks.jsonl", metadata["logs"]["tasks.jsonl"])
-    try:
-        for task in metadata["seeds"] + [task_of(row) for row in log if not row["reason"]]:
+    for name, size in run.sizes().items():
+        if size < metadata["logs"][name]:
+            raise ValueError(f"{run.path / name} is shorter than step_{metadata['step']} says: restore it, or "
+                             "start anew under another --name")
+
+    def fill(path: Path) -> Archive:
+        """The archive with the seeds and the log's valid tasks."""
+        archive, log = Archive(list(task_types)), path.read_bytes()[:metadata["logs"][path.name]].splitlines()
+        logged = [task_of(row) for row in map(json.loads, log) if not row["reason"]]
+        for task in metadata["seeds"] + logged:
             archive.add(task, TASK_TYPES[task.kind].structure(task.program))
-    except DAMAGE as e:
-        raise ValueError(f"{run.path / 'tasks.jsonl'} is damaged ({type(e).__name__}: {e}): restore it, or "
-                         "start anew in another directory") from None
-    return archive
+        return archive
+
+    return run.read("tasks.jsonl", fill)
 
 
 def read_moments(path: Path) -> dict[str, torch.Tensor]:
@@ -231,9 +236,9 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
 
     adam.steps.copy_(torch.tensor(steps))
     for slot, name in slots(members).items():
-        run.part(step, name, lambda path: load_peft(setup.adapters, slot, path, base_hash))
+        run.read(f"step_{step}/{name}", lambda path: load_peft(setup.adapters, slot, path, base_hash))
         if adam.steps[slot]:
-            run.part(step, f"{OPTIMIZER}/{name}.safetensors",
+            run.read(f"step_{step}/{OPTIMIZER}/{name}.safetensors",
                      lambda path: adam.load_state_dict(slot, read_moments(path)))
     run.truncate_logs(metadata["logs"])
     own = {name: metadata[name] for name in ("heldout", "unseen", "totals")}

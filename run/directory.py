@@ -45,40 +45,27 @@ class RunDir:
         names = [p.name[5:] for p in self.path.glob("step_*") if (p / "state.json").exists()]
         return sorted(int(n) for n in names if n.isdigit())
 
-    def part(self, step: int, name: str, read):
-        """read(path) of a file or directory of checkpoint step_N. Raises ValueError with the way out."""
-        directory = self.path / f"step_{step}"
-        try:
-            return read(directory / name)
-        except DAMAGE as e:
-            raise ValueError(f"{directory} is damaged ({name}: {type(e).__name__}: {e}): remove all of it to "
-                             "go on from the checkpoint before, or from step 0 without one") from e
-
-    def check_logs(self, metadata: dict) -> None:
-        """Raises ValueError where a log is shorter than when the checkpoint of this metadata was made."""
-        for name, size in self.sizes().items():
-            if size < metadata["logs"][name]:
-                raise ValueError(f"{self.path / name} is shorter than step_{metadata['step']} says: restore "
-                                 "it, or start anew under another --name")
-
     def read(self, name: str, parse):
-        """parse(bytes) of a file. Raises ValueError where it cannot be read."""
+        """parse(path) of a log, or of a file or directory of a checkpoint ("step_N/..."). Raises ValueError
+        with the way out where it is damaged or missing."""
         try:
-            return parse((self.path / name).read_bytes())
-        except (OSError, ValueError, TypeError, RecursionError) as e:
-            raise ValueError(f"{self.path / name} is damaged or missing ({e}): restore it, or start anew "
-                             "under another --name") from e
+            return parse(self.path / name)
+        except DAMAGE as e:
+            step, inside, _ = name.partition("/")
+            way = f"remove all of {step} to go on from the checkpoint before" if inside else "restore it"
+            raise ValueError(f"{self.path / name} is damaged or missing ({type(e).__name__}: {e}): {way}, or "
+                             "start anew under another --name") from e
 
     def config(self) -> dict:
         """The flags that the run was started with. Raises ValueError where config.json cannot be read."""
-        return self.read("config.json", lambda data: dict(json.loads(data)))
+        return self.read("config.json", lambda path: dict(json.loads(path.read_bytes())))
 
     def rows(self, name: str, size: int | None = None) -> list[dict]:
         """The first `size` bytes of a log (None: all), read back; [] without the file. Raises ValueError
         where they are not lines of JSON."""
-        if not (self.path / name).exists():
-            return []
-        return self.read(name, lambda data: [dict(json.loads(line)) for line in data[:size].splitlines()])
+        def parse(path: Path) -> list[dict]:
+            return [dict(json.loads(line)) for line in path.read_bytes()[:size].splitlines()]
+        return self.read(name, parse) if (self.path / name).exists() else []
 
     def write_json(self, name: str, data: dict) -> None:
         """Write a small file whole: a kill in between leaves the old one."""

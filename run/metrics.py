@@ -66,16 +66,10 @@ def reasoning_lengths(proposed: list[ProposalRecord], prompt_format: str) -> dic
     return lengths
 
 
-def think_share(lengths: list[int]) -> float | None:
-    """Share of texts that show reasoning before they answer."""
-    return mean(float(length > 0) for length in lengths)
-
-
 def measures(cfg, prompt_format: str, adapters: Adapters, state: State, step: Step) -> dict:
     """The step's line of metrics.jsonl, except probes and seconds: overall, per task type and per member."""
-    archive, by_kind = state.archive, {kind: [] for kind in cfg.task_types.split(",")}
-    for p in step.proposed:
-        by_kind[p.kind].append(p)
+    archive = state.archive
+    by_kind = {kind: [p for p in step.proposed if p.kind == kind] for kind in cfg.task_types.split(",")}
     baseline = {kind: archive.modal_output(kind)[1] for kind in by_kind}
     solved = [p for p in step.proposed if p.solve_rate is not None]
     lengths = reasoning_lengths(step.proposed, prompt_format)
@@ -90,7 +84,7 @@ def measures(cfg, prompt_format: str, adapters: Adapters, state: State, step: St
         unique_at_64=archive.unique_at_64(),
         majority_baseline=baseline,
         beats_guessing=mean(float(p.solve_rate > baseline[p.kind] + NOISE_MARGIN) for p in solved),
-        think=think_share(of_students),
+        think=mean(map(bool, of_students)),
         brier=mean(match["brier"] for match in step.matches),
         frac_zero_advantage=(step.adv == 0).float().mean().item(),
         **of_update,
@@ -139,7 +133,7 @@ def member_measures(cfg, adapters: Adapters, state: State, step: Step,
             entropy=-rollout.logp[rows].sum().item() / max(1, n_tokens.sum().item()),
             grad_norm=step.update["grad_norm"][m.slot],
             cosine=cosines.get(m.name),
-            think=think_share(lengths.get(m.name, [])),
+            think=mean(map(bool, lengths.get(m.name, []))),
             reasoning_chars=mean(lengths.get(m.name, [])))
         if m.role == "teacher":
             own = describe(proposals.get(m.name, []))

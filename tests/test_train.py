@@ -14,7 +14,6 @@ import torch
 import config
 import train
 from config import TARGETS
-from lora import Adapters
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
 from weights import load_base, weights_hash
 
@@ -187,23 +186,6 @@ def test_tasks_matches_genealogy(finished):
     assert all({"parents", "victim", "operator", "norm_ratio"} <= set(b) for b in births)
 
 
-def test_peft_loads_every_member(finished, micro_base):
-    """transformers with peft's reading of a member's directory gives the logits of our own."""
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    from weights import load_peft
-
-    base, ids = load_base(str(micro_base)), torch.arange(20, 60)[None]
-    plain = base.model.logits(base.model(ids)).detach()
-    for directory in sorted(p.parent for p in (finished / "step_4").glob("*/adapter_config.json")):
-        adapters = Adapters.on(base.model, 1, 8, 32.0)
-        load_peft(adapters, 0, directory)
-        ours = base.model.logits(base.model(ids, lora=adapters.route(torch.tensor([0]), torch.float32)))
-        theirs = peft.PeftModel.from_pretrained(
-            transformers.AutoModelForCausalLM.from_pretrained(micro_base, dtype=torch.float32), directory
-        )
-        assert (theirs(ids).logits - ours).abs().max() < 1e-4 < (plain - ours).abs().max(), directory
-
-
 # -- bad input -----------------------------------------------------------------------------------------------
 
 
@@ -281,10 +263,6 @@ def test_a_step_without_valid_proposals_is_survived(run):
 def test_command_line_ends_with_one_sentence(micro_base, tmp_path):
     done = start(command(micro_base, tmp_path, "--pop", "7"))
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--pop 7 cannot be halved" in done.stderr
-    done = start(["train.py", "--matchin", "hard"])
-    assert done.returncode == 2
-    assert "did you mean --matching?" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 # -- several processes ---------------------------------------------------------------------------------------

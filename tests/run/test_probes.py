@@ -30,7 +30,7 @@ def test_thinking_is_what_the_styles_parser_says(prompt_format, text, wanted):
     assert reasoning(text, prompt_format) == wanted
 
 
-def test_think_share_of_members():
+def test_reasoning_lengths_of_members():
     """Of hand-made answers: two of S0's four think, none of S1's two."""
     batch = with_fates()[:2]
     batch[0].answers = {"S0": [">1\n=2", "=2"], "S1": ["=2", "=3"]}
@@ -38,8 +38,6 @@ def test_think_share_of_members():
     batch[0].attempts, batch[1].attempts = ({name: ["wrong"] * len(texts) for name, texts in p.answers.items()} for p in batch)
     lengths = metrics.reasoning_lengths(batch, "micro")
     assert lengths == {"T0": [0], "T1": [0], "S0": [1, 0, 3, 0], "S1": [0, 0]}
-    assert [metrics.think_share(lengths[name]) for name in ("S0", "S1")] == [.5, 0]
-    assert metrics.think_share([]) is None
 
 
 def test_standard_error_counts_a_task_once():
