@@ -291,6 +291,7 @@ if __name__ == "__main__":
     try:
         result = check(parser.parse_args().check)
     except ValueError as e:
-        sys.exit(f"weights: {e}")
+        print(f"weights: {e}", file=sys.stderr)
+        sys.exit(2)
     print(json.dumps(result, indent=1))
     sys.exit(0 if result["tokens"] == result["of"] and result["max_abs_diff"] < 1e-3 else 1)
