@@ -291,7 +291,6 @@ if __name__ == "__main__":
     try:
         result = check(parser.parse_args().check)
     except ValueError as e:
-        print(f"weights: {e}", file=sys.stderr)
-        sys.exit(2)
+        parser.error(str(e))
     print(json.dumps(result, indent=1))
     sys.exit(0 if result["tokens"] == result["of"] and result["max_abs_diff"] < 1e-3 else 1)

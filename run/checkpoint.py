@@ -198,8 +198,8 @@ def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
     logs are shorter."""
     for name, size in run.sizes().items():
         if size < metadata["logs"][name]:
-            raise ValueError(f"{run.path / name} is shorter than step_{metadata['step']} says: restore it, or "
-                             "start anew under another --name")
+            raise ValueError(f"{run.path / name} is shorter than step_{metadata['step']} says: restore it, "
+                             "or start anew under another --name")
 
     def fill(path: Path) -> Archive:
         """The archive with the seeds and the log's valid tasks."""
