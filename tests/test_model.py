@@ -141,10 +141,7 @@ def test_logits_are_float32_on_a_gpu(monkeypatch, tied, dtype=torch.bfloat16):
 
 
 def test_micro_base_equals_transformers(micro_base):
-    reference = AutoModelForCausalLM.from_pretrained(micro_base, dtype=torch.float32).eval()
-    base = load_base(str(micro_base))
-    assert base.prompt_format == "micro"
-    assert largest_difference(base.model, reference) < 1e-4
+    assert load_base(str(micro_base)).prompt_format == "micro"
     result = weights.check(str(micro_base))
     assert result["tokens"] == result["of"] and result["max_abs_diff"] < 1e-4, result
 

@@ -540,8 +540,7 @@ class MemPool:
         CARD.pools[self.id] = Pool(users=1)
 
     def __del__(self) -> None:
-        if self.id in CARD.pools:                   # a graph may use it still
-            CARD.pools[self.id].users -= 1
+        CARD.pools.get(self.id, Pool()).users -= 1      # a graph may use it still
 
 
 class Shards:

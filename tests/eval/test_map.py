@@ -1,13 +1,16 @@
 """docs/map.md says what its packed runs say."""
+import re
 from pathlib import Path
 
 from eval.population import ablation
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "map.md"
 
 
-def test_the_page_s_block_is_what_its_command_prints(capsys):
-    ablation.main(["--from", str(DOCS / "results" / "niches"), "--reference", "niches-add", "--arms",
-                   "generalists,single-long,crossed", "--measure", "deployed"])
-    printed = capsys.readouterr().out.strip()
-    assert f"```text\n{printed}\n```" in (DOCS / "map.md").read_text(encoding="utf-8")
+def test_the_page_s_blocks_are_what_their_commands_print(capsys, monkeypatch):
+    monkeypatch.chdir(PAGE.parents[1])
+    blocks = re.findall(r"```sh\npython -m eval.population.ablation (.+)\n```\n\n```text\n((?:.*\n)*?)```", PAGE.read_text(encoding="utf-8"))
+    assert len(blocks) == 2
+    for words, block in blocks:
+        ablation.main(words.split())
+        assert capsys.readouterr().out.strip() == block.strip()
