@@ -159,7 +159,7 @@ def test_metrics(finished):
         rates = [member["solve_rate"] for member in row["members"].values()]
         assert all(0 <= rate <= 1 for rate in rates if rate is not None)
         assert sum(row["reasons"].values()) == round((1 - row["valid"]) * row["n"])
-        keys = {"mu", "sigma", "reward", "response_tokens", "entropy", "adv_abs", "grad_norm", "cosine"}
+        keys = {"mu", "sigma", "reward", "response_tokens", "entropy", "grad_norm", "cosine"}
         assert all(keys <= set(member) for member in row["members"].values())
     assert rows[0]["unique_structures"] <= rows[-1]["unique_structures"]
     assert [row["tokens_generated"] for row in rows] == sorted({row["tokens_generated"] for row in rows})
