@@ -203,7 +203,7 @@ def test_partners_complement_each_other_and_a_child_plays_what_both_play():
     births = births_of(members, step=11, mode="add")
     assert [[m.name for m in b.parents] for b in births] == [["S7", "S6"], ["S5", "S4"]]
     row = genealogy(births[0], newborn(births[0], Rating(), 11), 1.0)
-    assert row["niche"] == ["a", "b", "c"] and row["parents"][0]["niche"] == ["a"]
+    assert row["niche"] == ("a", "b", "c") and row["parents"][0]["niche"] == ("a",)
     assert births_of(members, mode="add") == [], "founders of niches have grace"
     assert all(newborn(b, Rating(), 11).niche == b.parents[0].niche for b in births_of(members, step=11, mode="copy"))
     for seed in range(5):                       # the last of a niche stays
