@@ -40,21 +40,11 @@ class Member:
     niche: tuple[str, ...] = ()         # task types that it plays; () = all
     lr_scale: float = 1.0               # its rate over that of its role
 
-    def to_json(self):
-        """Plain dict of JSON types, without a niche or lr_scale that is the default."""
-        data = asdict(self) | {"parents": list(self.parents), "niche": list(self.niche)}
-        defaults = {"niche": [], "lr_scale": 1.0}
-        return {name: value for name, value in data.items() if value != defaults.get(name)}
-
-    def traits(self):
-        """Its niche and lr_scale, where these are not the defaults."""
-        return {name: value for name, value in self.to_json().items() if name in ("niche", "lr_scale")}
-
     @classmethod
     def from_json(cls, data):
-        """Member from to_json's dict."""
-        tuples = {"parents": tuple(data["parents"]), "niche": tuple(data.get("niche", ()))}
-        return cls(**data | tuples | {"rating": Rating(**data["rating"])})
+        """Member from asdict's dict, read back from JSON."""
+        return cls(**data | {"parents": tuple(data["parents"]), "niche": tuple(data["niche"]),
+                             "rating": Rating(**data["rating"])})
 
 
 def members_of(members, role):
@@ -253,7 +243,8 @@ def genealogy(b, child, norm_ratio):
     """One line of genealogy.jsonl; norm_ratio is what apply_operator returned."""
     return {"step": child.born, "child": b.child, "operator": b.operator, "note": b.note,
             "norm_ratio": norm_ratio, "mu": child.rating.mu, "sigma": child.rating.sigma,
-            "parents": [m.to_json() for m in b.parents], "victim": b.victim.to_json()} | child.traits()
+            "niche": child.niche, "lr_scale": child.lr_scale,
+            "parents": [asdict(m) for m in b.parents], "victim": asdict(b.victim)}
 
 
 # --- two adapters by hand -----------------------------------------------------------------------------------

@@ -288,11 +288,11 @@ def backward(o: Objective, p: Packed, weight: torch.Tensor, checkpointing: bool)
 
 def gap(logp: torch.Tensor, rollout: Rollout, rows: torch.Tensor) -> dict[str, float]:
     """How much log-probabilities (N, T) in training differ from the rollout's, over the answers of rows (N,)
-    bool: mean, 99th percentile and maximum."""
+    bool: mean and 99th percentile."""
     size = (logp - rollout.logp)[rollout.mask & rows[:, None]].abs().double().cpu().sort().values
     size = size if len(size) else torch.zeros(1)
-    figures = dict(diff=size.mean(), p99=size[(len(size) - 1) * 99 // 100], max=size[-1])
-    return {f"train_rollout_logprob_{name}": x.item() for name, x in figures.items()}
+    return dict(train_rollout_logprob_diff=size.mean().item(),
+                train_rollout_logprob_p99=size[(len(size) - 1) * 99 // 100].item())
 
 
 def update(o: Objective, adam: "Adam", first: tuple | None = None, ranks: Ranks = ALONE,
@@ -386,8 +386,9 @@ class Adam:
         return first | {f"v.{i}": x[p] for i, x in enumerate(self.v)}
 
     def load_state_dict(self, p: int, state: dict[str, torch.Tensor]) -> None:
-        """Inverse of state_dict, in place. Raises ValueError for another shape, KeyError for a lack."""
+        """Inverse of state_dict, in place. Raises ValueError for other shapes or what is not finite, KeyError
+        for a lack."""
         for name, x in self.state_dict(p).items():
-            if state[name].shape != x.shape:
-                raise ValueError(f"{name} is {tuple(state[name].shape)}, not {tuple(x.shape)}")
+            if state[name].shape != x.shape or not state[name].isfinite().all():
+                raise ValueError(f"{name} is {tuple(state[name].shape)}, not finite numbers {tuple(x.shape)}")
             x.copy_(state[name])

@@ -42,7 +42,7 @@ from run.metrics import Step, header, line, measures, summary
 from run.monitors import EXIT_HALTED, Halted, Monitors, halting
 from run.platform import Interrupted, Signals, Stopwatch, environment, open_sandbox
 from run.probes import probe
-from run.startup import choose_dtype, flags_of_run, hash_base, open_run, populate, prepare, show_plan
+from run.startup import flags_of_run, hash_base, open_run, populate, prepare, show_plan
 from run.terminal import first_of_each, format_task, print_safely
 from selfplay import ProposalRecord, Setup
 from trueskill_lite import RATINGS, child_rating
@@ -209,7 +209,6 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
     with contextlib.ExitStack() as stack:
         sandbox = ranks.together(lambda: open_sandbox(0, cfg.weak_sandbox) if ranks.rank == 0 else None)
         stack.enter_context(sandbox or contextlib.nullcontext())
-        cfg = choose_dtype(cfg, ranks)
         cfg, base = ranks.together(lambda: prepare(cfg, ranks))
         run, resuming = open_run(cfg, ranks)
         before = vars(config_of_run(run.config(), run.path)) if resuming else vars(cfg)

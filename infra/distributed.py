@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 import torch
@@ -177,7 +177,7 @@ class Ranks:
 
     def check_population(self, adapters, members: list, where: str) -> None:
         """Raises ValueError in every process where one has other factors, names or ratings than process 0."""
-        text = json.dumps([m.to_json() for m in members]).encode()
+        text = json.dumps(list(map(asdict, members))).encode()
         values = dict(members=int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
         for path, (A, B) in adapters.masters.items():
             values[f"{path}.lora_A"] = A

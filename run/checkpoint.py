@@ -165,10 +165,10 @@ def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str) ->
                 tensors = {key: x.contiguous() for key, x in adam.state_dict(slot).items()}
                 save_file(tensors, directory / OPTIMIZER / f"{name}.safetensors")
 
-    tasks = dict(heldout=state.heldout, unseen=state.unseen, seeds=state.archive.seeds)
-    rows = {name: [dataclasses.asdict(task) for task in own] for name, own in tasks.items()}
-    run.save(state.step, dict(base_files=base_hash, members=[m.to_json() for m in state.members], **rows,
-                              totals=state.totals, optimizer_steps=n_learned), fill, setup.cfg.keep)
+    kept = dict(members=state.members, heldout=state.heldout, unseen=state.unseen, seeds=state.archive.seeds)
+    rows = {name: list(map(dataclasses.asdict, own)) for name, own in kept.items()}
+    run.save(state.step, dict(base_files=base_hash, totals=state.totals, optimizer_steps=n_learned, **rows),
+             fill, setup.cfg.keep)
 
 
 def slots(members: list[Member]) -> dict[int, str]:
@@ -212,15 +212,6 @@ def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
     return run.read("tasks.jsonl", fill)
 
 
-def read_moments(path: Path) -> dict[str, torch.Tensor]:
-    """A member's moments. Raises ValueError where one holds a number that is not finite."""
-    tensors = load_file(path)
-    for name, x in tensors.items():
-        if not x.isfinite().all():
-            raise ValueError(f"{name} holds numbers that are not finite")
-    return tensors
-
-
 def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: int) -> State:
     """The state of checkpoint step_`step`; adapters and optimiser are filled in place, the logs of a run that
     writes are cut back to it. Raises ValueError for another base, a damaged checkpoint or shorter logs."""
@@ -239,7 +230,7 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
         run.read(f"step_{step}/{name}", lambda path: load_peft(setup.adapters, slot, path, base_hash))
         if adam.steps[slot]:
             run.read(f"step_{step}/{OPTIMIZER}/{name}.safetensors",
-                     lambda path: adam.load_state_dict(slot, read_moments(path)))
+                     lambda path: adam.load_state_dict(slot, load_file(path)))
     run.truncate_logs(metadata["logs"])
     own = {name: metadata[name] for name in ("heldout", "unseen", "totals")}
     return State(step, members, archive, **own)

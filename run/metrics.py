@@ -16,8 +16,8 @@ from tasks.base import UNJUDGED, VIOLATION
 from tasks.prompts import reasoning
 
 # Taken from rl.update; clip_frac and approx_kl exist from two epochs on.
-GAP = tuple(f"train_rollout_logprob_{name}" for name in ("diff", "p99", "max"))
-OF_UPDATE = ("kl", "entropy", *GAP, "capped_frac", "clip_frac", "approx_kl", "skipped")
+OF_UPDATE = ("kl", "entropy", "train_rollout_logprob_diff", "train_rollout_logprob_p99", "capped_frac",
+             "clip_frac", "approx_kl", "skipped")
 N_COMPARED = 64                     # members of a role whose updates are all compared with each other
 N_BORN = 8                          # names of children on a line, at most
 
@@ -56,14 +56,13 @@ def describe(proposed: list[ProposalRecord]) -> dict:
         output_digits=mean(digits for _, digits in outputs))
 
 
-def reasoning_lengths(proposed: list[ProposalRecord], prompt_format: str) -> dict[str, list[int]]:
-    """Characters of reasoning in each text of the step, by who wrote it; 0 = it answers at once."""
-    lengths = {}
+def thinking(proposed: list[ProposalRecord], prompt_format: str) -> dict[str, list[bool]]:
+    """Whether each text of the step has reasoning in it, by who wrote it."""
+    thinks = {}
     for p in proposed:
         for name, texts in [(p.teacher.name, [p.text]), *p.answers.items()]:
-            own = [len(reasoning(text, prompt_format)) for text in texts]
-            lengths.setdefault(name, []).extend(own)
-    return lengths
+            thinks.setdefault(name, []).extend(bool(reasoning(text, prompt_format)) for text in texts)
+    return thinks
 
 
 def measures(cfg, prompt_format: str, adapters: Adapters, state: State, step: Step) -> dict:
@@ -72,19 +71,19 @@ def measures(cfg, prompt_format: str, adapters: Adapters, state: State, step: St
     by_kind = {kind: [p for p in step.proposed if p.kind == kind] for kind in cfg.task_types.split(",")}
     baseline = {kind: archive.modal_output(kind)[1] for kind in by_kind}
     solved = [p for p in step.proposed if p.solve_rate is not None]
-    lengths = reasoning_lengths(step.proposed, prompt_format)
-    of_students = [x for m in members_of(state.members, "student") for x in lengths.get(m.name, [])]
+    thinks = thinking(step.proposed, prompt_format)
+    of_students = [x for m in members_of(state.members, "student") for x in thinks.get(m.name, [])]
     of_update = {name: step.update[name] for name in OF_UPDATE if name in step.update}
     of_update |= {name: None for name in ("kl", "entropy") if not getattr(cfg, f"{name}_coef")}  # unmeasured
     return dict(
         **describe(step.proposed),
         task_types={kind: describe(own) for kind, own in by_kind.items()},
-        members=member_measures(cfg, adapters, state, step, lengths),
+        members=member_measures(cfg, adapters, state, step, thinks),
         unique_structures=len(archive.structures),
         unique_at_64=archive.unique_at_64(),
         majority_baseline=baseline,
         beats_guessing=mean(float(p.solve_rate > baseline[p.kind] + NOISE_MARGIN) for p in solved),
-        think=mean(map(bool, of_students)),
+        think=mean(of_students),
         brier=mean(match["brier"] for match in step.matches),
         frac_zero_advantage=(step.adv == 0).float().mean().item(),
         **of_update,
@@ -108,16 +107,15 @@ def mean_cosines(cfg, adapters: Adapters, members: list[Member], step: int) -> d
 
 
 def member_measures(cfg, adapters: Adapters, state: State, step: Step,
-                    lengths: dict[str, list[int]]) -> dict[str, dict]:
-    """What the step was for each member, by name; of those that had no match with --matches, the rating.
-    lengths: see reasoning_lengths."""
+                    thinks: dict[str, list[bool]]) -> dict[str, dict]:
+    """What the step was for each member, by name; of those that had no match with --matches, the rating."""
     playing = {match[role] for match in step.matches for role in ("teacher", "student")}
     active = [m for m in state.members if m.name in playing or not cfg.matches]
     cosines, rollout = mean_cosines(cfg, adapters, active, state.step), step.batch.rollout
     rates, members = learning_rates(cfg, state.members, state.step), {}
     for m in state.members:
-        members[m.name] = dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma, lr=rates[m.slot])
-        members[m.name] |= m.traits()
+        members[m.name] = dict(role=m.role, mu=m.rating.mu, sigma=m.rating.sigma, lr=rates[m.slot],
+                               niche=m.niche)
     proposals, verdicts = {}, {}                                        # by who wrote them
     for p in step.proposed:
         proposals.setdefault(p.teacher.name, []).append(p)
@@ -129,12 +127,10 @@ def member_measures(cfg, adapters: Adapters, state: State, step: Step,
         members[m.name] |= dict(
             reward=mean(step.batch.reward[rows].tolist()),
             response_tokens=mean(n_tokens.tolist()),
-            adv_abs=mean(step.adv[rows].abs().tolist()),
             entropy=-rollout.logp[rows].sum().item() / max(1, n_tokens.sum().item()),
             grad_norm=step.update["grad_norm"][m.slot],
             cosine=cosines.get(m.name),
-            think=mean(map(bool, lengths.get(m.name, []))),
-            reasoning_chars=mean(lengths.get(m.name, [])))
+            think=mean(thinks.get(m.name, [])))
         if m.role == "teacher":
             own = describe(proposals.get(m.name, []))
             del own["teacher_reward"]                                   # is its `reward`

@@ -87,7 +87,7 @@ def probe_heldout(s: Setup, students: dict[str, int], heldout: list[Task], step:
     base = members.pop(FROZEN_BASE)
     out |= dict(heldout_greedy=accuracies(members), heldout_greedy_base=mean(base.correct),
                 heldout_n=len(heldout), heldout_think={name: mean(a.thinks) for name, a in members.items()},
-                heldout_think_base=mean(base.thinks), heldout_greedy_se=standard_error(members))
+                heldout_greedy_se=standard_error(members))
     return out, cost
 
 
@@ -137,4 +137,4 @@ def probe(s: Setup, members: list[Member], heldout: list[Task], unseen: list[Tas
         out |= measured
         total.update(cost)
     s.adapters.page_in(players.tolist())
-    return out | dict(probe_members=len(by_slot)) | total
+    return out | total

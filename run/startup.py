@@ -102,13 +102,6 @@ def base_name(cfg: Config) -> str:
     return str(ROOT / cfg.base) if bundled else cfg.base
 
 
-def choose_dtype(cfg: Config, ranks: Ranks) -> Config:
-    """cfg with --dtype auto decided, by process 0 for all. Raises ValueError."""
-    if cfg.dtype != "auto":
-        return cfg
-    return dataclasses.replace(cfg, dtype=ranks.broadcast(lambda: pick_dtype("auto", ranks.device)))
-
-
 def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str, bool]:
     """Resolved configuration, the dtype that the base computes in, the memory plan as a table, whether it
     fits: all without the base's weights. Raises ValueError."""
@@ -116,6 +109,8 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str
     shape = read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
     absent = cfg.device.startswith("cuda") and ranks.device.type == "cpu"       # --plan without the card
+    if cfg.dtype == "auto":
+        cfg = dataclasses.replace(cfg, dtype="bfloat16" if absent else pick_dtype("auto", ranks.device))
     cfg = resolve_config(cfg, prompt_format, "cuda" if absent else ranks.device.type)
     demand(cfg.max_new_tokens < shape.max_position_embeddings,
            f"--max-new-tokens {cfg.max_new_tokens} exceed the base's context, "
@@ -140,10 +135,7 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
 def show_plan(cfg: Config) -> int:
     """Print the memory plan, for --device cuda also without a card; the exit code. Raises ValueError."""
     absent = cfg.device.startswith("cuda") and not torch.cuda.is_available()
-    if absent and cfg.dtype == "auto":
-        cfg = dataclasses.replace(cfg, dtype="bfloat16")
-    ranks = Ranks.join("cpu" if absent else cfg.device)
-    *_, table, fits = estimate_memory(choose_dtype(cfg, ranks), ranks)
+    *_, table, fits = estimate_memory(cfg, Ranks.join("cpu" if absent else cfg.device))
     print(table)
     return 0 if fits else 2
 

@@ -127,7 +127,7 @@ def test_metrics(finished):
         phases = {"match", "propose", "verify", "solve", "probe", "update", "rate", "record", "evolve"}
         assert phases == set(row["seconds"])
         assert sum(row["reasons"].values()) == round((1 - row["valid"]) * row["n"])
-        keys = {"mu", "sigma", "reward", "response_tokens", "entropy", "adv_abs", "grad_norm", "cosine"}
+        keys = {"mu", "sigma", "reward", "response_tokens", "entropy", "grad_norm", "cosine"}
         for member in row["members"].values():
             assert keys <= set(member) and (member["solve_rate"] is None or 0 <= member["solve_rate"] <= 1)
     assert metrics[0]["unique_structures"] <= metrics[-1]["unique_structures"]

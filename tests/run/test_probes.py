@@ -30,14 +30,14 @@ def test_thinking_is_what_the_styles_parser_says(prompt_format, text, wanted):
     assert reasoning(text, prompt_format) == wanted
 
 
-def test_reasoning_lengths_of_members():
+def test_who_thinks():
     """Of hand-made answers: two of S0's four think, none of S1's two."""
     batch = with_fates()[:2]
     batch[0].answers = {"S0": [">1\n=2", "=2"], "S1": ["=2", "=3"]}
     batch[1].answers = {"S0": [">1\n>2\n=2", "=20"]}
     batch[0].attempts, batch[1].attempts = ({name: ["wrong"] * len(texts) for name, texts in p.answers.items()} for p in batch)
-    lengths = metrics.reasoning_lengths(batch, "micro")
-    assert lengths == {"T0": [0], "T1": [0], "S0": [1, 0, 3, 0], "S1": [0, 0]}
+    thinks = {"T0": [False], "T1": [False], "S0": [True, False, True, False], "S1": [False, False]}
+    assert metrics.thinking(batch, "micro") == thinks
 
 
 def test_standard_error_counts_a_task_once():
@@ -65,7 +65,7 @@ def test_probe(setup):
     assert 0 <= told["base_solve"] <= 1 and told["student_solve"] == 0 and told["probe_tokens"] > 0
     later = probes.probe(s, students, given, [], batch, 1)
     assert later["heldout_greedy_base"] == told["heldout_greedy_base"], "asked each time, it never changes"
-    assert probes.probe(s, students, [], [], [], 1) == dict(probe_members=2, probe_tokens=0)
+    assert probes.probe(s, students, [], [], [], 1) == dict(probe_tokens=0)
 
 
 def test_kinds_that_nobody_plays(setup):
@@ -98,7 +98,7 @@ def test_of_many_members_some_are_asked(setup):
     both = members("teacher") + members("student")
     assert probes.some_of(s.cfg, both, 0, 4) == both, "where there are few, all"
     told = probes.probe(s, members("student"), play(s, "code_o", "x=x+1"), [], [], 1)
-    assert told["probe_members"] == len(told["heldout_greedy"]) == 2
+    assert len(told["heldout_greedy"]) == 2
 
 
 def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
