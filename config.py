@@ -120,7 +120,6 @@ class Config:
     rollout_batch: int = flag(None, "rows that decode together; 0, a card's default: all", within=FROM_0)
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", within=FROM_1)
     plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
-    weak_sandbox: bool = flag(False, "run model code behind weaker walls where seccomp is missing: dangerous")
 
 
 # Where each group of --help begins: its first field, and its title.

@@ -207,7 +207,7 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
     halting(cfg.halt_on)
     ranks = Ranks.join(cfg.device)
     with contextlib.ExitStack() as stack:
-        sandbox = ranks.together(lambda: open_sandbox(0, cfg.weak_sandbox) if ranks.rank == 0 else None)
+        sandbox = ranks.together(lambda: open_sandbox(0) if ranks.rank == 0 else None)
         stack.enter_context(sandbox or contextlib.nullcontext())
         cfg, base = ranks.together(lambda: prepare(cfg, ranks))
         run, resuming = open_run(cfg, ranks)

@@ -18,10 +18,10 @@ dropped user. Then limits (CPU timer, address space, file size, wall clock), val
 unpickled nor evaluated nor compared by methods of its own, and two or three interpreters of other hash seeds
 and addresses for jobs that must be deterministic.
 
-Tiers. "full"; "no namespaces" (the wall without the second one); "weak" (no seccomp; only with weak=True).
-Canary programs through the normal path decide; where they get past, the sandbox refuses to start. Not
-promised: anything in "weak", bugs of the kernel behind those calls, side channels such as timing, and that
-these show every dependence on hash order or a clock of seconds.
+Tiers. "full"; "no namespaces" (the wall without the second one). Canary programs through the normal path
+decide; where they get past, or without seccomp, the sandbox refuses to start: there is no weaker one. Not
+promised: bugs of the kernel behind those calls, side channels such as timing, and that these show every
+dependence on hash order or a clock of seconds.
 """
 import argparse
 import json
@@ -73,10 +73,10 @@ class Sandbox(AbstractContextManager):
     profile: what programs may import and use, "train" or "eval" (see profiles.Profile); cpu_s, wall_s,
     mem_mb: other limits than its own. without: layers to leave out, for tests of the tiers ("seccomp",
     "namespaces"). tier and report say what protects; servers are the scheduler's. Raises RuntimeError where
-    it cannot protect, unless weak=True.
+    it cannot protect.
     """
 
-    def __init__(self, workers=2, weak=False, without=(), profile="train", **limits):
+    def __init__(self, workers=2, without=(), profile="train", **limits):
         if profile not in PROFILES:
             raise ValueError(f"profile {profile!r}: give one of {', '.join(PROFILES)}")
         limits = replace(PROFILES[profile], **limits)
@@ -96,8 +96,7 @@ class Sandbox(AbstractContextManager):
         os.close(fd)
         try:
             self.report = self.scheduler.open()
-            self.report["canaries"] = self.send_canaries()
-            self.tier = self.report["tier"] = self.find_tier(weak)
+            self.tier = self.report["tier"] = self.find_tier()
         except BaseException:
             self.close()
             raise
@@ -111,25 +110,21 @@ class Sandbox(AbstractContextManager):
         end = self.run([Job("def f():\n while True: pass", ("",), cpu_s=0.05)])[0].end
         return met | {"endless loop": "refused: timeout" if end == "timeout" else end}
 
-    def find_tier(self, weak):
-        """The tier, by what the canaries met; refuses or warns where something was allowed."""
-        met, layers = self.report["canaries"], self.report
-        verdict, = self.run([Job("def f(x): return {x: (x,)}", ("2",), deterministic=True)])
-        if verdict.outputs != ('{"d":[[2,{"t":[2]}]]}',):
-            raise RuntimeError(f"no program runs in this sandbox: {layers}")
-        stopped = "refused", "violation"
-        holes = [f"{name} ({how})" for name, how in met.items() if not how.startswith(stopped)]
-        holes += [f"{name} ({layers.get(name)})" for name in REQUIRED if layers.get(name) != "ok"]
+    def find_tier(self):
+        """The tier, by the layers and what the canaries meet. Raises RuntimeError where one gets past."""
+        layers = self.report
+        holes = [f"{name} ({layers.get(name)})" for name in REQUIRED if layers.get(name) != "ok"]
         if not holes:
-            return "full" if layers["empty_root"] == "ok" else "no namespaces"
-        holes = "; ".join(holes)
-        if not weak:
+            verdict, = self.run([Job("def f(x): return {x: (x,)}", ("2",), deterministic=True)])
+            if verdict.outputs != ('{"d":[[2,{"t":[2]}]]}',):
+                raise RuntimeError(f"no program runs in this sandbox: {layers}")
+            met, stopped = self.send_canaries(), ("refused", "violation")
+            holes = [f"{name} ({how})" for name, how in met.items() if not how.startswith(stopped)]
+            layers["canaries"] = met
+        if holes:
             raise RuntimeError("The sandbox refuses to run model code here, because a program could get past "
-                               f"it: {holes}. Use Linux on x86-64 or aarch64 with seccomp, or, for programs "
-                               "that you trust, --weak-sandbox (in Python weak=True).")
-        sys.stderr.write("\nWARNING: WEAK SANDBOX, only for programs that you trust: one could get past "
-                         f"{holes}\n\n")
-        return "weak"
+                               f"it: {'; '.join(holes)}. Use Linux on x86-64 or aarch64 with seccomp.")
+        return "full" if layers["empty_root"] == "ok" else "no namespaces"
 
     def run(self, jobs):
         """list[Job] -> list[Verdict], in order. Never raises for anything that a program does.

@@ -70,11 +70,11 @@ class Signals:
             raise Interrupted(self.pending)
 
 
-def open_sandbox(workers: int, weak: bool, **options) -> Sandbox:
+def open_sandbox(workers: int, **options) -> Sandbox:
     """The sandbox of a run; workers 0: half the cores, two at the least. Raises ValueError where this machine
     cannot hold model code in."""
     try:
-        return Sandbox(workers or max(2, (os.cpu_count() or 1) // 2), weak=weak, **options)
+        return Sandbox(workers or max(2, (os.cpu_count() or 1) // 2), **options)
     except RuntimeError as e:
         raise ValueError(str(e)) from None
 

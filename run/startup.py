@@ -174,6 +174,6 @@ def opened(path: str, device: str = "auto", **changes):
         raise ValueError(f"{path}: no checkpoint; give the directory of a run, out/NAME")
     cfg = dataclasses.replace(config_of_run(run.config(), run.path), tasks="", dedupe="structural", **changes)
     cfg, base = prepare(cfg, ranks)
-    with open_sandbox(0, cfg.weak_sandbox) as sandbox:
+    with open_sandbox(0) as sandbox:
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
         yield setup, restore(run, cfg, setup, adam, base_hash, run.steps()[-1])

@@ -164,43 +164,24 @@ def reset_interpreter(imports):
     sys.modules["warnings"].simplefilter("ignore")
 
 
-def enter_pid_namespace():
-    """Weak mode, after lock_up() asked for it: the fork server goes on as first process of a PID namespace.
-
-    Nothing in there survives it or sees what is outside. The process that was started watches both ends.
-    """
-    server = os.fork()
-    if server == 0:
-        return
-    os.closerange(RESULT, OWNER)
-    watch = select.poll()
-    for fd in OWNER, os.pidfd_open(server):
-        watch.register(fd, select.POLLIN)
-    watch.poll()
-    os._exit(0)                                         # the fork server asked to be killed when this happens
-
-
 def prepare(options):
     """Imports, locks the fork server up, reports its layers to the trainer -> (profile, wall).
 
-    wall: what children put up, as arguments of prctl, None without seccomp.
+    wall: what children put up, as arguments of prctl. Without seccomp the trainer sends no job.
     """
     profile = PROFILES[options["profile"]]
     os.environ.clear()
     take_slots(options["fds"])
     layers = dict(options["without"])
     reset_interpreter(profile.imports)
-    wall = None if "seccomp" in layers else walls.seccomp_wall()
-    walls.lock_up(layers, options["mem_mb"], profile.max_file, weak=wall is None)
-    if wall is not None and not walls.seccomp_works(wall):
-        wall, layers["seccomp"] = None, "refused by the kernel"
-    layers.setdefault("seccomp", "ok" if wall is not None else "no table for this processor")
-    end = signal.SIGCONT                                # wakes a stopped fork server to see the end
-    if wall is None and layers["namespaces"] == "ok":
-        enter_pid_namespace()
-        layers["pid_namespace"] = "ok"
-        end = signal.SIGKILL
-    walls.call("prctl", walls.PR_SET_PDEATHSIG, int(end), 0, 0, 0)
+    wall = walls.seccomp_wall()
+    walls.lock_up(layers, options["mem_mb"], profile.max_file)
+    if wall is None:
+        layers["seccomp"] = "no table for this processor"
+    elif "seccomp" not in layers:
+        layers["seccomp"] = "ok" if walls.seccomp_works(wall) else "refused by the kernel"
+    # wakes a stopped fork server to see the end
+    walls.call("prctl", walls.PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
     warm = "def f(x):\n    return {1: (x, 'a'), 'k': {x}}\n", "f", ["1"], [0]
     for _ in range(100):
         perform(warm, lambda line: None, profile)       # children inherit specialised bytecode

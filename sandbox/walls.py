@@ -92,7 +92,7 @@ def seccomp_works(wall):
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 SECCOMP_MODE_FILTER = 2
-NEW_USER, NEW_PID = 0x10000000, 0x20000000
+NEW_USER = 0x10000000
 NEW_OTHERS = 0x40000000 | 0x20000 | 0x8000000 | 0x4000000  # network, mounts, IPC, host name
 # These two run once a program. Python's own fork would seed `random` anew and rebuild locks, a tenth of a
 # program's time; bound and with arguments made beforehand, prctl touches fewer pages that a child must copy
@@ -122,15 +122,15 @@ def attempt(layers, name, function, *args):
         layers[name] = f"{type(e).__name__}: {e}"
 
 
-def enter_namespaces(kinds):
+def enter_namespaces():
     """Its own network, mounts and so on; without root only as the one user of a new user namespace."""
     uid, gid = os.getuid(), os.getgid()
     if os.geteuid() == 0:
         try:
-            return call("unshare", kinds)
+            return call("unshare", NEW_OTHERS)
         except OSError:
             pass                                        # root of a container: try it as a user would
-    call("unshare", NEW_USER | kinds)
+    call("unshare", NEW_USER | NEW_OTHERS)
     for name, text in ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"):
         with open(f"/proc/self/{name}", "w") as f:
             f.write(text)
@@ -161,12 +161,12 @@ def drop_capabilities():
     call("syscall", number, struct.pack("Ii", 0x20080522, 0), bytes(24))
 
 
-def lock_up(layers, mem_mb, max_file, weak):
-    """Once per fork server, before any job: all that its children inherit. weak: a PID namespace, too."""
+def lock_up(layers, mem_mb, max_file):
+    """Once per fork server, before any job: all that its children inherit."""
     root = os.geteuid() == 0
     with open("/proc/self/statm") as f:
         own_bytes = int(f.read().split()[0]) * resource.getpagesize()
-    attempt(layers, "namespaces", enter_namespaces, NEW_OTHERS | (NEW_PID if weak else 0))
+    attempt(layers, "namespaces", enter_namespaces)
     attempt(layers, "empty_root", empty_root, layers["namespaces"])
     if root:
         attempt(layers, "drop_user", drop_user)
@@ -185,7 +185,5 @@ def lock_up(layers, mem_mb, max_file, weak):
 
 def wall_in(wall):
     """The last that a child does before its program: it will die with the fork server, and is filtered."""
-    if prctl(*DIE_WITH_PARENT) or wall and prctl(*wall):
+    if prctl(*DIE_WITH_PARENT) or prctl(*wall):
         os._exit(111)
-    if wall is None:
-        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))  # weak: at least no fork

@@ -104,11 +104,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = common.parser_of("eval.code", __doc__, default_max_new=1024)
     parser.add_argument("--self-test", action="store_true", help="run canonical solutions; needs no model")
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes that run at once")
-    parser.add_argument("--weak-sandbox", action="store_true",
-                        help="go on where the sandbox cannot protect; only for models that you trust")
     args = common.check(parser.parse_args(argv))
     problems, hashes = fetch.load(args, SETS, problem_of)
-    with open_sandbox(args.workers, args.weak_sandbox, profile="eval") as sandbox:
+    with open_sandbox(args.workers, profile="eval") as sandbox:
         if args.self_test:
             published = [problem for problem in problems if not problem.is_live]       # it has no solutions
             return answering.self_test(published, canonical, partial(verify, sandbox))

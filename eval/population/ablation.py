@@ -84,7 +84,6 @@ def planned(args: argparse.Namespace) -> list[tuple[int, Arm, str, list[str]]]:
 def run_all(args: argparse.Namespace, plan: dict) -> None:
     """Train and evaluate every run that is not yet on disk; runs.jsonl grows by each."""
     asking = ["--base", args.base, "--device", args.device, "--workers", 1]
-    asking += [word for word in args.train if word == "--weak-sandbox"]
     budgets = {}
     for seed, arm, run, words in planned(args):
         out, budget = args.out / run, budgets.get(seed)

@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     steps, items, hashes = run.steps()[::-1][::args.every][::-1], [], {}
     if len(steps) < 2:
         raise ValueError(f"{run.path}: two checkpoints are the least: train with --keep 1000 to keep all")
-    with open_sandbox(args.workers, args.weak_sandbox) as sandbox:
+    with open_sandbox(args.workers) as sandbox:
         bare = formatted(args, common.load(args))
         bare.adapters, bare.slots, bare.hashes = None, {BASE: -1}, {}
         prompt_format = bare.base.prompt_format

@@ -105,8 +105,6 @@ def verifier_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-format", default="", choices=("", *PROMPT_FORMATS),
                         help="how the model is talked to; default: as the run was, else as the base wants")
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes")
-    parser.add_argument("--weak-sandbox", action="store_true",
-                        help="weaker walls where the system has no seccomp (dangerous)")
     parser.set_defaults(max_rows=None)
 
 
@@ -144,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
     families = common.choose(args.bench, tuple(FAMILIES))
     default = "eval-heldout" if args.split == "test" else "eval-heldout-validation"
     default += f"-t{args.temperature:g}" if args.temperature else ""
-    with open_sandbox(args.workers, args.weak_sandbox) as sandbox:
+    with open_sandbox(args.workers) as sandbox:
         population = formatted(args, common.load(args))
         prompt_format = population.base.prompt_format
         if "math" in families and prompt_format != "micro":
