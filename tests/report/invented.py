@@ -28,7 +28,7 @@ class Page(HTMLParser):
         self.feed(html)
         self.close()
         assert not self.open, f"never closed: {self.open}"
-        self.text = " ".join(self.words)
+        self.html, self.text = html, " ".join(self.words)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
@@ -65,18 +65,6 @@ def check(html: str) -> Page:
     return page
 
 
-def described(rng, n: int = 24) -> dict:
-    """What train.py says of a group of proposals."""
-    return dict(n=n, valid=rng.uniform(0.4, 1), reasons=dict(duplicate=2, syntax=1), teacher_reward=rng.uniform(-1, 1),
-                solve_rate=rng.random(), solve_0=0.2, solve_1=0.5, duplicates=0.1, statements=2 + rng.random())
-
-
-def member(rng, step: int, role: str) -> dict:
-    """What train.py says of a member of either role."""
-    return dict(role=role, mu=25 + rng.gauss(0, 2), sigma=8 / (step + 1), reward=0.5, think=rng.random(), entropy=1.0, cosine=rng.random(),
-                n=20, solve_rate=rng.random())
-
-
 def probe(rng, step: int, teachers: list[str], students: list[str]) -> dict:
     """What a probe adds to a step's line of metrics.jsonl."""
     row = dict(base_solve=0.5, student_solve=0.6, heldout_n=50, unseen_n=dict(math=9, logic=9),
@@ -90,9 +78,16 @@ def probe(rng, step: int, teachers: list[str], students: list[str]) -> dict:
 
 def measured(rng, step: int, teachers: list[str], students: list[str], n: int) -> dict:
     """A step's line of metrics.jsonl."""
-    members = {name: member(rng, step, "teacher") | described(rng) for name in teachers}
-    members |= {name: member(rng, step, "student") for name in students}
-    row = dict(step=step, think=0.5, **described(rng, n=n), members=members, task_types=dict(code_o=described(rng), code_i=described(rng)),
+    def described(n: int = 24) -> dict:
+        return dict(n=n, valid=rng.uniform(0.4, 1), reasons=dict(duplicate=2, syntax=1), teacher_reward=rng.uniform(-1, 1),
+                    solve_rate=rng.random(), solve_0=0.2, solve_1=0.5, duplicates=0.1, statements=2 + rng.random())
+
+    members = {}
+    for name in teachers + students:
+        role = "teacher" if name in teachers else "student"
+        members[name] = described() | dict(role=role, mu=25 + rng.gauss(0, 2), sigma=8 / (step + 1), reward=0.5,
+                                           think=rng.random(), entropy=1.0, cosine=rng.random())
+    row = dict(step=step, think=0.5, **described(n), members=members, task_types=dict(code_o=described(), code_i=described()),
                unique_structures=50 * (step + 1), beats_guessing=0.8, kl=None, entropy=None, alarms={}, tokens_generated=1000 * (step + 1),
                seconds=dict(propose=1.0, solve=2.0))
     return row | (probe(rng, step, teachers, students) if step % 5 == 0 else {})
@@ -129,7 +124,7 @@ def invent(path: Path, steps: int = 6, pop: int = 4, per_step: int = 8, every: i
             logs["genealogy"] += [replaced(step, teachers), replaced(step, students)]
     for name, some in logs.items():
         if some:
-            rewrite(path / f"{name}.jsonl", some)
+            rewrite(path, name, some)
     settled = dict(base="micro/base", name=path.name, out="out", seed=0, steps=steps, prompt_format="micro", single=False, rank=8)
     (path / "config.json").write_text(json.dumps(settled | config))
     env = dict(commit="abc", flags=dict(seed=[0, "every draw"], rank=[8, "of LoRA"], dedupe=["structural", "duplicates"]))
@@ -137,16 +132,11 @@ def invent(path: Path, steps: int = 6, pop: int = 4, per_step: int = 8, every: i
     return path
 
 
-def made(*paths: Path) -> str:
-    """The page of these runs."""
-    return page.page([RunLog(path) for path in paths])
+def rewrite(path: Path, log: str, some: list) -> None:
+    """A run's log of these lines."""
+    (path / f"{log}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
 
 
-def rows(path: Path) -> list[dict]:
-    """A log's lines."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def rewrite(path: Path, some: list) -> None:
-    """A log of these lines."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in some))
+def made(*paths: Path) -> Page:
+    """The page of these runs, which is whole and harmless."""
+    return check(page.page([RunLog(path) for path in paths]))

@@ -10,7 +10,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from invented import HOSTILE, check, invent, made, rewrite, rows
+from invented import HOSTILE, check, invent, made, rewrite
+from tiny_run import play, rows
 
 import report
 from report import __main__ as command
@@ -21,48 +22,50 @@ ROOT = Path(report.__file__).parent.parent
 
 
 def test_a_whole_run_is_told(tmp_path):
-    html = made(invent(tmp_path / "demo", steps=12, dedupe="off"))
-    page = check(html)
+    page = made(invent(tmp_path / "demo", steps=12, dedupe="off"))
     for words in ("demo", "all 12 steps done", "2 teachers and 2 students", "frozen base", "dare of T1 and T1, in place of T0", "0.95",
                   "structures", "∅ malformed", "2 × ✗ wrong", "Solve rate by type of task", "nobody solves", "Word problems, never trained on",
                   "1 of 9 flags differ", "No monitor gave alarm"):
         assert words in page.text, words
     assert "Absent" not in page.text and "About the logs" not in page.text
     assert {"T0", "S1"} <= {v for tag, k, v in page.attributes if k in ("data-teacher", "data-student")}
-    places = [html.index(part) for part in ("<h1>", 'class="lead"', "<nav>", 'class="words"', 'id="thinking"', 'id="progress"')]
+    places = [page.html.index(part) for part in ("<h1>", 'class="lead"', "<nav>", 'class="words"', 'id="thinking"', 'id="progress"')]
     assert places == sorted(places) and page.tags.count("h2") == 6
-    assert set(re.findall('href="#([a-z]+)"', html)) == set(re.findall('section id="([a-z]+)"', html))
+    assert set(re.findall('href="#([a-z]+)"', page.html)) == set(re.findall('section id="([a-z]+)"', page.html))
 
 
 def test_the_result_in_one_sentence_and_four_numbers(tmp_path):
     path = invent(tmp_path / "run", steps=6)
-    some = rows(path / "metrics.jsonl")
+    some = rows(path)
     for row, greedy, words in ((some[0], .26, .06), (some[5], .74, .678)):
         row["heldout_greedy"] = dict.fromkeys(row["heldout_greedy"], greedy)
         row["unseen"] = dict(math=dict.fromkeys(row["heldout_greedy"], words) | dict(base=.5))
     some[0]["base_solve"], some[5]["base_solve"] = .71, 1
-    rewrite(path / "metrics.jsonl", some)
+    rewrite(path, "metrics", some)
     run = RunLog(path)
     assert opening.result(run) == "Students went from <b>.26 to .74</b> on held-out tasks; never trained on: word problems .06 to .68."
     assert re.findall("<b>(.*?)</b>", opening.numbers(run)) == [".26 → .74", ".06 → .68", ".50 → .50", ".71 → 1.00"]
+    assert "S0, founder: 0.26" in opening.panels(run)[0][0][1], "the picture says the same"
+    (_, low, high), = opening.interval([(3, .5)], {3: 100})
+    assert (low, high) == pytest.approx((.4038, .5962), abs=1e-3)
 
 
 def test_niches_rates_and_alarms_are_told_and_what_was_not_measured_is_not(tmp_path):
     path = invent(tmp_path / "run", steps=8, every=0)
-    some = rows(path / "metrics.jsonl")
+    some = rows(path)
     for step in (2, 3, 5):
         some[step]["alarms"] = dict(collapse=f"like eggs, said at {step} <b>")
     some[7]["members"]["T0"] |= dict(niche=["code_i", "code_o"], lr=1.25e-4, solve_rate=None)
-    rewrite(path / "metrics.jsonl", some)
-    html = made(path)
-    assert "like eggs, said at 2 <b>" in (text := check(html).text) and "2, 3, 5" in text and "said at 3" not in text
-    cells = next(re.findall("<td>(.*?)</td>", row) for row in html.split("<tr>") if "</i>T0<" in row)
+    rewrite(path, "metrics", some)
+    page = made(path)
+    assert "like eggs, said at 2 <b>" in page.text and "2, 3, 5" in page.text and "said at 3" not in page.text
+    cells = next(re.findall("<td>(.*?)</td>", row) for row in page.html.split("<tr>") if "</i>T0<" in row)
     assert cells[1:5] == ["0 to 7", "founder", "code_i, code_o", "0.000125"] and cells[6:] == ["–", "–"]
 
 
 @pytest.mark.parametrize("steps, words", [(0, "No step is finished yet."), (1, "no before and after"), (2, "all 2 steps done")])
 def test_short_runs(tmp_path, steps, words):
-    assert words in check(made(invent(tmp_path / "run", pop=2, steps=steps, every=0, single=steps == 2))).text
+    assert words in made(invent(tmp_path / "run", pop=2, steps=steps, every=0, single=steps == 2)).text
 
 
 def test_a_run_killed_half_way(tmp_path):
@@ -73,7 +76,7 @@ def test_a_run_killed_half_way(tmp_path):
         (path / f"{name}.jsonl").write_bytes(b'[1]\n{"no": "step"}\n\n' + data[:-50])
     (path / "genealogy.jsonl").unlink()
     (path / "env.json").write_bytes(b"{\xff")
-    page = check(made(path))
+    page = made(path)
     for words in ("5 of 40 steps done", "3 lines of metrics.jsonl skipped", "3 lines of tasks.jsonl skipped", "env.json could not be read",
                   "did not write its defaults", "unknown"):
         assert words in page.text, words
@@ -82,31 +85,32 @@ def test_a_run_killed_half_way(tmp_path):
 def test_what_was_not_logged_is_absent(tmp_path):
     path = invent(tmp_path / "run")
     kept = ("step", "valid", "n", "reasons", "members")
-    rewrite(path / "metrics.jsonl", [{key: row[key] for key in kept} for row in rows(path / "metrics.jsonl")])
+    rewrite(path, "metrics", [{key: row[key] for key in kept} for row in rows(path)])
     (path / "tasks.jsonl").unlink()
-    page = check(made(path))
+    page = made(path)
     assert page.text.count("Absent: this run did not log it.") > 5 and "Absent: no proposal can be read" in page.text
     for titles in (opening.PLAYED, "Types never trained on"):
         assert f"{titles} Absent: this run did not log it." in page.text
-    rewrite(path / "metrics.jsonl", [{"step": 3}])
-    check(made(path))
+    rewrite(path, "metrics", [{"step": 3}])
+    made(path)
     with pytest.raises(ValueError, match="nothing to draw"):
         opening.picture(RunLog(path))
 
 
-def call_report(*words) -> subprocess.CompletedProcess:
-    """python -m report with these words, by Python alone."""
-    return subprocess.run([sys.executable, "-S", "-m", "report", *map(str, words)], capture_output=True, text=True, cwd=ROOT)
-
-
-def test_a_run_with_former_names_is_refused(tmp_path):
-    """One sentence, code 2, no page; also where it is one of several."""
-    path, good = invent(tmp_path / "old"), invent(tmp_path / "good")
-    rewrite(path / "metrics.jsonl", [row | dict(anchors_greedy={}) for row in rows(path / "metrics.jsonl")])
-    bad = call_report(good, "--compare", path)
-    assert bad.returncode == 2 and not list(tmp_path.rglob("*.html"))
-    assert bad.stderr == (f"report: {path} was written before the flags and measures got their present names: "
-                          "draw it with the commit in its env.json\n")
+def test_command_line(tmp_path):
+    """Nothing but Python is needed; bad input, as a run with former names, ends in one sentence and without a page."""
+    def call(*words) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, "-S", "-m", "report", *map(str, words)], capture_output=True, text=True, cwd=ROOT)
+    good, old = invent(tmp_path / "run"), invent(tmp_path / "old")
+    rewrite(old, "metrics", [row | dict(anchors_greedy={}) for row in rows(old)])
+    for words, code, said in (([tmp_path], 2, "is no run"), ([good, "--compare", old], 2, "before the flags and measures got their present names"),
+                              ([good, "--out", tmp_path / "no" / "a.html"], 1, "No such file")):
+        bad = call(*words)
+        assert bad.returncode == code and said in bad.stderr and bad.stderr.count("\n") == 1, (words, bad.stderr)
+    assert not list(tmp_path.rglob("*.html"))
+    done = call(good)
+    assert done.returncode == 0, done.stderr
+    check((good / "report.html").read_text(encoding="utf-8"))
 
 
 def poison(value, bad: str):
@@ -122,16 +126,14 @@ def poison(value, bad: str):
 def test_hostile_texts_are_shown_and_do_nothing(tmp_path):
     path = invent(tmp_path / "<b>run&", steps=len(HOSTILE))
     for name in ("metrics", "tasks", "genealogy"):
-        some = rows(path / f"{name}.jsonl")
-        rewrite(path / f"{name}.jsonl", [poison(row, HOSTILE[i % len(HOSTILE)]) for i, row in enumerate(some)])
+        rewrite(path, name, [poison(row, HOSTILE[i % len(HOSTILE)]) for i, row in enumerate(rows(path, name))])
     for name in ("config.json", "env.json"):
         poisoned = poison(json.loads((path / name).read_text()), HOSTILE[0])
         (path / name).write_text(json.dumps(poisoned | {k: i for i, k in enumerate(HOSTILE)}))
-    page = check(made(path, path))
-    assert "<b>run&" in page.text                                   # as text
-    for seen in ("⟨U+202E⟩gnp.exe", "⟨U+0000⟩⟨U+001B⟩[2J", "⟨U+D800⟩", "⟨U+2028⟩", "a⟨U+200B⟩b⟨U+FEFF⟩", "more characters]",
+    page = made(path, path)
+    for seen in ("<b>run&", "⟨U+202E⟩gnp.exe", "⟨U+0000⟩⟨U+001B⟩[2J", "⟨U+D800⟩", "⟨U+2028⟩", "a⟨U+200B⟩b⟨U+FEFF⟩", "more characters]",
                  "</script><script>alert(1)</script>"):
-        assert seen in page.text, seen
+        assert seen in page.text, seen                              # as text
     drawn = ElementTree.fromstring(opening.picture(RunLog(path)))
     assert not drawn.findall(".//{*}script")
 
@@ -151,50 +153,38 @@ def test_any_value_anywhere(tmp_path, seed):
             return {k: spoil(v) for k, v in value.items() if rng.random() > 0.01}
         return [spoil(v) for v in value] if isinstance(value, list) else value
     for name in ("metrics", "tasks", "genealogy"):
-        rewrite(path / f"{name}.jsonl", [spoil(row) for row in rows(path / f"{name}.jsonl")])
+        rewrite(path, name, [spoil(row) for row in rows(path, name)])
     for name in ("config.json", "env.json"):
         (path / name).write_text(json.dumps(spoil(json.loads((path / name).read_text()))))
-    check(made(path, path))
+    made(path, path)
 
 
 def test_compare(tmp_path):
     first, second = invent(tmp_path / "full", steps=8), invent(tmp_path / "other", steps=8, dedupe="off")
-    page = check(made(first, second))
+    page = made(first, second)
     for words in ("The budgets agree within 5%.", "dedupe off", "8,000", "Students on math, never trained on"):
         assert words in page.text
-    assert "The budgets are not the same" in check(made(first, invent(tmp_path / "short", steps=4))).text
+    assert "The budgets are not the same" in made(first, invent(tmp_path / "short", steps=4)).text
 
 
 def test_a_large_run_is_quick_and_small(tmp_path):
     path = invent(tmp_path / "large", steps=100, pop=16, per_step=24, every=10, text="some words " * 20)
     start = time.process_time()
-    page = check(made(path))
+    page = made(path)
     assert time.process_time() - start < 10
     steps = [int(word) for word in re.findall(r"step (\d+) ·", page.text)]
     assert len(set(steps)) > 80 and steps == sorted(steps), "the sample goes through the whole run"
     assert len(opening.picture(RunLog(path)).encode()) < 80_000
 
 
-def test_command_line(tmp_path):
-    """Nothing but Python is needed; bad input ends in one sentence."""
-    done = call_report(invent(tmp_path / "run"))
-    assert done.returncode == 0, done.stderr
-    check((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
-    for words, said in (([tmp_path], "is no run"), ([tmp_path / "run", "--compare", tmp_path / "none"], "is no run"),
-                        ([tmp_path / "run", "--out", tmp_path / "no" / "a.html"], "No such file")):
-        bad = call_report(*words)
-        assert bad.returncode in (1, 2) and said in bad.stderr and bad.stderr.count("\n") == 1, (words, bad.stderr)
-
-
 def test_a_real_run(tmp_path, micro_base):
     """What train.py writes today is what is read here: nothing is absent that a run of two steps can have."""
-    train, config = pytest.importorskip("train"), pytest.importorskip("config")
-    cfg = config.Config(base=str(micro_base), out=str(tmp_path), name="run", steps=2, pop=4, n_prompts=1, proposals_per_prompt=4,
-                        samples_per_task=2, max_new_tokens=48, n_heldout=2, evolve_every=1, probe_every=1, grace=0, task_types="code_o,code_i",
-                        niches=True, lr_spread=4.0)
-    page = check(made(train.main(cfg).path))
-    assert "Absent" not in page.text and "About the logs" not in page.text and "all 2 steps done" in page.text
-    assert "did not write its defaults" not in page.text and "code_i" in page.text
+    text = made(play(base=micro_base, out=tmp_path, name="run", steps=2, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2,
+                     max_new_tokens=48, n_heldout=2, evolve_every=1, probe_every=1, grace=0, task_types="code_o,code_i", niches=True,
+                     lr_spread=4.0)).text
+    for words in ("Absent", "About the logs", "did not write its defaults"):
+        assert words not in text
+    assert "all 2 steps done" in text and "code_i" in text
 
 
 def test_charts_bear_any_numbers():
@@ -206,26 +196,12 @@ def test_charts_bear_any_numbers():
         drawn = svg.line_chart("x", lines)
         assert not re.search(r"nan|inf", drawn, re.I)
         assert bool(drawn) == any(None not in p for a in lines for p in a.points)
-    assert svg.ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0]) and svg.ticks(3, 3) == [3]
     labels = svg.spread([(50.0, str(i), "t0") for i in range(40)])
     assert all(b[0] - a[0] >= 11 for a, b in zip(labels, labels[1:])) and labels[-1][0] <= svg.H
     assert [svg.short(v) for v in (0, 0.38, 5582, 34000, 1.25e6, -0.5, 12.345, 999_600)] == \
         ["0", "0.38", "5,582", "34k", "1.25M", "-0.5", "12.3", "1M"]
     chart = svg.line_chart("x", [line((0, 0.5), (73, 0.6))])
     assert re.findall('class="tick"[^>]*>([^<]*)<', chart) == ["0", "20", "40", "60", "73"], "the last step stands on the axis"
-
-
-def test_the_picture_shows_the_numbers(tmp_path):
-    path = invent(tmp_path / "run", steps=6, every=0)
-    some = rows(path / "metrics.jsonl")
-    for row in (some[0], some[5]):
-        row["heldout_greedy"] = dict.fromkeys(row["heldout_greedy"], .75)
-    rewrite(path / "metrics.jsonl", some)
-    run = RunLog(path)
-    (_, chart), _ = opening.panels(run)[0]
-    assert "S0, founder: 0.75 to 0.75" in chart and ".75 → .75" in opening.numbers(run)
-    (_, low, high), = opening.interval([(3, .5)], {3: 100})
-    assert (low, high) == pytest.approx((.4038, .5962), abs=1e-3)
 
 
 def test_the_picture_as_a_file(tmp_path):
@@ -238,4 +214,3 @@ def test_the_picture_as_a_file(tmp_path):
     lives = opening.by_member(run := RunLog(path), "student", {m.name: [(0, 1)] for m in run.those("student")}, [])
     assert [line.name for line in lives if line.born] == ["S2", "S3", "S4"] and [line.name for line in lives if line.died] == ["S0", "S2", "S3"]
     assert out.stat().st_size < 30_000 and "prefers-color-scheme:dark" in " ".join(drawn.itertext()) and not (path / "report.html").exists()
-    assert 700 < float(drawn.get("viewBox").split()[2]) < 820, "letters of 11 units are to be read at a width of 800"
