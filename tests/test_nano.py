@@ -1,8 +1,6 @@
 """nano.py is short, imports little and learns; the engine agrees with it: same rows in, same numbers out."""
-import os
 import random
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -64,20 +62,9 @@ def test_the_example_of_its_docstring_is_true(sandbox):
     assert 'reads "propose out list"' in nano.__doc__ and len(right) == 2 and right[0] == ">[3,7,5]"
 
 
-@pytest.mark.parametrize("pop", ["1", pytest.param("3", marks=pytest.mark.slow)])
-def test_a_population_that_cannot_be_halved_is_refused(pop):
-    done = subprocess.run([sys.executable, "nano.py", "--pop", pop], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and f"--pop {pop}: give an even number" in done.stderr
-
-
-@pytest.mark.slow
-def test_an_interrupt_ends_it_with_one_line(micro_base):
-    run = subprocess.Popen([sys.executable, "nano.py", "--pop", "2"], cwd=ROOT, stdout=subprocess.PIPE,
-                           stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
-    assert run.stdout.readline().startswith("held-out")
-    run.send_signal(signal.SIGINT)
-    _, said = run.communicate(timeout=60)
-    assert run.returncode == 130 and said.endswith("nano.py: interrupted\n") and "Traceback" not in said
+def test_a_population_that_cannot_be_halved_is_refused():
+    done = subprocess.run([sys.executable, "nano.py", "--pop", "3"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "--pop 3: give an even number" in done.stderr
 
 
 @pytest.mark.slow
@@ -115,30 +102,25 @@ def model(micro_base):
 def random_groups(n_groups, n, seed):
     """Groups of n rows of random tokens; every third group's rewards are all equal, and so say nothing."""
     rng = random.Random(seed)
+
+    def tokens(least, most):
+        return [rng.randrange(2, 384) for _ in range(rng.randint(least, most))]
+
     groups = []
     for g in range(n_groups):
-        prompt = [rng.randrange(2, 384) for _ in range(rng.randint(3, 12))]
-        group = []
-        for _ in range(n):
-            answer = [rng.randrange(2, 384) for _ in range(rng.randint(1, 20))]
-            reward = 0.1 if g % 3 == 2 else rng.choice([1.0, -0.5, -1.0, rng.random()])
-            group.append(nano.Row(prompt, answer, reward=reward))
-        groups.append(group)
+        prompt = tokens(3, 12)
+        rewards = [0.1 if g % 3 == 2 else rng.choice([1.0, -0.5, -1.0, rng.random()]) for _ in range(n)]
+        groups.append([nano.Row(prompt, tokens(1, 20), reward=reward) for reward in rewards])
     return groups
 
 
 def batch_of(groups_of_members):
     """The engine's batch of several members' groups (a list for each), roles in turn."""
-    rows = []
-    n_groups = 0
-    for member, groups in enumerate(groups_of_members):
-        for group in groups:
-            rows += [(row, member, n_groups) for row in group]
-            n_groups += 1
-    length = torch.tensor([len(row.prompt) + len(row.answer) for row, _, _ in rows])
-    ids = torch.zeros(len(rows), int(length.max()), dtype=torch.int64)
-    for i, (row, _, _) in enumerate(rows):
-        ids[i, :length[i]] = torch.tensor(row.prompt + row.answer)
+    owned = [(group, member) for member, groups in enumerate(groups_of_members) for group in groups]
+    rows = [(row, member, n) for n, (group, member) in enumerate(owned) for row in group]
+    texts = [torch.tensor(row.prompt + row.answer) for row, _, _ in rows]
+    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    length = torch.tensor([len(text) for text in texts])
     prompt_len = torch.tensor([len(row.prompt) for row, _, _ in rows])
     member = torch.tensor([member for _, member, _ in rows])
     rollout = Rollout(ids, prompt_len, length, torch.zeros(ids.shape), member)
@@ -152,24 +134,13 @@ def member_of(adapters, p):
     return nano.Member(f"S{p}", "student", adapters.factors(p))
 
 
-def test_advantages_are_the_engines():
-    groups_of_members = [random_groups(9, 4, seed=1), random_groups(2, 8, seed=2)]
-    silent = [[nano.Row([5], [6, 7], reward=-0.5) for _ in range(3)]]
-    groups_of_members.append(silent)
-    want = rl.advantages(batch_of(groups_of_members))
-    got = []
-    for groups in groups_of_members:
-        nano.advantages(groups)
-        got += [row.advantage for row in sum(groups, [])]
-    assert torch.allclose(torch.tensor(got), want, atol=1e-5)
-    assert any(got) and not any(row.advantage for row in silent[0])
-
-
 def test_gradients_are_the_engines(model, base, population):
     adapters = population(base, n_members=3, rank=nano.RANK, alpha=nano.ALPHA)
     groups_of_members = [random_groups(12, 4, seed=p) for p in range(3)]      # 48 rows: two micro-batches each
     batch = batch_of(groups_of_members)
-    rl.accumulate(rl.Objective(base, adapters, batch, rl.advantages(batch)))
+    adv = rl.advantages(batch)
+    rl.accumulate(rl.Objective(base, adapters, batch, adv))
+    assert (adv == 0).sum() >= 16 * 3, "a group of equal rewards says nothing"
     for p, groups in enumerate(groups_of_members):
         member = member_of(adapters, p)
         nano.advantages(groups)
@@ -264,22 +235,13 @@ def same_rating(a, b):
     return a.mean == pytest.approx(b.mu, rel=1e-9) and a.stdev == pytest.approx(b.sigma, rel=1e-9)
 
 
-@pytest.mark.parametrize("draw", [False, True])
-def test_ratings_are_the_engines(draw):
-    assert same_rating(nano.NEWCOMER, TRUESKILL.new())
-    ratings = random_ratings(60, seed=0) + [TRUESKILL.new(), TRUESKILL.new()]
-    for a, b in zip(ratings[::2], ratings[1::2]):
-        assert nano.p_win(ours(a), ours(b)) == pytest.approx(TRUESKILL.p_win(a, b), rel=1e-9)
-        for got, want in zip(nano.rate(ours(a), ours(b), draw), TRUESKILL.rate(a, b, draw)):
-            assert same_rating(got, want)
-
-
 @pytest.mark.parametrize("n_correct", [None, *range(9)])
 def test_matches_are_rated_as_the_engine_does(n_correct):
+    assert same_rating(nano.NEWCOMER, TRUESKILL.new())
     rows = []
     if n_correct is not None:
         rows = [nano.Row([5], [6], verdict="correct" if i < n_correct else "wrong") for i in range(8)]
-    for a, b in zip(random_ratings(20, seed=1), random_ratings(20, seed=2)):
+    for a, b in zip(random_ratings(60, seed=1), random_ratings(60, seed=2)):
         teacher, student = tiny_member("T0", ours(a)), tiny_member("S0", ours(b))
         nano.rate_match(teacher, student, rows)
         rate = None if n_correct is None else n_correct / 8
@@ -358,13 +320,11 @@ def test_the_same_member_makes_room(step, capsys):
     """The victim and the rating of its child are the engine's; a child has a grace of one interval."""
     rng = random.Random(step)
     for seed in range(30):
-        theirs = []
-        mine = []
+        theirs, mine = [], []
         for i, rating in enumerate(random_ratings(4, seed)):
-            born = rng.choice([0, step - 15, step - 5])
-            is_founder = rng.random() < 0.5
-            theirs.append(evolve.Member(f"S{i}", "student", i, rating, born, () if is_founder else ("S9",), matches=1))
-            mine.append(tiny_member(f"S{i}", ours(rating), **({} if is_founder else dict(born=born))))
+            born, parents = rng.choice([0, step - 15, step - 5]), rng.choice([(), ("S9",)])
+            theirs.append(evolve.Member(f"S{i}", "student", i, rating, born, parents, matches=1))
+            mine.append(tiny_member(f"S{i}", ours(rating), **(dict(born=born) if parents else {})))
         births = evolve.plan(theirs, fitness, Config.replace_frac, nano.EVOLVE_EVERY, step, rng=rng)
         before = list(mine)
         nano.evolve(mine, step, rng, torch.Generator().manual_seed(seed))

@@ -1,5 +1,4 @@
 """Two steps of the loop for every value of every switch, what a run leaves, bad input, two processes."""
-
 import dataclasses
 import json
 import os
@@ -10,16 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_run import play, rows, words
 
 import config
 import train
 from config import TARGETS
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
+from run.directory import LOGS
 from weights import load_base, weights_hash
 
 ROOT = Path(train.__file__).parent
-TINY = dict(steps=2, pop=6, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48,
-            n_heldout=2, evolve_every=1, probe_every=0)
+TINY = dict(name="run", steps=2, pop=6, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2,
+            evolve_every=1, probe_every=0)
 # Values of each switch that has few; a test's run takes the i-th value of each (SWITCHES), so that as many
 # runs as the longest list has cover them all, in changing company. Bounds and sizes have a second value here.
 WITH_CHOICES = [f for f in dataclasses.fields(config.Config) if f.metadata["choices"]]
@@ -33,46 +34,19 @@ SWITCHES = {f.name: list(f.metadata["choices"]) for f in WITH_CHOICES} | dict(
 EVOLVE = SWITCHES.pop("evolve")
 
 
-def shown(path: Path, name: str) -> list[dict]:
-    """Rows of one of a run's logs."""
-    if not (path / name).exists():
-        return []
-    return [json.loads(row) for row in (path / name).read_text().splitlines()]
-
-
-def flags_of(values: dict) -> list[str]:
-    """Fields of Config as words of the command line."""
-    words = []
-    for name, value in values.items():
-        words += ["--" + name.replace("_", "-"), str(value)]
-    return words
-
-
 @pytest.fixture(scope="session")
 def run(micro_base, tmp_path_factory):
     """run(**switches) -> the finished run's directory; sizes are tiny where nothing else is said."""
-
-    def go(**switches) -> Path:
-        out = tmp_path_factory.mktemp("runs")
-        flags = TINY | dict(base=str(micro_base), out=str(out), name="run") | switches
-        return train.main(train.Config(**flags)).path
-
-    return go
+    return lambda **switches: play(**TINY | dict(base=micro_base, out=tmp_path_factory.mktemp("runs")) | switches)
 
 
-def command(micro_base, out, *more: str) -> list[str]:
-    """The tiny run as a command line."""
-    return ["train.py", *flags_of(TINY | dict(base=micro_base, out=out, name="run")), *more]
-
-
-def start(words: list[str], **kw) -> subprocess.CompletedProcess:
-    """A command line run to its end by this Python, from the repository."""
-    words = [sys.executable, *words]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=180, **kw)
+def start(words: list[str]) -> subprocess.CompletedProcess:
+    """A command line run to its end by this Python, from the repository, with one thread."""
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=180,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 # -- every value of every switch -----------------------------------------------------------------------------
-
 
 QUICK = ("mixed", "none", "copy")           # each operator alone has tests of its own: here they are slow ones
 
@@ -82,25 +56,24 @@ QUICK = ("mixed", "none", "copy")           # each operator alone has tests of i
 def test_two_steps(run, i, mode):
     switches = dict(evolve=mode, **{name: values[i % len(values)] for name, values in SWITCHES.items()})
     path = run(**switches)
-    logs = ("metrics", "tasks", "matches", "genealogy")
-    metrics, tasks, matches, births = (shown(path, f"{name}.jsonl") for name in logs)
+    metrics, tasks, matches, births = (rows(path, name) for name in ("metrics", "tasks", "matches", "genealogy"))
     met = {(m["step"], m["teacher"]) for m in matches}
     assert [row["step"] for row in metrics] == [0, 1] and len(tasks) == 4 * len(met)
     assert len(matches) == 2 * (switches["matches"] or (9 if switches["matching"] == "all" else 3))
-    assert {row["kind"] for row in tasks} <= set(switches["task_types"].split(","))
     pools = dict(mixed=[*MUTATIONS, *CROSSOVERS], mutation=MUTATIONS, crossover=CROSSOVERS, none=[])
     allowed = pools.get(mode, [mode])
     assert all(b["operator"] in allowed or b["note"] for b in births) and bool(births) == (mode != "none")
     assert len({m for row in metrics for m in row["members"]}) == 6 + sum(b["step"] == 0 for b in births)
-    assert all(row["skipped"] == [] for row in metrics)
     gap = 0.1 if switches["dtype"] == "bfloat16" else 1e-3
-    assert all(row["train_rollout_logprob_diff"] < gap for row in metrics), "rollout and training disagree"
-    assert all(("clip_frac" in row) == ("approx_kl" in row) == (switches["epochs"] > 1) for row in metrics)
+    for row in metrics:
+        assert row["skipped"] == [] and row["train_rollout_logprob_diff"] < gap, "rollout and training disagree"
+        assert ("clip_frac" in row) == ("approx_kl" in row) == (switches["epochs"] > 1)
     assert (metrics[-1]["kl"] is not None) == (switches["kl_coef"] > 0)
     assert (metrics[-1]["entropy"] is not None) == (switches["entropy_coef"] > 0)
     assert len(list(path.glob("step_*"))) == min(switches["keep"], 2 if switches["save_every"] == 1 else 1)
     valid = [row for row in tasks if not row["reason"]]
-    assert all(0 <= row["solve_rate"] <= 1 and row["kind"] in switches["task_types"] for row in valid)
+    assert all(0 <= row["solve_rate"] <= 1 for row in valid)
+    assert {row["kind"] for row in tasks} <= set(switches["task_types"].split(","))
     assert all(row["reward"] == switches["invalid_penalty"] for row in tasks if row["reason"])
     if switches["dedupe"] == "structural" and switches["task_types"] == "code_o":
         assert len({row["key"] for row in valid}) == len(valid)
@@ -114,16 +87,14 @@ def test_the_table_covers_every_choice():
 def test_single(run):
     path = run(single=True, pop=2, evolve="mixed")
     assert sorted(p.name for p in (path / "step_2").iterdir() if p.is_dir()) == ["T0", "optimizer"]
-    assert not shown(path, "genealogy.jsonl")
-    assert sorted(shown(path, "metrics.jsonl")[0]["members"]) == ["S0", "T0"]
+    assert not rows(path, "genealogy") and sorted(rows(path)[0]["members"]) == ["S0", "T0"]
 
 
 # -- what a run leaves on the disk ---------------------------------------------------------------------------
 
-
 @pytest.fixture(scope="module")
 def finished(run, micro_base):
-    """A run of all three kinds with probes and evolution, and the hash of its base before and after."""
+    """A run of all three kinds with probes and evolution; its base is as before."""
     before = weights_hash(load_base(str(micro_base)).model)
     path = run(steps=4, task_types="code_o,code_i,code_f", n_prompts=3, pop=4, save_every=1, keep=2,
                probe_every=2, n_few_shot=1)
@@ -133,50 +104,47 @@ def finished(run, micro_base):
 
 def test_files_of_a_run(finished):
     names = {p.name for p in finished.iterdir()}
-    assert names == set("config.json env.json lock metrics.jsonl tasks.jsonl matches.jsonl genealogy.jsonl step_3 step_4".split())
+    assert names == {"config.json", "env.json", "lock", *LOGS, "step_3", "step_4"}
     given, env = (json.loads((finished / name).read_text()) for name in ("config.json", "env.json"))
     assert given["pop"] == 4 and given["lr"] == config.PRESETS["micro"]["lr"] and None not in given.values()
     assert {"commit", "python", "torch", "device", "sandbox", "processes", "threads"} <= set(env)
     assert env["sandbox"] in ("full", "no namespaces")
-    living = {b["child"] for b in shown(finished, "genealogy.jsonl")} | {"T0", "T1", "S0", "S1"}
-    kept = {p.name for p in (finished / "step_4").iterdir()}
-    others = {"state.json", "optimizer"}
+    living = {b["child"] for b in rows(finished, "genealogy")} | {"T0", "T1", "S0", "S1"}
+    kept, others = {p.name for p in (finished / "step_4").iterdir()}, {"state.json", "optimizer"}
     assert others < kept and kept - others < living and len(kept) == 6
     assert not list(finished.rglob("model.safetensors")), "the base is never copied"
 
 
 def test_metrics(finished):
-    rows = shown(finished, "metrics.jsonl")
+    metrics = rows(finished)
     expected = set("step n valid reasons teacher_reward solve_rate solve_0 solve_1 malformed statements distinct task_types members "
                    "unique_structures unique_at_64 majority_baseline brier frac_zero_advantage kl entropy skipped tokens_generated "
                    "tokens_trained births seconds".split())
     probes = {"heldout_greedy", "heldout_think", "base_solve", "student_solve", "probe_tokens"}
-    for row in rows:
+    for row in metrics:
         assert expected <= set(row) and (probes <= set(row)) == (row["step"] in (0, 2, 3)), row["step"]
         assert set(row["task_types"]) == {"code_o", "code_i", "code_f"} and len(row["members"]) == 4
         phases = {"match", "propose", "verify", "solve", "probe", "update", "rate", "record", "evolve"}
         assert phases == set(row["seconds"])
-        rates = [member["solve_rate"] for member in row["members"].values()]
-        assert all(0 <= rate <= 1 for rate in rates if rate is not None)
         assert sum(row["reasons"].values()) == round((1 - row["valid"]) * row["n"])
         keys = {"mu", "sigma", "reward", "response_tokens", "entropy", "grad_norm", "cosine"}
-        assert all(keys <= set(member) for member in row["members"].values())
-    assert rows[0]["unique_structures"] <= rows[-1]["unique_structures"]
-    assert [row["tokens_generated"] for row in rows] == sorted({row["tokens_generated"] for row in rows})
+        for member in row["members"].values():
+            assert keys <= set(member) and (member["solve_rate"] is None or 0 <= member["solve_rate"] <= 1)
+    assert metrics[0]["unique_structures"] <= metrics[-1]["unique_structures"]
+    assert [row["tokens_generated"] for row in metrics] == sorted({row["tokens_generated"] for row in metrics})
 
 
 def test_tasks_matches_genealogy(finished):
-    tasks, matches, births = (shown(finished, f"{name}.jsonl") for name in ("tasks", "matches", "genealogy"))
+    tasks, matches, births = (rows(finished, name) for name in ("tasks", "matches", "genealogy"))
     valid = [row for row in tasks if not row["reason"]]
     assert len(tasks) == 4 * 2 * 3 * 4 and valid and len(valid) < len(tasks)
-    names = {row["teacher"] for row in tasks}
     for row in valid:
         assert "def f(" in row["program"] and row["inputs"] and len(row["outputs"]) == len(row["inputs"])
         ((student, verdicts),) = row["attempts"].items()
         assert set(verdicts) <= {"correct", "wrong", "malformed"}
         assert row["solve_rate"] == verdicts.count("correct") / 2
         assert row["reward"] == (0 if row["solve_rate"] == 0 else 1 - row["solve_rate"])
-        assert all(parent < row["id"] for parent in row["parents"]) and row["teacher"] in names
+        assert all(parent < row["id"] for parent in row["parents"])
         of_row = (row["step"], row["teacher"], student)
         assert of_row in {(m["step"], m["teacher"], m["student"]) for m in matches}
     assert [row["id"] for row in valid] == list(range(1, len(valid) + 1))  # 0 is the identity program
@@ -188,27 +156,20 @@ def test_tasks_matches_genealogy(finished):
 
 # -- bad input -----------------------------------------------------------------------------------------------
 
-
-def refused(micro_base, tmp_path, match: str, *flags: str) -> None:
-    """A start that ends with this sentence and leaves no run behind."""
-    with pytest.raises(ValueError, match=match):
-        train.main(config.parse_args(None, command(micro_base, tmp_path, *flags)[1:]))
-    assert not list(tmp_path.glob("run/*.jsonl"))
-
-
 @pytest.mark.parametrize("flags, match", [
-    ("--pop 5", "--pop 5 cannot be halved"), ("--pop 100000000", r"--pop 100000000: give a number in \[2, 10000\]"),
-    ("--pop 4 --teachers 4", "--teachers 4: of --pop 4 one must be a student"), ("--single --pop 4", "--single is one adapter in both roles"),
-    ("--lr nan", "--lr"), ("--clip 0.2", "--clip 0.2: give LOW,HIGH"), ("--task-types code_o,code_x", "code_x unknown; valid: code_o, code_i, code_f"),
-    ("--lora-targets q_proj,nose", "--lora-targets: nose unknown; valid: q_proj"), ("--base /nowhere/at/all", "/nowhere/at/all"),
+    ("--pop 5", "--pop 5 cannot be halved"), ("--base /nowhere/at/all", "/nowhere/at/all"),
     ("--rollout-batch 100000000", r"(?s)not enough memory:\n.*base .*cache +[\d.]+ GB .*peak .*free .*lower .*--rollout-batch"),
-    ("--seed-tasks /nowhere", "/nowhere cannot be read"), ("--heldout /nowhere", "--heldout /nowhere: no such file"),
-    ("--init /nowhere", "holds 0 adapters for 6 members"), ("--device cuda", "sees no CUDA device"),
-    ("--device nonsense", "--device nonsense: give auto, cpu, cuda or cuda:1"), ("--max-new-tokens 100000", "exceed the base's context, 256 tokens")])
+    ("--seed-tasks /nowhere", "/nowhere cannot be read"), ("--seed-tasks /dev/null", "holds no tasks"),
+    ("--heldout /nowhere", "--heldout /nowhere: no such file"), ("--init /nowhere", "holds 0 adapters for 6 members"),
+    ("--device cuda", "sees no CUDA device"), ("--device nonsense", "--device nonsense: give auto, cpu, cuda or cuda:1"),
+    ("--max-new-tokens 100000", "exceed the base's context, 256 tokens")])
 def test_a_clear_sentence(micro_base, tmp_path, flags, match):
+    """And no run is left behind."""
     if "cuda" in flags and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
-    refused(micro_base, tmp_path, match, *flags.split())
+    with pytest.raises(ValueError, match=match):
+        train.main(config.parse_args(None, words(**TINY, base=micro_base, out=tmp_path) + flags.split()))
+    assert not list(tmp_path.glob("run/*.jsonl"))
 
 
 @pytest.mark.parametrize("flags, said", [
@@ -220,67 +181,42 @@ def test_wrong_flags(capsys, flags, said):
     assert e.value.code == 2 and re.search(said, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("line, match", [
-    ("{", "line 2"), ('{"kind": "code_z", "program": "def f(x):\\n return x", "input": "1"}', "line 2.*code_z.*none of"),
-    ('{"program": "def f(x):\\n return x(", "input": "1"}', "line 2"),
-    ('{"program": "def f(x):\\n return x/0", "input": "1"}', "task 2 is not valid .error")])
-def test_seed_tasks_with_an_invalid_line(micro_base, tmp_path, line, match):
-    path = tmp_path / "seeds.jsonl"
-    path.write_text('{"program": "def f(x):\\n return x", "input": "1"}\n' + line + "\n")
-    refused(micro_base, tmp_path, match, "--seed-tasks", str(path))
-    path.write_text("\n")
-    refused(micro_base, tmp_path, "holds no tasks", "--seed-tasks", str(path))
-
-
 def test_seed_tasks_seed_the_archive(run, tmp_path):
-    rows = [dict(kind="code_o", program=f"def f(x):\n return x+{i}", input="1") for i in range(3)]
-    rows += [dict(kind="code_f", program="def f(x):\n return x*2", inputs=[str(i) for i in range(8)])]
-    (tmp_path / "seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    path = run(seed_tasks=str(tmp_path / "seeds.jsonl"), steps=1, task_types="code_o,code_f", n_prompts=2)
+    given = [dict(kind="code_o", program=f"def f(x):\n return x+{i}", input="1") for i in range(3)]
+    given += [dict(kind="code_f", program="def f(x):\n return x*2", inputs=[str(i) for i in range(8)])]
+    (tmp_path / "seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    path = run(seed_tasks=tmp_path / "seeds.jsonl", steps=1, task_types="code_o,code_f", n_prompts=2)
     seeds = json.loads((path / "step_1" / "state.json").read_text())["seeds"]
     assert [s["outputs"][0] for s in seeds] == ["1", "2", "3", "0"]
-    parents = set()
-    for row in shown(path, "tasks.jsonl"):
-        if row["kind"] == "code_f" and not row["reason"]:
-            parents |= set(row["parents"])
-    assert parents <= {0, 1, 2, 3}
-
-
-def test_adapters_of_another_rank(run, micro_base, tmp_path):
-    path = run(steps=1, rank=2, alpha=4.0)
-    said = "has rank 2 and alpha 4.*pass --rank 2 --alpha 4"
-    refused(micro_base, tmp_path, said, "--init", str(path / "step_1"))
+    induction = [row for row in rows(path, "tasks") if row["kind"] == "code_f" and not row["reason"]]
+    assert {parent for row in induction for parent in row["parents"]} <= {0, 1, 2, 3}
 
 
 def test_a_step_without_valid_proposals_is_survived(run):
     path = run(max_new_tokens=1, probe_every=1)
-    for row in shown(path, "metrics.jsonl"):
+    for row in rows(path):
         assert row["valid"] == 0 and row["solve_rate"] is None and row["frac_zero_advantage"] == 1
         assert sum(row["reasons"].values()) == row["n"]
-    assert all(m["winner"] == "student" for m in shown(path, "matches.jsonl")) and (path / "step_2").is_dir()
+    assert all(m["winner"] == "student" for m in rows(path, "matches")) and (path / "step_2").is_dir()
 
 
-def test_command_line_ends_with_one_sentence(micro_base, tmp_path):
-    done = start(command(micro_base, tmp_path, "--pop", "7"))
+def test_command_line_ends_with_one_sentence():
+    done = start(["train.py", "--pop", "7"])
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--pop 7 cannot be halved" in done.stderr
 
 
 # -- several processes ---------------------------------------------------------------------------------------
 
-
 def test_two_processes(run, micro_base, tmp_path):
     """torchrun over gloo trains the same population: the same proposals, the same update up to rounding."""
     flags = dict(steps=1, temperature=0.05, probe_every=1, evolve="none", dtype="float32")
-    alone = run(**flags)
-    words = command(micro_base, tmp_path, *flags_of(flags))
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *words]
-    done = start(words, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    alone, both = run(**flags), tmp_path / "run"
+    done = start(["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py",
+                  *words(**TINY | dict(base=micro_base, out=tmp_path) | flags)])
     assert done.returncode == 0, done.stderr
-    both = tmp_path / "run"
-    (a,), (b,) = shown(alone, "metrics.jsonl"), shown(both, "metrics.jsonl")
+    (a,), (b,) = rows(alone), rows(both)
     assert all(a[key] == b[key] for key in ("reasons", "tokens_generated", "tokens_trained"))
-    assert shown(alone, "tasks.jsonl") == shown(both, "tasks.jsonl")
-    assert shown(alone, "matches.jsonl") == shown(both, "matches.jsonl")
+    assert rows(alone, "tasks") == rows(both, "tasks") and rows(alone, "matches") == rows(both, "matches")
     assert json.loads((both / "env.json").read_text())["processes"] == 2
     for name, member in a["members"].items():
         assert member["grad_norm"] == pytest.approx(b["members"][name]["grad_norm"], rel=1e-3, abs=1e-5)
@@ -290,12 +226,8 @@ def test_two_processes(run, micro_base, tmp_path):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_student_discovers_thinking(micro_base, tmp_path, seed):
     """On the presets: a student thinks in most of its answers at the end and is twice as right."""
-    sizes = dict(pop=2, n_heldout=70)
-    path = train.main(train.Config(base=str(micro_base), out=str(tmp_path), seed=seed, **sizes)).path
-    rows, students = shown(path, "metrics.jsonl"), []
-    for row in rows:
-        shares = [m["think"] for m in row["members"].values() if m["role"] == "student"]
-        students.append([share for share in shares if share is not None])
-    assert max(students[0]) < .5 < max(students[-1])
-    first, last = (max(rows[i]["heldout_greedy"].values()) for i in (0, -1))
+    metrics = rows(play(base=micro_base, out=tmp_path, name="run", seed=seed, pop=2, n_heldout=70))
+    (before,), *_, (after,) = [[m["think"] for m in row["members"].values() if m["role"] == "student"] for row in metrics]
+    assert before < .5 < after
+    first, last = (max(metrics[i]["heldout_greedy"].values()) for i in (0, -1))
     assert first < .4 and last > .6, (first, last)

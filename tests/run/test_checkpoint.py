@@ -1,5 +1,4 @@
 """Leaving and coming back: kills, signals, full disks, locks. A resumed run equals one never stopped."""
-
 import json
 import os
 import shutil
@@ -13,58 +12,44 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_run import play, rows, timeless, words
 
 import config
 import train
 from lora import Adapters
 from run import probes, startup
 from run.checkpoint import RunDir, archive_at, members_at, restore
+from run.directory import LOGS
 from run.platform import Interrupted, Signals
 
 ROOT = Path(train.__file__).parent
 STEPS = 3
-# some of all that a checkpoint must carry over: three types, evolution, probes, references
-FLAGS = dict(pop=4, task_types="code_o,code_i,code_f", n_prompts=2, proposals_per_prompt=3, samples_per_task=2, max_new_tokens=48,
-             n_heldout=2, n_few_shot=2, evolve_every=1, probe_every=1, save_every=1, keep=9, matching="uniform", seed=3)
-LOGS = ("metrics.jsonl", "tasks.jsonl", "matches.jsonl", "genealogy.jsonl")
+# some of all that a checkpoint must carry over: niches, rates of members' own that decay, evolution, probes, references
+FLAGS = dict(name="run", steps=STEPS, pop=6, task_types="code_o,code_f", niches=True, n_prompts=1, proposals_per_prompt=4,
+             samples_per_task=2, max_new_tokens=48, n_heldout=2, n_few_shot=2, evolve_every=1, grace=0, probe_every=1,
+             save_every=1, keep=9, matching="uniform", lr_decay="1,3,0.2", lr_spread=8.0, lr_mutate=1.25, seed=3)
 
 
 @pytest.fixture(scope="module")
-def words(micro_base):
-    """words(out, **flags) -> command line of the run under test."""
-
-    def make(out: Path, **flags) -> list[str]:
-        flags = dict(base=micro_base, out=out, name="run", steps=STEPS) | FLAGS | flags
-        return [word for k, v in flags.items() for word in ("--" + k.replace("_", "-"), str(v))]
-
-    return make
+def flags(micro_base):
+    """flags(out, **changes) -> those of the run under test."""
+    return lambda out, **changes: dict(base=micro_base, out=out) | FLAGS | changes
 
 
 @pytest.fixture(scope="module")
-def whole(words, tmp_path_factory) -> Path:
+def whole(flags, tmp_path_factory) -> Path:
     """The run that is never stopped."""
-    return train.main(config.parse_args(None, words(tmp_path_factory.mktemp("whole")))).path
+    return play(**flags(tmp_path_factory.mktemp("whole")))
 
 
-def begin(words: list[str]) -> subprocess.Popen:
-    """The run as a process of its own; -u and a line per step tell where it is."""
-    return subprocess.Popen([sys.executable, "train.py", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for(process: subprocess.Popen, step: int) -> None:
-    """Read the process's lines until the one of this step (the table's header is step -1)."""
+def begin(step: int, **flags) -> subprocess.Popen:
+    """The run as a process of its own, up to the line of this step."""
+    process = subprocess.Popen([sys.executable, "train.py", *words(**flags)], cwd=ROOT, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
     for row in process.stdout:
-        if row.split()[:1] == ["step" if step < 0 else str(step)]:
-            return
+        if row.split()[:1] == [str(step)]:
+            return process
     raise AssertionError(process.stderr.read())
-
-
-def metrics(path: Path) -> list[dict]:
-    """metrics.jsonl without the only member that may differ."""
-    rows = [json.loads(row) for row in (path / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        del row["seconds"]
-    return rows
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -75,7 +60,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 def assert_equal(one: Path, other: Path) -> None:
     """The same records and the same files in the last checkpoint, byte for byte; but for the seconds in metrics.jsonl,
     and so its length in state.json."""
-    assert metrics(one) == metrics(other)
+    assert timeless(one) == timeless(other)
     assert all((one / name).read_bytes() == (other / name).read_bytes() for name in LOGS[1:])
     mine, theirs = contents(one / f"step_{STEPS}"), contents(other / f"step_{STEPS}")
     assert sum("optimizer" in name for name in mine) >= 2
@@ -85,62 +70,36 @@ def assert_equal(one: Path, other: Path) -> None:
     assert first == second
 
 
-def test_killed_then_resumed_equals_never_stopped(words, whole, tmp_path, capsys):
-    process = begin(words(tmp_path))
-    wait_for(process, 1)
-    process.send_signal(signal.SIGKILL)
+@pytest.mark.parametrize("save_every", [1, pytest.param(50, marks=pytest.mark.slow)])
+def test_killed_then_resumed_equals_never_stopped(flags, whole, tmp_path, capsys, save_every):
+    """Also before the first checkpoint."""
+    process = begin(1, **flags(tmp_path, save_every=save_every))
+    process.kill()
     process.wait()
     path = tmp_path / "run"
     with open(path / "tasks.jsonl", "a") as f:
         f.write('{"step": 2, "torn')  # as a kill in the middle of a write leaves it
     (path / "step_2.part").mkdir(exist_ok=True)
-    train.main(config.parse_args(None, words(tmp_path, resume="auto")))
+    play(**flags(tmp_path, resume="auto"))
     assert_equal(whole, path)
-    assert not capsys.readouterr().err
-
-
-def test_niches_and_rates_resume(words, tmp_path):
-    """With niches, a decaying rate, rates of members' own and tasks of no teacher: as if never stopped."""
-    flags = dict(task_types="code_o,code_i", niches=True, lr_decay="1,3,0.2", lr_spread=8, lr_mutate=1.25, grace=0,
-                 pop=8, evolve="add", tasks="micro", n_prompts=1, samples_per_task=2, probe_every=0)
-
-    def run(name: str, **more) -> Path:
-        given = words(tmp_path, name=name, **{k: v for k, v in flags.items() if k != "niches"}, **more)
-        return train.main(config.parse_args(None, [*given, "--niches"])).path
-
-    whole = run("whole")
-    run("parts", steps=2)
-    parts = run("parts", resume="auto")
-    assert_equal(whole, parts)
-    born = [m for m in json.loads((whole / f"step_{STEPS}" / "state.json").read_text())["members"] if m["parents"]]
-    assert born and all(len(m["niche"]) == 2 and m["lr_scale"] != 1 for m in born)
+    said = "" if save_every == 1 else f"note: nothing to resume in {path}: starting at step 0\n"
+    assert capsys.readouterr().err == said
+    born = [m for m in members_at(RunDir(path, writes=False), STEPS)[0] if m.parents]
+    assert born and all(m.niche and m.lr_scale != 1 for m in born)
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, id="SIGTERM"),
                                     pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.slow)])
-def test_a_signal_saves_and_leaves(words, whole, tmp_path, number):
-    process = begin(words(tmp_path, save_every=50))
-    wait_for(process, 0)
+def test_a_signal_saves_and_leaves(flags, whole, tmp_path, number):
+    process = begin(0, **flags(tmp_path, save_every=50))
     time.sleep(0.1)
     process.send_signal(number)
     rest, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in said
     assert said.count("\n") == 1 and number.name in said and f"--resume {tmp_path / 'run'}" in said
     assert max(RunDir(tmp_path / "run", writes=False).steps()) in (1, 2)
-    train.main(config.parse_args(None, words(tmp_path, resume=tmp_path / "run")))
+    play(**flags(tmp_path, resume=tmp_path / "run"))
     assert_equal(whole, tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_killed_before_the_first_checkpoint(words, whole, tmp_path, capsys):
-    process = begin(words(tmp_path, save_every=50))
-    wait_for(process, 0)
-    process.kill()
-    process.wait()
-    assert metrics(tmp_path / "run")
-    train.main(config.parse_args(None, words(tmp_path, resume="auto")))
-    assert_equal(whole, tmp_path / "run")
-    assert capsys.readouterr().err == f"note: nothing to resume in {tmp_path / 'run'}: starting at step 0\n"
 
 
 def test_a_second_interrupt_leaves_at_once(capfd):
@@ -176,56 +135,47 @@ def test_a_signal_waits_for_what_must_not_be_torn():
 
 # -- some of many play ---------------------------------------------------------------------------------------
 
-FEW = dict(pop=6, matches=1, replace_frac=0.5, grace=0)         # one of three teachers plays, one of three is probed
-
-
-def test_paging_changes_no_bit(words, tmp_path, monkeypatch):
-    """With few matches: as with all members on the device, where nothing is copied there or back."""
+def test_paging_changes_no_bit(flags, tmp_path, monkeypatch):
+    """One of three teachers plays, one of three is probed: as with all members on the device, where nothing is copied."""
     monkeypatch.setattr(probes, "N_PROBED", 1)
-    few = train.main(config.parse_args(None, words(tmp_path / "few", **FEW))).path
-    for row in metrics(few):
+    few = play(**flags(tmp_path / "few", matches=1))
+    for row in rows(few):
         measured = [name for name, m in row["members"].items() if "reward" in m]
         assert len(measured) == 2 and all({"role", "mu", "sigma"} <= set(m) for m in row["members"].values())
         assert len(row["members"]) == 6 and len(row["heldout_greedy"]) == 1
     on = Adapters.on.__func__
     monkeypatch.setattr(Adapters, "on", classmethod(lambda cls, *args, paged=False: on(cls, *args)))
-    assert_equal(few, train.main(config.parse_args(None, words(tmp_path, **FEW))).path)
+    assert_equal(few, play(**flags(tmp_path, matches=1)))
 
 
 # -- from where to go on -------------------------------------------------------------------------------------
 
-
-def refused(match: str, words: list[str]) -> None:
+def refused(match: str, **flags) -> None:
     """The run does not start, for this reason."""
     with pytest.raises(ValueError, match=match):
-        train.main(config.parse_args(None, words))
+        play(**flags)
 
 
-def test_resume_names_what_differs(words, whole, capsys):
-    out, before = whole.parent, metrics(whole)
-    refused(
-        r"another configuration: proposals_per_prompt \(3 -> 4\), rating \('trueskill' -> 'elo'\)",
-        words(out, resume="auto", proposals_per_prompt=4, rating="elo"),
-    )
-    refused(f"holds an earlier run: python train.py --resume {whole} goes on", words(out))
-    refused("no such directory", words(out, resume=out / "nowhere"))
-    refused("no complete checkpoint", words(out, resume=out))
-    refused("only the latest checkpoint, step_3, can go on", words(out, resume=whole / "step_2"))
-    assert metrics(whole) == before
-    for steps in (STEPS, 1):
-        files = {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()}
-        capsys.readouterr()
-        train.main(config.parse_args(None, words(out, resume=whole / "step_3", steps=steps)))
-        assert capsys.readouterr().out == f"{whole}: already at step 3 of {steps}: nothing to do\n"
-        assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == files
+def test_resume_names_what_differs(flags, whole, capsys):
+    out, before = whole.parent, contents(whole)
+    refused(r"another configuration: proposals_per_prompt \(4 -> 5\), rating \('trueskill' -> 'elo'\)",
+            **flags(out, resume="auto", proposals_per_prompt=5, rating="elo"))
+    refused(f"holds an earlier run: python train.py --resume {whole} goes on", **flags(out))
+    refused("no such directory", **flags(out, resume=out / "nowhere"))
+    refused("no complete checkpoint", **flags(out, resume=out))
+    refused("only the latest checkpoint, step_3, can go on", **flags(out, resume=whole / "step_2"))
+    capsys.readouterr()
+    play(**flags(out, resume=whole / "step_3", steps=1))
+    assert capsys.readouterr().out == f"{whole}: already at step 3 of 1: nothing to do\n"
+    assert contents(whole) == before
 
 
 def test_resume_adopts_the_flags_of_the_run(copy):
     """All of them; what is given and differs is refused by name, but for what may change."""
     def resumed(*given: str) -> train.Config:
         return config.parse_args(None, ["--resume", *given], saved=startup.flags_of_run)
-    assert vars(resumed(str(copy))) == config.config_of_run(json.loads((copy / "config.json").read_text()), copy).__dict__ | dict(
-        name="", out="out", resume=str(copy), plan=False, init="")
+    saved = config.config_of_run(json.loads((copy / "config.json").read_text()), copy)
+    assert vars(resumed(str(copy))) == vars(saved) | dict(name="", out="out", resume=str(copy), plan=False, init="")
     assert resumed("auto", "--out", str(copy.parent), "--name", "run").seed == 3
     with pytest.raises(ValueError, match=r"another configuration: seed \(3 -> 0\); leave these flags out"):
         train.main(resumed(str(copy), "--seed", "0", "--steps", "9"))
@@ -235,29 +185,26 @@ def test_resume_adopts_the_flags_of_the_run(copy):
         resumed(str(copy / "none"))
 
 
-def test_another_base_is_refused(words, whole, micro_base, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(micro_base, other)
+def test_another_base_is_refused(flags, whole, micro_base, tmp_path):
+    other = shutil.copytree(micro_base, tmp_path / "other")
     tensors = load_file(other / "model.safetensors")
     tensors["model.norm.weight"] *= 2
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
-    refused("another base", words(whole.parent, resume="auto", base=other))
-    refused("another base", words(tmp_path, base=other, init=whole / "step_3"))
+    refused("another base", **flags(whole.parent, resume="auto", base=other))
+    refused("another base", **flags(tmp_path, base=other, init=whole / "step_3"))
 
 
-def test_start_from_a_runs_adapters(words, whole, tmp_path):
-    flags = dict(init=whole / "step_3", steps=1, evolve="none", lr=1e-30, lr_teacher=1e-30)
-    path = train.main(config.parse_args(None, words(tmp_path, **flags))).path
+def test_start_from_a_runs_adapters(flags, whole, tmp_path):
+    path = play(**flags(tmp_path, init=whole / "step_3", steps=1, evolve="none", lr=1e-30, lr_teacher=1e-30))
     members = [p.parent.name for p in (whole / "step_3").glob("*/adapter_config.json")]
     old = sorted(members, key=lambda name: (name[0] == "S", name))
-    for slot, (name, new) in enumerate(zip(old, ["T0", "T1", "S0", "S1"])):
+    for name, new in zip(old, ["T0", "T1", "T2", "S0", "S1", "S2"], strict=True):
         a = load_file(whole / "step_3" / name / "adapter_model.safetensors")
         b = load_file(path / "step_1" / new / "adapter_model.safetensors")
-        assert all(torch.allclose(a[k], b[k], rtol=0, atol=1e-20) for k in a), (slot, name, new)
+        assert all(torch.allclose(a[k], b[k], rtol=0, atol=1e-20) for k in a), (name, new)
 
 
 # -- damage --------------------------------------------------------------------------------------------------
-
 
 @pytest.fixture
 def copy(whole, tmp_path) -> Path:
@@ -265,52 +212,56 @@ def copy(whole, tmp_path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "run"))
 
 
-HALF = "half of the file is left"
-DAMAGE = [("optimizer/S0.safetensors", HALF, "optimizer/S0.safetensors"), ("optimizer/S0.safetensors", None, "optimizer/S0.safetensors"),
-          ("optimizer/S0.safetensors", {}, "m.0"), ("state.json", HALF, "state.json"), ("state.json", b"\xff\x00", "state.json"),
-          ("state.json", b"{}", "KeyError"), ("state.json", b'{"members": [{}]}', "KeyError"), ("S0/adapter_model.safetensors", HALF, "not a readable PEFT adapter"),
-          ("S0", None, "not a readable PEFT adapter")]
-
-
 @pytest.fixture(scope="module")
-def place(micro_base):
-    """place(words) -> (cfg, setup, adam, base_hash) into which a checkpoint is restored."""
-
-    def make(words: list[str]):
-        ranks = train.Ranks.join("cpu")
-        cfg, base = startup.prepare(config.parse_args(None, words), ranks)
-        return (cfg, *startup.populate(cfg, base, ranks, None))
-
-    return make
+def restored(flags, tmp_path_factory):
+    """restored(path) restores a run's last checkpoint."""
+    ranks = train.Ranks.join("cpu")
+    cfg, base = startup.prepare(config.parse_args(None, words(**flags(tmp_path_factory.mktemp("none")))), ranks)
+    parts = startup.populate(cfg, base, ranks, None)
+    return lambda path: restore(RunDir(path, writes=False), cfg, *parts, STEPS)
 
 
-def damage(path: Path, what) -> None:
-    """Leave half of a file, nothing, these bytes or these tensors."""
-    if what is None and path.is_dir():
-        shutil.rmtree(path)
-    elif what is None:
-        path.unlink()
-    elif isinstance(what, dict):
-        save_file(what, path)
-    else:
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if what == HALF else what)
+def gone(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def test_a_damaged_checkpoint_says_what_to_remove(words, copy, place):
-    cfg, *parts = place(words(copy.parent))
-    step, first = copy / "step_3", min(p.stem for p in copy.glob("step_3/optimizer/S*.safetensors"))
-    backup = shutil.copytree(step, copy.parent / "backup")
-    for name, what, match in DAMAGE:
-        name, match = name.replace("S0", first), match.replace("S0", first)
-        damage(step / name, what)
-        with pytest.raises(ValueError, match=r"run/step_3/.*is damaged.*: remove all of step_3") as e:
-            restore(RunDir(copy, writes=False), cfg, *parts, 3)
-        assert match in str(e.value)
-        shutil.rmtree(step)
-        shutil.copytree(backup, step)
+def half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
 
 
-def test_a_lost_log_is_told(words, copy):
+def a_nan(path: Path) -> None:
+    tensors = load_file(path)
+    next(iter(tensors.values())).view(-1)[0] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+NO_TENSORS = b"\x02" + bytes(7) + b"{}"
+DAMAGE = {"optimizer/T0.safetensors": [half, gone, a_nan, NO_TENSORS], "T0": [gone],
+          "T0/adapter_model.safetensors": [half, a_nan], "state.json": [half, b"\xff", b'{"members": [{}]}']}
+
+
+@pytest.mark.parametrize("name, damage", [(name, damage) for name, some in DAMAGE.items() for damage in some])
+def test_a_damaged_checkpoint_says_what_to_remove(copy, restored, name, damage):
+    name = name.replace("T0", min(p.stem for p in copy.glob("step_3/optimizer/T*.safetensors")))
+    path = copy / "step_3" / name
+    damage(path) if callable(damage) else path.write_bytes(damage)
+    inside = name.removesuffix("/adapter_model.safetensors")
+    why = "finite" if damage is a_nan else ""
+    with pytest.raises(ValueError, match=f"run/step_3/{inside} is damaged.*{why}.*: remove all of step_3"):
+        restored(copy)
+
+
+@pytest.mark.parametrize("spoil", [lambda s: dict(members=[]), lambda s: dict(optimizer_steps=[]),
+                                   lambda s: dict(members=[s["members"][0]] * 6)], ids=["none", "no steps", "one"])
+def test_other_members_than_the_flags_say(copy, restored, spoil):
+    path = copy / "step_3" / "state.json"
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps(state | spoil(state)))
+    with pytest.raises(ValueError, match="other members than the flags say"):
+        restored(copy)
+
+
+def test_a_lost_log_is_told(flags, copy):
     """A byte short of what the checkpoint says, or missing; one that is longer is no loss."""
     run, types = RunDir(copy, writes=False), FLAGS["task_types"].split(",")
     metadata = members_at(run, 3)[1]
@@ -326,9 +277,7 @@ def test_a_lost_log_is_told(words, copy):
         assert archive_at(run, metadata, types).n_added == n_added
     size = (copy / "tasks.jsonl").stat().st_size
     (copy / "tasks.jsonl").write_text("{}".ljust(size) + "\n")
-    refused("tasks.jsonl is damaged or missing .KeyError.*restore it", words(copy.parent, resume="auto", steps=4))
-    (copy / "tasks.jsonl").unlink()
-    refused("tasks.jsonl is shorter than step_3", words(copy.parent, resume="auto", steps=4))
+    refused("tasks.jsonl is damaged or missing .KeyError.*restore it", **flags(copy.parent, resume="auto", steps=4))
 
 
 @pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 100_000, "[[]]\n", "{\n"])
@@ -351,33 +300,11 @@ def test_a_members_name_is_no_path(copy, name):
         members_at(RunDir(copy, writes=False), 3)
 
 
-def test_numbers_that_are_not_finite_are_refused(words, copy, place):
-    """Moments, factors and ratings of NaN would restore in silence."""
-    cfg, *parts = place(words(copy.parent))
-    files = [min(copy.glob("step_3/optimizer/*.safetensors")), min(copy.glob("step_3/T*/*.safetensors"))]
-    for path in files:
-        before = path.read_bytes()
-        tensors = load_file(path)
-        next(iter(tensors.values())).view(-1)[0] = float("nan")
-        save_file(tensors, path, metadata={"format": "pt"})
-        with pytest.raises(ValueError, match="finite.*: remove all"):
-            restore(RunDir(copy, writes=False), cfg, *parts, 3)
-        path.write_bytes(before)
-    path = copy / "step_3" / "state.json"
-    state = json.loads(path.read_text())
-    for change in (dict(members=[]), dict(optimizer_steps=[]), dict(members=state["members"][:3]),
-                   dict(members=[state["members"][0]] * 4)):
-        path.write_text(json.dumps(state | change))
-        with pytest.raises(ValueError, match="other members than the flags say"):
-            restore(RunDir(copy, writes=False), cfg, *parts, 3)
-
-
 # -- the directory -------------------------------------------------------------------------------------------
 
-
-def test_lock(words, tmp_path):
+def test_lock(flags, tmp_path):
     held = RunDir(tmp_path / "run")
-    refused("in use by a run that still goes", words(tmp_path))
+    refused("in use by a run that still goes", **flags(tmp_path))
     del held
 
 
