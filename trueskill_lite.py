@@ -62,12 +62,6 @@ class TrueSkill:
     tau: float = 25.0 / 300.0
     p_draw: float = 0.1
 
-    def __post_init__(self):
-        if not 0.0 <= self.p_draw < 1.0:
-            raise ValueError(f"p_draw must be in [0, 1), got {self.p_draw}")
-        if min(self.sigma0, self.beta) <= 0.0 or self.tau < 0.0:
-            raise ValueError(f"sigma0 and beta must be positive and tau not negative, got {self}")
-
     def new(self):
         """Rating of a player nobody has seen."""
         return Rating(self.mu0, self.sigma0)
@@ -87,11 +81,9 @@ class TrueSkill:
         """P(a performs better than b), no draw margin: p_win(a, b) + p_win(b, a) = 1."""
         return cdf((a.mu - b.mu) / math.sqrt(2.0 * self.beta ** 2 + a.sigma ** 2 + b.sigma ** 2))
 
-    def conservative(self, r):
-        """mu - 3 sigma: the skill that the player has almost surely; 0 for a new player."""
+    def fitness(self, r):
+        """Conservative rating mu - 3 sigma: the skill that the player has almost surely; 0 for a new one."""
         return r.mu - 3.0 * r.sigma
-
-    fitness = conservative
 
 
 @dataclass(frozen=True)
