@@ -91,7 +91,7 @@ def test_reading_report_and_refusal(tmp_path):
     lines = on_windows(READING + COMMANDS, json.dumps(words)).splitlines()
     assert int(lines[0].split()[0]) > 35
     told, report, (code, _, said) = json.loads(lines[-1])
-    assert told[0] == 0 and "--weak-sandbox" in told[1] and not told[2]
+    assert told[0] == 0 and "--matching" in told[1] and not told[2]
     assert report[0] == 0 and (run / "report.html").stat().st_size > 10_000
     assert code == 2 and said.count("\n") == 1 and "container" in said
     assert said.startswith("train.py: The sandbox for model code needs Linux") and "WSL2" in said
