@@ -13,19 +13,15 @@ from trueskill_lite import Rating
 
 
 @pytest.mark.parametrize("prompt_format, text, wanted", [
-    ("micro", ">[3,2]\n>5\n=5", "[3,2]\n5"),
-    ("micro", "<4\n=3", "4"),
-    ("micro", "=5", ""),
-    ("micro", "=5" + "0" * 60, ""),                                  # long is not thoughtful
-    ("micro", ">", ""),                                              # a mark without a value
+    ("micro", ">[3,2]\n>5\n=5", "[3,2]\n5"), ("micro", "<4\n=3", "4"), ("micro", "=5", ""),
+    ("micro", "=5" + "0" * 60, ""), ("micro", ">", ""),              # long is not thoughtful, nor is a mark alone
     ("chat", "First x is 3.\n\n```answer\n4\n```", "First x is 3."),
     ("chat", "```answer\n4\n```\nBecause x is 3.", ""),
     ("chat", "<think>x is 3</think>\n```answer\n4\n```", "x is 3"),
     ("direct", "```answer\n4\n```", ""),
     ("base", "<think>x is 3</think> <answer>4</answer>", "x is 3"),
     ("base", "<think></think> <answer>4</answer>", ""),
-    ("base", "<think>x is 3 and so", "x is 3 and so"),
-])
+    ("base", "<think>x is 3 and so", "x is 3 and so")])
 def test_thinking_is_what_the_styles_parser_says(prompt_format, text, wanted):
     assert reasoning(text, prompt_format) == wanted
 
@@ -49,32 +45,38 @@ def test_standard_error_counts_a_task_once():
     assert probes.standard_error({"S0": one, "S1": other}) == 0
 
 
-def play(setup_, kind: str, *bodies: str) -> list[Task]:
-    return selfplay.make_tasks(setup_, [asked(kind, body, "4") for body in bodies], "")
+def made(s, kind: str, *bodies: str) -> list[Task]:
+    """Tasks of one-statement programs on 4."""
+    return selfplay.make_tasks(s, [asked(kind, body, "4") for body in bodies], "")
+
+
+def crowd_of(n_teachers: int, n_students: int) -> list[Member]:
+    """So many members, each with a slot of its own."""
+    names = [f"T{i}" for i in range(n_teachers)] + [f"S{i}" for i in range(n_students)]
+    return [Member(name, "teacher" if name[0] == "T" else "student", slot, Rating()) for slot, name in enumerate(names)]
 
 
 def test_probe(setup):
-    s, students = setup(probe_every=1), members("student")
-    given = play(s, "code_o", "x=x+1")
-    batch = with_fates()[:1]
-    batch[0].task = given[0]
-    told = probes.probe(s, students, given, [], batch, 0)
+    s, students, batch = setup(probe_every=1), members("student"), with_fates()[:2]
+    current = made(s, "code_o", "x=x+1", "x=x*2")
+    for p, task in zip(batch, current):
+        p.task = task
+    told = probes.probe(s, students, current[:1], [], batch, 0)
     assert set(told["heldout_greedy"]) == {"S0", "S1"} and told["heldout_n"] == 1
     assert told["heldout_greedy_base"] in (0.0, 1.0) and set(told["heldout_think"]) == {"S0", "S1"}
     assert told["heldout_greedy_se"] is None, "one task has no spread"
-    assert 0 <= told["base_solve"] <= 1 and told["student_solve"] == 0 and told["probe_tokens"] > 0
-    later = probes.probe(s, students, given, [], batch, 1)
+    assert told["student_solve"] == 0.25 and told["probe_tokens"] > 0
+    assert selfplay.mean(p.base_rate for p in batch) == told["base_solve"] > 0, "each task notes what the base did"
+    later = probes.probe(s, students, current[:1], [], batch, 1)
     assert later["heldout_greedy_base"] == told["heldout_greedy_base"], "asked each time, it never changes"
     assert probes.probe(s, students, [], [], [], 1) == dict(probe_tokens=0)
 
 
 def test_kinds_that_nobody_plays(setup):
     """Students, teachers and the frozen base; only at a step with a probe, and the last."""
-    s = setup(probe_every=4)
-    s = dataclasses.replace(s, cfg=dataclasses.replace(s.cfg, steps=10))
-    both = members("teacher")[:1] + members("student")[:1]
-    everybody = [dataclasses.replace(m, slot=i) for i, m in enumerate(both)]
-    tasks = play(s, "code_i", "x=x+1", "x=x*2", "x=x-1", "x=x+5")
+    s = setup(probe_every=4, steps=10)
+    everybody = crowd_of(1, 1)
+    tasks = made(s, "code_i", "x=x+1", "x=x*2", "x=x-1", "x=x+5")
     told = {step: probes.probe(s, everybody, [], tasks, [], step) for step in (0, 4, 5, 9)}
     assert told.pop(5) == {}
     for row in told.values():
@@ -86,26 +88,20 @@ def test_kinds_that_nobody_plays(setup):
 
 
 def test_of_many_members_some_are_asked(setup):
-    """Drawn for each step, in their order; the line of the step says how many they were."""
-    crowd = []
-    for letter, role in (("T", "teacher"), ("S", "student")):
-        crowd += [Member(f"{letter}{i}", role, len(crowd) + i, Rating()) for i in range(9)]
-    s = setup(probe_every=1)
+    """Drawn for each step, in their order."""
+    s, crowd = setup(), crowd_of(9, 9)
     by_step = [[m.name for m in probes.some_of(s.cfg, crowd, step, 4)] for step in range(20)]
     assert all(len(names) == 8 and names == sorted(names, key=[m.name for m in crowd].index) for names in by_step)
     assert [m.name for m in probes.some_of(s.cfg, crowd, 0, 4)] == by_step[0] and len(set(map(tuple, by_step))) > 15
     assert {name for names in by_step for name in names} == {m.name for m in crowd}
-    both = members("teacher") + members("student")
-    assert probes.some_of(s.cfg, both, 0, 4) == both, "where there are few, all"
-    told = probes.probe(s, members("student"), play(s, "code_o", "x=x+1"), [], [], 1)
-    assert len(told["heldout_greedy"]) == 2
+    assert probes.some_of(s.cfg, crowd, 0, 9) == crowd, "where there are few, all"
 
 
 def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
     """Greedily they say the same, bit for bit; members that have learned are asked themselves."""
     s = setup(probe_every=1)
     s = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=0.0))
-    tasks = play(s, "code_o", "x=x+1", "x=x*2")
+    tasks = made(s, "code_o", "x=x+1", "x=x*2")
     slots = {"S0": 0, "S1": 1, "base": -1}
     found, tokens = probes.answers(s, slots, tasks, 0)
     alone, tokens_alone = probes.answers(s, {"base": -1}, tasks, 0)
@@ -113,16 +109,6 @@ def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
     moved = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=3.0))
     found, _ = probes.answers(moved, slots, tasks, 0)
     assert found["base"] == alone["base"] and found["S0"] != found["base"]
-
-
-def test_the_base_is_asked_the_current_tasks(setup):
-    """Whatever the members are, it answers the same, and each task notes it."""
-    s, batch = setup(probe_every=1), with_fates()[:2]
-    proposals = [asked("code_o", "x=x+1", "4"), asked("code_o", "x=x[::-1]", "[1,2,3]")]
-    for p, task in zip(batch, selfplay.make_tasks(s, proposals, "")):
-        p.task = task
-    told = probes.probe(s, members("student"), [], [], batch, 7)
-    assert selfplay.mean(p.base_rate for p in batch) == told["base_solve"] > 0
 
 
 def test_held_out_tasks_are_the_first_of_each_type():
@@ -136,15 +122,12 @@ def test_held_out_tasks_are_the_first_of_each_type():
 
 def test_some_of_many_members_are_compared(setup, population, monkeypatch):
     """Drawn for the step, of each role: the work does not grow with their number."""
-    s, crowd = setup(), []
-    for letter, role, n in (("T", "teacher", 2), ("S", "student", 21)):
-        crowd += [Member(f"{letter}{i}", role, len(crowd) + i, Rating()) for i in range(n)]
-    s = dataclasses.replace(s, adapters=population(s.base, len(crowd), rank=2, b_std=0.01))
-    whole = metrics.mean_cosines(s.cfg, s.adapters, crowd, 0)
+    s, crowd = setup(), crowd_of(2, 21)
+    adapters = population(s.base, len(crowd), rank=2, b_std=0.01)
+    whole = metrics.mean_cosines(s.cfg, adapters, crowd, 0)
     assert set(whole) == {m.name for m in crowd} and all(abs(cosine) < 0.1 for cosine in whole.values())
     for slot in range(1, len(crowd)):
-        s.adapters.set_factors(slot, s.adapters.factors(0))
+        adapters.set_factors(slot, adapters.factors(0))
     monkeypatch.setattr(metrics, "N_COMPARED", 8)
-    found = metrics.mean_cosines(s.cfg, s.adapters, crowd, 0)
+    found = metrics.mean_cosines(s.cfg, adapters, crowd, 0)
     assert len(found) == 2 + 8 and all(cosine == pytest.approx(1, abs=1e-4) for cosine in found.values())
-    assert set(found) != set(metrics.mean_cosines(s.cfg, s.adapters, crowd, 1))
