@@ -1,5 +1,4 @@
 """docs/change-it.md is true: its blocks go into a copy of the source where they say, and it trains."""
-import json
 import re
 import shutil
 import subprocess
@@ -7,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_run import rows, words
 
 import config
 
@@ -56,26 +56,19 @@ def source(tmp_path) -> Path:
 
 def train(source: Path, base: Path, **flags) -> Path:
     """A short run of the changed source; its directory."""
-    words = []
-    for name, value in (TINY | dict(base=base, out=source / "out", name="run") | flags).items():
-        words += ["--" + name.replace("_", "-"), str(value)]
-    done = subprocess.run([sys.executable, "train.py", *words], cwd=source, capture_output=True, text=True, timeout=240)
+    flags = TINY | dict(base=base, out=source / "out", name="run") | flags
+    done = subprocess.run([sys.executable, "train.py", *words(**flags)], cwd=source, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    path = source / "out" / flags.get("name", "run")
+    path = flags["out"] / flags["name"]
     (path / "terminal").write_text(done.stdout)
     return path
-
-
-def rows(path: Path, name: str) -> list[dict]:
-    """The lines of a log."""
-    return [json.loads(line) for line in (path / f"{name}.jsonl").read_text().splitlines()]
 
 
 def test_small_changes(source, micro_base):
     """A reward, a matching rule, an operator and an algorithm in one run."""
     apply(source, "A teacher's reward", "A matching rule", "An operator", "An algorithm")
     path = train(source, micro_base, teacher_reward="third", matching="soft", evolve="sign_flip", algo="positive")
-    births, metrics = rows(path, "genealogy"), rows(path, "metrics")
+    births, metrics = rows(path, "genealogy"), rows(path)
     assert births and all(birth["operator"] == "sign_flip" for birth in births)
     assert metrics[-1]["tokens_trained"] > 0 and all(row["skipped"] == [] for row in metrics)
     assert all(row["frac_zero_advantage"] >= 0.25 for row in metrics), "one of a group is not above its mean"
@@ -94,7 +87,7 @@ def test_a_role(source, micro_base):
     path = train(source, micro_base)
     terminal, births = (path / "terminal").read_text(), rows(path, "genealogy")
     assert "2 teachers, 2 students, 2 critics on " in terminal and "best C" in terminal
-    critics = [m for row in rows(path, "metrics") for name, m in row["members"].items() if name.startswith("C")]
+    critics = [m for row in rows(path) for name, m in row["members"].items() if name.startswith("C")]
     assert len(critics) == 4 and {m["role"] for m in critics} == {"critic"}
     assert all(-0.5 <= m["reward"] <= 1 for m in critics) and any(m["grad_norm"] > 0 for m in critics)
     assert any(birth["child"] == "C2" for birth in births), births

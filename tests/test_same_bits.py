@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_run import rows, timeless
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -29,11 +30,6 @@ def processor() -> str:
     return f"{names[0] if names else platform.processor()}, torch {torch.__version__}"
 
 
-def rows(path: Path) -> list[dict]:
-    """The lines of one log."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def sha(data: bytes) -> str:
     """A short SHA-256."""
     return hashlib.sha256(data).hexdigest()[:16]
@@ -48,32 +44,30 @@ def tensors(path: Path) -> str:
 
 
 def numbers(value, name: str = "") -> dict[str, float]:
-    """Every number in a row of metrics by its path, without the seconds."""
-    if isinstance(value, dict):
-        found = {}
-        for key, inner in value.items():
-            if key != "seconds":
-                found |= numbers(inner, f"{name}/{key}")
-        return found
-    return {name: value} if isinstance(value, (int, float)) else {}
+    """Every number in a row of metrics by its path."""
+    if not isinstance(value, dict):
+        return {name: value} if isinstance(value, (int, float)) else {}
+    found = {}
+    for key, inner in value.items():
+        found |= numbers(inner, f"{name}/{key}")
+    return found
 
 
 def told(run: Path) -> dict:
     """What is compared of a finished run. `exact` is bit for bit, so only where the processor is that of the record."""
-    tasks, metrics = rows(run / "tasks.jsonl"), rows(run / "metrics.jsonl")
+    tasks, metrics = rows(run, "tasks"), timeless(run)
     texts = {}
     for row in tasks:
         texts.setdefault(row["step"], []).append({k: v for k, v in row.items() if k not in ("reward", "solve_rate")})
     births = [dict(step=row["step"], child=row["child"], operator=row["operator"], victim=row["victim"]["name"],
-                   parents=[parent["name"] for parent in row["parents"]]) for row in rows(run / "genealogy.jsonl")]
+                   parents=[parent["name"] for parent in row["parents"]]) for row in rows(run, "genealogy")]
     weights = sorted(run.glob(f"step_{RUN['steps']}/**/*.safetensors"))
-    timeless = [{k: v for k, v in row.items() if k != "seconds"} for row in metrics]
     exact = {str(path.relative_to(run)): tensors(path) for path in weights}
     exact |= {name: sha((run / name).read_bytes()) for name in ("tasks.jsonl", "matches.jsonl", "genealogy.jsonl")}
     return dict(texts=[sha(json.dumps(texts[step]).encode()) for step in sorted(texts)],
                 births=births,
                 metrics=[numbers(row) for row in metrics],
-                exact=exact | {"metrics.jsonl": sha(json.dumps(timeless).encode())})
+                exact=exact | {"metrics.jsonl": sha(json.dumps(metrics).encode())})
 
 
 def play(base: Path, out: Path) -> dict:
