@@ -122,13 +122,6 @@ def test_no_circle():
     assert not left, f"in a circle, or above one: {', '.join(sorted(left))}"
 
 
-def test_report_needs_python_alone():
-    for name in SOURCES:
-        if room(name) in ("report", "run.terminal"):
-            others = {target for target in IMPORTS[name] if target not in SOURCES and target.partition(".")[0] not in sys.stdlib_module_names}
-            assert not others, f"{name} imports {', '.join(others)}"
-
-
 def test_no_module_is_named_twice():
     """What the standard library or a runtime package calls its own would be hidden by a module at the root."""
     top = {name.partition(".")[0] for name in SOURCES}
