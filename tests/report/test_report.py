@@ -28,7 +28,7 @@ def test_a_whole_run_is_told(tmp_path):
                   "1 of 9 flags differ", "No monitor gave alarm"):
         assert words in page.text, words
     assert "Absent" not in page.text and "About the logs" not in page.text
-    assert {"T0", "S1"} <= {v for tag, k, v in page.attributes if k in ("data-teacher", "data-student")}
+    assert {"T0", "S1"} <= {v for k, v in page.attributes if k in ("data-teacher", "data-student")}
     places = [page.html.index(part) for part in ("<h1>", 'class="lead"', "<nav>", 'class="words"', 'id="thinking"', 'id="progress"')]
     assert places == sorted(places) and page.tags.count("h2") == 6
     assert set(re.findall('href="#([a-z]+)"', page.html)) == set(re.findall('section id="([a-z]+)"', page.html))
