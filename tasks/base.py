@@ -3,7 +3,7 @@
 A task type is one class, its template (prompts.TEMPLATES) and its place in tasks.TASK_TYPES. Nothing of a
 model's text is ever evaluated here: it is parsed under guards (complexity.parse) and otherwise handed to the
 verifier as a Job. Whatever a model writes ends as a value or as a Reject, whose reason is a key of
-validation.REASONS: a new reason needs a line there. Only users' mistakes raise.
+validation.REASONS: a new reason goes there. Only users' mistakes raise.
 """
 import hashlib
 import random
@@ -35,11 +35,11 @@ OTHER_NAMES = {"too big": "output_too_long", "malformed": "malformed_result", "n
 
 @dataclass(frozen=True)
 class Reject:
-    """A proposal that goes no further; `reason` is a key of validation.REASONS."""
+    """A proposal that goes no further; `reason` is in validation.REASONS."""
     reason: str
 
     def __post_init__(self):
-        assert self.reason in REASONS, f"reason {self.reason!r} has no line in validation.REASONS"
+        assert self.reason in REASONS, f"reason {self.reason!r} is not in validation.REASONS"
 
     @classmethod
     def of(cls, said, otherwise: str = "syntax") -> "Reject":
@@ -125,21 +125,17 @@ class TaskType:
         blocks = form.blocks(text)
         if not form.admits(blocks, "python", "input") or form.strict and "#" in text:
             return Reject("syntax")
-        at = 0                          # of the program
-        while at < len(blocks) and not is_program(*blocks[at]):
-            at += 1
-        if at == len(blocks):
+        at = next((i for i, block in enumerate(blocks) if is_program(*block)), None)
+        if at is None:
             return Reject("no_program")
-        source = blocks[at][1]
-        before = blocks[:at]
         behind = blocks[at + 1:]
-        inputs = [body for tag, body in before if tag == "input"][-1:]
+        inputs = [body for tag, body in blocks[:at] if tag == "input"][-1:]
         inputs = inputs or [body for tag, body in behind if tag == "input"]
         inputs = inputs or [body for tag, body in behind if tag == "" and "def " not in body]
         if not inputs:
             return Reject("no_input")
         try:
-            program = normalise(source, limits, form.tidy)
+            program = normalise(blocks[at][1], limits, form.tidy)
         except ValueError as error:
             return Reject.of(error)
         given = arguments_text(inputs[0])

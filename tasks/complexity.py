@@ -21,7 +21,9 @@ STRING_OR_COMMENT = re.compile(r"#[^\n]*|([fFtT][rR]?|[rR][fFtT])?(?:'''.*?'''|\
 # each of these nests without a bracket, also in a mixture
 PREFIXES = re.compile(r"(?:(?:[-+~]|\bnot\b|\bawait\b|\blambda\b[^:]*:)\s*){40}")
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-NAMED = (*DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)       # they bind what stands in .name
+# where a node has the name that it binds or reads; imports, global and nonlocal apart
+NAME_FIELDS = {ast.Name: "id", ast.arg: "arg", ast.MatchMapping: "rest",
+               **dict.fromkeys((*DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar), "name")}
 
 
 def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
@@ -105,27 +107,18 @@ def bound_names(tree: ast.AST) -> set[str]:
     """Every name that a tree binds: parameters, targets, definitions, imports, exceptions."""
     names = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            names.add(node.id)
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, NAMED) and node.name:
-            names.add(node.name)
-        elif isinstance(node, ast.MatchMapping) and node.rest:
-            names.add(node.rest)
-        elif isinstance(node, ast.alias):
+        if isinstance(node, ast.alias):
             names.add(node.asname or node.name.split(".")[0])
-    return names
-
-
-def has_docstring(node: ast.AST) -> bool:
-    return isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None
+        elif type(node) in NAME_FIELDS and not isinstance(getattr(node, "ctx", None), ast.Load):
+            names.add(getattr(node, NAME_FIELDS[type(node)]))
+    return names - {None}       # case _ binds nothing
 
 
 def drop_remarks(tree: ast.Module) -> ast.Module:
     """Removes docstrings and the annotations of functions in place; an empty body gets `pass`."""
     for node in ast.walk(tree):
-        if has_docstring(node):
+        documented = isinstance(node, (ast.Module, *DEFINITIONS))
+        if documented and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:] or ([] if isinstance(node, ast.Module) else [ast.Pass()])
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             node.returns = None
@@ -135,11 +128,10 @@ def drop_remarks(tree: ast.Module) -> ast.Module:
 
 
 def count_statements(source: str) -> int:
-    """Statements at the top level of f's body (or the last function's, or the module's), docstring and final
-    return not counted. Raises ValueError as `parse` does."""
+    """Statements at the top level of f's body (or the module's), docstring and final return not counted.
+    Raises ValueError as `parse` does."""
     tree = drop_remarks(parse(source))
-    functions = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    body = (entry(tree) or (functions[-1] if functions else tree)).body
+    body = (entry(tree) or tree).body
     return len(body) - (bool(body) and isinstance(body[-1], (ast.Return, ast.Pass)))
 
 
@@ -169,14 +161,9 @@ class Renaming(ast.NodeTransformer):
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         """Rename what a node binds or names, in place, and go on below it."""
-        if isinstance(node, ast.Name):
-            node.id = self.rename(node.id)
-        elif isinstance(node, ast.arg):
-            node.arg = self.rename(node.arg)
-        elif isinstance(node, NAMED) and node.name:
-            node.name = self.rename(node.name)
-        elif isinstance(node, ast.MatchMapping) and node.rest:
-            node.rest = self.rename(node.rest)
+        field = NAME_FIELDS.get(type(node))
+        if field and getattr(node, field):
+            setattr(node, field, self.rename(getattr(node, field)))
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             node.names = [self.rename(name) for name in node.names]
         elif isinstance(node, ast.alias):

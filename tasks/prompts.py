@@ -346,19 +346,16 @@ def render(prompt: Prompt, prompt_format: str, tokenizer) -> list[int]:
 
 def show(value, compact: bool = False) -> str:
     """Python literal of a plain value; sets are sorted, as their own order depends on the hash seed."""
-    space = "" if compact else " "
-    comma = f",{space}"
-    colon = f":{space}"
-    inside = []
-    if isinstance(value, (list, tuple, set, frozenset)):
-        inside = [show(item, compact) for item in value]
+    comma, colon = (",", ":") if compact else (", ", ": ")
+    if isinstance(value, dict):
+        items = [f"{show(key, compact)}{colon}{show(item, compact)}" for key, item in value.items()]
+        return "{" + comma.join(items) + "}"
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        return repr(value)
+    inside = [show(item, compact) for item in value]
     if isinstance(value, list):
         return f"[{comma.join(inside)}]"
     if isinstance(value, tuple):
         return f"({inside[0]},)" if len(inside) == 1 else f"({comma.join(inside)})"
-    if isinstance(value, (set, frozenset)):     # a frozenset has no literal; {1} == frozenset({1}) counts
-        return "{" + comma.join(sorted(inside)) + "}" if inside else "set()"
-    if isinstance(value, dict):
-        items = [f"{show(key, compact)}{colon}{show(item, compact)}" for key, item in value.items()]
-        return "{" + comma.join(items) + "}"
-    return repr(value)
+    # a frozenset has no literal; {1} == frozenset({1}) counts
+    return "{" + comma.join(sorted(inside)) + "}" if inside else "set()"

@@ -1,7 +1,7 @@
 """Theorems: a teacher states and proves one over a Metamath database; a student proves it again.
 
-A task's message is the statement, its input the teacher's proof, and its program that proof as nested calls
-of the assertions it cites. Nothing runs: a proof is data to metamath.py, which bounds its work.
+A task's message is the statement, its input the teacher's proof, and its program what that proof cites, step
+by step. Nothing runs: a proof is data to metamath.py, which bounds its work.
 """
 import functools
 import itertools
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sandbox.values import encode
 from tasks.base import Proposal, Reject, Task, TaskType, digest
-from tasks.metamath import SAVE, Assertion, Database
+from tasks.metamath import Assertion, Database
 from tasks.prompts import FORMATS, Prompt, template
 from verifier import Job
 
@@ -24,10 +24,9 @@ MAX_SYMBOLS = 60            # of an assertion or a hypothesis
 MAX_HYPOTHESES = 4          # of a theorem
 MAX_PROOF = 4000            # characters of a proof
 MAX_WRITTEN = 50_000        # symbols that it may write
-MAX_STEPS, MAX_LEVELS = 100, 20         # of a teacher's proof, steps that build formulas not counted
+MAX_STEPS = 100             # of a teacher's proof, those that build formulas not counted
 N_SHOWN, N_EXAMPLES = 40, 3     # of the database in a prompt: statements, and proofs while a run has few
 NAME = "theorem"            # of what is to be proved; its own name says nothing
-CALLED = re.compile(r"([^\s(),]+)(\(?)")    # a label, and whether it is cited or a hypothesis
 # one statement of a text whose tokens stand one space apart: label, keyword, symbols, proof
 STATEMENT = re.compile(r"(?:(?<!\S)([^$ ]+) )?\$([a-z]) ([^$]*)(?:\$= ([^$]*))?\$\. ")
 
@@ -43,7 +42,8 @@ def check(database: Database, statement: str, proof: str) -> Assertion:
 
 
 def review(theory: "Theory", statement: str, proof: str) -> str:
-    """A new theorem's proof as nested calls. Raises ValueError with the reason why it is no task."""
+    """The program of a new theorem: its proof's steps but those that build formulas, hypotheses as $0, $1 and
+    so on. Raises ValueError with the reason why it is no task."""
     database = theory.fresh()
     try:
         theorem = check(database, statement, proof)
@@ -53,37 +53,26 @@ def review(theory: "Theory", statement: str, proof: str) -> str:
     parts = [theorem.expression, *(h.expression for h in theorem.hypotheses if not h.floating)]
     if len(set(parts)) < len(parts) or not types.isdisjoint(part[0] for part in parts):
         raise ValueError("trivial")
-    return as_calls(database, theorem, types)
-
-
-def as_calls(database: Database, theorem: Assertion, types: set) -> str:
-    """A proof as nested calls of what it cites, one call a line; steps that build formulas are left out."""
     premises = [h.label for h in theorem.hypotheses if not h.floating]
-    stack, saved = [], []                           # None, or (text, its steps, its depth)
+    words, named = [], {}
     for step in database.steps(theorem, [(0, word) for word in theorem.proof]):
-        if step == SAVE:
-            saved.append(stack[-1])
-        elif isinstance(step, int):
-            stack.append(saved[step])
-        elif step not in database.assertions:
-            stack.append((step, 0, 0) if step in premises else None)
-        else:
-            cited = database.assertions[step]
-            base = len(stack) - len(cited.hypotheses)
-            parts = [part for part in stack[base:] if part]
-            n_steps = 1 + sum(part[1] for part in parts)
-            depth = 1 + max((part[2] for part in parts), default=0)
-            if n_steps > MAX_STEPS or depth > MAX_LEVELS:
-                raise ValueError("too_long")
-            arguments = ",".join("\n    " + part[0] if part[1] else f" {part[0]}" for part in parts)
-            call = f"{step}({arguments.strip(' ')})", n_steps, depth
-            stack[base:] = [None if cited.expression[0] in types else call]
-    text, n_steps, _ = stack[0]
-    if n_steps < 2:
+        if step in premises:
+            words.append(named.setdefault(step, f"${len(named)}"))
+        elif step in database.assertions and database.assertions[step].expression[0] not in types:
+            words.append(step)
+    program = " ".join(words)
+    if n_cited(program) > MAX_STEPS:
+        raise ValueError("too_long")
+    if n_cited(program) < 2:
         raise ValueError("trivial")
-    if not set(premises) <= {label for label, opens in CALLED.findall(text) if not opens}:
+    if len(named) < len(premises):
         raise ValueError("unused_hypothesis")
-    return text
+    return program
+
+
+def n_cited(program: str) -> int:
+    """Steps of a task's program that cite an assertion."""
+    return sum(not word.startswith("$") for word in program.split())
 
 
 # ---------------------------------------------------------------- the database
@@ -244,24 +233,20 @@ class Proof(TaskType):
     def accept(self, proposal, verdict, limits, key):
         """The task whose program is the proof that holds, or the reason why it does not."""
         try:
-            calls = review(load(proposal.program), proposal.message, proposal.inputs[0])
+            program = review(load(proposal.program), proposal.message, proposal.inputs[0])
         except ValueError as error:
             return Reject.of(error)
-        if len(calls) > limits.source_chars:
+        if len(program) > limits.source_chars:
             return Reject("too_long")
-        return Task(self.name, calls, proposal.inputs, (encode(proposal.message),), proposal.message, key)
+        return Task(self.name, program, proposal.inputs, (encode(proposal.message),), proposal.message, key)
 
     def statements(self, program):
         """Steps of the proof but those that build formulas."""
-        return sum(bool(opens) for _, opens in CALLED.findall(program))
+        return n_cited(program)
 
     def structure(self, program):
-        """Of the proof up to the names of its hypotheses."""
-        names = {}
-        for label, opens in CALLED.findall(program):
-            if not opens:
-                names.setdefault(label, f"h{len(names)}")
-        return digest(*(label + opens if opens else names[label] for label, opens in CALLED.findall(program)))
+        """Of the proof, whose hypotheses have no names."""
+        return digest(program)
 
     def fields(self, prompt_format, task, limits):
         theory, rng = load(limits.theory), random.Random(task.key)

@@ -20,32 +20,15 @@ from tasks.complexity import (
 )
 from tasks.prompts import FORMATS, show
 
-# Why a proposal was refused; the keys are what the logs count.
-REASONS = {
-    "no_program": "no Python block", "no_input": "no input block",
-    "few_inputs": "fewer distinct inputs than asked for", "syntax": "not Python, or not the protocol",
-    "too_long": "program over the limit", "too_deep": "nested too deeply",
-    "no_entry": "no function f and not exactly one other to call f",
-    "import": "imports outside the allow-list", "banned_name": "eval, open, id, dunders and the like",
-    "ignores_input": "the result cannot depend on the input",
-    "control_text": "contains chat markup or a code fence", "not_literal": "the input is no plain literal",
-    "input_too_long": "input over the limit", "message_too_long": "hint over the limit",
-    "value_range": "too large for the prompt format", "error": "raised an exception",
-    "timeout": "over the time limit", "killed": "killed, mostly for memory", "exit": "ended itself",
-    "violation": "tried a forbidden system call", "crash": "crashed the interpreter",
-    "malformed_result": "tampered with the report", "nondeterministic": "two processes disagree",
-    "unsupported": "the result is no plain value", "not_finite": "nan or infinity",
-    "output_too_long": "result over the limit", "sandbox_failure": "the sandbox failed, not the program",
-    "no_question": "no question block", "not_a_number": "the result is no number",
-    "inexact": "a float that is no short decimal",
-    "prompt_too_long": "asking it would leave no room for an answer in the base's context",
-    "not_logic": "more than variables, and, or, not, == and !=", "variables": "too few or too many variables",
-    "no_proof": "no theorem with a proof", "unproved": "the verifier refuses the proof",
-    "unused_hypothesis": "the proof does without one of the hypotheses",
-    "trivial": "proved by fewer than two steps",
-    "other_theory": "over another database than --theory",
-    "no_model": "no assignment fits", "several_models": "several assignments fit",
-    "duplicate": "in the archive already (found by the loop)"}
+# Why a proposal was refused, as the logs count it: by reading, by the sandbox, by what it returned, and what
+# math, logic and proof refuse (docs/advanced/theorems.md). prompt_too_long: no room for an answer is left.
+REASONS = frozenset(
+    "no_program no_input few_inputs syntax too_long too_deep no_entry import banned_name ignores_input "
+    "control_text not_literal input_too_long message_too_long value_range prompt_too_long duplicate "
+    "error timeout killed exit violation crash malformed_result nondeterministic sandbox_failure "
+    "unsupported not_finite output_too_long "
+    "no_question not_a_number inexact not_logic variables no_model several_models "
+    "no_proof unproved unused_hypothesis trivial other_theory".split())
 IMPORTS = frozenset("math itertools functools collections string re heapq bisect operator copy fractions "
                     "decimal statistics typing dataclasses".split())
 # The sandbox is the wall; this list only gives the ordinary cases a name and keeps them out of the archive.
@@ -55,6 +38,7 @@ BANNED = frozenset("__import__ eval exec compile open input breakpoint globals l
 DUNDERS = frozenset("__init__ __name__ __len__ __iter__ __next__ __getitem__ __add__ __mul__ __eq__ "
                     "__lt__".split())
 CONTROL = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:think|answer|eos)>|```")
+ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
 BRACKETED = re.compile(r"[<\[{|].*[>\]}|]", re.S)
 
 
@@ -130,27 +114,17 @@ def names_in(node: ast.AST) -> set[str]:
 
 
 def drop_demonstrations(tree: ast.Module) -> ast.Module:
-    """Removes, in place, what the top level does only to show f at work.
-
-    That is: expressions, assertions, the main guard, loops and assignments that call f, and assignments that
-    no definition reads.
-    """
-    used = set()
+    """Removes, in place, what the top level does only to show f at work: expressions, assertions, whatever
+    names f or __name__, and assignments to names that no definition reads."""
+    read = set().union(*(names_in(node) for node in tree.body if isinstance(node, DEFINITIONS)))
+    kept = []
     for node in tree.body:
-        if isinstance(node, DEFINITIONS):
-            used |= names_in(node)
-
-    def shows(node: ast.stmt) -> bool:
-        """Whether a statement only shows f off."""
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            unread = all(isinstance(target, ast.Name) and target.id not in used for target in targets)
-            return unread or "f" in names_in(node)
-        if isinstance(node, (ast.If, ast.For)):
-            return not names_in(node).isdisjoint({"f", "__name__"})
-        return isinstance(node, (ast.Expr, ast.Assert))
-
-    tree.body = [node for node in tree.body if not shows(node)]
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        unread = all(isinstance(target, ast.Name) and target.id not in read for target in targets)
+        shows = isinstance(node, (ast.Expr, ast.Assert)) or not names_in(node).isdisjoint({"f", "__name__"})
+        if isinstance(node, DEFINITIONS) or not shows and not (isinstance(node, ASSIGNMENTS) and unread):
+            kept.append(node)
+    tree.body = kept
     return tree
 
 
@@ -184,18 +158,9 @@ def program_problem(source: str, limits: Limits) -> str | None:
     return "ignores_input" if limits.reject_constant and ignores_input(function) else None
 
 
-def parameters(function: ast.FunctionDef | None) -> list[str]:
-    """Names of all parameters in order."""
-    if function is None:
-        return []
-    spec = function.args
-    named = [*spec.posonlyargs, *spec.args, spec.vararg, *spec.kwonlyargs, spec.kwarg]
-    return [argument.arg for argument in named if argument]
-
-
 def ignores_input(function: ast.FunctionDef) -> bool:
     """True if every parameter is overwritten before it is read, or never read (straight-line code only)."""
-    alive = set(parameters(function))
+    alive = {node.arg for node in ast.iter_child_nodes(function.args) if isinstance(node, ast.arg)}
     for statement in function.body:
         updated = statement.target if isinstance(statement, ast.AugAssign) else None    # x += 1 says Store
         for node in ast.walk(statement):

@@ -163,11 +163,7 @@ VARYING = [
     ("def f(x, y):\n    return list(x.keys() & y.keys())", "{'a': 1, 'b': 2, 'cd': 3, 'e': 4}, {'b': 3, 'a': 1, 'cd': 4, 'e': 1}"),
     ("import functools\n@functools.lru_cache\ndef g(x):\n    return x\ndef f(x):\n    g(x)\n    return g.cache_info().hits > 2", "1"),
     ("def flips(function):\n    n = 0\n    def inner(x):\n        nonlocal n\n        n += 1\n        return n > 3\n    return inner\n"
-     "@flips\ndef f(x):\n    return x", "1"),
-    ("import decimal\ndef f(x):\n    n = decimal.getcontext().prec\n    decimal.setcontext(decimal.Context(prec=n + 1))\n"
-     "    return n > 30", "1"),
-    # the third call of a process: only the third interpreter calls so often
-    ("n = []\ndef f(x):\n    n.append(x)\n    return len(n) > 2", "1")]
+     "@flips\ndef f(x):\n    return x", "1")]
 
 
 @pytest.mark.parametrize("program, given", VARYING)
@@ -283,12 +279,6 @@ def test_gold_comes_from_execution(sandbox):
     assert task.inputs == ("[1, 2]",) and "99" not in TASK_TYPES["code_o"].solve("chat", task, CHAT).user
 
 
-def test_mutating_the_argument_or_flipping_on_the_second_call(sandbox):
-    assert outcome(sandbox, Proposal("code_o", "def f(x):\n    x.append(1)\n    return x", ("[0]",))).outputs == ("[0,1]",)
-    flip = "def f(x, seen=[]):\n    seen.append(1)\n    return len(seen) % 2"
-    assert outcome(sandbox, Proposal("code_o", flip, ("0",))) == "nondeterministic"
-
-
 # ---------------------------------------------------------------- induction proposals
 
 LINES = "\n".join(f"[{i}, {i + 1}]" for i in range(10))
@@ -393,8 +383,9 @@ def test_entry_is_renamed_through_the_tree():
     source = "def fact(n):\n    'fact'\n    return 1 if n < 2 else n * fact(n - 1) + len('fact')"
     assert normalise(source, CHAT, tidy=False).count("fact") == 2 and "f(n - 1)" in normalise(source, CHAT, tidy=False)
     assert normalise(REVERSE + "\n", MICRO, tidy=False) == REVERSE
-    assert normalise("def f(x):\n    return x\nif __name__ == '__main__':\n    f(1)", CHAT,
-                     tidy=True) == "def f(x):\n    return x"
+    shown = "table = [3]\n\ndef f(x):\n    return x + table[0]\n{}"
+    for demonstration in ("if __name__ == '__main__':\n    f(1)", "print(4)", "assert f(1) == 4", "answer = 4", "y: int = f(1)"):
+        assert normalise(shown.format(demonstration), CHAT, tidy=True) == shown.format("").strip(), demonstration
     assert program_problem(normalise("def f(x):\n    'only a docstring'", CHAT, tidy=True), CHAT) is None
 
 
