@@ -4,7 +4,6 @@ Nothing here asks that a new file, flag or function be written about.
 """
 import argparse
 import dataclasses
-import functools
 import pkgutil
 import re
 import runpy
@@ -145,22 +144,14 @@ def test_links_lead_somewhere(page):
         assert url == f"https://arxiv.org/abs/{number}"
 
 
-@functools.cache
-def flags_of(module: str) -> frozenset:
-    """Every --flag in the source of a module of ours, of its package and of the package around that."""
-    path = source_of(module)
-    folders = {path.parent, path.parent.parent} - {ROOT, ROOT.parent}
-    files = {path, *(file for folder in folders for file in folder.glob("*.py"))}
-    return frozenset(re.findall(r"--[a-z][\w-]*", "".join(file.read_text(encoding="utf-8") for file in files)))
-
-
 @pages
 def test_flags_exist(page):
-    """A flag alone in backticks is one of train.py, or of a program that the same page starts."""
+    """A flag alone in backticks is one of train.py, or is in the source of a program that the same page starts."""
     text = page.read_text(encoding="utf-8")
     known = {config.spelled(f.name) for f in dataclasses.fields(config.Config)} | {"--help"}
-    for module in {*re.findall(r"python -m ([\w.]+)", text), "verifier"}:
-        known |= flags_of(module) if source_of(module) else set()
+    for path in filter(None, map(source_of, {*re.findall(r"python -m ([\w.]+)", text), "verifier"})):
+        for file in {path, *(path.parent.glob("*.py") if path.parent != ROOT else ())}:
+            known |= {*re.findall(r"--[a-z][\w-]*", file.read_text(encoding="utf-8"))}
     named = {span.split()[0].partition("=")[0] for span in spans(text) if span.startswith("--")}
     assert named <= known, sorted(named - known)
 

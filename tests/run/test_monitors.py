@@ -1,20 +1,14 @@
 """Each monitor is provoked once: on lines of metrics.jsonl made up here, by real texts, and in a run that --halt-on ends."""
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from tiny_run import timeless, words
+from tiny_run import timeless
 
 import train
 from config import FREE, Config
 from run import monitors
 from run.checkpoint import RunDir
 from run.monitors import WINDOW, Halted, Monitors
-
-ROOT = Path(train.__file__).parent
 
 
 def row(step: int = 0, **changes) -> dict:
@@ -97,12 +91,6 @@ def test_an_alarm_begins_once_and_a_resumed_run_knows_it():
 
 # -- in a run ------------------------------------------------------------------------------------------------
 
-ALARMED = """import runpy, sys
-sys.path.insert(0, "")
-from run import monitors
-monitors.BOUNDS["cosine"] = -1
-runpy.run_path("train.py", run_name="__main__")
-"""
 TINY = dict(steps=6, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2, probe_every=0, evolve="none", save_every=3)
 
 
@@ -121,16 +109,3 @@ def test_a_run_halts_with_a_checkpoint_and_goes_on(micro_base, tmp_path, capsys,
     whole = train.main(Config(**flags | dict(halt_on=""), name="whole")).path
     resumed = train.main(Config(**flags, name="run", resume="auto")).path
     assert timeless(resumed) == timeless(whole) and len(timeless(whole)) == TINY["steps"]
-
-
-@pytest.mark.slow
-def test_all_processes_halt_together(micro_base, tmp_path):
-    """Under torchrun, whose own exit code is 1 for any of a process; each says 3, and the checkpoint is whole."""
-    (tmp_path / "alarmed.py").write_text(ALARMED)
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(tmp_path / "alarmed.py"),
-                           *words(**TINY, base=micro_base, out=tmp_path, name="two", halt_on="collapse")],
-                          cwd=ROOT, capture_output=True, text=True, timeout=280, env=os.environ | dict(OMP_NUM_THREADS="1"))
-    assert done.returncode == 1 and done.stderr.count("halted by --halt-on") == 1, done.stderr
-    assert "exitcode  : 3" in done.stderr
-    run = RunDir(tmp_path / "two", writes=False)
-    assert run.steps()[-1] == WINDOW and len(timeless(run.path)) == WINDOW
