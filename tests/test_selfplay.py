@@ -11,9 +11,8 @@ import train
 from evolve import Member
 from rewards import TEACHER_REWARDS, Outcome
 from run import metrics
-from run.checkpoint import task_rows
 from selfplay import ProposalRecord
-from tasks import TASK_TYPES, read_tasks
+from tasks import TASK_TYPES
 from tasks.archive import WINDOW, Archive
 from tasks.base import Proposal, Task
 from tasks.complexity import structural_hash
@@ -33,32 +32,30 @@ def matched() -> list[tuple[Member, Member]]:
     return list(zip(members(), members("student")))
 
 
-def task(i: int, kind: str = "code_o", output: str = "1", program: str = "", step: int = 0,
-         key: str = "") -> Task:
+def task(i: int, kind: str = "code_o", output: str = "1", program: str = "", step: int = 0) -> Task:
     """A task for the archive."""
-    program, key = program or f"def f(x):\n return x+{i}", key or f"key{i}"
-    return Task(kind, program, ("1",), (output,), "", key, i, "T0", step)
+    return Task(kind, program or f"def f(x):\n return x+{i}", ("1",), (output,), "", f"key{i}", i, "T0", step)
 
 
-def filled(*tasks: Task, cap: int = 100, task_types=("code_o", "code_i", "code_f")) -> Archive:
+def filled(*tasks: Task, cap: int = 100) -> Archive:
     """An archive after these tasks."""
-    archive = Archive(list(task_types), cap)
+    archive = Archive(["code_o", "code_i", "code_f"], cap)
     for t in tasks:
         archive.add(t, structural_hash(t.program))
     return archive
 
 
-def proposed(*programs, kind: str = "code_o") -> list[ProposalRecord]:
+def seeded() -> Archive:
+    """An archive as a run begins with."""
+    return filled(task(0, step=-1))
+
+
+def proposed(*programs) -> list[ProposalRecord]:
     """Proposals as the parser leaves them: (program, input) each, or None for text that did not parse."""
     teachers, batch = members(), []
     for i, given in enumerate(programs):
-        record = ProposalRecord(teachers[i % 2], kind, i, i // 2, [], "text")
-        if given:
-            program_, input_ = given
-            record.proposal = Proposal(kind, program_, (input_,))
-        else:
-            record.reason = "syntax"
-        batch.append(record)
+        proposal = given and Proposal("code_o", given[0], (given[1],))
+        batch.append(ProposalRecord(teachers[i % 2], "code_o", i, i // 2, [], "text", proposal, reason="" if given else "syntax"))
     return batch
 
 
@@ -75,7 +72,7 @@ def asked(kind: str, line: str, given: str) -> Proposal:
 # -- draws ---------------------------------------------------------------------------------------------------
 
 def test_a_members_proposals_do_not_depend_on_its_neighbours(setup):
-    s, archive, pairs = setup(), filled(task(0, step=-1)), matched()
+    s, archive, pairs = setup(), seeded(), matched()
     _, both = selfplay.propose(s, archive, pairs, 4)
     _, again = selfplay.propose(s, archive, pairs, 4)
     _, alone = selfplay.propose(s, archive, pairs[:1], 4)
@@ -88,7 +85,7 @@ def test_a_members_proposals_do_not_depend_on_its_neighbours(setup):
 
 def test_kinds_take_turns_over_prompts_and_steps(setup):
     s = setup(task_types="code_o,code_i,code_f", n_prompts=2, proposals_per_prompt=1)
-    kinds = [p.kind for step in range(3) for p in selfplay.propose(s, filled(task(0, step=-1)), matched()[:1], step)[1]]
+    kinds = [p.kind for step in range(3) for p in selfplay.propose(s, seeded(), matched()[:1], step)[1]]
     assert kinds == ["code_o", "code_i", "code_f"] * 2
 
 
@@ -96,7 +93,7 @@ def test_teachers_write_and_students_try_what_both_play(setup):
     """T0 and S1 have both types, T1 and S0 one: T0 writes that of S0 alone, and S1 is not asked what it lacks."""
     s, (one, two), (first, second) = setup(task_types="code_o,code_i", n_prompts=2), members(), members("student")
     one.niche, two.niche, first.niche, second.niche = ("code_i", "code_o"), ("code_o",), ("code_i",), ("code_o",)
-    archive = filled(task(0, step=-1))
+    archive = seeded()
     _, some = selfplay.propose(s, archive, [(one, first), (two, second)], 0)
     assert {(p.teacher.name, p.kind) for p in some} == {("T0", "code_i"), ("T1", "code_o")}
     _, more = selfplay.propose(s, archive, [(one, first), (one, second), (two, second)], 0)
@@ -138,36 +135,18 @@ def test_a_file_of_tasks_that_no_teacher_writes(setup, tmp_path):
         read_given(str(path), ("code_o",))
 
 
-def test_a_run_s_own_tasks_are_read_again(setup, tmp_path):
-    """Its invalid proposals are passed over, and its tasks verified as any."""
-    s, batch = setup(task_types="code_o,math"), proposed(BATCH[0], BATCH[5], None)
-    story = Proposal("math", "def f():\n x=3\n x=x+4\n return x", ("",), "?ann has 3\n?gets 4")
-    batch[1].kind, batch[1].proposal = "math", story
-    selfplay.verify(s, filled(task_types=("code_o", "math")), batch, 0)
-    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, task_rows(batch, 0))))
-    again = selfplay.make_tasks(s, read_tasks(tmp_path / "tasks.jsonl"), "")
-    assert [(t.kind, t.outputs, t.message) for t in again] == [
-        ("code_o", ("4",), ""), ("math", ("7",), "?ann has 3\n?gets 4")]
-
-
 # -- verification --------------------------------------------------------------------------------------------
 
-BATCH = [
-    (program("x=x+1"), "3"),
-    (program("y=y+7", "y"), "3"),
-    (program("x=x+1"), "4"),
-    (program("x=x+1"), "3"),
-    None,
-    (program("x=x*2"), "3"),
-]
+BATCH = [(program("x=x+1"), "3"), (program("y=y+7", "y"), "3"), (program("x=x+1"), "4"), (program("x=x+1"), "3"), None,
+         (program("x=x*2"), "3")]
+KNOWN = ["duplicate"] * 4 + ["syntax", "duplicate"]
 
 
-@pytest.mark.parametrize("dedupe,reasons,again", [
-    ("structural", ["", "duplicate", "duplicate", "duplicate", "syntax", ""], ["duplicate"] * 4 + ["syntax", "duplicate"]),
-    ("exact", ["", "", "", "duplicate", "syntax", ""], ["duplicate"] * 4 + ["syntax", "duplicate"]),
-    ("off", ["", "", "", "", "syntax", ""], ["", "", "", "", "syntax", ""])])
+@pytest.mark.parametrize("dedupe, reasons, again", [
+    ("structural", ["", "duplicate", "duplicate", "duplicate", "syntax", ""], KNOWN),
+    ("exact", ["", "", "", "duplicate", "syntax", ""], KNOWN), ("off", [""] * 4 + ["syntax", ""], [""] * 4 + ["syntax", ""])])
 def test_duplicates(setup, dedupe, reasons, again):
-    s, archive = setup(dedupe=dedupe), filled(task(0, step=-1))
+    s, archive = setup(dedupe=dedupe), seeded()
     first, second = proposed(*BATCH), proposed(*BATCH)
     selfplay.verify(s, archive, first, 0)
     assert [p.reason for p in first] == reasons
@@ -183,7 +162,7 @@ def test_duplicates(setup, dedupe, reasons, again):
 def test_a_duplicate_of_what_failed_is_welcome(setup):
     divides = program("x=x//(x-3)")
     batch = proposed((divides, "3"), (divides, "5"), (program("x=x[0]"), "5"))
-    selfplay.verify(setup(), filled(task(0, step=-1)), batch, 0)
+    selfplay.verify(setup(), seeded(), batch, 0)
     assert [p.reason for p in batch] == ["error", "", "error"] and batch[1].task.outputs == ("2",)
 
 
@@ -195,7 +174,7 @@ def test_a_task_that_leaves_no_room_for_an_answer_is_refused(setup):
     room = 256 - len(render(prompt, "micro", s.base.tokenizer))
     for max_new_tokens, reasons in ((room, ["", "prompt_too_long"]), (80, ["", ""])):
         batch = proposed(short, long)
-        selfplay.verify(setup(max_new_tokens=max_new_tokens), filled(task(0, step=-1)), batch, 0)
+        selfplay.verify(setup(max_new_tokens=max_new_tokens), seeded(), batch, 0)
         assert [p.reason for p in batch] == reasons
 
 
@@ -296,7 +275,7 @@ def test_what_a_reward_may_look_at(setup):
 
 def test_training_batch(setup):
     s, (teacher, _), (student, other) = setup(task_types="code_o,code_i", n_prompts=3, proposals_per_prompt=1), members(), members("student")
-    rollout, batch = selfplay.propose(s, filled(task(0, step=-1)), [(teacher, student)], 0)
+    rollout, batch = selfplay.propose(s, seeded(), [(teacher, student)], 0)
     given = selfplay.make_tasks(s, [asked("code_i", "x=x+1", "4"), asked("code_o", "x=x*2", "4")], "")
     for p, reward, t in zip(batch, (0.5, -1.0, 0.25), [given[0], None, given[1]]):
         p.reward, p.task, p.kind = reward, t, t.kind if t else "code_o"

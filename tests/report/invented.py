@@ -3,13 +3,13 @@ import json
 import math
 import random
 import re
-from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
 
 from report import layout, page
 from report.run import RunLog
 
-VOID = {"meta", "br", "input"}
 TAGS = set("html head meta title style body header h1 h2 h4 p b i ul li div span small code pre nav a main section figure figcaption svg g "
            "path circle text table tr th td details summary form label select option input script".split())
 HOSTILE = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", '"><b onclick="x">', "' onmouseover='x", "\u202egnp.exe",
@@ -19,50 +19,26 @@ INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u
 DRAWN = ("d", "x", "y", "cx", "cy", "r", "width", "height", "viewbox")
 
 
-class Page(HTMLParser):
-    """Reads a page strictly: every tag closed in order; collects tags, attributes and texts."""
-
-    def __init__(self, html: str):
-        super().__init__()
-        self.open, self.tags, self.attributes, self.words, self.scripts = [], [], [], [], []
-        self.feed(html)
-        self.close()
-        assert not self.open, f"never closed: {self.open}"
-        self.html, self.text = html, " ".join(self.words)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, *a) for a in attrs]
-        assert len({k for k, _ in attrs}) == len(attrs), f"an attribute twice in {tag}: {attrs}"
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
-
-    def handle_data(self, data):
-        (self.scripts if self.open[-1:] == ["script"] else self.words).append(data)
-
-
-def check(html: str) -> Page:
-    """Balanced, one script which is ours, nothing from outside, finite numbers in the drawings."""
-    page = Page(html)
-    assert page.tags.count("script") == 1 and "".join(page.scripts) == layout.JS
-    assert set(page.tags) <= TAGS
-    for tag, name, value in page.attributes:
-        assert not name.startswith("on") and name not in ("src", "srcset", "xlink:href", "action"), (tag, name)
-        assert name != "href" or re.fullmatch("#[a-z]+", value), value
-        if name in DRAWN and tag != "meta":
-            for number in re.findall(r"[-+]?[\w.]+", re.sub(r"[MLHZlm]", " ", value)):
-                assert math.isfinite(float(number)), (tag, name, value)
+def check(html: str) -> SimpleNamespace:
+    """A page's text, tags and attributes. It is balanced, has one script which is ours, nothing from outside, finite
+    numbers in the drawings."""
+    script = f"<script>{layout.JS}</script>"
+    assert html.count("<script") == html.count(script) == 1
+    assert not INVISIBLE.search(html) and len(html.encode()) < 2_000_000
     assert "@import" not in layout.CSS and "url(" not in layout.CSS
-    assert not INVISIBLE.search(html)
-    assert len(html.encode()) < 2_000_000
-    return page
+    # as XML, whose parser forgives nothing
+    closed = re.sub("<((meta|br|input)( [^>]*)?)>", r"<\1/>", html.replace(script, "").replace("class=wide", 'class="wide"'))
+    tree = ElementTree.fromstring(closed.removeprefix("<!doctype html>"))
+    tags = [node.tag.rpartition("}")[2] for node in tree.iter()]
+    attributes = [(name, value) for node in tree.iter() for name, value in node.items() if node.tag != "meta"]
+    assert set(tags) <= TAGS
+    for name, value in attributes:
+        assert not name.startswith("on") and name not in ("src", "srcset", "xlink:href", "action"), (name, value)
+        assert name != "href" or re.fullmatch("#[a-z]+", value), value
+        if name.lower() in DRAWN:
+            for number in re.findall(r"[-+]?[\w.]+", re.sub(r"[MLHZlm]", " ", value)):
+                assert math.isfinite(float(number)), (name, value)
+    return SimpleNamespace(html=html, text=" ".join(tree.itertext()), tags=tags, attributes=attributes)
 
 
 def probe(rng, step: int, teachers: list[str], students: list[str]) -> dict:
@@ -137,6 +113,6 @@ def rewrite(path: Path, log: str, some: list) -> None:
     (path / f"{log}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
 
 
-def made(*paths: Path) -> Page:
+def made(*paths: Path) -> SimpleNamespace:
     """The page of these runs, which is whole and harmless."""
     return check(page.page([RunLog(path) for path in paths]))
