@@ -3,9 +3,9 @@
     python -m bench card                            at most 15 minutes, a 7B's shape on a large GPU
     python -m bench card --shape micro --minutes 2  the same on a CPU
 
-First correctness (checks.py), then decoding and update of 8 members and of one, kernels of a few steps and of
-a micro-batch, and memory against its plan. A part that fails is named with its error. All of it is in --out
-(JSON, written after each part) and beside it in a page (.md). Exit code 0: every check was made and held.
+First correctness (checks.py), then decoding and update of 8 members and of one, and memory against its plan.
+A part that fails is named with its error. All of it is in --out (JSON, written after each part) and beside it
+in a page (.md). Exit code 0: every check was made and held.
 """
 import contextlib
 import dataclasses
@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch.profiler import profile
 
 from bench import checks, workload
 from bench.workload import SHAPES, members_of, take_turns
@@ -64,7 +63,7 @@ class Card:
         self.adapters = workload.population(self.base, self.sizes.rank)
         self.deadline = 0.0                                     # of the present part
         self.known |= dict(shape=shape, dtype=str(self.dtype), parts={}, checks=[], figures={}, memory={},
-                           kernels={}, notes="")
+                           notes="")
 
     def turns(self, ways: dict) -> dict[str, list]:
         """As many repeats as the part has time for; what runs for the first time loads kernels."""
@@ -129,31 +128,12 @@ def update(card: Card) -> None:
     card.plan("update", UPDATE, rows)
 
 
-def kernels(card: Card) -> None:
-    """The fifteen kernels (on a CPU: ops) that take longest in eight steps of decoding after a prompt of one
-    token, without graphs, and in a micro-batch; and all of them."""
-    base, sizes, rows = card.base, card.sizes, card.sizes.rows[0]
-    eager, prompts = dataclasses.replace(base, graphs=False), workload.prompts_of(base, rows, 1)
-    rollout = workload.fixed_rollout(base, members_of(8), sizes.prompt // 2, sizes.new // 2, 1)
-    works = {"eight steps of decoding": workload.decoder(eager, card.adapters, prompts, members_of(rows), 9),
-             "a micro-batch": workload.updater(base, card.adapters, rollout, sizes.tokens_per_microbatch)}
-    for name, work in works.items():
-        work()
-        with profile() as found:
-            work()
-        table = [dict(name=e.key[:90], calls=e.count, us=e.self_device_time_total or e.self_cpu_time_total)
-                 for e in found.key_averages() if e.self_device_time_total or not card.on_gpu]
-        table.sort(key=lambda row: -row["us"])
-        whole = {key: sum(row[key] for row in table) for key in ("calls", "us")}
-        card.known["kernels"][name] = [dict(name="all", **whole), *table[:15]]
-
-
 def parts(sizes: Sizes) -> dict:
     """What is done, in this order: {name: (work, share of the time)}."""
     made = {"checks": (check, 6)}
     for rows, share in zip(sizes.rows, (5, 8)):
         made[f"decoding {rows} rows"] = partial(decoding, rows=rows), share
-    return made | {"update": (update, 6), "kernels": (kernels, 1)}
+    return made | {"update": (update, 6)}
 
 
 def machine(device: torch.device) -> dict:
@@ -202,9 +182,6 @@ def page(known: dict) -> str:
     lines += ["", "memory, GB: planned, reserved"]
     for name, m in known["memory"].items():
         lines.append(f"{name}: {number(m['planned'])}, {number(m['reserved'])}")
-    for name, rows in known["kernels"].items():
-        lines += ["", f"kernels of {name}: microseconds, calls"]
-        lines += [f"{row['us']:10.0f} {row['calls']:6} {row['name']}" for row in rows]
     lines += ["", *(f"{name}: {how}" for name, how in known["parts"].items() if how != "done"), "```"]
     return "\n".join(lines)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-FORMER = {"coverage", "zero_advantage", "whiten", "max_new", "anchors_greedy"}   # names of before
 SHOWN = 400                         # tasks that a page shows, at most
 
 
@@ -69,9 +68,6 @@ class RunLog:
         self.config, self.env = self.whole("config.json"), self.whole("env.json")
         self.metrics = list({row["step"]: row for row in self.lines("metrics.jsonl")}.values())
         self.metrics.sort(key=lambda row: row["step"])
-        if FORMER & {*self.config, *(key for row in self.metrics for key in row)}:
-            raise ValueError(f"{path} was written before the flags and measures got their present names: "
-                             "draw it with the commit in its env.json")
         births = self.lines("genealogy.jsonl", expected=False)
         self.members = self.lives({str(birth.get("child")): birth for birth in births})
         self.n_tasks = int(max(0, sum(num(row, "n") or 0 for row in self.metrics)))

@@ -68,8 +68,7 @@ def test_all_of_it_on_a_cpu(run):
     assert shown["correct"] and not shown["failed"], wrote["parts"]
     assert {"decode_8_8", "decode_8_1", "update_8", "update_1"} == set(wrote["figures"])
     assert all(row["value"] > 0 and row["expected"] is None for row in wrote["figures"].values())
-    assert wrote["memory"]["update"]["planned"] > 0 and wrote["kernels"]["a micro-batch"][0]["name"] == "all"
-    assert "held   decoding with refill against rows at once: " in page and "kernels of eight steps of decoding" in page
+    assert wrote["memory"]["update"]["planned"] > 0 and "held   decoding with refill against rows at once: " in page
 
 
 @pytest.mark.slow

@@ -96,13 +96,11 @@ def test_what_was_not_logged_is_absent(tmp_path):
 
 
 def test_command_line(tmp_path):
-    """Nothing but Python is needed; bad input, as a run with former names, ends in one sentence and without a page."""
+    """Nothing but Python is needed; bad input ends in one sentence and without a page."""
     def call(*words) -> subprocess.CompletedProcess:
         return subprocess.run([sys.executable, "-S", "-m", "report", *map(str, words)], capture_output=True, text=True, cwd=ROOT)
-    good, old = invent(tmp_path / "run"), invent(tmp_path / "old")
-    rewrite(old, "metrics", [row | dict(anchors_greedy={}) for row in rows(old)])
-    for words, code, said in (([tmp_path], 2, "is no run"), ([good, "--compare", old], 2, "before the flags and measures got their present names"),
-                              ([good, "--out", tmp_path / "no" / "a.html"], 1, "No such file")):
+    good = invent(tmp_path / "run")
+    for words, code, said in (([tmp_path], 2, "is no run"), ([good, "--out", tmp_path / "no" / "a.html"], 1, "No such file")):
         bad = call(*words)
         assert bad.returncode == code and said in bad.stderr and bad.stderr.count("\n") == 1, (words, bad.stderr)
     assert not list(tmp_path.rglob("*.html"))
