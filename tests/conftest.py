@@ -16,8 +16,8 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def micro_base() -> Path:
-    """Directory of the micro base, the bundled one or NANO_TEST_BASE; without it, tests of it are skipped."""
-    path = Path(os.environ.get("NANO_TEST_BASE", ROOT / "micro" / "base"))
+    """Directory of the bundled micro base; without it, tests of it are skipped."""
+    path = ROOT / "micro" / "base"
     if not (path / "model.safetensors").exists():
         pytest.skip("micro/base is not there: `make micro` makes it")
     return path

@@ -21,17 +21,14 @@ LESS_ON_WINDOWS = """
 for name in "fcntl resource pwd grp termios tty pty syslog posix _posixsubprocess".split():
     sys.modules[name] = None
 KEPT = "SIGINT SIGTERM SIGABRT SIGFPE SIGILL SIGSEGV SIG_DFL SIG_IGN".split()
-for name in [name for name in vars(signal) if name.startswith("SIG") and name not in KEPT]:
+gone = [name for name in vars(signal) if name.startswith("SIG") and name not in KEPT]
+for name in gone + "setitimer alarm pthread_sigmask sigwait pause ITIMER_PROF siginterrupt".split():
     delattr(signal, name)
-for name in "setitimer alarm pthread_sigmask sigwait pause ITIMER_PROF siginterrupt".split():
-    delattr(signal, name)
-for name in ("poll", "epoll"):
-    delattr(select, name)
-for name in '''fork forkpty uname getuid geteuid getgid getegid setuid setgid setgroups getgroups setsid
-        killpg chroot wait3 wait4 pread pwrite pidfd_open memfd_create sched_getaffinity sysconf statvfs
-        mkfifo WIFSIGNALED WTERMSIG WNOHANG nice unshare setresuid setresgid getloadavg O_NOFOLLOW
-        O_CLOEXEC'''.split():
+for name in '''fork forkpty uname getuid geteuid getgid getegid setuid setgid setgroups getgroups setsid killpg chroot wait3 wait4
+        pread pwrite pidfd_open memfd_create sched_getaffinity sysconf statvfs mkfifo WIFSIGNALED WTERMSIG WNOHANG nice unshare
+        setresuid setresgid getloadavg O_NOFOLLOW O_CLOEXEC'''.split():
     vars(os).pop(name, None)
+del select.poll, select.epoll
 real = ctypes.CDLL.__init__
 def needs_a_name(library, name, *args, **options):
     if name is None:

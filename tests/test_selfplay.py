@@ -263,14 +263,11 @@ def test_what_a_reward_may_look_at(setup):
     batch[0].base_rate = 0.5
     like_it = task(1, program=program("x=x*2"), output="1")
     archive = filled(like_it, task(2, output="1"), task(3, "code_i"), cap=1)
-    outcome, *others = selfplay.outcomes(s, archive, [p for p in batch if not p.reason])
+    outcome, other, _ = selfplay.outcomes(s, archive, [p for p in batch if not p.reason])
     assert outcome == Outcome(
         solve_rate=0.75, solve_rates={"S0": 0.5, "S1": 1.0}, n_attempts=4, base_rate=0.5, kind="code_o",
-        majority_baseline=1.0, n_tasks=3, n_of_kind=1, n_same_structure=1,
-        unique_at_64=archive.unique_at_64(), statements=batch[0].statements)
-    assert outcome.n_correct == 3 and outcome.statements == 1
-    assert [other.base_rate for other in others] == [None, None]
-    assert others[0].solve_rates == {"S0": 0.5, "S1": 0.5}
+        majority_baseline=1.0, n_tasks=3, n_of_kind=1, n_same_structure=1, unique_at_64=archive.unique_at_64(), statements=1)
+    assert outcome.n_correct == 3 and other.base_rate is None and other.solve_rates == {"S0": 0.5, "S1": 0.5}
 
 
 def test_training_batch(setup):
@@ -362,14 +359,6 @@ def test_describe():
     assert measured["solve_0"] == measured["solve_1"] == pytest.approx(1 / 3)
     assert measured["malformed"] == pytest.approx(2 / 12)
     assert nothing["valid"] is None and nothing["statements"] is None and nothing["malformed"] == 0
-
-
-def test_summary():
-    rows = [dict(unique_structures=i, births=["T9"], tokens_generated=1000 * i, tokens_trained=i, step=i, heldout_greedy={"S0": i / 10})
-            for i in range(5)]
-    told = metrics.summary(rows)
-    assert "step 0 to 4: students solve 0.00 to 0.40 of the held-out tasks" in told
-    assert "4 distinct program structures, 5 members replaced, 4,000 tokens generated, 4 trained" in told
 
 
 def test_rows_end_at_the_prompt_format_s_closing_text(setup, monkeypatch):
