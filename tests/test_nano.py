@@ -29,12 +29,10 @@ TRUESKILL = TrueSkill()
 # -- the door itself -----------------------------------------------------------------------------------------
 
 def test_it_plays_by_the_presets_of_the_engine():
-    preset = PRESETS["micro"]
-    assert (nano.RANK, nano.ALPHA) == (preset["rank"], preset["alpha"])
+    preset, same = PRESETS["micro"], dict(RANK="rank", ALPHA="alpha", N_ATTEMPTS="samples_per_task", MAX_NEW_TOKENS="max_new_tokens",
+                                          EVOLVE_EVERY="evolve_every")
+    assert all(getattr(nano, name) == preset[flag] for name, flag in same.items())
     assert (nano.N_PROMPTS, nano.N_PROPOSALS) == (Config.n_prompts, Config.proposals_per_prompt)
-    assert nano.N_ATTEMPTS == preset["samples_per_task"]
-    assert nano.MAX_NEW_TOKENS == preset["max_new_tokens"]
-    assert nano.EVOLVE_EVERY == preset["evolve_every"]
     assert nano.LEARNING_RATE == dict(teacher=preset["lr_teacher"], student=preset["lr"])
     assert nano.REWARD == STUDENT_REWARDS[Config.student_reward]
     for p in (0.0, 0.25, 0.75, 1.0):
@@ -43,10 +41,9 @@ def test_it_plays_by_the_presets_of_the_engine():
 
 def test_two_steps(micro_base, capsys):
     nano.main(seed=0, pop=2, steps=2)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("held-out")
-    assert [line.split()[:2] for line in lines[1:]] == [["step", "0"], ["step", "1"]]
-    for line in lines[1:]:
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith("held-out") and [line.split()[:2] for line in lines] == [["step", "0"], ["step", "1"]]
+    for line in lines:
         n_tasks, solved = re.search(r"tasks +(\d+) .* solved ([\d.]+) ", line).groups()
         assert int(n_tasks) > 0 and 0 < float(solved) < 1
 

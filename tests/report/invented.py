@@ -80,9 +80,8 @@ def proposal(step: int, i: int, teacher: str, student: str, text: str) -> dict:
 
 def replaced(step: int, names: list[str]) -> dict:
     """A line of genealogy.jsonl; the child takes the first place among these names."""
-    child = f"{names[0][0]}{max(int(name[1:]) for name in names) + 1}"
-    victim, names[0] = names[0], child
-    return dict(step=step, child=child, operator="dare", note="", norm_ratio=0.95, parents=[dict(name=names[1]), dict(name=names[-1])],
+    victim, names[0] = names[0], f"{names[0][0]}{max(int(name[1:]) for name in names) + 1}"
+    return dict(step=step, child=names[0], operator="dare", note="", norm_ratio=0.95, parents=[dict(name=names[1]), dict(name=names[-1])],
                 victim=dict(name=victim))
 
 
@@ -91,16 +90,15 @@ def invent(path: Path, steps: int = 6, pop: int = 4, per_step: int = 8, every: i
     path.mkdir(parents=True)
     rng, half = random.Random(0), pop // 2
     teachers, students = [[f"{role}{i}" for i in range(half)] for role in "TS"]
-    logs = dict(metrics=[], tasks=[], genealogy=[])
+    metrics, tasks, births = [], [], []
     for step in range(steps):
-        logs["metrics"].append(measured(rng, step, teachers, students, n=half * per_step))
+        metrics.append(measured(rng, step, teachers, students, n=half * per_step))
         for teacher, student in zip(teachers, students):
-            logs["tasks"] += [proposal(step, i, teacher, student, text) for i in range(per_step)]
+            tasks += [proposal(step, i, teacher, student, text) for i in range(per_step)]
         if every and (step + 1) % every == 0:
-            logs["genealogy"] += [replaced(step, teachers), replaced(step, students)]
-    for name, some in logs.items():
-        if some:
-            rewrite(path, name, some)
+            births += [replaced(step, teachers), replaced(step, students)]
+    for name, some in dict(metrics=metrics, tasks=tasks, genealogy=births).items():
+        rewrite(path, name, some)
     settled = dict(base="micro/base", name=path.name, out="out", seed=0, steps=steps, prompt_format="micro", single=False, rank=8)
     (path / "config.json").write_text(json.dumps(settled | config))
     env = dict(commit="abc", flags=dict(seed=[0, "every draw"], rank=[8, "of LoRA"], dedupe=["structural", "duplicates"]))
