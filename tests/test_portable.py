@@ -17,7 +17,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on Linux")
 
-LESS_ON_WINDOWS = """
+WINDOWS = """
+import ctypes, os, select, signal, subprocess, sys
+import numpy, safetensors.torch, tokenizers, torch, torch.distributed, tqdm, transformers
 for name in "fcntl resource pwd grp termios tty pty syslog posix _posixsubprocess".split():
     sys.modules[name] = None
 KEPT = "SIGINT SIGTERM SIGABRT SIGFPE SIGILL SIGSEGV SIG_DFL SIG_IGN".split()
@@ -36,63 +38,42 @@ def needs_a_name(library, name, *args, **options):
     real(library, name, *args, **options)
 ctypes.CDLL.__init__ = needs_a_name
 sys.platform = "win32"
+sys.path.insert(0, "")
 """
-PACKAGES = "import numpy, safetensors.torch, tokenizers, torch, torch.distributed, tqdm, transformers"
-# The course's reading: all that exercises and solutions import, and the files of the loop.
+# All that the course's exercises and solutions import, and the files of the loop.
 READING = """
 import importlib, runpy
 from pathlib import Path
-names = '''config evolve generate lora model operators rewards rl selfplay train trueskill_lite verifier
-        eval.stats'''.split()
+names = "config evolve generate lora model operators rewards rl selfplay train trueskill_lite verifier eval.stats".split()
 for room in "tasks", "infra", "run", "report":
     names += [room] + [f"{room}.{path.stem}" for path in sorted(Path(room).glob("[a-z]*.py"))]
 for name in names:
     importlib.import_module(name)
-for path in sorted(Path("course/exercises").glob("*.py")) + sorted(Path("course/solutions").glob("*.py")):
+for path in [*Path("course/exercises").glob("*.py"), *Path("course/solutions").glob("*.py")]:
     runpy.run_path(str(path))
-print(len(names), "modules")
-"""
-COMMANDS = """
-import io, json, runpy, sys
-from contextlib import redirect_stderr, redirect_stdout
-def command(words):
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    sys.argv = words
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-        except SystemExit as e:
-            code = e.code or 0
-    return code, out.getvalue(), err.getvalue()
-print(json.dumps([command(words) for words in json.loads(sys.stdin.read())]))
+print(len(names))
 """
 
 
-def on_windows(body: str, given: str) -> str:
-    """What Python code prints on a machine that runs Windows."""
-    code = "\n".join(["import ctypes, os, select, signal, subprocess, sys", "sys.path.insert(0, '.')", PACKAGES, LESS_ON_WINDOWS, body])
-    # a terminal of Windows that knows neither UTF-8 nor arrows
+def on_windows(*words, body: str = "import runpy; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"):
+    """A module of ours, or other Python code, run with these words where Windows is, on a terminal that knows no UTF-8."""
     environment = dict(os.environ, PYTHONIOENCODING="cp1252", OMP_NUM_THREADS="1")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, input=given,
+    return subprocess.run([sys.executable, "-c", WINDOWS + body, *map(str, words)], cwd=ROOT, env=environment,
                           capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 def test_reading_report_and_refusal(tmp_path):
     """All but the sandbox is there: modules, flags, report. A run ends at once: one sentence, exit code 2."""
-    run, out = tmp_path / "run", tmp_path / "out"
-    run.mkdir()
-    (run / "metrics.jsonl").write_text("".join(json.dumps(dict(step=n, greedy=n / 10)) + "\n" for n in range(3)))
-    words = [["train", "--help"], ["report", str(run)], ["train", "--steps", "1", "--out", str(out)]]
-    lines = on_windows(READING + COMMANDS, json.dumps(words)).splitlines()
-    assert int(lines[0].split()[0]) > 35
-    told, report, (code, _, said) = json.loads(lines[-1])
-    assert told[0] == 0 and "--matching" in told[1] and not told[2]
-    assert report[0] == 0 and (run / "report.html").stat().st_size > 10_000
-    assert code == 2 and said.count("\n") == 1 and "container" in said
-    assert said.startswith("train.py: The sandbox for model code needs Linux") and "WSL2" in said
-    assert not out.exists()
+    read = on_windows(body=READING)
+    assert read.returncode == 0 and int(read.stdout) > 35, read.stderr[-3000:]
+    told = on_windows("train", "--help")
+    assert told.returncode == 0 and "--matching" in told.stdout and not told.stderr
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(dict(step=n, greedy=n / 10)) + "\n" for n in range(3)))
+    assert on_windows("report", tmp_path).returncode == 0 and (tmp_path / "report.html").stat().st_size > 10_000
+    run = on_windows("train", "--steps", "1", "--out", tmp_path / "out")
+    assert run.returncode == 2 and run.stderr.count("\n") == 1 and "container" in run.stderr
+    assert run.stderr.startswith("train.py: The sandbox for model code needs Linux") and "WSL2" in run.stderr
+    assert not (tmp_path / "out").exists()
 
 
 # ---- make --------------------------------------------------------------------------------------------------
