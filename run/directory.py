@@ -30,9 +30,6 @@ class RunDir:
         if not writes:
             return
         path.mkdir(parents=True, exist_ok=True)
-        for name in ("lock", "config.json", "env.json", *LOGS):
-            if (path / name).is_symlink():
-                raise ValueError(f"{path / name} is a link, which no run writes to: remove it")
         self._lock = open(path / "lock", "a")
         try:
             if fcntl:

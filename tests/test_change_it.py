@@ -85,13 +85,13 @@ def test_a_role(source, micro_base):
     before = train(source, micro_base, steps=1, name="before")
     apply(source, "A role")
     path = train(source, micro_base)
-    terminal, births = (path / "terminal").read_text(), rows(path, "genealogy")
+    terminal = (path / "terminal").read_text()
     assert "2 teachers, 2 students, 2 critics on " in terminal and "best C" in terminal
     critics = [m for row in rows(path) for name, m in row["members"].items() if name.startswith("C")]
     assert len(critics) == 4 and {m["role"] for m in critics} == {"critic"}
     assert all(-0.5 <= m["reward"] <= 1 for m in critics) and any(m["grad_norm"] > 0 for m in critics)
-    assert any(birth["child"] == "C2" for birth in births), births
-    kept = {folder.parent.name for folder in path.glob("step_2/*/adapter_config.json")}
-    assert {name[0] for name in kept} == set("TSC") and len(kept) == 6
+    assert any(birth["child"] == "C2" for birth in rows(path, "genealogy"))
+    kept = [folder.parent.name[0] for folder in path.glob("step_2/*/adapter_config.json")]
+    assert sorted(kept) == [*"CCSSTT"]
     first = [row for row in rows(path, "tasks") if row["step"] == 0]
     assert first == rows(before, "tasks"), "the same draws, with or without critics"

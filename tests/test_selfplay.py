@@ -322,8 +322,7 @@ def test_references():
     seed, rng = task(0, step=-1), random.Random(0)
     archive = filled(seed)
     assert archive.references("code_i", 3, rng) == [seed]  # seeds stand in for a kind without tasks
-    for t in (task(1), task(2), task(3, "code_i"), task(4, "code_f"), task(5, "code_f")):
-        archive.add(t, structural_hash(t.program))
+    archive = filled(seed, task(1), task(2), task(3, "code_i"), task(4, "code_f"), task(5, "code_f"))
     for k in (1, 2, 6):
         drawn = archive.references("code_o", k, rng)
         assert len({t.id for t in drawn}) == len(drawn) == min(k, 3) and {t.kind for t in drawn} == {"code_o"}

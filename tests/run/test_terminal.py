@@ -7,10 +7,8 @@ import pytest
 
 from run import terminal
 
-ROW = dict(step=3, teacher="T0", kind="code_o", reason="", reward=0.5, id=1, program="def f(x):\n return x",
-           inputs=["7"], outputs=["7"], message="", solve_rate=0.5,
-           attempts={"S1": ["correct", "wrong", "wrong", "malformed"]},
-           answers={"S1": [">7\n=7", "=8", "=8", "?"]})
+ROW = dict(step=3, teacher="T0", kind="code_o", reason="", reward=0.5, id=1, program="def f(x):\n return x", inputs=["7"], outputs=["7"],
+           message="", solve_rate=0.5, attempts={"S1": ["correct", "wrong", "wrong", "malformed"]}, answers={"S1": [">7\n=7", "=8", "=8", "?"]})
 
 
 def test_first_of_each():
@@ -28,10 +26,7 @@ def test_a_task():
     assert "refused: syntax" in terminal.format_task(refused)
 
 
-BAD = ["\x1b[2J\x1b]0;title\x07", "a\rb", "\u202egnp.exe", "\ud800", "\x9b31m", "\u2028"]
-
-
-@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("bad", ["\x1b[2J\x1b]0;title\x07", "a\rb", "\u202egnp.exe", "\ud800", "\x9b31m", "\u2028"])
 def test_no_control_reaches_the_terminal(bad, monkeypatch):
     row = ROW | dict(program=bad, message=bad, inputs=[bad], outputs=[bad], answers={"S1": [bad] * 4})
     steering = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\ud800-\udfff]"
