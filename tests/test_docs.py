@@ -77,14 +77,6 @@ def understood(monkeypatch, words: list[str], module: str) -> None:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def check_training(words: list[str]) -> None:
-    """The flags of train.py are flags, their values legal and in agreement."""
-    if words != ["--help"]:
-        cfg = config.parse_args(None, words)
-        micro = cfg.prompt_format == "auto" and cfg.base.startswith("micro/")
-        config.resolve_config(cfg, "micro" if micro else cfg.prompt_format.replace("auto", "chat"))
-
-
 def source_of(module: str) -> Path | None:
     """The file that `python -m module` runs; None where no such module of ours is there."""
     path = ROOT / module.replace(".", "/")
@@ -107,8 +99,10 @@ def check_command(monkeypatch, command: str) -> None:
     program, words = (words[1], words[2:]) if words[0] == "-m" else (words[0], words[1:])
     path = ROOT / program if program.endswith(".py") else source_of(program)
     assert path and path.is_file(), f"{command}: there is no {program}"
-    if program == "train.py":
-        check_training(words)
+    if "--help" not in words and program == "train.py":         # its values are legal and agree
+        cfg = config.parse_args(None, words)
+        micro = cfg.prompt_format == "auto" and cfg.base.startswith("micro/")
+        config.resolve_config(cfg, "micro" if micro else cfg.prompt_format.replace("auto", "chat"))
     elif "--help" not in words:
         understood(monkeypatch, words, program)
 

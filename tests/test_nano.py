@@ -26,8 +26,6 @@ ROOT = Path(__file__).resolve().parent.parent
 TRUESKILL = TrueSkill()
 
 
-# -- the door itself -----------------------------------------------------------------------------------------
-
 def test_it_plays_by_the_presets_of_the_engine():
     preset, same = PRESETS["micro"], dict(RANK="rank", ALPHA="alpha", N_ATTEMPTS="samples_per_task", MAX_NEW_TOKENS="max_new_tokens",
                                           EVOLVE_EVERY="evolve_every")
@@ -237,17 +235,14 @@ def test_matches_are_rated_as_the_engine_does(n_correct):
         assert same_rating(teacher.rating, a) and same_rating(student.rating, b)
 
 
-def p_beats(teacher, student):
-    return TRUESKILL.p_win(student.rating, teacher.rating)
-
-
 @pytest.mark.parametrize("n_students", [4, 2, 1])
 def test_matching_is_the_engines(n_students):
     """By the same random numbers the same pairs, and so by the same weights."""
     for seed in range(300):
         teachers = [evolve.Member(f"T{i}", "teacher", i, r) for i, r in enumerate(random_ratings(4, seed))]
         students = [evolve.Member(f"S{i}", "student", i, r) for i, r in enumerate(random_ratings(n_students, -seed))]
-        want = evolve.match(teachers, students, p_beats, Config.matching, selfplay.MATCHING_FLOOR, random.Random(seed))
+        want = evolve.match(teachers, students, lambda t, s: TRUESKILL.p_win(s.rating, t.rating), Config.matching,
+                            selfplay.MATCHING_FLOOR, random.Random(seed))
         mine = [[tiny_member(m.name, ours(m.rating)) for m in some] for some in (teachers, students)]
         got = nano.match(*mine, random.Random(seed))
         assert [(t.name, s.name) for t, s in got] == [(t.name, s.name) for t, s in want]
@@ -283,10 +278,6 @@ def test_children_are_the_engines(operator, parents):
             assert (got_A.norm(dim=1) > 1e-3).all(), "zeros in both factors would never get a gradient"
 
 
-def fitness(member):
-    return TRUESKILL.fitness(member.rating)
-
-
 @pytest.mark.parametrize("step", [14, 29])
 def test_the_same_member_makes_room(step, capsys):
     """The victim and the rating of its child are the engine's; a child has a grace of one interval."""
@@ -297,7 +288,7 @@ def test_the_same_member_makes_room(step, capsys):
             born, parents = rng.choice([0, step - 15, step - 5]), rng.choice([(), ("S9",)])
             theirs.append(evolve.Member(f"S{i}", "student", i, rating, born, parents, matches=1))
             mine.append(tiny_member(f"S{i}", ours(rating), **(dict(born=born) if parents else {})))
-        births = evolve.plan(theirs, fitness, Config.replace_frac, nano.EVOLVE_EVERY, step, rng=rng)
+        births = evolve.plan(theirs, lambda m: TRUESKILL.fitness(m.rating), Config.replace_frac, nano.EVOLVE_EVERY, step, rng=rng)
         before = list(mine)
         nano.evolve(mine, step, rng, torch.Generator().manual_seed(seed))
         said = capsys.readouterr().out

@@ -69,8 +69,6 @@ def asked(kind: str, line: str, given: str) -> Proposal:
     return Proposal(kind, program(line), (given,))
 
 
-# -- draws ---------------------------------------------------------------------------------------------------
-
 def test_a_members_proposals_do_not_depend_on_its_neighbours(setup):
     s, archive, pairs = setup(), seeded(), matched()
     _, both = selfplay.propose(s, archive, pairs, 4)
@@ -213,8 +211,6 @@ def test_given_tasks_are_verified_too(setup):
         selfplay.make_tasks(setup(), [good, bad], "seeds")
 
 
-# -- attempts ------------------------------------------------------------------------------------------------
-
 def test_attempts_are_judged_in_order(setup):
     s = setup()
     given = selfplay.make_tasks(s, [asked("code_o", "x=x+1", "4"), asked("code_i", "x=x[::-1]", "[1,2]")], "")
@@ -292,8 +288,6 @@ def test_training_batch(setup):
     assert made.group.tolist() == [2, 3, 3, 4, 4] and made.reward.tolist() == [0.25, 1, -0.5, -1, 1]
 
 
-# -- ratings -------------------------------------------------------------------------------------------------
-
 def test_matches(setup):
     (one, two), students = members(), members("student")
     batch = with_fates()  # of T0: rows 0 and 2, half solved by each; of T1: row 1 and the invalid one
@@ -349,8 +343,6 @@ def test_rarefied_coverage():
         archive.add(task(0), "a")
     assert len(archive.recent) == WINDOW and archive.unique_at_64() == pytest.approx(1) and len(archive.structures) == 3
 
-
-# -- what is told --------------------------------------------------------------------------------------------
 
 def test_describe():
     measured, nothing = metrics.describe(with_fates()), metrics.describe([])

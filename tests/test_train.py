@@ -41,11 +41,8 @@ def run(micro_base, tmp_path_factory):
 
 def start(words: list[str]) -> subprocess.CompletedProcess:
     """A command line run to its end by this Python, from the repository, with one thread."""
-    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=180,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=180, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
-
-# -- every value of every switch -----------------------------------------------------------------------------
 
 QUICK = ("mixed", "none", "copy")           # each operator alone has tests of its own: here they are slow ones
 
@@ -193,8 +190,6 @@ def test_command_line_ends_with_one_sentence():
     done = start(["train.py", "--pop", "7"])
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--pop 7 cannot be halved" in done.stderr
 
-
-# -- several processes ---------------------------------------------------------------------------------------
 
 def test_two_processes(run, micro_base, tmp_path):
     """torchrun over gloo trains the same population: the same proposals, the same update up to rounding."""

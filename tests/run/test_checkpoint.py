@@ -130,8 +130,6 @@ def test_a_signal_waits_for_what_must_not_be_torn():
     assert done == ["the whole block"] and signal.getsignal(signal.SIGTERM) is before
 
 
-# -- some of many play ---------------------------------------------------------------------------------------
-
 def test_paging_changes_no_bit(flags, tmp_path, monkeypatch):
     """One of three teachers plays, one of three is probed: as with all members on the device, where nothing is copied."""
     monkeypatch.setattr(probes, "N_PROBED", 1)
@@ -292,8 +290,6 @@ def test_a_members_name_is_no_path(copy, name):
     with pytest.raises(ValueError, match="is no member's name"):
         members_at(RunDir(copy, writes=False), 3)
 
-
-# -- the directory -------------------------------------------------------------------------------------------
 
 def test_lock(flags, tmp_path):
     held = RunDir(tmp_path / "run")

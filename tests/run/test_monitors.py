@@ -89,8 +89,6 @@ def test_an_alarm_begins_once_and_a_resumed_run_knows_it():
     assert len(said) == 2 and said[0].startswith("alarm collapse: the updates") and said[1] == "alarm collapse is over"
 
 
-# -- in a run ------------------------------------------------------------------------------------------------
-
 TINY = dict(steps=6, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2, probe_every=0, evolve="none", save_every=3)
 
 
