@@ -44,14 +44,10 @@ def test_presets_pass_the_checks_and_leave_nothing_open(prompt_format):
     cfg = config.resolve_config(config.Config(), prompt_format)
     assert None not in vars(cfg).values() and cfg.prompt_format == prompt_format
     assert {name: getattr(cfg, name) for name in config.PRESETS[prompt_format]} == config.PRESETS[prompt_format]
-    assert (cfg.pop, cfg.teachers, cfg.grace) == (8, 4, cfg.evolve_every)
+    assert (cfg.pop, cfg.teachers, cfg.grace, cfg.importance_cap) == (8, 4, cfg.evolve_every, 0)
+    assert config.resolve_config(config.Config(), prompt_format, "cuda").importance_cap == 2
     alone = config.resolve_config(config.Config(single=True, grace=0), prompt_format)
     assert (alone.pop, alone.teachers, alone.grace) == (2, 1, 0)
-
-
-@pytest.mark.parametrize("device, given, cap", [("cpu", None, 0.0), ("cpu", 3.0, 3.0), ("cuda", None, 2.0), ("cuda", 0.0, 0.0)])
-def test_importance_weights_are_for_gpus_unless_asked_for(device, given, cap):
-    assert config.resolve_config(config.Config(importance_cap=given), "micro", device).importance_cap == cap
 
 
 @pytest.mark.parametrize("algo", config.ALGORITHMS)

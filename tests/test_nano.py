@@ -299,9 +299,6 @@ def test_the_same_member_makes_room(step, capsys):
             assert same_rating(mine[i].rating, child_rating(TRUESKILL, [m.rating for m in theirs if m.name in parents]))
             assert (mine[i].name, mine[i].role, mine[i].born) == ("S4", "student", step)
             assert f"S{i}" not in parents and not mine[i].adam.state
-
-
-def test_a_role_of_one_is_not_replaced():
-    members = [only] = [tiny_member("T0")]
-    nano.evolve(members, 14, random.Random(0), torch.Generator())
-    assert members == [only]
+    alone = [only] = [tiny_member("T0")]
+    nano.evolve(alone, step, rng, torch.Generator())
+    assert alone == [only], "nobody could be its parent"

@@ -146,6 +146,7 @@ def test_tasks_matches_genealogy(finished):
 
 @pytest.mark.parametrize("flags, match", [
     ("--pop 5", "--pop 5 cannot be halved"), ("--base /nowhere/at/all", "/nowhere/at/all"),
+    ("--halt-on escape,colapse", "colapse.*valid: collapse, gaming, forgetting, escape"),
     ("--rollout-batch 100000000", r"(?s)not enough memory:\n.*base .*cache +[\d.]+ GB .*peak .*free .*lower .*--rollout-batch"),
     ("--seed-tasks /nowhere", "/nowhere cannot be read"), ("--seed-tasks /dev/null", "holds no tasks"),
     ("--heldout /nowhere", "--heldout /nowhere: no such file"), ("--init /nowhere", "holds 0 adapters for 6 members"),

@@ -1,11 +1,14 @@
 """Each monitor is provoked once: on lines of metrics.jsonl made up here, by real texts, and in a run that --halt-on ends."""
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from tiny_run import timeless
+from tiny_run import play, timeless, words
 
 import train
-from config import FREE, Config
 from run import monitors
 from run.checkpoint import RunDir
 from run.monitors import WINDOW, Halted, Monitors
@@ -72,12 +75,6 @@ def test_what_was_not_measured_gives_no_alarm():
     assert not alarms([nothing] * 10)
 
 
-def test_names_are_checked_at_the_start():
-    with pytest.raises(ValueError, match="colapse.*valid: collapse, gaming, forgetting, escape"):
-        train.main(Config(base="not there", halt_on="escape,colapse"))
-    assert "halt_on" in FREE
-
-
 def test_an_alarm_begins_once_and_a_resumed_run_knows_it():
     watching, rows, seen, said = Monitors(), [], {}, []
     for step in range(8):
@@ -93,17 +90,26 @@ TINY = dict(steps=6, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_tas
 
 
 def test_a_run_halts_with_a_checkpoint_and_goes_on(micro_base, tmp_path, capsys, monkeypatch):
-    flags = TINY | dict(base=str(micro_base), out=str(tmp_path), halt_on="collapse,escape")
+    flags = TINY | dict(base=micro_base, out=tmp_path)
     monkeypatch.setitem(monitors.BOUNDS, "cosine", -1)
     with pytest.raises(Halted):
-        train.main(Config(**flags, name="run"))
+        play(**flags, name="run", halt_on="collapse,escape")
     said = capsys.readouterr()
     run = RunDir(tmp_path / "run", writes=False)
     assert run.steps()[-1] == WINDOW and "alarm collapse: the updates" in said.out
-    assert len(said.err.splitlines()) == 1
-    assert re.match("halted by --halt-on .collapse: .*: saved before step 5; go on with .*--resume", said.err)
+    assert re.fullmatch("halted by --halt-on .collapse: .*: saved before step 5; go on with --resume .*\n", said.err)
     *others, last = timeless(run.path)
     assert list(last["alarms"]) == ["collapse"] and not any(row["alarms"] for row in others)
-    whole = train.main(Config(**flags | dict(halt_on=""), name="whole")).path
-    resumed = train.main(Config(**flags, name="run", resume="auto")).path
+    whole, resumed = play(**flags, name="whole"), play(**flags, name="run", halt_on="collapse,escape", resume="auto")
     assert timeless(resumed) == timeless(whole) and len(timeless(whole)) == TINY["steps"]
+
+
+@pytest.mark.slow
+def test_all_processes_halt_together(micro_base, tmp_path):
+    """Under torchrun, whose own exit code is 1 for any of a process; each says 3, and the checkpoint is whole."""
+    alarmed = 'import runpy\nfrom run import monitors\nmonitors.BOUNDS["cosine"] = -1\nrunpy.run_path("train.py", run_name="__main__")'
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python", sys.executable,
+                           "-c", alarmed, *words(**TINY, base=micro_base, out=tmp_path, name="run", halt_on="collapse")],
+                          cwd=Path(train.__file__).parent, capture_output=True, text=True, timeout=280, env=os.environ | dict(OMP_NUM_THREADS="1"))
+    assert done.returncode == 1 and done.stderr.count("halted by --halt-on") == 1 and "exitcode  : 3" in done.stderr, done.stderr
+    assert RunDir(tmp_path / "run", writes=False).steps()[-1] == WINDOW == len(timeless(tmp_path / "run"))
