@@ -11,6 +11,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch.hub import download_url_to_file
@@ -20,6 +21,15 @@ from eval import common
 # benchmark -> its files: name on the disk, address, SHA-256 of the editions that we know
 FILES = json.loads(Path(__file__).with_name("published.json").read_text())
 LARGE = "livecodebench"                         # 4.4 GB, fetched where it is named
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question, as it is put or as text, with its gold answer."""
+    bench: str
+    id: str
+    question: str
+    gold: str
 
 
 def read(name: str, known: dict, data: str) -> tuple[Path, bytes, str]:

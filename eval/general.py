@@ -15,25 +15,16 @@ import csv
 import io
 import re
 import tarfile
-from dataclasses import dataclass, field
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from eval import answering, common, fetch
+from eval.fetch import Item
 from eval.summary import summarise
 
 LETTERS = "ABCD"
 CSV = re.compile(r"(?:.*/)?(?P<split>dev|val|test)/(?P<subject>\w+)_(?P=split)\.csv")
-
-
-@dataclass(frozen=True)
-class Item:
-    """One question as it is put, and the letter of the right choice."""
-    bench: str
-    id: str
-    prompt: str = field(repr=False)
-    gold: str
 
 
 # ---- the questions -----------------------------------------------------------------------------------------
@@ -83,7 +74,7 @@ def load(data: str, split: str = "test", limit: int = 0) -> tuple[list[Item], di
 
 def ask(item: Item, prompt_format: str, base) -> list[int]:
     """Token ids of the prompt, and of what comes before the letter itself (in most vocabularies nothing)."""
-    return list(base.tokenizer(f"{item.prompt} {LETTERS[0]}").input_ids[:-1])
+    return list(base.tokenizer(f"{item.question} {LETTERS[0]}").input_ids[:-1])
 
 
 def letter_ids(tokenizer) -> list[int]:

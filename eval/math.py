@@ -9,21 +9,12 @@ Answers are graded by math-verify (pip install -r requirements-eval.txt). They g
 come, the numbers to summary.json and the terminal. The same command goes on where it stopped.
 """
 from contextlib import closing
-from dataclasses import dataclass
 
 from eval import answering, common, fetch
+from eval.fetch import Item
 from eval.grader import Grader
 
 SETS = ("aime24", "aime25", "amc23", "math500", "minerva", "gsm8k", "olympiadbench")
-
-
-@dataclass(frozen=True)
-class Item:
-    """One question with its gold answer."""
-    bench: str
-    id: str
-    question: str
-    gold: str
 
 
 def item_of(bench: str, number: int, row: dict) -> Item:

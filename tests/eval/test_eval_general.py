@@ -52,8 +52,8 @@ def folder(tmp_path):
 def test_the_published_archive(folder, capsys):
     items, hashes = load(str(folder))
     assert Counter(item.id.split("/")[1] for item in items) == dict(colours=3, plain_sums=7) and len(hashes["mmlu"]) == 64
-    assert items[7].prompt.endswith('\n\nWhat, then, is "five", and five?\nA. 10\nB. 9\nC. 8\nD. 7\nAnswer:') and items[7].gold == "A"
-    assert "D. None" in items[0].prompt, "a text, as it stands there"
+    assert items[7].question.endswith('\n\nWhat, then, is "five", and five?\nA. 10\nB. 9\nC. 8\nD. 7\nAnswer:') and items[7].gold == "A"
+    assert "D. None" in items[0].question, "a text, as it stands there"
     assert [item.id for item in load(str(folder), "val", 1)[0]] == ["val/colours/0", "val/plain_sums/0"]
     assert general.main(["--self-test", "--data", str(folder)]) == 0
     assert json.loads(capsys.readouterr().out) == {"mmlu": dict(n=10, right=10)}
@@ -80,7 +80,7 @@ def test_a_damaged_archive_gives_the_fix(tmp_path):
 
 def test_the_published_prompt(folder):
     """To the character, with the two spaces that hendrycks/test's format_subject leaves."""
-    prompt = load(str(folder))[0][8].prompt
+    prompt = load(str(folder))[0][8].question
     assert prompt.startswith("""\
 The following are multiple choice questions (with answers) about  plain sums.
 
@@ -106,7 +106,7 @@ def test_letters_of_members_in_one_batch_are_those_of_each_prompt_alone(members,
         general.letter_ids(tiny.tokenizer)
     items = load(str(folder))[0][3:]
     prompts = [general.ask(item, "plain", population.base) for item in items]
-    assert tokenizer.decode(prompts[0]) == f"{items[0].prompt} ", "bytes: the space is a token of its own"
+    assert tokenizer.decode(prompts[0]) == f"{items[0].question} ", "bytes: the space is a token of its own"
     together = general.letter_logps(population, prompts * 2, ["S0"] * 7 + ["base"] * 7)
     assert together.shape == (14, 4) and (together[:7] - together[7:]).abs().max() > 0.01, "members differ"
     for number, ids in enumerate(prompts):
