@@ -31,6 +31,15 @@ def pick(batch: rl.Batch, rows: torch.Tensor) -> rl.Batch:
     return rl.Batch(batch.rollout.select(rows), *(column[rows] for column in columns))
 
 
+def answer_logp(base, adapters, rollout: Rollout, i: int) -> torch.Tensor:
+    """Log-probabilities of row i's answer, from the row alone and unpadded; of the base without adapters."""
+    start, end = int(rollout.prompt_len[i]), int(rollout.length[i])
+    ids = rollout.ids[i:i + 1, :end]
+    hidden = base.model(ids, lora=adapters and adapters.route(rollout.member[i:i + 1], torch.float32))
+    logp = base.model.logits(hidden)[0, start - 1:-1].log_softmax(-1)
+    return logp.gather(1, ids[0, start:, None])[:, 0]
+
+
 def settings(algo: str = "reinforce++", **flags) -> Config:
     """What the update reads of a run with these flags."""
     cfg = Config(algo=algo, **{"max_new_tokens": LENGTH, **flags})

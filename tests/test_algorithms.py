@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from batches import LENGTH, make_batch, pick, settings
+from batches import LENGTH, answer_logp, make_batch, pick, settings
 
 import config
 import rl
@@ -113,15 +113,6 @@ def test_groups_without_variance_are_exactly_zero(algo, normalize, silent):
 
 
 # -- the loss, and several epochs ----------------------------------------------------------------------------
-
-def answer_logp(base, adapters, rollout: Rollout, i: int) -> torch.Tensor:
-    """Log-probabilities of the answer tokens of row i, which runs alone."""
-    start, end = int(rollout.prompt_len[i]), int(rollout.length[i])
-    ids = rollout.ids[i:i + 1, :end]
-    hidden = base.model(ids, lora=adapters.route(rollout.member[i:i + 1], torch.float32))
-    logp = base.model.logits(hidden)[0, start - 1:-1].log_softmax(-1)
-    return logp.gather(1, ids[0, start:, None])[:, 0]
-
 
 def loss_by_hand(algo: str, base, adapters, rollout: Rollout, adv: list[float], old: list[torch.Tensor]):
     """Sum of the members' losses as in the papers; old: log-probabilities of each row's tokens before."""

@@ -45,11 +45,6 @@ def meet(teachers, students, mode, seed, p=None, floor=0.1, **more):
     return [(t.name, s.name) for t, s in pairs]
 
 
-def test_member_travels_as_json():
-    m = Member("T7", "teacher", 3, Rating(21.5, 2.25), 40, ("T1", "T2"), "dare", 9, ("code_i", "code_o"), 1.25)
-    assert Member.from_json(json.loads(json.dumps(dataclasses.asdict(m)))) == m
-
-
 # -- who meets whom ------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("n_teachers,n_students", [(4, 4), (5, 2), (2, 5), (1, 1)])

@@ -1,18 +1,10 @@
 """The update in a world that is not ideal: a rollout that computes otherwise, too little memory, half precision."""
 import pytest
 import torch
-from batches import make_batch, settings
+from batches import answer_logp, make_batch, settings
 
 import rl
 from rl import Adam
-
-
-def answer_logp(base, adapters, rollout, i: int) -> torch.Tensor:
-    """Log-probabilities of row i's answer, from the row alone and unpadded."""
-    start, end = int(rollout.prompt_len[i]), int(rollout.length[i])
-    route = adapters.route(rollout.member[i:i + 1], torch.float32)
-    logp = base.model.logits(base.model(rollout.ids[i:i + 1, :end], lora=route))[0, start - 1:-1].log_softmax(-1)
-    return logp.gather(1, rollout.ids[i, start:end, None])[:, 0]
 
 
 def shifted(base, adapters, batch, size: float = 0.5) -> list[torch.Tensor]:
@@ -57,10 +49,7 @@ def test_importance_weights_by_hand(tiny, population, flags):
             if cfg.loss == "cispo":
                 loss = -clipped.detach() * adv[i] * logp
             with torch.no_grad():
-                bare = tiny.model(batch.rollout.ids[i:i + 1, :int(batch.rollout.length[i])])
-                start = int(batch.rollout.prompt_len[i])
-                plain = tiny.model.logits(bare)[0, start - 1:-1].log_softmax(-1)
-                plain = plain.gather(1, batch.rollout.ids[i, start:int(batch.rollout.length[i]), None])[:, 0]
+                plain = answer_logp(tiny, None, batch.rollout, i)
             kl = (plain - logp).exp() - (plain - logp) - 1
             mine = batch.rollout.member == batch.rollout.member[i]
             total = total + (weights[i] * loss + cfg.kl_coef * kl).sum() / batch.rollout.n_tokens[mine].sum()
@@ -143,29 +132,19 @@ def test_what_does_not_fit_is_split(tiny, population, monkeypatch, capsys, when,
     assert largest(adapters.parameters(), other.parameters()) < 1e-5
 
 
-def test_a_row_that_never_fits_is_an_error_with_the_fix(tiny, population, monkeypatch):
-    monkeypatch.setattr(rl, "token_losses", full)
-    adapters, batch = population(tiny), make_batch()
-    with pytest.raises(ValueError, match="a row of .* tokens does not fit into memory: lower --max-new-tokens"):
-        rl.accumulate(rl.Objective(tiny, adapters, batch, rl.advantages(batch), settings()))
-
-
-def test_other_errors_are_not_taken_for_a_lack_of_memory(tiny, population, monkeypatch):
-    monkeypatch.setattr(rl, "token_losses", lambda *_: torch.ones(2) @ torch.ones(3))
-    adapters, batch = population(tiny), make_batch()
-    with pytest.raises(RuntimeError, match="size"):
-        rl.accumulate(rl.Objective(tiny, adapters, batch, rl.advantages(batch), settings()))
-
-
-def test_lack_of_memory_while_gradients_are_added_ends_the_run(tiny, population, monkeypatch):
-    """Half of them may have been added: doing the micro-batch again would add that half twice."""
+@pytest.mark.parametrize("where, fails, error, words", [
+    ("rl.token_losses", full, ValueError, "a row of .* tokens does not fit into memory: lower --max-new-tokens"),
+    ("rl.token_losses", lambda *_: torch.ones(2) @ torch.ones(3), RuntimeError, "size"),
+    ("lora.AdapterWeights.add_gradients", full, torch.OutOfMemoryError, "CUDA out of memory")])
+def test_what_no_split_mends_ends_the_run(tiny, population, monkeypatch, where, fails, error, words):
+    """Where gradients are added half of them may have been: again would add that half twice."""
     adapters, batch, tried = population(tiny), make_batch(), []
 
-    def fails(self):
-        tried.append(self)
-        full()
+    def fails_once(*args):
+        tried.append(args)
+        return fails(*args)
 
-    monkeypatch.setattr("lora.AdapterWeights.add_gradients", fails)
-    with pytest.raises(torch.OutOfMemoryError):
+    monkeypatch.setattr(where, fails_once)
+    with pytest.raises(error, match=words):
         rl.accumulate(rl.Objective(tiny, adapters, batch, rl.advantages(batch), settings()))
-    assert len(tried) == 1
+    assert len(tried) == 1 or error is ValueError

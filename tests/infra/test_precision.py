@@ -68,18 +68,13 @@ def logits_of(base: Base, text: str) -> torch.Tensor:
     return logits - logits.mean(-1, keepdim=True)
 
 
-def compare(exact: list[torch.Tensor], other: list[torch.Tensor]) -> tuple[float, float]:
-    """Root mean square of the error over that of the logits; share of tokens with the same most likely next."""
-    a, b = torch.cat(exact), torch.cat(other)
-    same = (a.argmax(-1) == b.argmax(-1)).float().mean()
-    return float((a - b).square().sum() / a.square().sum()) ** .5, float(same)
-
-
 def test_logits_of_the_micro_base(base, int8_base, micro_base):
     """docs/own-base.md states the error."""
     rows = [json.loads(row) for row in (micro_base / "heldout.jsonl").read_text().splitlines()]
     both = [[logits_of(one, row["program"]) for row in rows[:100]] for one in (base, int8_base)]
-    error, same = compare(*both)
+    a, b = map(torch.cat, both)
+    error = float((a - b).square().sum() / a.square().sum()) ** .5
+    same = float((a.argmax(-1) == b.argmax(-1)).float().mean())
     assert .001 < error < .02 and same > .96, (error, same)
 
 
