@@ -47,8 +47,8 @@ OF_TESTS = 9_500
 FILE = 400                                  # of a folder
 FUNCTION = 66                               # a screen of 60, with a margin
 # Lines of what is still over its budget. They may only fall.
-TODAY = {"infra": 352, "tasks": 2240, "config": 271, "weights": 296, "evolve": 312, "run": 1271, "train": 271,
-         "eval": 2602, "all but tests": 15021, "tests": 10840}
+TODAY = {"infra": 352, "tasks": 2240, "config": 270, "weights": 296, "evolve": 303, "run": 1247, "train": 270,
+         "eval": 2589, "all but tests": 14842, "tests": 10783}
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test
 
 

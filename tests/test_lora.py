@@ -133,6 +133,12 @@ def test_fresh_member_equals_the_base_bit_for_bit(tiny):
     assert adapters.route(torch.tensor([-1, -1]), torch.float32) is None, "a batch of base rows costs nothing"
 
 
+def test_a_part_of_the_layers(tiny, population):
+    adapters = Adapters.on(tiny.model, 2, 4, 8, targets=("q_proj", "v_proj"))
+    assert {path.rsplit(".")[-1] for path in adapters.A} == {"q_proj", "v_proj"} and len(adapters.A) == 4
+    assert {path.rsplit(".")[-1] for path in population(tiny).A} == set(TARGETS), "every linear layer by default"
+
+
 def test_set_factors_refuses_and_changes_nothing(tiny, population):
     adapters = population(tiny)
     before, last = adapters.factors(0), list(adapters.A)[-1]

@@ -269,3 +269,14 @@ def test_a_broken_directory_is_refused_in_one_sentence(small, name):
     damage(small)
     with pytest.raises(ValueError, match=message):
         load_base(str(small))
+
+
+def test_config_defaults_are_qwen2(tmp_path):
+    """A config.json from before rope_parameters existed (theta at the top level) reads the same as one after."""
+    make_reference(tmp_path, rope_theta=1e6)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    new = read_config(tmp_path)
+    raw.pop("rope_parameters", None)
+    raw["rope_theta"] = 1e6
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert read_config(tmp_path) == new and new.rope_theta == 1e6 and new.attention_bias
