@@ -1,6 +1,10 @@
 """Which device a process takes, and two processes over gloo: they hold the same bytes, or stop together and say what differs."""
-import dataclasses
+import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,11 +15,12 @@ import torch.multiprocessing as mp
 import train
 from config import Config
 from generate import Prompts, SamplingParams, generate
-from infra.distributed import Ranks, leave
+from infra.distributed import BITS, Ranks, checksum, leave
 from lora import Adapters
 from model import Base
 from run import startup
-from run.startup import open_run
+from run.directory import RunDir
+from run.platform import Interrupted, Signals
 from weights import load_model
 
 ROOT = Path(train.__file__).parent
@@ -90,23 +95,6 @@ def only_in(rank: int, wanted: int, said: str) -> int:
     return 1
 
 
-def of_nodes(ranks: Ranks, folder: Path) -> dict[str, str]:
-    """What open_run says where each process is a node of its own, in a folder of its own and in a shared one."""
-    os.environ["LOCAL_WORLD_SIZE"] = "1"
-    own = folder / f"node_{ranks.rank}"
-    own.mkdir()
-    os.chdir(own)
-    said = dict(apart=said_by(lambda: open_run(Config(out="out", name="run"), ranks)))
-    (own / "seeds.jsonl").write_text(f"of node {ranks.rank}")
-    shared = Config(out=str(folder / "shared"), name="run")
-    said["seeds"] = said_by(lambda: open_run(dataclasses.replace(shared, seed_tasks="seeds.jsonl"), ranks))
-    run, resuming = open_run(dataclasses.replace(shared, seed_tasks=str(folder / "seeds.jsonl")), ranks)
-    said["shared"] = f"{run.path.name}, {run.writes}, {resuming}, {sorted(path.name for path in run.path.iterdir())}"
-    del os.environ["LOCAL_WORLD_SIZE"]
-    said["in use"] = said_by(lambda: open_run(shared, ranks))
-    return said
-
-
 def forbidden(*args):
     """What process 0 alone may do."""
     raise AssertionError("computed in every process")
@@ -149,7 +137,6 @@ def one_of_two(rank: int, folder: Path, base_path: Path, micro_base: Path) -> No
     saw["together"] = [said_by(lambda: ranks.together(lambda: only_in(rank, at, f"{at} fails"))) for at in range(3)]
     saw["equal"] = said_by(lambda: ranks.check_equal(dict(a=torch.ones(3), b=7), "here"))
     saw["different"] = said_by(lambda: ranks.check_equal(dict(a=torch.ones(3), b=7, c=torch.tensor([0., -0.][rank])), "here"))
-    saw["nodes"] = of_nodes(ranks, folder)
     saw["altered"] = altered_run(ranks, folder, micro_base)
     torch.save(saw, folder / f"process_{rank}.pt")
     leave()
@@ -177,3 +164,72 @@ def test_rows_are_dealt_and_all_processes_hold_the_same_bytes(two, tiny, case, s
     for name, whole in alone.items():
         assert torch.equal(mine["rollouts"][case][name], theirs["rollouts"][case][name])
         torch.testing.assert_close(mine["rollouts"][case][name], whole, rtol=0, atol=1e-5)
+
+
+def test_what_process_0_finds_out_all_are_told_its_errors_too(two):
+    for saw in two[0]:
+        assert saw["told"] == ["ä", None, 0] and saw["refused"] == "mend it"
+        assert saw["together"] == ["0 fails", "1 fails", ""]
+
+
+def test_a_process_that_differs_stops_all_with_the_name(two):
+    for saw in two[0]:
+        assert not saw["equal"] and saw["different"] == "here: c is not the same in process 1 as in process 0"
+        assert saw["altered"].startswith(f"step 1: {ALTERED}.lora_B is not the same in process 1 as in process 0")
+
+
+def test_children_and_the_hash_come_from_process_0(two):
+    """Process 1 may make neither; the step whose children it was given was saved, the one that it spoilt was not."""
+    _, folder, _ = two
+    assert RunDir(folder / "run", writes=False).steps() == [1]
+    births = [json.loads(row) for row in (folder / "run/genealogy.jsonl").read_text().splitlines()]
+    assert {birth["step"] for birth in births} == {0} and len(births) == 2
+
+
+def test_a_checksum_sees_every_bit():
+    """Also of a tensor that cannot be read in words of eight bytes, for its size, its strides or where it begins."""
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for part in (slice(0, 1000), slice(0, 999), slice(1, 999), slice(0, 1000, 2)):
+            y = x.to(dtype)[part]
+            before = checksum(y)
+            assert before == checksum(x.to(dtype)[part]) and before.dtype == torch.int64
+            y.view(BITS[y.element_size()])[77] ^= 1
+            assert checksum(y) != before
+
+
+# -- leaving -------------------------------------------------------------------------------------------------
+
+def test_a_patient_process_leaves_at_the_end_of_a_step_alone():
+    """Else process 0 would wait in the middle of a step for one that is gone, and could not save."""
+    before = signal.getsignal(signal.SIGINT)
+    signals = Signals(patient=True).install()
+    try:
+        with signals:
+            pass
+        os.kill(os.getpid(), signal.SIGINT)         # between two blocks
+        with pytest.raises(Interrupted, match="SIGINT"), signals:
+            done = True
+    finally:
+        signals.restore()
+    assert done and signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.slow
+def test_ctrl_c_under_torchrun(micro_base, tmp_path):
+    """One line of ours and a whole checkpoint. The one traceback is torchrun's own, without a file of ours in it."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py", "--base", micro_base,
+             "--out", tmp_path]
+    for name, value in (SIZES | dict(steps=40, epochs=2, save_every=50)).items():
+        words += ["--" + name.replace("_", "-"), value]
+    process = subprocess.Popen([*map(str, words)], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    for row in process.stdout:
+        if row.split()[:1] == ["0"]:
+            break
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGINT)           # as a terminal does
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1 and said.count("SIGINT: saved before step ") == 1, said
+    assert said.count("Traceback") == 1 and str(ROOT / "train.py") not in said, said
+    assert RunDir(tmp_path / "run", writes=False).steps()
