@@ -112,8 +112,7 @@ def decoding(card: Card, rows: int) -> None:
 
 
 def update(card: Card) -> None:
-    """Operations a second of the joint gradient of 8 members, and of one with all the rows. Counted are
-    forward and backward through frozen layers and head: no attention, padding, adapter or second forward."""
+    """Operations a second of the joint gradient of 8 members, and of one with all the rows."""
     base, sizes, rows, cfg = card.base, card.sizes, card.sizes.rows[0], card.base.model.cfg
 
     def way(members: list[int]):

@@ -37,11 +37,9 @@ class Example:
 
 
 def habit(thinking: float, shallow: float = 0.) -> dict[str, float]:
-    """The mixture of phase 2, which takes away the habit of thinking and leaves the skill.
-
-    thinking: of the answers that can have a trace, this share has one. shallow: of the direct answers to
-    output tasks, this share has a shallow trace instead. All else is as in phase 1.
-    """
+    """The mixture of phase 2, which takes away the habit of thinking and leaves the skill. thinking: of the
+    answers that can have a trace, this share has one. shallow: of the direct answers to output tasks, this
+    share has a shallow trace instead. All else is as in phase 1."""
     mixture = MIXTURE | {"math": MATH_IN_PHASE_2}
     for kind in TRACED:
         share = mixture[kind] + mixture[f"{kind} direct"]
@@ -122,8 +120,7 @@ def constant(p: programs.Program) -> str:
 
 
 def task_row(kind: str, rng: random.Random, size: int, reserved: bool = True) -> tuple[dict, list]:
-    """A task of `size` statements, events or variables as a line of a file of tasks, and its gold outputs.
-    reserved: of a program that training never sees."""
+    """A task of this size as a line of a file of tasks, its golds. reserved: never trained on."""
     if kind == "math":
         question, p = programs.word_problem(rng, size, reserved)
         return dict(kind=kind, question=question, program=constant(p)), [p.y]

@@ -163,8 +163,7 @@ def random_statement(rng: random.Random, type_: str, has_y: bool, p_hard: float)
 
 
 def grow(rng: random.Random, n: int, x, p_hard: float) -> Program | None:
-    """A program of n statements around the input x, statement by statement; None when 40 attempts do not
-    suffice."""
+    """A program of n statements around the input x; None when 40 attempts do not suffice."""
     body, trace = [], []
     has_y, env = False, start(x)
     for _ in range(40):
@@ -204,8 +203,7 @@ def generate(rng: random.Random, n: int | None = None, type_: str | None = None,
 
 
 def word_problem(rng: random.Random, n: int, reserved: bool = False) -> tuple[str, Program]:
-    """A story of n events about a number, a line each with ? in front, and the program that computes it (x is
-    set before it is read)."""
+    """A story of n events about a number, a line each, and the program that computes it."""
     while True:
         first = rng.randint(*D) if rng.random() < .5 else rng.randrange(10, 40)
         lines = [f"{rng.choice(NAMES)} has {first}"]

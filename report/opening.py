@@ -81,8 +81,7 @@ def base_line(run: RunLog, *keys: str) -> Line:
 
 
 def by_member(run: RunLog, role: str, values: dict[str, list], mean: list, band=()) -> list[Line]:
-    """{member: points} as curves from birth to death, thin and without names where many live at the end, and
-    their mean with its band."""
+    """{member: points} as curves from birth to death, thin and nameless where many end, and the mean."""
     some = run.those(role)
     crowded = sum(not m.died for m in some) > CROWD
     lines = [Line(m.name, values[m.name], m.color, f"{m.style} {'thin' * crowded}", born=m.born, died=m.died,
@@ -91,8 +90,7 @@ def by_member(run: RunLog, role: str, values: dict[str, list], mean: list, band=
 
 
 def panels(run: RunLog) -> tuple[list, list]:
-    """[(heading, chart)] of what the run plays, student by student, and of types that nobody trains on:
-    students and teachers on average, the students' thinking, the frozen base."""
+    """[(heading, chart)] of what the run plays by student, and of unseen types on average."""
     greedy = {m.name: run.points("heldout_greedy", m.name) for m in run.those("student")}
     thinks = {m.name: m.points("think") for m in run.those("student")}
     mean = run.mean("student", ("heldout_greedy",))

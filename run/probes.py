@@ -105,8 +105,7 @@ def probe_unseen(s: Setup, members: dict[str, int], unseen: list[Task], step: in
 
 
 def probe_current(s: Setup, proposed: list[ProposalRecord], step: int) -> tuple[dict, Counter]:
-    """The frozen base once on each of the teachers' current tasks, whose base_rate it sets, beside today's
-    students; keys of metrics.jsonl, cost."""
+    """The frozen base on the teachers' current tasks, whose base_rate it sets; keys, cost."""
     valid = [p for p in proposed if p.task]
     if not valid:
         return {}, Counter()
@@ -119,8 +118,7 @@ def probe_current(s: Setup, proposed: list[ProposalRecord], step: int) -> tuple[
 
 def probe(s: Setup, members: list[Member], heldout: list[Task], unseen: list[Task],
           proposed: list[ProposalRecord], step: int) -> dict:
-    """All absolute measures of a step, as keys of metrics.jsonl, of N_PROBED members of a role. Every
-    --probe-every-th step has a probe, and the last; {} of others."""
+    """All absolute measures of a step as keys of metrics.jsonl; {} where no probe is due."""
     every = s.cfg.probe_every
     if not every or (step % every and step != s.cfg.steps - 1):
         return {}

@@ -158,9 +158,8 @@ def read_claim(line, profile):
 
 def read_claims(raw, order, end, profile):
     """Bytes from a child -> (end, whether the program was loaded, [(mark, text), ...] for a prefix of order).
-
-    Nothing in here is trusted: one line per input, canonical values only, and anything extra is "malformed".
-    """
+    Nothing in here is trusted: one line per input, canonical values only, and anything extra is
+    "malformed"."""
     *lines, rest = raw.split(b"\n")
     if raw == b">":
         rest = b""                                      # it began, and ended before it was loaded
@@ -198,10 +197,8 @@ def read_output(raw, order, end, profile):
 
 class Scheduler:
     """Fork servers, one of each hash seed for each of `workers` processor cores, and the queue of their runs.
-
     One caller at a time. limits: the Profile in force. options: what a fork server is started with
-    (fork_server.prepare). replaced counts those that had to be started again.
-    """
+    (fork_server.prepare). replaced counts those that had to be started again."""
 
     def __init__(self, workers, limits, options):
         self.workers, self.limits, self.options, self.replaced = workers, limits, options, 0

@@ -28,11 +28,9 @@ def clauses_of(program: str) -> list[str]:
 
 
 class Logic(TaskType):
-    """Lines that exactly one assignment of True and False fulfils.
-
-    The program is their conjunction, its truth table runs in the sandbox, and the gold is the assignment: a
-    tuple of booleans in the order of the program's parameters (alphabetical).
-    """
+    """Lines that exactly one assignment of True and False fulfils. The program is their conjunction, its
+    truth table runs in the sandbox, and the gold is the assignment: a tuple of booleans in the order of the
+    program's parameters (alphabetical)."""
     name = "logic"
     tags = ("answer", "output", "input")
     topics = LOGIC_TOPICS
@@ -41,10 +39,8 @@ class Logic(TaskType):
     n_variables = range(2, 7)
 
     def puzzle(self, lines: list[str]) -> Proposal:
-        """The proposal of a list of constraints, of which repetitions are left out.
-
-        Raises ValueError with a reason of validation.REASONS.
-        """
+        """The proposal of a list of constraints, of which repetitions are left out. Raises ValueError with a
+        reason of validation.REASONS."""
         clauses = []
         for line in dict.fromkeys(lines):
             clauses += tree_of(line).body

@@ -40,8 +40,7 @@ class Assertion:
 
 
 class Database:
-    """What has been read. `variables`: those in scope, with their types ("" before their $f); `former`: all.
-    `incomplete`: labels of theorems whose proof says "?" somewhere."""
+    """What has been read: `variables` with types, `former` ones, labels of `incomplete` proofs."""
 
     def __init__(self):
         self.constants, self.former, self.labels = set(), set(), set()

@@ -55,10 +55,8 @@ def is_seen(bench: str, id: str) -> bool:
 
 @functools.cache
 def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
-    """Held-out tasks of a family in one split, the sizes in turn, no program twice in a size.
-
-    Fewer per_size are the first ones of more.
-    """
+    """Held-out tasks of a family in one split, the sizes in turn, no program twice in a size. Fewer per_size
+    are the first ones of more."""
     columns = []
     row, sizes = FAMILIES[family]
     for size in sizes:
@@ -109,8 +107,7 @@ def verifier_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def formatted(args: argparse.Namespace, population: common.Population) -> common.Population:
-    """The population, talked to as --prompt-format or the run say; sets --max-new and --max-rows if they
-    are not given."""
+    """The population with --prompt-format or the run's; sets --max-new and --max-rows."""
     base = population.base
     prompt_format = args.prompt_format or common.of_run(args, "prompt_format") or base.prompt_format
     preset = PRESETS[prompt_format]
@@ -120,8 +117,7 @@ def formatted(args: argparse.Namespace, population: common.Population) -> common
 
 
 def counted(rows: list[dict]) -> list[dict]:
-    """The answers that the sums count: to programs that the base does not know, by family, and together under
-    "all"."""
+    """The answers to programs that the base does not know, by family, and together as "all"."""
     fresh = [row for row in rows if not is_seen(row["bench"], row["id"])]
     return fresh + [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in fresh]
 
