@@ -22,8 +22,8 @@ from run.checkpoint import RunDir, differing, members_at
 FULL = "full"                       # the arm that sets the budget, where the plan has no number of tokens
 RECORDS = "runs.jsonl"
 SEED_STRIDE = 1000                  # between the seeds of independent runs of one arm
-VARIED = dict(matching={"matching", "matching-floor"},
-              evolution={"evolve", "evolve-every", "replace-frac", "grace"})        # by which flags
+# by which flags
+VARIED = dict(matching={"matching"}, evolution={"evolve", "evolve-every", "replace-frac", "grace"})
 
 
 @dataclasses.dataclass(frozen=True)
