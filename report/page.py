@@ -118,7 +118,7 @@ def drift(run: RunLog) -> str:
     body = "<p>No monitor gave alarm.</p>" if any("alarms" in row for row in run.metrics) else ""
     body = table(("monitor", "at steps", "what it said first"), rows) if rows else body
     return section("drift", "Drift", "What the monitors say at the end of every step, for collapse, gaming, "
-                   "forgetting and escape (docs/drift.md).", [figure("Alarms", "", body, wide=True)])
+                   "forgetting and escape (docs/advanced/drift.md).", [figure("Alarms", "", body, wide=True)])
 
 
 def compared(runs: list[RunLog]) -> str:

@@ -27,7 +27,7 @@ from operators import OPERATORS
 from run.checkpoint import RunDir
 from weights import load_tokenizer, resolve
 
-OWNED = set("--base --name --out --resume --seed --steps --pop --teachers --students --single --keep --plan "
+OWNED = set("--base --name --out --resume --seed --steps --pop --teachers --single --keep --plan "
             "--device --heldout --n-heldout".split())           # flags of train.py that the arms set
 ARMS = {FULL: "", "no-evolution": "--evolve none", "uniform": "--matching uniform", "pair": "--pop 2",
         "single-long": "--single", "frozen-teachers": "--lr-teacher 0", "novelty": "--teacher-reward novelty",

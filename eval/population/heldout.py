@@ -103,7 +103,7 @@ def verifier_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def formatted(args: argparse.Namespace, population: common.Population) -> common.Population:
-    """The population with --prompt-format or the run's; sets --max-new and --max-rows."""
+    """The population with --prompt-format or the run's; sets args.max_new and .max_rows."""
     base = population.base
     prompt_format = args.prompt_format or common.of_run(args, "prompt_format") or base.prompt_format
     preset = PRESETS[prompt_format]
