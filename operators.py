@@ -188,8 +188,8 @@ def dare(parents, gen, p=0.5):
 
 def block_of(name):
     """Block of a module ("model.layers.7.mlp.up_proj" -> "7"); one outside the blocks is its own."""
-    found = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
-    return found.group(1) if found else name
+    match = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    return match.group(1) if match else name
 
 
 def layerwise(parents, gen):

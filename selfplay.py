@@ -1,4 +1,4 @@
-"""The phases between models and judge: teachers propose, the sandbox verifies, students solve, both are paid.
+"""The phases between models and verifier: teachers propose, students solve, both are paid.
 
 One proposal walks through as one ProposalRecord: text -> Proposal or reason -> verdict -> Task or reason ->
 attempts of its students -> solve rate -> reward. Nothing here draws unkeyed random numbers or keeps state

@@ -108,23 +108,23 @@ class Ranks:
         """make() on process `source`, its JSON-able result on all of them; a ValueError is raised in all."""
         if self.world == 1:
             return make()
-        said = {}
+        message = {}
         if self.rank == source:
             try:
-                said = dict(result=make())
+                message = dict(result=make())
             except ValueError as e:
-                said = dict(error=str(e))
-        text = json.dumps(said).encode()
+                message = dict(error=str(e))
+        text = json.dumps(message).encode()
         size = torch.tensor([len(text)], device=self.device)
         dist.broadcast(size, source)
         data = torch.empty(int(size), dtype=torch.uint8, device=self.device)
         if self.rank == source:
             data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         dist.broadcast(data, source)
-        said = json.loads(data.cpu().numpy().tobytes())
-        if "error" in said:
-            raise ValueError(said["error"])
-        return said["result"]
+        message = json.loads(data.cpu().numpy().tobytes())
+        if "error" in message:
+            raise ValueError(message["error"])
+        return message["result"]
 
     def together(self, make):
         """make() in every process. Where it raises ValueError in one, all raise it: nobody waits."""

@@ -106,9 +106,9 @@ def main(args: argparse.Namespace) -> None:
     if base.prompt_format != "micro":
         raise ValueError(f"{args.base} wants the {base.prompt_format} prompt format: give a micro base")
     print(f"{'statements':18s}" + "".join(f"{size:<5}" for size in range(1, 7)) + " mean")
-    with Sandbox(workers=1) as judge:
+    with Sandbox(workers=1) as sandbox:
         for row, sizes in SIZES.items():
-            for name, values in solving(base, judge, row, args.n, args.seed).items():
+            for name, values in solving(base, sandbox, row, args.n, args.seed).items():
                 cells = "     " * (sizes[0] - 1) + " ".join(f"{v:.2f}" for v in values)
                 print(f"{row:6s}{name:12s}{cells:30s} {sum(values) / len(values):.3f}", flush=True)
 

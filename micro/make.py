@@ -200,11 +200,11 @@ def heldout(n_outputs: int = 476, n: int = 96) -> list[dict]:
                                       ("logic", n, 3, 4)):
         # these keys made the committed file
         rng = random.Random("1234/anchors" if kind == "code_o" else f"1234/heldout/{kind}")
-        found = {}
-        while len(found) < n_kind:
-            row, _ = data.task_row(kind, rng, least + len(found) % (most - least + 1))
-            found[row.get("question") or str(row.get("constraints", row.get("program")))] = row
-        rows += found.values()
+        unique = {}
+        while len(unique) < n_kind:
+            row, _ = data.task_row(kind, rng, least + len(unique) % (most - least + 1))
+            unique[row.get("question") or str(row.get("constraints", row.get("program")))] = row
+        rows += unique.values()
     return rows
 
 

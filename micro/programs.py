@@ -259,12 +259,12 @@ def fresh_program(key: str) -> tuple[str, tuple[str]]:
 
 def pairs(rng: random.Random, body, type_: str, k: int) -> list | None:
     """k (input, output) pairs of distinct inputs and at least two outputs, None if 40 draws give none."""
-    found = {}
+    examples = {}
     for _ in range(40):
         x = random_input(rng, type_, rng.randrange(4))
         result = run(body, x)
         if result and fits(result[0], 8, -99, 99):
-            found[literal(x)] = x, result[0]
-        if len(found) == k:
-            return list(found.values()) if len({literal(y) for _, y in found.values()}) > 1 else None
+            examples[literal(x)] = x, result[0]
+        if len(examples) == k:
+            return list(examples.values()) if len({literal(y) for _, y in examples.values()}) > 1 else None
     return None

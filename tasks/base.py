@@ -42,9 +42,9 @@ class Reject:
         assert self.reason in REASONS, f"reason {self.reason!r} is not in validation.REASONS"
 
     @classmethod
-    def of(cls, said, otherwise: str = "syntax") -> "Reject":
+    def of(cls, text, otherwise: str = "syntax") -> "Reject":
         """From "reason: details", as validation raises it and the sandbox says it ("too big", "killed")."""
-        reason = str(said).partition(":")[0].strip()
+        reason = str(text).partition(":")[0].strip()
         reason = OTHER_NAMES.get(reason, reason.replace(" ", "_"))
         return cls(reason if reason in REASONS else otherwise)
 

@@ -98,8 +98,8 @@ def global_names(source: str) -> set[str]:
 
 def entry(tree: ast.Module, name: str = "f") -> ast.FunctionDef | None:
     """The top-level function `name` (the last one, as Python would call it), or None."""
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    return found[-1] if found else None
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    return functions[-1] if functions else None
 
 
 def bound_names(tree: ast.AST) -> set[str]:

@@ -65,13 +65,13 @@ class Logic(TaskType):
         """The constraints, one a line, perhaps as a list. Never raises."""
         form = FORMATS[prompt_format]
         blocks = form.blocks(text)
-        found = [body for tag, body in blocks if tag == "constraints"]
-        found = found or [body for tag, body in blocks[:1] if tag in ("", "python")]
-        if not found or not form.admits(blocks, "python"):
+        bodies = [body for tag, body in blocks if tag == "constraints"]
+        bodies = bodies or [body for tag, body in blocks[:1] if tag in ("", "python")]
+        if not bodies or not form.admits(blocks, "python"):
             return Reject("syntax")
-        if len(found[0]) > MAX_CHARS:
+        if len(bodies[0]) > MAX_CHARS:
             return Reject("too_long")
-        lines = [re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip() for line in found[0].split("\n")]
+        lines = [re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip() for line in bodies[0].split("\n")]
         try:
             return self.puzzle([line for line in lines if line])
         except ValueError as error:

@@ -98,13 +98,13 @@ class Theory:
 
     def line(self, assertion: Assertion, proof: str = "") -> str:
         """An assertion on one line, as an axiom or with its proof."""
-        said = [f"$d {' '.join(pair)} $." for pair in sorted(map(sorted, assertion.distinct))]
+        statements = [f"$d {' '.join(pair)} $." for pair in sorted(map(sorted, assertion.distinct))]
         for premise in assertion.hypotheses:
             if not premise.floating:
-                said.append(f"{premise.label} $e {' '.join(premise.expression)} $.")
+                statements.append(f"{premise.label} $e {' '.join(premise.expression)} $.")
         kind = "$p" if proof else "$a"
-        said.append(f"{assertion.label} {kind} {' '.join(assertion.expression)} {proof}$.")
-        return f"${{ {' '.join(said)} $}}" if len(said) > 1 else said[0]
+        statements.append(f"{assertion.label} {kind} {' '.join(assertion.expression)} {proof}$.")
+        return f"${{ {' '.join(statements)} $}}" if len(statements) > 1 else statements[0]
 
     def is_type(self, assertion: Assertion) -> bool:
         """Whether an assertion only says what is of a type."""
