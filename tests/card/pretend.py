@@ -12,6 +12,7 @@ import functools
 import types
 from collections import Counter
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 import torch
 import torch.nn.attention.varlen  # registers its op
@@ -24,6 +25,7 @@ import generate
 import rl
 import weights
 from infra.distributed import Ranks
+from infra.gpu import CUDAGraphRunner
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 GIGABYTES = 141 << 30
@@ -39,7 +41,7 @@ COPYING = {aten._to_copy.default, aten.copy_.default}
 @dataclass(eq=False)
 class Pool:
     """A private pool of the allocator; graphs and MemPools that use it keep it from being given back."""
-    users: int = 0
+    users: WeakSet = field(default_factory=WeakSet)
     n_bytes: int = 0
     last: int = 0                           # id of the graph whose memory it holds
 
@@ -61,8 +63,7 @@ class PretendCard:
     pools: list[Pool] = field(default_factory=list)
 
     def wait(self, why: str) -> None:
-        if self.recording:
-            self.refuse(why)
+        self.refuse(why)
         assert not self.region, f"{self.region} waits for the card: {why}"
         self.n_waits += 1
 
@@ -86,23 +87,17 @@ class PretendCard:
         self.refuse("cudaFree")
         self.pools = [pool for pool in self.pools if pool.users]
 
-    @property
-    def n_private(self) -> int:
+    def n_private(self, device=None) -> int:
         return sum(pool.n_bytes for pool in self.pools)
-
-
-CARD: PretendCard
 
 
 class CardTensor(torch.Tensor):
     """A tensor of the card; `elem` holds its numbers. Below Python it is one of torch's meta device, as torch without CUDA has no guard
     for the streams of its devices."""
-    __slots__ = ["elem"]
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, elem: torch.Tensor):
-        assert type(elem) is torch.Tensor, type(elem)
         x = torch.Tensor._make_wrapper_subclass(cls, elem.shape, strides=elem.stride(), storage_offset=elem.storage_offset(),
                                                 dtype=elem.dtype, device="meta")
         x.elem = elem
@@ -110,8 +105,8 @@ class CardTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunction():
-            return dispatch(func, args, kwargs or {})
+        with Ops():
+            return func(*args, **(kwargs or {}))
 
     device = property(lambda self: CUDA)
     is_cuda = property(lambda self: True)
@@ -171,7 +166,7 @@ def dispatch(func, args: tuple, kwargs: dict):
         return func(*args, **kwargs)
     if func in (aten.lift_fresh.default, aten.lift.default):
         return args[0]
-    if is_composite(func):                              # as which they come in inference mode
+    if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):   # made of others, in inference mode
         with Ops():
             return func.decompose(*args, **kwargs)
     if func in COPYING:
@@ -187,7 +182,7 @@ def copy(func, args: tuple, kwargs: dict):
     """copy_(target, source) or _to_copy(source), which may go from one device to the other."""
     source = args[1] if func is aten.copy_.default else args[0]
     leaves = isinstance(source, CardTensor)
-    arrives = on_card(kwargs["device"]) if kwargs.get("device") else isinstance(args[0], CardTensor)
+    arrives = on_card(kwargs.get("device") or args[0].device)
     if arrives and not leaves:
         CARD.arrive(source, kwargs.get("non_blocking") or args[2:] == (True,))
     if leaves and not arrives:
@@ -196,26 +191,19 @@ def copy(func, args: tuple, kwargs: dict):
     return out if arrives else out.elem
 
 
-@functools.cache
-def is_composite(func) -> bool:
-    """Whether an op is made of others: item() is _local_scalar_dense, to() may copy, ..."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
-
-
 def launch(func, args: tuple, kwargs: dict):
     """Run an op on what the card's tensors hold; record it if it is a kernel, not a view."""
     if kwargs.get("device") is not None:
         kwargs = kwargs | dict(device=CPU)
     ours = {id(x.elem): x for x in tensors((args, kwargs)) if isinstance(x, CardTensor)}
-    args, kwargs = mapped(lambda x: x.elem if isinstance(x, CardTensor) else x, (args, kwargs))
+    args, kwargs = given = mapped(lambda x: x.elem if isinstance(x, CardTensor) else x, (args, kwargs))
     mutates = hasattr(func, "_schema") and func._schema.is_mutable
     if CARD.recording and mutates:
-        CARD.recording.save(tensors((args, kwargs)))
+        CARD.recording.save(tensors(given))
     out = func(*args, **kwargs)
     if CARD.recording:
-        is_view = not mutates and set(map(storage, tensors(out))) <= set(map(storage, tensors((args, kwargs))))
-        if not is_view:
-            CARD.recording.add(func, args, kwargs, tensors(out), mutates)
+        if mutates or not set(map(storage, tensors(out))) <= set(map(storage, tensors(given))):
+            CARD.recording.add(func, given, [] if mutates else tensors(out))
 
     def wrap(x):
         if id(x) in ours:
@@ -313,7 +301,7 @@ class Graph:
     def capture_begin(self, pool: Pool | None = None, capture_error_mode: str = "global") -> None:
         assert CARD.recording is None
         self.pool = pool or Pool()
-        self.pool.users += 1
+        self.pool.users.add(self)
         CARD.pools += [self.pool] * (self.pool not in CARD.pools)
         CARD.recording = self
 
@@ -323,13 +311,12 @@ class Graph:
             if storage(x) not in self.born and storage(x) not in self.saved:
                 self.saved[storage(x)] = x.untyped_storage(), x.untyped_storage().clone()
 
-    def add(self, func, args: tuple, kwargs: dict, out: list[torch.Tensor], mutates: bool) -> None:
+    def add(self, func, given: tuple, made: list[torch.Tensor]) -> None:
         if CARD.next_capture_fails is not None:
             error, CARD.next_capture_fails, self.broken = CARD.next_capture_fails, None, True
             raise error
-        made = [] if mutates else out
         self.born |= {storage(x): x for x in made}
-        self.ops.append((func, args, kwargs, made))
+        self.ops.append((func, given, made))
 
     def capture_end(self) -> None:
         CARD.recording = None
@@ -345,30 +332,23 @@ class Graph:
         CARD.largest_recording = max(CARD.largest_recording, n_bytes)
         self.pool.n_bytes = max(self.pool.n_bytes, n_bytes)                 # what died in one recording serves the next
         self.pool.last = id(self)
-        CARD.most_private = max(CARD.most_private, CARD.n_private)
+        CARD.most_private = max(CARD.most_private, CARD.n_private())
 
     def replay(self) -> None:
         assert not self.broken and self.pool.last == id(self), "a later recording has taken this graph's memory"
         CARD.n_replayed += 1
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.inference_mode():
-            for func, args, kwargs, made in self.ops:
-                again = tensors(func(*args, **kwargs))
-                for x, y in zip(made, again):
+            for func, (args, kwargs), made in self.ops:
+                for x, y in zip(made, tensors(func(*args, **kwargs))):
                     x.copy_(y)
-
-    def __del__(self) -> None:
-        if hasattr(self, "pool"):
-            self.pool.users -= 1
 
 
 class MemPool:
     """torch.cuda.MemPool."""
 
     def __init__(self):
-        self.id = Pool(users=1)
-
-    def __del__(self) -> None:
-        self.id.users -= 1                              # a graph may use it still
+        self.id = Pool()
+        self.id.users.add(self)                         # when it is gone, a graph may use it still
 
 
 @contextlib.contextmanager
@@ -381,7 +361,7 @@ def opened(opener, file, device: str = "cpu", **options):
 @contextlib.contextmanager
 def inserted(monkeypatch, capability: tuple[int, int]):
     """A machine that has such a card. No step of decoding and no micro-batch may wait for it."""
-    global CARD
+    global CARD                                         # which all of the above asks
     CARD = PretendCard(capability)
     properties = types.SimpleNamespace(name="Pretend H200", total_memory=GIGABYTES, major=capability[0], minor=capability[1])
     pretences = dict(
@@ -389,8 +369,8 @@ def inserted(monkeypatch, capability: tuple[int, int]):
         get_device_capability=lambda device=None: capability, get_device_name=lambda device=None: properties.name,
         get_device_properties=lambda device=None: properties, is_bf16_supported=lambda including_emulation=True: capability >= (8, 0),
         synchronize=lambda device=None: CARD.wait("synchronize"), empty_cache=CARD.empty_cache,
-        mem_get_info=lambda device=None: (GIGABYTES - (1 << 30), GIGABYTES), max_memory_reserved=lambda device=None: CARD.n_private,
-        memory_reserved=lambda device=None: CARD.n_private, reset_peak_memory_stats=lambda device=None: None,
+        mem_get_info=lambda device=None: (GIGABYTES - (1 << 30), GIGABYTES), max_memory_reserved=CARD.n_private,
+        memory_reserved=CARD.n_private, reset_peak_memory_stats=lambda device=None: None,
         Stream=type("Stream", (), {}), stream=lambda stream: contextlib.nullcontext(), device=lambda device: contextlib.nullcontext(),
         CUDAGraph=Graph, MemPool=MemPool)
     with monkeypatch.context() as patch, torch.autograd.set_multithreading_enabled(False):
@@ -411,6 +391,8 @@ def inserted(monkeypatch, capability: tuple[int, int]):
             patch.setattr(torch.cuda, name, value)
         patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *args: None, raising=False)
         patch.setattr(torch.Tensor, "pin_memory", lambda x, device=None: CARD.pin(x))
+        for name, value in dict(can_record=True, pool=None, stream=None).items():
+            patch.setattr(CUDAGraphRunner, name, value)
         within(generate.DecodeBatch, "step", "a step of decoding", after="")
         within(rl, "pack", "a micro-batch", after="a micro-batch")
         within(Ranks, "all_reduce", "", after="")
