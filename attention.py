@@ -39,11 +39,9 @@ class Pages:
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
            mask: torch.Tensor | Pages | None = None) -> torch.Tensor:
-    """Outputs (B, H, T, D) of queries q (B, H, T, D) on keys and values k, v (B, K, S, D).
-
-    mask, what a query sees: None = all keys up to its own, and all of them if it is a row's only one; a
-    tensor (B, 1, T, S), true or 0 where it sees a key; Pages, where k and v are (P, PAGE, K, D).
-    """
+    """Outputs (B, H, T, D) of queries q (B, H, T, D) on keys and values k, v (B, K, S, D). mask, what a query
+    sees: None = all keys up to its own, and all of them if it is a row's only one; a tensor (B, 1, T, S),
+    true or 0 where it sees a key; Pages, where k and v are (P, PAGE, K, D)."""
     if isinstance(mask, Pages):
         return mask.attend(q, k, v)
     B, H, T, D = q.shape
@@ -114,8 +112,7 @@ class KVCache:
 
 
 class PagedCache:
-    """Keys and values (P, PAGE, K, D) of each layer; `table` (B, n) int32 lists the pages of each row, which
-    are its own for good. Takes one token a row."""
+    """Keys and values (P, PAGE, K, D) of each layer; `table` (B, n) int32 lists each row's own pages."""
 
     def __init__(self, cfg, n_rows: int, n_slots: int, dtype: torch.dtype, device, kernel: Callable):
         n = -(-n_slots // PAGE)

@@ -159,8 +159,7 @@ def default_of(f: dataclasses.Field) -> str:
 
 
 def parse_args(description: str | None, argv: list[str] | None = None, saved=None) -> Config:
-    """Command line to Config. Exits with code 2 and a suggestion for an unknown flag or value. saved(cfg),
-    called where --resume was given: the flags that hold where the command line says nothing."""
+    """Command line to Config; exits with code 2. saved(cfg): the flags of the run that --resume names."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                      usage="train.py [--flag value ...]   (--help lists every switch)",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)

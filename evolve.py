@@ -136,10 +136,8 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0,
 
 def outcome(solve_rate, expected, band=0.05, rule="expected"):
     """Who won a match: "student" | "teacher" | "draw", by the student's solve rate on the teacher's tasks.
-
     "expected": against the predicted solve rate, a draw within +-band; "half": against 1/2, with the band;
-    "raw": against 1/2 without it. solve_rate None = the teacher had no valid task: the student wins.
-    """
+    "raw": against 1/2 without it. solve_rate None = the teacher had no valid task: the student wins."""
     if solve_rate is None:
         return "student"
     surprise = solve_rate - (expected if rule == "expected" else 0.5)
@@ -214,24 +212,21 @@ def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rn
 
 @torch.no_grad()
 def make_child(operator, parents, gen, **knobs):
-    """Factors of a child of `parents`, the fitter first, and |dW child| / mean |dW parent|, 0.0 if the
-    parents are fresh. gen: CPU torch.Generator."""
+    """Factors of a child of `parents`, the fitter first, and |dW child| / mean |dW parent|."""
     child = OPERATORS[operator].fn(parents, gen, **knobs)
     mean = sum(map(dw_norm, parents)) / len(parents)
     return child, dw_norm(child) / mean if mean > 0 else 0.0
 
 
 def apply_operator(adapters, b, gen):
-    """Make b's child and write it over the victim in `adapters`; the optimiser's state is the caller's.
-    Returns its norm ratio."""
+    """Make b's child and write it over the victim in `adapters`. Returns its norm ratio."""
     child, ratio = make_child(b.operator, [adapters.factors(m.slot) for m in b.parents], gen)
     adapters.set_factors(b.victim.slot, child)
     return ratio
 
 
 def newborn(b, rating, step, mutate=1.0, rng=None):
-    """The Member that replaces b.victim in the list of members. Its rate is the fitter parent's, times or
-    divided by `mutate` as rng (random.Random) says."""
+    """The Member that replaces b.victim; its rate is the fitter parent's, times or over `mutate`."""
     parents, scale = tuple(m.name for m in b.parents), b.parents[0].lr_scale
     if mutate != 1:
         scale *= rng.choice((mutate, 1 / mutate))
@@ -256,10 +251,8 @@ def module_order(path):
 
 def cross(directories, operator, out, seed=0, **knobs):
     """Make a child of PEFT directories, the fitter first, in the directory `out`, as `apply_operator` would.
-
-    Returns its norm ratio and the cosines (P + 1, P + 1) of the parents' and the child's dW.
-    Raises ValueError where the adapters do not fit together.
-    """
+    Returns its norm ratio and the cosines (P + 1, P + 1) of the parents' and the child's dW. Raises
+    ValueError where the adapters do not fit together."""
     n = OPERATORS[operator].n_parents
     if len(directories) != n:
         raise ValueError(f"{operator} makes a child of {n} adapter(s): got {len(directories)}")

@@ -31,9 +31,8 @@ PATIENCE = {"cuda": 8}      # steps between looks at who has ended: each makes t
 @dataclass
 class Rollout:
     """N rows, padded on the right: a prompt, then the sampled answer with its end token (absent if cut off).
-
-    Masks come from the lengths, never from tokens. logp[:, t] scores ids[:, t] under what it was drawn from.
-    """
+    Masks come from the lengths, never from tokens. logp[:, t] scores ids[:, t] under what it was drawn
+    from."""
     ids: torch.Tensor                  # (N, T) int64
     prompt_len: torch.Tensor           # (N,) tokens of the prompt
     length: torch.Tensor               # (N,) tokens of prompt and answer
@@ -114,9 +113,7 @@ def draw(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 def sample(logits: torch.Tensor, temperature: float, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row of logits (B, V) by u (B,) in [0, 1); at temperature 0 take the likeliest.
-
-    Returns ids (B,) and their float32 log-probabilities (B,) when tempered (of greedy ones: untempered).
-    """
+    Returns ids (B,) and their float32 log-probabilities (B,) when tempered (of greedy ones: untempered)."""
     logp = (logits.float() / (temperature or 1.0)).log_softmax(-1)
     ids = draw(logp.exp(), u) if temperature else logits.argmax(-1)
     return ids, logp.gather(1, ids[:, None]).squeeze(1)
@@ -250,8 +247,7 @@ def decode(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: Sa
 
 def generate(base: Base, adapters: Adapters | None, prompts: Prompts,
              sampling: SamplingParams = SamplingParams(), ranks: Ranks = ALONE) -> Rollout:
-    """sampling.n answers to each prompt by its member; prompts are dealt out to `ranks`, all get all rows.
-    Raises ValueError where a prompt and its answer would not fit the base's context."""
+    """sampling.n answers to each prompt by its member, dealt out to `ranks`. Raises ValueError."""
     context = base.model.cfg.max_position_embeddings
     longest, new, n = max(map(len, prompts.ids)), sampling.max_new_tokens, sampling.n
     if longest + new > context:

@@ -100,10 +100,8 @@ class Adapters:
 
     @torch.no_grad()
     def set_factors(self, p: int, factors: Factors) -> None:
-        """Overwrite member p, wholly or not at all.
-
-        Raises ValueError where layers or shapes differ, or a number is not finite: 0 * inf reaches others.
-        """
+        """Overwrite member p, wholly or not at all. Raises ValueError where layers or shapes differ, or a
+        number is not finite: 0 * inf reaches others."""
         if set(factors) != set(self.A):
             odd = min(set(factors) ^ set(self.A))
             raise ValueError(f"adapter covers other layers than this population ({odd}): use the same base "
@@ -189,8 +187,7 @@ class AdapterWeights:
         return aligned and self.dtype == torch.bfloat16 and (at_once or len(self.present) > DENSE)
 
     def route(self, member: torch.Tensor, one_token: bool = False) -> "Route | None":
-        """As Adapters.route, for rows of no other members than these, by the cheapest product for the order
-        of the rows, which run one token each or several."""
+        """As Adapters.route, by the cheapest product for the order of rows of no other members than these."""
         if self.pages:
             return self.static_route(member)
         if not (member >= 0).any():

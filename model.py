@@ -96,11 +96,9 @@ class RMSNorm(nn.Module):
 
 
 def rope_frequencies(cfg: ModelConfig, device) -> torch.Tensor:
-    """Angle per position of each pair of a head's numbers (D/2,) float32.
-
-    linear divides every frequency by `factor`; llama3 those of less than low_freq_factor turns within the
-    context of pretraining, blending up to high_freq_factor.
-    """
+    """Angle per position of each pair of a head's numbers (D/2,) float32. linear divides every frequency by
+    `factor`; llama3 those of less than low_freq_factor turns within the context of pretraining, blending up
+    to high_freq_factor."""
     r = cfg.rope_parameters
     D = cfg.head_dim
     freq = cfg.rope_theta ** -(torch.arange(0, D, 2, device=device, dtype=torch.float32) / D)
@@ -118,10 +116,7 @@ def rope_frequencies(cfg: ModelConfig, device) -> torch.Tensor:
 
 def rope_table(positions: torch.Tensor, cfg: ModelConfig,
                dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin (B, 1, T, D) of the rotary angles at positions (B, T), in float32 (RoFormer, eq. 34).
-
-    sin is negative on a head's first half: see rotate.
-    """
+    """cos and sin (B, 1, T, D) of positions (B, T), float32 (RoFormer, eq. 34); sin's first half negative."""
     angle = positions[:, None, :, None].float() * rope_frequencies(cfg, positions.device)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
@@ -270,11 +265,8 @@ class Model(nn.Module):
         return self
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores over the vocabulary (..., V) of hidden states (..., C).
-
-        On a GPU float32 from bfloat16 states, which would round a score between 8 and 16 by up to .03;
-        elsewhere of their own type.
-        """
+        """Scores over the vocabulary (..., V) of hidden states (..., C). On a GPU float32 from bfloat16
+        states, which would round a score between 8 and 16 by up to .03; elsewhere of their own type."""
         weight = self.embedding if self.cfg.tie_word_embeddings else self.lm_head.weight
         if hidden.dtype == torch.bfloat16 and hidden.device.type != "cpu" and not weight.requires_grad:
             return Float32Product.apply(hidden.flatten(0, -2), weight).view(*hidden.shape[:-1], -1)

@@ -116,10 +116,8 @@ def weighted_sum(parents, weights, gen):
 # --- operators: fitter parent first -------------------------------------------------------------------------
 
 def cayley(live, angle, gen):
-    """Random rotations (n, R, R), exactly orthogonal, that turn a vector by about `angle` radians.
-
-    Cayley transform (I - K)^-1 (I + K) of a skew K. Directions not in `live` (n, R) stay where they are.
-    """
+    """Random rotations (n, R, R), exactly orthogonal, that turn a vector by about `angle` radians. Cayley
+    transform (I - K)^-1 (I + K) of a skew K. Directions not in `live` (n, R) stay where they are."""
     n, R = live.shape
     noise = torch.randn(n, R, R, generator=gen, dtype=torch.float64).to(live.device)
     K = (noise - noise.mT) * (angle / (8 * R) ** 0.5) * (live[:, :, None] & live[:, None, :])
@@ -190,8 +188,8 @@ def dare(parents, gen, p=0.5):
 
 def block_of(name):
     """Block of a module ("model.layers.7.mlp.up_proj" -> "7"); one outside the blocks is its own."""
-    found = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
-    return found.group(1) if found else name
+    match = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    return match.group(1) if match else name
 
 
 def layerwise(parents, gen):
@@ -252,10 +250,8 @@ OPERATORS = MUTATIONS | CROSSOVERS | BY_NAME
 # --- distances ----------------------------------------------------------------------------------------------
 
 def dw_inner(members):
-    """Inner products (P, P) of the members' dW over all modules, float64 on the CPU; without alpha / R.
-
-    <B A, B' A'> = sum((B^T B') * (A A'^T)): only R x R products; 0 with a fresh member.
-    """
+    """Inner products (P, P) of the members' dW over all modules, float64 on the CPU; without alpha / R. <B A,
+    B' A'> = sum((B^T B') * (A A'^T)): only R x R products; 0 with a fresh member."""
     P, total = len(members), 0.0
     for name in members[0]:
         A = torch.cat([m[name][0] for m in members])                # (P R, in)

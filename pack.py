@@ -18,8 +18,7 @@ Line = list[int]                           # rows of a rollout that share a memb
 
 @dataclass
 class Packed:
-    """G lines of T tokens, sorted by member, padded on the right, and where their M answer tokens are
-    predicted."""
+    """G lines of T tokens by member, padded on the right, and where M answer tokens are predicted."""
     ids: torch.Tensor                      # (G, T) int64
     positions: torch.Tensor                # (G, T)
     mask: torch.Tensor | None              # (G, 1, T, T) true where seen; None = causal: one answer a line
@@ -65,9 +64,7 @@ def micro_batches(rollout: Rollout, rows: list[int], budget: int) -> list[list[L
 
 def seen(answer: torch.Tensor) -> torch.Tensor:
     """Which keys a query of a packed line sees (G, 1, T, T): the prompt and its own answer up to itself.
-
-    answer (G, T): 0 = the prompt, 1, 2, ... = the answers, -1 = padding.
-    """
+    answer (G, T): 0 = the prompt, 1, 2, ... = the answers, -1 = padding."""
     same = answer[:, :, None] == answer[:, None, :]                     # query, key
     prompt = answer[:, None, :] == 0
     causal = torch.ones_like(same).tril()

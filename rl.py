@@ -63,11 +63,9 @@ def group_mean(x: torch.Tensor, group: torch.Tensor, weight: torch.Tensor | None
 
 
 def advantages(batch: Batch, cfg: Config = DEFAULT) -> torch.Tensor:
-    """One advantage per row (N,) float32, the same for each of its tokens.
-
-    Rows of groups without variance get exactly 0 and take no part in the whitening, unless there is neither
-    baseline nor scale. A reward that is not finite makes NaN, which `accumulate` reports.
-    """
+    """One advantage per row (N,) float32, the same for each of its tokens. Rows of groups without variance
+    get exactly 0 and take no part in the whitening, unless there is neither baseline nor scale. A reward that
+    is not finite makes NaN, which `accumulate` reports."""
     mean, std = group_mean(batch.reward, batch.group)
     adv = batch.reward.to(mean.dtype)
     has_variance = ~(std <= 1e-6) | (cfg.baseline == "none")      # true for NaN
@@ -121,10 +119,8 @@ def token_logp(base: Base, hidden: torch.Tensor, target: torch.Tensor, temperatu
 
 def policy_loss(logp: torch.Tensor, old: torch.Tensor, p: Packed, adv: torch.Tensor, cfg: Config):
     """Loss of each token (M,) from its log-probability now and when sampled; whether its ratio is clipped.
-
     clip: -min(ratio A, clip(ratio) A) (PPO, eq. 7). sequence: the same with the geometric mean of an answer's
-    ratios (GSPO, eq. 7). cispo: -clip(ratio) A logp, the ratio without gradient (MiniMax-M1, eq. 4).
-    """
+    ratios (GSPO, eq. 7). cispo: -clip(ratio) A logp, the ratio without gradient (MiniMax-M1, eq. 4)."""
     log_ratio = logp - old
     if cfg.loss == "sequence":
         zeros = torch.zeros_like(adv)                      # index_add has no fixed order on a GPU
@@ -213,8 +209,7 @@ class Tally:
 
 
 def halved(n_tokens: int, budget: int, e: torch.OutOfMemoryError) -> int:
-    """The next budget after a micro-batch of so many tokens did not fit. Raises ValueError where nothing is
-    left to split."""
+    """The next budget after so many tokens did not fit. Raises ValueError where nothing can be split."""
     if n_tokens > budget:
         raise ValueError(f"a row of {n_tokens} tokens does not fit into memory: lower --max-new-tokens, "
                          "--rank or --pop, or pass --dtype bfloat16; see --plan") from e
@@ -243,10 +238,8 @@ def accumulate(o: Objective, ranks: Ranks = ALONE, desc: str = "") -> tuple[Tall
 
 
 def one_pass(o: Objective, rows: torch.Tensor, budget: int, ranks: Ranks, desc: str) -> Tally:
-    """`accumulate` of the given rows (N,) bool. The processor waits for a GPU only when it is through.
-
-    Where a micro-batch does not fit into memory, all that is left is split by half the budget.
-    """
+    """`accumulate` of the given rows (N,) bool. The processor waits for a GPU only when it is through. Where
+    a micro-batch does not fit into memory, all that is left is split by half the budget."""
     rollout, numbers = o.batch.rollout.to("cpu"), rows.nonzero().squeeze(1).tolist()
     weight, device = token_weight(o.batch.rollout, o.cfg), o.adv.device
     for p in o.adapters.parameters():
@@ -287,8 +280,7 @@ def backward(o: Objective, p: Packed, weight: torch.Tensor, checkpointing: bool)
 
 
 def gap(logp: torch.Tensor, rollout: Rollout, rows: torch.Tensor) -> dict[str, float]:
-    """How much log-probabilities (N, T) in training differ from the rollout's, over the answers of rows (N,)
-    bool: mean and 99th percentile."""
+    """How much log-probabilities (N, T) in training differ from the rollout's: mean, 99th percentile."""
     size = (logp - rollout.logp)[rollout.mask & rows[:, None]].abs().double().cpu().sort().values
     size = size if len(size) else torch.zeros(1)
     return dict(train_rollout_logprob_diff=size.mean().item(),
@@ -329,10 +321,8 @@ def update(o: Objective, adam: "Adam", first: tuple | None = None, ranks: Ranks 
 # --- optimiser ----------------------------------------------------------------------------------------------
 
 class Adam:
-    """Adam over stacked factors; moments, steps, gradient norm, clipped to `clip`, and rate per member.
-
-    The moments m and v (P, ...) lie where the masters are: a step takes those of the members that it moves.
-    """
+    """Adam over stacked factors; moments, steps, gradient norm, clipped to `clip`, and rate per member. The
+    moments m and v (P, ...) lie where the masters are: a step takes those of the members that it moves."""
 
     def __init__(self, adapters: Adapters, lr: list[float], betas=(0.9, 0.95), eps=1e-8, clip=1.0):
         self.adapters = adapters
@@ -345,9 +335,7 @@ class Adam:
     @torch.no_grad()
     def step(self, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Update the active members (P,) bool from .grad and clear it; no bit of the others is touched.
-
-        Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,).
-        """
+        Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,)."""
         params = self.adapters.parameters()                                    # of the k members here
         norm = torch.zeros(len(active), dtype=torch.float64, device=active.device)
         squares = torch.stack([p.grad.double().pow(2).sum((1, 2)) for p in params])
@@ -386,8 +374,7 @@ class Adam:
         return first | {f"v.{i}": x[p] for i, x in enumerate(self.v)}
 
     def load_state_dict(self, p: int, state: dict[str, torch.Tensor]) -> None:
-        """Inverse of state_dict, in place. Raises ValueError for other shapes or what is not finite, KeyError
-        for a lack."""
+        """Inverse of state_dict. Raises ValueError for other shapes or not finite numbers, KeyError."""
         for name, x in self.state_dict(p).items():
             if state[name].shape != x.shape or not state[name].isfinite().all():
                 raise ValueError(f"{name} is {tuple(state[name].shape)}, not finite numbers {tuple(x.shape)}")

@@ -1,4 +1,4 @@
-"""The phases between models and judge: teachers propose, the sandbox verifies, students solve, both are paid.
+"""The phases between models and verifier: teachers propose, students solve, both are paid.
 
 One proposal walks through as one ProposalRecord: text -> Proposal or reason -> verdict -> Task or reason ->
 attempts of its students -> solve rate -> reward. Nothing here draws unkeyed random numbers or keeps state
@@ -144,8 +144,7 @@ def fits(s: Setup, prompt: Prompt) -> bool:
 
 def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int, n: int,
         temperature: float | None = None, desc: str = "") -> tuple[Rollout, list[str]]:
-    """n answers to each prompt by the member in its slot (-1 = frozen base): rollout, texts with prefix.
-    temperature None = the run's."""
+    """n answers to each prompt by its slot's member (-1 = base): rollout, texts with prefix."""
     cfg, tokenizer = s.cfg, s.base.tokenizer
     ids = [render(prompt, s.base.prompt_format, tokenizer) for prompt in prompts]
     # a key holds no negative number, and the base's slot is -1

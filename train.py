@@ -69,8 +69,7 @@ def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[Proposa
 
 
 def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list[dict]:
-    """Replace the weakest of each role by children of the others, in LoRA weight space; lines of
-    genealogy.jsonl."""
+    """Replace the weakest of each role by children, in LoRA weight space; lines of genealogy.jsonl."""
     cfg, system, rows = setup.cfg, RATINGS[setup.cfg.rating](), []
 
     def fitness(member: Member) -> float:
@@ -202,8 +201,7 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
 
 
 def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
-    """A whole run, of cfg.steps or until enough(line of metrics.jsonl). Raises ValueError for what the user
-    can mend, Interrupted after saving on a signal."""
+    """A whole run, until cfg.steps or enough(row). Raises ValueError, or Interrupted after saving."""
     halting(cfg.halt_on)
     ranks = Ranks.join(cfg.device)
     with contextlib.ExitStack() as stack:

@@ -57,10 +57,8 @@ class Job:
 @dataclass(frozen=True)
 class Verdict:
     """How a job went: per input either a canonical text in outputs or a short printable reason in errors.
-
     end: "ok" | "timeout" | "killed" | "violation" | "crash" | "exit" | "malformed" | "too big" | "sandbox
-    failure".
-    """
+    failure"."""
     end: str
     outputs: tuple
     errors: tuple
@@ -127,11 +125,8 @@ class Sandbox(AbstractContextManager):
         return "full" if layers["empty_root"] == "ok" else "no namespaces"
 
     def run(self, jobs):
-        """list[Job] -> list[Verdict], in order. Never raises for anything that a program does.
-
-        Where a child ends before it has answered all of its inputs, the others run again, each in a child of
-        its own.
-        """
+        """list[Job] -> list[Verdict], in order. Never raises for anything that a program does. Where a child
+        ends before it has answered all of its inputs, the others run again, each in a child of its own."""
         with self.lock:
             return [conclude(case) for case in self.scheduler.work_off(jobs)]
 

@@ -62,8 +62,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def resolve(name: str, weights: bool = True) -> Path:
-    """The directory of a model directory or hub id (HF_HOME, HF_HUB_OFFLINE are honoured), or ValueError.
-    weights: a hub's gigabytes too."""
+    """Directory of a model directory or hub id (HF_HOME is honoured). Raises ValueError."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -269,8 +268,7 @@ def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_has
 
 @torch.inference_mode()
 def check(name: str, n_new: int = 64, text: str = "def fibonacci(n):\n") -> dict:
-    """Compare with transformers in float32: n_new greedy tokens after a prompt, and the largest difference of
-    a logit on prompt and tokens."""
+    """Greedy tokens and the largest difference of a logit, compared with transformers in float32."""
     from transformers import AutoModelForCausalLM
     base = load_base(name)
     reference = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32).eval()

@@ -92,9 +92,9 @@ class Card:
 def check(card: Card) -> None:
     """What checks.py compares, on the shape itself, of members that are easily told apart."""
     base, adapters = card.base, workload.population(card.base, card.sizes.rank, 4, std=.1)
-    found = [*checks.sampling(base), *checks.decoding(base, adapters, card.sizes.prompt // 2, 16),
+    results = [*checks.sampling(base), *checks.decoding(base, adapters, card.sizes.prompt // 2, 16),
              *checks.gradients(base, adapters, card.sizes.checked)]
-    card.known["checks"] = [dataclasses.asdict(check) | dict(held=check.held) for check in found]
+    card.known["checks"] = [dataclasses.asdict(check) | dict(held=check.held) for check in results]
 
 
 def decoding(card: Card, rows: int) -> None:
@@ -112,8 +112,7 @@ def decoding(card: Card, rows: int) -> None:
 
 
 def update(card: Card) -> None:
-    """Operations a second of the joint gradient of 8 members, and of one with all the rows. Counted are
-    forward and backward through frozen layers and head: no attention, padding, adapter or second forward."""
+    """Operations a second of the joint gradient of 8 members, and of one with all the rows."""
     base, sizes, rows, cfg = card.base, card.sizes, card.sizes.rows[0], card.base.model.cfg
 
     def way(members: list[int]):
@@ -198,15 +197,15 @@ def card(args) -> dict:
         if card.on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        known["parts"][name], said = "done", io.StringIO()
+        known["parts"][name], stderr = "done", io.StringIO()
         try:
-            with contextlib.redirect_stderr(said):
+            with contextlib.redirect_stderr(stderr):
                 if began > end:
                     raise TimeoutError("no time was left: raise --minutes")
                 work(card)
         except Exception as e:              # whatever it is, the other parts still have something to say
             known["parts"][name] = f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
-        known["notes"] += "".join(line for line in said.getvalue().splitlines() if line.startswith("note:"))
+        known["notes"] += "".join(line for line in stderr.getvalue().splitlines() if line.startswith("note:"))
         known["clocks"] = clocks()                                      # the last ones, of a warm card
         print(f"--- {name}: {known['parts'][name]}", flush=True)
         finite = json.loads(json.dumps(known), parse_constant=lambda name: None)    # JSON has no NaN

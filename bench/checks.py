@@ -82,8 +82,7 @@ def decoding(base: Base, adapters: Adapters, prompt: int, new: int) -> list[Chec
 
 
 def gradients(base: Base, adapters: Adapters, n_tokens: int) -> list[Check]:
-    """A micro-batch of so many tokens of three members, packed, against row by row by the loss as it is
-    defined: the worst member's error."""
+    """A packed micro-batch of three members against row by row by the loss as defined: the worst error."""
     def by_member() -> list[torch.Tensor]:
         parameters = adapters.parameters()
         return [torch.cat([x.grad[p].detach().flatten().cpu() for x in parameters]) for p in range(3)]

@@ -66,8 +66,7 @@ def peft_decoder(model, prompts: list[list[int]], members: list[int], new: int):
 
 
 def compare(args, ways_of) -> dict:
-    """Measure ways_of(rows) in turns for each number of rows, print their seconds; returns what each takes of
-    the time of 8 members: {"x_NAME_ROWS": ratio}."""
+    """Measure ways_of(rows) in turns, print their seconds; {"x_NAME_ROWS": share of 8 members' time}."""
     figures = {}
     for rows in args.rows:
         seen = take_turns(ways_of(rows), args.repeats)

@@ -19,8 +19,7 @@ def accuracy(row: dict) -> float:
 
 
 def tokens_to_goal(flags: list[str]) -> int | None:
-    """Train one run until a probe is at the goal: tokens of proposals and attempts before this probe. None
-    where the run ends without."""
+    """Tokens of proposals and attempts before the first probe at the goal; None where none is."""
     rows = []
 
     def enough(row: dict) -> bool:

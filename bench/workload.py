@@ -37,8 +37,7 @@ def timed(work):
 
 
 def take_turns(ways: dict, repeats: int, seconds: float = float("inf")) -> dict[str, list]:
-    """{name: function()} -> {name: what it returned in each repeat}; forwards, then backwards, and so on.
-    After the first repeat, another begins only where it ends within so many seconds."""
+    """{name: function()} -> {name: results of the repeats}, forwards, backwards, ..., while time is left."""
     seen = {name: [] for name in ways}
     start = time.perf_counter()
     for i in range(repeats):
@@ -62,8 +61,7 @@ def ratio(above: list[float], below: list[float]) -> float:
 
 @torch.no_grad()
 def random_base(shape: str, dtype: torch.dtype, device) -> Base:
-    """A base of a shape without tokenizer and end token, its weights drawn on the device: norms 1, others of
-    a standard deviation that keeps the size of what passes through."""
+    """A base without tokenizer, drawn on the device; what passes through keeps its size."""
     with torch.device("meta"):
         model = Model(SHAPES[shape]).to(dtype)
     model = model.to_empty(device=device).requires_grad_(False).eval()
@@ -114,8 +112,7 @@ def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], mem
 
 
 def drawn(base: Base, adapters: Adapters, attempts: int = 2, prompt: int = 40, new: int = 24) -> Rollout:
-    """Answers of all members to prompts of several lengths, in half as many places as there are answers: one
-    token in sixteen ends a row, so that rows come and go in any order of members."""
+    """Answers to prompts of several lengths in half as many places: rows come and go in any order."""
     base = dataclasses.replace(base, eos_ids=tuple(range(0, base.model.cfg.vocab_size, 16)))
     prompts = prompts_of(base, 2 * adapters.n_members, prompt)
     prompts = [ids[:prompt - prompt // 20 * i] for i, ids in enumerate(prompts)]

@@ -38,8 +38,7 @@ def teachers_task(s, state, step):
 
 
 def your_task(s):
-    """A task that you write, and your score of 1/2: you win against who solves less. None if you end the game.
-    Raises ValueError for a task that self-play would refuse."""
+    """A task of yours, and your score of 1/2; None ends the game. Raises ValueError for no task."""
     print("a function f(x), its lines, then an empty line:")
     lines = list(iter(lambda: input("    "), ""))
     if not lines:

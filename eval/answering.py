@@ -32,11 +32,9 @@ place_of = itemgetter("bench", "id", "member", "sample")                # which 
 
 def evaluate(args: argparse.Namespace, name: str, items: list, hashes: dict[str, str], ask: Callable,
              verify: Callable, answer: Callable | None = None) -> tuple[RunDir, list[dict]]:
-    """The directory of results and the rows of a whole benchmark.
-
-    name: that of the directory; hashes: SHA-256 of its files; ask(item, prompt format, base), verify(answers,
-    prompt format) and answer are those of `answer_all`.
-    """
+    """The directory of results and the rows of a whole benchmark. name: that of the directory; hashes:
+    SHA-256 of its files; ask(item, prompt format, base), verify(answers, prompt format) and answer are those
+    of `answer_all`."""
     population = common.load(args)
     prompt_format = pick_prompt_format(args, population.base)
     run, done = common.open_out(args, population, prompt_format, hashes, name)
@@ -69,10 +67,8 @@ def pick_prompt_format(args: argparse.Namespace, base: Base) -> str:
 
 
 def put(question: str | Prompt | list[int], prompt_format: str, base: Base) -> list[int]:
-    """Token ids of a question: by the chat template, in the R1 envelope, or as "Question: ... Answer:".
-
-    A task's Prompt is put as in training; token ids, of a benchmark with its own words, stay as they are.
-    """
+    """Token ids of a question: by the chat template, in the R1 envelope, or as "Question: ... Answer:". A
+    task's Prompt is put as in training; token ids, of a benchmark with its own words, stay as they are."""
     if isinstance(question, list):
         return question
     if isinstance(question, Prompt):
@@ -160,11 +156,8 @@ def answer_call(population: Population, rows: list[dict], ids: dict, args: argpa
 
 def verified(verify: Callable, answers: list[tuple]) -> list[dict]:
     """verify([(item, text)]) -> [dict with "correct"]; an answer on which it raises counts as wrong, with the
-    exception's name as "grader_error".
-
-    What is wrong with the machine is raised: OSError (sympy does not start) and RuntimeError itself (the
-    sandbox does not).
-    """
+    exception's name as "grader_error". What is wrong with the machine is raised: OSError (sympy does not
+    start) and RuntimeError itself (the sandbox does not)."""
     try:
         return verify(answers)
     except Exception as e:

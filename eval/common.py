@@ -27,9 +27,7 @@ CACHE = Path("~/.cache/nanopopulora").expanduser()      # of the published bench
 
 def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple = ()):
     """The command line of `python -m name`: the flags that benchmarks share, but those `without`.
-
-    default_max_new: None = as in training.
-    """
+    default_max_new: None = as in training."""
     form, default = argparse.RawDescriptionHelpFormatter, default_max_new or "as in training"
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=doc, formatter_class=form)
 
@@ -179,10 +177,8 @@ def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Populatio
 def open_out(args: argparse.Namespace, population: Population, prompt_format: str, data: dict[str, str],
              default: str) -> tuple[RunDir, list[dict]]:
     """The directory of results (default: its name where --out gives none) and the answers already there.
-
     data: SHA-256 of each benchmark's file. Raises ValueError where those answers were made otherwise (members
-    and benchmarks may be new ones).
-    """
+    and benchmarks may be new ones)."""
     run = RunDir(Path(args.out or Path(args.run or "out", default)).expanduser())
     dtypes = sorted({str(p.dtype) for p in population.base.model.parameters()})
     config = dict(base=str(population.base.path), base_hash=population.base_hash, dtype=dtypes,
@@ -198,8 +194,7 @@ def open_out(args: argparse.Namespace, population: Population, prompt_format: st
 
 
 def saved_answers(run: RunDir) -> list[dict]:
-    """The rows of answers.jsonl but those that the sandbox failed on, which are asked again; a half-written
-    last line is cut off."""
+    """The rows of answers.jsonl but those that the sandbox failed on; half a last line is cut off."""
     path = run.path / "answers.jsonl"
     if not path.exists():
         return []
@@ -211,9 +206,7 @@ def saved_answers(run: RunDir) -> list[dict]:
 def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], counted: Callable = list,
              **more) -> None:
     """Writes summary.json (`more` goes along), prints the table and, of several samples, that of pass@k.
-
-    counted(rows) -> rows: which answers the tables count, and under which names.
-    """
+    counted(rows) -> rows: which answers the tables count, and under which names."""
     config, rows = run.config(), counted(comparable(rows))
     result = dict(base=config["base"], samples=args.samples, temperature=args.temperature,
                   prompt=config["prompt"], results=summarise(rows, args.max_new))

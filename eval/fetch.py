@@ -33,10 +33,8 @@ class Item:
 
 
 def read(name: str, known: dict, data: str) -> tuple[Path, bytes, str]:
-    """Path, contents and SHA-256 of a benchmark's file, which is fetched unless it is there.
-
-    Raises ValueError where it cannot be had, is damaged, or is fetched and another one.
-    """
+    """Path, contents and SHA-256 of a benchmark's file, which is fetched unless it is there. Raises
+    ValueError where it cannot be had, is damaged, or is fetched and another one."""
     path = Path(data).expanduser() / known["file"]
     packed = path.with_name(f"{path.name}.gz")
     if packed.is_file() or known["url"].endswith(".gz") and not path.is_file():
@@ -63,8 +61,7 @@ def read(name: str, known: dict, data: str) -> tuple[Path, bytes, str]:
 
 
 def load(args: argparse.Namespace, sets: tuple[str, ...], make: Callable) -> tuple[list, dict[str, str]]:
-    """make(name, number, row) of the first --limit JSON lines of each --bench of `sets`, in one list, and
-    SHA-256 by file. Raises ValueError for a file that cannot be had, or is another one."""
+    """make(name, number, row) of the first rows of each --bench, SHA-256 by file. Raises ValueError."""
     items, hashes = [], {}
     for name in common.choose(args.bench, sets) or [name for name in sets if name != LARGE]:
         end = len(items) + (args.limit or sys.maxsize)

@@ -45,10 +45,8 @@ def questions(raw: bytes, name: str) -> list[tuple[str, str]]:
 
 
 def load(data: str, split: str = "test", limit: int = 0) -> tuple[list[Item], dict[str, str]]:
-    """The first `limit` (0 = all) questions of every subject, and the archive's SHA-256.
-
-    Raises ValueError for a damaged one. (The two spaces before the subject's name are the published code's.)
-    """
+    """The first `limit` (0 = all) questions of every subject, and the archive's SHA-256. Raises ValueError
+    for a damaged one. (The two spaces before the subject's name are the published code's.)"""
     path, raw, sha = fetch.read("mmlu", fetch.FILES["mmlu"][0], data)
     files, items = {"dev": {}, "val": {}, "test": {}}, []
     try:

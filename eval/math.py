@@ -18,11 +18,9 @@ SETS = ("aime24", "aime25", "amc23", "math500", "minerva", "gsm8k", "olympiadben
 
 
 def item_of(bench: str, number: int, row: dict) -> Item:
-    """An item from the row of this number, from 0. Raises LookupError for a row of another file.
-
-    Gold is the answer (GSM8K: what follows "####"), OlympiadBench's list of one, or, where there is none, the
-    solution, from whose box the grader takes it (Minerva).
-    """
+    """An item from the row of this number, from 0. Raises LookupError for a row of another file. Gold is the
+    answer (GSM8K: what follows "####"), OlympiadBench's list of one, or, where there is none, the solution,
+    from whose box the grader takes it (Minerva)."""
     gold = row.get("answer", row.get("final_answer", row.get("solution")))
     if isinstance(gold, list):
         gold = gold[0]

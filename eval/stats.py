@@ -69,8 +69,7 @@ def widened(n: int) -> tuple[float, float]:
 
 
 def interval_of_runs(differences: np.ndarray) -> tuple[float, float] | None:
-    """95% interval of the mean of paired differences (S,) over runs; None under FEWEST_RUNS, where it would
-    hold the truth in three of four experiments."""
+    """95% interval of the mean of paired differences (S,) over runs; None under FEWEST_RUNS."""
     S = len(differences)
     return tuple(bootstrap([differences], widened(S)).tolist()) if S >= FEWEST_RUNS else None
 

@@ -40,11 +40,9 @@ def groups(names: list[str]) -> dict[str, list[str]]:
 
 
 def with_means(share: dict[str, dict]) -> dict[str, dict]:
-    """The base first, then the members, then their means on the items that all have (see `groups`).
-
-    So the last are those whom the run trained to solve: the students' mean, else that of all, else the only
-    member, else the base.
-    """
+    """The base first, then the members, then their means on the items that all have (see `groups`). So the
+    last are those whom the run trained to solve: the students' mean, else that of all, else the only member,
+    else the base."""
     out = {name: share[name] for name in sorted(share, key=BASE.__ne__)}
     for mean, names in groups([name for name in share if name != BASE]).items():
         common = [i for i in share[names[0]] if all(i in share[name] for name in names)]
@@ -53,11 +51,9 @@ def with_means(share: dict[str, dict]) -> dict[str, dict]:
 
 
 def summarise(rows: list[dict], max_new: int) -> list[dict]:
-    """One dict per benchmark and member, and for the members' means: what `table` shows.
-
-    Share of right answers with Wilson interval, difference to the base with paired bootstrap interval, mean
-    tokens of an answer, share cut off at max_new tokens.
-    """
+    """One dict per benchmark and member, and for the members' means: what `table` shows. Share of right
+    answers with Wilson interval, difference to the base with paired bootstrap interval, mean tokens of an
+    answer, share cut off at max_new tokens."""
     out, tokens = [], {}
     for row in rows:
         tokens.setdefault((row["bench"], row["member"]), []).append(row["tokens"])
@@ -77,10 +73,8 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
 
 def passes(rows: list[dict]) -> list[dict]:
     """One dict per benchmark and member with pass@k for k = 1, 2, 4, ... up to the samples of a question.
-
     pass_at (len(k),) and, but for the base, the paired differences to it; with bootstrap intervals over the
-    questions that all have answered. A mean is that of the members' pass@k.
-    """
+    questions that all have answered. A mean is that of the members' pass@k."""
     out = []
     for bench, counts in shares(rows, len).items():
         ks = [2 ** i for i in range(min(min(items.values()) for items in counts.values()).bit_length())]

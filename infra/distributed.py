@@ -22,8 +22,7 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def reuse_memory() -> None:
-    """Let glibc keep freed blocks of up to 32 MB instead of giving every page back and faulting it in anew:
-    15% of a rollout on a CPU goes there. Elsewhere nothing happens."""
+    """Let glibc keep freed blocks of up to 32 MB: faulting them in anew is 15% of a CPU's rollout."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
@@ -44,8 +43,7 @@ def card_of(device: str, world: int) -> int:
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum of a tensor's bits as integers, modulo 2^64: the same in whatever order a device adds them up.
-    Comparable between tensors of one layout."""
+    """Sum of a tensor's bits as integers, modulo 2^64: the same in whatever order they are added."""
     x, size = tensor.detach(), tensor.element_size()
     if x.is_contiguous() and x.numel() * size % 8 == 0 and x.storage_offset() * size % 8 == 0:
         return x.flatten().view(torch.int64).sum()              # on a CPU 30 times as fast
@@ -53,8 +51,7 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def leave() -> None:
-    """Take leave of the process group, if there is one: not after an error, for the others may wait or be
-    gone."""
+    """Leave the process group, if there is one: not after an error, others may wait or be gone."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
@@ -111,27 +108,26 @@ class Ranks:
         """make() on process `source`, its JSON-able result on all of them; a ValueError is raised in all."""
         if self.world == 1:
             return make()
-        said = {}
+        message = {}
         if self.rank == source:
             try:
-                said = dict(result=make())
+                message = dict(result=make())
             except ValueError as e:
-                said = dict(error=str(e))
-        text = json.dumps(said).encode()
+                message = dict(error=str(e))
+        text = json.dumps(message).encode()
         size = torch.tensor([len(text)], device=self.device)
         dist.broadcast(size, source)
         data = torch.empty(int(size), dtype=torch.uint8, device=self.device)
         if self.rank == source:
             data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         dist.broadcast(data, source)
-        said = json.loads(data.cpu().numpy().tobytes())
-        if "error" in said:
-            raise ValueError(said["error"])
-        return said["result"]
+        message = json.loads(data.cpu().numpy().tobytes())
+        if "error" in message:
+            raise ValueError(message["error"])
+        return message["result"]
 
     def together(self, make):
-        """make() in every process. Where it raises ValueError in one, all raise it: nobody waits for one that
-        has left."""
+        """make() in every process. Where it raises ValueError in one, all raise it: nobody waits."""
         if self.world == 1:
             return make()
         result, error = None, ""
@@ -155,11 +151,9 @@ class Ranks:
                     own.copy_(sent)
 
     def check_equal(self, values: dict[str, int | torch.Tensor], where: str, advice: str = "") -> None:
-        """Raises ValueError in every process if one of these values is not the same in all of them.
-
-        Of a tensor the checksum is compared: one vector of a number per value is gathered. The message is
-        `where`, the value's name, the processes, and `advice`.
-        """
+        """Raises ValueError in every process if one of these values is not the same in all of them. Of a
+        tensor the checksum is compared: one vector of a number per value is gathered. The message is `where`,
+        the value's name, the processes, and `advice`."""
         if self.world == 1:
             return
         numbers = [checksum(x) if isinstance(x, torch.Tensor) else torch.tensor(x) for x in values.values()]

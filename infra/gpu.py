@@ -9,8 +9,7 @@ import torch
 
 
 def send(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """A copy of a tensor on the device. From the CPU to a card it goes by way of pinned memory: the processor
-    does not wait for the card, and may drop x at once."""
+    """A copy on the device; from the CPU by way of pinned memory, so that nobody waits for the card."""
     if torch.device(device).type == "cuda" and x.device.type == "cpu":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)

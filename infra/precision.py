@@ -45,11 +45,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None,
 # --- --dtype ------------------------------------------------------------------------------------------------
 
 def pick_dtype(name: str, device: torch.device) -> str:
-    """The name in DTYPES that a --dtype flag means.
-
-    auto is bfloat16 on a CUDA card that computes it by itself (from the Ampere generation on), float32
-    elsewhere; int8 computes in the same. Raises ValueError for bfloat16 on a card without.
-    """
+    """The name in DTYPES that a --dtype flag means. auto is bfloat16 on a CUDA card that computes it by
+    itself (from the Ampere generation on), float32 elsewhere; int8 computes in the same. Raises ValueError
+    for bfloat16 on a card without."""
     has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "bfloat16" and not has_bfloat16:
         raise ValueError(f"--dtype bfloat16: {torch.cuda.get_device_name(device)} does not have it; leave "

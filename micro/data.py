@@ -37,11 +37,9 @@ class Example:
 
 
 def habit(thinking: float, shallow: float = 0.) -> dict[str, float]:
-    """The mixture of phase 2, which takes away the habit of thinking and leaves the skill.
-
-    thinking: of the answers that can have a trace, this share has one. shallow: of the direct answers to
-    output tasks, this share has a shallow trace instead. All else is as in phase 1.
-    """
+    """The mixture of phase 2, which takes away the habit of thinking and leaves the skill. thinking: of the
+    answers that can have a trace, this share has one. shallow: of the direct answers to output tasks, this
+    share has a shallow trace instead. All else is as in phase 1."""
     mixture = MIXTURE | {"math": MATH_IN_PHASE_2}
     for kind in TRACED:
         share = mixture[kind] + mixture[f"{kind} direct"]
@@ -103,16 +101,16 @@ def proposal(rng: random.Random, kind: str) -> tuple[str, str]:
 
 def example_of_pairs(rng: random.Random, kind: str) -> tuple[str, str]:
     """The two halves of induction: a program from pairs ("fun"), or inputs for a program ("args")."""
-    found = None
-    while not found:
+    examples = None
+    while not examples:
         p = programs.generate(rng, pick(rng, N_FUN if kind == "fun" else N_ARGS))
-        found = programs.pairs(rng, p.body, type(p.x).__name__, N_SHOWN if kind == "fun" else N_INPUTS)
+        examples = programs.pairs(rng, p.body, type(p.x).__name__, N_SHOWN if kind == "fun" else N_INPUTS)
     text = program_text(p.body)
     if kind == "fun":
         pair = FORMATS["micro"].pair
-        shown = "".join(pair.format(input=literal(x), output=literal(y)) for x, y in found)
+        shown = "".join(pair.format(input=literal(x), output=literal(y)) for x, y in examples)
         return asked("code_f", SOLVE, pairs=shown), text
-    inputs = "\n".join(f"f({literal(x)})" for x, _ in found)
+    inputs = "\n".join(f"f({literal(x)})" for x, _ in examples)
     return asked("code_f", PROPOSE, program=text.rstrip("\n")), inputs
 
 
@@ -122,20 +120,19 @@ def constant(p: programs.Program) -> str:
 
 
 def task_row(kind: str, rng: random.Random, size: int, reserved: bool = True) -> tuple[dict, list]:
-    """A task of `size` statements, events or variables as a line of a file of tasks, and its gold outputs.
-    reserved: of a program that training never sees."""
+    """A task of this size as a line of a file of tasks, its golds. reserved: never trained on."""
     if kind == "math":
         question, p = programs.word_problem(rng, size, reserved)
         return dict(kind=kind, question=question, program=constant(p)), [p.y]
     if kind == "logic":
         clauses, model = programs.puzzle(rng, size, reserved)
         return dict(kind=kind, constraints=clauses), [model]
-    found = None
-    while not found:
+    examples = None
+    while not examples:
         p = programs.generate(rng, size, reserved=reserved)
-        found = [(p.x, p.y)]
+        examples = [(p.x, p.y)]
         if kind == "code_f":
-            found = programs.pairs(rng, p.body, type(p.x).__name__, N_INPUTS)
-    inputs = [literal(x) for x, _ in found]
+            examples = programs.pairs(rng, p.body, type(p.x).__name__, N_INPUTS)
+    inputs = [literal(x) for x, _ in examples]
     given = dict(inputs=inputs) if kind == "code_f" else dict(input=inputs[0])
-    return dict(kind=kind, program=program_text(p.body), **given), [y for _, y in found]
+    return dict(kind=kind, program=program_text(p.body), **given), [y for _, y in examples]

@@ -9,8 +9,7 @@ inputs (as are puzzles of two variables). Everything that the model writes is re
 verifier.py, exactly as in self-play.
 
 out = output task, inp = input task, fun = program from 4 pairs, graded on 4 hidden ones; math = word problem
-by events, logic = puzzle by variables (from 2); propose .../args = share of valid proposals, always at
-temperature 1. Kinds whose answer can have a trace have four rows:
+by events, logic = puzzle by variables (from 2). Kinds whose answer can have a trace have four rows:
     greedy      accuracy, greedily decoded
     thinks      share of these answers that think, that is, write the trace
     thinks @1   the same share at temperature 1
@@ -19,17 +18,16 @@ temperature 1. Kinds whose answer can have a trace have four rows:
 import argparse
 import random
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import torch
 
 from generate import Prompts, SamplingParams, generate
 from micro import data
-from micro.programs import pick
 from model import Base
 from sandbox.values import encode
 from tasks import TASK_TYPES, verify_answers
-from tasks.base import Reject, Task
+from tasks.base import Task
 from tasks.prompts import Prompt, reasoning, render
 from tasks.validation import Limits
 from verifier import Sandbox
@@ -40,10 +38,8 @@ SIZES = {"out": range(1, 7), "inp": range(1, 7), "fun": range(1, 5), "math": ran
          "logic": range(2, 5)}
 SEEN = {"logic": 2}                 # largest size of which training saw the programs; of the others 1
 OPENS_TRACE = {"out": ">", "inp": "<", "math": ">"}            # the first character of an answer that thinks
-PROPOSED = {"propose": ("code_o", "code_i"), "args": ("code_f",), "propose math": ("math",),
-            "propose logic": ("logic",)}
 LIMITS = Limits.for_format("micro")
-MAX_NEW_TOKENS = 96
+MAX_NEW_TOKENS = 96                 # the longest traces; training cuts at 80
 
 
 def task_of(row: dict, golds: list) -> Task:
@@ -90,27 +86,6 @@ def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperatu
     return judged.count(["correct"]) / len(tasks), sum(thinking) / len(tasks)
 
 
-def proposals(base: Base, sandbox: Sandbox, kinds: tuple[str, ...], n: int, seed: int) -> dict:
-    """n proposals at temperature 1: share valid, statements of the valid, reasons of the others."""
-    rng, asked, prompts = random.Random(f"{seed}/propose"), [], []
-    for i in range(n):
-        kind = TASK_TYPES[kinds[i % len(kinds)]]
-        given = task_of(*data.task_row("code_o", rng, pick(rng, data.N_PROPOSED), reserved=False))
-        few_shot = [given] if kind.name == "code_f" else []
-        asked.append((kind, few_shot))
-        prompts.append(kind.propose(base.prompt_format, few_shot, rng, LIMITS))
-    reasons, valid = Counter(), []
-    for (kind, few_shot), text in zip(asked, write(base, prompts, 1.0, (seed,))):
-        parsed = kind.parse_proposal(text, base.prompt_format, few_shot, LIMITS)
-        result = parsed if isinstance(parsed, Reject) else kind.check(parsed, LIMITS)
-        result = result or kind.accept(parsed, sandbox.run([kind.job(parsed)])[0], LIMITS, "")
-        if isinstance(result, Reject):
-            reasons[result.reason] += 1
-        else:
-            valid.append(kind.statements(result.program))
-    return dict(valid=len(valid) / n, statements=sum(valid) / max(1, len(valid)), reasons=dict(reasons))
-
-
 def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[str, list[float]]:
     """The rows of one task type: {measure: [value by size]}."""
     cells = defaultdict(list)
@@ -126,20 +101,16 @@ def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[s
 
 
 def main(args: argparse.Namespace) -> None:
-    """Print the table row by row, the mean over the sizes last, then what became of proposals."""
+    """Print the table row by row, the mean over the sizes last."""
     base = load_base(args.base)
     if base.prompt_format != "micro":
         raise ValueError(f"{args.base} wants the {base.prompt_format} prompt format: give a micro base")
     print(f"{'statements':18s}" + "".join(f"{size:<5}" for size in range(1, 7)) + " mean")
-    with Sandbox(workers=1) as judge:
+    with Sandbox(workers=1) as sandbox:
         for row, sizes in SIZES.items():
-            for name, values in solving(base, judge, row, args.n, args.seed).items():
+            for name, values in solving(base, sandbox, row, args.n, args.seed).items():
                 cells = "     " * (sizes[0] - 1) + " ".join(f"{v:.2f}" for v in values)
                 print(f"{row:6s}{name:12s}{cells:30s} {sum(values) / len(values):.3f}", flush=True)
-        for row, kinds in PROPOSED.items():
-            r = proposals(base, judge, kinds, args.n * len(kinds), args.seed)
-            print(f"{row:14s} valid {r['valid']:.2f}; {r['statements']:.2f} statements; "
-                  f"invalid: {r['reasons']}", flush=True)
 
 
 if __name__ == "__main__":

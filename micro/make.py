@@ -62,9 +62,7 @@ def train_tokenizer(seed: str, n: int = 20000) -> Tokenizer:
 def pool_batches(key: str, mixture: dict[str, float],
                  tokenizer: Tokenizer) -> list[list[tuple[list[int], list[int]]]]:
     """Batches of fresh examples in random order, each of rows (prompt ids, answer ids) of similar length.
-
-    Prompt and answer are tokenised apart, as in generation: else the newline would merge with the answer.
-    """
+    Prompt and answer are tokenised apart, as in generation: else the newline would merge with the answer."""
     rng = random.Random(key)
     examples = [data.example(rng, mixture=mixture) for _ in range(ROWS * BATCHES_PER_POOL)]
     prompts = tokenizer.encode_batch([e.prompt for e in examples])
@@ -102,11 +100,9 @@ def new_model(seed: int) -> Model:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised by five Newton-Schulz steps (Jordan 2024).
-
-    Its size is AdamW's (Liu 2025). Matrices of one shape are one stack, in float32: torch.optim.Muon takes
-    them one by one, in bfloat16, which a plain CPU computes eight times slower.
-    """
+    """Momentum whose update is orthogonalised by five Newton-Schulz steps (Jordan 2024). Its size is AdamW's
+    (Liu 2025). Matrices of one shape are one stack, in float32: torch.optim.Muon takes them one by one, in
+    bfloat16, which a plain CPU computes eight times slower."""
 
     def __init__(self, params, lr: float, momentum: float = .95, weight_decay: float = .05):
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
@@ -173,8 +169,7 @@ def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, floa
 
 
 def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
-    """The Hugging Face directory: Qwen2ForCausalLM in bfloat16, its tokenizer, its held-out tasks. Prints the
-    digest of the weights."""
+    """The Hugging Face directory: weights in bfloat16, tokenizer, held-out tasks. Prints its hash."""
     out.mkdir(parents=True, exist_ok=True)
     weights = {name: p.detach().bfloat16().contiguous() for name, p in model.named_parameters()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
@@ -205,11 +200,11 @@ def heldout(n_outputs: int = 476, n: int = 96) -> list[dict]:
                                       ("logic", n, 3, 4)):
         # these keys made the committed file
         rng = random.Random("1234/anchors" if kind == "code_o" else f"1234/heldout/{kind}")
-        found = {}
-        while len(found) < n_kind:
-            row, _ = data.task_row(kind, rng, least + len(found) % (most - least + 1))
-            found[row.get("question") or str(row.get("constraints", row.get("program")))] = row
-        rows += found.values()
+        unique = {}
+        while len(unique) < n_kind:
+            row, _ = data.task_row(kind, rng, least + len(unique) % (most - least + 1))
+            unique[row.get("question") or str(row.get("constraints", row.get("program")))] = row
+        rows += unique.values()
     return rows
 
 

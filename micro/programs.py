@@ -163,8 +163,7 @@ def random_statement(rng: random.Random, type_: str, has_y: bool, p_hard: float)
 
 
 def grow(rng: random.Random, n: int, x, p_hard: float) -> Program | None:
-    """A program of n statements around the input x, statement by statement; None when 40 attempts do not
-    suffice."""
+    """A program of n statements around the input x; None when 40 attempts do not suffice."""
     body, trace = [], []
     has_y, env = False, start(x)
     for _ in range(40):
@@ -204,8 +203,7 @@ def generate(rng: random.Random, n: int | None = None, type_: str | None = None,
 
 
 def word_problem(rng: random.Random, n: int, reserved: bool = False) -> tuple[str, Program]:
-    """A story of n events about a number, a line each with ? in front, and the program that computes it (x is
-    set before it is read)."""
+    """A story of n events about a number, a line each, and the program that computes it."""
     while True:
         first = rng.randint(*D) if rng.random() < .5 else rng.randrange(10, 40)
         lines = [f"{rng.choice(NAMES)} has {first}"]
@@ -261,12 +259,12 @@ def fresh_program(key: str) -> tuple[str, tuple[str]]:
 
 def pairs(rng: random.Random, body, type_: str, k: int) -> list | None:
     """k (input, output) pairs of distinct inputs and at least two outputs, None if 40 draws give none."""
-    found = {}
+    examples = {}
     for _ in range(40):
         x = random_input(rng, type_, rng.randrange(4))
         result = run(body, x)
         if result and fits(result[0], 8, -99, 99):
-            found[literal(x)] = x, result[0]
-        if len(found) == k:
-            return list(found.values()) if len({literal(y) for _, y in found.values()}) > 1 else None
+            examples[literal(x)] = x, result[0]
+        if len(examples) == k:
+            return list(examples.values()) if len({literal(y) for _, y in examples.values()}) > 1 else None
     return None

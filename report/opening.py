@@ -81,18 +81,16 @@ def base_line(run: RunLog, *keys: str) -> Line:
 
 
 def by_member(run: RunLog, role: str, values: dict[str, list], mean: list, band=()) -> list[Line]:
-    """{member: points} as curves from birth to death, thin and without names where many live at the end, and
-    their mean with its band."""
-    some = run.those(role)
-    crowded = sum(not m.died for m in some) > CROWD
+    """{member: points} as curves from birth to death, thin and nameless where many end, and the mean."""
+    members = run.those(role)
+    crowded = sum(not m.died for m in members) > CROWD
     lines = [Line(m.name, values[m.name], m.color, f"{m.style} {'thin' * crowded}", born=m.born, died=m.died,
-                  label=not crowded, tip=f", {m.descent()}") for m in some]
+                  label=not crowded, tip=f", {m.descent()}") for m in members]
     return [*lines, Line("mean", mean, "m7", "bold", band)] if mean else lines
 
 
 def panels(run: RunLog) -> tuple[list, list]:
-    """[(heading, chart)] of what the run plays, student by student, and of types that nobody trains on:
-    students and teachers on average, the students' thinking, the frozen base."""
+    """[(heading, chart)] of what the run plays by student, and of unseen types on average."""
     greedy = {m.name: run.points("heldout_greedy", m.name) for m in run.those("student")}
     thinks = {m.name: m.points("think") for m in run.those("student")}
     mean = run.mean("student", ("heldout_greedy",))
@@ -114,7 +112,7 @@ def panels(run: RunLog) -> tuple[list, list]:
 
 def picture(run: RunLog) -> str:
     """The picture as one SVG file, two panels a row. Raises ValueError where the run logged nothing of it."""
-    drawn = [panel for some in panels(run) for panel in some if panel[1]]
+    drawn = [panel for group in panels(run) for panel in group if panel[1]]
     if not drawn:
         raise ValueError(f"{run.path}: nothing to draw, neither probes nor thinking in metrics.jsonl")
     body, width, height = "", 2 * W + 20, (len(drawn) + 1) // 2 * (H + 32) + 16

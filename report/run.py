@@ -130,10 +130,10 @@ class RunLog:
         """[(step, mean over a role's members)] of the numbers at keys in what the dict at `where` holds."""
         points = []
         for row in self.metrics:
-            found = items(row, *where)
-            some = [num(found[name], *keys) for name in found if get(row, "members", name, "role") == role]
-            some = [v for v in some if v is not None]
-            points.append((row["step"], sum(some) / len(some) if some else None))
+            measured = items(row, *where)
+            names = [name for name in measured if get(row, "members", name, "role") == role]
+            values = [v for v in (num(measured[name], *keys) for name in names) if v is not None]
+            points.append((row["step"], sum(values) / len(values) if values else None))
         return points
 
     def names(self, key: str, most: int = 12) -> list[str]:

@@ -52,9 +52,7 @@ class State:
 
 def founders(cfg) -> list[Member]:
     """The members that a run begins with, role by role; with --single one adapter, in slot 0, has all roles.
-
-    --teachers of --pop are teachers, the others students; a role that somebody adds has as many as these.
-    """
+    --teachers of --pop are teachers, the others students; a role that somebody adds has as many as these."""
     members, new_rating, types = [], RATINGS[cfg.rating]().new, cfg.task_types.split(",")
     for number, role in enumerate(ROLES):
         rng = selfplay.make_rng(cfg.seed, -1, selfplay.INIT, number)
@@ -115,8 +113,7 @@ def seeds(cfg, task_types: tuple[str, ...]) -> list[Proposal]:
 
 
 def first_of_types(proposals: list[Proposal], n: int, played: tuple[str, ...]) -> list[Proposal]:
-    """The first n tasks of each type that is played and n / 3, rounded up, of others,
-    which teachers are asked, too; type by type."""
+    """The first n tasks of each type that is played and n / 3, rounded up, of others, type by type."""
     by_kind = {}
     for p in proposals:
         by_kind.setdefault(p.kind, []).append(p)
@@ -194,8 +191,7 @@ def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
 
 
 def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
-    """What the run had seen when a checkpoint with this state.json was written. Raises ValueError where its
-    logs are shorter."""
+    """What a run had seen at a checkpoint with this state.json. Raises ValueError for shorter logs."""
     for name, size in run.sizes().items():
         if size < metadata["logs"][name]:
             raise ValueError(f"{run.path / name} is shorter than step_{metadata['step']} says: restore it, "

@@ -43,8 +43,7 @@ class RunDir:
         return sorted(int(n) for n in names if n.isdigit())
 
     def read(self, name: str, parse):
-        """parse(path) of a log, or of a file or directory of a checkpoint ("step_N/..."). Raises ValueError
-        with the way out where it is damaged or missing."""
+        """parse(path) of a log or a part of a checkpoint. Raises ValueError with the way out."""
         try:
             return parse(self.path / name)
         except DAMAGE as e:
@@ -58,8 +57,7 @@ class RunDir:
         return self.read("config.json", lambda path: dict(json.loads(path.read_bytes())))
 
     def rows(self, name: str, size: int | None = None) -> list[dict]:
-        """The first `size` bytes of a log (None: all), read back; [] without the file. Raises ValueError
-        where they are not lines of JSON."""
+        """The first `size` bytes of a log (None: all), read back; [] without the file. Raises ValueError."""
         def parse(path: Path) -> list[dict]:
             return [dict(json.loads(line)) for line in path.read_bytes()[:size].splitlines()]
         return self.read(name, parse) if (self.path / name).exists() else []
@@ -91,10 +89,8 @@ class RunDir:
                 os.truncate(self.path / name, sizes[name])
 
     def save(self, step: int, state: dict, fill, keep: int) -> None:
-        """Write step_N: fill(directory) puts the tensors there, then state.json; the last `keep` stay.
-
-        Raises OSError when the disk is full, after removing what it had begun; earlier ones are untouched.
-        """
+        """Write step_N: fill(directory) puts the tensors there, then state.json; the last `keep` stay. Raises
+        OSError when the disk is full, after removing what it had begun; earlier ones are untouched."""
         if not self.writes:
             return
         final, part = self.path / f"step_{step}", self.path / f"step_{step}.part"

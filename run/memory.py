@@ -22,8 +22,7 @@ def longest_row(cfg, m: ModelConfig) -> int:
 
 
 def has_pages(cfg, m: ModelConfig, dtype: torch.dtype) -> bool:
-    """Whether decoding on cfg.device keeps keys and values in pages: on a card that is not here if it has
-    bfloat16, as both came with the Ampere generation."""
+    """Whether decoding on cfg.device has pages; an absent card has, with bfloat16: both came with Ampere."""
     if not torch.cuda.is_available() or cfg.device == "cpu":
         return cfg.device.startswith("cuda") and dtype == torch.bfloat16
     device = torch.device("cuda", torch.cuda.current_device())
@@ -31,10 +30,8 @@ def has_pages(cfg, m: ModelConfig, dtype: torch.dtype) -> bool:
 
 
 def memory_plan(cfg, m: ModelConfig, dtype: torch.dtype, n_members: int) -> dict[str, float]:
-    """Gigabytes of a run's tensors by use: ALWAYS there, while it GENERATEs or UPDATEs. See `peak`.
-
-    Counted from the code: what autograd saves per token and layer, and the copies of logits living at once.
-    """
+    """Gigabytes of a run's tensors by use: ALWAYS there, while it GENERATEs or UPDATEs. See `peak`. Counted
+    from the code: what autograd saves per token and layer, and the copies of logits living at once."""
     with torch.device("meta"):
         model = Model(m)
     size, pages = dtype.itemsize, has_pages(cfg, m, dtype)

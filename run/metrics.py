@@ -10,7 +10,7 @@ from operators import adapter_cosines
 from rewards import NOISE_MARGIN
 from rl import Batch
 from run.checkpoint import State
-from run.probes import some_of
+from run.probes import sample_members
 from selfplay import ProposalRecord, mean, solve_rate
 from tasks.base import UNJUDGED, VIOLATION
 from tasks.prompts import reasoning
@@ -97,7 +97,7 @@ def measures(cfg, prompt_format: str, adapters: Adapters, state: State, step: St
 def mean_cosines(cfg, adapters: Adapters, members: list[Member], step: int) -> dict[str, float | None]:
     """Of each member the mean of its dW's cosines with the others of its role, by name; of a role with more
     than N_COMPARED so many, drawn for the step: all pairs of a thousand cost minutes."""
-    cosine, compared = {}, some_of(cfg, members, step, N_COMPARED)
+    cosine, compared = {}, sample_members(cfg, members, step, N_COMPARED)
     for role in ROLES:
         own = members_of(compared, role)
         cosines = adapter_cosines([adapters.factors(m.slot) for m in own])

@@ -88,8 +88,8 @@ def forgetting(history: list[dict]) -> str:
 def escape(history: list[dict]) -> str:
     """Programs that the sandbox ended for a forbidden system call."""
     n = sum(step["violations"] for step in history[-WINDOW:])
-    told = f"{n} programs of the latest {WINDOW} steps made a forbidden system call"
-    return told if n >= BOUNDS["violations"] else ""
+    words = f"{n} programs of the latest {WINDOW} steps made a forbidden system call"
+    return words if n >= BOUNDS["violations"] else ""
 
 
 MONITORS = {"collapse": collapse, "gaming": gaming, "forgetting": forgetting, "escape": escape}
@@ -106,8 +106,8 @@ class Monitors:
         """A new step's line: its alarms, names of those that begin with it, and what the terminal says."""
         self.history.append(readings(row))
         before = self.alarms
-        found = {name: monitor(self.history) for name, monitor in MONITORS.items()}
-        self.alarms = {name: words for name, words in found.items() if words}
+        sentences = {name: monitor(self.history) for name, monitor in MONITORS.items()}
+        self.alarms = {name: words for name, words in sentences.items() if words}
         begun = [name for name in self.alarms if name not in before]
         over = [f"alarm {name} is over" for name in before if name not in self.alarms]
         return self.alarms, begun, [f"alarm {name}: {self.alarms[name]}" for name in begun] + over

@@ -71,8 +71,7 @@ class Signals:
 
 
 def open_sandbox(workers: int, **options) -> Sandbox:
-    """The sandbox of a run; workers 0: half the cores, two at the least. Raises ValueError where this machine
-    cannot hold model code in."""
+    """The sandbox of a run; workers 0: half the cores, at least two. Raises ValueError without walls."""
     try:
         return Sandbox(workers or max(2, (os.cpu_count() or 1) // 2), **options)
     except RuntimeError as e:

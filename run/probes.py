@@ -48,16 +48,16 @@ def cost_of(done: Attempts) -> Counter:
     return Counter(probe_tokens=int(done.rollout.n_tokens.sum()), probe_failures=n_failed)
 
 
-def some_of(cfg, members: list[Member], step: int, n: int) -> list[Member]:
+def sample_members(cfg, members: list[Member], step: int, n: int) -> list[Member]:
     """Members, role by role: of a role with more than n so many, drawn for this step."""
-    some = []
+    chosen = []
     for number, role in enumerate(ROLES):
         own = members_of(members, role)
         if len(own) > n:
             drawn = make_rng(cfg.seed, step, PROBE, number).sample(range(len(own)), n)
             own = [own[i] for i in sorted(drawn)]
-        some += own
-    return some
+        chosen += own
+    return chosen
 
 
 def accuracies(members: dict[str, Answers]) -> dict[str, float]:
@@ -105,8 +105,7 @@ def probe_unseen(s: Setup, members: dict[str, int], unseen: list[Task], step: in
 
 
 def probe_current(s: Setup, proposed: list[ProposalRecord], step: int) -> tuple[dict, Counter]:
-    """The frozen base once on each of the teachers' current tasks, whose base_rate it sets, beside today's
-    students; keys of metrics.jsonl, cost."""
+    """The frozen base on the teachers' current tasks, whose base_rate it sets; keys, cost."""
     valid = [p for p in proposed if p.task]
     if not valid:
         return {}, Counter()
@@ -119,12 +118,11 @@ def probe_current(s: Setup, proposed: list[ProposalRecord], step: int) -> tuple[
 
 def probe(s: Setup, members: list[Member], heldout: list[Task], unseen: list[Task],
           proposed: list[ProposalRecord], step: int) -> dict:
-    """All absolute measures of a step, as keys of metrics.jsonl, of N_PROBED members of a role. Every
-    --probe-every-th step has a probe, and the last; {} of others."""
+    """All absolute measures of a step as keys of metrics.jsonl; {} where no probe is due."""
     every = s.cfg.probe_every
     if not every or (step % every and step != s.cfg.steps - 1):
         return {}
-    asked = some_of(s.cfg, members, step, N_PROBED)
+    asked = sample_members(s.cfg, members, step, N_PROBED)
     players = s.adapters.here
     s.adapters.page_in(m.slot for m in asked)
     students = {m.name: m.slot for m in members_of(asked, "student")}

@@ -30,8 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def choose_directory(cfg: Config) -> Path:
-    """--resume's run, --name's, or the next free number. Looks at what is on disk: for process 0 alone.
-    Raises ValueError where --resume's is not there."""
+    """--resume's run, --name's, or the next free number; for process 0. Raises ValueError."""
     out, base = Path(cfg.out), Path(cfg.base)
     if cfg.resume and cfg.resume != "auto":
         path = Path(cfg.resume)
@@ -47,8 +46,7 @@ def choose_directory(cfg: Config) -> Path:
 
 
 def flags_of_run(cfg: Config) -> dict:
-    """The flags that the run to be resumed was started with, but those that name it; none where there is no
-    such run. Raises ValueError where its config.json is damaged or another version's."""
+    """Flags of the run to be resumed, but those that name it; {} without one. Raises ValueError."""
     run = RunDir(choose_directory(cfg), writes=False)
     if not (run.path / "config.json").exists():
         return {}
@@ -57,8 +55,7 @@ def flags_of_run(cfg: Config) -> dict:
 
 
 def steps_to_resume(cfg: Config, run: RunDir) -> list[int]:
-    """The checkpoints that a run goes on from, none = from step 0. Raises ValueError where the flags do not
-    fit what lies in its directory. For process 0 alone."""
+    """Checkpoints to go on from, none = step 0; for process 0. Raises ValueError for wrong flags."""
     path, steps = run.path, run.steps()
     demand(cfg.resume or not steps and not (path / "metrics.jsonl").exists(),
            f"{path} holds an earlier run: python train.py --resume {path} goes on with it, another --name "
@@ -72,8 +69,7 @@ def steps_to_resume(cfg: Config, run: RunDir) -> list[int]:
 
 
 def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
-    """The run's directory and whether to resume it. Raises ValueError, in all processes, where it is in use,
-    or resuming finds nothing."""
+    """The run's directory and whether to resume it. Raises ValueError in all processes."""
     path = Path(ranks.broadcast(lambda: str(choose_directory(cfg))))
     run = ranks.together(lambda: RunDir(path, ranks.rank == 0))     # from here on nobody else writes there
     steps = ranks.broadcast(lambda: steps_to_resume(cfg, run))
@@ -159,16 +155,14 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
 
 
 def hash_base(base: Base, ranks: Ranks) -> str:
-    """SHA-256 of the base, which process 0 computes. Raises ValueError, in all processes, where another one
-    has other weights."""
+    """SHA-256 of the base. Raises ValueError, in all processes, where one has other weights."""
     ranks.check_equal(dict(base.model.named_parameters()), f"--base {base.path}")
     return ranks.broadcast(lambda: weights_hash(base.model))
 
 
 @contextlib.contextmanager
 def opened(path: str, device: str = "auto", **changes):
-    """A run as its last checkpoint has it: (Setup, State); changes: of its flags. Raises ValueError where
-    there is none."""
+    """A run at its last checkpoint: (Setup, State); changes: of its flags. Raises ValueError."""
     ranks, run = Ranks.join(device), RunDir(Path(path), writes=False)
     if not run.steps():
         raise ValueError(f"{path}: no checkpoint; give the directory of a run, out/NAME")

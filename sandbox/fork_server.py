@@ -165,10 +165,7 @@ def reset_interpreter(imports):
 
 
 def prepare(options):
-    """Imports, locks the fork server up, reports its layers to the trainer -> (profile, wall).
-
-    wall: what children put up, as arguments of prctl. Without seccomp the trainer sends no job.
-    """
+    """Imports, locks the fork server up, reports its layers to the trainer -> (profile, wall)."""
     profile = PROFILES[options["profile"]]
     os.environ.clear()
     take_slots(options["fds"])

@@ -22,12 +22,9 @@ encodings.utf_8_sig encodings.cp1252 encodings.unicode_escape encodings.hex_code
 
 @dataclass(frozen=True)
 class Profile:
-    """What programs of one use may have; the walls are the same in all.
-
-    lenient: subclasses of builtin containers and numbers count as these (a Counter as a dict). A report as
-    long as max_file, all of it nested lists, costs the trainer 0.2 s and 10 MB in training, 10 s and 0.5 GB
-    in evaluation.
-    """
+    """What programs of one use may have; the walls are the same in all. lenient: subclasses of builtin
+    containers and numbers count as these (a Counter as a dict). A report as long as max_file, all of it
+    nested lists, costs the trainer 0.2 s and 10 MB in training, 10 s and 0.5 GB in evaluation."""
     imports: tuple
     cpu_s: float = 0.5              # CPU seconds of one child
     wall_s: float = 6.0             # backstop for a child that sleeps

@@ -158,9 +158,8 @@ def read_claim(line, profile):
 
 def read_claims(raw, order, end, profile):
     """Bytes from a child -> (end, whether the program was loaded, [(mark, text), ...] for a prefix of order).
-
-    Nothing in here is trusted: one line per input, canonical values only, and anything extra is "malformed".
-    """
+    Nothing in here is trusted: one line per input, canonical values only, and anything extra is
+    "malformed"."""
     *lines, rest = raw.split(b"\n")
     if raw == b">":
         rest = b""                                      # it began, and ended before it was loaded
@@ -198,10 +197,8 @@ def read_output(raw, order, end, profile):
 
 class Scheduler:
     """Fork servers, one of each hash seed for each of `workers` processor cores, and the queue of their runs.
-
     One caller at a time. limits: the Profile in force. options: what a fork server is started with
-    (fork_server.prepare). replaced counts those that had to be started again.
-    """
+    (fork_server.prepare). replaced counts those that had to be started again."""
 
     def __init__(self, workers, limits, options):
         self.workers, self.limits, self.options, self.replaced = workers, limits, options, 0
@@ -294,16 +291,16 @@ class Scheduler:
             self.absorb(queue, run, "sandbox failure", raw)
 
     def absorb(self, queue, run, end, raw):
-        """Files what one child said, and plans what has to follow."""
+        """Books what one child claims, and plans what has to follow."""
         case, job, seen = run.case, run.case.job, run.case.seen[run.which]
         read = read_output if job.entry is None else read_claims
         end, loaded, claims = read(raw, run.order, end, self.limits)
         for i in dict.fromkeys(run.order):
-            said = [claim for j, claim in zip(run.order, claims) if i == j]
-            if len(said) == CALLS[run.which]:
-                seen[i] = ("ok", said)
+            own = [claim for j, claim in zip(run.order, claims) if i == j]
+            if len(own) == CALLS[run.which]:
+                seen[i] = ("ok", own)
             elif job.give_up:
-                seen[i] = (end if all(said for _, said in seen.values()) else "not run", [])
+                seen[i] = (end if all(answers for _, answers in seen.values()) else "not run", [])
             elif loaded and len(set(run.order)) > 1 and (claims or i != run.order[0] or end == "malformed"):
                 queue.appendleft(ChildRun(case, run.which, (i,) * CALLS[run.which]))
             else:

@@ -38,11 +38,9 @@ BY_ARGUMENT = dict(mmap=((9, 222), 32, PROT_EXEC, EPERM, ALLOW),
 
 
 def search(cases):
-    """BPF lines that find a system call among sorted [(number, lines of its answer)] by halves.
-
-    In the order of a list, a filter costs three times as much to install, for the kernel tries every number
-    that it knows.
-    """
+    """BPF lines that find a system call among sorted [(number, lines of its answer)] by halves. In the order
+    of a list, a filter costs three times as much to install, for the kernel tries every number that it
+    knows."""
     if len(cases) == 1:
         number, lines = cases[0]
         return [(EQUAL, 0, len(lines), number), *lines, EPERM]

@@ -61,7 +61,7 @@ def answers_of(tasks: list[Task], texts: list[list[str]], prompt_format: str,
 
 
 def jobs_of(tasks: list[Task], answers: list[list[str | None]], limits: Limits) -> list[Job]:
-    """All that the sandbox has to run to judge answers, in one list: its workers have enough to do."""
+    """All jobs that verify answers, in one list: the sandbox has enough to do."""
     jobs = []
     for task, given in zip(tasks, answers, strict=True):
         jobs += TASK_TYPES[task.kind].answer_jobs(task, given, limits)

@@ -38,10 +38,7 @@ class Archive:
             del pool[0]
 
     def references(self, kind: str, k: int, rng: random.Random) -> list[Task]:
-        """Up to k distinct few-shot tasks for a teacher; in code_f the first one is to be given inputs.
-
-        Before a type has tasks of its own the seeds stand in.
-        """
+        """Up to k distinct few-shot tasks, or seeds; in code_f the first one is to be given inputs."""
         programs = self.tasks.get("code_o", []) + self.tasks.get("code_i", [])
         pool = self.tasks.get(kind) or [task for task in self.seeds if task.kind.startswith("code")]
         if kind != "code_f":
@@ -55,10 +52,8 @@ class Archive:
         return output, count / max(1, outputs.total())
 
     def unique_at_64(self, m: int = 64) -> float:
-        """Expected distinct structures among m of the latest tasks (Hurlbert 1971, eq. 17).
-
-        Comparable between runs whose teachers emit different numbers of tasks.
-        """
+        """Expected distinct structures among m of the latest tasks (Hurlbert 1971, eq. 17). Comparable
+        between runs whose teachers emit different numbers of tasks."""
         n = len(self.recent)
         if n == 0:
             return 0.0

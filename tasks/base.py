@@ -42,9 +42,9 @@ class Reject:
         assert self.reason in REASONS, f"reason {self.reason!r} is not in validation.REASONS"
 
     @classmethod
-    def of(cls, said, otherwise: str = "syntax") -> "Reject":
+    def of(cls, text, otherwise: str = "syntax") -> "Reject":
         """From "reason: details", as validation raises it and the sandbox says it ("too big", "killed")."""
-        reason = str(said).partition(":")[0].strip()
+        reason = str(text).partition(":")[0].strip()
         reason = OTHER_NAMES.get(reason, reason.replace(" ", "_"))
         return cls(reason if reason in REASONS else otherwise)
 
@@ -108,8 +108,7 @@ class TaskType:
         return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
 
     def from_row(self, row: dict) -> Proposal:
-        """The proposal in a line of a user's file of tasks, or in one of a run's tasks.jsonl. Raises
-        ValueError or KeyError if it is wrong."""
+        """The proposal in a line of a file of tasks. Raises ValueError or KeyError if it is wrong."""
         inputs = row["inputs"] if "inputs" in row else [row["input"]]
         texts = [row["program"], row.get("message", ""), *inputs]
         if not isinstance(inputs, list) or not inputs or not all(isinstance(text, str) for text in texts):
@@ -155,11 +154,8 @@ class TaskType:
         return Reject(problem) if problem else None
 
     def key(self, proposal: Proposal, dedupe: str) -> str:
-        """Archive key: two proposals of one key are duplicates.
-
-        "structural": structure of the program, without constants and names, and the inputs if `by_input`;
-        "exact": the program and its inputs.
-        """
+        """Archive key: two proposals of one key are duplicates. "structural": structure of the program,
+        without constants and names, and the inputs if `by_input`; "exact": the program and its inputs."""
         key = digest(proposal.program, *proposal.inputs)
         if dedupe == "structural":
             try:
@@ -233,16 +229,12 @@ class TaskType:
         return self.answer_block(text, prompt_format)
 
     def answer_jobs(self, task: Task, answers: list[str | None], limits: Limits) -> list[Job]:
-        """Executions needed to verify these attempts at one task: none where `is_correct` decides.
-
-        A program that a model wrote gets a job for each attempt: within one it could count its calls.
-        """
+        """Jobs that verify the attempts at a task, one each for programs, which could count their calls."""
         return []
 
     def verify(self, task: Task, answers: list[str | None], verdicts: list[Verdict],
               limits: Limits) -> list[str]:
-        """"correct" | "wrong" | "malformed" | UNJUDGED | VIOLATION per attempt, by `is_correct` or what
-        `answer_jobs` gave."""
+        """"correct" | "wrong" | "malformed" | UNJUDGED | VIOLATION per attempt."""
         judged = []
         for answer in answers:
             if answer is None:

@@ -80,8 +80,7 @@ def check_depth(tree: ast.AST) -> None:
 
 
 def global_names(source: str) -> set[str]:
-    """Names that mean a global or a builtin somewhere in a program that `parse` has let pass; a parameter or
-    a local variable of that name is none. Raises ValueError("syntax...")."""
+    """Names that mean a global or builtin somewhere in a program. Raises ValueError("syntax...")."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -99,8 +98,8 @@ def global_names(source: str) -> set[str]:
 
 def entry(tree: ast.Module, name: str = "f") -> ast.FunctionDef | None:
     """The top-level function `name` (the last one, as Python would call it), or None."""
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    return found[-1] if found else None
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    return functions[-1] if functions else None
 
 
 def bound_names(tree: ast.AST) -> set[str]:
@@ -128,8 +127,7 @@ def drop_remarks(tree: ast.Module) -> ast.Module:
 
 
 def count_statements(source: str) -> int:
-    """Statements at the top level of f's body (or the module's), docstring and final return not counted.
-    Raises ValueError as `parse` does."""
+    """Statements of f's body (or the module's) but docstring and final return. Raises ValueError."""
     tree = drop_remarks(parse(source))
     body = (entry(tree) or tree).body
     return len(body) - (bool(body) and isinstance(body[-1], (ast.Return, ast.Pass)))

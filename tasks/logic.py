@@ -28,11 +28,9 @@ def clauses_of(program: str) -> list[str]:
 
 
 class Logic(TaskType):
-    """Lines that exactly one assignment of True and False fulfils.
-
-    The program is their conjunction, its truth table runs in the sandbox, and the gold is the assignment: a
-    tuple of booleans in the order of the program's parameters (alphabetical).
-    """
+    """Lines that exactly one assignment of True and False fulfils. The program is their conjunction, its
+    truth table runs in the sandbox, and the gold is the assignment: a tuple of booleans in the order of the
+    program's parameters (alphabetical)."""
     name = "logic"
     tags = ("answer", "output", "input")
     topics = LOGIC_TOPICS
@@ -41,10 +39,8 @@ class Logic(TaskType):
     n_variables = range(2, 7)
 
     def puzzle(self, lines: list[str]) -> Proposal:
-        """The proposal of a list of constraints, of which repetitions are left out.
-
-        Raises ValueError with a reason of validation.REASONS.
-        """
+        """The proposal of a list of constraints, of which repetitions are left out. Raises ValueError with a
+        reason of validation.REASONS."""
         clauses = []
         for line in dict.fromkeys(lines):
             clauses += tree_of(line).body
@@ -69,13 +65,13 @@ class Logic(TaskType):
         """The constraints, one a line, perhaps as a list. Never raises."""
         form = FORMATS[prompt_format]
         blocks = form.blocks(text)
-        found = [body for tag, body in blocks if tag == "constraints"]
-        found = found or [body for tag, body in blocks[:1] if tag in ("", "python")]
-        if not found or not form.admits(blocks, "python"):
+        bodies = [body for tag, body in blocks if tag == "constraints"]
+        bodies = bodies or [body for tag, body in blocks[:1] if tag in ("", "python")]
+        if not bodies or not form.admits(blocks, "python"):
             return Reject("syntax")
-        if len(found[0]) > MAX_CHARS:
+        if len(bodies[0]) > MAX_CHARS:
             return Reject("too_long")
-        lines = [re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip() for line in found[0].split("\n")]
+        lines = [re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip() for line in bodies[0].split("\n")]
         try:
             return self.puzzle([line for line in lines if line])
         except ValueError as error:

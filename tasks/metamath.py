@@ -40,8 +40,7 @@ class Assertion:
 
 
 class Database:
-    """What has been read. `variables`: those in scope, with their types ("" before their $f); `former`: all.
-    `incomplete`: labels of theorems whose proof says "?" somewhere."""
+    """What has been read: `variables` with types, `former` ones, labels of `incomplete` proofs."""
 
     def __init__(self):
         self.constants, self.former, self.labels = set(), set(), set()
@@ -111,34 +110,34 @@ class Database:
 
     def until(self, end: str) -> list[tuple[int, str]]:
         """The tokens before `end`, with their lines."""
-        found = []
+        words = []
         for self.at in self.source:
             if self.at[1] == end:
-                return found
+                return words
             self.demand("$" not in self.at[1], f"{end} was expected before this")
-            found.append(self.at)
+            words.append(self.at)
         self.demand(False, f"the file ends before {end}")
 
     def expression(self, end: str) -> tuple[str, ...]:
         """The symbols before `end`: a constant, then constants and variables that have a type."""
-        found = self.until(end)
-        self.demand(found, "an expression is missing before this")
-        for self.at in found:
-            known = self.at[1] in self.constants or self.at is not found[0] and self.variables.get(self.at[1])
+        words = self.until(end)
+        self.demand(words, "an expression is missing before this")
+        for self.at in words:
+            known = self.at[1] in self.constants or self.at is not words[0] and self.variables.get(self.at[1])
             self.demand(known, "neither a constant nor, behind the first symbol, a variable with a $f")
-        return tuple(word for _, word in found)
+        return tuple(word for _, word in words)
 
-    def declare(self, word: str, label: str, found: list[tuple[int, str]]) -> None:
+    def declare(self, word: str, label: str, words: list[tuple[int, str]]) -> None:
         """$c constants, $v variables, $d distinct variables, $f a variable's type."""
-        names = [name for _, name in found]
+        names = [name for _, name in words]
         self.demand(names, "symbols are missing before this")
-        for self.at, name in zip(found, names) if word in ("$c", "$v") else ():
+        for self.at, name in zip(words, names) if word in ("$c", "$v") else ():
             for taken in (self.constants, self.labels, self.former if word == "$c" else self.variables):
                 self.demand(name not in taken, "this symbol is in use already")
             self.demand(word == "$v" or not self.scopes, "constants are declared outside of blocks")
             (self.former if word == "$v" else self.constants).add(name)
             self.variables |= {name: ""} if word == "$v" else {}
-        self.at = found[-1]
+        self.at = words[-1]
         if word == "$d":
             different = len(names) == len(set(names)) > 1 and self.variables.keys() >= set(names)
             self.demand(different, "a $d names two or more different variables in scope")

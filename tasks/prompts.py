@@ -15,10 +15,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Template:
-    """What is said of one task type; what is left "" is not served.
-
-    {names} are those that `TaskType.propose` and `TaskType.fields` fill in. FINAL or AT_ONCE follows `solve`.
-    """
+    """What is said of one task type; what is left "" is not served. {names} are those that `TaskType.propose`
+    and `TaskType.fields` fill in. FINAL or AT_ONCE follows `solve`."""
     propose: str = ""                       # what a teacher is asked in chat, direct and base
     opening: str = ""                       # of its answer in chat and direct
     example: str = "```input\n{input}\n```\n```python\n{program}\n```\n"     # how a task is shown to it
@@ -201,11 +199,9 @@ def micro_blocks(text: str) -> list[tuple[str, str]]:
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """Fenced blocks as (language or "", body), in order.
-
-    Only the answer counts where there are think/answer tags; an answer without fences is one
-    ("answer", body). A fence may be closed by the next opening one or by the end of the text.
-    """
+    """Fenced blocks as (language or "", body), in order. Only the answer counts where there are think/answer
+    tags; an answer without fences is one ("answer", body). A fence may be closed by the next opening one or
+    by the end of the text."""
     if "</think>" in text:
         text = text.rpartition("</think>")[2]
     elif "<think>" in text and "<answer>" not in text.rpartition("<think>")[2]:
@@ -325,10 +321,7 @@ def reasoning(text: str, prompt_format: str) -> str:
 
 
 def chat_text(messages: list[dict], prompt_format: str, tokenizer, begins: bool = True) -> str:
-    """Messages by the tokenizer's chat template, with thinking as the prompt format has it.
-
-    begins: the assistant's turn follows; templates without a switch for thinking pass over it.
-    """
+    """Messages by the tokenizer's chat template. begins: the assistant's turn follows."""
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=begins,
                                          enable_thinking=FORMATS[prompt_format].thinking)
 

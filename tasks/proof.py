@@ -42,8 +42,7 @@ def check(database: Database, statement: str, proof: str) -> Assertion:
 
 
 def review(theory: "Theory", statement: str, proof: str) -> str:
-    """The program of a new theorem: its proof's steps but those that build formulas, hypotheses as $0, $1 and
-    so on. Raises ValueError with the reason why it is no task."""
+    """The program of a new theorem: its proof's steps, hypotheses as $0, $1, ... Raises ValueError."""
     database = theory.fresh()
     try:
         theorem = check(database, statement, proof)
@@ -99,13 +98,13 @@ class Theory:
 
     def line(self, assertion: Assertion, proof: str = "") -> str:
         """An assertion on one line, as an axiom or with its proof."""
-        said = [f"$d {' '.join(pair)} $." for pair in sorted(map(sorted, assertion.distinct))]
+        statements = [f"$d {' '.join(pair)} $." for pair in sorted(map(sorted, assertion.distinct))]
         for premise in assertion.hypotheses:
             if not premise.floating:
-                said.append(f"{premise.label} $e {' '.join(premise.expression)} $.")
+                statements.append(f"{premise.label} $e {' '.join(premise.expression)} $.")
         kind = "$p" if proof else "$a"
-        said.append(f"{assertion.label} {kind} {' '.join(assertion.expression)} {proof}$.")
-        return f"${{ {' '.join(said)} $}}" if len(said) > 1 else said[0]
+        statements.append(f"{assertion.label} {kind} {' '.join(assertion.expression)} {proof}$.")
+        return f"${{ {' '.join(statements)} $}}" if len(statements) > 1 else statements[0]
 
     def is_type(self, assertion: Assertion) -> bool:
         """Whether an assertion only says what is of a type."""
@@ -156,8 +155,7 @@ def words_of(text: str) -> list[str]:
 
 
 def read_theorem(text: str, theory: str) -> Proposal:
-    """The first theorem of a text, with the $e and $d before it; declarations are passed over.
-    Raises ValueError with a reason of validation.REASONS."""
+    """The first theorem of a text, with the $e and $d before it. Raises ValueError with a reason."""
     before, n_premises = [], 0
     for label, kind, symbols, proof in STATEMENT.findall(" ".join([*words_of(text), "$. "])):
         if kind in ("d", "e"):

@@ -43,8 +43,7 @@ BRACKETED = re.compile(r"[<\[{|].*[>\]}|]", re.S)
 
 
 def control_of(tokenizer) -> re.Pattern:
-    """CONTROL, and what a tokenizer reads as one of the added tokens that chats are made of: special ones,
-    and others in brackets such as <tool_call>; not the spaces and words that some add."""
+    """CONTROL, and the added tokens of a tokenizer that chats are made of: special or in brackets."""
     added = []
     for token in tokenizer.added_tokens_decoder.values():
         text = token.content.strip()
@@ -88,10 +87,8 @@ class Limits:
 
 def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:
     """The program with its entry called f, which may have been the only function or the one called `alias`.
-
     With `tidy` also without comments, docstrings, annotations of functions and top-level demonstrations, all
-    of which could state or falsify the answer. Raises ValueError("reason: ...").
-    """
+    of which could state or falsify the answer. Raises ValueError("reason: ...")."""
     if len(source) > limits.source_chars:
         raise ValueError("too_long")
     tree = parse(source)
@@ -235,8 +232,7 @@ def arguments_text(text: str) -> str:
 
 
 def split_inputs(body: str) -> list[str]:
-    """Distinct argument texts in one input block: one a line where each line is a whole argument list; else
-    the block; else those lines that can be read."""
+    """Argument texts in an input block: its lines, else the block, else the lines that can be read."""
     lines = list(dict.fromkeys(arguments_text(line) for line in body.split("\n") if line.strip()))
     texts = list(filter(readable, lines))
     whole = arguments_text(body)

@@ -47,8 +47,8 @@ OF_TESTS = 9_500
 FILE = 400                                  # of a folder
 FUNCTION = 66                               # a screen of 60, with a margin
 # Lines of what is still over its budget. They may only fall.
-TODAY = {"infra": 352, "tasks": 2240, "config": 270, "weights": 296, "evolve": 303, "run": 1247, "train": 270,
-         "eval": 2589, "all but tests": 14842, "tests": 10839}
+TODAY = {"tasks": 2207, "config": 269, "weights": 294, "evolve": 296, "run": 1227, "train": 268, "eval": 2528,
+         "all but tests": 14602, "tests": 10837}
 EXPERIMENTS = 3                             # files that somebody may put beside ours without a red test
 
 

@@ -21,7 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "micro" / "README.md", *(ROOT / "course").glob("*.md")]
 MARK = "not tried here"
 # What nobody could run where this repository was written: hub ids, a GPU, many cards, the network.
-UNTRIED = re.compile(r"\bQwen/|--device cuda(?!.*--plan)|--shape 7b|per_node=[3-9]|eval\.fetch(?! --list)")
+UNTRIED = re.compile(r"\bQwen/|--device cuda(?!.*--plan)|--shape 7b|per_node=[3-9]")
 # Programs of others, which this repository does not install.
 FOREIGN = ("vllm", "lm_eval", "evalplus.evaluate", "python -c")
 # What a command begins with, after .venv/bin/ is taken off.

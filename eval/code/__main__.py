@@ -44,11 +44,9 @@ def question(problem: Problem) -> str:
 
 
 def ask(problem: Problem, prompt_format: str, base: Base) -> str | list[int]:
-    """The question; token ids where the benchmark has a form of its own.
-
-    chat: by the template, EvalPlus's with the answer begun as EvalPlus begins it. plain: the bare prompt, to
-    be completed (LiveCodeBench: its question, without examples for base models).
-    """
+    """The question; token ids where the benchmark has a form of its own. chat: by the template, EvalPlus's
+    with the answer begun as EvalPlus begins it. plain: the bare prompt, to be completed (LiveCodeBench: its
+    question, without examples for base models)."""
     if prompt_format == "envelope":
         return question(problem)
     if prompt_format == "plain":

@@ -19,11 +19,9 @@ MAX_UNPACKED = 1 << 30
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. entry: the function to be called, None for a program that reads standard input.
-
-    base, plus: the inputs of EvalPlus's two sets of tests. packed: LiveCodeBench's tests, which take more
-    memory than most machines have: see `live_tests`.
-    """
+    """One problem. entry: the function to be called, None for a program that reads standard input. base,
+    plus: the inputs of EvalPlus's two sets of tests. packed: LiveCodeBench's tests, which take more memory
+    than most machines have: see `live_tests`."""
     bench: str
     id: str
     prompt: str

@@ -90,11 +90,8 @@ def needed(source: str, tree: ast.Module, entry: str) -> str:
 
 
 def extract(text: str, entry: str | None) -> str:
-    """The program in an answer; "" where there is none.
-
-    With an entry: what it needs of the longest run that is Python. Without (a whole program): the last fence
-    that is Python, else the longest run.
-    """
+    """The program in an answer; "" where there is none. With an entry: what it needs of the longest run that
+    is Python. Without (a whole program): the last fence that is Python, else the longest run."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")         # as Python's parser counts lines
     blocks = [match[1] for match in FENCE.finditer(text[:4 * MAX_CHARS])][-8:]
     if entry is None:

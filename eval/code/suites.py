@@ -53,9 +53,7 @@ def is_floats(value) -> bool:
 
 def same_set(out, expected) -> bool:
     """set(out) == set(expected), but values of one hash do not meet in one set: that takes quadratic time.
-
-    Only the expected values are put into a table. Raises TypeError for what is no set of hashable values.
-    """
+    Only the expected values are put into a table. Raises TypeError for what is no set of hashable values."""
     places = {value: place for place, value in enumerate(dict.fromkeys(expected))}
     of_out = [places.get(value) for value in out]
     return None not in of_out and len(set(of_out)) == len(places)
@@ -75,8 +73,7 @@ def oracle(problem: Problem, given: str, out) -> bool:
 
 
 def agrees(problem: Problem, given: str, out, expected, atol: float) -> bool:
-    """Whether one value is right for EvalPlus; whatever a strange value makes of the comparison is wrong.
-    given: the input's text."""
+    """Whether one value is right for EvalPlus; whatever a strange value does is wrong."""
     try:
         if problem.bench == "humaneval+" and problem.entry == "find_zero":
             terms = enumerate(literal_eval(given))              # is `out` a zero of this polynomial?
@@ -112,12 +109,9 @@ def printed_alike(out: str, expected: str) -> bool:
 
 @dataclass
 class Suite:
-    """A problem's tests, ready to run.
-
-    inputs: the first n_base are the base tests. expected: canonical texts (LiveCodeBench: outputs), None
-    where the canonical solution gives no value. chunks: inputs, by number, of one job, with its CPU limit;
-    those on which the canonical value is too big to report are in none.
-    """
+    """A problem's tests, ready to run. inputs: the first n_base are the base tests. expected: canonical texts
+    (LiveCodeBench: outputs), None where the canonical solution gives no value. chunks: inputs, by number, of
+    one job, with its CPU limit; those on which the canonical value is too big to report are in none."""
     problem: Problem
     inputs: tuple[str, ...]
     n_base: int
@@ -140,8 +134,7 @@ def job(problem: Problem, program: str, inputs: tuple[str, ...], cpu_s: float, g
 
 
 def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
-    """The problems' tests; canonical solutions run where no outputs are published. Raises OSError where the
-    sandbox fails on one."""
+    """The problems' tests; canonical solutions run where no outputs are published. Raises OSError."""
     jobs = [job(problem, problem.canonical, inputs, CANONICAL_S, give_up=False)
             for problem in problems if not problem.is_live for inputs in (problem.base, problem.plus)]
     verdicts = iter(sandbox.run(jobs))
@@ -199,10 +192,8 @@ def failure(suite: Suite, chunk: list[int], verdict: Verdict) -> str:
 
 def verify(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
     """Verdicts of programs: whether the base tests and all tests are passed (None: the sandbox failed), and
-    the first reason why not.
-
-    The first chunk of every program runs, then the second of those still right, and so on.
-    """
+    the first reason why not. The first chunk of every program runs, then the second of those still right, and
+    so on."""
     rows = [dict(base=False, plus=False, why="" if program else "no program") for _, program in answers]
     turn, alive = 0, [i for i, (_, program) in enumerate(answers) if program]
     while alive:

@@ -27,7 +27,7 @@ from operators import OPERATORS
 from run.checkpoint import RunDir
 from weights import load_tokenizer, resolve
 
-OWNED = set("--base --name --out --resume --seed --steps --pop --teachers --students --single --keep --plan "
+OWNED = set("--base --name --out --resume --seed --steps --pop --teachers --single --keep --plan "
             "--device --heldout --n-heldout".split())           # flags of train.py that the arms set
 ARMS = {FULL: "", "no-evolution": "--evolve none", "uniform": "--matching uniform", "pair": "--pop 2",
         "single-long": "--single", "frozen-teachers": "--lr-teacher 0", "novelty": "--teacher-reward novelty",
@@ -39,8 +39,7 @@ PRIMARY = ("no-evolution", "uniform", "pair", "single-long", "single", "frozen-t
 
 
 def arms_of(pop: int, given: tuple | list = ()) -> dict[str, Arm]:
-    """The arms by name, and those of --arm, "name: --flag value ...": a population of `pop` where the flags
-    do not say otherwise. Raises ValueError where a text is not of this form."""
+    """The arms by name, and those of --arm, "name: --flag value ...". Raises ValueError."""
     arms = {"single": Arm(("--single",), 2 / pop), "singles": Arm(("--single",), 2 / pop, pop // 2)}
     for text in [*(f"{name}:{words}" for name, words in ARMS.items()), *given]:
         name, _, words = text.partition(":")

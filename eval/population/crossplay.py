@@ -45,8 +45,7 @@ def generation(run: RunDir, bare: common.Population, step: int) -> tuple[common.
 
 
 def new_tasks(run: RunDir, setup: Setup, members: list[Member], step: int, n: int) -> list[Task]:
-    """n new valid tasks of a checkpoint's teachers in turn, as far as they come in ROUNDS of proposals; the
-    same ones in every call."""
+    """n new valid tasks of a checkpoint's teachers in turn, the same in every call."""
     archive, whole = [archive_at(run, members_at(run, at)[1], setup.task_types)
                       for at in (step, run.steps()[-1])]
     archive.keys |= whole.keys                      # none of them is in the run
@@ -76,8 +75,7 @@ def cells(rows: list[dict]) -> dict[str, dict[str, np.ndarray]]:
 
 def forgetting(matrix: dict[str, dict[str, np.ndarray]], column: str, last: str,
                earlier: list[str]) -> np.ndarray:
-    """Per task of a column: solve rate of the best earlier row, chosen on the other half of the tasks, less
-    that of the last."""
+    """Per task: rate of the best earlier row, chosen on the other half, less that of the last."""
     even = np.arange(len(matrix[last][column])) % 2 == 0
     behind = np.zeros(len(even))
     for half in (even, ~even):

@@ -1,7 +1,7 @@
 """Runs that train.py made by hand, evaluated as they stood at a number of tokens: records for the tables.
 
     D="python -m eval.population.deployed --tokens 400000 --also math --out out/study"
-    $D --arm niches:30 out/niches_30                                # an arm, its seed, the run
+    $D --arm niches:30 --flags='--niches' out/niches_30             # an arm, its seed, what makes it, the run
     $D --arm singles:30 out/a_30 out/b_30 out/c_30 out/d_30         # four runs, a quarter of the tokens each
     $D --arm crossed:30 --cross add out/forwards_30 out/backwards_30    # two parents, crossed at the end
     python -m eval.population.ablation --from out/study --reference niches --measure deployed
@@ -34,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("runs", nargs="+", type=Path, help="the run, or those that share the budget, out/NAME ...")
     p.add_argument("--arm", required=True, metavar="NAME:SEED", help="what the runs are in the tables")
     p.add_argument("--tokens", type=int, required=True, help="the budget, of all these runs together")
+    p.add_argument("--flags", default="", help="what makes the arm, for the table's check: '--evolve copy'")
     p.add_argument("--cross", default="", choices=("", *OPERATORS), help="the arm is the runs' child by it")
     p.add_argument("--also", default="", help="types that are asked though not played, as in code_o,math")
     p.add_argument("--limit", type=int, default=120, help="held-out tasks of each type and split; 0 = all")
@@ -47,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     played = ",".join(RunDir(path, writes=False).config()["task_types"] for path in args.runs).split(",")
     types = [kind for kind in heldout.FAMILIES if kind in played]
     asked = [*types, *common.choose(args.also, tuple(heldout.FAMILIES), "--also", "type")]
-    arm = runs.Arm(cross=args.cross) if args.cross else runs.Arm((), 1 / len(parts), len(parts))
+    flags, n = tuple(args.flags.split()), 1 if args.cross else len(parts)
+    arm = runs.Arm(flags, 1 / n, n, args.cross)
     plan = dict(tokens=args.tokens, types=types, asked=list(dict.fromkeys(asked)), limit=args.limit)
     runs.write_plan(args.out, plan, {name: arm})
     words = ["--workers", 1, *(["--base", args.base] if args.base else [])]

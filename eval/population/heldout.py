@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from config import PRESETS
 from eval import answering, common
-from micro.evaluate import SIZES, draw_tasks
+from micro.evaluate import MAX_NEW_TOKENS, ROWS, SEEN, SIZES, draw_tasks
 from run.platform import open_sandbox
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import UNJUDGED, Task
@@ -29,15 +29,11 @@ from tasks.prompts import PROMPT_FORMATS, Prompt
 from tasks.validation import Limits
 from verifier import Sandbox
 
-ROWS = {"code_o": "out", "code_i": "inp", "code_f": "fun", "math": "math", "logic": "logic"}
-LONG = "code_o_long"
-FAMILIES = {family: (row, SIZES[row]) for family, row in ROWS.items()}   # -> row of micro.evaluate, sizes
-FAMILIES[LONG] = "out", range(7, 11)
+FAMILIES = {family: (row, SIZES[row]) for row, family in ROWS.items()}   # -> row of micro.evaluate, sizes
+FAMILIES["code_o_long"] = "out", range(7, 11)
 SPLITS = ("test", "validation")
 SEED = 2605                         # of the draws
 PER_SIZE = 60                       # tasks of one family and size
-MICRO_MAX_NEW = 96                  # the micro base's longest traces; training cuts at 80
-SEEN_SIZES = {"logic": 2}           # the size of which the base knows programs is 1, of puzzles 2
 
 
 @dataclass(frozen=True)
@@ -50,15 +46,13 @@ class Item:
 
 def is_seen(bench: str, id: str) -> bool:
     """Whether the base may know the program of a task."""
-    return int(id.partition("/")[0]) == SEEN_SIZES.get(bench, 1)
+    return int(id.partition("/")[0]) == SEEN.get(bench, 1)
 
 
 @functools.cache
 def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
-    """Held-out tasks of a family in one split, the sizes in turn, no program twice in a size.
-
-    Fewer per_size are the first ones of more.
-    """
+    """Held-out tasks of a family in one split, the sizes in turn, no program twice in a size. Fewer per_size
+    are the first ones of more."""
     columns = []
     row, sizes = FAMILIES[family]
     for size in sizes:
@@ -109,19 +103,17 @@ def verifier_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def formatted(args: argparse.Namespace, population: common.Population) -> common.Population:
-    """The population, talked to as --prompt-format or the run say; sets --max-new and --max-rows if they
-    are not given."""
+    """The population with --prompt-format or the run's; sets args.max_new and .max_rows."""
     base = population.base
     prompt_format = args.prompt_format or common.of_run(args, "prompt_format") or base.prompt_format
     preset = PRESETS[prompt_format]
-    args.max_new = args.max_new or (MICRO_MAX_NEW if prompt_format == "micro" else preset["max_new_tokens"])
+    args.max_new = args.max_new or (MAX_NEW_TOKENS if prompt_format == "micro" else preset["max_new_tokens"])
     args.max_rows = args.max_rows or preset["rollout_batch"]
     return dataclasses.replace(population, base=dataclasses.replace(base, prompt_format=prompt_format))
 
 
 def counted(rows: list[dict]) -> list[dict]:
-    """The answers that the sums count: to programs that the base does not know, by family, and together under
-    "all"."""
+    """The answers to programs that the base does not know, by family, and together as "all"."""
     fresh = [row for row in rows if not is_seen(row["bench"], row["id"])]
     return fresh + [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in fresh]
 
@@ -148,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
         if "math" in families and prompt_format != "micro":
             raise ValueError("--bench math: its template is that of the micro prompt format, and this base "
                              f"speaks the {prompt_format} format")
-        families = families or [name for name in ROWS if prompt_format == "micro" or name != "math"]
+        families = families or [name for name in ROWS.values() if prompt_format == "micro" or name != "math"]
         items = items_of(families, args.split, args.limit)
         hashes = {name: hashlib.sha256(repr(draw(name, args.split, 1)).encode()).hexdigest()
                   for name in families}         # of the first: a larger --limit can go on from a smaller

@@ -90,8 +90,7 @@ def contrast(values: dict[tuple[str, int], dict], one: str, other: str, measure:
 
 
 def verdict(line: dict) -> str:
-    """What a corrected contrast says of its first arm. Level: not ahead or behind, and the whole interval
-    within EFFECT of 0."""
+    """What a corrected contrast says of its first arm; level: the interval is within EFFECT of 0."""
     if len(line["seeds"]) < FEWEST:
         return "too few seeds"
     if not line["check"]["tested"]:
@@ -104,8 +103,7 @@ def verdict(line: dict) -> str:
 
 
 def collected(experiment: Experiment, arms: list[str], goal: float) -> tuple[dict, dict]:
-    """(arm, seed) -> `measured`, and -> its records. Raises ValueError where a budget was missed by more than
-    TOLERANCE."""
+    """(arm, seed) -> `measured`, and -> records. Raises ValueError where a budget was missed."""
     values, records = {}, {}
     for arm, seed in itertools.product(arms, experiment.seeds):
         own, due = experiment.of(arm, seed)
@@ -120,8 +118,7 @@ def collected(experiment: Experiment, arms: list[str], goal: float) -> tuple[dic
 
 
 def conclude(experiment: Experiment, arms: list[str], reference: str, measure: str, goal: float) -> dict:
-    """Contrasts of `measure` between the reference and every other of the arms, corrected for each other, and
-    the means of all measures. Raises ValueError where a budget was missed or nobody has the measure."""
+    """Contrasts of `measure` with the reference, corrected, and the means. Raises ValueError."""
     values, records = collected(experiment, list(dict.fromkeys([reference, *arms])), goal)
     names = dict.fromkeys(name for value in values.values() for name, x in value.items() if math.isfinite(x))
     if measure not in names:

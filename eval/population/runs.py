@@ -22,8 +22,8 @@ from run.checkpoint import RunDir, differing, members_at
 FULL = "full"                       # the arm that sets the budget, where the plan has no number of tokens
 RECORDS = "runs.jsonl"
 SEED_STRIDE = 1000                  # between the seeds of independent runs of one arm
-VARIED = dict(matching={"matching", "matching-floor"},
-              evolution={"evolve", "evolve-every", "replace-frac", "grace"})        # by which flags
+# by which flags
+VARIED = dict(matching={"matching"}, evolution={"evolve", "evolve-every", "replace-frac", "grace"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +61,7 @@ class Experiment:
         return sorted({int(run.rpartition("-s")[2]) % SEED_STRIDE for run in self.records})
 
     def of(self, arm: str, seed: int) -> tuple[list[dict], float]:
-        """The records of an arm with a seed, and the tokens that each is to spend; [] unless all are there,
-        and what sets the budget."""
+        """An arm's records with a seed, and the tokens each is to spend; [] unless all are there."""
         own = [self.records.get(name) for name in runs_of(arm, self.arms[arm], seed)]
         full = self.records.get(f"{FULL}-s{seed}", dict(spent=[0]))
         due = self.arms[arm].part * self.plan.get("tokens", full["spent"][-1])
@@ -109,8 +108,7 @@ def probes_of(metrics: list[dict], done: list[int], types: list[str]) -> list[li
 
 
 def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
-    """Of every student's birth: step, then the better parent's and the victim's accuracy at the last probe
-    before; None = not probed."""
+    """Of each student's birth: step, the better parent's and the victim's accuracy, or None."""
     out = []
     probed = [(row["step"], row["heldout_greedy"]) for row in metrics if row.get("heldout_greedy")]
     for birth in genealogy:
@@ -142,11 +140,9 @@ def students_of(directory: Path, step: int) -> list[Path]:
 
 
 def examined(out: Path, parts: list[tuple[Path, int]], cross: str, plan: dict, words: list[str]) -> dict:
-    """The record of a run after its students have answered both splits' tasks, in out/heldout-SPLIT.
-
-    parts: directory and checkpoint of the run, or of the parents whose child by the operator `cross` it is;
-    plan: as in config.json; words: further flags of heldout.
-    """
+    """The record of a run after its students have answered both splits' tasks, in out/heldout-SPLIT. parts:
+    directory and checkpoint of the run, or of the parents whose child by the operator `cross` it is; plan: as
+    in config.json; words: further flags of heldout."""
     adapters, accuracy = students_of(*parts[0]), {}
     if cross:
         evolve.cross([str(students_of(*part)[0]) for part in parts], cross, out / "S0")
@@ -205,8 +201,7 @@ def add(out: Path, record: dict) -> None:
 
 
 def write_plan(out: Path, plan: dict, arms: dict[str, Arm]) -> None:
-    """out/config.json: what is the same of all runs, and the arms so far with these. Raises ValueError where
-    the runs that are there were made otherwise."""
+    """out/config.json: what all runs share, and the arms so far with these. Raises ValueError."""
     directory = RunDir(out)
     before = directory.config() if (out / "config.json").exists() else plan
     old = before.get("arms", {})

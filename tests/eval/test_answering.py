@@ -60,8 +60,7 @@ def test_rows_of_the_envelope_end_at_its_closing_text(population, tmp_path, monk
 # ---------------------------------------------------------------- calls, kills
 
 def test_calls_of_several_batches_give_the_same_answers_and_survive_a_kill(population, tmp_path, monkeypatch):
-    """The remaining calls have the same rows: where the last bits hang on the batch, the answers are those of a run
-    that was not killed."""
+    """The remaining calls have the same rows: where the last bits hang on the batch, the answers are those of a run that was not killed."""
     asked, generate, n_judged = [], answering.generate, 0
 
     def noting(base, adapters, prompts, *rest):

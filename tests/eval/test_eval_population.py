@@ -181,10 +181,12 @@ def test_runs_made_by_hand_become_records(grown, tmp_path, capsys):
     flags = ["--tokens", str(2 * spent[1]), "--limit", "6", "--also", "math", "--out", str(out)]
     second = tmp_path / "second"
     shutil.copytree(grown, second)
-    assert deployed.main([*flags, "--arm", "two:7", str(grown), str(second)]) == 0
+    assert deployed.main([*flags, "--arm", "two:7", "--flags=--evolve none", str(grown), str(second)]) == 0
     assert deployed.main([*flags, "--arm", "child:7", "--cross", "add", str(grown), str(second)]) == 0
     records = runs.read(out)
     assert list(records) == ["two-s7", "two-s1007", "child-s7"]
+    arms = runs.opened([str(out)]).arms
+    assert arms["two"] == runs.Arm(["--evolve", "none"], 0.5, 2) and arms["child"] == runs.Arm([], cross="add")
     first, child = records["two-s7"], records["child-s7"]
     assert first["spent"] == spent[:2] and child["spent"][-1] == 2 * spent[1]
     assert set(child["accuracy"]["test"]["code_o"]) == {"S0"}

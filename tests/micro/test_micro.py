@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from micro import data, make, programs
-from micro.evaluate import LIMITS, OPENS_TRACE, answers, draw_tasks, proposals, task_of
+from micro.evaluate import LIMITS, OPENS_TRACE, answers, draw_tasks, task_of
 from tasks import TASK_TYPES, read_tasks, verify_answers
 from tasks.base import Reject
 from tasks.prompts import reasoning
@@ -190,11 +190,9 @@ def agree(path, tokenizer=None):
 
 
 def test_bundled_base_can_think_but_seldom_does(base, sandbox):
-    """Coarse bounds far from the measured figures: direct by habit, able with a trace, and valid proposals."""
+    """Coarse bounds far from the measured figures: direct by habit, able with a trace."""
     tasks = draw_tasks("out", 2, 40, seed=5)
     by_habit, thinks = answers(base, sandbox, "out", tasks, 0.0, (5,))
     thinking, thinks_when_forced = answers(base, sandbox, "out", tasks, 0.0, (5,), OPENS_TRACE["out"])
     assert thinks < .1 and thinks_when_forced == 1 and .03 < answers(base, sandbox, "out", tasks * 3, 1.0, (5,))[1] < .4
     assert thinking > by_habit + .2 and thinking > .8
-    table = proposals(base, sandbox, ("code_o", "code_i"), 36, seed=5)
-    assert table["valid"] > .7 and 1 <= table["statements"] < 4, table

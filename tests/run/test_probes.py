@@ -88,11 +88,11 @@ def test_kinds_that_nobody_plays(setup):
 def test_of_many_members_some_are_asked(setup):
     """Drawn for each step, in their order."""
     s, crowd = setup(), crowd_of(9, 9)
-    by_step = [[m.name for m in probes.some_of(s.cfg, crowd, step, 4)] for step in range(20)]
+    by_step = [[m.name for m in probes.sample_members(s.cfg, crowd, step, 4)] for step in range(20)]
     assert all(len(names) == 8 and names == sorted(names, key=[m.name for m in crowd].index) for names in by_step)
-    assert [m.name for m in probes.some_of(s.cfg, crowd, 0, 4)] == by_step[0] and len(set(map(tuple, by_step))) > 15
+    assert [m.name for m in probes.sample_members(s.cfg, crowd, 0, 4)] == by_step[0] and len(set(map(tuple, by_step))) > 15
     assert {name for names in by_step for name in names} == {m.name for m in crowd}
-    assert probes.some_of(s.cfg, crowd, 0, 9) == crowd, "where there are few, all"
+    assert probes.sample_members(s.cfg, crowd, 0, 9) == crowd, "where there are few, all"
 
 
 def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):

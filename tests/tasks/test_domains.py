@@ -247,8 +247,7 @@ def sortwords(monkeypatch):
 
 
 def test_the_pages_task_type_is_played(sortwords, base, sandbox, monkeypatch):
-    """Verification in the loop's own phase, and right and wrong answers. The base prompt format needs no chat
-    template, but more room."""
+    """Verification in the loop's own phase, and right and wrong answers. The base prompt format needs no chat template, but more room."""
     monkeypatch.setattr(base.model, "cfg", dataclasses.replace(base.model.cfg, max_position_embeddings=1024))
     cfg = config.Config(task_types="sortwords", n_few_shot=1, max_new_tokens=32)
     cfg, base = config.resolve_config(cfg, "base"), dataclasses.replace(base, prompt_format="base")
