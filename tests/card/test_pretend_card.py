@@ -1,30 +1,26 @@
 """The way of a run on a card, walked on a pretend one (pretend.py): nothing mixes devices, nothing waits where it must not, no memory leaks."""
 import dataclasses
-import json
 
 import pytest
 import torch
 from pretend import inserted
+from tiny_run import rows
 
 import rl
 import train
 from bench.workload import batch_of, drawn, fixed_rollout, population
 from config import Config, resolve_config
-from infra.gpu import CUDAGraphRunner
 from weights import load_base
 
 RUN = dict(pop=4, name="run", n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=20, rollout_batch=16,
            tokens_per_microbatch=256, evolve_every=1, grace=0, probe_every=2, n_heldout=1, save_every=1)
 
 
-@pytest.fixture(autouse=True)
-def recorder_is_new(monkeypatch):
-    for name, value in dict(can_record=True, pool=None, stream=None).items():
-        monkeypatch.setattr(CUDAGraphRunner, name, value)
-
-
-def rows_of(path, name: str) -> list[dict]:
-    return [json.loads(line) for line in (path / "run" / f"{name}.jsonl").read_text().splitlines()]
+@pytest.fixture
+def card(monkeypatch):
+    """A Hopper, in this test."""
+    with inserted(monkeypatch, (9, 0)) as card:
+        yield card
 
 
 # --- whole runs
@@ -32,44 +28,36 @@ def rows_of(path, name: str) -> list[dict]:
 @pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
 def test_a_run_with_evolution_probes_and_resume(capability, tmp_path, monkeypatch, micro_base, capfd):
     """Three steps, the last after a restart: float32, a dense cache and no graphs on an old card; pages and graphs on a new one."""
-    few = {} if capability >= (8, 0) else dict(probe_every=0, n_heldout=0)       # every op of a step is a call of Python
+    pages = capability >= (8, 0)
+    few = {} if pages else dict(probe_every=0, n_heldout=0)         # every op of a step is a call of Python
     cfg = Config(**RUN | few, base=str(micro_base), steps=2, device="cuda", out=str(tmp_path))
     with inserted(monkeypatch, capability) as card:
         train.main(cfg)
         train.main(dataclasses.replace(cfg, steps=3, resume="auto"))
-    steps = rows_of(tmp_path, "metrics")
+    steps = rows(tmp_path / "run")
     assert [row["step"] for row in steps] == [0, 1, 2] and steps[-1]["tokens_trained"] > 0
-    assert len(rows_of(tmp_path, "genealogy")) > 4, "nobody was born"
+    assert len(rows(tmp_path / "run", "genealogy")) > 4, "nobody was born"
     assert {path.name for path in (tmp_path / "run").glob("step_*")} >= {"step_3"}
-    pages = capability >= (8, 0)
     assert (card.attention["pages"] > 0) == pages and card.attention["efficient"] > 0
     assert card.n_replayed > 2 * card.n_recorded > 0 if pages else not card.n_recorded
     assert card.most_private <= card.largest_recording, f"recordings hold {card.most_private} bytes, the largest {card.largest_recording}"
     assert not card.attention["math"], "SDPA took its slow way"
     assert "CUDA graph" not in capfd.readouterr().err
-
-
-def test_the_tasks_are_those_of_the_cpu(tmp_path, monkeypatch, micro_base):
-    """In float32, where both compute the same to the sixth digit."""
-    cfg = Config(**RUN | dict(probe_every=0, n_heldout=0), base=str(micro_base), steps=1, dtype="float32")
-    train.main(dataclasses.replace(cfg, device="cpu", out=str(tmp_path / "cpu")))
-    with inserted(monkeypatch, (8, 9)):
-        train.main(dataclasses.replace(cfg, device="cuda", out=str(tmp_path / "card")))
-    texts = [[row.get("program", row.get("text")) for row in rows_of(tmp_path / device, "tasks")] for device in ("cpu", "card")]
-    assert texts[0] == texts[1] and len(texts[0]) == 8
+    if not pages:                           # in float32 both compute the same to the sixth digit
+        train.main(dataclasses.replace(cfg, steps=1, device="cpu", name="cpu"))
+        ours, theirs = [[row.get("program", row.get("text")) for row in rows(tmp_path / name, "tasks")] for name in ("run", "cpu")]
+        assert ours[:8] == theirs and len(theirs) == 8
 
 
 # --- decoding and update
 
-def test_graphs_decode_what_single_steps_do(monkeypatch, tiny):
+def test_graphs_decode_what_single_steps_do(card, tiny):
     """Bit for bit, while rows of all members come and go."""
-    rollouts = []
-    with inserted(monkeypatch, (9, 0)) as card:
-        base = load_base(str(tiny.path), torch.bfloat16, torch.device("cuda:0"))
-        adapters = population(base, 8, 3)
-        for graphs in (False, True):
-            rollouts.append(drawn(dataclasses.replace(base, graphs=graphs), adapters, prompt=40, new=24).to("cpu"))
-            assert (card.n_recorded > 0) == graphs
+    base, rollouts = load_base(str(tiny.path), torch.bfloat16, torch.device("cuda:0")), []
+    adapters = population(base, 8, 3)
+    for graphs in (False, True):
+        rollouts.append(drawn(dataclasses.replace(base, graphs=graphs), adapters, prompt=40, new=24).to("cpu"))
+        assert (card.n_recorded > 0) == graphs
     for name in ("ids", "logp", "length", "member"):
         assert torch.equal(*(getattr(rollout, name) for rollout in rollouts)), name
 
@@ -89,18 +77,16 @@ def test_an_update_moves_members_as_on_the_cpu(monkeypatch, tiny, member, option
         return [p.detach().cpu() for p in adapters.parameters()]
     wanted = learned("cpu")
     with inserted(monkeypatch, (8, 9)):
-        for ours, theirs in zip(learned("cuda:0"), wanted):
-            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(learned("cuda:0"), wanted, rtol=1e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("error, recorded", [(torch.OutOfMemoryError("CUDA out of memory"), True), (RuntimeError("no such kernel"), False)])
-def test_a_recording_that_fails_says_why(monkeypatch, tiny, capfd, error, recorded):
+def test_a_recording_that_fails_says_why(card, tiny, capfd, error, recorded):
     """The run goes on; after a lack of memory the next call of generate records again."""
-    with inserted(monkeypatch, (9, 0)) as card:
-        base = dataclasses.replace(load_base(str(tiny.path), torch.bfloat16, torch.device("cuda:0")), graphs=True)
-        card.next_capture_fails = error
-        first, second = drawn(base, population(base, 8, 3)).to("cpu"), drawn(base, population(base, 8, 3)).to("cpu")
-    assert torch.equal(first.ids, second.ids)
+    base = load_base(str(tiny.path), torch.bfloat16, torch.device("cuda:0"))
+    card.next_capture_fails = error
+    first, second = [drawn(base, population(base, 8, 3)).ids.cpu() for _ in range(2)]
+    assert torch.equal(first, second)
     assert str(error) in capfd.readouterr().err
     assert (card.n_recorded > 0) == recorded
 
@@ -117,75 +103,56 @@ WAITING = {"item": lambda x: x[0].item(), "tolist": lambda x: x.tolist(), "if": 
            "index": lambda x: x[torch.tensor([0])], "synchronize": lambda x: torch.cuda.synchronize()}
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_devices_do_not_mix(monkeypatch, name):
-    with inserted(monkeypatch, (9, 0)):
-        x = torch.ones(3, device="cuda")
-        with pytest.raises((RuntimeError, TypeError)):
-            WRONG[name](x)
+@pytest.mark.parametrize("mixed", WRONG.values(), ids=WRONG)
+def test_devices_do_not_mix(card, mixed):
+    with pytest.raises((RuntimeError, TypeError)):
+        mixed(torch.ones(3, device="cuda"))
 
 
 @pytest.mark.parametrize("inference", [False, True])
-@pytest.mark.parametrize("name", WAITING)
-def test_what_waits_is_noticed(monkeypatch, name, inference):
+@pytest.mark.parametrize("ask", WAITING.values(), ids=WAITING)
+def test_what_waits_is_noticed(card, ask, inference):
     """Counted anywhere, refused where nothing may wait, and in a capture."""
-    with inserted(monkeypatch, (9, 0)) as card, torch.inference_mode(inference):
+    with torch.inference_mode(inference):
         x = torch.ones(3, device="cuda")
-        WAITING[name](x)
-        assert sum(card.waits.values()) == 1
-        with card.quiet("here"), pytest.raises(AssertionError, match="here waits for the card"):
-            WAITING[name](x)
+        ask(x)
+        assert card.n_waits == 1
+        card.region = "here"
+        with pytest.raises(AssertionError, match="here waits for the card"):
+            ask(x)
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin()
         with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
-            WAITING[name](x)
+            ask(x)
         with pytest.raises(RuntimeError, match="previous error"):
             graph.capture_end()
 
 
-def test_what_does_not_wait(monkeypatch):
-    with inserted(monkeypatch, (9, 0)) as card:
-        x = torch.ones(3, device="cuda")
-        with card.quiet("here"):
-            y = torch.where(x > 0, x, 2 * x)[torch.arange(2, device="cuda")] + torch.tensor(1.0)
-            y[x[:2] > 0] = 3
-            y[0] = 1
-            torch.full((2,), 3, device="cuda")
-            torch.randn(2, device="cuda").to(torch.bfloat16).view(1, 2).expand(3, 2).sum().masked_fill(x > 0, 1.)
-    assert not card.waits and y.tolist() == [1, 3]
+@torch.inference_mode()
+def test_a_graph_repeats_its_ops_on_the_same_memory(card):
+    x, total = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    y = 2 * x
+    total += y.view(3, 1)[:, 0]
+    graph.capture_end()
+    assert total.tolist() == [0, 0, 0] and y.isnan().all().item()
+    x.fill_(5)
+    graph.replay()
+    graph.replay()
+    assert total.tolist() == [20, 20, 20] and y.tolist() == [10, 10, 10]
 
 
-def test_a_graph_repeats_its_ops_on_the_same_memory(monkeypatch):
-    with inserted(monkeypatch, (9, 0)), torch.inference_mode():
-        x, total = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
+@pytest.mark.parametrize("kept, emptied, most", [(False, False, 1200), (False, True, 400), (True, False, 400)])
+def test_pools_that_nobody_gives_back_are_seen(card, kept, emptied, most):
+    """A pool for each recording; one that is given back in between; one that is kept for all."""
+    pool = torch.cuda.MemPool() if kept else None
+    for _ in range(3):
+        if emptied:
+            torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        y = 2 * x
-        total += y.view(3, 1)[:, 0]
-        graph.capture_end()
-        assert total.tolist() == [0, 0, 0] and y.isnan().all().item()
-        x.fill_(5)
-        graph.replay()
-        graph.replay()
-        assert total.tolist() == [20, 20, 20] and y.tolist() == [10, 10, 10]
-
-
-def test_pools_that_nobody_gives_back_are_seen(monkeypatch):
-    """A pool for each recording; one that is emptied in between; one that is kept for all."""
-    def record(card, pool=None) -> None:
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool)
+        graph.capture_begin(pool and pool.id)
         torch.ones(100, device="cuda")
         graph.capture_end()
-
-    with inserted(monkeypatch, (9, 0)) as card:
-        for _ in range(3):
-            record(card, torch.cuda.graph_pool_handle())
-        assert card.most_private == 3 * card.largest_recording == 1200
-    for kept in (False, True):
-        with inserted(monkeypatch, (9, 0)) as card:
-            pool = torch.cuda.MemPool() if kept else None
-            for _ in range(3):
-                torch.cuda.empty_cache()
-                record(card, pool and pool.id)
-            assert card.most_private == card.largest_recording == 400
+        del graph
+    assert card.largest_recording == 400 and card.most_private == most
