@@ -13,6 +13,7 @@ from bench.__main__ import parser
 from bench.card import Sizes
 from bench.checks import Check
 from bench.workload import population, random_base
+from generate import sample
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "card"))
 from pretend import inserted
@@ -22,11 +23,9 @@ TINY = Sizes((8, 8), prompt=12, new=6, attempts=1, rank=4, tokens_per_microbatch
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """run(*words, parts=None) -> what the command returns, what it wrote as JSON and as a page."""
-    def command(*words, parts: dict | None = None) -> tuple[dict, dict, str]:
+    """run(*words) -> what the command returns, what it wrote as JSON and as a page."""
+    def command(*words) -> tuple[dict, dict, str]:
         monkeypatch.setattr(card, "MICRO", TINY)
-        if parts is not None:
-            monkeypatch.setattr(card, "parts", lambda sizes: parts)
         path = tmp_path / "card.json"
         shown = card.card(parser().parse_args(["card", "--shape", "micro", "--out", str(path), *words]))
         return shown, json.loads(path.read_text()), path.with_suffix(".md").read_text()
@@ -39,11 +38,6 @@ def test_a_check_holds_where_the_answer_is_near_and_a_wrong_one_is_not(error, co
     assert Check("x", error, .05, control).held == held
 
 
-def off_by_one(logits, temperature, u, plain=checks.sample):
-    ids, logp = plain(logits, temperature, u)
-    return (ids + 1) % logits.shape[1], logp
-
-
 def wrong_members(base, adapters, plain=checks.drawn, **sizes):
     rollout = plain(base, adapters, **sizes)
     rollout.member.zero_()
@@ -51,7 +45,7 @@ def wrong_members(base, adapters, plain=checks.drawn, **sizes):
 
 
 @pytest.mark.parametrize("broken, change, check", [
-    ("bench.checks.sample", off_by_one, lambda base, adapters: checks.sampling(base)),
+    ("bench.checks.sample", lambda logits, temperature, u: sample(-logits, temperature, u), lambda base, adapters: checks.sampling(base)),
     ("bench.checks.drawn", wrong_members, lambda base, adapters: checks.decoding(base, adapters, 12, 8)),
     ("rl.policy_loss", lambda logp, old, p, adv, cfg: (-1.1 * adv[p.row] * logp, logp > 0),
      lambda base, adapters: checks.gradients(base, adapters, 80))])
@@ -91,11 +85,8 @@ def test_parts_survive_each_other(run, monkeypatch):
         now = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: now + 60)
     parts = dict(checks=(out_of_memory, 1), update=(card.update, 1), slow=(slow, 1), late=(slow, 1))
-    shown, wrote, page = run("--device", "cpu", "--minutes", "0.9", parts=parts)
+    monkeypatch.setattr(card, "parts", lambda sizes: parts)
+    shown, wrote, page = run("--device", "cpu", "--minutes", "0.9")
     assert shown["failed"] == ["checks", "late"] and not shown["correct"] and wrote["figures"]["update_8"]["value"] > 0
     assert wrote["parts"]["checks"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB" and wrote["parts"]["checks"] in page
     assert wrote["notes"] == "note: memory is short" and "note: memory is short" in page
-
-
-def test_a_card_gets_the_shape_that_fits():
-    assert [card.default_shape(gigabytes) for gigabytes in (139.8, 39.4, 23.6, 7.6, 0)] == ["7b", "7b", "1.5b", "0.5b", "micro"]

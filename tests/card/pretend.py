@@ -111,6 +111,7 @@ class CardTensor(torch.Tensor):
     device = property(lambda self: CUDA)
     is_cuda = property(lambda self: True)
     is_meta = is_cpu = property(lambda self: False)
+    __repr__ = object.__repr__
 
     def tolist(self):
         return self.cpu().tolist()
@@ -270,23 +271,22 @@ class Ops(TorchDispatchMode):
             return dispatch(func, args, kwargs or {})
 
 
+def renamed(x):
+    return "meta" if isinstance(x, (str, torch.device)) and str(x).startswith("cuda") else x
+
+
 class Functions(TorchFunctionMode):
     """Calls a card by the name that it has below Python. What asks for torch's meta device itself gets it."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        def renamed(x):
-            return torch.device("meta") if torch.device(x).type == "cuda" else x
-        kwargs = dict(kwargs or {})
-        device = kwargs.get("device")
-        if device is not None and torch.device(device).type == "meta":
+        kwargs = kwargs or {}
+        if str(kwargs.get("device")) == "meta":
             with _disable_current_modes():
                 return func(*args, **kwargs)
-        if func is torch.Tensor.to and isinstance(args[1], (str, torch.device)):
-            args = args[0], renamed(args[1]), *args[2:]
-        if device is not None:
-            kwargs["device"] = renamed(device)
-        if func in (torch.tensor, torch.as_tensor) and on_card(kwargs.pop("device", None)):
-            return func(*args, **kwargs).to("meta")
+        if func is not torch.device:
+            args, kwargs = [renamed(x) for x in args], {key: renamed(x) for key, x in kwargs.items()}
+        if func in (torch.tensor, torch.as_tensor) and on_card(kwargs.get("device")):
+            return func(*args, **kwargs | dict(device=None)).to("meta")
         return func(*args, **kwargs)
 
 

@@ -141,18 +141,3 @@ def test_a_graph_repeats_its_ops_on_the_same_memory(card):
     graph.replay()
     graph.replay()
     assert total.tolist() == [20, 20, 20] and y.tolist() == [10, 10, 10]
-
-
-@pytest.mark.parametrize("kept, emptied, most", [(False, False, 1200), (False, True, 400), (True, False, 400)])
-def test_pools_that_nobody_gives_back_are_seen(card, kept, emptied, most):
-    """A pool for each recording; one that is given back in between; one that is kept for all."""
-    pool = torch.cuda.MemPool() if kept else None
-    for _ in range(3):
-        if emptied:
-            torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool and pool.id)
-        torch.ones(100, device="cuda")
-        graph.capture_end()
-        del graph
-    assert card.largest_recording == 400 and card.most_private == most

@@ -1,5 +1,4 @@
 """Which device a process takes, and two processes over gloo: they hold the same bytes, or stop together and say what differs."""
-import json
 import os
 import signal
 import subprocess
@@ -11,12 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from tiny_run import rows, words
 
 import train
+from bench.workload import population
 from config import Config
 from generate import Prompts, SamplingParams, generate
 from infra.distributed import BITS, Ranks, checksum, leave
-from lora import Adapters
 from model import Base
 from run import startup
 from run.directory import RunDir
@@ -26,41 +26,34 @@ from weights import load_model
 ROOT = Path(train.__file__).parent
 
 
-@pytest.mark.parametrize("asked, local_rank, chosen", [("cuda:1", "0", "cuda:1"), ("cuda", "2", "cuda:2"),
-                                                       ("auto", "0", "cuda:0")])
-def test_a_cuda_device_is_made_current_and_cudnn_s_attention_is_off(monkeypatch, asked, local_rank, chosen):
-    """Else libraries that ask for the current device go to card 0, and every new shape costs half a second."""
-    current = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setenv("LOCAL_RANK", local_rank)
-    was = torch.backends.cuda.cudnn_sdp_enabled()
+@pytest.fixture
+def cards(monkeypatch):
+    """A machine with three: the list of those that are made current."""
+    current, was = [], torch.backends.cuda.cudnn_sdp_enabled()
+    for name, value in dict(is_available=lambda: True, device_count=lambda: 3, set_device=current.append).items():
+        monkeypatch.setattr(torch.cuda, name, value)
     torch.backends.cuda.enable_cudnn_sdp(True)
-    try:
-        assert Ranks.join(asked).device == torch.device(chosen)
-        assert current == [chosen] and not torch.backends.cuda.cudnn_sdp_enabled()
-        assert torch.backends.cuda.mem_efficient_sdp_enabled() and torch.backends.cuda.flash_sdp_enabled()
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(was)
+    yield current
+    torch.backends.cuda.enable_cudnn_sdp(was)
+
+
+@pytest.mark.parametrize("asked, local_rank, chosen", [("cuda:1", "0", "cuda:1"), ("cuda", "2", "cuda:2"), ("auto", "0", "cuda:0")])
+def test_a_cuda_device_is_made_current_and_cudnn_s_attention_is_off(monkeypatch, cards, asked, local_rank, chosen):
+    """Else libraries that ask for the current device go to card 0, and every new shape costs half a second."""
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert Ranks.join(asked).device == torch.device(chosen)
+    assert cards == [chosen] and not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.mem_efficient_sdp_enabled() and torch.backends.cuda.flash_sdp_enabled()
 
 
 @pytest.mark.parametrize("asked, local_rank, world, match", [
-    ("cuda", "2", "3", "there is no card 2, torch sees 2: name another, or lower torchrun's --nproc_per_node"),
+    ("cuda", "3", "4", "there is no card 3, torch sees 3: name another, or lower torchrun's --nproc_per_node"),
     ("cuda:5", "0", "1", "there is no card 5"), ("cuda:1", "0", "2", "names one card for 2 processes: pass --device cuda")])
-def test_a_card_that_is_not_there_is_named(monkeypatch, asked, local_rank, world, match):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_a_card_that_is_not_there_is_named(monkeypatch, cards, asked, local_rank, world, match):
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     monkeypatch.setenv("WORLD_SIZE", world)
     with pytest.raises(ValueError, match=match):
         Ranks.join(asked)
-
-
-def test_a_processor_needs_none_of_it(monkeypatch):
-    current = []
-    monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    assert Ranks.join("cpu") == Ranks(0, 1, torch.device("cpu")) and not current
 
 
 # -- two processes -------------------------------------------------------------------------------------------
@@ -71,12 +64,11 @@ SIZES = dict(steps=3, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_ta
              evolve_every=1, probe_every=0, save_every=1, name="run", grace=-1)
 
 
-def rollout_of(ranks: Ranks, base, adapters: Adapters, n_prompts: int, n: int) -> dict:
-    """What a process holds after n attempts at some prompts of 2, 3, 4, ... tokens."""
-    prompts = [list(range(6, 8 + i)) for i in range(n_prompts)]
+def rollout_of(ranks: Ranks, base, n_prompts: int, n: int) -> dict:
+    """What a process holds after n attempts of three members at some prompts of 2, 3, 4, ... tokens."""
     keys = [(n_prompts, n, row) for row in range(n_prompts * n)]
-    rollout = generate(base, adapters, Prompts(prompts, [i % 3 for i in range(n_prompts)], keys), SamplingParams(n, max_new_tokens=6), ranks)
-    return vars(rollout)
+    prompts = Prompts([list(range(6, 8 + i)) for i in range(n_prompts)], [i % 3 for i in range(n_prompts)], keys)
+    return vars(generate(base, population(base, 4, 3, std=.3), prompts, SamplingParams(n, max_new_tokens=6), ranks))
 
 
 def said_by(make) -> str:
@@ -128,10 +120,7 @@ def one_of_two(rank: int, folder: Path, base_path: Path, micro_base: Path) -> No
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     ranks = Ranks(rank, 2, torch.device("cpu"))
     base = Base(load_model(base_path, torch.float32), None, (1, 5), "base", base_path)
-    adapters = Adapters.on(base.model, 3, 4, 8)
-    for p, factors in enumerate(torch.load(folder / "factors.pt")):
-        adapters.set_factors(p, factors)
-    saw = dict(rollouts=[rollout_of(ranks, base, adapters, *sizes) for sizes in DEALT])
+    saw = dict(rollouts=[rollout_of(ranks, base, *sizes) for sizes in DEALT])
     saw["told"] = ranks.broadcast(lambda: ["ä", None, rank])
     saw["refused"] = said_by(lambda: ranks.broadcast(lambda: only_in(rank, 0, "mend it")))
     saw["together"] = [said_by(lambda: ranks.together(lambda: only_in(rank, at, f"{at} fails"))) for at in range(3)]
@@ -145,22 +134,16 @@ def one_of_two(rank: int, folder: Path, base_path: Path, micro_base: Path) -> No
 
 @pytest.fixture(scope="module")
 def two(tiny, micro_base, tmp_path_factory):
-    """What each of two processes saw, the folder they were in, and the population they began with."""
+    """What each of two processes saw, and the folder they were in."""
     folder = tmp_path_factory.mktemp("two")
-    adapters, gen = Adapters.on(tiny.model, 3, 4, 8), torch.Generator().manual_seed(0)
-    for p in range(3):
-        adapters.init_member(p, gen)
-        for B in adapters.B.values():
-            B.data[p].normal_(0, .3, generator=gen)
-    torch.save([adapters.factors(p) for p in range(3)], folder / "factors.pt")
     mp.spawn(one_of_two, (folder, tiny.path, micro_base), nprocs=2)
-    return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)], folder, adapters
+    return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)], folder
 
 
 @pytest.mark.parametrize("case, sizes", list(enumerate(DEALT)), ids=str)
 def test_rows_are_dealt_and_all_processes_hold_the_same_bytes(two, tiny, case, sizes):
-    (mine, theirs), _, adapters = two
-    alone = rollout_of(Ranks(0, 1, torch.device("cpu")), tiny, adapters, *sizes)
+    mine, theirs = two[0]
+    alone = rollout_of(Ranks(0, 1, torch.device("cpu")), tiny, *sizes)
     for name, whole in alone.items():
         assert torch.equal(mine["rollouts"][case][name], theirs["rollouts"][case][name])
         torch.testing.assert_close(mine["rollouts"][case][name], whole, rtol=0, atol=1e-5)
@@ -180,10 +163,9 @@ def test_a_process_that_differs_stops_all_with_the_name(two):
 
 def test_children_and_the_hash_come_from_process_0(two):
     """Process 1 may make neither; the step whose children it was given was saved, the one that it spoilt was not."""
-    _, folder, _ = two
-    assert RunDir(folder / "run", writes=False).steps() == [1]
-    births = [json.loads(row) for row in (folder / "run/genealogy.jsonl").read_text().splitlines()]
-    assert {birth["step"] for birth in births} == {0} and len(births) == 2
+    path = two[1] / "run"
+    assert RunDir(path, writes=False).steps() == [1]
+    assert [birth["step"] for birth in rows(path, "genealogy")] == [0, 0]
 
 
 def test_a_checksum_sees_every_bit():
@@ -218,12 +200,9 @@ def test_a_patient_process_leaves_at_the_end_of_a_step_alone():
 @pytest.mark.slow
 def test_ctrl_c_under_torchrun(micro_base, tmp_path):
     """One line of ours and a whole checkpoint. The one traceback is torchrun's own, without a file of ours in it."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py", "--base", micro_base,
-             "--out", tmp_path]
-    for name, value in (SIZES | dict(steps=40, epochs=2, save_every=50)).items():
-        words += ["--" + name.replace("_", "-"), value]
-    process = subprocess.Popen([*map(str, words)], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py",
+               *words(base=micro_base, out=tmp_path, **SIZES | dict(steps=40, epochs=2, save_every=50))]
+    process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     for row in process.stdout:
         if row.split()[:1] == ["0"]:
             break
