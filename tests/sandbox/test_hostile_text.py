@@ -42,13 +42,18 @@ def test_no_evaluator_in_the_sources_of_the_trainer():
 
 WATCHED = """
 import ast, symtable, sys
+sys.path.insert(0, "tests/tasks")
+from proposals import judge, outcome
 from sandbox.values import encode
 from tasks import TASK_TYPES
-from tasks.base import Reject, Task
+from tasks.base import Task
 from tasks.prompts import PROMPT_FORMATS
-from tasks.validation import Limits
 from verifier import Verdict
 DEED, events = f"__import__('os').system('touch {sys.argv[1]}')", []
+
+class NoSandbox:
+    def run(jobs):
+        return [Verdict("ok", ("1",) * len(job.inputs), (None,) * len(job.inputs), 0.0) for job in jobs]
 
 def hook(event, args):
     if event == "compile":
@@ -60,18 +65,11 @@ def hook(event, args):
         events.append((event, repr(args)[:200]))
 
 def meet(text, form):
-    limits = Limits.for_format(form)
-    for name, kind in TASK_TYPES.items():
+    for name in TASK_TYPES:
         shape = ("def f(a, b):\\n return a", ("",)) if name == "logic" else ("def f(x):\\n return x", tuple("0123456789"))
-        gold = Task(name, *shape, (encode((True, False)),) * len(shape[1]), "", "key")
-        proposal = kind.parse_proposal(text, form, [gold], limits)
-        if not isinstance(proposal, Reject):
-            kind.check(proposal, limits)
-            n = len(kind.job(proposal).inputs)
-            kind.accept(proposal, Verdict("ok", ("1",) * n, (None,) * n, 0.0), limits, kind.key(proposal, "structural"))
-        answers = [kind.parse_answer(text, form, gold, limits)]
-        jobs = kind.answer_jobs(gold, answers, limits)
-        kind.verify(gold, answers, [Verdict("ok", ("1",) * len(job.inputs), (None,) * len(job.inputs), 0.0) for job in jobs], limits)
+        gold = Task(name, *shape, (encode((True, False)),) * len(shape[1]), "theorem $p |- p", "key")
+        outcome(NoSandbox, name, text, form, few_shot=[gold])
+        judge(NoSandbox, gold, form, text)
 
 inputs = [DEED, f"[{DEED}]", f"1) or ({DEED}", f"*{DEED}", f"x={DEED}", "f'{" + DEED + "}'", f"(lambda: {DEED})()", "1"]
 programs = [DEED, f"def f(x={DEED}):\\n    return x", f"@{DEED}\\ndef f(x): return x", f"def f(x):\\n    return x, {DEED!r}"]

@@ -187,18 +187,6 @@ def test_a_run_s_rows_are_tasks_again(sandbox, tmp_path):
     assert [fate(sandbox, proposal, CHAT) for proposal in read_tasks(file)] == tasks
 
 
-def test_files_may_hold_both_kinds(tmp_path):
-    file = tmp_path / "tasks.jsonl"
-    file.write_text('{"kind": "math", "question": "3 and 4?", "program": "def f():\\n return 3 + 4"}\n'
-                    '{"kind": "logic", "constraints": ["a or b", "not a"]}\n')
-    math, logic = read_tasks(file)
-    assert math.message == "3 and 4?" and math.inputs == ("",)
-    assert logic.program == "def f(a, b):\n    return (a or b) and (not a)"
-    file.write_text('{"kind": "logic", "constraints": ["a + b"]}\n')
-    with pytest.raises(ValueError, match="line 1.*not_logic"):
-        read_tasks(file)
-
-
 # ---------------------------------------------------------------- the task type that docs/change-it.md adds
 
 @pytest.fixture

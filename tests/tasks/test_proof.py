@@ -6,7 +6,7 @@ import pytest
 from proposals import CHAT, judge, outcome
 
 import config
-from tasks import TASK_TYPES, proof, read_tasks
+from tasks import TASK_TYPES, proof
 from tasks.base import Task
 
 PROOF = TASK_TYPES["proof"]
@@ -136,14 +136,3 @@ def test_a_large_theory_shows_a_part(tmp_path):
     assert shown.count("$a") == proof.N_SHOWN
     teacher = PROOF.propose("chat", [], random.Random(1), limits).user
     assert teacher.count(" $a |-") == proof.N_SHOWN - 2 and "```metamath\nwx $f" in teacher
-
-
-def test_files_may_hold_theorems(tmp_path):
-    file = tmp_path / "tasks.jsonl"
-    file.write_text('{"kind": "proof", "theorem": "x $p |- ( p -> p ) $= wp id $."}\n'
-                    '{"kind": "proof", "theory": "miu.mm", "theorem": "x $p |- M I I $= mii $."}\n')
-    assert [(p.program, p.message) for p in read_tasks(file)] == [("prop.mm", "theorem $p |- ( p -> p )"),
-                                                                  ("miu.mm", "theorem $p |- M I I")]
-    file.write_text('{"kind": "proof", "theorem": "x $a |- p $."}\n')
-    with pytest.raises(ValueError, match="line 1.*no_proof"):
-        read_tasks(file)

@@ -327,32 +327,44 @@ def test_entry_is_renamed_through_the_tree():
     assert program_problem(normalise("def f(x):\n    'only a docstring'", CHAT, tidy=True), CHAT) is None
 
 
-def test_seed_tasks(tmp_path, sandbox):
+ROWS = [dict(program="def g(x): return x + 1", input="5"),
+        dict(kind="code_f", program=REVERSE, inputs=[f"[{i}]" for i in range(10)], message="turns"),
+        dict(kind="math", question="3 and 4?", program="def f():\n return 3 + 4"),
+        dict(kind="logic", constraints=["a or b", "not a"]), dict(kind="proof", theorem="x $p |- ( p -> p ) $= wp id $."),
+        dict(kind="proof", theory="miu.mm", theorem="x $p |- M I I $= mii $.")]
+
+
+def test_files_hold_tasks_of_every_kind(tmp_path, sandbox):
     path = tmp_path / "seeds.jsonl"
-    rows = [dict(program="def g(x): return x + 1", input="5"),
-            dict(kind="code_f", program=REVERSE, inputs=[f"[{i}]" for i in range(10)], message="turns")]
-    path.write_text("\n\n".join(map(json.dumps, rows)))
-    one, two = read_tasks(path)
+    path.write_text("\n\n".join(map(json.dumps, ROWS)))
+    one, two, *others = read_tasks(path)
     assert one == Proposal("code_o", "def f(x):\n    return x + 1", ("5",)) and two.message == "turns" and len(two.inputs) == 10
     assert isinstance(fate(sandbox, one), Task) and isinstance(fate(sandbox, two), Task)
-    for bad in ('{"program": "def f(x): return x"}', "[1]", "{", '{"program": "def f(", "input": "1"}',
-                '{"program": 5, "input": "1"}', '{"program": "def f(x): return x", "inputs": []}',
-                '{"kind": "code_x", "program": "def f(x): return x", "input": "1"}'):
-        path.write_text(json.dumps(rows[0]) + "\n" + bad)
-        with pytest.raises(ValueError, match="line 2"):
-            read_tasks(path)
+    assert [(p.program, p.message) for p in others] == [
+        ("def f():\n return 3 + 4", "3 and 4?"), ("def f(a, b):\n    return (a or b) and (not a)", ""),
+        ("prop.mm", "theorem $p |- ( p -> p )"), ("miu.mm", "theorem $p |- M I I")]
+    assert fate(sandbox, others[-1]) == "other_theory"
+    assert [fate(sandbox, IDENTITY, limits).outputs for limits in (MICRO, CHAT)] == [("[1,2,3]",)] * 2
     with pytest.raises(ValueError, match="cannot be read"):
         read_tasks(tmp_path / "absent.jsonl")
-    assert [fate(sandbox, IDENTITY, limits).outputs for limits in (MICRO, CHAT)] == [("[1,2,3]",)] * 2
+
+
+@pytest.mark.parametrize("row, why", [
+    ('{"program": "def f(x): return x"}', "lacks 'input'"), ("[1]", ""), ("{", ""), ('{"program": "def f(", "input": "1"}', "syntax"),
+    ('{"program": 5, "input": "1"}', "must be strings"), ('{"program": "def f(x): return x", "inputs": []}', "must be strings"),
+    ('{"kind": "code_x", "program": "def f(x): return x", "input": "1"}', "none of"),
+    ('{"kind": "logic", "constraints": ["a + b"]}', "not_logic"), ('{"kind": "proof", "theorem": "x $a |- p $."}', "no_proof")])
+def test_files_are_refused_by_their_line(tmp_path, row, why):
+    path = tmp_path / "seeds.jsonl"
+    path.write_text(json.dumps(ROWS[0]) + "\n" + row)
+    with pytest.raises(ValueError, match=f"line 2.*{why}"):
+        read_tasks(path)
 
 
 # ---------------------------------------------------------------- nothing raises
 
-BITS = ["```python\n", "```input\n", "```", "\n", "def f(x):", "    return x", "[1,", "]", "(", ")", "'", '"', "<answer>",
-        "</answer>", "<think>", "</think>", "f(", "=", "\0", "\ud800", "\\", "#", "lambda:", "-" * 50, "x = 1", "\r", "\x0c",
-        "{}", "{x}", "global x", "import os",
-        "```question\n", "```constraints\n", "```metamath\n", "a or b", "not ", "1/0", "\\boxed{", "True", "?x", "$p ", "$= ",
-        "await ", "match x:\n case ", "<", ">", " ", "é", "9" * 5000]
+BITS = ["```question\n", "```constraints\n", "```metamath\n", "\0", "\ud800", "\\", "#", "lambda:", "-" * 50, "\r", "\x0c", "{}", "{x}",
+        "global x", "a or b", "1/0", "\\boxed{", "True", "?x", "$p ", "$= ", "await ", "match x:\n case ", "<", ">", "é", "9" * 5000]
 
 
 def test_no_text_raises():
