@@ -216,11 +216,6 @@ def launch(func, args: tuple, kwargs: dict):
 
 # --- kernels that differ from the CPU's ---------------------------------------------------------------------
 
-def wide_product(func, args: tuple, kwargs: dict):
-    """mm(a, b, out_dtype), which the CPU has not."""
-    return launch(lambda a, b, out_dtype: a.to(out_dtype) @ b.to(out_dtype), args, kwargs)
-
-
 def grouped_product(func, args: tuple, kwargs: dict):
     """_grouped_mm: bfloat16 only, 16-byte rows; before Hopper a loop that waits for the offsets."""
     for x in args[:2]:
@@ -259,7 +254,11 @@ def attention(plain, q, k, v, attn_mask=None, enable_gqa=False, **options):
     return y.transpose(1, 2).contiguous().transpose(1, 2) if flash or efficient else y.contiguous()
 
 
-KERNELS = {aten.mm.dtype: wide_product, aten._grouped_mm.default: grouped_product,
+def wide(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    return a.to(out_dtype) @ b.to(out_dtype)
+
+
+KERNELS = {aten.mm.dtype: lambda func, *given: launch(wide, *given), aten._grouped_mm.default: grouped_product,
            torch.ops.torch_attn._varlen_attn.default: paged_attention}
 
 

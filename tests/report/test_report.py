@@ -19,12 +19,20 @@ ROOT = Path(report.__file__).parent.parent
 
 
 def test_a_whole_run_is_told(tmp_path):
-    page = made(invent(tmp_path / "demo", steps=12, dedupe="off"))
+    path = invent(tmp_path / "demo", steps=12, dedupe="off")
+    some = rows(path)
+    for step in (2, 3, 5):
+        some[step]["alarms"] = dict(collapse=f"like eggs, said at {step} <b>")
+    some[11]["members"]["T1"] |= dict(niche=["code_i", "code_o"], lr=1.25e-4, solve_rate=None)
+    rewrite(path, "metrics", some)
+    page = made(path)
     for words in ("demo", "all 12 steps done", "2 teachers and 2 students", "frozen base", "dare of T1 and T1, in place of T0", "0.95",
                   "structures", "∅ malformed", "2 × ✗ wrong", "Solve rate by type of task", "nobody solves", "Word problems, never trained on",
-                  "1 of 9 flags differ", "No monitor gave alarm"):
+                  "1 of 9 flags differ", "like eggs, said at 2 <b>", "2, 3, 5"):
         assert words in page.text, words
-    assert "Absent" not in page.text and "About the logs" not in page.text
+    assert "said at 3" not in page.text and "Absent" not in page.text and "About the logs" not in page.text
+    cells = next(re.findall("<td>(.*?)</td>", row) for row in page.html.split("<tr>") if "</i>T1<" in row)
+    assert cells[1:5] == ["0 to 11", "founder", "code_i, code_o", "0.000125"] and cells[-1] == "–"
     assert {"T0", "S1"} <= {v for k, v in page.attributes if k in ("data-teacher", "data-student")}
     places = [page.html.index(part) for part in ("<h1>", 'class="lead"', "<nav>", 'class="words"', 'id="thinking"', 'id="progress"')]
     assert places == sorted(places) and page.tags.count("h2") == 6
@@ -45,19 +53,6 @@ def test_the_result_in_one_sentence_and_four_numbers(tmp_path):
     assert "S0, founder: 0.26" in opening.panels(run)[0][0][1], "the picture says the same"
     (_, low, high), = opening.interval([(3, .5)], {3: 100})
     assert (low, high) == pytest.approx((.4038, .5962), abs=1e-3)
-
-
-def test_niches_rates_and_alarms_are_told_and_what_was_not_measured_is_not(tmp_path):
-    path = invent(tmp_path / "run", steps=8, every=0)
-    some = rows(path)
-    for step in (2, 3, 5):
-        some[step]["alarms"] = dict(collapse=f"like eggs, said at {step} <b>")
-    some[7]["members"]["T0"] |= dict(niche=["code_i", "code_o"], lr=1.25e-4, solve_rate=None)
-    rewrite(path, "metrics", some)
-    page = made(path)
-    assert "like eggs, said at 2 <b>" in page.text and "2, 3, 5" in page.text and "said at 3" not in page.text
-    cells = next(re.findall("<td>(.*?)</td>", row) for row in page.html.split("<tr>") if "</i>T0<" in row)
-    assert cells[1:5] == ["0 to 7", "founder", "code_i, code_o", "0.000125"] and cells[6:] == ["–", "–"]
 
 
 @pytest.mark.parametrize("steps, words", [(0, "No step is finished yet."), (1, "no before and after"), (2, "all 2 steps done")])
