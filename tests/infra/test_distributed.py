@@ -56,8 +56,6 @@ def test_a_card_that_is_not_there_is_named(monkeypatch, cards, asked, local_rank
         Ranks.join(asked)
 
 
-# -- two processes -------------------------------------------------------------------------------------------
-
 # prompts x attempts: fewer rows than processes, fewer prompts, an even number of halves, what cannot be halved
 DEALT = [(1, 1), (1, 4), (3, 4), (5, 3), (6, 2)]
 SIZES = dict(steps=3, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2,
@@ -145,8 +143,6 @@ def test_a_checksum_sees_every_bit():
             assert checksum(y) != before
 
 
-# -- leaving -------------------------------------------------------------------------------------------------
-
 def test_a_patient_process_leaves_at_the_end_of_a_step_alone():
     """Else process 0 would wait in the middle of a step for one that is gone, and could not save."""
     before = signal.getsignal(signal.SIGINT)
@@ -168,9 +164,7 @@ def test_ctrl_c_under_torchrun(micro_base, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py",
                *words(base=micro_base, out=tmp_path, **SIZES | dict(steps=40, epochs=2, save_every=50))]
     process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    for row in process.stdout:
-        if row.split()[:1] == ["0"]:
-            break
+    assert any(row.split()[:1] == ["0"] for row in process.stdout)
     time.sleep(1)
     os.killpg(process.pid, signal.SIGINT)           # as a terminal does
     _, said = process.communicate(timeout=120)
