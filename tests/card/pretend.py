@@ -4,8 +4,6 @@ Its tensors say `cuda:0` and hold real numbers on the CPU. They refuse to be mix
 for a card is counted, and raises inside a capture, as in CUDA, and inside the regions where nothing may wait. Attention answers with
 the layouts of CUDA's kernels. A capture runs nothing for good: what it overwrites is put back, what it made is NaN until the graph's
 first replay, which repeats its ops on the same memory. Private pools of graphs are booked as torch's allocator does.
-
-Not pretended: real kernels, their speed and rounding, NCCL, torch.compile, the rest of the allocator.
 """
 import contextlib
 import functools
@@ -35,7 +33,6 @@ WAITING = {aten._local_scalar_dense.default, aten.nonzero.default, aten._unique2
            aten.unique_consecutive.default, aten.is_nonzero.default, aten.equal.default, aten.masked_select.default,
            aten.repeat_interleave.Tensor, aten.bincount.default, aten._linalg_check_errors.default}
 INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
-COPYING = {aten._to_copy.default, aten.copy_.default}
 
 
 @dataclass(eq=False)
@@ -170,7 +167,7 @@ def dispatch(func, args: tuple, kwargs: dict):
     if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):   # made of others, in inference mode
         with Ops():
             return func.decompose(*args, **kwargs)
-    if func in COPYING:
+    if func in (aten._to_copy.default, aten.copy_.default):
         return copy(func, args, kwargs)
     if device is None:
         check_devices(func, args, found)
@@ -216,11 +213,6 @@ def launch(func, args: tuple, kwargs: dict):
 
 # --- kernels that differ from the CPU's ---------------------------------------------------------------------
 
-def wide_product(func, args: tuple, kwargs: dict):
-    """mm(a, b, out_dtype), which the CPU has not."""
-    return launch(lambda a, b, out_dtype: a.to(out_dtype) @ b.to(out_dtype), args, kwargs)
-
-
 def grouped_product(func, args: tuple, kwargs: dict):
     """_grouped_mm: bfloat16 only, 16-byte rows; before Hopper a loop that waits for the offsets."""
     for x in args[:2]:
@@ -259,7 +251,11 @@ def attention(plain, q, k, v, attn_mask=None, enable_gqa=False, **options):
     return y.transpose(1, 2).contiguous().transpose(1, 2) if flash or efficient else y.contiguous()
 
 
-KERNELS = {aten.mm.dtype: wide_product, aten._grouped_mm.default: grouped_product,
+def wide(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    return a.to(out_dtype) @ b.to(out_dtype)
+
+
+KERNELS = {aten.mm.dtype: lambda func, *given: launch(wide, *given), aten._grouped_mm.default: grouped_product,
            torch.ops.torch_attn._varlen_attn.default: paged_attention}
 
 

@@ -18,12 +18,9 @@ RUN = dict(pop=4, name="run", n_prompts=1, proposals_per_prompt=4, samples_per_t
 
 @pytest.fixture
 def card(monkeypatch):
-    """A Hopper, in this test."""
     with inserted(monkeypatch, (9, 0)) as card:
         yield card
 
-
-# --- whole runs
 
 @pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
 def test_a_run_with_evolution_probes_and_resume(capability, tmp_path, monkeypatch, micro_base, capfd):
@@ -48,8 +45,6 @@ def test_a_run_with_evolution_probes_and_resume(capability, tmp_path, monkeypatc
         ours, theirs = [[row.get("program", row.get("text")) for row in rows(tmp_path / name, "tasks")] for name in ("run", "cpu")]
         assert ours[:8] == theirs and len(theirs) == 8
 
-
-# --- decoding and update
 
 def test_graphs_decode_what_single_steps_do(card, tiny):
     """Bit for bit, while rows of all members come and go."""
@@ -85,8 +80,7 @@ def test_a_recording_that_fails_says_why(card, tiny, capfd, error, recorded):
     """The run goes on; after a lack of memory the next call of generate records again."""
     base = load_base(str(tiny.path), torch.bfloat16, torch.device("cuda:0"))
     card.next_capture_fails = error
-    first, second = [drawn(base, population(base, 8, 3)).ids.cpu() for _ in range(2)]
-    assert torch.equal(first, second)
+    assert torch.equal(*[drawn(base, population(base, 8, 3)).ids.cpu() for _ in range(2)])
     assert str(error) in capfd.readouterr().err
     assert (card.n_recorded > 0) == recorded
 

@@ -16,7 +16,7 @@ import train
 from bench.workload import population
 from config import Config
 from generate import Prompts, SamplingParams, generate
-from infra.distributed import BITS, Ranks, checksum, leave
+from infra.distributed import ALONE, BITS, Ranks, checksum, leave
 from model import Base
 from run import startup
 from run.directory import RunDir
@@ -56,116 +56,79 @@ def test_a_card_that_is_not_there_is_named(monkeypatch, cards, asked, local_rank
         Ranks.join(asked)
 
 
-# -- two processes -------------------------------------------------------------------------------------------
-
 # prompts x attempts: fewer rows than processes, fewer prompts, an even number of halves, what cannot be halved
 DEALT = [(1, 1), (1, 4), (3, 4), (5, 3), (6, 2)]
 SIZES = dict(steps=3, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2,
              evolve_every=1, probe_every=0, save_every=1, name="run", grace=-1)
 
 
-def rollout_of(ranks: Ranks, base, n_prompts: int, n: int) -> dict:
+def answers(base: Base, ranks: Ranks, n_prompts: int, n: int) -> dict:
     """What a process holds after n attempts of three members at some prompts of 2, 3, 4, ... tokens."""
     keys = [(n_prompts, n, row) for row in range(n_prompts * n)]
     prompts = Prompts([list(range(6, 8 + i)) for i in range(n_prompts)], [i % 3 for i in range(n_prompts)], keys)
     return vars(generate(base, population(base, 4, 3, std=.3), prompts, SamplingParams(n, max_new_tokens=6), ranks))
 
 
-def said_by(make) -> str:
-    """The sentence of the ValueError that make() raises; "" = it raises none."""
-    try:
-        make()
-    except ValueError as e:
-        return str(e)
-    return ""
+def talk(ranks: Ranks, base: Base) -> None:
+    """Rows are dealt and all hold the same bytes; what one finds out all are told, errors too; one that differs stops all."""
+    def fails_in(rank: int) -> list:
+        if ranks.rank == rank:
+            raise ValueError(f"{rank} fails")
+        return ["ä", None, ranks.rank]
+
+    def checked(c: float) -> None:
+        ranks.check_equal(dict(a=torch.ones(3), b=7, c=torch.tensor(c)), "here")
+    for sizes in DEALT:
+        ours = answers(base, ranks, *sizes)
+        ranks.check_equal(ours, str(sizes))
+        torch.testing.assert_close(ours, answers(base, ALONE, *sizes), rtol=0, atol=1e-5)
+    assert ranks.broadcast(lambda: fails_in(1)) == ["ä", None, 0]
+    with pytest.raises(ValueError, match="^0 fails$"):
+        ranks.broadcast(lambda: fails_in(0))
+    ranks.together(lambda: fails_in(2))
+    for rank in range(2):
+        with pytest.raises(ValueError, match=f"^{rank} fails$"):
+            ranks.together(lambda: fails_in(rank))
+    checked(0.)
+    with pytest.raises(ValueError, match="^here: c is not the same in process 1 as in process 0"):
+        checked([0., -0.][ranks.rank])
 
 
-def only_in(rank: int, wanted: int, said: str) -> int:
-    """Raises ValueError in one process; the others get 1."""
-    if rank == wanted:
-        raise ValueError(said)
-    return 1
-
-
-def forbidden(*args):
-    """What process 0 alone may do."""
-    raise AssertionError("computed in every process")
-
-
-def altered_run(ranks: Ranks, folder: Path, micro_base: Path) -> str:
-    """What a run says in whose second step process 1 changes the last bit of one number."""
-    evolve_population = train.evolve_population
+def run_altered(ranks: Ranks, folder: Path, micro_base: Path) -> None:
+    """A run in whose second step process 1, which makes neither children nor the hash, changes the last bit of one number."""
+    evolve_population, path = train.evolve_population, "model.layers.0.self_attn.v_proj"
 
     def alter(setup, state, adam, step):
         births = evolve_population(setup, state, adam, step)
         if step == 1 and ranks.rank == 1:
-            number = setup.adapters.B[ALTERED].detach()[2, :1, 0]
+            number = setup.adapters.B[path].detach()[2, :1, 0]
             number.copy_(number.nextafter(torch.ones(1)))
         return births
 
     train.evolve_population = alter
     if ranks.rank == 1:
-        train.evolve.apply_operator = forbidden
-        startup.weights_hash = forbidden
+        train.evolve.apply_operator = startup.weights_hash = None
     os.environ.update(WORLD_SIZE="2", RANK=str(ranks.rank))
-    return said_by(lambda: train.main(Config(base=str(micro_base), out=str(folder), device="cpu", **SIZES)))
-
-
-ALTERED = "model.layers.0.self_attn.v_proj"
+    with pytest.raises(ValueError, match=f"^step 1: {path}.lora_B is not the same in process 1 as in process 0"):
+        train.main(Config(base=str(micro_base), out=str(folder), device="cpu", **SIZES))
 
 
 def one_of_two(rank: int, folder: Path, base_path: Path, micro_base: Path) -> None:
-    """A process: all that it saw, in a file."""
+    """A process."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     ranks = Ranks(rank, 2, torch.device("cpu"))
-    base = Base(load_model(base_path, torch.float32), None, (1, 5), "base", base_path)
-    saw = dict(rollouts=[rollout_of(ranks, base, *sizes) for sizes in DEALT])
-    saw["told"] = ranks.broadcast(lambda: ["ä", None, rank])
-    saw["refused"] = said_by(lambda: ranks.broadcast(lambda: only_in(rank, 0, "mend it")))
-    saw["together"] = [said_by(lambda: ranks.together(lambda: only_in(rank, at, f"{at} fails"))) for at in range(3)]
-    saw["equal"] = said_by(lambda: ranks.check_equal(dict(a=torch.ones(3), b=7), "here"))
-    saw["different"] = said_by(lambda: ranks.check_equal(dict(a=torch.ones(3), b=7, c=torch.tensor([0., -0.][rank])), "here"))
-    saw["altered"] = altered_run(ranks, folder, micro_base)
-    torch.save(saw, folder / f"process_{rank}.pt")
+    talk(ranks, Base(load_model(base_path, torch.float32), None, (1, 5), "base", base_path))
+    run_altered(ranks, folder, micro_base)
     leave()
     assert not dist.is_initialized()
 
 
-@pytest.fixture(scope="module")
-def two(tiny, micro_base, tmp_path_factory):
-    """What each of two processes saw, and the folder they were in."""
-    folder = tmp_path_factory.mktemp("two")
-    mp.spawn(one_of_two, (folder, tiny.path, micro_base), nprocs=2)
-    return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)], folder
-
-
-@pytest.mark.parametrize("case, sizes", list(enumerate(DEALT)), ids=str)
-def test_rows_are_dealt_and_all_processes_hold_the_same_bytes(two, tiny, case, sizes):
-    mine, theirs = two[0]
-    alone = rollout_of(Ranks(0, 1, torch.device("cpu")), tiny, *sizes)
-    for name, whole in alone.items():
-        assert torch.equal(mine["rollouts"][case][name], theirs["rollouts"][case][name])
-        torch.testing.assert_close(mine["rollouts"][case][name], whole, rtol=0, atol=1e-5)
-
-
-def test_what_process_0_finds_out_all_are_told_its_errors_too(two):
-    for saw in two[0]:
-        assert saw["told"] == ["ä", None, 0] and saw["refused"] == "mend it"
-        assert saw["together"] == ["0 fails", "1 fails", ""]
-
-
-def test_a_process_that_differs_stops_all_with_the_name(two):
-    for saw in two[0]:
-        assert not saw["equal"] and saw["different"] == "here: c is not the same in process 1 as in process 0"
-        assert saw["altered"].startswith(f"step 1: {ALTERED}.lora_B is not the same in process 1 as in process 0")
-
-
-def test_children_and_the_hash_come_from_process_0(two):
-    """Process 1 may make neither; the step whose children it was given was saved, the one that it spoilt was not."""
-    path = two[1] / "run"
-    assert RunDir(path, writes=False).steps() == [1]
-    assert [birth["step"] for birth in rows(path, "genealogy")] == [0, 0]
+def test_two_processes_hold_the_same_bytes_or_stop_together(tiny, micro_base, tmp_path):
+    """The step whose children process 1 was given was saved, the one that it spoilt was not."""
+    mp.spawn(one_of_two, (tmp_path, tiny.path, micro_base), nprocs=2)
+    assert RunDir(tmp_path / "run", writes=False).steps() == [1]
+    assert [birth["step"] for birth in rows(tmp_path / "run", "genealogy")] == [0, 0]
 
 
 def test_a_checksum_sees_every_bit():
@@ -179,8 +142,6 @@ def test_a_checksum_sees_every_bit():
             y.view(BITS[y.element_size()])[77] ^= 1
             assert checksum(y) != before
 
-
-# -- leaving -------------------------------------------------------------------------------------------------
 
 def test_a_patient_process_leaves_at_the_end_of_a_step_alone():
     """Else process 0 would wait in the middle of a step for one that is gone, and could not save."""
@@ -203,9 +164,7 @@ def test_ctrl_c_under_torchrun(micro_base, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py",
                *words(base=micro_base, out=tmp_path, **SIZES | dict(steps=40, epochs=2, save_every=50))]
     process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    for row in process.stdout:
-        if row.split()[:1] == ["0"]:
-            break
+    assert any(row.split()[:1] == ["0"] for row in process.stdout)
     time.sleep(1)
     os.killpg(process.pid, signal.SIGINT)           # as a terminal does
     _, said = process.communicate(timeout=120)

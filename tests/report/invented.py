@@ -41,32 +41,25 @@ def check(html: str) -> SimpleNamespace:
     return SimpleNamespace(html=html, text=" ".join(tree.itertext()), tags=tags, attributes=attributes)
 
 
-def probe(rng, step: int, teachers: list[str], students: list[str]) -> dict:
-    """What a probe adds to a step's line of metrics.jsonl."""
-    row = dict(base_solve=0.5, student_solve=0.6, heldout_n=50, unseen_n=dict(math=9, logic=9),
-               heldout_greedy={name: rng.random() for name in students})
-    for key in ("unseen", "unseen_think"):
-        row[key] = {kind: {name: rng.random() for name in teachers + students} for kind in ("math", "logic")}
-    if step == 0:
-        row["heldout_greedy_base"] = row["unseen"]["math"]["base"] = row["unseen"]["logic"]["base"] = 0.3
-    return row
-
-
 def measured(rng, step: int, teachers: list[str], students: list[str], n: int) -> dict:
-    """A step's line of metrics.jsonl."""
+    """A step's line of metrics.jsonl; every fifth has a probe."""
     def described(n: int = 24) -> dict:
         return dict(n=n, valid=rng.uniform(0.4, 1), reasons=dict(duplicate=2, syntax=1), teacher_reward=rng.uniform(-1, 1),
                     solve_rate=rng.random(), solve_0=0.2, solve_1=0.5, duplicates=0.1, statements=2 + rng.random())
 
-    members = {}
-    for name in teachers + students:
-        role = "teacher" if name in teachers else "student"
-        members[name] = described() | dict(role=role, mu=25 + rng.gauss(0, 2), sigma=8 / (step + 1), reward=0.5,
-                                           think=rng.random(), entropy=1.0, cosine=rng.random())
+    def shares() -> dict:
+        return {kind: {name: rng.random() for name in teachers + students} for kind in ("math", "logic")}
+    members = {name: described() | dict(role="teacher" if name in teachers else "student", mu=25 + rng.gauss(0, 2), sigma=8 / (step + 1),
+                                        reward=0.5, think=rng.random(), entropy=1.0, cosine=rng.random()) for name in teachers + students}
     row = dict(step=step, think=0.5, **described(n), members=members, task_types=dict(code_o=described(), code_i=described()),
                unique_structures=50 * (step + 1), beats_guessing=0.8, kl=None, entropy=None, alarms={}, tokens_generated=1000 * (step + 1),
                seconds=dict(propose=1.0, solve=2.0))
-    return row | (probe(rng, step, teachers, students) if step % 5 == 0 else {})
+    if step % 5 == 0:
+        row |= dict(base_solve=0.5, student_solve=0.6, heldout_n=50, heldout_greedy={name: rng.random() for name in students},
+                    unseen_n=dict(math=9, logic=9), unseen=shares(), unseen_think=shares())
+    if step == 0:
+        row["heldout_greedy_base"] = row["unseen"]["math"]["base"] = row["unseen"]["logic"]["base"] = 0.3
+    return row
 
 
 def proposal(step: int, i: int, teacher: str, student: str, text: str) -> dict:
@@ -90,19 +83,18 @@ def invent(path: Path, steps: int = 6, pop: int = 4, per_step: int = 8, every: i
     path.mkdir(parents=True)
     rng, half = random.Random(0), pop // 2
     teachers, students = [[f"{role}{i}" for i in range(half)] for role in "TS"]
-    metrics, tasks, births = [], [], []
+    logs = dict(metrics=[], tasks=[], genealogy=[])
     for step in range(steps):
-        metrics.append(measured(rng, step, teachers, students, n=half * per_step))
-        for teacher, student in zip(teachers, students):
-            tasks += [proposal(step, i, teacher, student, text) for i in range(per_step)]
+        logs["metrics"].append(measured(rng, step, teachers, students, n=half * per_step))
+        logs["tasks"] += [proposal(step, i, *pair, text) for pair in zip(teachers, students) for i in range(per_step)]
         if every and (step + 1) % every == 0:
-            births += [replaced(step, teachers), replaced(step, students)]
-    for name, some in dict(metrics=metrics, tasks=tasks, genealogy=births).items():
+            logs["genealogy"] += [replaced(step, teachers), replaced(step, students)]
+    for name, some in logs.items():
         rewrite(path, name, some)
     settled = dict(base="micro/base", name=path.name, out="out", seed=0, steps=steps, prompt_format="micro", single=False, rank=8)
-    (path / "config.json").write_text(json.dumps(settled | config))
     env = dict(commit="abc", flags=dict(seed=[0, "every draw"], rank=[8, "of LoRA"], dedupe=["structural", "duplicates"]))
-    (path / "env.json").write_text(json.dumps(env))
+    for name, some in dict(config=settled | config, env=env).items():
+        (path / f"{name}.json").write_text(json.dumps(some))
     return path
 
 

@@ -19,12 +19,20 @@ ROOT = Path(report.__file__).parent.parent
 
 
 def test_a_whole_run_is_told(tmp_path):
-    page = made(invent(tmp_path / "demo", steps=12, dedupe="off"))
+    path = invent(tmp_path / "demo", steps=12, dedupe="off")
+    some = rows(path)
+    for step in (2, 3, 5):
+        some[step]["alarms"] = dict(collapse=f"like eggs, said at {step} <b>")
+    some[11]["members"]["T1"] |= dict(niche=["code_i", "code_o"], lr=1.25e-4, solve_rate=None)
+    rewrite(path, "metrics", some)
+    page = made(path)
     for words in ("demo", "all 12 steps done", "2 teachers and 2 students", "frozen base", "dare of T1 and T1, in place of T0", "0.95",
                   "structures", "∅ malformed", "2 × ✗ wrong", "Solve rate by type of task", "nobody solves", "Word problems, never trained on",
-                  "1 of 9 flags differ", "No monitor gave alarm"):
+                  "1 of 9 flags differ", "like eggs, said at 2 <b>", "2, 3, 5"):
         assert words in page.text, words
-    assert "Absent" not in page.text and "About the logs" not in page.text
+    assert "said at 3" not in page.text and "Absent" not in page.text and "About the logs" not in page.text
+    cells = next(re.findall("<td>(.*?)</td>", row) for row in page.html.split("<tr>") if "</i>T1<" in row)
+    assert cells[1:5] == ["0 to 11", "founder", "code_i, code_o", "0.000125"] and cells[-1] == "–"
     assert {"T0", "S1"} <= {v for k, v in page.attributes if k in ("data-teacher", "data-student")}
     places = [page.html.index(part) for part in ("<h1>", 'class="lead"', "<nav>", 'class="words"', 'id="thinking"', 'id="progress"')]
     assert places == sorted(places) and page.tags.count("h2") == 6
@@ -45,19 +53,6 @@ def test_the_result_in_one_sentence_and_four_numbers(tmp_path):
     assert "S0, founder: 0.26" in opening.panels(run)[0][0][1], "the picture says the same"
     (_, low, high), = opening.interval([(3, .5)], {3: 100})
     assert (low, high) == pytest.approx((.4038, .5962), abs=1e-3)
-
-
-def test_niches_rates_and_alarms_are_told_and_what_was_not_measured_is_not(tmp_path):
-    path = invent(tmp_path / "run", steps=8, every=0)
-    some = rows(path)
-    for step in (2, 3, 5):
-        some[step]["alarms"] = dict(collapse=f"like eggs, said at {step} <b>")
-    some[7]["members"]["T0"] |= dict(niche=["code_i", "code_o"], lr=1.25e-4, solve_rate=None)
-    rewrite(path, "metrics", some)
-    page = made(path)
-    assert "like eggs, said at 2 <b>" in page.text and "2, 3, 5" in page.text and "said at 3" not in page.text
-    cells = next(re.findall("<td>(.*?)</td>", row) for row in page.html.split("<tr>") if "</i>T0<" in row)
-    assert cells[1:5] == ["0 to 7", "founder", "code_i, code_o", "0.000125"] and cells[6:] == ["–", "–"]
 
 
 @pytest.mark.parametrize("steps, words", [(0, "No step is finished yet."), (1, "no before and after"), (2, "all 2 steps done")])
@@ -86,8 +81,6 @@ def test_what_was_not_logged_is_absent(tmp_path):
     (path / "tasks.jsonl").unlink()
     page = made(path)
     assert page.text.count("Absent: this run did not log it.") > 5 and "Absent: no proposal can be read" in page.text
-    for titles in (opening.PLAYED, "Types never trained on"):
-        assert f"{titles} Absent: this run did not log it." in page.text
     rewrite(path, "metrics", [{"step": 3}])
     made(path)
     with pytest.raises(ValueError, match="nothing to draw"):
@@ -96,15 +89,11 @@ def test_what_was_not_logged_is_absent(tmp_path):
 
 def test_command_line(tmp_path):
     """Nothing but Python is needed; bad input ends in one sentence and without a page."""
-    def call(*words) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, "-S", "-m", "report", *map(str, words)], capture_output=True, text=True, cwd=ROOT)
     good = invent(tmp_path / "run")
-    for words, code, said in (([tmp_path], 2, "is no run"), ([good, "--out", tmp_path / "no" / "a.html"], 1, "No such file")):
-        bad = call(*words)
-        assert bad.returncode == code and said in bad.stderr and bad.stderr.count("\n") == 1, (words, bad.stderr)
-    assert not list(tmp_path.rglob("*.html"))
-    done = call(good)
-    assert done.returncode == 0, done.stderr
+    for words, code, said in (([tmp_path], 2, "is no run"), ([good, "--out", tmp_path / "no" / "a.html"], 1, "No such file"), ([good], 0, "")):
+        done = subprocess.run([sys.executable, "-S", "-m", "report", *map(str, words)], capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == code and said in done.stderr and done.stderr.count("\n") == bool(code), (words, done.stderr)
+        assert code == 0 or not list(tmp_path.rglob("*.html"))
     check((good / "report.html").read_text(encoding="utf-8"))
 
 
@@ -129,8 +118,7 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path):
     for seen in ("<b>run&", "⟨U+202E⟩gnp.exe", "⟨U+0000⟩⟨U+001B⟩[2J", "⟨U+D800⟩", "⟨U+2028⟩", "a⟨U+200B⟩b⟨U+FEFF⟩", "more characters]",
                  "</script><script>alert(1)</script>"):
         assert seen in page.text, seen                              # as text
-    drawn = ElementTree.fromstring(opening.picture(RunLog(path)))
-    assert not drawn.findall(".//{*}script")
+    assert not ElementTree.fromstring(opening.picture(RunLog(path))).findall(".//{*}script")
 
 
 def test_compare(tmp_path):
@@ -159,15 +147,12 @@ def test_a_real_run(tmp_path, micro_base):
 
 
 def test_charts_bear_any_numbers():
-    def line(*points, **more) -> svg.Line:
-        return svg.Line("a", list(points), "t0", **more)
-    for lines in ([], [line()], [line((0, None))], [line((0, 1.0))], [line((5, 3.0), (5, 3.0))], [line((0, 1e14), (9, -1e14))],
-                  [line((0, 1e-300), (1, 0.0))], [line((0, 0.0), (10**8, 0.0))],
-                  [line((0, 2.0), (1, 3.0), band=[(0, -1e14, 1e14), (1, 2.0, None)])]):
-        drawn = svg.line_chart("x", lines)
+    band = [(0, -1e14, 1e14), (1, 2.0, None)]
+    for points in ([], [(0, None)], [(0, 1.0)], [(5, 3.0), (5, 3.0)], [(0, 1e14), (9, -1e14)], [(0, 1e-300), (1, 0.0)], [(0, 0.0), (10**8, 0.0)]):
+        drawn = svg.line_chart("x", [svg.Line("a", points, "t0", band=band if points else [])])
         assert not re.search(r"nan|inf", drawn, re.I)
-        assert bool(drawn) == any(None not in p for a in lines for p in a.points)
-    chart = svg.line_chart("x", [line((0, 0.5), (73, 0.6))])
+        assert bool(drawn) == any(None not in p for p in points)
+    chart = svg.line_chart("x", [svg.Line("a", [(0, 0.5), (73, 0.6)], "t0")])
     assert re.findall('class="tick"[^>]*>([^<]*)<', chart) == ["0", "20", "40", "60", "73"], "the last step stands on the axis"
 
 
