@@ -178,6 +178,10 @@ class Prompt:
     user: str
     prefix: str = ""
 
+    def filled(self, **fields) -> "Prompt":
+        """With these in place of its {names}."""
+        return Prompt(self.user.format(**fields), self.prefix.format(**fields))
+
 
 MICRO_TAGS = {"=": "answer", "<": "trace", ">": "trace", "?": "question"}
 
@@ -279,10 +283,6 @@ class PromptFormat:
     closing: str = ""                       # text that ends an answer where the model may have no end token
     thinking: bool = True                   # enable_thinking of a chat template that has the switch (Qwen3's)
 
-    def admits(self, blocks: list[tuple[str, str]], *tags: str) -> bool:
-        """Whether blocks may stand for those of these tags: exactly they, where the protocol is strict."""
-        return not self.strict or [tag for tag, _ in blocks] == list(tags)
-
 
 def thoughtful(t: Template) -> str:
     """What asks a student to think first."""
@@ -304,6 +304,29 @@ FORMATS = {
     "base": PromptFormat(lambda t: Prompt(t.propose, "<think>"), lambda t: Prompt(thoughtful(t), "<think>"),
                          envelope_blocks, inside_think, closing="</answer>")}
 PROMPT_FORMATS = tuple(FORMATS)
+
+
+class Answer:
+    """What a model wrote, its prefix included, as its prompt format cuts it."""
+
+    def __init__(self, text: str, prompt_format: str):
+        self.text, self.form = text, FORMATS[prompt_format]
+        self.blocks = self.form.blocks(text)
+
+    def bodies(self, *tags: str) -> list[str]:
+        """Of the blocks under one of these tags."""
+        return [body for tag, body in self.blocks if tag in tags]
+
+    def admits(self, *tags: str) -> bool:
+        """Whether the blocks may stand for those of these tags: exactly they, where it is strict."""
+        return not self.form.strict or [tag for tag, _ in self.blocks] == list(tags)
+
+    def block(self, *tags: str) -> str:
+        """The last block under one of these tags, else the last; strict: the last, if under one; or ""."""
+        last_tag, last = self.blocks[-1] if self.blocks else ("", "")
+        if self.form.strict:
+            return last if last_tag in tags and last_tag != "input" else ""
+        return [last, *self.bodies(*tags)][-1]
 
 
 def template(kind: str, prompt_format: str, phase: str) -> Prompt:
