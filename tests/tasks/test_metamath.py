@@ -136,20 +136,16 @@ def test_scopes_and_incomplete_proofs():
     assert database.incomplete == ["x", "y"]
 
 
-@pytest.mark.parametrize("given, proof, holds", [
-    ("$d p q $.", "wp wq ne", True), ("", "wp wq ne", False), ("$d p q $.", "wp wp ne", False),
-    ("$d p q r $.", "wp wq wr wi ne", True), ("$d p q $.", "wp wq wr wi ne", False),
-    ("$d q r $. $d p r $.", "wr wp wq wi ne", True),
-    ("$d p q $. $d p r $. $d q r $.", "wp wq wi wr wp wi ne", False)])
-def test_distinct_variables(given, proof, holds):
+@pytest.mark.parametrize("given, formula, proof, holds", [
+    ("$d p q $.", "p != q", "wp wq", True), ("", "p != q", "wp wq", False), ("$d p q $.", "p != p", "wp wp", False),
+    ("$d p q r $.", "p != ( q -> r )", "wp wq wr wi", True), ("$d p q $.", "p != ( q -> r )", "wp wq wr wi", False),
+    ("$d q r $. $d p r $.", "r != ( p -> q )", "wr wp wq wi", True),
+    ("$d p q $. $d p r $. $d q r $.", "( p -> q ) != ( r -> p )", "wp wq wi wr wp wi", False)])
+def test_distinct_variables(given, formula, proof, holds):
     """What stands for distinct variables shares none, and all pairs of its variables are distinct."""
-    parts = []
-    for label in proof.split()[:-1]:
-        second = parts.pop() if label == "wi" else ""
-        parts.append(f"( {parts.pop()} -> {second} )" if second else label[1])
     text = ("$c ( ) -> wff |- != $. $v p q r $. wp $f wff p $. wq $f wff q $. wr $f wff r $.\n"
             "wi $a wff ( p -> q ) $. ${ $d p q $. ne $a |- p != q $. $}\n"
-            f"${{ {given} t $p |- {' != '.join(parts)} $= {proof} $. $}}")
+            f"${{ {given} t $p |- {formula} $= {proof} ne $. $}}")
     said = refusal(text)
     assert (said == "") == holds and (holds or "must not meet" in said), said
 
