@@ -30,27 +30,23 @@ def narrow():
         yield narrow
 
 
-@pytest.fixture
-def fail(monkeypatch):
-    """fail(n): of the next n children nothing comes back, as of one whose walls cannot be put up."""
-    left, real = [0], scheduler.ForkServer.finish
+def losing(n):
+    """ForkServer.finish, but of the next n children nothing comes back, as of one whose walls cannot be put up."""
+    left, real = iter(range(n)), scheduler.ForkServer.finish
 
     def finish(server):
         told = real(server)
-        left[0] -= 1
-        return ("killed", 0.0, b"") if left[0] >= 0 else told
-
-    monkeypatch.setattr(scheduler.ForkServer, "finish", finish)
-    return lambda n: left.__setitem__(0, n)
+        return told if next(left, None) is None else ("killed", 0.0, b"")
+    return finish
 
 
-def test_two_failures_are_not_seen_and_a_third_is_told(narrow, fail):
-    for job, output in (Job(LOOP, ("1",)), "10"), (Job("print(int(input()) + 1)", ("7\n",), entry=None), '"8\\n"'):
-        fail(2)
-        assert narrow.run([job])[0].outputs == (output,)
-        fail(3)
-        verdict, = narrow.run([job])
-        assert (verdict.end, verdict.errors) == ("sandbox failure", ("sandbox failure",))
+@pytest.mark.parametrize("job, output", [(Job(LOOP, ("1",)), "10"), (Job("print(int(input()) + 1)", ("7\n",), entry=None), '"8\\n"')])
+def test_two_failures_are_not_seen_and_a_third_is_told(narrow, monkeypatch, job, output):
+    monkeypatch.setattr(scheduler.ForkServer, "finish", losing(2))
+    assert narrow.run([job])[0].outputs == (output,)
+    monkeypatch.setattr(scheduler.ForkServer, "finish", losing(3))
+    verdict, = narrow.run([job])
+    assert (verdict.end, verdict.errors) == ("sandbox failure", ("sandbox failure",))
 
 
 def test_a_program_that_says_nothing_did_begin(narrow):

@@ -82,10 +82,9 @@ def test_limits_of_values():
             decode(text)
 
 
-@pytest.mark.parametrize("n_honest", [0, 200])
-def test_colliding_members_do_not_cost_quadratic_time(n_honest):
-    """Members of one hash, alone or beside honest ones that lower the mean."""
-    members = sorted(map(encode, [(2**61 - 1) * i for i in range(1, 2000)] + list(range(1, n_honest))))
+def test_colliding_members_do_not_cost_quadratic_time():
+    """Members of one hash beside honest ones that lower the mean; alone, see attacks.txt."""
+    members = sorted(map(encode, [(2**61 - 1) * i for i in range(1, 2000)] + list(range(1, 200))))
     start = time.process_time()
     with pytest.raises(ValueError, match="colliding"):
         decode('{"s":[' + ",".join(members) + "]}")
