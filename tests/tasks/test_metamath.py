@@ -46,20 +46,16 @@ def test_the_published_suite_is_judged_as_it_should_be(capsys):
 
 
 @pytest.mark.parametrize("path", THEORIES, ids=lambda path: path.name)
-def test_the_command_line(path, tmp_path):
+def test_the_command_line(path, tmp_path, capsys):
     """Exit code 0, or 1 with line and token; and the file needs nothing but the standard library."""
-    def run(file, *how):
-        words = [sys.executable, *(how or ("-I", metamath.__file__)), file]
-        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert run(path, "-m", "tasks.metamath").stderr == ""
-    done = run(path)
-    assert done.returncode == 0 and "0 with incomplete proofs" in done.stdout and not done.stderr
-    broken = tmp_path / "broken.mm"
-    broken.write_text(path.read_text() + "\n$a")
-    done = run(broken)
-    last_line = len(path.read_text().split("\n")) + 1
-    assert done.returncode == 1 and f"line {last_line}, token '$a': no label" in done.stdout
-    assert run(tmp_path / "none.mm").returncode == 1
+    for how in ("-I", metamath.__file__), ("-m", "tasks.metamath"):
+        done = subprocess.run([sys.executable, *how, path], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and "0 with incomplete proofs" in done.stdout and not done.stderr
+    broken, text = tmp_path / "broken.mm", path.read_text()
+    broken.write_text(f"{text}\n$a")
+    assert metamath.main([str(broken)]) == metamath.main([str(tmp_path / "none.mm")]) == 1
+    last_line = text.count("\n") + 2
+    assert f"line {last_line}, token '$a': no label" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- malformed files

@@ -209,7 +209,6 @@ LINES = "\n".join(f"[{i}, {i + 1}]" for i in range(10))
     ("\n".join(f"```input\nf([{i}])\n```" for i in range(12)) + "\n```message\nIt reverses.\n```", "ok"),     # first ten count
     ("```\n" + LINES + "\n```\n```message\nIt reverses.\n```", "ok"),
     ("```input\n" + LINES + "\n```", "ok"),                                                             # a hint is not demanded
-    ("```input\n" + "[1]\n" * 10 + "```\n```message\nIt reverses.\n```", "few_inputs"),
     ("```input\n" + "[1]\n[ 1]\n" * 5 + "```", "few_inputs"),                                           # the same written twice
     ("```input\n[1]\n```\n```message\nIt reverses.\n```", "few_inputs"), ("no blocks", "no_input"),
     ("\n".join(f"```input\nrange({i})\n```" for i in range(10)), "not_literal"),
@@ -266,7 +265,6 @@ def test_keys():
     def key(kind, program, *inputs, dedupe="structural"):
         return TASK_TYPES[kind].key(Proposal(kind, program, inputs), dedupe)
     assert key("code_o", REVERSE, "[1]") == key("code_o", "def f(y):\n    return y[::-2]", "[2]")
-    assert key("code_o", REVERSE, "[1]") != key("code_o", "def f(y):\n return y[1:]", "[1]")
     assert key("code_o", REVERSE, "[1]", dedupe="exact") == key("code_i", REVERSE, "[1]", dedupe="exact")
     assert key("code_f", REVERSE, "[1]") != key("code_f", REVERSE, "[2]")
     assert key("code_f", REVERSE, "[1]") == key("code_f", REVERSE.replace("x", "z"), "[1]")
