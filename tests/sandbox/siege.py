@@ -3,11 +3,9 @@
 One line each, a JSON line last; exit code 0 where all are survived. --without namespaces,seccomp leaves out layers.
 One program a file. Header lines: `# want:` the verdicts of an honest verifier, alternatives separated by "|" (fail, error,
 malformed, timeout, crash, violation, exit, pass, det, nondet), `# answer:` the value that would pass (default 731). Each is called
-as f(3), or with as many threes as it wants. /tmp/attack_mark in it stands for a fresh folder.
-
-Survived: the verdict is wanted, nothing happened outside (a mark, a connection, a process left over), nothing was read that must
-not be (a string that begins with LEAK), the next honest program is judged rightly, and the verdict came within the CPU limit plus
-half a second.
+as f(3), or with as many threes as it wants. /tmp/attack_mark in it stands for a fresh folder. Survived: the verdict is wanted and
+came in time, nothing happened outside (a mark, a connection, a process left over), nothing was read that must not be (a string
+that begins with LEAK), and the next honest program is judged rightly.
 """
 import argparse
 import contextlib

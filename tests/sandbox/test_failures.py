@@ -68,18 +68,12 @@ def test_a_machine_out_of_processes_for_a_moment(narrow, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == n_open
 
 
-class Failing:
-    """A sandbox that fails on the last input of every job."""
-
-    def __init__(self, real):
-        self.real = real
-
-    def run(self, jobs):
-        verdicts = []
-        for verdict in self.real.run(jobs):
-            outputs, errors = (*verdict.outputs[:-1], None), (*verdict.errors[:-1], "sandbox failure")
-            verdicts.append(Verdict("sandbox failure", outputs, errors, 0.0))
-        return verdicts
+def failing(run):
+    """As a sandbox's run, but it fails on the last input of every job."""
+    def runs(jobs):
+        lost = "sandbox failure"
+        return [Verdict(lost, (*verdict.outputs[:-1], None), (*verdict.errors[:-1], lost), 0.0) for verdict in run(jobs)]
+    return runs
 
 
 ANSWERS = {"code_o": "```output\n[2, 1]\n```", "code_i": "```input\n[1, 2]\n```", "code_f": f"```python\n{REVERSED}\n```"}
@@ -92,10 +86,10 @@ def test_an_attempt_whose_judging_fails_is_neither_right_nor_wrong(narrow, kind)
     task = TASK_TYPES[kind].accept(proposal, narrow.run([TASK_TYPES[kind].job(proposal)])[0], LIMITS, "key")
     texts = [[ANSWERS[kind], "I do not know."]]
     assert verify_answers([task], texts, "chat", LIMITS, narrow.run) == [["correct", "malformed"]]
-    assert verify_answers([task], texts, "chat", LIMITS, Failing(narrow).run) == [[UNJUDGED, "malformed"]]
+    assert verify_answers([task], texts, "chat", LIMITS, failing(narrow.run)) == [[UNJUDGED, "malformed"]]
     if kind == "code_f":                # who is wrong somewhere is wrong, whatever failed elsewhere
         wrong = [["```python\ndef f(x):\n    return x\n```"]]
-        assert verify_answers([task], wrong, "chat", LIMITS, Failing(narrow).run) == [["wrong"]]
+        assert verify_answers([task], wrong, "chat", LIMITS, failing(narrow.run)) == [["wrong"]]
         verdicts = narrow.run([Job("import os\ndef f(x): os.fork()", task.inputs[5:])])
         assert TASK_TYPES[kind].verify(task, ["p"], verdicts, LIMITS) == [VIOLATION]
 

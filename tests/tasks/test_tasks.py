@@ -24,10 +24,9 @@ def made(kind: str, program: str, *pairs, message: str = "") -> Task:
 
 
 REVERSE = "def f(x):\n return x[::-1]"
-ADD = "def f(a, b):\n    return a + b"
 OUT = made("code_o", REVERSE, ("[1, 2, 3]", [3, 2, 1]))
 INP = made("code_i", REVERSE, ("[1, 2, 3]", [3, 2, 1]))
-ADDED = made("code_i", ADD, ("2, 3", 5))
+ADDED = made("code_i", "def f(a, b):\n    return a + b", ("2, 3", 5))
 PAIR = made("code_o", "def f(x):\n return x, x", ("1", (1, 1)))
 FUN = made("code_f", REVERSE, *[(f"[{i}, 7]", [7, i]) for i in range(10)], message="It turns things around.")
 
@@ -97,12 +96,9 @@ def test_many_attempts_do_not_disturb_each_other(sandbox):
     assert TASK_TYPES["code_o"].answer_jobs(OUT, [None, None], MICRO) == []
 
 
-# what each of these returns depends on the calls before; a new process always says the same
-MEMORIES = ["n = []\ndef f(x):\n    n.append(x)\n    return 1 if len(n) < 3 else len(n) % 2",
-            "import random\ndef f(x):\n    random.seed(x) if x == 1 else 0\n    return random.random() > .5"]
-
-
-@pytest.mark.parametrize("program", MEMORIES)
+@pytest.mark.parametrize("program", [
+    "n = []\ndef f(x):\n    n.append(x)\n    return 1 if len(n) < 3 else len(n) % 2",
+    "import random\ndef f(x):\n    random.seed(x) if x == 1 else 0\n    return random.random() > .5"])
 def test_no_attempt_sees_the_calls_before_it(sandbox, program):
     """A code_i teacher could decide verdicts by counting calls: each attempt is judged as if it were alone."""
     verdict, = sandbox.run([Job(program, ("1",))])
