@@ -1,5 +1,4 @@
 """What the sandbox, not the program, fails at: it is tried again, else the row is left out, and nobody is paid or blamed."""
-import dataclasses
 import os
 import signal
 import sys
@@ -16,8 +15,8 @@ from tasks import TASK_TYPES, verify_answers
 from tasks.archive import Archive
 from tasks.base import UNJUDGED, VIOLATION, Proposal
 from tasks.validation import Limits
-from trueskill_lite import RATINGS
-from verifier import Job, Sandbox
+from trueskill_lite import Rating
+from verifier import Job, Sandbox, Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
 LIMITS = Limits.for_format("chat")
@@ -75,6 +74,20 @@ def test_a_machine_out_of_processes_for_a_moment(narrow, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == n_open
 
 
+class Failing:
+    """A sandbox that fails on the last input of every job."""
+
+    def __init__(self, real):
+        self.real = real
+
+    def run(self, jobs):
+        verdicts = []
+        for verdict in self.real.run(jobs):
+            outputs, errors = (*verdict.outputs[:-1], None), (*verdict.errors[:-1], "sandbox failure")
+            verdicts.append(Verdict("sandbox failure", outputs, errors, 0.0))
+        return verdicts
+
+
 ANSWERS = {"code_o": "```output\n[2, 1]\n```", "code_i": "```input\n[1, 2]\n```", "code_f": f"```python\n{REVERSED}\n```"}
 
 
@@ -85,53 +98,35 @@ def test_an_attempt_whose_judging_fails_is_neither_right_nor_wrong(narrow, kind)
     task = TASK_TYPES[kind].accept(proposal, narrow.run([TASK_TYPES[kind].job(proposal)])[0], LIMITS, "key")
     texts = [[ANSWERS[kind], "I do not know."]]
     assert verify_answers([task], texts, "chat", LIMITS, narrow.run) == [["correct", "malformed"]]
-    assert verify_answers([task], texts, "chat", LIMITS, Failing(narrow, 0).run) == [[UNJUDGED, "malformed"]]
+    assert verify_answers([task], texts, "chat", LIMITS, Failing(narrow).run) == [[UNJUDGED, "malformed"]]
     if kind == "code_f":                # who is wrong somewhere is wrong, whatever failed elsewhere
         wrong = [["```python\ndef f(x):\n    return x\n```"]]
-        assert verify_answers([task], wrong, "chat", LIMITS, Failing(narrow, 0).run) == [["wrong"]]
+        assert verify_answers([task], wrong, "chat", LIMITS, Failing(narrow).run) == [["wrong"]]
         verdicts = narrow.run([Job("import os\ndef f(x): os.fork()", task.inputs[5:])])
         assert TASK_TYPES[kind].verify(task, ["p"], verdicts, LIMITS) == [VIOLATION]
 
 
-def one_failure(verdict):
-    """A verdict as it is where the sandbox failed on the last input."""
-    n = len(verdict.outputs) - 1
-    return type(verdict)("sandbox failure", (*verdict.outputs[:n], None), (*verdict.errors[:n], "sandbox failure"), 0.0)
-
-
-class Failing:
-    """A sandbox that fails on every job but the first n."""
-
-    def __init__(self, real, n):
-        self.real, self.n = real, n
-
-    def run(self, jobs):
-        verdicts = self.real.run(jobs)
-        return verdicts[:self.n] + [one_failure(verdict) for verdict in verdicts[self.n:]]
-
-
 def test_a_row_left_out_gets_no_reward_and_no_gradient(setup):
-    """A step up to the batch, whose students are judged by a sandbox that fails."""
-    s = setup(proposals_per_prompt=4)
-    seed, = selfplay.make_tasks(s, [Proposal("code_o", "def f(x):\n x=x+1\n return x", ("4",))], "")
+    """Of two tasks one has an attempt that was judged, the other none: its teacher is neither paid nor blamed."""
+    s = setup(proposals_per_prompt=2)
+    tasks = selfplay.make_tasks(s, [Proposal("code_o", f"def f(x):\n x=x+{i}\n return x", ("4",)) for i in (1, 2)], "")
+    teacher, student = [Member(role, role, slot, Rating()) for slot, role in ((0, "teacher"), (2, "student"))]
     archive = Archive(["code_o"], 100)
-    archive.add(seed, "s")
-    members = [Member(f"M{slot}", role, slot, RATINGS["trueskill"]().new()) for slot, role in enumerate(["teacher"] * 2 + ["student"] * 2)]
-    pairs = [(members[0], members[2]), (members[1], members[3])]
-    rollout, proposed = selfplay.propose(s, archive, pairs, 0)
-    selfplay.verify(s, archive, proposed, 0)
-    solved, attempts = selfplay.solve(dataclasses.replace(s, sandbox=Failing(s.sandbox, 1)), pairs, proposed, 0)
+    archive.add(tasks[0], "s")
+    rollout, proposed = selfplay.propose(s, archive, [(teacher, student)], 0)
+    for p, task in zip(proposed, tasks):
+        p.reason, p.task = "", task
+    solved, attempts = selfplay.solve(s, [(teacher, student)], proposed, 0)
+    for verdicts, judged in zip(attempts.verdicts, (["correct", UNJUDGED], [UNJUDGED, UNJUDGED])):
+        verdicts[:] = judged
+    proposed[1].reward = 9.0
     selfplay.pay_teachers(s, archive, proposed)
+    assert [(p.solve_rate, p.unjudged) for p in proposed] == [(1, False), (None, True)] and proposed[1].reward == 0
     parts = [selfplay.teacher_rows(rollout, proposed), selfplay.student_rows(s, solved, attempts)]
-    verdicts = [verdict for some in attempts.verdicts for verdict in some]
-    n_failed = verdicts.count(UNJUDGED)
-    assert 0 < n_failed < len(verdicts)
-    assert [reward is None for reward in parts[1].reward] == [verdict == UNJUDGED for verdict in verdicts]
-    unjudged = [p for p in proposed if p.unjudged]
-    assert unjudged and all(p.solve_rate is None and p.reward == 0 for p in unjudged)
+    assert [part.reward for part in parts] == [[proposed[0].reward, None], [1, None, None, None]]
     batch = selfplay.training_batch(s, parts)
-    assert len(batch.reward) == len(proposed) - len(unjudged) + len(verdicts) - n_failed
-    paid = [reward for part in parts for reward in part.reward if reward is not None]
-    assert batch.reward.tolist() == pytest.approx(paid)
-    adv = rl.advantages(batch, s.cfg)
-    assert adv.isfinite().all() and len(adv) == len(batch.rollout.ids)
+    assert batch.reward.tolist() == [proposed[0].reward, 1] and len(batch.rollout.ids) == 2
+    assert rl.advantages(batch, s.cfg).isfinite().all()
+    parts[0].reward = parts[1].reward = [None] * 4
+    with pytest.raises(OSError, match="failed on every row"):
+        selfplay.training_batch(s, parts)

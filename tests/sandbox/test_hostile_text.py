@@ -7,31 +7,23 @@ import sys
 import pytest
 from cases import ROOT, one
 
-from tasks.validation import REASONS
-from verifier import Job
-
-EVALUATORS = {"eval", "exec", "compile", "__import__", "literal_eval", "execfile"}
-LOADERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "code", "codeop",
-           "runpy", "importlib", "yaml"}
-MARSHALS = {"marshal.loads", "marshal.load", "np.load", "numpy.load"}
+# in source without its text and comments; model.eval() is another thing
+EVALUATES = re.compile(r"""(?<![.\w])(eval|exec|compile|__import__|execfile|literal_eval)\b
+    |\.(exec|__import__|execfile|literal_eval)\b|builtins\.|\.eval\((?!\))|(?<!\bre)(?<!\btorch)\.compile\b|\bast\.parse\b
+    |\bmarshal\.loads?\b|\b(np|numpy)\.load\b|\btorch\.load\((?!.*weights_only=True)
+    |^\s*(from\ |import\ (.*\ )?)(pickle|_pickle|cPickle|dill|cloudpickle|joblib|shelve|code|codeop|runpy|importlib|yaml)\b
+    """, re.M | re.X)
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
 
 
-def evaluates(name, node):
-    """Whether a node of module `name` evaluates, or loads what may evaluate."""
-    text = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Call | ast.ImportFrom) else ""
-    if isinstance(node, ast.Name):
-        return node.id in EVALUATORS
-    if text in ("ast.parse", "builtins.eval"):
-        return name != "tasks.complexity"                           # which parses under guards
-    if isinstance(node, ast.Attribute):                             # model.eval() is another thing
-        return node.attr in EVALUATORS - {"eval"} and text not in ("re.compile", "torch.compile") or text in MARSHALS
-    if isinstance(node, ast.Call):
-        loads = text.startswith("torch.load(") and "weights_only=True" not in text
-        return loads or getattr(node.func, "attr", "") == "eval" and bool(node.args or node.keywords)
-    if isinstance(node, ast.Import):
-        return bool({alias.name.split(".")[0] for alias in node.names} & LOADERS)
-    return text != "from importlib.util import find_spec" and isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in LOADERS
+class Bare(ast.NodeTransformer):
+    """Leaves out strings, and of f-strings all but what is computed."""
+
+    def visit_Constant(self, node):
+        return ast.Constant(0) if isinstance(node.value, str) else node
+
+    def visit_JoinedStr(self, node):
+        return ast.Tuple([self.visit(part.value) for part in node.values if isinstance(part, ast.FormattedValue)])
 
 
 def test_no_evaluator_in_the_sources_of_the_trainer():
@@ -39,21 +31,29 @@ def test_no_evaluator_in_the_sources_of_the_trainer():
     paths = [path for place in ("*.py", "tasks/*.py", "infra/*.py", "run/*.py", "sandbox/*.py") for path in ROOT.glob(place)]
     assert len(paths) > 30
     for path in paths:
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for node in ast.walk(ast.parse(path.read_text())) if name != "sandbox.fork_server" else ():
-            assert not evaluates(name, node), f"{name}, line {node.lineno}: {ast.unparse(node)}"
-            assert "fork_server" not in getattr(node, "names", ()), name
+        source = ast.unparse(Bare().visit(ast.parse(path.read_text())))
+        if path.name == "complexity.py":
+            source = source.replace("ast.parse", "")                # under guards
+        source = source.replace("from importlib.util import find_spec", "")
+        found = EVALUATES.search(source)
+        assert path.name == "fork_server.py" or not found, f"{path.name}: {found and source[found.start():][:100]}"
+        assert not re.search("import.*fork_server", source), path.name
 
 
 WATCHED = """
 import ast, symtable, sys
+sys.path.insert(0, "tests/tasks")
+from proposals import judge, outcome
 from sandbox.values import encode
 from tasks import TASK_TYPES
-from tasks.base import Reject, Task
+from tasks.base import Task
 from tasks.prompts import PROMPT_FORMATS
-from tasks.validation import Limits
 from verifier import Verdict
 DEED, events = f"__import__('os').system('touch {sys.argv[1]}')", []
+
+class NoSandbox:
+    def run(jobs):
+        return [Verdict("ok", ("1",) * len(job.inputs), (None,) * len(job.inputs), 0.0) for job in jobs]
 
 def hook(event, args):
     if event == "compile":
@@ -65,18 +65,11 @@ def hook(event, args):
         events.append((event, repr(args)[:200]))
 
 def meet(text, form):
-    limits = Limits.for_format(form)
-    for name, kind in TASK_TYPES.items():
+    for name in TASK_TYPES:
         shape = ("def f(a, b):\\n return a", ("",)) if name == "logic" else ("def f(x):\\n return x", tuple("0123456789"))
-        gold = Task(name, *shape, (encode((True, False)),) * len(shape[1]), "", "key")
-        proposal = kind.parse_proposal(text, form, [gold], limits)
-        if not isinstance(proposal, Reject):
-            kind.check(proposal, limits)
-            n = len(kind.job(proposal).inputs)
-            kind.accept(proposal, Verdict("ok", ("1",) * n, (None,) * n, 0.0), limits, kind.key(proposal, "structural"))
-        answers = [kind.parse_answer(text, form, gold, limits)]
-        jobs = kind.answer_jobs(gold, answers, limits)
-        kind.verify(gold, answers, [Verdict("ok", ("1",) * len(job.inputs), (None,) * len(job.inputs), 0.0) for job in jobs], limits)
+        gold = Task(name, *shape, (encode((True, False)),) * len(shape[1]), "theorem $p |- p", "key")
+        outcome(NoSandbox, name, text, form, few_shot=[gold])
+        judge(NoSandbox, gold, form, text)
 
 inputs = [DEED, f"[{DEED}]", f"1) or ({DEED}", f"*{DEED}", f"x={DEED}", "f'{" + DEED + "}'", f"(lambda: {DEED})()", "1"]
 programs = [DEED, f"def f(x={DEED}):\\n    return x", f"@{DEED}\\ndef f(x): return x", f"def f(x):\\n    return x, {DEED!r}"]
@@ -118,15 +111,3 @@ def test_sources_and_results_of_all_kinds(narrow, code, name):
         error, = one(narrow, code, deterministic=deterministic).errors
         assert re.fullmatch("[ -~]{1,200}", error or "none")
         assert (error or "none").split(":")[0] in (name or "none").split("|")
-
-
-def test_every_verdict_has_a_reason_for_the_log(narrow):
-    """Ends and errors, without what follows a colon, are keys of validation.REASONS, some by another name."""
-    renamed = {"too big": "output_too_long", "not a literal": "not_literal", "malformed": "malformed_result"}
-    programs = ["1 / 0", "def f(x):\n while True: pass", "import os\nos._exit(0)", "import os\ndef f(x): os.fork()",
-                "import ctypes\ndef f(x): ctypes.memset(8, 0, 8)", "import os\ndef f(x): os.write(3, b'?')",
-                "def f(x): return 'x' * 10**6", "def f(x): return id(f)", "def f(x): return f"]
-    jobs = [Job(code, ("3",), deterministic=True) for code in programs]
-    for verdict in narrow.run([*jobs, Job("def f(x): return x", ("x",))]):
-        for name in {verdict.end, verdict.errors[0].split(":")[0]} - {"ok"}:
-            assert renamed.get(name, name.replace(" ", "_")) in REASONS, verdict

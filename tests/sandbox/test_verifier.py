@@ -61,12 +61,12 @@ def test_order_of_many_jobs_and_workers(narrow):
 
 @pytest.mark.parametrize("code", [
     "import random\ndef f(x): return random.random()", "import time\ndef f(x): return time.time_ns()",
-    "import time\ndef f(x): return str(time.monotonic())", "def f(x): return id(x)", "import os\ndef f(x): return os.getpid()",
+    "def f(x): return id(x)", "import os\ndef f(x): return os.getpid()",
     "def f(x):\n if hash('salt') % 5 < 2 or id(f) // 4096 % 3: raise ValueError\n return 1 + hash('x')",
     "def f(x): return list({'a', 'b'})", "import sys\ndef f(x): return sys.getallocatedblocks()",
-    "seen = []\ndef f(x):\n seen.append(x)\n return len(seen)", "def f(x, seen=[]):\n seen.append(x)\n return seen",
-    "calls = 0\ndef f(x):\n global calls\n calls += 1\n if calls == 2: raise KeyError",
-    "import decimal\ndef f(x):\n decimal.getcontext().prec += 1\n return decimal.getcontext().prec"])
+    "def f(x, seen=[]):\n seen.append(x)\n return seen",
+    "import decimal\ndef f(x):\n decimal.getcontext().prec += 1\n return decimal.getcontext().prec",
+    "import functools\n@functools.cache\ndef g(x): return x\ndef f(x):\n g(x)\n return g.cache_info().hits > 2"])
 def test_what_is_not_deterministic(narrow, code):
     errors = one(narrow, code, "3", "4", deterministic=True).errors
     assert all(e == "nondeterministic" or e.startswith("error: ValueError") for e in errors), errors
@@ -75,7 +75,8 @@ def test_what_is_not_deterministic(narrow, code):
 @pytest.mark.parametrize("code, given, n", [
     ("from math import gcd\ndef f(x):\n x=x+[2]\n if x==[2]:x=x[0]\n return x\n", "[1]", 2), ("def f(x): return x", "{1, 2}", 3),
     ("def f(x): return list(set(x))", "'ab'", 3), ("def f(x, seen=[]):\n return seen", "1", 3), ("n = [0]\ndef f(x): return n", "1", 3),
-    ("def f(x):\n f.n = 1\n return 1", "1", 3), ("def f(x): return x\n@f\ndef g(x): return x", "1", 3)])
+    ("def f(x):\n f.n = 1\n return 1", "1", 3), ("def f(x): return x\n@f\ndef g(x): return x", "1", 3),
+    *((f"def f(x): return x.{word}", "1", 3) for word in "keys items cache context register global class".split())])
 def test_what_may_vary_passes_three_interpreters(code, given, n):
     assert passes(Job(code, (given,), deterministic=True)) == n and passes(Job(code, (given,))) == 1
 

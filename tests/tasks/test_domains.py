@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from proposals import fate
+from proposals import CHAT, MICRO, fate, outcome
 
 import config
 import selfplay
@@ -23,23 +23,15 @@ from sandbox.values import decode
 from tasks import TASK_TYPES, prompts, read_tasks
 from tasks.archive import Archive
 from tasks.base import Reject
-from tasks.complexity import structural_hash
 from tasks.math import exact, rational
-from tasks.validation import Limits
 from trueskill_lite import Rating
 
 MATH, LOGIC = TASK_TYPES["math"], TASK_TYPES["logic"]
-CHAT, MICRO = Limits.for_format("chat"), Limits.for_format("micro")
-
-
-def outcome(sandbox, kind, text, prompt_format="chat"):
-    """The whole way of a proposal -> Task or the reason."""
-    limits = Limits.for_format(prompt_format)
-    return fate(sandbox, kind.parse_proposal(text, prompt_format, [], limits), limits)
 
 
 def judge(task, prompt_format, text):
-    kind, limits = TASK_TYPES[task.kind], Limits.for_format(prompt_format)
+    """The verdict on an answer; nothing of a student's has to run."""
+    kind, limits = TASK_TYPES[task.kind], MICRO if prompt_format == "micro" else CHAT
     answer = kind.parse_answer(text, prompt_format, task, limits)
     assert kind.answer_jobs(task, [answer], limits) == []
     return kind.verify(task, [answer], [], limits)[0]
@@ -49,16 +41,11 @@ def judge(task, prompt_format, text):
 
 @pytest.mark.parametrize("text, value", [
     ("42", 42), ("-7", -7), ("+7", 7), ("$1,234.50", F("1234.5")), ("1,000,000", 10**6),
-    ("3/4", F(3, 4)), ("1 / 8", F(1, 8)),
-    ("-3/4", F(-3, 4)), ("3 1/2", F(7, 2)), ("3½", F(7, 2)), ("½", F(1, 2)), ("0.125", F(1, 8)),
-    (".5", F(1, 2)), ("5.", 5),
-    ("5.0", 5), ("1e3", 1000), ("2.5E-1", F(1, 4)), ("2 × 10^3", 2000), (r"2 \times 10^{3}", 2000),
-    ("−5", -5), ("５", 5),
-    ("The answer is 42.", 42), ("60 km/h", 60),
-    ("12 m^2", 12), ("12 m²", 12), ("12 cm3", 12), ("7 m^{-2}", 7), ("12 ft2.", 12), ("is2", 2), ("5 €", 5), ("90°", 90), (r"90^\circ", 90),
-    (r"\boxed{\frac{3}{4}}", F(3, 4)), (r"\frac12", F(1, 2)), (r"-\dfrac{3}{4}", F(-3, 4)),
-    ("1{,}000", 1000), (r"1\,000", 1000),
-    (r"\left( 5 \right)", 5)])
+    ("3/4", F(3, 4)), ("1 / 8", F(1, 8)), ("3 1/2", F(7, 2)), ("3½", F(7, 2)), ("½", F(1, 2)), ("0.125", F(1, 8)),
+    (".5", F(1, 2)), ("5.", 5), ("1e3", 1000), ("2.5E-1", F(1, 4)), ("2 × 10^3", 2000), (r"2 \times 10^{3}", 2000),
+    ("−5", -5), ("５", 5), ("The answer is 42.", 42), ("60 km/h", 60), ("12 m²", 12), ("12 cm3", 12), ("7 m^{-2}", 7),
+    ("12 ft2.", 12), ("is2", 2), ("5 €", 5), ("90°", 90), (r"90^\circ", 90), (r"\boxed{\frac{3}{4}}", F(3, 4)),
+    (r"\frac12", F(1, 2)), (r"-\dfrac{3}{4}", F(-3, 4)), ("1{,}000", 1000), (r"1\,000", 1000), (r"\left( 5 \right)", 5)])
 def test_numbers_are_read_exactly(text, value):
     assert rational(text) == {F(value)}
 
@@ -68,18 +55,15 @@ def test_a_percentage_is_both_of_its_readings():
 
 
 @pytest.mark.parametrize("text", [
-    "", "seven", "x", "3 or 4", "5 to 6", "2*3", "5-3", "3+4", "2^3", "10^3", "5²", "1/2/3",
-    "1/0", r"\sqrt{2}", "sqrt 2",
-    "0x10", "१२", "NaN", "inf", "1e9999", "9" * 100, "5" + " " * 500 + "or 6", "\x00", "\ud800", "[5]",
-    "__import__('os')"])
+    "", "seven", "3 or 4", "5 to 6", "2*3", "5-3", "3+4", "2^3", "10^3", "5²", "1/2/3", "1/0", r"\sqrt{2}", "sqrt 2", "0x10",
+    "१२", "NaN", "inf", "1e9999", "9" * 100, "5" + " " * 500 + "or 6", "\x00", "\ud800", "[5]", "__import__('os')"])
 def test_what_states_no_single_number_is_none(text):
     assert rational(text) == set()
 
 
 @pytest.mark.parametrize("value, want", [
     (3, F(3)), (0.1, F(1, 10)), (2.5, F(5, 2)), (1e16, F(10**16)), (0.1 + 0.2, None), (1 / 3, None),
-    ("3/4", F(3, 4)), ("-1/3", F(-1, 3)), (True, None), ("3", None), ("1/0", None), ([3], None), (None, None),
-    (0.0, F(0))])
+    ("-1/3", F(-1, 3)), (True, None), ("3", None), ("1/0", None), ([3], None), (None, None), (0.0, F(0))])
 def test_gold_numbers(value, want):
     assert exact(value) == want
 
@@ -91,30 +75,24 @@ PROBLEM = ("```question\nTom has 3 bags of 12 figs and eats a quarter. How many 
 
 
 def test_a_word_problem_becomes_a_task(sandbox):
-    task = outcome(sandbox, MATH, PROBLEM)
+    task = outcome(sandbox, "math", PROBLEM)
     assert task.outputs == ("27",) and task.inputs == ("",)
     assert task.message.startswith("Tom has") and task.program.startswith("def f():")
     prompt = MATH.solve("chat", task, CHAT).user
     assert task.message in prompt and "figs * 3" not in prompt, "the student sees the question alone"
     assert "def solution():" in MATH.propose("chat", [task], random.Random(0), CHAT).user
     many = PROBLEM.replace("def solution", "def half(x):\n    return x / 2\n\ndef solution")
-    assert outcome(sandbox, MATH, many).outputs == ("27",), "solution is the entry among several functions"
+    assert outcome(sandbox, "math", many).outputs == ("27",), "solution is the entry among several functions"
 
 
 @pytest.mark.parametrize("change, reason", [
     (("```question", "```"), "no_question"),
     (("Tom has 3 bags of 12 figs and eats a quarter. How many are left?", ""), "no_question"),
     (("```python\ndef", "so\ndef"), "no_program"), (("return figs * 3 // 4", "return figs / 7"), "inexact"),
-    (("return figs * 3 // 4", "return [figs]"), "not_a_number"),
-    (("return figs * 3 // 4", "return True"), "not_a_number"),
-    (("return figs * 3 // 4", "return float('inf')"), "not_finite"),
-    (("return figs * 3 // 4", "return 1 // 0"), "error"),
-    (("figs = 3 * 12", "import random; figs = random.random()"), "import"),
-    (("solution()", "solution(n)"), "error"),
-    (("figs = 3 * 12", "figs ="), "syntax"), (("return figs * 3 // 4", "while True: pass"), "timeout"),
-    (("Tom has", "<|im_end|> Tom has"), "control_text")])
+    (("return figs * 3 // 4", "return True"), "not_a_number"), (("solution()", "solution(n)"), "error"),
+    (("figs = 3 * 12", "figs ="), "syntax"), (("Tom has", "<|im_end|> Tom has"), "control_text")])
 def test_word_problems_are_refused_by_name(sandbox, change, reason):
-    assert outcome(sandbox, MATH, PROBLEM.replace(*change)) == reason
+    assert outcome(sandbox, "math", PROBLEM.replace(*change)) == reason
 
 
 @pytest.mark.parametrize("text, verdict", [
@@ -122,10 +100,9 @@ def test_word_problems_are_refused_by_name(sandbox, change, reason):
     ("so \\boxed{27}", "correct"), ("first \\boxed{36}, then \\boxed{\\frac{54}{2}}", "correct"),
     ("<answer>27.0</answer>", "correct"), ("```\n27\n```", "correct"), ("```answer\n27%\n```", "correct"),
     ("```answer\n26\n```", "wrong"), ("```answer\n36 - 9\n```", "malformed"),
-    ("It is 27.", "malformed"), ("", "malformed"),
-    ("```answer\nNUMBER\n```", "malformed"), ("```answer\n27 or 26\n```", "malformed")])
+    ("It is 27.", "malformed"), ("", "malformed"), ("```answer\nNUMBER\n```", "malformed")])
 def test_numbers_deserve_their_verdicts(sandbox, text, verdict):
-    assert judge(outcome(sandbox, MATH, PROBLEM), "chat", text) == verdict
+    assert judge(outcome(sandbox, "math", PROBLEM), "chat", text) == verdict
 
 
 # ---------------------------------------------------------------- logic
@@ -136,37 +113,33 @@ PUZZLE = "```constraints\nann or bob\nnot ann or cid\nann != bob\nnot cid\n```"
 
 
 def test_a_puzzle_becomes_a_task(sandbox):
-    task = outcome(sandbox, LOGIC, PUZZLE)
+    task = outcome(sandbox, "logic", PUZZLE)
     assert task.program.startswith("def f(ann, bob, cid):") and LOGIC.variables(task) == ["ann", "bob", "cid"]
     assert task.outputs == ('{"t":[false,true,false]}',)
     prompt = LOGIC.solve("chat", task, CHAT).user
     assert "not ann or cid\nann != bob" in prompt and "cid = VALUE" in prompt
     assert "not ann or cid\n" in LOGIC.propose("chat", [task], random.Random(0), CHAT).user
     numbered = PUZZLE.replace("ann or bob", "1. ann or bob").replace("not cid\n", "- not cid\n")
-    assert outcome(sandbox, LOGIC, numbered).outputs == task.outputs
-    nested = outcome(sandbox, LOGIC, "```constraints\n(a and b) and not (c or c)\n```")
+    assert outcome(sandbox, "logic", numbered).outputs == task.outputs
+    twice = PUZZLE.replace("not cid\n", "not cid\nann or bob\n")
+    assert outcome(sandbox, "logic", twice) == task, "a line that comes twice is one"
+    nested = outcome(sandbox, "logic", "```constraints\n(a and b) and not (c or c)\n```")
     assert nested.outputs == ('{"t":[true,true,false]}',)
 
 
 @pytest.mark.parametrize("lines, reason", [
-    ("a or b", "several_models"), ("a != b\na == b", "no_model"), ("a\nb + 1", "not_logic"),
-    ("a\nprint(b)", "not_logic"),
-    ("a\nb < c", "not_logic"), ("a or c\nb == c == a or c", "several_models"), ("a\nTrue", "not_logic"),
-    ("a\nb = c", "not_logic"), ("a\nb implies c", "syntax"), ("a", "variables"),
-    ("\n".join("abcdefg"), "variables"),
-    ("a\n[b for b in a]", "not_logic"), ("a\n(lambda: b)()", "not_logic"),
-    ("a\n__import__('os')", "not_logic"),
-    ("a\nb if a else c", "not_logic"), ("a\n" + "not " * 60 + "b", "too_deep"),
-    ("a\n" + "(" * 90 + "b" + ")" * 90, "too_deep"),
-    ("a\n\x00b", "syntax"), ("\n".join(map(" or ".join, itertools.permutations("abcdef", 4))), "too_long")])
+    ("a or b", "several_models"), ("a != b\na == b", "no_model"), ("a or c\nb == c == a or c", "several_models"),
+    *((f"a\n{line}", "not_logic") for line in ("b + 1", "b < c", "True", "b = c", "[b for b in a]", "__import__('os')", "b if a else c")),
+    ("a\nb implies c", "syntax"), ("a", "variables"), ("\n".join("abcdefg"), "variables"), ("a\n" + "not " * 60 + "b", "too_deep"),
+    ("\n".join(map(" or ".join, itertools.permutations("abcdef", 4))), "too_long")])
 def test_puzzles_are_refused_by_name(sandbox, lines, reason):
-    assert outcome(sandbox, LOGIC, f"```constraints\n{lines}\n```") == reason
+    assert outcome(sandbox, "logic", f"```constraints\n{lines}\n```") == reason
 
 
 @pytest.mark.parametrize("text, verdict", [
     ("```answer\nann = False\nbob = True\ncid = False\n```", "correct"),
     ("```answer\nFalse, True, False\n```", "correct"),
-    ("```answer\n0, 1, 0\n```", "correct"), ("```answer\nbob: true, ann: false, cid: false\n```", "correct"),
+    ("```answer\nbob: true, ann: false, cid: 0\n```", "correct"),
     ("```answer\n{'ann': False, 'bob': True, 'cid': False}\n```", "correct"),
     ("<answer>(False, True, False)</answer>", "correct"),
     ("```answer\nann is false, bob is true and cid is false\n```", "correct"),
@@ -175,57 +148,43 @@ def test_puzzles_are_refused_by_name(sandbox, lines, reason):
     ("```answer\nFalse, True, False, True\n```", "malformed"),
     ("```answer\nann = False, ann = True, cid = 0\n```", "malformed"),
     ("```answer\nFalse, not False, False\n```", "malformed"), ("```answer\n7, 1, 0\n```", "malformed"),
-    ("bob is the one", "malformed"), ("", "malformed"),
-    ("```answer\nann = VALUE\nbob = VALUE\ncid = VALUE\n```", "malformed")])
+    ("bob is the one", "malformed"), ("", "malformed")])
 def test_assignments_deserve_their_verdicts(sandbox, text, verdict):
-    assert judge(outcome(sandbox, LOGIC, PUZZLE), "chat", text) == verdict
+    assert judge(outcome(sandbox, "logic", PUZZLE), "chat", text) == verdict
 
 
 # ---------------------------------------------------------------- both
 
-@pytest.mark.parametrize("name", ["math", "logic"])
-def test_the_micro_protocol_is_that_of_the_training_data(sandbox, name):
-    rng, kind = random.Random(5), TASK_TYPES[name]
+def test_the_micro_protocol_is_that_of_the_training_data(sandbox):
+    """What a teacher writes, shown to a student; test_micro.py has the teacher's side."""
+    rng = random.Random(5)
     for _ in range(30):
-        example = data.example(rng, f"propose {name}")
-        assert kind.propose("micro", [], rng, MICRO).user == example.prompt
-        task = outcome(sandbox, kind, example.answer, "micro")
-        assert not isinstance(task, str), (task, example.answer)
-        lines, asked = example.answer.split("\n"), kind.solve("micro", task, MICRO).user
-        if name == "math":
-            assert asked == "\n".join(["math", *(line for line in lines if line.startswith("?")), ""])
-            assert judge(task, "micro", f">1\n={task.outputs[0]}") == "correct"
-            assert judge(task, "micro", "=-1") == "wrong"
-        else:
-            assert sorted(asked.split("\n")[1:-1]) == sorted(lines) and asked.startswith("logic\n")
-            gold = "=" + ",".join("1" if v == "true" else "0" for v in task.outputs[0][6:-2].split(","))
-            assert judge(task, "micro", gold) == "correct" and judge(task, "micro", gold[:-1]) == "malformed"
-    solved = data.example(rng, name)
-    assert solved.prompt.startswith(f"{name}\n") and solved.answer.rpartition("\n")[2].startswith("=")
+        written = data.example(rng, "propose math").answer
+        task = outcome(sandbox, "math", written, "micro")
+        questions = [line for line in written.split("\n") if line.startswith("?")]
+        assert MATH.solve("micro", task, MICRO).user == "\n".join(["math", *questions, ""])
+        assert judge(task, "micro", f">1\n={task.outputs[0]}") == "correct" and judge(task, "micro", "=-1") == "wrong"
+        written = data.example(rng, "propose logic").answer
+        task = outcome(sandbox, "logic", written, "micro")
+        asked = LOGIC.solve("micro", task, MICRO).user
+        assert sorted(asked.split("\n")[1:-1]) == sorted(written.split("\n")) and asked.startswith("logic\n")
+        gold = "=" + ",".join(str(int(value)) for value in decode(task.outputs[0]))
+        assert judge(task, "micro", gold) == "correct" and judge(task, "micro", gold[:-1]) == "malformed"
+    for name in "math", "logic":
+        solved = data.example(rng, name)
+        assert solved.prompt.startswith(f"{name}\n") and solved.answer.rpartition("\n")[2].startswith("=")
 
 
 def test_a_run_s_rows_are_tasks_again(sandbox, tmp_path):
     """Every type's row of tasks.jsonl gives the proposal back, and that the same task."""
     rows, tasks = [], []
     for name, text in (("math", PROBLEM), ("logic", PUZZLE), ("code_o", CODE), ("proof", THEOREM)):
-        task = outcome(sandbox, TASK_TYPES[name], text)
+        task = outcome(sandbox, name, text)
         tasks.append(task)
         rows.append(json.dumps(dataclasses.asdict(task) | {"reason": "", "attempts": {}}))
     file = tmp_path / "tasks.jsonl"
     file.write_text("\n".join([*rows, json.dumps({"kind": "code_o", "reason": "syntax"})]))
     assert [fate(sandbox, proposal, CHAT) for proposal in read_tasks(file)] == tasks
-
-
-def test_files_may_hold_both_kinds(tmp_path):
-    file = tmp_path / "tasks.jsonl"
-    file.write_text('{"kind": "math", "question": "3 and 4?", "program": "def f():\\n return 3 + 4"}\n'
-                    '{"kind": "logic", "constraints": ["a or b", "not a"]}\n')
-    math, logic = read_tasks(file)
-    assert math.message == "3 and 4?" and math.inputs == ("",)
-    assert logic.program == "def f(a, b):\n    return (a or b) and (not a)"
-    file.write_text('{"kind": "logic", "constraints": ["a + b"]}\n')
-    with pytest.raises(ValueError, match="line 1.*not_logic"):
-        read_tasks(file)
 
 
 # ---------------------------------------------------------------- the task type that docs/change-it.md adds
@@ -247,58 +206,42 @@ def sortwords(monkeypatch):
 
 
 def test_the_pages_task_type_is_played(sortwords, base, sandbox, monkeypatch):
-    """Verification in the loop's own phase, and right and wrong answers. The base prompt format needs no chat template, but more room."""
+    """Verification in the loop's own phase, and right and wrong answers. The base prompt format needs no chat
+    template, but more room."""
     monkeypatch.setattr(base.model, "cfg", dataclasses.replace(base.model.cfg, max_position_embeddings=1024))
-    cfg = config.Config(task_types="sortwords", n_few_shot=1, max_new_tokens=32)
-    cfg, base = config.resolve_config(cfg, "base"), dataclasses.replace(base, prompt_format="base")
+    cfg = config.resolve_config(config.Config(task_types="sortwords", n_few_shot=1, max_new_tokens=32), "base")
+    base = dataclasses.replace(base, prompt_format="base")
     setup = selfplay.Setup(cfg, base, None, Ranks(0, 1, torch.device("cpu")), sandbox, CHAT, ("sortwords",))
-    kind, archive = TASK_TYPES["sortwords"], Archive(["sortwords"], 9)
-    teacher = Member("T0", "teacher", 0, Rating())
+    kind, teacher = TASK_TYPES["sortwords"], Member("T0", "teacher", 0, Rating())
     given, other = "plum fig apple pear kiwi date lime sloe", "fig plum apple pear kiwi date lime sloe"
-    written = [given, other, "one", other.title(), other.replace("fig", "2"), "no block"]
-    texts = [f"<answer>\n```words\n{words}\n```\n</answer>" for words in written[:-1]] + [written[-1]]
-    parsed = [kind.parse_proposal(text, "base", [], CHAT) for text in texts]
-    assert [p.reason for p in parsed if isinstance(p, Reject)] == ["syntax"] * 3
     proposed = []
-    for i, p in enumerate(parsed):
-        if not isinstance(p, Reject):
-            proposed.append(selfplay.ProposalRecord(teacher, "sortwords", i, 0, [], proposal=p))
-    selfplay.verify(setup, archive, proposed, 0)
-    assert [p.reason for p in proposed] == ["", "", "duplicate"], "the same words again, not other words"
-    task = proposed[0].task
-    assert decode(task.outputs[0]) == sorted(given.split())
-    archive.add(task, structural_hash(task.program))
-    again = [dataclasses.replace(proposed[0], reason="", task=None)]
-    selfplay.verify(setup, archive, again, 1)
-    assert again[0].reason == "duplicate"
-    asked = kind.solve("base", task, CHAT)
-    said = "Think step by step, then give them, one a line, in a final block:"
-    assert asked.user.startswith(f"Sort these words: {given}\n\n{said}")
-    assert kind.solve("direct", task, CHAT) == prompts.Prompt(
-        f"Sort these words: {given}\n\nGive them, one a line.\n", "```answer\n")
+    for words in given, other, "one", other.title(), other.replace("fig", "2"):
+        text = f"<answer>\n```words\n{words}\n```\n</answer>"
+        parsed = kind.parse_proposal(text, "base", [], CHAT)
+        record = selfplay.ProposalRecord(teacher, "sortwords", 0, 0, [])
+        if isinstance(parsed, Reject):
+            record.reason = parsed.reason
+        else:
+            record.proposal = parsed
+        proposed.append(record)
+    selfplay.verify(setup, Archive(["sortwords"], 9), proposed, 0)
+    assert [p.reason for p in proposed] == ["", "", "syntax", "duplicate", "syntax"], "the same words again, not other words"
+    task, gold = proposed[0].task, sorted(given.split())
+    assert decode(task.outputs[0]) == gold
+    asked = f"Sort these words: {given}\n\n"
+    assert kind.solve("base", task, CHAT).user.startswith(f"{asked}Think step by step, then give them, one a line, in a final block:")
+    assert kind.solve("direct", task, CHAT) == prompts.Prompt(f"{asked}Give them, one a line.\n", "```answer\n")
     proposal = kind.propose("base", [task], random.Random(0), CHAT).user
     assert any(f"about {topic}" in proposal for topic, _ in kind.topics)
-    gold = sorted(given.split())
-    said = {"\n".join(gold): "correct", " ".join(gold): "correct", "\n".join(gold[::-1]): "wrong",
-            gold[0]: "wrong", given: "wrong"}
+    said = {"\n".join(gold): "correct", " ".join(gold): "correct", gold[0]: "wrong", given: "wrong"}
     assert [judge(task, "chat", f"```answer\n{text}\n```") for text in said] == list(said.values())
     assert judge(task, "chat", "I do not know.") == "malformed"
 
 
 def test_a_kind_without_template_is_refused_before_the_run(sortwords):
-    said = "--task-types sortwords: prompts.py has no template of it for the micro prompt format"
-    with pytest.raises(ValueError, match=said):
+    said = "--task-types sortwords: prompts.py has no template of it for the {} prompt format"
+    with pytest.raises(ValueError, match=said.format("micro")):
         config.resolve_config(config.Config(task_types="code_o,sortwords"), "micro")
-    prompts.TEMPLATES["sortwords"] = dataclasses.replace(prompts.TEMPLATES["sortwords"], solve="")
-    with pytest.raises(ValueError, match=r"no template of it for the direct prompt format \(solve\)"):
-        config.resolve_config(config.Config(task_types="sortwords"), "direct")
     del prompts.TEMPLATES["sortwords"]
-    with pytest.raises(ValueError, match=r"no template of it for the chat prompt format \(propose\)"):
+    with pytest.raises(ValueError, match=said.format("chat")):
         config.resolve_config(config.Config(task_types="sortwords"), "chat")
-
-
-def test_a_constraint_that_comes_twice_is_one():
-    """A puzzle of a repeated line is the puzzle without it: reading costs no more, and the two are duplicates."""
-    logic = TASK_TYPES["logic"]
-    lines = ["a or b", "not a or c", "not c"]
-    assert logic.puzzle([*lines, *lines * 50]) == logic.puzzle(lines)

@@ -68,23 +68,18 @@ def test_the_command_line(path, tmp_path):
 MALFORMED = """\
 $c a $. $( open | $( | not closed
 $( a $( b $) | $( | do not nest
-$c é $. | é | ASCII
 $c a\v $. | \\x0b | ASCII
 $[ other.mm $] | $[ | refused
 $. a | $. | no such keyword
 $c a | a | ends before $.
-$c $. | $. | missing
 $c a $= $. | $= | $. was expected
 ${ $c a $. $} | a | outside of blocks
 $v x $. $c x $. | x | in use
-${ $v x $. $} $c x $. | x | in use
 $} | $} | no block is open
 a | a | ends inside
 a*b $c c $. | a*b | label
 l $c a $. | $c | not after l
-$c a $. a $a a $. | a | in use
 $c a $. l $a a $. l $a a $. | l | in use
-l $a a $. | a | neither a constant
 $c a $. $v x $. l $a a x $. | x | neither a constant
 $c w $. ${ $v x $. l $f w x $. $} k $a w x $. | x | neither a constant
 $c w $. $v x $. l $f w $. | w | a $f is
@@ -111,7 +106,7 @@ def test_malformed_files_are_refused_with_line_and_token(case):
     text, token, why = case.split(" | ")
     said = refusal(f"\n\n{text.replace('HEAD', HEAD)}")
     assert said.startswith(f"line 3, token '{token}': ") and why in said, said
-    assert said.endswith(" (in the proof of t)") == ("t $p" in text and "expected" not in why and token != "wp" or "leaves 2" in why), said
+    assert said.endswith(" (in the proof of t)") == ("t $p" in text and "expected" not in why), said
 
 
 def test_every_damage_to_a_database_is_survived_or_refused_by_name():
@@ -136,7 +131,7 @@ def test_scopes_and_incomplete_proofs():
     blocks = ("${ $v z $. wz $f wff z $. ${ h $e |- z $. t $p |- z $= h $. $} $}\n"
               "${ $v z $. wy $f wff z $. u $a |- z $. $}\n")
     use = "v $p |- p $= wp u $.\nw $p |- p $= wp wp u t $.\n"
-    database = Database().read(HEAD + blocks + use + "x $p |- q $= ? $.\ny $p |- q $= ( u ) A? $.")
+    database = Database().read(f"{HEAD}{blocks}{use}x $p |- q $= ? $.\ny $p |- q $= ( u ) A? $.")
     assert [h.label for h in database.assertions["t"].hypotheses] == ["wz", "h"] and not database.scopes
     assert database.incomplete == ["x", "y"]
 
@@ -170,12 +165,8 @@ def test_a_proof_costs_its_limit_only():
         assert time.process_time() - started < 20
     assert "too many blocks" in refusal("${ " * 100_000)
     names = " ".join(f"v{i}" for i in range(5_000))
-    pairs = f"$c a $. $v {names} $. " + f"$d {names} $. " * 3
     started = time.process_time()
-    assert "too many pairs" in refusal(pairs)
+    assert "too many pairs" in refusal(f"$c a $. $v {names} $. " + f"$d {names} $. " * 3)
     small = " ".join(names.split()[:300])
     assert "too many pairs" in refusal(f"$c a $. $v {small} $. $d {small} $. " + "".join(f"x{i} $a a $. " for i in range(999)))
     assert time.process_time() - started < 10
-
-
-# ---------------------------------------------------------------- changed proofs

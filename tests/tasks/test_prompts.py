@@ -12,16 +12,11 @@ SWITCH = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endf
 WITHOUT = SWITCH.partition("{% if enable_thinking")[0] + "{% endif %}"
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    letters = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)} | {"<|im_end|>": 256}, []))
-    letters.pre_tokenizer, letters.decoder = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<|im_end|>")
+@pytest.fixture
+def tokenizer(base):
+    """The micro base's, of single characters."""
+    return base.tokenizer
 
-
-# ---------------------------------------------------------------- thinking
 
 def test_thinking_is_the_prompt_formats_choice(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", SWITCH)
@@ -45,8 +40,6 @@ def test_the_first_answer():
     assert first_answer("a </think> <answer>1</answer> <answer>2</answer>") == "a </think> <answer>1</answer>"
     assert first_answer("<answer>1") == "<answer>1" and first_answer("") == ""
 
-
-# ---------------------------------------------------------------- templates
 
 @pytest.mark.parametrize("prompt_format", PROMPT_FORMATS)
 def test_every_type_has_words_or_is_refused(prompt_format):

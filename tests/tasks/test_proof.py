@@ -3,63 +3,61 @@ import dataclasses
 import random
 
 import pytest
-from proposals import fate
+from proposals import CHAT, judge, outcome
 
 import config
-from tasks import TASK_TYPES, proof, read_tasks, verify_answers
+from tasks import TASK_TYPES, proof
 from tasks.base import Task
-from tasks.validation import Limits
 
-PROOF, LIMITS = TASK_TYPES["proof"], Limits()
-MIU = dataclasses.replace(LIMITS, theory="miu.mm")
+PROOF = TASK_TYPES["proof"]
 SYL3 = ("h1 $e |- ( p -> q ) $. h2 $e |- ( q -> r ) $. h3 $e |- ( r -> s ) $.\n"
         "syl3 $p |- ( p -> s ) $= wp wq ws h1 wq wr ws h2 h3 syl syl $.")
 
 
-def outcome(sandbox, text: str, limits: Limits = LIMITS):
-    """The whole way of a proposal -> Task or the reason."""
-    return fate(sandbox, PROOF.parse_proposal(f"```metamath\n{text}\n```", "chat", [], limits), limits)
+def proposed(sandbox, text: str):
+    """What becomes of a block of Metamath -> Task or the reason."""
+    return outcome(sandbox, "proof", f"```metamath\n{text}\n```")
 
 
 # ---------------------------------------------------------------- proposals
 
 def test_a_theorem_becomes_a_task(sandbox):
-    task = outcome(sandbox, SYL3)
+    task = proposed(sandbox, SYL3)
     assert task.message == ("h1 $e |- ( p -> q ) $.\nh2 $e |- ( q -> r ) $.\nh3 $e |- ( r -> s ) $.\n"
                             "theorem $p |- ( p -> s )")
     assert task.program == "$0 $1 $2 syl syl" and PROOF.statements(task.program) == 2
-    prompt = PROOF.solve("chat", task, LIMITS).user
+    prompt = PROOF.solve("chat", task, CHAT).user
     assert task.message in prompt and task.inputs[0] not in prompt, "the student does not see the proof"
     assert "syl.1 $e |- ( p -> q ) $." in prompt and "wp $f wff p $." in prompt, "what may be cited is shown"
-    shown = PROOF.propose("chat", [task], random.Random(0), LIMITS).user
+    shown = PROOF.propose("chat", [task], random.Random(0), CHAT).user
     assert f"{task.message} $= {task.inputs[0]} $." in shown
 
 
 def test_a_block_may_hold_more(sandbox):
-    """Scopes, comments, declarations that the database has already, another name, a compressed proof."""
+    """Scopes, comments, declarations and labels that the database has already, another name, a compressed proof."""
     extra = f"$c wff $. $v p $. wp $f wff p $. ${{ $( a chain $) {SYL3} $}}\nlater $p |- p $= wp $."
-    assert outcome(sandbox, extra).message == outcome(sandbox, SYL3).message
+    assert proposed(sandbox, extra).message == proposed(sandbox, SYL3).message
     short = SYL3.partition("$=")[0] + "$= ( syl ) ABDEBCDFGHH $."
-    assert outcome(sandbox, short).program == "$0 $1 $2 syl syl"
+    assert proposed(sandbox, short).program == "$0 $1 $2 syl syl"
+    assert proposed(sandbox, SYL3.replace("h1", "mp.1")).program == "$0 $1 $2 syl syl"
 
 
 @pytest.mark.parametrize("text, reason", [
     ("", "no_proof"), ("x $a |- p $.", "no_proof"), ("x $p |- ( p -> p ) $.", "no_proof"),
-    ("x $p |- ( p -> p ) $= $.", "no_proof"), ("x $p |- é $= wp $.", "syntax"),
-    ("x $p |- p $= wp $.", "unproved"), ("x $p |- p $= ? $.", "unproved"),
+    ("x $p |- é $= wp $.", "syntax"), ("x $p |- p $= wp $.", "unproved"), ("x $p |- p $= ? $.", "unproved"),
     ("x $p |- p $= x $.", "unproved"), ("a $a |- p $. x $p |- p $= a $.", "unproved"),
     (f"x $p |- p $= {'wp ' * 2000} $.", "too_long"), (f"x $p |- {'~ ' * 61} p $= wp $.", "too_long"),
-    ("x $p |- ( p -> ( q -> p ) ) $= wp wq ax1 $.", "trivial"), ("x $p |- ( s -> s ) $= ws id $.", "trivial"),
+    ("x $p |- ( s -> s ) $= ws id $.", "trivial"),
     ("x $p |- ( ~ q -> ( ( p -> p ) -> ~ q ) ) $= wq wn wp wp wi ax1 $.", "trivial"),
     ("h $e |- ~ p $. x $p |- ( q -> ~ p ) $= wp wn wq h a1i $.", "trivial"),
     ("h $e |- p $. x $p |- p $= h $.", "trivial"),
-    ("x $p wff ( p -> p ) $= wp wp wi $.", "trivial"), ("h $e wff ~ $. x $p |- p $= h $.", "unproved"),
+    ("x $p wff ( p -> p ) $= wp wp wi $.", "trivial"),
     ("h $e |- p $. k $e |- p $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq h a1i a1i $.", "trivial"),
-    ("h $e |- p $. k $e |- r $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq h a1i a1i $.",
-     "unused_hypothesis"),
+    # told apart by their labels, though no Python name could tell
+    ("h.1 $e |- p $. h-1 $e |- r $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq h.1 a1i a1i $.", "unused_hypothesis"),
     ("".join(f"h{i} $e |- p $. " for i in range(5)) + "x $p |- q $= wq $.", "too_long")])
 def test_theorems_are_refused_by_name(sandbox, text, reason):
-    assert outcome(sandbox, text) == reason
+    assert proposed(sandbox, text) == reason
 
 
 def test_a_long_proof_is_refused_and_costs_little(sandbox):
@@ -71,10 +69,10 @@ def test_a_long_proof_is_refused_and_costs_little(sandbox):
         goal, formula = "( p -> ( q -> r ) )", "wp wq wr wi wi"
         labels = f"ws {formula} wi ws {formula} ws {labels} a1i a1i"
         return f"h $e |- {goal} $. x $p |- ( s -> ( s -> {goal} ) ) $= {labels} $."
-    assert PROOF.statements(outcome(sandbox, swapped(98)).program) == 100
-    assert outcome(sandbox, swapped(100)) == "too_long"
+    assert PROOF.statements(proposed(sandbox, swapped(98)).program) == 100
+    assert proposed(sandbox, swapped(100)) == "too_long"
     doubles = "".join(f"Z{letter}{letter}B" for letter in "CDEFGHIJKLMNOPQRST")
-    assert outcome(sandbox, f"x $p |- ( p -> p ) $= ( wi ) AAB{doubles} $.") == "unproved"
+    assert proposed(sandbox, f"x $p |- ( p -> p ) $= ( wi ) AAB{doubles} $.") == "unproved"
     with pytest.raises(ValueError, match="too many symbols .in the proof of theorem"):
         proof.check(proof.load("prop.mm").fresh(), "theorem $p |- p", f"( wi ) AAB{doubles}")
 
@@ -99,37 +97,27 @@ def test_duplicates_are_statements_up_to_renaming():
     ("```proof\n( syl ) ABDEBCDFGHH\n```", "correct"),
     ("<answer>wp wq ws h1 wq wr ws h2 h3 syl syl $.</answer>", "correct"),
     ("```proof\nwp wq ws h1 wq wr ws h3 h2 syl syl\n```", "wrong"),
-    ("```proof\nwp wq wr h1 h2 syl\n```", "wrong"),
-    ("```proof\n?\n```", "wrong"), ("```proof\ntheorem\n```", "wrong"), ("```proof\nLABELS\n```", "wrong"),
+    ("```proof\nwp wq wr h1 h2 syl\n```", "wrong"), ("```proof\n?\n```", "wrong"), ("```proof\ntheorem\n```", "wrong"),
     ("```proof\nwp $. k $a |- p\n```", "wrong"), ("```proof\nwp $} ${\n```", "malformed"),
     ("```proof\n$[ x $]\n```", "malformed"), (f"```proof\n{'wp ' * 3000}\n```", "malformed"),
-    ("```proof\né\n```", "malformed"), ("I do not know.", "malformed"), ("", "malformed")])
+    ("I do not know.", "malformed"), ("", "malformed")])
 def test_proofs_deserve_their_verdicts(sandbox, text, verdict):
-    assert verify_answers([outcome(sandbox, SYL3)], [[text]], "chat", LIMITS, sandbox.run) == [[verdict]]
-
-
-def test_hypotheses_are_told_apart_by_their_labels(sandbox):
-    """h.1 and h-1 are two, though no Python name could tell."""
-    text = "h.1 $e |- p $. h-1 $e |- r $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq {} a1i a1i $."
-    assert outcome(sandbox, text.format("h.1")) == "unused_hypothesis"
-    assert outcome(sandbox, "mp.1 $e |- p $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq mp.1 a1i a1i $.").id == -1
+    assert judge(sandbox, proposed(sandbox, SYL3), "chat", text) == [verdict]
 
 
 # ---------------------------------------------------------------- theories and flags
 
 def test_theories_are_refused_by_name(tmp_path):
     head = "$c w |- $. $v x y $. wx $f w x $. wy $f w y $.\n"
-    texts = {"one.mm": "$c a", "two.mm": f"{head}t $p |- x $= ? $.", "three.mm": f"{head}theorem $a |- x $.",
-             "four.mm": f"{head}${{ $v z $. wz $f w z $. t $a |- z $. $}}",
-             "five.mm": f"{head}h $e |- x $. t $a |- y $.",
-             "six.mm": head + "".join(f"t{i} $a |- {'x ' * 1000}$.\n" for i in range(251))}
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-        why = {"one.mm": "line 1, token 'a'", "three.mm": "theorem uses a $f in",
-               "six.mm": "more than 500000"}.get(name, "t uses a $f in")
+    texts = {"$c a": "line 1, token 'a'", f"{head}t $p |- x $= ? $.": "t uses a $f in", f"{head}theorem $a |- x $.": "theorem uses a $f in",
+             f"{head}${{ $v z $. wz $f w z $. t $a |- z $. $}}": "t uses a $f in", f"{head}h $e |- x $. t $a |- y $.": "t uses a $f in",
+             head + "".join(f"t{i} $a |- {'x ' * 1000}$.\n" for i in range(251)): "more than 500000"}
+    for i, (text, why) in enumerate(texts.items()):
+        file = tmp_path / f"{i}.mm"
+        file.write_text(text)
         with pytest.raises(ValueError, match="--theory") as caught:
-            proof.load(str(tmp_path / name))
-        assert why in str(caught.value), name
+            proof.load(str(file))
+        assert why in str(caught.value), text[:100]
     with pytest.raises(ValueError, match="--theory none.mm: .*bundled are miu.mm, prop.mm"):
         config.resolve_config(config.Config(task_types="proof", theory="none.mm"), "chat")
     assert config.resolve_config(config.Config(theory="none.mm"), "chat"), "without proofs, no theory is read"
@@ -141,21 +129,10 @@ def test_a_large_theory_shows_a_part(tmp_path):
     file = tmp_path / "many.mm"
     grammar = "$v x $. wx $f wff x $. wn $a wff ~ x $. wi $a wff ( x -> x ) $."
     file.write_text(f"$c ( ) -> ~ wff |- $. {grammar}\n{many}")
-    limits = dataclasses.replace(LIMITS, theory=str(file))
+    limits = dataclasses.replace(CHAT, theory=str(file))
     task = Task("proof", "", ("wx a77",), ("",), "theorem $p |- x", "key")
     shown = PROOF.solve("chat", task, limits).user
     assert shown == PROOF.solve("chat", task, limits).user and "a77 $a" in shown and "wi $a" in shown
     assert shown.count("$a") == proof.N_SHOWN
     teacher = PROOF.propose("chat", [], random.Random(1), limits).user
     assert teacher.count(" $a |-") == proof.N_SHOWN - 2 and "```metamath\nwx $f" in teacher
-
-
-def test_files_may_hold_theorems(tmp_path):
-    file = tmp_path / "tasks.jsonl"
-    file.write_text('{"kind": "proof", "theorem": "x $p |- ( p -> p ) $= wp id $."}\n'
-                    '{"kind": "proof", "theory": "miu.mm", "theorem": "x $p |- M I I $= mii $."}\n')
-    assert [(p.program, p.message) for p in read_tasks(file)] == [("prop.mm", "theorem $p |- ( p -> p )"),
-                                                                  ("miu.mm", "theorem $p |- M I I")]
-    file.write_text('{"kind": "proof", "theorem": "x $a |- p $."}\n')
-    with pytest.raises(ValueError, match="line 1.*no_proof"):
-        read_tasks(file)

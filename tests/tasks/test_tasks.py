@@ -5,15 +5,14 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from proposals import fate
+from proposals import CHAT, MICRO, fate, judge, outcome
 
-from sandbox.values import decode, encode
+from sandbox.values import encode
 from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.base import Proposal, Reject, Task
 from tasks.complexity import entry, parse
 from tasks.prompts import PROMPT_FORMATS, Prompt, show
 from tasks.validation import (
-    REASONS,
     Limits,
     arguments_text,
     control_of,
@@ -22,9 +21,8 @@ from tasks.validation import (
     normalise,
     program_problem,
 )
-from verifier import Job
+from verifier import Job, Verdict
 
-CHAT, MICRO = Limits.for_format("chat"), Limits.for_format("micro")
 LIMITS = {prompt_format: Limits.for_format(prompt_format) for prompt_format in PROMPT_FORMATS}
 
 
@@ -43,24 +41,12 @@ WORD = made("code_o", "def f(x):\n return x*2", ("'ab'", "abab"))
 FUN = made("code_f", REVERSE, *[(f"[{i}, 7]", [7, i]) for i in range(10)], message="It turns things around.")
 
 
-def outcome(sandbox, proposal, limits=CHAT):
-    """Its task, or the reason."""
-    return fate(sandbox, proposal, limits)
-
-
-def judge(sandbox, task, prompt_format, *texts):
-    kind, limits = TASK_TYPES[task.kind], LIMITS[prompt_format]
-    answers = [kind.parse_answer(text, prompt_format, task, limits) for text in texts]
-    return kind.verify(task, answers, sandbox.run(kind.answer_jobs(task, answers, limits)), limits)
-
-
 # ---------------------------------------------------------------- students' answers as models write them
 
 ANSWERS = [
     # deduction
     (OUT, "chat", "Reversing gives:\n\n```output\n[3, 2, 1]\n```", "correct"),
     (OUT, "chat", "```output\n[3,2,1]", "correct"),                                         # fence never closed
-    (OUT, "chat", "```output\n[3, 2, 1]```", "correct"),                                    # newline missing
     (OUT, "chat", "```output [3, 2, 1]```", "correct"),                                     # all on one line
     (OUT, "chat", "So it is\n```\n[3, 2, 1]\n```\nHope this helps!", "correct"),            # no language, prose around
     (OUT, "chat", "```output\n[1, 2, 3]\n```\nWait, no.\n```output\n[3, 2, 1]\n```", "correct"),   # the last one counts
@@ -70,15 +56,11 @@ ANSWERS = [
     (OUT, "chat", "The output is [3, 2, 1].", "malformed"),                                 # prose is not searched for values
     (OUT, "chat", "", "malformed"), (OUT, "chat", "```output\n\n```", "malformed"), (OUT, "chat", "```", "malformed"),
     (OUT, "chat", "```output\n[1, 2, 3][::-1]\n```", "malformed"),                          # an expression is no answer
-    (OUT, "chat", "```output\n__import__('os').system('true') or [3, 2, 1]\n```", "malformed"),
     (OUT, "chat", "<think>It could be\n```output\n[3, 2, 1]\n```", "malformed"),            # cut off while thinking
-    (OUT, "chat", "```output\n" + "[" * 300 + "]" * 300 + "\n```", "malformed"),
     (OUT, "chat", "```output\n[3, 2, 1]" + " " * 5000 + "1\n```", "malformed"),             # over the limit, not truncated
-    (PAIR, "chat", "```output\n(1, 1)\n```", "correct"), (PAIR, "chat", "```output\n1, 1\n```", "correct"),
+    (PAIR, "chat", "```output\n1, 1\n```", "correct"),
     (PAIR, "chat", "```output\n[1, 1]\n```", "wrong"), (PAIR, "chat", "```output\n1), (1\n```", "malformed"),
-    (WORD, "chat", '```output\n"abab"\n```', "correct"), (WORD, "chat", "```output\n'abab'\n```", "correct"),
-    (WORD, "chat", "```output\nabab\n```", "malformed"),                                    # a bare word is a name, no string
-    (OUT, "base", "<think>turn it</think> <answer>[3, 2, 1]</answer>", "correct"),
+    (WORD, "chat", '```output\n"abab"\n```', "correct"),
     (OUT, "base", "<think>turn it</think>\n```output\n[3, 2, 1]\n```", "malformed"),        # the envelope is the contract
     # the first complete answer counts: there the row ends, and what follows is a conversation with oneself
     (OUT, "base", "<think>so <answer>[1]</answer> or</think><answer>[3, 2, 1]</answer>", "wrong"),
@@ -97,20 +79,14 @@ ANSWERS = [
     (ADDED, "chat", "```input\n(1, 4)\n```", "wrong"), (ADDED, "chat", "```input\n1) or (True\n```", "malformed"),
     (INP, "micro", "<[1,2,3]\n=[1,2,3]", "correct"), (INP, "micro", "=1) or (True", "malformed"),
     (INP, "micro", "=[3,2,1]", "wrong"),
-    (ADDED, "chat", "```input\nf(b=1, a=4)\n```", "malformed"),
     # induction
     (FUN, "chat", "```python\ndef turn(x):\n    def g(turn):\n        return turn[1:]\n    return turn(g(x)) + x[:1] if x else x\n```", "correct"),
-    (FUN, "chat", "```python\ndef f(x):\n    return x[::-1]\n```", "correct"),
     (FUN, "chat",
      "It reverses:\n```python\ndef reverse(items: list) -> list:\n    '''doc'''\n    return list(reversed(items))\n```\nDone.",
      "correct"),
     (FUN, "chat", "```python\ndef f(x):\n    return x[::-1]\nprint(f([1, 2]))\n```\nwhich prints\n```output\n[2, 1]\n```",
      "correct"),
-    (FUN, "chat",
-     "```python\nfrom typing import List\ndef f(x: List[int]):\n    def g(y):\n        return y[::-1]\n    return g(x)\n```",
-     "correct"),
     (FUN, "chat", "```python\ndef f(x):\n    return x\n```", "wrong"),
-    (FUN, "chat", "```python\ndef f(x):\n    while True: pass\n```", "wrong"),
     # learnt by heart
     (FUN, "chat", "```python\ndef f(x):\n    return {" + ", ".join(f"{i}: [7, {i}]" for i in range(5)) + "}[x[0]]\n```", "wrong"),
     (FUN, "chat", "```python\nclass A(list):\n    def __eq__(self, other): return True\ndef f(x):\n    return A()\n```", "wrong"),
@@ -139,10 +115,7 @@ def test_many_attempts_do_not_disturb_each_other(sandbox):
 
 # what each of these returns depends on the calls before; a new process always says the same
 MEMORIES = ["n = []\ndef f(x):\n    n.append(x)\n    return 1 if len(n) < 3 else len(n) % 2",
-            "cache = {}\ndef f(x):\n    cache[x] = cache.get(x, len(cache))\n    return cache[x]",
-             "def f(x):\n    f.n = getattr(f, 'n', 0) + 1\n    return x if f.n < 3 else 1",
-            "import random\ndef f(x):\n    random.seed(x) if x == 1 else 0\n    return random.random() > .5",
-             "import itertools\nn = itertools.count()\ndef f(x):\n    return x if next(n) < 2 else 1"]
+            "import random\ndef f(x):\n    random.seed(x) if x == 1 else 0\n    return random.random() > .5"]
 
 
 @pytest.mark.parametrize("program", MEMORIES)
@@ -155,21 +128,6 @@ def test_no_attempt_sees_the_calls_before_it(sandbox, program):
     assert judge(sandbox, task, "micro", *texts) == alone
     assert judge(sandbox, task, "micro", *texts[::-1]) == alone[::-1]
     assert alone[0] == "correct"
-
-
-VARYING = [
-    ("def f(x):\n    return list(x)", "{'apple', 'fig', 'kiwi', 'date', 'plum'}"),
-    ("def f(x):\n    return list(x[0])", "[{'apple', 'fig', 'kiwi', 'date', 'plum'}]"),
-    ("def f(x, y):\n    return list(x.keys() & y.keys())", "{'a': 1, 'b': 2, 'cd': 3, 'e': 4}, {'b': 3, 'a': 1, 'cd': 4, 'e': 1}"),
-    ("import functools\n@functools.lru_cache\ndef g(x):\n    return x\ndef f(x):\n    g(x)\n    return g.cache_info().hits > 2", "1"),
-    ("def flips(function):\n    n = 0\n    def inner(x):\n        nonlocal n\n        n += 1\n        return n > 3\n    return inner\n"
-     "@flips\ndef f(x):\n    return x", "1")]
-
-
-@pytest.mark.parametrize("program, given", VARYING)
-def test_what_two_interpreters_agree_on_by_chance_is_seen_by_a_third(sandbox, program, given):
-    proposal = Proposal("code_o", program, (given,))
-    assert outcome(sandbox, proposal) == "nondeterministic"
 
 
 @pytest.mark.parametrize("program, problem", [
@@ -198,16 +156,13 @@ def test_the_base_s_own_control_tokens_are_refused():
 
 TASK = "```python\n{}\n```\n```input\n{}\n```"
 PROPOSALS = [
-    ("chat", TASK.format("def f(x):\n    return x + 1", "5"), "ok"),
     # closed by the next, and by the end
     ("chat", "```python\ndef f(x):\n    return x + 1\n```input\n5", "ok"),
-    ("chat", "Sure!\n" + TASK.format("def f(x):\n    return x + 1", "5") + "\nThis adds one.", "ok"),
     ("chat", "```\ndef f(x):\n    return x + 1\n```\nInput:\n```\n5\n```", "ok"),                       # no languages
     ("chat", TASK.format("def add(a, b):\n    return a + b", "a = 1\nb = 2"), "not_literal"),
     ("chat",
      TASK.format("def f(x: List[int]) -> int:\n    '''Returns 6.'''\n    return sum(x)  # 6\nprint(f([1, 2, 3]))", "[1, 2, 3]"),
      "ok"),
-    ("chat", TASK.format("def f(x):\n    def g(y):\n        return y * 2\n    return g(x)", "5"), "ok"),
     ("chat", TASK.format("import math\ndef f(x):\n    return math.gcd(x, 6)", "4"), "ok"),
     ("chat", TASK.format("def f(input):\n    return input[::-1]", "'abc'"), "ok"),                            # a harmless name
     ("chat", TASK.format("def f():\n    return 5", "").replace("\n\n", "\n \n"), "no_input"),
@@ -217,39 +172,29 @@ PROPOSALS = [
     ("chat", "```python\ndef f(x):\n    return x\n```", "no_input"),
     # only an input after the program
     ("chat", "```input\n5\n```\n```python\ndef f(x):\n    return x\n```", "ok"),
-    ("chat", TASK.format("def f(x)\n    return x", "5"), "syntax"), ("chat", TASK.format("def f(x):\nreturn x", "5"), "syntax"),
+    ("chat", TASK.format("def f(x)\n    return x", "5"), "syntax"),
     ("chat", TASK.format("x = 5", "5"), "no_entry"), ("chat", TASK.format("def g(x): pass\ndef h(x): pass", "5"), "no_entry"),
     # f means something else
     ("chat", TASK.format("def g(x):\n    return sum(f for f in x)", "[1]"), "no_entry"),
-    ("chat", TASK.format("async def f(x): return x", "5"), "no_entry"),
     ("chat", TASK.format("import os\ndef f(x): return x", "5"), "import"),
     ("chat", TASK.format("from . import a\ndef f(x): return x", "5"), "import"),
     ("chat", TASK.format("def f(x): return __import__('os').getpid()", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return ().__class__.__base__", "5"), "banned_name"),
-    ("chat", TASK.format("def f(x): return input()", "5"), "banned_name"),
-    ("chat", TASK.format("def f(x): return hash(None) % 4", "5"), "banned_name"),               # an address: see validation.BANNED
     ("chat", TASK.format("def f(x): return '<|im_end|>'", "5"), "control_text"),
     ("chat", TASK.format("def f(x): return x", "'<|endoftext|>'"), "control_text"),
-    ("chat", TASK.format("def f(x): return x", "range(5)"), "not_literal"),
     ("chat", TASK.format("def f(x): return x", "'" + "a" * 600 + "'"), "input_too_long"),
     ("chat", TASK.format("def f(x): return x" + "\n#" * 3000, "5"), "too_long"),
     ("chat", TASK.format("def f(x): return " + "(" * 60 + "x" + ")" * 60, "5"), "too_deep"),
-    # AZR: truncated, unsolvable
-    ("chat", TASK.format("def f(x): return 'a' * 501", "5"), "output_too_long"),
+    ("chat", TASK.format("def f(x): return 'a' * 501", "5"), "output_too_long"),                              # AZR: truncated
     ("chat", TASK.format("import math\ndef f(x): return math.nan", "5"), "not_finite"),                       # AZR: empty gold
-    # AZR: sys.exit, empty gold
-    ("chat", TASK.format("def f(x): raise SystemExit", "5"), "error"),
-    ("chat", TASK.format("def f(x): return 1 / 0", "5"), "error"), ("chat", TASK.format("def f(x): return x", "1, 2"), "error"),
+    ("chat", TASK.format("def f(x): raise SystemExit", "5"), "error"),                                        # AZR: empty gold
+    ("chat", TASK.format("def f(x): return x", "1, 2"), "error"),
     ("chat", TASK.format("def f(x):\n    while True: pass", "5"), "timeout"),
-    ("chat", TASK.format("def f(x): return lambda: 1", "5"), "unsupported"),
     ("chat", TASK.format("class E:\n    def __eq__(self, o): return True\ndef f(x): return E()", "5"), "unsupported"),
     ("chat", TASK.format("def f(x): return list({'a', 'b', 'c', 'd', 'e', 'f', 'g', x})", "'h'"), "nondeterministic"),
-    ("chat", TASK.format("calls = []\ndef f(x):\n    calls.append(x)\n    return len(calls)", "5"), "nondeterministic"),
-    ("micro", "def f(x):\n x=x[::-1]\n return x\nf([1,2,3])", "ok"), ("micro", "def f(x):\n x=x*2\n return x\nf('AB')\n", "ok"),
-    ("micro", "def f(x):\n x=x[::-1]\n return x\nf(12)", "error"),
+    ("micro", "def f(x):\n x=x[::-1]\n return x\nf([1,2,3])", "ok"),
     ("micro", "def f(x):\n x=x[::-1]\n return x\n", "syntax"), ("micro", "f([1,2,3])", "syntax"), ("micro", "", "syntax"),
-    ("micro", "def f(x):\n x=x+1 # 4\n return x\nf(3)", "syntax"), ("micro", "def f(x):\n return x\nf(3#)", "syntax"),
-    ("micro", "def f(x):\n return x\nf([1,2,3])\nf(4)", "syntax"), ("micro", "def f(x):\n return x\nf([1,2,3", "syntax"),
+    ("micro", "def f(x):\n x=x+1 # 4\n return x\nf(3)", "syntax"), ("micro", "def f(x):\n return x\nf([1,2,3])\nf(4)", "syntax"),
     ("micro", "def g(x):\n x=x+1\n return x\nf(3)", "ok"),
     ("micro", "def f(x):\n return 7\nf(3)", "ignores_input"), ("micro", "def f(x):\n x+=5\n return x\nf(3)", "ok"),
     ("micro", "def f(x):\n return x\nf(1000)", "value_range"), ("micro", "def f(x):\n return x*9\nf(999)", "value_range"),
@@ -259,22 +204,18 @@ PROPOSALS = [
 
 @pytest.mark.parametrize("name", ["code_o", "code_i"])
 def test_proposals_are_refused_by_name(sandbox, name):
-    wrong = []
+    found = []
     for prompt_format, text, want in PROPOSALS:
-        proposal = TASK_TYPES[name].parse_proposal(text, prompt_format, [], LIMITS[prompt_format])
-        found = outcome(sandbox, proposal, LIMITS[prompt_format])
-        assert isinstance(found, Task) or found in REASONS
-        if want != ("ok" if isinstance(found, Task) else found):
-            wrong.append((want, found, prompt_format, text))
-    assert not wrong
+        result = outcome(sandbox, name, text, prompt_format)
+        found.append(("ok" if isinstance(result, Task) else result, want, prompt_format, text))
+    assert not [row for row in found if row[0] != row[1]]
 
 
 def test_gold_comes_from_execution(sandbox):
     """Whatever the teacher claims in comments or annotations is neither used nor shown."""
     text = TASK.format("def total(x: list) -> 'int 99':\n    \"\"\"Returns 99.\"\"\"\n    # it is 99\n    return sum(x)",
                        "[1,2]\n# 99")
-    proposal = TASK_TYPES["code_o"].parse_proposal(text, "chat", [], CHAT)
-    task = outcome(sandbox, proposal)
+    task = outcome(sandbox, "code_o", text)
     assert task.outputs == (encode(3),) and task.program == "def f(x):\n    return sum(x)"
     assert task.inputs == ("[1, 2]",) and "99" not in TASK_TYPES["code_o"].solve("chat", task, CHAT).user
 
@@ -285,7 +226,6 @@ LINES = "\n".join(f"[{i}, {i + 1}]" for i in range(10))
 
 
 @pytest.mark.parametrize("text, want", [
-    ("```input\n" + LINES + "\n```\n```message\nIt reverses.\n```", "ok"),
     ("```input\n" + LINES + "\n```message\nIt reverses.", "ok"),
     ("\n".join(f"```input\nf([{i}])\n```" for i in range(12)) + "\n```message\nIt reverses.\n```", "ok"),     # first ten count
     ("```\n" + LINES + "\n```\n```message\nIt reverses.\n```", "ok"),
@@ -299,8 +239,7 @@ LINES = "\n".join(f"[{i}, {i + 1}]" for i in range(10))
     ("```input\n" + LINES + "\n```\n```message\n<|im_start|>system\n```", "control_text"),
 ])
 def test_induction_proposals(sandbox, text, want):
-    proposal = TASK_TYPES["code_f"].parse_proposal(text, "chat", [OUT], CHAT)
-    found = outcome(sandbox, proposal)
+    found = outcome(sandbox, "code_f", text, few_shot=[OUT])
     assert ("ok" if isinstance(found, Task) else found) == want
     if want == "ok":
         assert len(found.inputs) == len(set(found.inputs)) == len(found.outputs) == 10 - ("\n4\n" in text)
@@ -352,7 +291,6 @@ def test_keys():
         return TASK_TYPES[kind].key(Proposal(kind, program, inputs), dedupe)
     assert key("code_o", REVERSE, "[1]") == key("code_o", "def f(y):\n    return y[::-2]", "[2]")
     assert key("code_o", REVERSE, "[1]") != key("code_o", "def f(y):\n return y[1:]", "[1]")
-    assert key("code_o", REVERSE, "[1]", dedupe="exact") != key("code_o", REVERSE, "[2]", dedupe="exact")
     assert key("code_o", REVERSE, "[1]", dedupe="exact") == key("code_i", REVERSE, "[1]", dedupe="exact")
     assert key("code_f", REVERSE, "[1]") != key("code_f", REVERSE, "[2]")
     assert key("code_f", REVERSE, "[1]") == key("code_f", REVERSE.replace("x", "z"), "[1]")
@@ -389,32 +327,44 @@ def test_entry_is_renamed_through_the_tree():
     assert program_problem(normalise("def f(x):\n    'only a docstring'", CHAT, tidy=True), CHAT) is None
 
 
-def test_seed_tasks(tmp_path, sandbox):
+ROWS = [dict(program="def g(x): return x + 1", input="5"),
+        dict(kind="code_f", program=REVERSE, inputs=[f"[{i}]" for i in range(10)], message="turns"),
+        dict(kind="math", question="3 and 4?", program="def f():\n return 3 + 4"),
+        dict(kind="logic", constraints=["a or b", "not a"]), dict(kind="proof", theorem="x $p |- ( p -> p ) $= wp id $."),
+        dict(kind="proof", theory="miu.mm", theorem="x $p |- M I I $= mii $.")]
+
+
+def test_files_hold_tasks_of_every_kind(tmp_path, sandbox):
     path = tmp_path / "seeds.jsonl"
-    rows = [dict(program="def g(x): return x + 1", input="5"),
-            dict(kind="code_f", program=REVERSE, inputs=[f"[{i}]" for i in range(10)], message="turns")]
-    path.write_text("\n\n".join(map(json.dumps, rows)))
-    one, two = read_tasks(path)
+    path.write_text("\n\n".join(map(json.dumps, ROWS)))
+    one, two, *others = read_tasks(path)
     assert one == Proposal("code_o", "def f(x):\n    return x + 1", ("5",)) and two.message == "turns" and len(two.inputs) == 10
-    assert isinstance(outcome(sandbox, one), Task) and isinstance(outcome(sandbox, two), Task)
-    for bad in ('{"program": "def f(x): return x"}', "[1]", "{", '{"program": "def f(", "input": "1"}',
-                '{"program": 5, "input": "1"}', '{"program": "def f(x): return x", "inputs": []}',
-                '{"kind": "code_x", "program": "def f(x): return x", "input": "1"}'):
-        path.write_text(json.dumps(rows[0]) + "\n" + bad)
-        with pytest.raises(ValueError, match="line 2"):
-            read_tasks(path)
+    assert isinstance(fate(sandbox, one), Task) and isinstance(fate(sandbox, two), Task)
+    assert [(p.program, p.message) for p in others] == [
+        ("def f():\n return 3 + 4", "3 and 4?"), ("def f(a, b):\n    return (a or b) and (not a)", ""),
+        ("prop.mm", "theorem $p |- ( p -> p )"), ("miu.mm", "theorem $p |- M I I")]
+    assert fate(sandbox, others[-1]) == "other_theory"
+    assert [fate(sandbox, IDENTITY, limits).outputs for limits in (MICRO, CHAT)] == [("[1,2,3]",)] * 2
     with pytest.raises(ValueError, match="cannot be read"):
         read_tasks(tmp_path / "absent.jsonl")
-    assert outcome(sandbox, IDENTITY, MICRO).outputs == ("[1,2,3]",) and outcome(sandbox, IDENTITY).outputs == ("[1,2,3]",)
+
+
+@pytest.mark.parametrize("row, why", [
+    ('{"program": "def f(x): return x"}', "lacks 'input'"), ("[1]", ""), ("{", ""), ('{"program": "def f(", "input": "1"}', "syntax"),
+    ('{"program": 5, "input": "1"}', "must be strings"), ('{"program": "def f(x): return x", "inputs": []}', "must be strings"),
+    ('{"kind": "code_x", "program": "def f(x): return x", "input": "1"}', "none of"),
+    ('{"kind": "logic", "constraints": ["a + b"]}', "not_logic"), ('{"kind": "proof", "theorem": "x $a |- p $."}', "no_proof")])
+def test_files_are_refused_by_their_line(tmp_path, row, why):
+    path = tmp_path / "seeds.jsonl"
+    path.write_text(json.dumps(ROWS[0]) + "\n" + row)
+    with pytest.raises(ValueError, match=f"line 2.*{why}"):
+        read_tasks(path)
 
 
 # ---------------------------------------------------------------- nothing raises
 
-BITS = ["```python\n", "```input\n", "```", "\n", "def f(x):", "    return x", "[1,", "]", "(", ")", "'", '"', "<answer>",
-        "</answer>", "<think>", "</think>", "f(", "=", "\0", "\ud800", "\\", "#", "lambda:", "-" * 50, "x = 1", "\r", "\x0c",
-        "{}", "{x}", "global x", "import os",
-        "```question\n", "```constraints\n", "```metamath\n", "a or b", "not ", "1/0", "\\boxed{", "True", "?x", "$p ", "$= ",
-        "await ", "match x:\n case ", "<", ">", " ", "é", "9" * 5000]
+BITS = ["```question\n", "```constraints\n", "```metamath\n", "\0", "\ud800", "\\", "#", "lambda:", "-" * 50, "\r", "\x0c", "{}", "{x}",
+        "global x", "a or b", "1/0", "\\boxed{", "True", "?x", "$p ", "$= ", "await ", "match x:\n case ", "<", ">", "é", "9" * 5000]
 
 
 def test_no_text_raises():
@@ -430,19 +380,19 @@ def test_no_text_raises():
                 if isinstance(proposal, Proposal):
                     assert isinstance(kind.check(proposal, LIMITS[prompt_format]), (Reject, type(None)))
                     assert len(kind.key(proposal, "structural")) == 32
-                else:
-                    assert proposal.reason in REASONS
                 assert isinstance(kind.parse_answer(text, prompt_format, FUN, LIMITS[prompt_format]), (str, type(None)))
 
 
-def test_verdicts_of_every_end_become_a_reason():
-    from verifier import Verdict
-    kind = TASK_TYPES["code_o"]
-    proposal = Proposal("code_o", REVERSE, ("[1]",))
-    for end in ("timeout", "killed", "violation", "crash", "exit", "malformed", "too big", "sandbox failure", "something new"):
-        assert kind.accept(proposal, Verdict(end, (None,), (end,), 0.0), CHAT, "k").reason in REASONS
-    for error in ("error: E: x", "not a literal", "nondeterministic", "unsupported: value of type A", "too big", "",
-                  "something new"):
-        assert kind.accept(proposal, Verdict("ok", (None,), (error,), 0.0), CHAT, "k").reason in REASONS
-    assert kind.accept(proposal, Verdict("ok", ("no json",), (None,), 0.0), CHAT, "k").reason == "malformed_result"
-    assert decode(kind.accept(proposal, Verdict("ok", ("[1]",), (None,), 0.0), CHAT, "k").outputs[0]) == [1]
+# what the sandbox says of a program, and the reason for the logs
+SAID = {"timeout": "timeout", "violation": "violation", "exit": "exit", "malformed": "malformed_result", "too big": "output_too_long",
+        "sandbox failure": "sandbox_failure", "not a literal": "not_literal", "unsupported: value of type A": "unsupported",
+        "nondeterministic": "nondeterministic", "error: E: x": "error", "something new": "error", "": "error"}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_whatever_the_sandbox_says_is_a_reason_for_the_logs(said):
+    kind, proposal = TASK_TYPES["code_o"], Proposal("code_o", REVERSE, ("[1]",))
+    for verdict in Verdict(said, (None,), (said,), 0.0), Verdict("ok", (None,), (said,), 0.0):
+        assert kind.accept(proposal, verdict, CHAT, "k").reason == SAID[said]
+    garbled = Verdict("ok", ("no json",), (None,), 0.0)
+    assert kind.accept(proposal, garbled, CHAT, "k").reason == "malformed_result"
