@@ -10,6 +10,12 @@ import verifier
 from verifier import Sandbox
 
 
+@pytest.fixture(scope="session", autouse=True)
+def linux():
+    if sys.platform != "linux":
+        pytest.skip("the walls are of Linux")
+
+
 @pytest.fixture(scope="module")
 def narrow():
     """The profile of training, with a secret beside it that the thieves among the attacks look for."""

@@ -3,11 +3,9 @@
 One line each, a JSON line last; exit code 0 where all are survived. --without namespaces,seccomp leaves out layers.
 One program a file. Header lines: `# want:` the verdicts of an honest verifier, alternatives separated by "|" (fail, error,
 malformed, timeout, crash, violation, exit, pass, det, nondet), `# answer:` the value that would pass (default 731). Each is called
-as f(3), or with as many threes as it wants. /tmp/attack_mark in it stands for a fresh folder.
-
-Survived: the verdict is wanted, nothing happened outside (a mark, a connection, a process left over), nothing was read that must
-not be (a string that begins with LEAK), the next honest program is judged rightly, and the verdict came within the CPU limit plus
-half a second.
+as f(3), or with as many threes as it wants. /tmp/attack_mark in it stands for a fresh folder. Survived: the verdict is wanted and
+came in time, nothing happened outside (a mark, a connection, a process left over), nothing was read that must not be (a string
+that begins with LEAK), and the next honest program is judged rightly.
 """
 import argparse
 import contextlib
@@ -31,8 +29,7 @@ from verifier import Job, Sandbox
 MARKS = "/tmp/attack_mark"                  # the folder as programs name it
 ENDLESS = Job("def f():\n while True: pass", ("",))
 HONEST = Job("import math\ndef f(x): return [len(x), sorted(x), math.sqrt(4), repr(1)]", ("[2, 1]",))
-# what a thief may look for
-SECRETIVE = Job("def f(x): return x + ' SECRET_ANSWER=731'", ("'gold = [731]'",))
+SECRETIVE = Job("def f(x): return x + ' SECRET_ANSWER=731'", ("'gold = [731]'",))     # what a thief may look for
 # What an end or an error counts as, beside its own name. A value that cannot cross is an error and earns
 # nothing. Who hoards memory in an endless loop meets either limit first, depending on the machine.
 COUNTS_AS = {"MemoryError": ("error", "timeout"), "unsupported": ("error", "fail"),
@@ -93,17 +90,15 @@ def clock(sandbox, job):
 
 
 def timed(sandbox, job):
-    """-> (verdict, seconds, whether it came later than the CPU limit plus half a second).
-
-    A late one is asked for again, and beside a plain endless loop: a busy machine, which holds up both, is
-    late by chance, a hole every time.
-    """
+    """-> (verdict, seconds, whether it came later than the CPU limit plus half a second). A late one is asked for again, and
+    beside a plain endless loop: a busy machine, which holds up both, is late by chance, a hole every time."""
     limits = 4.5 if job.deterministic else 1                # CPU limits that its passes may use
     for _ in range(3):
         verdict, took = clock(sandbox, job)
-        if took <= limits * sandbox.cpu_s + 0.5 or took <= 0.5 + 1.5 * limits * clock(sandbox, ENDLESS)[1]:
-            return verdict, took, False
-    return verdict, took, True
+        late = took > limits * sandbox.cpu_s + 0.5 and took > 0.5 + 1.5 * limits * clock(sandbox, ENDLESS)[1]
+        if not late:
+            break
+    return verdict, took, late
 
 
 def labels(verdict, answer, want):
@@ -126,7 +121,8 @@ def threes(code):
 
 
 def assault(sandbox, code, want, answer, outside):
-    """-> (class, what happened) of one program, whose honest verdicts are the set want."""
+    """-> (class, what happened) of one program, whose honest verdicts want names."""
+    want = set(want.split("|"))
     sandbox.run([SECRETIVE])
     before = processes(sandbox)
     is_task = bool(want & {"det", "nondet"})                # run as a proposal is, by its real path
@@ -163,7 +159,7 @@ def siege(sandbox, folder):
             header = dict(re.findall(r"^# (want|answer): *(.*)", code, re.M))
             answer = Job(f"NAN = [float('nan')]\ndef f(): return {header.get('answer', '731')}", ("",))
             answer = decode(sandbox.run([answer])[0].outputs[0])
-            outcome, text = assault(sandbox, code, set(header["want"].split("|")), answer, outside)
+            outcome, text = assault(sandbox, code, header["want"], answer, outside)
             counts[outcome] += 1
             print(f"{outcome:9} {path.name:26} {text}", flush=True)
         time.sleep(1)

@@ -1,7 +1,6 @@
 """What the sandbox, not the program, fails at: it is tried again, else the row is left out, and nobody is paid or blamed."""
 import os
 import signal
-import sys
 from unittest.mock import DEFAULT, Mock
 
 import pytest
@@ -18,7 +17,6 @@ from tasks.validation import Limits
 from trueskill_lite import Rating
 from verifier import Job, Sandbox, Verdict
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
 LIMITS = Limits.for_format("chat")
 REVERSED = "def f(x):\n    return x[::-1]"
 
@@ -30,27 +28,23 @@ def narrow():
         yield narrow
 
 
-@pytest.fixture
-def fail(monkeypatch):
-    """fail(n): of the next n children nothing comes back, as of one whose walls cannot be put up."""
-    left, real = [0], scheduler.ForkServer.finish
+def losing(n):
+    """ForkServer.finish, but of the next n children nothing comes back, as of one whose walls cannot be put up."""
+    left, real = iter(range(n)), scheduler.ForkServer.finish
 
     def finish(server):
         told = real(server)
-        left[0] -= 1
-        return ("killed", 0.0, b"") if left[0] >= 0 else told
-
-    monkeypatch.setattr(scheduler.ForkServer, "finish", finish)
-    return lambda n: left.__setitem__(0, n)
+        return told if next(left, None) is None else ("killed", 0.0, b"")
+    return finish
 
 
-def test_two_failures_are_not_seen_and_a_third_is_told(narrow, fail):
-    for job, output in (Job(LOOP, ("1",)), "10"), (Job("print(int(input()) + 1)", ("7\n",), entry=None), '"8\\n"'):
-        fail(2)
-        assert narrow.run([job])[0].outputs == (output,)
-        fail(3)
-        verdict, = narrow.run([job])
-        assert (verdict.end, verdict.errors) == ("sandbox failure", ("sandbox failure",))
+@pytest.mark.parametrize("job, output", [(Job(LOOP, ("1",)), "10"), (Job("print(int(input()) + 1)", ("7\n",), entry=None), '"8\\n"')])
+def test_two_failures_are_not_seen_and_a_third_is_told(narrow, monkeypatch, job, output):
+    monkeypatch.setattr(scheduler.ForkServer, "finish", losing(2))
+    assert narrow.run([job])[0].outputs == (output,)
+    monkeypatch.setattr(scheduler.ForkServer, "finish", losing(3))
+    verdict, = narrow.run([job])
+    assert (verdict.end, verdict.errors) == ("sandbox failure", ("sandbox failure",))
 
 
 def test_a_program_that_says_nothing_did_begin(narrow):
@@ -74,18 +68,12 @@ def test_a_machine_out_of_processes_for_a_moment(narrow, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == n_open
 
 
-class Failing:
-    """A sandbox that fails on the last input of every job."""
-
-    def __init__(self, real):
-        self.real = real
-
-    def run(self, jobs):
-        verdicts = []
-        for verdict in self.real.run(jobs):
-            outputs, errors = (*verdict.outputs[:-1], None), (*verdict.errors[:-1], "sandbox failure")
-            verdicts.append(Verdict("sandbox failure", outputs, errors, 0.0))
-        return verdicts
+def failing(run):
+    """As a sandbox's run, but it fails on the last input of every job."""
+    def runs(jobs):
+        lost = "sandbox failure"
+        return [Verdict(lost, (*verdict.outputs[:-1], None), (*verdict.errors[:-1], lost), 0.0) for verdict in run(jobs)]
+    return runs
 
 
 ANSWERS = {"code_o": "```output\n[2, 1]\n```", "code_i": "```input\n[1, 2]\n```", "code_f": f"```python\n{REVERSED}\n```"}
@@ -98,10 +86,10 @@ def test_an_attempt_whose_judging_fails_is_neither_right_nor_wrong(narrow, kind)
     task = TASK_TYPES[kind].accept(proposal, narrow.run([TASK_TYPES[kind].job(proposal)])[0], LIMITS, "key")
     texts = [[ANSWERS[kind], "I do not know."]]
     assert verify_answers([task], texts, "chat", LIMITS, narrow.run) == [["correct", "malformed"]]
-    assert verify_answers([task], texts, "chat", LIMITS, Failing(narrow).run) == [[UNJUDGED, "malformed"]]
+    assert verify_answers([task], texts, "chat", LIMITS, failing(narrow.run)) == [[UNJUDGED, "malformed"]]
     if kind == "code_f":                # who is wrong somewhere is wrong, whatever failed elsewhere
         wrong = [["```python\ndef f(x):\n    return x\n```"]]
-        assert verify_answers([task], wrong, "chat", LIMITS, Failing(narrow).run) == [["wrong"]]
+        assert verify_answers([task], wrong, "chat", LIMITS, failing(narrow.run)) == [["wrong"]]
         verdicts = narrow.run([Job("import os\ndef f(x): os.fork()", task.inputs[5:])])
         assert TASK_TYPES[kind].verify(task, ["p"], verdicts, LIMITS) == [VIOLATION]
 

@@ -1,6 +1,5 @@
 """Jobs and verdicts: inputs, ends, order, determinism, profiles, whole programs; neighbours do no harm."""
 import ast
-import sys
 
 import pytest
 from cases import CPU_S, LOOP, one
@@ -10,8 +9,6 @@ from sandbox.scheduler import passes
 from sandbox.values import decode
 from tasks.validation import IMPORTS
 from verifier import Job
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
 
 
 def test_inputs_are_literals_between_the_parentheses_of_a_call(narrow):
@@ -43,8 +40,7 @@ def test_one_input_does_no_harm_to_its_neighbours(narrow):
 
 
 def test_ends(narrow):
-    for code, end in ((LOOP, "ok"), (LOOP.replace("2", "3"), "timeout"), ("import os\nos._exit(1)", "exit"), (")", "ok")):
-        assert one(narrow, code).end == end, code
+    assert [one(narrow, code).end for code in (LOOP, LOOP.replace("2", "3"), ")")] == ["ok", "timeout", "ok"]
     verdict = one(narrow, "def f(x): return 1 / x", "0", "2")
     assert verdict.errors == ("error: ZeroDivisionError: division by zero", None) and verdict.outputs == (None, "0.5")
     assert 0 < verdict.cpu_s < CPU_S

@@ -1,13 +1,10 @@
 """complexity.py: known programs, properties of the structural hash, and texts that try to hurt the parser."""
-import json
 import time
-from pathlib import Path
 
 import pytest
 
 from tasks.complexity import count_statements, parse, structural_hash
 
-ROOT = Path(__file__).resolve().parents[2]
 LOOP = '''
 def f(items, limit=3):
     """Counts."""
@@ -114,8 +111,3 @@ def test_brackets_in_f_strings_nest(prefix, quote, inside):
 
 def test_ordinary_f_strings_are_read():
     parse("def f(x):\n    return f'{x[0]}, {x[1]:>{x[2]}} {{}} ' + f\"{f'{x}'}\" + rf'\\{x}' + '([{' * 9")
-    for path in (ROOT / "micro" / "base").glob("*.jsonl"):
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
-            if "program" in row:
-                parse(row["program"])

@@ -10,21 +10,14 @@ from fractions import Fraction as F
 from pathlib import Path
 
 import pytest
-import torch
 from proposals import CHAT, MICRO, fate, outcome
 
 import config
-import selfplay
 import tasks
-from evolve import Member
-from infra.distributed import Ranks
 from micro import data
 from sandbox.values import decode
 from tasks import TASK_TYPES, prompts, read_tasks
-from tasks.archive import Archive
-from tasks.base import Reject
 from tasks.math import exact, rational
-from trueskill_lite import Rating
 
 MATH, LOGIC = TASK_TYPES["math"], TASK_TYPES["logic"]
 
@@ -205,29 +198,15 @@ def sortwords(monkeypatch):
     return parts
 
 
-def test_the_pages_task_type_is_played(sortwords, base, sandbox, monkeypatch):
-    """Verification in the loop's own phase, and right and wrong answers. The base prompt format needs no chat
-    template, but more room."""
-    monkeypatch.setattr(base.model, "cfg", dataclasses.replace(base.model.cfg, max_position_embeddings=1024))
-    cfg = config.resolve_config(config.Config(task_types="sortwords", n_few_shot=1, max_new_tokens=32), "base")
-    base = dataclasses.replace(base, prompt_format="base")
-    setup = selfplay.Setup(cfg, base, None, Ranks(0, 1, torch.device("cpu")), sandbox, CHAT, ("sortwords",))
-    kind, teacher = TASK_TYPES["sortwords"], Member("T0", "teacher", 0, Rating())
-    given, other = "plum fig apple pear kiwi date lime sloe", "fig plum apple pear kiwi date lime sloe"
-    proposed = []
-    for words in given, other, "one", other.title(), other.replace("fig", "2"):
-        text = f"<answer>\n```words\n{words}\n```\n</answer>"
-        parsed = kind.parse_proposal(text, "base", [], CHAT)
-        record = selfplay.ProposalRecord(teacher, "sortwords", 0, 0, [])
-        if isinstance(parsed, Reject):
-            record.reason = parsed.reason
-        else:
-            record.proposal = parsed
-        proposed.append(record)
-    selfplay.verify(setup, Archive(["sortwords"], 9), proposed, 0)
-    assert [p.reason for p in proposed] == ["", "", "syntax", "duplicate", "syntax"], "the same words again, not other words"
-    task, gold = proposed[0].task, sorted(given.split())
-    assert decode(task.outputs[0]) == gold
+def test_the_pages_task_type_is_played(sortwords, sandbox):
+    kind, others = TASK_TYPES["sortwords"], "apple pear kiwi date lime sloe"
+    given = "plum fig apple pear kiwi date lime sloe"
+    written = given, f"fig plum {others}", f"Fig Plum {others}", "one", f"fig 2 {others}"
+    task, other, again, *refused = [
+        outcome(sandbox, "sortwords", f"<answer>\n```words\n{words}\n```\n</answer>", "base") for words in written]
+    gold = sorted(given.split())
+    assert decode(task.outputs[0]) == gold and refused == ["syntax"] * 2
+    assert task.key != other.key == again.key, "the same words again are a duplicate, other words are not"
     asked = f"Sort these words: {given}\n\n"
     assert kind.solve("base", task, CHAT).user.startswith(f"{asked}Think step by step, then give them, one a line, in a final block:")
     assert kind.solve("direct", task, CHAT) == prompts.Prompt(f"{asked}Give them, one a line.\n", "```answer\n")
@@ -239,9 +218,6 @@ def test_the_pages_task_type_is_played(sortwords, base, sandbox, monkeypatch):
 
 
 def test_a_kind_without_template_is_refused_before_the_run(sortwords):
-    said = "--task-types sortwords: prompts.py has no template of it for the {} prompt format"
-    with pytest.raises(ValueError, match=said.format("micro")):
+    said = "--task-types sortwords: prompts.py has no template of it for the micro prompt format"
+    with pytest.raises(ValueError, match=said):
         config.resolve_config(config.Config(task_types="code_o,sortwords"), "micro")
-    del prompts.TEMPLATES["sortwords"]
-    with pytest.raises(ValueError, match=said.format("chat")):
-        config.resolve_config(config.Config(task_types="sortwords"), "chat")

@@ -4,7 +4,7 @@ import dataclasses
 import pytest
 
 from tasks import TASK_TYPES
-from tasks.prompts import FORMATS, PROMPT_FORMATS, Prompt, chat_text, first_answer, render
+from tasks.prompts import FORMATS, PROMPT_FORMATS, Prompt, chat_text, render
 
 # How Qwen3's own template has it: thinking is switched off by an empty thought that the template writes.
 SWITCH = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<assistant>"
@@ -34,11 +34,6 @@ def test_a_template_without_the_switch_passes_over_it(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", WITHOUT)
     texts = {tokenizer.decode(render(Prompt("Why?"), name, tokenizer)) for name in ("chat", "direct")}
     assert texts == {"<user>Why?<|im_end|><assistant>"}
-
-
-def test_the_first_answer():
-    assert first_answer("a </think> <answer>1</answer> <answer>2</answer>") == "a </think> <answer>1</answer>"
-    assert first_answer("<answer>1") == "<answer>1" and first_answer("") == ""
 
 
 @pytest.mark.parametrize("prompt_format", PROMPT_FORMATS)

@@ -8,19 +8,11 @@ import pytest
 from proposals import CHAT, MICRO, fate, judge, outcome
 
 from sandbox.values import encode
-from tasks import IDENTITY, TASK_TYPES, read_tasks
+from tasks import IDENTITY, TASK_TYPES, read_tasks, validation
 from tasks.base import Proposal, Reject, Task
 from tasks.complexity import entry, parse
 from tasks.prompts import PROMPT_FORMATS, Prompt, show
-from tasks.validation import (
-    Limits,
-    arguments_text,
-    check_input,
-    check_program,
-    control_of,
-    ignores_input,
-    normalise,
-)
+from tasks.validation import Limits
 from verifier import Job, Verdict
 
 LIMITS = {prompt_format: Limits.for_format(prompt_format) for prompt_format in PROMPT_FORMATS}
@@ -38,12 +30,10 @@ def problem_of(check, *given) -> str | None:
 
 
 REVERSE = "def f(x):\n return x[::-1]"
-ADD = "def f(a, b):\n    return a + b"
 OUT = made("code_o", REVERSE, ("[1, 2, 3]", [3, 2, 1]))
 INP = made("code_i", REVERSE, ("[1, 2, 3]", [3, 2, 1]))
-ADDED = made("code_i", ADD, ("2, 3", 5))
+ADDED = made("code_i", "def f(a, b):\n    return a + b", ("2, 3", 5))
 PAIR = made("code_o", "def f(x):\n return x, x", ("1", (1, 1)))
-WORD = made("code_o", "def f(x):\n return x*2", ("'ab'", "abab"))
 FUN = made("code_f", REVERSE, *[(f"[{i}, 7]", [7, i]) for i in range(10)], message="It turns things around.")
 
 
@@ -56,7 +46,6 @@ ANSWERS = [
     (OUT, "chat", "```output [3, 2, 1]```", "correct"),                                     # all on one line
     (OUT, "chat", "So it is\n```\n[3, 2, 1]\n```\nHope this helps!", "correct"),            # no language, prose around
     (OUT, "chat", "```output\n[1, 2, 3]\n```\nWait, no.\n```output\n[3, 2, 1]\n```", "correct"),   # the last one counts
-    (OUT, "chat", "```output\n[3, 2, 1]\n```\nWait, no.\n```output\n[1, 2, 3]\n```", "wrong"),
     (OUT, "chat", "<answer>[3, 2, 1]</answer>", "correct"),
     (OUT, "chat", "<think>```output\n[9]\n```</think>\n```output\n[3, 2, 1]\n```", "correct"),
     (OUT, "chat", "The output is [3, 2, 1].", "malformed"),                                 # prose is not searched for values
@@ -66,7 +55,6 @@ ANSWERS = [
     (OUT, "chat", "```output\n[3, 2, 1]" + " " * 5000 + "1\n```", "malformed"),             # over the limit, not truncated
     (PAIR, "chat", "```output\n1, 1\n```", "correct"),
     (PAIR, "chat", "```output\n[1, 1]\n```", "wrong"), (PAIR, "chat", "```output\n1), (1\n```", "malformed"),
-    (WORD, "chat", '```output\n"abab"\n```', "correct"),
     (OUT, "base", "<think>turn it</think>\n```output\n[3, 2, 1]\n```", "malformed"),        # the envelope is the contract
     # the first complete answer counts: there the row ends, and what follows is a conversation with oneself
     (OUT, "base", "<think>so <answer>[1]</answer> or</think><answer>[3, 2, 1]</answer>", "wrong"),
@@ -87,14 +75,9 @@ ANSWERS = [
     (INP, "micro", "=[3,2,1]", "wrong"),
     # induction
     (FUN, "chat", "```python\ndef turn(x):\n    def g(turn):\n        return turn[1:]\n    return turn(g(x)) + x[:1] if x else x\n```", "correct"),
-    (FUN, "chat",
-     "It reverses:\n```python\ndef reverse(items: list) -> list:\n    '''doc'''\n    return list(reversed(items))\n```\nDone.",
-     "correct"),
-    (FUN, "chat", "```python\ndef f(x):\n    return x[::-1]\nprint(f([1, 2]))\n```\nwhich prints\n```output\n[2, 1]\n```",
-     "correct"),
+    (FUN, "chat", "It is:\n```python\ndef f(x):\n    return x[::-1]\nprint(f([1]))\n```\nprints\n```output\n[1]\n```", "correct"),
     (FUN, "chat", "```python\ndef f(x):\n    return x\n```", "wrong"),
-    # learnt by heart
-    (FUN, "chat", "```python\ndef f(x):\n    return {" + ", ".join(f"{i}: [7, {i}]" for i in range(5)) + "}[x[0]]\n```", "wrong"),
+    (FUN, "chat", f"```python\ndef f(x): return { {i: [7, i] for i in range(5)} }[x[0]]\n```", "wrong"),  # learnt by heart
     (FUN, "chat", "```python\nclass A(list):\n    def __eq__(self, other): return True\ndef f(x):\n    return A()\n```", "wrong"),
     (FUN, "chat", "def f(x):\n    return x[::-1]", "malformed"),
     (FUN, "chat", "```python\ndef f(x):\n    return x[::-1]" + "\n    # " + "x" * 4000 + "\n```", "malformed"),
@@ -119,12 +102,9 @@ def test_many_attempts_do_not_disturb_each_other(sandbox):
     assert TASK_TYPES["code_o"].answer_jobs(OUT, [None, None], MICRO) == []
 
 
-# what each of these returns depends on the calls before; a new process always says the same
-MEMORIES = ["n = []\ndef f(x):\n    n.append(x)\n    return 1 if len(n) < 3 else len(n) % 2",
-            "import random\ndef f(x):\n    random.seed(x) if x == 1 else 0\n    return random.random() > .5"]
-
-
-@pytest.mark.parametrize("program", MEMORIES)
+@pytest.mark.parametrize("program", [
+    "n = []\ndef f(x):\n    n.append(x)\n    return 1 if len(n) < 3 else len(n) % 2",
+    "import random\ndef f(x):\n    random.seed(x) if x == 1 else 0\n    return random.random() > .5"])
 def test_no_attempt_sees_the_calls_before_it(sandbox, program):
     """A code_i teacher could decide verdicts by counting calls: each attempt is judged as if it were alone."""
     verdict, = sandbox.run([Job(program, ("1",))])
@@ -146,14 +126,14 @@ def test_no_attempt_sees_the_calls_before_it(sandbox, program):
     ("def f(hash):\n    return [hash + id for id in range(3)]", None), ("def f(x):\n    input = x\n    return (lambda vars: vars + input)(1)", None),
     ("def f(x):\n    def help(y):\n        return y + 1\n    return help(x)", None)])
 def test_bans_are_lifted_by_scope(program, problem):
-    assert problem_of(check_program, program, CHAT) == problem
+    assert problem_of(validation.check_program, program, CHAT) == problem
 
 
 def test_the_base_s_own_control_tokens_are_refused():
     """Special tokens as Mistral has them, and others in brackets; not the spaces and words that some bases add."""
     added = [SimpleNamespace(content=text, special=special) for text, special in (
         ("[INST]", True), ("<s>", True), ("<tool_call>", False), ("    ", False), ("return", False))]
-    control = control_of(SimpleNamespace(added_tokens_decoder=dict(enumerate(added))))
+    control = validation.control_of(SimpleNamespace(added_tokens_decoder=dict(enumerate(added))))
     assert all(control.search(f"x {token} y") for token in ("[INST]", "<s>", "<tool_call>", "<|im_end|>", "```"))
     assert not control.search("    return x < 3 > 1")
 
@@ -162,26 +142,22 @@ def test_the_base_s_own_control_tokens_are_refused():
 
 TASK = "```python\n{}\n```\n```input\n{}\n```"
 PROPOSALS = [
-    # closed by the next, and by the end
-    ("chat", "```python\ndef f(x):\n    return x + 1\n```input\n5", "ok"),
+    ("chat", "```python\ndef f(x):\n    return x + 1\n```input\n5", "ok"),                    # closed by the next, and by the end
     ("chat", "```\ndef f(x):\n    return x + 1\n```\nInput:\n```\n5\n```", "ok"),                       # no languages
     ("chat", TASK.format("def add(a, b):\n    return a + b", "a = 1\nb = 2"), "not_literal"),
     ("chat",
      TASK.format("def f(x: List[int]) -> int:\n    '''Returns 6.'''\n    return sum(x)  # 6\nprint(f([1, 2, 3]))", "[1, 2, 3]"),
      "ok"),
-    ("chat", TASK.format("import math\ndef f(x):\n    return math.gcd(x, 6)", "4"), "ok"),
     ("chat", TASK.format("def f(input):\n    return input[::-1]", "'abc'"), "ok"),                            # a harmless name
     ("chat", TASK.format("def f():\n    return 5", "").replace("\n\n", "\n \n"), "no_input"),
     ("base", "<think>hm</think><answer>" + TASK.format("def f(x):\n    return x", "5") + "</answer>", "ok"),
     ("base", TASK.format("def f(x):\n    return x", "5"), "no_program"),
     ("chat", "I cannot do that.", "no_program"), ("chat", "", "no_program"),
     ("chat", "```python\ndef f(x):\n    return x\n```", "no_input"),
-    # only an input after the program
-    ("chat", "```input\n5\n```\n```python\ndef f(x):\n    return x\n```", "ok"),
+    ("chat", "```input\n5\n```\n```python\ndef f(x):\n    return x\n```", "ok"),                         # the other way round
     ("chat", TASK.format("def f(x)\n    return x", "5"), "syntax"),
     ("chat", TASK.format("x = 5", "5"), "no_entry"), ("chat", TASK.format("def g(x): pass\ndef h(x): pass", "5"), "no_entry"),
-    # f means something else
-    ("chat", TASK.format("def g(x):\n    return sum(f for f in x)", "[1]"), "no_entry"),
+    ("chat", TASK.format("def g(x):\n    return sum(f for f in x)", "[1]"), "no_entry"),                      # f is another thing
     ("chat", TASK.format("import os\ndef f(x): return x", "5"), "import"),
     ("chat", TASK.format("from . import a\ndef f(x): return x", "5"), "import"),
     ("chat", TASK.format("def f(x): return __import__('os').getpid()", "5"), "banned_name"),
@@ -194,7 +170,6 @@ PROPOSALS = [
     ("chat", TASK.format("def f(x): return 'a' * 501", "5"), "output_too_long"),                              # AZR: truncated
     ("chat", TASK.format("import math\ndef f(x): return math.nan", "5"), "not_finite"),                       # AZR: empty gold
     ("chat", TASK.format("def f(x): raise SystemExit", "5"), "error"),                                        # AZR: empty gold
-    ("chat", TASK.format("def f(x): return x", "1, 2"), "error"),
     ("chat", TASK.format("def f(x):\n    while True: pass", "5"), "timeout"),
     ("chat", TASK.format("class E:\n    def __eq__(self, o): return True\ndef f(x): return E()", "5"), "unsupported"),
     ("chat", TASK.format("def f(x): return list({'a', 'b', 'c', 'd', 'e', 'f', 'g', x})", "'h'"), "nondeterministic"),
@@ -236,7 +211,6 @@ LINES = "\n".join(f"[{i}, {i + 1}]" for i in range(10))
     ("\n".join(f"```input\nf([{i}])\n```" for i in range(12)) + "\n```message\nIt reverses.\n```", "ok"),     # first ten count
     ("```\n" + LINES + "\n```\n```message\nIt reverses.\n```", "ok"),
     ("```input\n" + LINES + "\n```", "ok"),                                                             # a hint is not demanded
-    ("```input\n" + "[1]\n" * 10 + "```\n```message\nIt reverses.\n```", "few_inputs"),
     ("```input\n" + "[1]\n[ 1]\n" * 5 + "```", "few_inputs"),                                           # the same written twice
     ("```input\n[1]\n```\n```message\nIt reverses.\n```", "few_inputs"), ("no blocks", "no_input"),
     ("\n".join(f"```input\nrange({i})\n```" for i in range(10)), "not_literal"),
@@ -280,14 +254,11 @@ def test_prompts_are_complete_and_keyed_by_the_rng(prompt_format, name):
         assert all(ref.program in first.user and ref.inputs[0] in first.user for ref in few_shot)
 
 
-@pytest.mark.parametrize("value, plain, compact", [
-    ([1, [2, 3]], "[1, [2, 3]]", "[1,[2,3]]"), ((1,), "(1,)", "(1,)"), ((), "()", "()"), ("a, b", "'a, b'", "'a, b'"),
-    ({"b": (1, 2), "a": None}, "{'b': (1, 2), 'a': None}", "{'b':(1,2),'a':None}"), (set(), "set()", "set()"),
-    ({3, 1, 2}, "{1, 2, 3}", "{1,2,3}"), ({}, "{}", "{}"), (b"x", "b'x'", "b'x'"), (True, "True", "True"), (-2.5, "-2.5", "-2.5"),
-])
-def test_show(value, plain, compact):
-    assert show(value) == plain and show(value, compact=True) == compact
-    assert ast.literal_eval(plain) == value
+def test_show():
+    values = [1, [2, 3]], (1,), (), "a, b", {"b": (1, 2), "a": None}, set(), {}, b"x", True, -2.5
+    for value in values:
+        assert show(value) == repr(value) and ast.literal_eval(show(value, compact=True)) == value
+    assert show({3, 1, 2}) == "{1, 2, 3}" and show(["a, b", (1, 2), {1: {3, 2}}], compact=True) == "['a, b',(1,2),{1:{2,3}}]"
 
 
 # ---------------------------------------------------------------- keys, limits, files
@@ -296,7 +267,6 @@ def test_keys():
     def key(kind, program, *inputs, dedupe="structural"):
         return TASK_TYPES[kind].key(Proposal(kind, program, inputs), dedupe)
     assert key("code_o", REVERSE, "[1]") == key("code_o", "def f(y):\n    return y[::-2]", "[2]")
-    assert key("code_o", REVERSE, "[1]") != key("code_o", "def f(y):\n return y[1:]", "[1]")
     assert key("code_o", REVERSE, "[1]", dedupe="exact") == key("code_i", REVERSE, "[1]", dedupe="exact")
     assert key("code_f", REVERSE, "[1]") != key("code_f", REVERSE, "[2]")
     assert key("code_f", REVERSE, "[1]") == key("code_f", REVERSE.replace("x", "z"), "[1]")
@@ -309,28 +279,28 @@ def test_keys():
     ("def f(a,b):\n a=1\n return b", False), ("def f(x):\n for x in [1]:pass\n return 2", True), ("def f(*a):\n return a", False),
 ])
 def test_ignores_input(program, ignored):
-    assert ignores_input(entry(parse(program))) == ignored
+    assert validation.ignores_input(entry(parse(program))) == ignored
 
 
 def test_arguments_in_the_ways_models_write_them():
     for text, want in (("1, 2", "1, 2"), ("f(1, 2)", "1, 2"), (" a = [1,\n2]", "[1,\n2]"), ("a == 1", "a == 1"), ("'='", "'='"),
                        ("f(1) or (True)", "1) or (True"), ("a = 1\n\ud800", "1\n\ud800")):
-        assert arguments_text(text) == want
+        assert validation.arguments_text(text) == want
     for text in ("1", "", "[], {}, (), set(), {1: {2}}", "-1, 1+2j, None, True, b'x', 1e5", "'a' 'b'", "1, # one\n2"):
-        assert problem_of(check_input, text, CHAT) is None
+        assert problem_of(validation.check_input, text, CHAT) is None
     for text in ("x", "f(1)", "[*a]", "{**a}", "...", "1+1", "'a'*3", "f''", "1 if 1 else 2", "lambda: 1", "set([1])", "a=1",
                  "*[1]", "1)(2", "1), f(2", "(", "\0", "\ud800", "'\n'", "1; 2"):
-        assert problem_of(check_input, text, CHAT) == "not_literal", text
+        assert problem_of(validation.check_input, text, CHAT) == "not_literal", text
 
 
 def test_entry_is_renamed_through_the_tree():
     source = "def fact(n):\n    'fact'\n    return 1 if n < 2 else n * fact(n - 1) + len('fact')"
-    assert normalise(source, CHAT, tidy=False).count("fact") == 2 and "f(n - 1)" in normalise(source, CHAT, tidy=False)
-    assert normalise(REVERSE + "\n", MICRO, tidy=False) == REVERSE
+    assert validation.normalise(source, CHAT, tidy=False).count("fact") == 2 and "f(n - 1)" in validation.normalise(source, CHAT, tidy=False)
+    assert validation.normalise(REVERSE + "\n", MICRO, tidy=False) == REVERSE
     shown = "table = [3]\n\ndef f(x):\n    return x + table[0]\n{}"
     for demonstration in ("if __name__ == '__main__':\n    f(1)", "print(4)", "assert f(1) == 4", "answer = 4", "y: int = f(1)"):
-        assert normalise(shown.format(demonstration), CHAT, tidy=True) == shown.format("").strip(), demonstration
-    assert problem_of(check_program, normalise("def f(x):\n    'only a docstring'", CHAT, tidy=True), CHAT) is None
+        assert validation.normalise(shown.format(demonstration), CHAT, tidy=True) == shown.format("").strip(), demonstration
+    assert problem_of(validation.check_program, validation.normalise("def f(x):\n    'only a docstring'", CHAT, tidy=True), CHAT) is None
 
 
 ROWS = [dict(program="def g(x): return x + 1", input="5"),
