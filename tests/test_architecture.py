@@ -19,7 +19,7 @@ PLAN = {
     "micro.programs": (None, ""),
     "run.terminal": (None, ""),
     "verifier": (220, "sandbox"),
-    "tasks": 2131(1950, "sandbox verifier"),
+    "tasks": (1950, "sandbox verifier"),
     "rewards": (70, ""),
     "trueskill_lite": (140, ""),
     "operators": (280, ""),
