@@ -5,13 +5,12 @@ model's text is ever evaluated here: it is parsed under guards (complexity.parse
 verifier as a Job. Whatever a model writes ends as a value or as a Reject, whose reason is a key of
 validation.REASONS: a new reason goes there. Only users' mistakes raise.
 """
-import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from sandbox.values import decode
-from tasks.complexity import count_statements, demand, structural_hash
+from tasks.complexity import count_statements, demand, digest, structural_hash
 from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Answer, Prompt, show, template
 from tasks.validation import (
     REASONS,
@@ -256,7 +255,3 @@ def distinct(answers: list[str | None]) -> tuple[str, ...]:
 def is_program(tag: str, body: str) -> bool:
     """Whether a block of a teacher's text is its program."""
     return tag == "python" or tag == "" and "def " in body
-
-
-def digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]

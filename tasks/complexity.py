@@ -93,9 +93,9 @@ def global_names(source: str) -> set[str]:
     return names
 
 
-def entry(tree: ast.Module, name: str = "f") -> ast.FunctionDef | None:
-    """The top-level function `name` (the last one, as Python would call it), or None."""
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+def entry(tree: ast.Module) -> ast.FunctionDef | None:
+    """The top-level function f (the last one, as Python would call it), or None."""
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "f"]
     return functions[-1] if functions else None
 
 
@@ -144,7 +144,12 @@ def structural_hash(source: str) -> str:
         return names.setdefault(name, f"v{len(names)}") if name in bound else name
 
     tree = _Canonical(tree, canonical).visit(tree)
-    return hashlib.sha256(ast.dump(tree).encode("utf-8", "backslashreplace")).hexdigest()[:32]
+    return digest(ast.dump(tree))
+
+
+def digest(*parts: str) -> str:
+    """Hash of texts, 32 hex digits."""
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
 class Renaming(ast.NodeTransformer):

@@ -11,8 +11,8 @@ import warnings
 from pathlib import Path
 
 from sandbox.values import encode
-from tasks.base import Proposal, Task, TaskType, digest
-from tasks.complexity import demand
+from tasks.base import Proposal, Task, TaskType
+from tasks.complexity import demand, digest
 from tasks.metamath import Assertion, Database
 from tasks.prompts import template
 from verifier import Job
