@@ -17,8 +17,6 @@ INTERVALS = {"gspo": (0.9, 1.2), "dapo": (0.8, 1.28), "cispo": (0.0, 1.2)}
 OTHER_CLIPS = {"gspo": dict(clip="0.1,0.2"), "cispo": dict(clip="1,0.2")}
 
 
-# -- advantages ----------------------------------------------------------------------------------------------
-
 def hand_batch() -> rl.Batch:
     """Member 0 plays both roles, member 1 is a student; group 1 is silent."""
     reward = torch.tensor([1.0, 0.0, 0.0, 0.7, 0.7, 0.7, 0.5, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0])
@@ -111,8 +109,6 @@ def test_groups_without_variance_are_exactly_zero(algo, normalize, silent):
     batch.reward[:] = silent
     assert (rl.advantages(batch, cfg) == 0).all()
 
-
-# -- the loss, and several epochs ----------------------------------------------------------------------------
 
 def loss_by_hand(algo: str, base, adapters, rollout: Rollout, adv: list[float], old: list[torch.Tensor]):
     """Sum of the members' losses as in the papers; old: log-probabilities of each row's tokens before."""

@@ -45,8 +45,6 @@ def meet(teachers, students, mode, seed, p=None, floor=0.1, **more):
     return [(t.name, s.name) for t, s in pairs]
 
 
-# -- who meets whom ------------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("n_teachers,n_students", [(4, 4), (5, 2), (2, 5), (1, 1)])
 @pytest.mark.parametrize("mode", MATCHING)
 def test_every_teacher_plays_and_every_student_gets_data(mode, n_teachers, n_students):
@@ -99,8 +97,6 @@ def test_outcomes():
     assert [outcome(r, 0.9, 0.1, "raw") for r in (0.55, 0.5, 0.45)] == ["student", "draw", "teacher"]
 
 
-# -- rates ---------------------------------------------------------------------------------------------------
-
 def test_rates_decay_by_the_step_of_the_run():
     """Whole for 2 steps, half way down in the 4th, a fifth from the 6th on; a newborn's as anybody's."""
     members = team("T", 1) + [Member("S9", "student", 1, Rating(), born=3)]
@@ -142,8 +138,6 @@ def test_flags_that_do_not_fit_a_population_are_refused(flags, words):
     with pytest.raises(ValueError, match=words):
         resolve_config(Config(**flags), "micro")
 
-
-# -- who is replaced -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("n,replace_frac,dead", [(4, 0.25, 1), (8, 0.25, 2), (2, 0.25, 1), (3, 0.9, 2), (1, 0.5, 0), (4, 0.0, 0),
                                                  (6, 0.99, 5)])
@@ -215,8 +209,6 @@ def test_names_never_repeat_over_a_long_run():
             members[members.index(b.victim)] = dataclasses.replace(newborn(b, Rating(), step), matches=1)
     assert len(seen) > 100 and sorted(m.slot for m in members) == [0, 1, 2, 3]
 
-
-# -- children ------------------------------------------------------------------------------------------------
 
 def adapters_of(make):
     """Four members' adapters with factors make(slot)."""

@@ -162,8 +162,6 @@ def test_too_long_prompt(tiny):
     assert ask(tiny, None, [[7] * 120], max_new_tokens=8).length.item() <= 128, "exactly full is allowed"
 
 
-# -- draws ---------------------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("V", [5, 513, 5000])
 @pytest.mark.parametrize("peaked", [1.0, 5.0])
 def test_a_draw_is_that_by_one_running_sum(V, peaked):
@@ -223,8 +221,6 @@ def test_select_and_cat(tiny):
     back = both.select(torch.tensor([3, 0]))
     assert rows_of(back) == [rows_of(b)[1], rows_of(a)[0]] and back.ids.shape[1] == back.length.max()
 
-
-# -- a text that ends answers --------------------------------------------------------------------------------
 
 def test_a_closing_tag_is_found_in_whatever_tokens_it_is_written():
     """As the tokenizers of Qwen and Llama cut it: with brackets before it, with lines or a new tag behind it."""

@@ -175,8 +175,6 @@ def test_gathered_gradients_are_those_of_the_factors(tiny, targets, members):
     assert all(p.grad is None for p in tiny.model.parameters()) and weights_hash(tiny.model) == hash_before
 
 
-# -- PEFT directories ------------------------------------------------------------------------------------------------
-
 @pytest.fixture(params=["qwen2", "llama", "mistral", "qwen3"])
 def any_base(request, tmp_path_factory, tiny):
     """A small random model of each architecture."""

@@ -73,8 +73,6 @@ def test_it_learns(micro_base, capsys):
     assert accuracy[0] < 0.35 and accuracy[-1] > 0.6
 
 
-# -- the same rollouts, advantages, gradients and steps ------------------------------------------------------
-
 @pytest.fixture(scope="module")
 def model(micro_base):
     """nano.py's model on the bundled base."""
@@ -194,8 +192,6 @@ def test_draws_follow_the_model(model, base, population, monkeypatch):
         assert (share > 0.05).sum() > 1
 
 
-# -- the same ratings and matches ----------------------------------------------------------------------------
-
 def tiny_member(name, rating=nano.NEWCOMER, **more):
     """A member with one small layer: what ratings, matching and selection do not look at."""
     role = dict(T="teacher", S="student")[name[0]]
@@ -247,8 +243,6 @@ def test_matching_is_the_engines(n_students):
         got = nano.match(*mine, random.Random(seed))
         assert [(t.name, s.name) for t, s in got] == [(t.name, s.name) for t, s in want]
 
-
-# -- the same children ---------------------------------------------------------------------------------------
 
 def one_block(factors):
     """The modules of the first block: no two have one shape, so that the engine, too, draws for them in turn."""

@@ -76,8 +76,6 @@ def test_reading_report_and_refusal(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-# ---- make --------------------------------------------------------------------------------------------------
-
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
 @pytest.mark.parametrize("gpu, index, wheels, words, surroundings, asked", [
     (False, True, True, (), {}, ["ask", "cpu", "all"]),
@@ -107,8 +105,6 @@ def test_make_prefers_the_cpu_build_of_torch(tmp_path, gpu, index, wheels, words
         assert kind != "cpu" or re.search(r" torch>=[\d.]+$", line) and "-c constraints.txt" in line
     assert noted[-1].endswith("-r requirements.txt -r requirements-dev.txt")
 
-
-# ---- the notebook ------------------------------------------------------------------------------------------
 
 CELLS = json.loads((ROOT / "course" / "lab.ipynb").read_text(encoding="utf-8"))["cells"]
 CODE = {cell["id"]: "".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"}

@@ -54,8 +54,6 @@ def largest(a: dict, b: dict, member=slice(None)) -> float:
     return max((a[name][member].double() - b[name][member].double()).abs().max().item() for name in a)
 
 
-# -- gradients -----------------------------------------------------------------------------------------------
-
 def looped(tiny, adapters, batch, cfg, directory) -> dict:
     """The gradients by peft and transformers: member by member, row by row unpadded, the loss written out."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
@@ -143,8 +141,6 @@ def test_kl_and_entropy_are_logged_per_token(tiny, population):
     stats = learn(tiny, adapters, Adam(adapters, [0.0] * 3), batch, kl_coef=0.1)
     assert stats["kl"] > 1e-3 and stats["entropy"] == 0
 
-
-# -- who is touched ------------------------------------------------------------------------------------------
 
 def test_a_member_without_rows_is_bit_identical(tiny, population):
     """Factors, both moments and the step counter, also when it has momentum that would carry it on."""
@@ -248,8 +244,6 @@ def test_a_member_that_breaks_later_keeps_its_first_step(tiny, population, monke
     assert adam.steps.tolist() == [3, 1, 3]
 
 
-# -- the optimiser -------------------------------------------------------------------------------------------
-
 def test_adam_equals_adamw_of_each_member(tiny, population):
     """Random gradients of very different size, members resting in turn: torch's AdamW and clipping."""
     adapters, gen, lr = population(tiny), torch.Generator().manual_seed(0), [1e-2, 3e-3, 1e-3]
@@ -293,8 +287,6 @@ def test_adam_state_travels_and_resets(tiny, population):
         other.load_state_dict(0, wrong)
 
 
-# -- learning ------------------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_two_armed_bandit(tiny, algo):
     """Generate, pay, update: member 0 is paid for a first token below 31, member 1 for others: both learn."""
@@ -314,8 +306,6 @@ def test_two_armed_bandit(tiny, algo):
     first, last = torch.stack(paid[:5]).mean(0), torch.stack(paid[-5:]).mean(0)
     assert first.max() < 0.7 and last.min() > 0.9, (first, last)
 
-
-# -- processes -----------------------------------------------------------------------------------------------
 
 FLAGS = dict(algo="gspo", kl_coef=0.1, entropy_coef=0.01, tokens_per_microbatch=60, epochs=2)
 

@@ -132,8 +132,6 @@ def test_a_file_of_tasks_that_no_teacher_writes(setup, tmp_path):
         read_given(str(path), ("code_o",))
 
 
-# -- verification --------------------------------------------------------------------------------------------
-
 BATCH = [(program("x=x+1"), "3"), (program("y=y+7", "y"), "3"), (program("x=x+1"), "4"), (program("x=x+1"), "3"), None,
          (program("x=x*2"), "3")]
 KNOWN = ["duplicate"] * 4 + ["syntax", "duplicate"]
@@ -221,8 +219,6 @@ def test_attempts_are_judged_in_order(setup):
         assert verdicts == ["correct" if answer == gold else otherwise] * 3, text       # greedy: all alike
 
 
-# -- rewards -------------------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("name,rewards", [
     ("difficulty", [0, 0.75, 0.5, 0.25, 0]), ("learnability", [0, 0.75, 1, 0.75, 0]), ("band", [0, 0.5, 1, 0.5, 0]),
     ("nontrivial", [0, 1, 1, 1, 0]), ("noise-proof", [0, 0, 1, 0.75, 0]), ("novelty", [0, 0, 0, 0, 0])])
@@ -301,8 +297,6 @@ def test_matches(setup):
     row, = train.rate(setup().cfg, [(two, students[0])], [p for p in batch if p.reason], 4)
     assert row["winner"] == "student" and row["solve_rate"] is row["brier"] is None  # nothing valid is a loss
 
-
-# -- the archive ---------------------------------------------------------------------------------------------
 
 def test_the_oldest_leave_and_their_keys_stay():
     archive = filled(*(task(i) for i in range(5)), task(9, "code_i"), cap=3)

@@ -86,8 +86,6 @@ def test_single(run):
     assert not rows(path, "genealogy") and sorted(rows(path)[0]["members"]) == ["S0", "T0"]
 
 
-# -- what a run leaves on the disk ---------------------------------------------------------------------------
-
 @pytest.fixture(scope="module")
 def finished(run):
     """A run of all three kinds with probes and evolution."""
@@ -141,8 +139,6 @@ def test_tasks_matches_genealogy(finished):
     assert len({b["child"] for b in births}) == len(births)
     assert all({"parents", "victim", "operator", "norm_ratio"} <= set(b) for b in births)
 
-
-# -- bad input -----------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("flags, match", [
     ("--pop 5", "--pop 5 cannot be halved"), ("--base /nowhere/at/all", "/nowhere/at/all"),

@@ -26,8 +26,6 @@ def largest(a, b) -> float:
     return max((x - y).abs().max().item() for x, y in zip(a, b))
 
 
-# -- a rollout that computes otherwise -------------------------------------------------------------------------
-
 @pytest.mark.parametrize("flags", [{}, dict(algo="cispo"), dict(kl_coef=0.1)])
 def test_importance_weights_by_hand(tiny, population, flags):
     """In both epochs min(exp(training - rollout), 1.3) of the first, times the loss but not times the KL."""
@@ -77,8 +75,6 @@ def test_the_gap_is_told(tiny, population):
     assert told["capped_frac"] == pytest.approx((own > 0).float().mean().item(), abs=0.05)
 
 
-# -- members without anything to learn -------------------------------------------------------------------------
-
 @pytest.mark.parametrize("kl_coef", [0.0, 0.1])
 def test_a_silent_member_is_not_moved_by_its_momentum(tiny, population, kl_coef):
     """Its advantages are 0: it moves only where the KL has a gradient of its own."""
@@ -92,8 +88,6 @@ def test_a_silent_member_is_not_moved_by_its_momentum(tiny, population, kl_coef)
     assert not any(same) if kl_coef else all(same)
     assert adam.steps.tolist() == ([2, 2, 2] if kl_coef else [2, 1, 2]) and told["skipped"] == []
 
-
-# -- too little memory -----------------------------------------------------------------------------------------
 
 def full(*_):
     raise torch.OutOfMemoryError("CUDA out of memory")
