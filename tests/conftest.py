@@ -36,10 +36,10 @@ def tiny(tmp_path_factory):
     return make_tiny(tmp_path_factory.mktemp("tiny"), "qwen2")
 
 
-@pytest.fixture(scope="session", params=OTHERS)
-def other(request, tmp_path_factory):
-    """A small random model of each of the other architectures, with what sets it apart from Qwen2."""
-    return make_tiny(tmp_path_factory.mktemp(request.param), request.param, **OTHERS[request.param])
+@pytest.fixture(scope="session", params=["qwen2", *OTHERS])
+def any_base(request, tmp_path_factory):
+    """A small random model of each architecture."""
+    return make_tiny(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture

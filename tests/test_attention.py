@@ -38,8 +38,8 @@ def test_pages_give_the_same_rows(tiny, population, monkeypatch, both, rollout_b
     assert len(set(rows.n_tokens.tolist())) > (8 if temperature else 2), "the case needs rows that end at different times"
 
 
-def test_pages_on_other_architectures(other, population, both):
-    assert both(other, population(other), PROMPTS, MEMBER, 2, max_new_tokens=30, rollout_batch=8).n_tokens.max() > 20
+def test_pages_on_other_architectures(any_base, population, both):
+    assert both(any_base, population(any_base), PROMPTS, MEMBER, 2, max_new_tokens=30, rollout_batch=8).n_tokens.max() > 20
 
 
 def test_pages_of_the_base_alone(tiny, population, both):

@@ -200,16 +200,6 @@ def test_partners_complement_each_other_and_a_child_plays_what_both_play():
         assert [b.victim.name for b in births] == ["S1"]
 
 
-def test_names_never_repeat_over_a_long_run():
-    members, seen, rng = team("T", 4), {f"T{i}" for i in range(4)}, random.Random(0)
-    for step in range(10, 1000, 10):
-        for b in plan(members, lambda m: rng.random(), 0.5, 0, step, rng=rng):
-            assert b.child not in seen
-            seen.add(b.child)
-            members[members.index(b.victim)] = dataclasses.replace(newborn(b, Rating(), step), matches=1)
-    assert len(seen) > 100 and sorted(m.slot for m in members) == [0, 1, 2, 3]
-
-
 def adapters_of(make):
     """Four members' adapters with factors make(slot)."""
     adapters = Adapters({n: (i, o) for n, i, o in names()}, n_members=4, rank=RANK, alpha=8.0)
@@ -249,24 +239,20 @@ def test_a_child_takes_the_victims_place_and_is_the_one_made_by_hand(operator, t
 def test_birth_from_fresh_parents():
     """No ratio of norms to speak of, and with noise a first update: evolution alone can leave the base."""
     adapters = adapters_of(fresh)
-    for operator in ("mean", "noise"):
-        (birth,) = births_of(team("T", 4), mode=operator)
-        assert apply_operator(adapters, birth, gen()) == 0.0
-    assert dw_norm(adapters.factors(birth.victim.slot)) > 0
+    (birth,) = births_of(team("T", 4), mode="noise")
+    assert apply_operator(adapters, birth, gen()) == 0.0 < dw_norm(adapters.factors(birth.victim.slot))
 
 
 def test_adapters_that_do_not_fit_are_not_crossed(tmp_path, capsys, monkeypatch):
     narrow = {n: (A[:2], B[:, :2]) for n, (A, B) in trained(2).items()}
     one, two = saved(tmp_path, trained(1), "one"), saved(tmp_path, trained(2), "two")
-    others = {"different bases, some/base": saved(tmp_path, trained(2), "elsewhere", base_hash="xyz"),
-              "rank, alpha or layers": saved(tmp_path, narrow, "narrow"),
-              "alpha or layers": saved(tmp_path, trained(2), "loud", alpha=9.0),
-              "not a readable": str(tmp_path)}
-    for words, other in others.items():
+    wrong = [("different bases, some/base", [one, saved(tmp_path, trained(2), "elsewhere", base_hash="xyz")]),
+             ("rank, alpha or layers", [one, saved(tmp_path, narrow, "narrow")]),
+             ("alpha or layers", [one, saved(tmp_path, trained(2), "loud", alpha=9.0)]),
+             ("not a readable", [one, str(tmp_path)]), ("add makes a child of 2", [one])]
+    for words, parents in wrong:
         with pytest.raises(ValueError, match=words):
-            cross([one, other], "add", tmp_path / "child")
-    with pytest.raises(ValueError, match="mean makes a child of 2"):
-        cross([one], "mean", tmp_path / "child")
+            cross(parents, "add", tmp_path / "child")
     for share, out in (("nan", "child"), ("0.5", "half")):
         monkeypatch.setattr("sys.argv", ["evolve", one, two, "--share", share, "--out", str(tmp_path / out)])
         with pytest.raises(SystemExit) if share == "nan" else contextlib.nullcontext():

@@ -48,21 +48,14 @@ def passes(tiny):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
-def test_cached_equals_uncached(tiny, population, temperature):
+def test_cached_equals_uncached(any_base, population, temperature):
     """Mixed members, rows that leave early: the recorded logp is the model's own."""
-    adapters = population(tiny, 3)
-    rollout = ask(tiny, adapters, n=3, temperature=temperature, max_new_tokens=40)
-    assert rollout.n_tokens.min() < 20 and rollout.n_tokens.max() > 30, "the case needs rows that leave early"
-    assert_logp_holds(tiny, adapters, rollout, temperature)
-    assert_logp_holds(tiny, None, ask(tiny, None, max_new_tokens=40))
-
-
-def test_cached_equals_uncached_on_other_architectures(other, population):
-    """The same for Llama, Mistral and Qwen3."""
-    adapters = population(other, 3)
-    rollout = ask(other, adapters, PROMPTS + [[9] * 11], MEMBER + [0], n=3, max_new_tokens=40)
-    assert rollout.n_tokens.max() > 30 and len(set(rollout.n_tokens.tolist())) > 3, "the case needs rows that leave early"
-    assert_logp_holds(other, adapters, rollout)
+    adapters = population(any_base, 3)
+    rollout = ask(any_base, adapters, PROMPTS + [[9] * 11], MEMBER + [0], n=3, temperature=temperature, max_new_tokens=40)
+    n_lengths = len(set(rollout.n_tokens.tolist()))
+    assert rollout.n_tokens.max() > 30 and (n_lengths > 3 or not temperature), "the case needs rows that leave early"
+    assert_logp_holds(any_base, adapters, rollout, temperature)
+    assert_logp_holds(any_base, None, ask(any_base, None, max_new_tokens=40))
 
 
 def test_draws_depend_on_the_key_alone(tiny, population):

@@ -7,63 +7,35 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from tiny_base import LLAMA3, SIZES, write_tiny
+from transformers import AutoConfig
 
 import weights
-from attention import KVCache
 from model import Float32Product, Model, ModelConfig
 from weights import load_base, load_model, read_config
 
-SMALL = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=128, eos_token_id=1)
-LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32,
-              rope_theta=500.0)
 SHAPES = {
-    "qwen2 tied": dict(),
-    "qwen2 untied": dict(tie_word_embeddings=False),
+    "qwen2 tied": dict(tie_word_embeddings=True),
+    "qwen2 untied": dict(),
     "qwen2, as many kv heads as heads": dict(num_key_value_heads=4),
     "qwen2, seven heads a group, rope 1e6": dict(hidden_size=112, num_attention_heads=14, rope_theta=1e6, rms_norm_eps=1e-5),
     "qwen2, window switched off": dict(use_sliding_window=False, sliding_window=4, max_window_layers=0),
-    "qwen3 tied": dict(kind="qwen3", head_dim=8),
-    "qwen3 untied, biases, wide heads": dict(kind="qwen3", head_dim=16, attention_bias=True, tie_word_embeddings=False),
-    "llama untied": dict(kind="llama", tie_word_embeddings=False),
-    "llama tied, biases everywhere": dict(kind="llama", attention_bias=True, mlp_bias=True),
+    "qwen3 tied": dict(kind="qwen3", head_dim=8, tie_word_embeddings=True),
+    "qwen3 untied, biases, wide heads": dict(kind="qwen3", head_dim=16, attention_bias=True),
+    "llama untied": dict(kind="llama"),
+    "llama tied, biases everywhere": dict(kind="llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "llama, head_dim of its own": dict(kind="llama", head_dim=16, num_key_value_heads=1),
     "llama, rope llama3": dict(kind="llama", rope_parameters=LLAMA3),
     "llama, rope linear": dict(kind="llama", rope_parameters=dict(rope_type="linear", factor=3.0, rope_theta=1e4)),
-    "mistral untied, window longer than the rows": dict(kind="mistral", tie_word_embeddings=False),
-    "mistral tied, no window, wide heads": dict(kind="mistral", sliding_window=None, head_dim=16),
+    "mistral untied, window longer than the rows": dict(kind="mistral"),
+    "mistral tied, no window, wide heads": dict(kind="mistral", sliding_window=None, head_dim=16, tie_word_embeddings=True),
 }
-TASK_TYPES = {"qwen2": dict(), "qwen3": dict(kind="qwen3", head_dim=16),
-         "llama": dict(kind="llama", rope_parameters=LLAMA3, attention_bias=True),
-         "mistral": dict(kind="mistral", sliding_window=100, tie_word_embeddings=False)}
-
-
-def make_reference(directory: Path, shard_size: str = "1GB", kind: str = "qwen2", **changes):
-    """Save a random model as transformers writes it, biases and norms away from their initial 0 and 1."""
-    torch.manual_seed(7)
-    config = AutoConfig.for_model(kind, **{**SMALL, **changes})
-    reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for name, p in reference.named_parameters():
-            p.normal_(mean=float("norm" in name), std=0.3)
-    reference.save_pretrained(directory, max_shard_size=shard_size)
-    return reference
-
-
-def add_tokenizer(directory: Path) -> None:
-    """A word-level tokenizer of the small vocabulary, in the files that AutoTokenizer reads."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(SMALL["vocab_size"])}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w1").save_pretrained(directory)
 
 
 @pytest.fixture
 def small(tmp_path) -> Path:
     """A complete small model directory in one shard, with a tokenizer; tests then break it."""
-    make_reference(tmp_path, tie_word_embeddings=False)
-    add_tokenizer(tmp_path)
+    write_tiny(tmp_path, "qwen2")
     return tmp_path
 
 
@@ -79,37 +51,13 @@ def largest_difference(ours: Model, reference) -> float:
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
-def test_logits_equal_transformers(tmp_path, changes):
-    reference = make_reference(tmp_path, **changes)
+def test_logits_and_greedy_tokens_equal_transformers(tmp_path, changes):
+    """From several shards, and by `python -m weights --check DIR`."""
+    reference = write_tiny(tmp_path, **dict(kind="qwen2", shard_size="20KB") | changes)
+    assert len(weights.shards(tmp_path)) > 2
     assert largest_difference(load_model(tmp_path, torch.float32), reference) < 1e-4
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("changes", TASK_TYPES.values(), ids=TASK_TYPES.keys())
-def test_left_padded_rows_equal_transformers(tmp_path, changes):
-    """positions and mask are arguments: a row padded on the left scores like the row alone."""
-    reference = make_reference(tmp_path, shard_size="20KB", **changes)
-    assert len(weights.shards(tmp_path)) > 2, "from several shards"
-    ours = load_model(tmp_path, torch.float32)
-    ids = torch.randint(0, SMALL["vocab_size"], (1, 9), generator=torch.Generator().manual_seed(2))
-    padded = torch.cat((torch.zeros(1, 4, dtype=torch.long), ids), dim=1)
-    real = torch.arange(13)[None] >= 4                                             # (1, 13)
-    mask = real[:, None, None, :] & torch.ones(13, 13, dtype=torch.bool).tril()    # (1, 1, 13, 13)
-    mask |= torch.eye(13, dtype=torch.bool)                                        # no row of all False: softmax of nothing
-    positions = (torch.arange(13)[None] - 4).clamp(min=0)
-    logits = ours.logits(ours(padded, positions=positions, mask=mask))[:, 4:]
-    assert (logits - reference(ids).logits).abs().max() < 1e-4
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("changes", TASK_TYPES.values(), ids=TASK_TYPES.keys())
-def test_cached_decoding_equals_one_pass(tmp_path, changes):
-    make_reference(tmp_path, num_key_value_heads=1, **changes)
-    ours = load_model(tmp_path, torch.float32)
-    ids = torch.randint(0, SMALL["vocab_size"], (2, 12), generator=torch.Generator().manual_seed(3))
-    cache = KVCache(ours.cfg, 2, 12, torch.float32, "cpu")
-    parts = [ours(ids[:, :5], cache=cache)] + [ours(ids[:, t:t + 1], cache=cache) for t in range(5, 12)]
-    assert (torch.cat(parts, dim=1) - ours(ids)).abs().max() < 1e-5
+    result = weights.check(str(tmp_path), n_new=40)
+    assert result["tokens"] == result["of"] > 0 and result["max_abs_diff"] < 1e-4, result
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -144,25 +92,15 @@ def test_micro_base_equals_transformers(micro_base):
     assert result["tokens"] == result["of"] and result["max_abs_diff"] < 1e-4, result
 
 
-@pytest.mark.parametrize("changes", TASK_TYPES.values(), ids=TASK_TYPES.keys())
-def test_check_agrees_with_transformers(tmp_path, changes):
-    """`python -m weights --check DIR`: logits, and the greedy tokens of transformers."""
-    make_reference(tmp_path, **changes)
-    add_tokenizer(tmp_path)
-    result = weights.check(str(tmp_path), n_new=40)
-    assert result["tokens"] == result["of"] > 5 and result["max_abs_diff"] < 1e-4, result
-
-
-@pytest.mark.parametrize("changes", [dict(), dict(kind="llama")])
-def test_tokenizer_json_alone_is_enough(tmp_path, changes):
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_tokenizer_json_alone_is_enough(tmp_path, kind):
     """Whatever class transformers has for an architecture, the words are those of tokenizer.json, the end tokens Llama 3's."""
-    make_reference(tmp_path, **changes)
-    add_tokenizer(tmp_path)
+    write_tiny(tmp_path, kind)
     (tmp_path / "tokenizer_config.json").unlink()
-    (tmp_path / "generation_config.json").write_text(json.dumps(dict(eos_token_id=[90, 95, 96])))
+    (tmp_path / "generation_config.json").write_text(json.dumps(dict(eos_token_id=[50, 55, 60])))
     base = load_base(str(tmp_path))
-    assert base.tokenizer("w5 w7 w96", add_special_tokens=False)["input_ids"] == [5, 7, 96]
-    assert base.eos_ids == (1, 90, 95, 96)
+    assert base.tokenizer("w5 w7 w60", add_special_tokens=False)["input_ids"] == [5, 7, 60]
+    assert base.eos_ids == (1, 50, 55, 60)
 
 
 def test_base_is_frozen_and_knows_its_end_tokens(small):
@@ -171,13 +109,10 @@ def test_base_is_frozen_and_knows_its_end_tokens(small):
     base = load_base(str(small))
     assert base.eos_ids == (1, 5, 9), "config, generation config and tokenizer are read together"
     assert base.prompt_format == "base", "no chat template: the text envelope"
-    (small / "chat_template.jinja").write_text("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }} w44{% endfor %}")
-    assert load_base(str(small)).prompt_format == "base", "a template whose answers end otherwise: the family's, not this model's"
-    (small / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
-    assert load_base(str(small)).prompt_format == "base"
-    (small / "chat_template.jinja").write_text("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }} w9{% endfor %}")
-    assert load_base(str(small)).prompt_format == "chat"
-    (small / "chat_template.jinja").unlink()
+    words, template = "{%% for m in messages %%}<{{ m['role'] }}>{{ m['content'] }} w%d{%% endfor %%}", small / "chat_template.jinja"
+    for text, prompt_format in ((words % 44, "base"), ("{{ raise_exception('never') }}", "base"), (words % 9, "chat")):
+        template.write_text(text)
+        assert load_base(str(small)).prompt_format == prompt_format, "chat where answers end as this model ends them"
     assert not any(p.requires_grad for p in base.model.parameters())
     before = weights.weights_hash(base.model)
     with torch.no_grad():
@@ -207,7 +142,7 @@ def test_unsupported_architecture(small, changes, word):
 
 def test_config_as_older_transformers_wrote_it(tmp_path):
     """rope_scaling with `type`, theta at the top, numbers that are null or absent: read as transformers reads them."""
-    reference = make_reference(tmp_path, kind="llama", rope_parameters=LLAMA3)
+    reference = write_tiny(tmp_path, "llama", rope_parameters=LLAMA3)
     raw = json.loads((tmp_path / "config.json").read_text())
     new = read_config(tmp_path)
     for name in ("rope_parameters", "attention_bias", "mlp_bias"):
@@ -225,7 +160,7 @@ def test_config_as_older_transformers_wrote_it(tmp_path):
     ("llama", ("max_position_embeddings", "head_dim")), ("qwen3", ("max_position_embeddings", "head_dim", "attention_bias"))])
 def test_what_a_config_leaves_unsaid(tmp_path, kind, silent):
     """Where config.json is silent, the architecture's defaults are those of transformers."""
-    raw = {k: v for k, v in AutoConfig.for_model(kind, **SMALL).to_dict().items() if k not in silent}
+    raw = {k: v for k, v in AutoConfig.for_model(kind, **SIZES).to_dict().items() if k not in silent}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     ours, theirs = read_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
     names = {*silent, "head_dim", "rms_norm_eps", "num_key_value_heads"} - {"attention_bias"}
@@ -243,7 +178,7 @@ def lose(directory: Path, *names: str) -> None:
 
 def lose_a_shard(directory: Path) -> None:
     lose(directory, "model.safetensors")
-    make_reference(directory, shard_size="20KB", tie_word_embeddings=False)
+    write_tiny(directory, "qwen2", "20KB")
     weights.shards(directory)[1].unlink()
 
 
@@ -269,14 +204,3 @@ def test_a_broken_directory_is_refused_in_one_sentence(small, name):
     damage(small)
     with pytest.raises(ValueError, match=message):
         load_base(str(small))
-
-
-def test_config_defaults_are_qwen2(tmp_path):
-    """A config.json from before rope_parameters existed (theta at the top level) reads the same as one after."""
-    make_reference(tmp_path, rope_theta=1e6)
-    raw = json.loads((tmp_path / "config.json").read_text())
-    new = read_config(tmp_path)
-    raw.pop("rope_parameters", None)
-    raw["rope_theta"] = 1e6
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    assert read_config(tmp_path) == new and new.rope_theta == 1e6 and new.attention_bias

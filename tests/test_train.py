@@ -39,11 +39,6 @@ def run(micro_base, tmp_path_factory):
     return lambda **switches: play(**TINY | dict(base=micro_base, out=tmp_path_factory.mktemp("runs")) | switches)
 
 
-def start(words: list[str]) -> subprocess.CompletedProcess:
-    """A command line run to its end by this Python, from the repository, with one thread."""
-    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=180, env=os.environ | {"OMP_NUM_THREADS": "1"})
-
-
 QUICK = ("mixed", "none", "copy")           # each operator alone has tests of its own: here they are slow ones
 
 
@@ -71,8 +66,6 @@ def test_two_steps(run, i, mode):
     assert all(0 <= row["solve_rate"] <= 1 for row in valid)
     assert {row["kind"] for row in tasks} <= set(switches["task_types"].split(","))
     assert all(row["reward"] == switches["invalid_penalty"] for row in tasks if row["reason"])
-    if switches["dedupe"] == "structural" and switches["task_types"] == "code_o":
-        assert len({row["key"] for row in valid}) == len(valid)
     assert len({row["id"] for row in valid}) == len(valid)
 
 
@@ -183,17 +176,13 @@ def test_a_step_without_valid_proposals_is_survived(run):
     assert all(m["winner"] == "student" for m in rows(path, "matches")) and (path / "step_2").is_dir()
 
 
-def test_command_line_ends_with_one_sentence():
-    done = start(["train.py", "--pop", "7"])
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--pop 7 cannot be halved" in done.stderr
-
-
 def test_two_processes(run, micro_base, tmp_path):
     """torchrun over gloo trains the same population: the same proposals, the same update up to rounding."""
     flags = dict(steps=1, temperature=0.05, probe_every=1, evolve="none", dtype="float32")
     alone, both = run(**flags), tmp_path / "run"
-    done = start(["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py",
-                  *words(**TINY | dict(base=micro_base, out=tmp_path) | flags)])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run([*torchrun, "train.py", *words(**TINY | dict(base=micro_base, out=tmp_path) | flags)], cwd=ROOT,
+                          capture_output=True, text=True, timeout=180, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     (a,), (b,) = rows(alone), rows(both)
     assert all(a[key] == b[key] for key in ("reasons", "tokens_generated", "tokens_trained"))
