@@ -131,7 +131,6 @@ def test_puzzles_are_refused_by_name(sandbox, lines, reason):
 
 @pytest.mark.parametrize("text, verdict", [
     ("```answer\nann = False\nbob = True\ncid = False\n```", "correct"),
-    ("```answer\nFalse, True, False\n```", "correct"),
     ("```answer\nbob: true, ann: false, cid: 0\n```", "correct"),
     ("```answer\n{'ann': False, 'bob': True, 'cid': False}\n```", "correct"),
     ("<answer>(False, True, False)</answer>", "correct"),

@@ -66,7 +66,6 @@ ANSWERS = [
     (ADDED, "chat", "```input\n1, 4\n```", "correct"), (ADDED, "chat", "```input\na = 1\nb = 4\n```", "malformed"),
     (ADDED, "chat", "```input\n(1, 4)\n```", "wrong"), (ADDED, "chat", "```input\n1) or (True\n```", "malformed"),
     (INP, "micro", "<[1,2,3]\n=[1,2,3]", "correct"), (INP, "micro", "=1) or (True", "malformed"),
-    (INP, "micro", "=[3,2,1]", "wrong"),
     # induction
     (FUN, "chat", "```python\ndef turn(x):\n    def g(turn):\n        return turn[1:]\n    return turn(g(x)) + x[:1] if x else x\n```", "correct"),
     (FUN, "chat", "It is:\n```python\ndef f(x):\n    return x[::-1]\nprint(f([1]))\n```\nprints\n```output\n[1]\n```", "correct"),
