@@ -44,7 +44,7 @@ def test_a_block_may_hold_more(sandbox):
 
 @pytest.mark.parametrize("text, reason", [
     ("", "no_proof"), ("x $a |- p $.", "no_proof"), ("x $p |- ( p -> p ) $.", "no_proof"),
-    ("x $p |- é $= wp $.", "syntax"), ("x $p |- p $= wp $.", "unproved"), ("x $p |- p $= ? $.", "unproved"),
+    ("x $p |- p $= <|im_end|> $.", "control_text"), ("x $p |- é $= wp $.", "syntax"), ("x $p |- p $= wp $.", "unproved"), ("x $p |- p $= ? $.", "unproved"),
     ("x $p |- p $= x $.", "unproved"), ("a $a |- p $. x $p |- p $= a $.", "unproved"),
     (f"x $p |- p $= {'wp ' * 2000} $.", "too_long"), (f"x $p |- {'~ ' * 61} p $= wp $.", "too_long"),
     ("x $p |- ( s -> s ) $= ws id $.", "trivial"),

@@ -2,6 +2,7 @@
 import ast
 import json
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -156,7 +157,7 @@ PROPOSALS = [
     ("chat", TASK.format("def f(x): return __import__('os').getpid()", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return ().__class__.__base__", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return '<|im_end|>'", "5"), "control_text"),
-    ("chat", TASK.format("def f(x): return x", "'<|endoftext|>'"), "control_text"),
+    ("chat", TASK.format("def f(x): return len(x)", "'<|endoftext|>'"), "control_text"),
     ("chat", TASK.format("def f(x): return x", "'" + "a" * 600 + "'"), "input_too_long"),
     ("chat", TASK.format("def f(x): return x" + "\n#" * 3000, "5"), "too_long"),
     ("chat", TASK.format("def f(x): return " + "(" * 60 + "x" + ")" * 60, "5"), "too_deep"),
@@ -309,6 +310,7 @@ def test_files_hold_tasks_of_every_kind(tmp_path, sandbox):
     one, two, *others = read_tasks(path)
     assert one == Proposal("code_o", "def f(x):\n    return x + 1", ("5",)) and two.message == "turns" and len(two.inputs) == 10
     assert isinstance(fate(sandbox, one), Task) and isinstance(fate(sandbox, two), Task)
+    assert fate(sandbox, replace(two, inputs=two.inputs[:5])) == "few_inputs"
     assert [(p.program, p.message) for p in others] == [
         ("def f():\n return 3 + 4", "3 and 4?"), ("def f(a, b):\n    return (a or b) and (not a)", ""),
         ("prop.mm", "theorem $p |- ( p -> p )"), ("miu.mm", "theorem $p |- M I I")]
