@@ -95,6 +95,18 @@ def test_nothing_outlives_a_killed_trainer():
         os.kill(int(helper), signal.SIGKILL)
 
 
+def test_tiers_and_refusal(narrow, monkeypatch):
+    assert narrow.tier in ("full", "no namespaces")
+    limits = map("limit_{}".format, "core fsize nofile stack memlock msgqueue as".split())
+    for layer in "seccomp", "no_capabilities", "no_new_privs", "not_dumpable", *limits:
+        assert narrow.report[layer] == "ok", layer
+    pytest.raises(RuntimeError, Sandbox, workers=1, without=("seccomp",)).match("refuses.*seccomp .left out")
+    for options in dict(workers=0), dict(cpu_s=0), dict(cpu_s=7.0), dict(mem_mb=1), dict(profile="evil"):
+        pytest.raises(ValueError, Sandbox, **options)
+    monkeypatch.setattr(verifier, "CANARY", "def f(name): return 'ALLOWED'")
+    pytest.raises(RuntimeError, Sandbox, workers=1).match("open a file .ALLOWED")
+
+
 DEAF = """import signal
 from verifier import Job, Sandbox
 for number in signal.SIGPROF, signal.SIGCHLD, signal.SIGXFSZ, signal.SIGINT:
