@@ -23,10 +23,9 @@ from model import Base
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from rl import Batch
 from sandbox.values import decode
-from tasks import TASK_TYPES, answers_of, jobs_of, verdicts_of
+from tasks import FRESH, TASK_TYPES, given_task, verify_answers
 from tasks.archive import Archive
 from tasks.base import UNJUDGED, Proposal, Reject, Task
-from tasks.given import FRESH, given_task
 from tasks.prompts import FORMATS, Prompt, render, show
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
@@ -172,9 +171,8 @@ def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int
     prompts = [TASK_TYPES[task.kind].solve(s.base.prompt_format, task, s.limits) for task in tasks]
     rollout, texts = ask(s, prompts, slots, step, phase, n, temperature, desc)
     by_task = [texts[i * n:(i + 1) * n] for i in range(len(tasks))]
-    answers = answers_of(tasks, by_task, s.base.prompt_format, s.limits)
-    results = run_jobs(s, jobs_of(tasks, answers, s.limits))
-    return Attempts(rollout, texts, verdicts_of(tasks, answers, results, s.limits))
+    run = functools.partial(run_jobs, s)
+    return Attempts(rollout, texts, verify_answers(tasks, by_task, s.base.prompt_format, s.limits, run))
 
 
 def key_of(s: Setup, proposal: Proposal) -> str:

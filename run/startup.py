@@ -21,7 +21,7 @@ from run.directory import LOGS, RunDir
 from run.memory import fitted, plan_table
 from run.platform import open_sandbox
 from selfplay import Setup
-from tasks.given import read_given
+from tasks import read_given
 from tasks.validation import Limits
 from verifier import Sandbox
 from weights import files_hash, load_base, load_tokenizer, read_config, resolve, weights_hash

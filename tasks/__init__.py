@@ -3,7 +3,9 @@
 To add one: a class (base.TaskType says what it must return, math.py and logic.py are two examples), its
 template in prompts.TEMPLATES, and a place in TASK_TYPES.
 """
+import functools
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from verifier import Job, Verdict
 TASK_TYPES: dict[str, TaskType] = {
     kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic(), Proof())}
 IDENTITY = Proposal("code_o", "def f(x):\n return x", ("[1,2,3]",))
+FRESH = "micro"                 # in place of a file: random programs (selfplay.deal)
 
 
 def read_tasks(path: str | Path) -> list[Proposal]:
@@ -50,37 +53,43 @@ def read_tasks(path: str | Path) -> list[Proposal]:
     return proposals
 
 
-def answers_of(tasks: list[Task], texts: list[list[str]], prompt_format: str,
-               limits: Limits) -> list[list[str | None]]:
-    """The answers in each task's texts, which include the prefix; None = malformed."""
-    answers = []
-    for task, written in zip(tasks, texts, strict=True):
-        kind = TASK_TYPES[task.kind]
-        answers.append([kind.parse_answer(text, prompt_format, task, limits) for text in written])
-    return answers
+@functools.lru_cache(maxsize=1)
+def read_given(path: str, played: tuple[str, ...]) -> list[Proposal]:
+    """The tasks of a file. Raises ValueError where their types are not those that the run plays."""
+    given = [] if path == FRESH else read_tasks(path)
+    odd = sorted({p.kind for p in given} ^ set(played))
+    if odd and path != FRESH:
+        raise ValueError(f"--tasks {path} and --task-types {','.join(played)} differ in {', '.join(odd)}: "
+                         "give the types of the file's tasks")
+    return given
 
 
-def jobs_of(tasks: list[Task], answers: list[list[str | None]], limits: Limits) -> list[Job]:
-    """All jobs that verify answers, in one list: the sandbox has enough to do."""
-    jobs = []
-    for task, given in zip(tasks, answers, strict=True):
-        jobs += TASK_TYPES[task.kind].answer_jobs(task, given, limits)
-    return jobs
+@functools.lru_cache(maxsize=8)
+def order(n: int, seed: int, lap: int) -> list[int]:
+    """n places in the order of a lap."""
+    return random.Random(f"{seed}/lap/{lap}").sample(range(n), n)
 
 
-def verdicts_of(tasks: list[Task], answers: list[list[str | None]], results: list[Verdict],
-                limits: Limits) -> list[list[str]]:
-    """What TaskType.verify says of each answer; results: of jobs_of's jobs."""
-    remaining, verdicts = iter(results), []
-    for task, given in zip(tasks, answers, strict=True):
-        kind = TASK_TYPES[task.kind]
-        own = [next(remaining) for _ in kind.answer_jobs(task, given, limits)]
-        verdicts.append(kind.verify(task, given, own, limits))
-    return verdicts
+def given_task(path: str, played: tuple[str, ...], types: tuple[str, ...], seed: int,
+               number: int) -> Proposal:
+    """A proposal: the task of this number in a run, of one of these types; drawn by the arguments alone."""
+    pool = [p for p in read_given(path, played) if p.kind in types]
+    lap, place = divmod(number, len(pool))
+    return pool[order(len(pool), seed, lap)[place]]
 
 
 def verify_answers(tasks: list[Task], texts: list[list[str]], prompt_format: str, limits: Limits,
                   run: Callable[[list[Job]], list[Verdict]]) -> list[list[str]]:
-    """All three in one, where a sandbox is at hand: `run` is its own."""
-    answers = answers_of(tasks, texts, prompt_format, limits)
-    return verdicts_of(tasks, answers, run(jobs_of(tasks, answers, limits)), limits)
+    """What TaskType.verify says of the answers in each task's texts, which include the prefix. `run` gets all
+    jobs in one list: the sandbox has enough to do."""
+    answers, jobs = [], []
+    for task, written in zip(tasks, texts, strict=True):
+        kind = TASK_TYPES[task.kind]
+        answers.append([kind.parse_answer(text, prompt_format, task, limits) for text in written])
+        jobs.append(kind.answer_jobs(task, answers[-1], limits))
+    results = iter(run(sum(jobs, [])))
+    verdicts = []
+    for task, given, own in zip(tasks, answers, jobs):
+        judged = [next(results) for _ in own]
+        verdicts.append(TASK_TYPES[task.kind].verify(task, given, judged, limits))
+    return verdicts

@@ -5,22 +5,22 @@ model's text is ever evaluated here: it is parsed under guards (complexity.parse
 verifier as a Job. Whatever a model writes ends as a value or as a Reject, whose reason is a key of
 validation.REASONS: a new reason goes there. Only users' mistakes raise.
 """
-import hashlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sandbox.values import decode
-from tasks.complexity import count_statements, structural_hash
-from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Prompt, show, template
+from tasks.complexity import count_statements, demand, digest, structural_hash
+from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Answer, Prompt, show, template
 from tasks.validation import (
     REASONS,
     Limits,
     arguments_text,
     canonical_arguments,
-    input_problem,
+    check_input,
+    check_program,
+    check_value,
     normalise,
-    program_problem,
-    value_problem,
 )
 from verifier import Job, Verdict
 
@@ -30,7 +30,8 @@ UNJUDGED, VIOLATION = "unjudged", "violation"
 FAILED = "sandbox failure"              # its name as a Verdict's end or error
 
 # What the sandbox says -> the reason of a Reject; the rest are spelt alike.
-OTHER_NAMES = {"too big": "output_too_long", "malformed": "malformed_result", "not a literal": "not_literal"}
+OTHER_NAMES = {"too big": "output_too_long", "malformed": "malformed_result", "not a literal": "not_literal",
+               "not canonical text": "malformed_result"}
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,15 @@ class Reject:
         assert self.reason in REASONS, f"reason {self.reason!r} is not in validation.REASONS"
 
     @classmethod
-    def of(cls, text, otherwise: str = "syntax") -> "Reject":
-        """From "reason: details", as validation raises it and the sandbox says it ("too big", "killed")."""
-        reason = str(text).partition(":")[0].strip()
-        reason = OTHER_NAMES.get(reason, reason.replace(" ", "_"))
-        return cls(reason if reason in REASONS else otherwise)
+    def unless(cls, otherwise: str, make: Callable, *given):
+        """make(*given), or the Reject of the "reason: details" that it raises as a ValueError, in our words
+        or the sandbox's ("too big"); `otherwise` is the reason where they are nobody's."""
+        try:
+            return make(*given)
+        except ValueError as error:
+            text = str(error).partition(":")[0].strip()
+            reason = OTHER_NAMES.get(text, text.replace(" ", "_"))
+            return cls(reason if reason in REASONS else otherwise)
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,9 @@ class TaskType:
 
     A proposal goes through parse_proposal -> Proposal | Reject, check -> Reject | None, key -> str,
     job -> Job and accept -> Task | Reject; all attempts at a task go through parse_answer -> str | None,
-    answer_jobs -> list[Job] and verify -> list[str]. A new type must write parse_proposal, unless it is a
-    program and its input, and `is_correct`, unless it writes verify.
+    answer_jobs -> list[Job] and verify -> list[str]. A type writes what these call: `read`, `demands`,
+    `make`, `read_answer` and `grade`, which refuse by ValueError("reason" or "reason: details"). A new type
+    must write `read`, unless it is a program and its input, and `is_correct`, unless it writes `grade`.
     """
     name = ""
     tags = ("answer",)      # languages of the block with a student's answer; {tag} in a template is the first
@@ -105,7 +111,7 @@ class TaskType:
                       n_inputs=limits.n_inputs,
                       program=few_shot[0].program if few_shot else "",
                       input=few_shot[0].inputs[0] if few_shot else "")
-        return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
+        return asked.filled(**fields)
 
     def from_row(self, row: dict) -> Proposal:
         """The proposal in a line of a file of tasks. Raises ValueError or KeyError if it is wrong."""
@@ -119,39 +125,36 @@ class TaskType:
 
     def parse_proposal(self, text: str, prompt_format: str, few_shot: list[Task],
                        limits: Limits) -> Proposal | Reject:
-        """Program and input from a teacher's text, which includes the prefix. Never raises."""
-        form = FORMATS[prompt_format]
-        blocks = form.blocks(text)
-        if not form.admits(blocks, "python", "input") or form.strict and "#" in text:
-            return Reject("syntax")
+        """What `read` makes of a teacher's text, which includes the prefix. Never raises."""
+        return Reject.unless("syntax", self.read, Answer(text, prompt_format), few_shot, limits)
+
+    def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
+        """Program and input from what a teacher wrote."""
+        form, blocks = written.form, written.blocks
+        demand(written.admits("python", "input") and not (form.strict and "#" in written.text), "syntax")
         at = next((i for i, block in enumerate(blocks) if is_program(*block)), None)
-        if at is None:
-            return Reject("no_program")
+        demand(at is not None, "no_program")
         behind = blocks[at + 1:]
         inputs = [body for tag, body in blocks[:at] if tag == "input"][-1:]
         inputs = inputs or [body for tag, body in behind if tag == "input"]
         inputs = inputs or [body for tag, body in behind if tag == "" and "def " not in body]
-        if not inputs:
-            return Reject("no_input")
-        try:
-            program = normalise(blocks[at][1], limits, form.tidy)
-        except ValueError as error:
-            return Reject.of(error)
+        demand(inputs, "no_input")
         given = arguments_text(inputs[0])
-        return Proposal(self.name, program, (canonical_arguments(given) if form.tidy else given,))
+        given = form.tidy and canonical_arguments(given) or given
+        return Proposal(self.name, normalise(blocks[at][1], limits, form.tidy), (given,))
 
     def check(self, proposal: Proposal, limits: Limits) -> Reject | None:
         """Refusal before anything runs, or None."""
-        if not proposal.inputs:
-            return Reject("no_input")
-        if len(proposal.message) > limits.message_chars:
-            return Reject("message_too_long")
-        problem = program_problem(proposal.program, limits)
-        if problem is None and limits.control.search(proposal.message):
-            problem = "control_text"
+        return Reject.unless("syntax", self.demands, proposal, limits)
+
+    def demands(self, proposal: Proposal, limits: Limits) -> None:
+        """What has to hold before anything runs."""
+        demand(proposal.inputs, "no_input")
+        demand(len(proposal.message) <= limits.message_chars, "message_too_long")
+        check_program(proposal.program, limits)
+        demand(not limits.control.search(proposal.message), "control_text")
         for text in proposal.inputs:
-            problem = problem or input_problem(text, limits)
-        return Reject(problem) if problem else None
+            check_input(text, limits)
 
     def key(self, proposal: Proposal, dedupe: str) -> str:
         """Archive key: two proposals of one key are duplicates. "structural": structure of the program,
@@ -177,26 +180,22 @@ class TaskType:
         return structural_hash(program)
 
     def accept(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task | Reject:
-        """Task with gold outputs from execution, or the reason why not."""
-        if verdict.end != "ok":
-            return Reject.of(verdict.end, "error")
+        """The task that `make` makes of an execution, or the reason why not."""
+        return Reject.unless("error", self.make, proposal, verdict, limits, key)
+
+    def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
+        """Task with gold outputs from execution."""
+        demand(verdict.end == "ok", verdict.end)
         for output, error in zip(verdict.outputs, verdict.errors, strict=True):
-            if error is not None or output is None:
-                return Reject.of(error or "error", "error")
-            try:
-                problem = value_problem(decode(output), limits)
-            except ValueError:
-                problem = "malformed_result"
-            if problem:
-                return Reject(problem)
+            demand(error is None and output is not None, error)
+            check_value(decode(output), limits)
         outputs = tuple(verdict.outputs)
         return Task(self.name, proposal.program, proposal.inputs, outputs, proposal.message, key)
 
     def solve(self, prompt_format: str, task: Task, limits: Limits) -> Prompt:
         """Prompt for a student."""
         asked = template(self.name, prompt_format, "solve")
-        fields = self.fields(prompt_format, task, limits)
-        return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
+        return asked.filled(**self.fields(prompt_format, task, limits))
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
         """What a prompt format's template may say of a task, by name."""
@@ -213,45 +212,46 @@ class TaskType:
         """Pairs of a task that the student sees; at least one, and at least half of them, stay hidden."""
         return min(limits.n_shown, len(task.inputs) // 2)
 
-    def answer_block(self, text: str, prompt_format: str) -> str | None:
-        """The last block under one of this type's tags, else the last block, else None."""
-        blocks = FORMATS[prompt_format].blocks(text)
-        if not blocks:
-            return None
-        last_tag, last = blocks[-1]
-        if FORMATS[prompt_format].strict:
-            return last if last_tag in self.tags and last_tag != "input" else None
-        tagged = [body for tag, body in blocks if tag in self.tags]
-        return tagged[-1] if tagged else last
-
     def parse_answer(self, text: str, prompt_format: str, task: Task, limits: Limits) -> str | None:
-        """The answer in a student's text, not yet evaluated; None = malformed. Never raises."""
-        return self.answer_block(text, prompt_format)
+        """What `read_answer` makes of a student's text; None = malformed. Never raises."""
+        try:
+            return self.read_answer(Answer(text, prompt_format), task, limits) or None
+        except ValueError:
+            return None
+
+    def read_answer(self, written: Answer, task: Task, limits: Limits) -> str:
+        """The answer in what a student wrote, not yet evaluated; "" = malformed."""
+        return written.block(*self.tags)
 
     def answer_jobs(self, task: Task, answers: list[str | None], limits: Limits) -> list[Job]:
-        """Jobs that verify the attempts at a task, one each for programs, which could count their calls."""
+        """Jobs that verify the attempts at a task, one for each distinct answer or for all: programs could
+        count their calls, and have one each."""
         return []
 
     def verify(self, task: Task, answers: list[str | None], verdicts: list[Verdict],
               limits: Limits) -> list[str]:
         """"correct" | "wrong" | "malformed" | UNJUDGED | VIOLATION per attempt."""
-        judged = []
-        for answer in answers:
-            if answer is None:
-                judged.append("malformed")
-            else:
-                judged.append("correct" if self.is_correct(task, answer) else "wrong")
-        return judged
+        claims = [claim for verdict in verdicts for claim in zip(verdict.outputs, verdict.errors)]
+        graded, texts = {None: "malformed"}, distinct(answers)
+        for i, text in enumerate(texts):
+            n = len(claims) // len(texts)
+            graded[text] = self.grade(task, text, claims[i * n:(i + 1) * n], limits)
+        return [graded[answer] for answer in answers]
+
+    def grade(self, task: Task, answer: str, claims: list[tuple], limits: Limits) -> str:
+        """Verdict on an answer by (output, error) of each of its executions, or by `is_correct`."""
+        return "correct" if self.is_correct(task, answer) else "wrong"
 
     def is_correct(self, task: Task, answer: str) -> bool:
         """Whether an answer that need not run is correct. Never raises."""
         raise NotImplementedError
 
 
+def distinct(answers: list[str | None]) -> tuple[str, ...]:
+    """The answers that are not malformed, each once, in order."""
+    return tuple(answer for answer in dict.fromkeys(answers) if answer is not None)
+
+
 def is_program(tag: str, body: str) -> bool:
     """Whether a block of a teacher's text is its program."""
     return tag == "python" or tag == "" and "def " in body
-
-
-def digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]

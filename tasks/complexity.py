@@ -7,6 +7,7 @@ time).
 import ast
 import functools
 import hashlib
+import itertools
 import re
 import symtable
 import warnings
@@ -26,19 +27,21 @@ NAME_FIELDS = {ast.Name: "id", ast.arg: "arg", ast.MatchMapping: "rest",
                **dict.fromkeys((*DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar), "name")}
 
 
+def demand(met, reason: str) -> None:
+    """Raises ValueError(reason), which is "name" or "name: details", unless it is met."""
+    if not met:
+        raise ValueError(reason)
+
+
 def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
     """Syntax tree of untrusted text. Raises only ValueError("too_long..." | "too_deep..." | "syntax...")."""
-    if len(source) > max_chars:
-        raise ValueError(f"too_long: {len(source)} characters, at most {max_chars}")
+    demand(len(source) <= max_chars, f"too_long: {len(source)} characters, at most {max_chars}")
     # as Python reads it: a carriage return ends a line, a backslash at its end joins it to the next
     bare = STRING_OR_COMMENT.sub(without_text, re.sub("\r\n?", "\n", source)).replace("\\\n", " ")
-    nesting = 0
-    deepest = 0
-    for char in re.sub(r"[^()\[\]{}]", "", bare):
-        nesting += 1 if char in "([{" else -1
-        deepest = max(deepest, nesting)
-    if deepest > MAX_BRACKETS or PREFIXES.search(source) or PREFIXES.search(bare):
-        raise ValueError(f"too_deep: {deepest} open brackets, at most {MAX_BRACKETS}")
+    steps = (1 if char in "([{" else -1 for char in re.findall(r"[()\[\]{}]", bare))
+    deepest = max(itertools.accumulate(steps), default=0)
+    nests = PREFIXES.search(source) or PREFIXES.search(bare)
+    demand(deepest <= MAX_BRACKETS and not nests, f"too_deep: over {MAX_BRACKETS} open brackets or prefixes")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")     # "invalid escape sequence" is the model's business
@@ -47,7 +50,13 @@ def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
         raise ValueError("too_deep: Python's parser gave up") from None
     except (SyntaxError, ValueError, OverflowError) as error:   # ValueError: null bytes, lone surrogates
         raise ValueError(f"syntax: {type(error).__name__}") from None
-    check_depth(tree)
+    level = [tree]
+    for _ in range(MAX_DEPTH):
+        below = []
+        for node in level:
+            below += ast.iter_child_nodes(node)
+        level = [node for node in below if not isinstance(node, ast.expr_context)]
+    demand(not level, f"too_deep: over {MAX_DEPTH} levels of syntax")
     return tree
 
 
@@ -67,18 +76,6 @@ def without_text(match: re.Match) -> str:
     return "0" + "(" * n_open + ")" * n_open
 
 
-def check_depth(tree: ast.AST) -> None:
-    """Raises ValueError where a tree has so many levels that recursion would be unsafe."""
-    level = [tree]
-    for _ in range(MAX_DEPTH):
-        below = []
-        for node in level:
-            below += ast.iter_child_nodes(node)
-        level = [node for node in below if not isinstance(node, ast.expr_context)]
-    if level:
-        raise ValueError(f"too_deep: over {MAX_DEPTH} levels of syntax")
-
-
 def global_names(source: str) -> set[str]:
     """Names that mean a global or builtin somewhere in a program. Raises ValueError("syntax...")."""
     try:
@@ -96,9 +93,9 @@ def global_names(source: str) -> set[str]:
     return names
 
 
-def entry(tree: ast.Module, name: str = "f") -> ast.FunctionDef | None:
-    """The top-level function `name` (the last one, as Python would call it), or None."""
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+def entry(tree: ast.Module) -> ast.FunctionDef | None:
+    """The top-level function f (the last one, as Python would call it), or None."""
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "f"]
     return functions[-1] if functions else None
 
 
@@ -147,7 +144,12 @@ def structural_hash(source: str) -> str:
         return names.setdefault(name, f"v{len(names)}") if name in bound else name
 
     tree = _Canonical(tree, canonical).visit(tree)
-    return hashlib.sha256(ast.dump(tree).encode("utf-8", "backslashreplace")).hexdigest()[:32]
+    return digest(ast.dump(tree))
+
+
+def digest(*parts: str) -> str:
+    """Hash of texts, 32 hex digits."""
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
 class Renaming(ast.NodeTransformer):

@@ -9,9 +9,9 @@ import re
 from dataclasses import replace
 
 from sandbox.values import decode, encode
-from tasks.base import Proposal, Reject, TaskType
-from tasks.complexity import MAX_CHARS, entry, tree_of
-from tasks.prompts import FORMATS, LOGIC_TOPICS
+from tasks.base import Proposal, TaskType
+from tasks.complexity import MAX_CHARS, demand, entry, tree_of
+from tasks.prompts import LOGIC_TOPICS
 
 TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
 STATEMENT = re.compile(r"(?:(\w+)[\"'`*]*\s*(?:==?|:|is)\s*[\"'`*]*)?(\w+)")     # "a = True", or "True"
@@ -20,8 +20,7 @@ STATEMENT = re.compile(r"(?:(\w+)[\"'`*]*\s*(?:==?|:|is)\s*[\"'`*]*)?(\w+)")    
 def clauses_of(program: str) -> list[str]:
     """The constraints of a puzzle's program. Raises ValueError where it is none."""
     function = entry(tree_of(program))
-    if function is None or not isinstance(function.body[0], ast.Return):
-        raise ValueError("not_logic")
+    demand(function and isinstance(function.body[0], ast.Return), "not_logic")
     formula = function.body[0].value
     is_conjunction = isinstance(formula, ast.BoolOp) and isinstance(formula.op, ast.And)
     return [ast.unparse(clause) for clause in (formula.values if is_conjunction else [formula])]
@@ -47,11 +46,9 @@ class Logic(TaskType):
         names = set()
         for clause in clauses:
             nodes = list(ast.walk(clause))[1:] if isinstance(clause, ast.Expr) else [clause]
-            if not all(isinstance(node, self.allowed) for node in nodes):
-                raise ValueError("not_logic")
+            demand(all(isinstance(node, self.allowed) for node in nodes), "not_logic")
             names |= {node.id for node in nodes if isinstance(node, ast.Name)}
-        if len(names) not in self.n_variables:
-            raise ValueError("variables")
+        demand(len(names) in self.n_variables, "variables")
         names = sorted(names)
         clauses = [clause.value for clause in clauses]
         conjunction = ast.unparse(ast.BoolOp(ast.And(), clauses) if len(clauses) > 1 else clauses[0])
@@ -61,32 +58,23 @@ class Logic(TaskType):
     def from_row(self, row):
         return self.puzzle(list(row["constraints"]) if "constraints" in row else clauses_of(row["program"]))
 
-    def parse_proposal(self, text, prompt_format, few_shot, limits):
-        """The constraints, one a line, perhaps as a list. Never raises."""
-        form = FORMATS[prompt_format]
-        blocks = form.blocks(text)
-        bodies = [body for tag, body in blocks if tag == "constraints"]
-        bodies = bodies or [body for tag, body in blocks[:1] if tag in ("", "python")]
-        if not bodies or not form.admits(blocks, "python"):
-            return Reject("syntax")
-        if len(bodies[0]) > MAX_CHARS:
-            return Reject("too_long")
+    def read(self, written, few_shot, limits):
+        """The constraints, one a line, perhaps as a list."""
+        bodies = written.bodies("constraints")
+        bodies = bodies or [body for tag, body in written.blocks[:1] if tag in ("", "python")]
+        demand(bodies and written.admits("python"), "syntax")
+        demand(len(bodies[0]) <= MAX_CHARS, "too_long")
         lines = [re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip() for line in bodies[0].split("\n")]
-        try:
-            return self.puzzle([line for line in lines if line])
-        except ValueError as error:
-            return Reject.of(error)
+        return self.puzzle([line for line in lines if line])
 
-    def accept(self, proposal, verdict, limits, key):
+    def make(self, proposal, verdict, limits, key):
         """The task whose gold is the one assignment that fulfils all constraints."""
-        result = super().accept(proposal, verdict, limits, key)
-        if isinstance(result, Reject):
-            return result
-        models = [given for given, output in zip(proposal.inputs, result.outputs) if decode(output) is True]
-        if len(models) != 1:
-            return Reject("several_models" if models else "no_model")
+        task = super().make(proposal, verdict, limits, key)
+        models = [given for given, output in zip(task.inputs, task.outputs) if decode(output) is True]
+        demand(models, "no_model")
+        demand(len(models) == 1, "several_models")
         gold = tuple(word == "True" for word in models[0].split(", "))
-        return replace(result, inputs=("",), outputs=(encode(gold),))
+        return replace(task, inputs=("",), outputs=(encode(gold),))
 
     def variables(self, task) -> list[str]:
         """Names of the puzzle's variables in alphabetical order."""
@@ -100,21 +88,18 @@ class Logic(TaskType):
         form = "\n".join(f"{name} = VALUE" for name in self.variables(task))
         return super().fields(prompt_format, task, limits) | {"form": form, "constraints": lines}
 
-    def parse_answer(self, text, prompt_format, task, limits):
-        """Truth values by name ("a = True, b: f") or in order ("1,0") as "True, False"; None = malformed."""
-        block = self.answer_block(text, prompt_format) or ""
-        names = self.variables(task)
-        values = {}
+    def read_answer(self, written, task, limits):
+        """Truth values by name ("a = True, b: f") or in order ("1,0") as "True, False"."""
+        block = super().read_answer(written, task, limits)
+        names, values = self.variables(task), {}
         parts = re.split(r"[,;\n]|\band\b", block[:1000].strip(" \n{}[]()"))
         for i, part in enumerate(part for part in parts if part.strip()):
             m = STATEMENT.fullmatch(part.strip(" \t\"'`*-"))
-            if not m or m[2].lower() not in TRUTH:
-                return None
-            name = m[1] or (names[i] if i < len(names) else "")
-            if name in values:
-                return None
+            demand(m and m[2].lower() in TRUTH, "syntax")
+            name = m[1] or "".join(names[i:i + 1])
+            demand(name not in values, "syntax")
             values[name] = TRUTH[m[2].lower()]
-        return ", ".join(str(values[name]) for name in names) if sorted(values) == names else None
+        return ", ".join(str(values[name]) for name in names) if sorted(values) == names else ""
 
     def is_correct(self, task, answer):
         return answer == ", ".join(map(str, decode(task.outputs[0])))

@@ -11,8 +11,9 @@ from dataclasses import replace
 from fractions import Fraction
 
 from sandbox.values import decode
-from tasks.base import Proposal, Reject, TaskType, is_program
-from tasks.prompts import FORMATS, MATH_TOPICS
+from tasks.base import Proposal, TaskType, is_program
+from tasks.complexity import demand
+from tasks.prompts import MATH_TOPICS
 from tasks.validation import normalise
 
 MAX_CHARS = 400             # of an answer
@@ -94,49 +95,37 @@ class Math(TaskType):
         question = row["question"] if "question" in row else row["message"]
         return Proposal(self.name, super().from_row(row | {"input": ""}).program, ("",), str(question))
 
-    def parse_proposal(self, text, prompt_format, few_shot, limits):
-        """The question and the program, whose function may be called solution. Never raises."""
-        form = FORMATS[prompt_format]
-        blocks = form.blocks(text)
-        questions = [body.strip() for tag, body in blocks if tag == "question" and body.strip()]
-        programs = [body for tag, body in blocks if is_program(tag, body)]
-        if not form.admits(blocks, "question", "python"):
-            return Reject("syntax")
-        if not questions or not programs:
-            return Reject("no_program" if questions else "no_question")
-        try:
-            program = normalise(programs[0], limits, form.tidy, alias="solution")
-        except ValueError as error:
-            return Reject.of(error)
+    def read(self, written, few_shot, limits):
+        """The question and the program, whose function may be called solution."""
+        questions = [body.strip() for body in written.bodies("question") if body.strip()]
+        programs = [body for tag, body in written.blocks if is_program(tag, body)]
+        demand(written.admits("question", "python"), "syntax")
+        demand(questions, "no_question")
+        demand(programs, "no_program")
+        program = normalise(programs[0], limits, written.form.tidy, alias="solution")
         return Proposal(self.name, program, ("",), questions[0])
 
-    def check(self, proposal, limits):
-        if not proposal.message:
-            return Reject("no_question")
-        return super().check(proposal, replace(limits, reject_constant=False))
+    def demands(self, proposal, limits):
+        demand(proposal.message, "no_question")
+        super().demands(proposal, replace(limits, reject_constant=False))
 
-    def accept(self, proposal, verdict, limits, key):
-        result = super().accept(proposal, verdict, limits, key)
-        if isinstance(result, Reject) or exact(decode(result.outputs[0])) is not None:
-            return result
-        return Reject("inexact" if isinstance(decode(result.outputs[0]), float) else "not_a_number")
+    def make(self, proposal, verdict, limits, key):
+        task = super().make(proposal, verdict, limits, key)
+        gold = decode(task.outputs[0])
+        demand(exact(gold) is not None, "inexact" if isinstance(gold, float) else "not_a_number")
+        return task
 
     def fields(self, prompt_format, task, limits):
         program = task.program.replace("def f(", "def solution(")
         return super().fields(prompt_format, task, limits) | {"program": program}
 
-    def answer_block(self, text, prompt_format):
-        """As `TaskType.answer_block`, else the last \\boxed{...} of the text."""
-        block = super().answer_block(text, prompt_format)
-        if block or FORMATS[prompt_format].strict:
-            return block
-        boxed = re.findall(r"\\boxed\s*(\{(?:[^{}]|\{[^{}]*\})*\})", text)
-        return boxed[-1] if boxed else None
-
-    def parse_answer(self, text, prompt_format, task, limits):
-        """The text that states the number; None = malformed. Never raises."""
-        block = self.answer_block(text, prompt_format)
-        return block if block and rational(block) else None
+    def read_answer(self, written, task, limits):
+        """The text that states the number, in a block, else the last \\boxed{...}."""
+        block = super().read_answer(written, task, limits)
+        if not block and not written.form.strict:
+            boxed = re.findall(r"\\boxed\s*(\{(?:[^{}]|\{[^{}]*\})*\})", written.text)
+            block = boxed[-1] if boxed else ""
+        return block if rational(block) else ""
 
     def is_correct(self, task, answer):
         return exact(decode(task.outputs[0])) in rational(answer)

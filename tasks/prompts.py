@@ -25,6 +25,11 @@ class Template:
     form: str = "ANSWER"                    # what the block with it looks like
     micro: tuple[str, str] = ("", "")       # what teacher and student are asked in the compact protocol
 
+    @property
+    def alone(self) -> str:
+        """What to give, where nothing is said of the form."""
+        return self.give.rstrip(",")
+
 
 WRITE_TASK = """Here are examples of an input and a short Python function that takes it:
 
@@ -148,8 +153,8 @@ Prove this theorem:
 {statement}
 ```
 """, give="the proof, its labels alone,", form="LABELS", example="")}
-FINAL = "Think step by step, then give {give} in a final block:\n\n```{{tag}}\n{form}\n```\n"
-AT_ONCE = "Give {give}.\n"      # no form, the block is opened for the student: it would copy the placeholder
+FINAL = "{t.solve}Think step by step, then give {t.give} in a final block:\n\n```{{tag}}\n{t.form}\n```\n"
+AT_ONCE = "{t.solve}Give {t.alone}.\n"      # no form: a student whose block is open would copy it
 ENVELOPE = """A conversation between User and Assistant. The user asks a question, and the Assistant solves \
 it. The assistant first thinks about the reasoning process in the mind and then provides the user with the \
 answer. The reasoning process and answer are enclosed within <think> </think> and <answer> </answer> tags, \
@@ -177,6 +182,10 @@ class Prompt:
     """What the model is asked; `prefix` is the opening of its own answer."""
     user: str
     prefix: str = ""
+
+    def filled(self, **fields) -> "Prompt":
+        """With these in place of its {names}."""
+        return Prompt(self.user.format(**fields), self.prefix.format(**fields))
 
 
 MICRO_TAGS = {"=": "answer", "<": "trace", ">": "trace", "?": "question"}
@@ -209,30 +218,23 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     tagged = "<answer>" in text
     if tagged:
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
-    blocks = []
-    tag = None          # of the open block
-    body = []
+    blocks, is_open = [], False             # (tag, lines)
     for line in text.replace("\r\n", "\n").split("\n"):
         bare = line.strip()
-        if bare.startswith("```"):
-            rest = bare.strip("`").strip()
-            closes = tag is not None and bare.strip("`") == ""
-            if tag is not None:
-                blocks.append((tag, "\n".join(body)))
-            tag = None if closes else rest.lower()
-            body = []
-            if len(bare) > 6 and bare.endswith("```"):      # ```output [1, 2]``` on one line
-                word, _, value = rest.partition(" ")
-                blocks.append((word.lower(), value) if value and word.isalpha() else ("", rest))
-                tag = None
-        elif tag is not None and bare.endswith("```"):
-            blocks.append((tag, "\n".join([*body, line.rstrip()[:-3]])))
-            tag = None
-        elif tag is not None:
-            body.append(line)
-    if tag is not None:
-        blocks.append((tag, "\n".join(body)))
-    blocks = [("python" if tag in ("py", "python3") else tag, body) for tag, body in blocks if body.strip()]
+        rest = bare.strip("`").strip()
+        if not bare.startswith("```"):
+            if is_open:
+                is_open = not bare.endswith("```")
+                blocks[-1][1].append(line if is_open else line.rstrip()[:-3])
+        elif len(bare) > 6 and bare.endswith("```"):        # ```output [1, 2]``` on one line
+            word, _, value = rest.partition(" ")
+            blocks.append((word.lower(), [value]) if value and word.isalpha() else ("", [rest]))
+            is_open = False
+        else:
+            is_open = not is_open or rest != ""
+            blocks += [(rest.lower(), [])] if is_open else []
+    blocks = [("python" if tag in ("py", "python3") else tag, "\n".join(lines)) for tag, lines in blocks]
+    blocks = [(tag, body) for tag, body in blocks if body.strip()]
     if not blocks and tagged and text.strip() and "```" not in text:
         return [("answer", text)]
     return blocks
@@ -251,64 +253,56 @@ def envelope_blocks(text: str) -> list[tuple[str, str]]:
     return fenced_blocks(first) if "<answer>" in first else []
 
 
-def trace_of(text: str) -> str:
-    """The lines of the trace in an answer of the compact protocol."""
-    return "\n".join(body for tag, body in micro_blocks(text) if tag == "trace")
-
-
-def before_block(text: str) -> str:
-    """What an answer says before its first fenced block, think tags apart."""
-    return re.sub("</?think>", "", text.partition("```")[0]).strip()
-
-
-def inside_think(text: str) -> str:
-    """What stands between the think tags, the closing one perhaps missing."""
-    return text.partition("<think>")[2].partition("</think>")[0].strip()
-
-
 @dataclass(frozen=True)
 class PromptFormat:
     """One way of talking to a model."""
-    propose: Callable[[Template], Prompt]   # what a teacher is asked, and how its answer opens
-    solve: Callable[[Template], Prompt]     # the same of a student
+    propose: Prompt                         # what a teacher is asked, of a Template t
+    solve: Prompt                           # the same of a student
     blocks: Callable[[str], list[tuple[str, str]]]
-    reasoning: Callable[[str], str]         # what an answer says before it answers
     pair: str = "```input\n{input}\n```\n```output\n{output}\n```\n"
     strict: bool = False                    # the protocol's blocks and nothing else; others pass over chatter
     tidy: bool = True                       # store programs without comments, docstrings and annotations
     closing: str = ""                       # text that ends an answer where the model may have no end token
     thinking: bool = True                   # enable_thinking of a chat template that has the switch (Qwen3's)
 
-    def admits(self, blocks: list[tuple[str, str]], *tags: str) -> bool:
-        """Whether blocks may stand for those of these tags: exactly they, where the protocol is strict."""
-        return not self.strict or [tag for tag, _ in blocks] == list(tags)
-
-
-def thoughtful(t: Template) -> str:
-    """What asks a student to think first."""
-    return t.solve and t.solve + FINAL.format(give=t.give, form=t.form)
-
-
-def at_once(t: Template) -> str:
-    """What asks a student for nothing but the answer."""
-    return t.solve and t.solve + AT_ONCE.format(give=t.give.rstrip(","))
-
 
 FORMATS = {
-    "micro": PromptFormat(lambda t: Prompt(t.micro[0]), lambda t: Prompt(t.micro[1]),
-                          micro_blocks, trace_of, "f({input})={output}\n", strict=True, tidy=False),
-    "chat": PromptFormat(lambda t: Prompt(t.propose, t.opening), lambda t: Prompt(thoughtful(t)),
-                         fenced_blocks, before_block),
-    "direct": PromptFormat(lambda t: Prompt(t.propose, t.opening), lambda t: Prompt(at_once(t), "```{tag}\n"),
-                           fenced_blocks, before_block, thinking=False),
-    "base": PromptFormat(lambda t: Prompt(t.propose, "<think>"), lambda t: Prompt(thoughtful(t), "<think>"),
-                         envelope_blocks, inside_think, closing="</answer>")}
+    "micro": PromptFormat(Prompt("{t.micro[0]}"), Prompt("{t.micro[1]}"), micro_blocks,
+                          "f({input})={output}\n", strict=True, tidy=False),
+    "chat": PromptFormat(Prompt("{t.propose}", "{t.opening}"), Prompt(FINAL), fenced_blocks),
+    "direct": PromptFormat(Prompt("{t.propose}", "{t.opening}"), Prompt(AT_ONCE, "```{{tag}}\n"),
+                           fenced_blocks, thinking=False),
+    "base": PromptFormat(Prompt("{t.propose}", "<think>"), Prompt(FINAL, "<think>"), envelope_blocks,
+                         closing="</answer>")}
 PROMPT_FORMATS = tuple(FORMATS)
+
+
+class Answer:
+    """What a model wrote, its prefix included, as its prompt format cuts it."""
+
+    def __init__(self, text: str, prompt_format: str):
+        self.text, self.form = text, FORMATS[prompt_format]
+        self.blocks = self.form.blocks(text)
+
+    def bodies(self, *tags: str) -> list[str]:
+        """Of the blocks under one of these tags."""
+        return [body for tag, body in self.blocks if tag in tags]
+
+    def admits(self, *tags: str) -> bool:
+        """Whether the blocks may stand for those of these tags: exactly they, where it is strict."""
+        return not self.form.strict or [tag for tag, _ in self.blocks] == list(tags)
+
+    def block(self, *tags: str) -> str:
+        """The last block under one of these tags, else the last; strict: the last, if under one; or ""."""
+        last_tag, last = self.blocks[-1] if self.blocks else ("", "")
+        if self.form.strict:
+            return last if last_tag in tags and last_tag != "input" else ""
+        return [last, *self.bodies(*tags)][-1]
 
 
 def template(kind: str, prompt_format: str, phase: str) -> Prompt:
     """What is asked in "propose" or "solve", its {names} not filled in. Raises ValueError if nothing is."""
-    prompt = getattr(FORMATS[prompt_format], phase)(TEMPLATES.get(kind, Template()))
+    prompt = getattr(FORMATS[prompt_format], phase).filled(t=TEMPLATES.get(kind, Template()))
     if not prompt.user:
         raise ValueError(f"--task-types {kind}: prompts.py has no template of it for the {prompt_format} "
                          f"prompt format ({phase})")
@@ -317,7 +311,11 @@ def template(kind: str, prompt_format: str, phase: str) -> Prompt:
 
 def reasoning(text: str, prompt_format: str) -> str:
     """The reasoning in an answer, its prefix included; "" where it answers at once."""
-    return FORMATS[prompt_format].reasoning(text)
+    if prompt_format == "micro":
+        return "\n".join(Answer(text, prompt_format).bodies("trace"))
+    if prompt_format == "base":
+        return text.partition("<think>")[2].partition("</think>")[0].strip()
+    return re.sub("</?think>", "", text.partition("```")[0]).strip()
 
 
 def chat_text(messages: list[dict], prompt_format: str, tokenizer, begins: bool = True) -> str:

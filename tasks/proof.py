@@ -11,9 +11,10 @@ import warnings
 from pathlib import Path
 
 from sandbox.values import encode
-from tasks.base import Proposal, Reject, Task, TaskType, digest
+from tasks.base import Proposal, Task, TaskType
+from tasks.complexity import demand, digest
 from tasks.metamath import Assertion, Database
-from tasks.prompts import FORMATS, Prompt, template
+from tasks.prompts import template
 from verifier import Job
 
 # `python -m tasks.metamath` finds itself imported here already, which does no harm
@@ -36,8 +37,7 @@ STATEMENT = re.compile(r"(?:(?<!\S)([^$ ]+) )?\$([a-z]) ([^$]*)(?:\$= ([^$]*))?\
 def check(database: Database, statement: str, proof: str) -> Assertion:
     """The theorem of a proof that holds; `database` is used up. Raises ValueError where it does not."""
     database.read(f"${{ {statement} $= {proof} $. $}}", MAX_WRITTEN)
-    if database.incomplete:
-        raise ValueError("the proof is incomplete")
+    demand(not database.incomplete, "the proof is incomplete")
     return database.assertions[NAME]
 
 
@@ -50,8 +50,8 @@ def review(theory: "Theory", statement: str, proof: str) -> str:
         raise ValueError(f"unproved: {error}") from None
     types = set(theory.variables.values())
     parts = [theorem.expression, *(h.expression for h in theorem.hypotheses if not h.floating)]
-    if len(set(parts)) < len(parts) or not types.isdisjoint(part[0] for part in parts):
-        raise ValueError("trivial")
+    is_new = len(set(parts)) == len(parts) and types.isdisjoint(part[0] for part in parts)
+    demand(is_new, "trivial")
     premises = [h.label for h in theorem.hypotheses if not h.floating]
     words, named = [], {}
     for step in database.steps(theorem, [(0, word) for word in theorem.proof]):
@@ -60,12 +60,9 @@ def review(theory: "Theory", statement: str, proof: str) -> str:
         elif step in database.assertions and database.assertions[step].expression[0] not in types:
             words.append(step)
     program = " ".join(words)
-    if n_cited(program) > MAX_STEPS:
-        raise ValueError("too_long")
-    if n_cited(program) < 2:
-        raise ValueError("trivial")
-    if len(named) < len(premises):
-        raise ValueError("unused_hypothesis")
+    demand(n_cited(program) <= MAX_STEPS, "too_long")
+    demand(n_cited(program) > 1, "trivial")
+    demand(len(named) == len(premises), "unused_hypothesis")
     return program
 
 
@@ -163,8 +160,8 @@ def read_theorem(text: str, theory: str) -> Proposal:
             n_premises += kind == "e"
         if kind == "p" and proof.strip():
             longest = max(part.count(" ") for part in (*before, symbols))
-            if len(proof) > MAX_PROOF or n_premises > MAX_HYPOTHESES or longest > MAX_SYMBOLS:
-                raise ValueError("too_long")
+            is_short = len(proof) <= MAX_PROOF and n_premises <= MAX_HYPOTHESES and longest <= MAX_SYMBOLS
+            demand(is_short, "too_long")
             statement = "\n".join([*before, f"{NAME} $p {symbols.strip()}"])
             return Proposal("proof", theory, (proof.strip(),), statement)
     raise ValueError("no_proof")
@@ -190,23 +187,21 @@ class Proof(TaskType):
         cited = rng.choice([a.label for a in theory.assertions if not theory.is_type(a)])
         fields = dict(theory=theory.listing(rng, cited), cited=cited, topic=rng.choice(self.topics),
                       examples="\n".join(f"```metamath\n{text}\n```" for text in shown))
-        return Prompt(asked.user.format(**fields), asked.prefix.format(**fields))
+        return asked.filled(**fields)
 
-    def parse_proposal(self, text, prompt_format, few_shot, limits):
-        """The theorem of the first block that has one. Never raises."""
-        problem = "no_proof"
-        for _, body in FORMATS[prompt_format].blocks(text):
+    def read(self, written, few_shot, limits):
+        """The theorem of the first block that has one."""
+        problem = ValueError("no_proof")
+        for _, body in written.blocks:
             try:
                 return read_theorem(body, limits.theory)
             except ValueError as error:
-                problem = problem if problem != "no_proof" else Reject.of(error).reason
-        return Reject(problem)
+                problem = error if str(problem) == "no_proof" else problem
+        raise problem
 
-    def check(self, proposal, limits):
-        if proposal.program != limits.theory:
-            return Reject("other_theory")
-        has_control = limits.control.search(proposal.message + proposal.inputs[0])
-        return Reject("control_text") if has_control else None
+    def demands(self, proposal, limits):
+        demand(proposal.program == limits.theory, "other_theory")
+        demand(not limits.control.search(proposal.message + proposal.inputs[0]), "control_text")
 
     def key(self, proposal, dedupe):
         """Of the statement, up to the names of its variables and labels and the order of its hypotheses."""
@@ -228,14 +223,10 @@ class Proof(TaskType):
     def job(self, proposal):
         return Job("", ())                  # nothing runs
 
-    def accept(self, proposal, verdict, limits, key):
-        """The task whose program is the proof that holds, or the reason why it does not."""
-        try:
-            program = review(load(proposal.program), proposal.message, proposal.inputs[0])
-        except ValueError as error:
-            return Reject.of(error)
-        if len(program) > limits.source_chars:
-            return Reject("too_long")
+    def make(self, proposal, verdict, limits, key):
+        """The task whose program is the proof that holds."""
+        program = review(load(proposal.program), proposal.message, proposal.inputs[0])
+        demand(len(program) <= limits.source_chars, "too_long")
         return Task(self.name, program, proposal.inputs, (encode(proposal.message),), proposal.message, key)
 
     def statements(self, program):
@@ -251,25 +242,18 @@ class Proof(TaskType):
         return dict(theory=theory.listing(rng, task.inputs[0]), example="\n".join(theory.examples(rng, 1)),
                     statement=f"{task.message} $.", tag=self.tags[0])
 
-    def parse_answer(self, text, prompt_format, task, limits):
-        """The labels of a proof, perhaps between $= and $.; None = malformed. Never raises."""
-        try:
-            words = words_of(self.answer_block(text, prompt_format) or "")
-        except ValueError:
-            return None
+    def read_answer(self, written, task, limits):
+        """The labels of a proof, perhaps between $= and $."""
+        words = words_of(super().read_answer(written, task, limits))
         if "$=" in words:
             words = words[words.index("$=") + 1:]
         proof = " ".join(itertools.takewhile(lambda word: word != "$.", words))
-        return proof if proof and "$" not in proof and len(proof) <= MAX_PROOF else None
+        return proof if "$" not in proof and len(proof) <= MAX_PROOF else ""
 
-    def verify(self, task, answers, verdicts, limits):
-        """Verdicts by checking each distinct proof, in process, under its work bound."""
-        theory, judged = load(limits.theory), {None: "malformed"}
-        for answer in dict.fromkeys(answers):
-            if answer is not None:
-                try:
-                    check(theory.fresh(), task.message, answer)
-                    judged[answer] = "correct"
-                except ValueError:
-                    judged[answer] = "wrong"
-        return [judged[answer] for answer in answers]
+    def grade(self, task, answer, claims, limits):
+        """By checking the proof, in process, under its work bound."""
+        try:
+            check(load(limits.theory).fresh(), task.message, answer)
+            return "correct"
+        except ValueError:
+            return "wrong"

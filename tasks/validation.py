@@ -5,6 +5,7 @@ sandbox work that cannot succeed, and keep out of the archive what could not be 
 """
 import ast
 import cmath
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from tasks.complexity import (
     DEFINITIONS,
     Renaming,
     bound_names,
+    demand,
     drop_remarks,
     entry,
     global_names,
@@ -63,8 +65,8 @@ class Limits:
     min_inputs: int = 6                 # code_f: distinct ones on which the program must return
     n_shown: int = 5                    # code_f: pairs that the student sees; the others grade
     imports: frozenset[str] = IMPORTS
-    max_digits: int | None = None       # before the point of a number in inputs and outputs
-    max_items: int | None = None        # longest string or container in inputs and outputs
+    max_number: float = math.inf        # in inputs and outputs; those of this size are too large
+    max_items: float = math.inf         # longest string or container in inputs and outputs
     reject_constant: bool = False       # refuse programs that overwrite every parameter before reading it
     compact: bool = False               # values are displayed without spaces
     theory: str = "prop.mm"             # proof: the database, bundled or a path
@@ -76,28 +78,25 @@ class Limits:
         if not FORMATS[prompt_format].strict:
             return cls()
         return cls(source_chars=400, input_chars=60, output_chars=60, n_inputs=8, min_inputs=8, n_shown=4,
-                   max_digits=3, max_items=10, reject_constant=True, compact=True)
+                   max_number=1000, max_items=10, reject_constant=True, compact=True)
 
     @classmethod
     def of_run(cls, cfg, prompt_format: str, tokenizer) -> "Limits":
         """Those of a run: its prompt format's and tokenizer's, or what its flags (config.Config) say."""
-        given = dict(theory=cfg.theory, control=control_of(tokenizer))
-        return replace(cls.for_format(prompt_format), **{name: x for name, x in given.items() if x})
+        return replace(cls.for_format(prompt_format), theory=cfg.theory, control=control_of(tokenizer))
 
 
 def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:
     """The program with its entry called f, which may have been the only function or the one called `alias`.
     With `tidy` also without comments, docstrings, annotations of functions and top-level demonstrations, all
     of which could state or falsify the answer. Raises ValueError("reason: ...")."""
-    if len(source) > limits.source_chars:
-        raise ValueError("too_long")
+    demand(len(source) <= limits.source_chars, "too_long")
     tree = parse(source)
     renamed = entry(tree) is None
     if renamed:
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         functions = [node for node in functions if node.name == alias] or functions
-        if len(functions) != 1 or "f" in bound_names(tree):
-            raise ValueError("no_entry")
+        demand(len(functions) == 1 and "f" not in bound_names(tree), "no_entry")
         old = functions[0].name
         tree = Renaming(tree, lambda name: "f" if name == old else name).visit(tree)
     if tidy:
@@ -125,34 +124,24 @@ def drop_demonstrations(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def program_problem(source: str, limits: Limits) -> str | None:
-    """Reason why a program may not run, or None. Static: nothing is executed."""
-    if len(source) > limits.source_chars:
-        return "too_long"
-    if limits.control.search(source):
-        return "control_text"
-    try:
-        tree = tree_of(source)
-        banned = global_names(source) & BANNED
-    except ValueError as error:
-        return str(error).split(":")[0]
+def check_program(source: str, limits: Limits) -> None:
+    """Raises ValueError with the reason why a program may not run. Static: nothing is executed."""
+    demand(len(source) <= limits.source_chars, "too_long")
+    demand(not limits.control.search(source), "control_text")
+    tree, names = tree_of(source), global_names(source)
     for node in ast.walk(tree):
         modules = set()
         if isinstance(node, ast.Import):
             modules = {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             modules = {"." if node.level else (node.module or "").split(".")[0]}
-        if not modules <= limits.imports:
-            return "import"
+        demand(modules <= limits.imports, "import")
         dunder = isinstance(node, ast.Attribute) and re.fullmatch(r"__\w+__", node.attr)
-        if dunder and node.attr not in DUNDERS:
-            return "banned_name"
-    if banned:
-        return "banned_name"
+        demand(not dunder or node.attr in DUNDERS, "banned_name")
+    demand(names.isdisjoint(BANNED), "banned_name")
     function = entry(tree)
-    if function is None:
-        return "no_entry"
-    return "ignores_input" if limits.reject_constant and ignores_input(function) else None
+    demand(function, "no_entry")
+    demand(not limits.reject_constant or not ignores_input(function), "ignores_input")
 
 
 def ignores_input(function: ast.FunctionDef) -> bool:
@@ -173,11 +162,9 @@ def read_arguments(text: str) -> list[ast.expr]:
     """Syntax trees of the literals in an argument text. Raises ValueError unless it is plain arguments."""
     tree = tree_of(f"f({text}\n)")
     call = tree.body[0].value if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords:
-        raise ValueError("not_literal")
-    for argument in call.args:
-        if not all(map(is_plain, ast.walk(argument))):
-            raise ValueError("not_literal")
+    is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.keywords
+    nodes = [node for argument in call.args for node in ast.walk(argument)] if is_call else []
+    demand(is_call and all(map(is_plain, nodes)), "not_literal")
     return call.args
 
 
@@ -197,31 +184,26 @@ def is_plain(node: ast.AST) -> bool:
                              ast.expr_context))
 
 
-def input_problem(text: str, limits: Limits) -> str | None:
-    """Reason why an argument text cannot be used, or None."""
-    if len(text) > limits.input_chars:
-        return "input_too_long"
-    if limits.control.search(text):
-        return "control_text"
+def check_input(text: str, limits: Limits) -> None:
+    """Raises ValueError with the reason why an argument text cannot be used."""
+    demand(len(text) <= limits.input_chars, "input_too_long")
+    demand(not limits.control.search(text), "control_text")
     try:
         arguments = read_arguments(text)
     except ValueError as error:
-        return "too_deep" if str(error).startswith("too_deep") else "not_literal"
+        raise ValueError("too_deep" if str(error).startswith("too_deep") else "not_literal") from None
     for argument in arguments:
         for node in ast.walk(argument):
-            value = getattr(node, "elts", getattr(node, "keys", 0))
-            if isinstance(node, ast.Constant):
-                value = node.value
-            if not in_range(value, limits):
-                return "value_range"
-    return None
+            items = getattr(node, "elts", getattr(node, "keys", 0))
+            check_range(node.value if isinstance(node, ast.Constant) else items, limits)
 
 
-def in_range(value, limits: Limits) -> bool:
-    """Whether one value (not what it contains) is inside max_digits and max_items."""
+def check_range(value, limits: Limits) -> None:
+    """Raises ValueError where one value (not what it contains) is beyond max_number or max_items."""
     if isinstance(value, (int, float)):
-        return limits.max_digits is None or abs(value) < 10 ** limits.max_digits
-    return limits.max_items is None or not hasattr(value, "__len__") or len(value) <= limits.max_items
+        demand(abs(value) < limits.max_number, "value_range")
+    elif hasattr(value, "__len__"):
+        demand(len(value) <= limits.max_items, "value_range")
 
 
 def arguments_text(text: str) -> str:
@@ -234,43 +216,32 @@ def arguments_text(text: str) -> str:
 def split_inputs(body: str) -> list[str]:
     """Argument texts in an input block: its lines, else the block, else the lines that can be read."""
     lines = list(dict.fromkeys(arguments_text(line) for line in body.split("\n") if line.strip()))
-    texts = list(filter(readable, lines))
+    texts = [line for line in lines if canonical_arguments(line)]
     whole = arguments_text(body)
     if texts == lines:
         return lines
-    return [whole] if readable(whole) else texts or [whole]
-
-
-def readable(text: str) -> bool:
-    """Whether a text is an argument list of plain literals, at least one."""
-    try:
-        return bool(read_arguments(text))
-    except ValueError:
-        return False
+    return [whole] if canonical_arguments(whole) else texts or [whole]
 
 
 def canonical_arguments(text: str) -> str:
-    """An argument list as Python prints it, without comments; a text that is none stays for `check`."""
+    """An argument list as Python prints it, without comments; "" where a text is none, or has no argument."""
     try:
         return ", ".join(map(ast.unparse, read_arguments(text)))
     except ValueError:
-        return text
+        return ""
 
 
-def value_problem(value, limits: Limits) -> str | None:
-    """Reason why a decoded result cannot be a gold answer, or None."""
+def check_value(value, limits: Limits) -> None:
+    """Raises ValueError with the reason why a decoded result cannot be a gold answer."""
     stack = [value]
     while stack:
         item = stack.pop()
-        if isinstance(item, (float, complex)) and not cmath.isfinite(item):
-            return "not_finite"
-        if not in_range(item, limits):
-            return "value_range"
+        demand(not isinstance(item, (float, complex)) or cmath.isfinite(item), "not_finite")
+        check_range(item, limits)
         if isinstance(item, (list, tuple, set, frozenset)):
             stack.extend(item)
         elif isinstance(item, dict):
             stack.extend([*item.keys(), *item.values()])
     text = show(value, limits.compact)
-    if len(text) > limits.output_chars:
-        return "output_too_long"
-    return "control_text" if limits.control.search(text) else None
+    demand(len(text) <= limits.output_chars, "output_too_long")
+    demand(not limits.control.search(text), "control_text")

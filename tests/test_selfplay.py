@@ -12,11 +12,10 @@ from evolve import Member
 from rewards import TEACHER_REWARDS, Outcome
 from run import metrics
 from selfplay import ProposalRecord
-from tasks import TASK_TYPES
+from tasks import TASK_TYPES, read_given
 from tasks.archive import WINDOW, Archive
 from tasks.base import Proposal, Task
 from tasks.complexity import structural_hash
-from tasks.given import read_given
 from tasks.prompts import FORMATS, render
 from tasks.validation import Limits
 from trueskill_lite import Rating
