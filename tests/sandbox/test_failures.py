@@ -95,8 +95,8 @@ def test_an_attempt_whose_judging_fails_is_neither_right_nor_wrong(narrow, kind)
 
 
 def test_a_row_left_out_gets_no_reward_and_no_gradient(setup):
-    """Of two tasks one has an attempt that was judged, the other none: its teacher is neither paid nor blamed."""
-    s = setup(proposals_per_prompt=2)
+    """Of two tasks one has an attempt that was judged, the other none, and a third never came to be: neither paid nor blamed."""
+    s = setup(proposals_per_prompt=3)
     tasks = selfplay.make_tasks(s, [Proposal("code_o", f"def f(x):\n x=x+{i}\n return x", ("4",)) for i in (1, 2)], "")
     teacher, student = [Member(role, role, slot, Rating()) for slot, role in ((0, "teacher"), (2, "student"))]
     archive = Archive(["code_o"], 100)
@@ -107,11 +107,12 @@ def test_a_row_left_out_gets_no_reward_and_no_gradient(setup):
     solved, attempts = selfplay.solve(s, [(teacher, student)], proposed, 0)
     for verdicts, judged in zip(attempts.verdicts, (["correct", UNJUDGED], [UNJUDGED, UNJUDGED])):
         verdicts[:] = judged
-    proposed[1].reward = 9.0
+    proposed[1].reward, proposed[2].reason, proposed[2].task = 9.0, "sandbox_failure", None
     selfplay.pay_teachers(s, archive, proposed)
-    assert [(p.solve_rate, p.unjudged) for p in proposed] == [(1, False), (None, True)] and proposed[1].reward == 0
+    assert [(p.solve_rate, p.unjudged) for p in proposed] == [(1, False), (None, True), (None, True)]
+    assert [p.reward for p in proposed[1:]] == [0, 0]
     parts = [selfplay.teacher_rows(rollout, proposed), selfplay.student_rows(s, solved, attempts)]
-    assert [part.reward for part in parts] == [[proposed[0].reward, None], [1, None, None, None]]
+    assert [part.reward for part in parts] == [[proposed[0].reward, None, None], [1, None, None, None]]
     batch = selfplay.training_batch(s, parts)
     assert batch.reward.tolist() == [proposed[0].reward, 1] and len(batch.rollout.ids) == 2
     assert rl.advantages(batch, s.cfg).isfinite().all()

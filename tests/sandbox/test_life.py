@@ -17,6 +17,16 @@ import verifier
 from verifier import Job, Sandbox
 
 
+def alive(sessions):
+    """Number of living processes in these sessions; each fork server's is its own."""
+    n = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):                  # it ended meanwhile
+            letter, _, _, session = path.read_text().rsplit(")", 1)[1].split()[:4]
+            n += letter != "Z" and session in sessions
+    return n
+
+
 def test_dead_and_stopped_fork_servers_are_replaced_and_their_jobs_judged_again():
     with Sandbox(workers=1, cpu_s=0.4, wall_s=0.5) as narrow:
         os.kill(narrow.servers[0].process.pid, signal.SIGKILL)           # dead before it is asked
@@ -29,12 +39,16 @@ def test_dead_and_stopped_fork_servers_are_replaced_and_their_jobs_judged_again(
         assert narrow.run([HONEST])[0].end == "ok"
 
 
-def test_an_interrupted_run_leaves_no_stale_verdicts():
+def test_an_interrupted_run_leaves_no_stale_verdicts_and_no_children():
+    def interrupt(wait_s):
+        time.sleep(0.2)                                                 # children are at work
+        raise KeyboardInterrupt
     with Sandbox(workers=2, cpu_s=5, wall_s=6) as narrow:
-        with patch.object(narrow.scheduler.selector, "select", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        before = [str(server.process.pid) for server in narrow.servers]
+        with patch.object(narrow.scheduler.selector, "select", interrupt), pytest.raises(KeyboardInterrupt):
             narrow.run([Job(LOOP, ("2",))] * 3)
         assert [verdict.outputs for verdict in narrow.run([Job(LOOP, (text,)) for text in "34"])] == [("30",), ("40",)]
-        assert narrow.scheduler.replaced == 2
+        assert narrow.scheduler.replaced == 2 and alive(before) == 4
 
 
 def test_descriptors_stay_flat(narrow):
@@ -48,16 +62,6 @@ def test_descriptors_stay_flat(narrow):
     with Sandbox(workers=1):
         pass
     assert held() == before
-
-
-def alive(sessions):
-    """Number of living processes in these sessions; each fork server's is its own."""
-    n = 0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):                  # it ended meanwhile
-            letter, _, _, session = path.read_text().rsplit(")", 1)[1].split()[:4]
-            n += letter != "Z" and session in sessions
-    return n
 
 
 KILLED = """import os, signal
@@ -89,6 +93,18 @@ def test_nothing_outlives_a_killed_trainer():
     finally:
         trainer.kill()
         os.kill(int(helper), signal.SIGKILL)
+
+
+def test_tiers_and_refusal(narrow, monkeypatch):
+    assert narrow.tier in ("full", "no namespaces")
+    limits = map("limit_{}".format, "core fsize nofile stack memlock msgqueue as".split())
+    for layer in "seccomp", "no_capabilities", "no_new_privs", "not_dumpable", *limits:
+        assert narrow.report[layer] == "ok", layer
+    pytest.raises(RuntimeError, Sandbox, workers=1, without=("seccomp",)).match("refuses.*seccomp .left out")
+    for options in dict(workers=0), dict(cpu_s=0), dict(cpu_s=7.0), dict(mem_mb=1), dict(profile="evil"):
+        pytest.raises(ValueError, Sandbox, **options)
+    monkeypatch.setattr(verifier, "CANARY", "def f(name): return 'ALLOWED'")
+    pytest.raises(RuntimeError, Sandbox, workers=1).match("open a file .ALLOWED")
 
 
 DEAF = """import signal

@@ -125,18 +125,13 @@ def test_profiles(narrow, wide):
     assert decode(one(wide, "def f(x): return 1 << 9_000_000").outputs[0], PROFILES["eval"].max_text) == 1 << 9_000_000
 
 
-def run_script(narrow, code, *inputs, cpu_s=0.3, **options):
-    """The verdict on a whole program."""
-    return one(narrow, code, *(inputs or ("a\nbc\n",)), entry=None, cpu_s=cpu_s, **options)
-
-
 def test_whole_programs_and_their_inputs(wide):
     code = ("import sys\nn = int(input())\nprint(n + sum(map(int, sys.stdin.read().split())))\n"
             "if n == 1: sys.exit(1)\nif n == 2: raise KeyError\nwhile n == 3: pass")
-    verdict = run_script(wide, code, "0\n4 5", "1\n", "2\n", "3\n", "4\n6\n")
+    verdict = one(wide, code, "0\n4 5", "1\n", "2\n", "3\n", "4\n6\n", entry=None, cpu_s=0.3)
     assert verdict.outputs == ('"9\\n"', '"1\\n"', None, None, '"10\\n"')
     assert verdict.errors[2:4] == ("exit", "timeout")
-    assert run_script(wide, code, "2\n", "0\n", give_up=True).errors == ("exit", "not run")
+    assert one(wide, code, "2\n", "0\n", entry=None, give_up=True).errors == ("exit", "not run")
 
 
 @pytest.mark.parametrize("code, printed", [
@@ -146,7 +141,7 @@ def test_whole_programs_and_their_inputs(wide):
     ("import atexit\natexit.register(print, 'bye')", "bye\n"), ("import os\nos.write(1, b'\\xff')", "\ufffd"),
     ("if __name__ == '__main__': print('é', input())", "é a\n")])
 def test_what_whole_programs_print(wide, code, printed):
-    assert decode(run_script(wide, code).outputs[0]) == printed
+    assert decode(one(wide, code, "a\nbc\n", entry=None).outputs[0]) == printed
 
 
 @pytest.mark.parametrize("code, end", [
@@ -155,7 +150,7 @@ def test_what_whole_programs_print(wide, code, printed):
     ("print('x' * 10**8)", "too big"), ("while True: print(1)", "timeout|too big")])
 def test_how_whole_programs_end(wide, code, end):
     cpu_s = 3 if end == "too big" else 0.3                      # 100 MB take a busy machine longer
-    verdict = run_script(wide, code, cpu_s=cpu_s)
+    verdict = one(wide, code, "a\nbc\n", entry=None, cpu_s=cpu_s)
     assert verdict.end in end.split("|") and verdict.outputs == (None,)
 
 

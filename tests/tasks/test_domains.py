@@ -131,7 +131,6 @@ def test_puzzles_are_refused_by_name(sandbox, lines, reason):
 
 @pytest.mark.parametrize("text, verdict", [
     ("```answer\nann = False\nbob = True\ncid = False\n```", "correct"),
-    ("```answer\nFalse, True, False\n```", "correct"),
     ("```answer\nbob: true, ann: false, cid: 0\n```", "correct"),
     ("```answer\n{'ann': False, 'bob': True, 'cid': False}\n```", "correct"),
     ("<answer>(False, True, False)</answer>", "correct"),
@@ -170,11 +169,9 @@ def test_the_micro_protocol_is_that_of_the_training_data(sandbox):
 
 def test_a_run_s_rows_are_tasks_again(sandbox, tmp_path):
     """Every type's row of tasks.jsonl gives the proposal back, and that the same task."""
-    rows, tasks = [], []
-    for name, text in (("math", PROBLEM), ("logic", PUZZLE), ("code_o", CODE), ("proof", THEOREM)):
-        task = outcome(sandbox, name, text)
-        tasks.append(task)
-        rows.append(json.dumps(dataclasses.asdict(task) | {"reason": "", "attempts": {}}))
+    texts = ("math", PROBLEM), ("logic", PUZZLE), ("code_o", CODE), ("proof", THEOREM)
+    tasks = [outcome(sandbox, name, text) for name, text in texts]
+    rows = [json.dumps(dataclasses.asdict(task) | {"reason": "", "attempts": {}}) for task in tasks]
     file = tmp_path / "tasks.jsonl"
     file.write_text("\n".join([*rows, json.dumps({"kind": "code_o", "reason": "syntax"})]))
     assert [fate(sandbox, proposal, CHAT) for proposal in read_tasks(file)] == tasks

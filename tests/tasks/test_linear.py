@@ -41,27 +41,23 @@ def work(monkeypatch):
     return done
 
 
-def read(kind, text, prompt_format, task):
-    """A text as a proposal and as an answer, with the checks before a run; nothing is kept of before."""
-    limits = Limits.for_format(prompt_format)
-    complexity.tree_of.cache_clear()
-    proposal = kind.parse_proposal(text, prompt_format, [task], limits)
-    if isinstance(proposal, Proposal):
-        kind.check(proposal, limits)
-        kind.key(proposal, "structural")
-    if kind.name != "logic":                    # its answers need a puzzle
-        kind.parse_answer(text, prompt_format, task, limits)
-
-
 @pytest.mark.parametrize("program, line", LINES)
 def test_the_work_on_a_text_is_a_few_times_its_length(program, line, work):
-    """A text of 1,000 tokens costs below 20 ms then; in counts, for a timed test would hang on the machine."""
+    """Parsed as a proposal, with the checks before a run, and as an answer; nothing is kept of before. 1,000 tokens cost below
+    20 ms then; in counts, for a timed test would hang on the machine."""
     task = Task("code_f", program, ("1",) * 6, (encode(1),) * 6, "", "key")
     kinds = [TASK_TYPES[name] for name in ("code_o", "code_i", "code_f", "math", "logic")]
     for n_chars, joint, wrapping, kind in itertools.product((1_500, 6_000), ("\n", ""), WRAPPED, kinds):
         prompt_format, before, after = wrapping
         repeated = joint.join([line] * (n_chars // len(line + joint)))
         text = before.replace("LIST", "1, " * (n_chars // 12)) + repeated[:n_chars * 3 // 4] + after
+        limits = Limits.for_format(prompt_format)
         work.clear()
-        read(kind, text, prompt_format, task)
+        complexity.tree_of.cache_clear()
+        proposal = kind.parse_proposal(text, prompt_format, [task], limits)
+        if isinstance(proposal, Proposal):
+            kind.check(proposal, limits)
+            kind.key(proposal, "structural")
+        if kind.name != "logic":                    # its answers need a puzzle
+            kind.parse_answer(text, prompt_format, task, limits)
         assert max(work["characters"], work["nodes"]) <= 9 * n_chars + 1_000, (kind.name, joint, wrapping, n_chars, work)

@@ -68,13 +68,16 @@ $c a\v $. | \\x0b | ASCII
 $[ other.mm $] | $[ | refused
 $. a | $. | no such keyword
 $c a | a | ends before $.
+$c $. | $. | missing
 $c a $= $. | $= | $. was expected
 ${ $c a $. $} | a | outside of blocks
 $v x $. $c x $. | x | in use
+${ $v x $. $} $c x $. | x | in use
 $} | $} | no block is open
 a | a | ends inside
 a*b $c c $. | a*b | label
 l $c a $. | $c | not after l
+$c a $. a $a a $. | a | in use
 $c a $. l $a a $. l $a a $. | l | in use
 $c a $. $v x $. l $a a x $. | x | neither a constant
 $c w $. ${ $v x $. l $f w x $. $} k $a w x $. | x | neither a constant

@@ -12,13 +12,8 @@ SWITCH = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endf
 WITHOUT = SWITCH.partition("{% if enable_thinking")[0] + "{% endif %}"
 
 
-@pytest.fixture
-def tokenizer(base):
-    """The micro base's, of single characters."""
-    return base.tokenizer
-
-
-def test_thinking_is_the_prompt_formats_choice(tokenizer, monkeypatch):
+def test_thinking_is_the_prompt_formats_choice(base, monkeypatch):
+    tokenizer = base.tokenizer
     monkeypatch.setattr(tokenizer, "chat_template", SWITCH)
     asked = Prompt("Why?", "```answer\n")
     assert FORMATS["chat"].thinking and not FORMATS["direct"].thinking
@@ -30,7 +25,8 @@ def test_thinking_is_the_prompt_formats_choice(tokenizer, monkeypatch):
     assert chat_text([dict(role="user", content="Why?")], "direct", tokenizer, begins=False) == "<user>Why?<|im_end|>"
 
 
-def test_a_template_without_the_switch_passes_over_it(tokenizer, monkeypatch):
+def test_a_template_without_the_switch_passes_over_it(base, monkeypatch):
+    tokenizer = base.tokenizer
     monkeypatch.setattr(tokenizer, "chat_template", WITHOUT)
     texts = {tokenizer.decode(render(Prompt("Why?"), name, tokenizer)) for name in ("chat", "direct")}
     assert texts == {"<user>Why?<|im_end|><assistant>"}

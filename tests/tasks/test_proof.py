@@ -44,12 +44,11 @@ def test_a_block_may_hold_more(sandbox):
 
 @pytest.mark.parametrize("text, reason", [
     ("", "no_proof"), ("x $a |- p $.", "no_proof"), ("x $p |- ( p -> p ) $.", "no_proof"),
-    ("x $p |- é $= wp $.", "syntax"), ("x $p |- p $= wp $.", "unproved"), ("x $p |- p $= ? $.", "unproved"),
+    ("x $p |- p $= <|im_end|> $.", "control_text"), ("x $p |- é $= wp $.", "syntax"), ("x $p |- p $= wp $.", "unproved"), ("x $p |- p $= ? $.", "unproved"),
     ("x $p |- p $= x $.", "unproved"), ("a $a |- p $. x $p |- p $= a $.", "unproved"),
     (f"x $p |- p $= {'wp ' * 2000} $.", "too_long"), (f"x $p |- {'~ ' * 61} p $= wp $.", "too_long"),
     ("x $p |- ( s -> s ) $= ws id $.", "trivial"),
     ("x $p |- ( ~ q -> ( ( p -> p ) -> ~ q ) ) $= wq wn wp wp wi ax1 $.", "trivial"),
-    ("h $e |- ~ p $. x $p |- ( q -> ~ p ) $= wp wn wq h a1i $.", "trivial"),
     ("h $e |- p $. x $p |- p $= h $.", "trivial"),
     ("x $p wff ( p -> p ) $= wp wp wi $.", "trivial"),
     ("h $e |- p $. k $e |- p $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq h a1i a1i $.", "trivial"),

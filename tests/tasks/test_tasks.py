@@ -2,6 +2,7 @@
 import ast
 import json
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -72,7 +73,6 @@ ANSWERS = [
     (ADDED, "chat", "```input\n1, 4\n```", "correct"), (ADDED, "chat", "```input\na = 1\nb = 4\n```", "malformed"),
     (ADDED, "chat", "```input\n(1, 4)\n```", "wrong"), (ADDED, "chat", "```input\n1) or (True\n```", "malformed"),
     (INP, "micro", "<[1,2,3]\n=[1,2,3]", "correct"), (INP, "micro", "=1) or (True", "malformed"),
-    (INP, "micro", "=[3,2,1]", "wrong"),
     # induction
     (FUN, "chat", "```python\ndef turn(x):\n    def g(turn):\n        return turn[1:]\n    return turn(g(x)) + x[:1] if x else x\n```", "correct"),
     (FUN, "chat", "It is:\n```python\ndef f(x):\n    return x[::-1]\nprint(f([1]))\n```\nprints\n```output\n[1]\n```", "correct"),
@@ -163,7 +163,7 @@ PROPOSALS = [
     ("chat", TASK.format("def f(x): return __import__('os').getpid()", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return ().__class__.__base__", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return '<|im_end|>'", "5"), "control_text"),
-    ("chat", TASK.format("def f(x): return x", "'<|endoftext|>'"), "control_text"),
+    ("chat", TASK.format("def f(x): return len(x)", "'<|endoftext|>'"), "control_text"),
     ("chat", TASK.format("def f(x): return x", "'" + "a" * 600 + "'"), "input_too_long"),
     ("chat", TASK.format("def f(x): return x" + "\n#" * 3000, "5"), "too_long"),
     ("chat", TASK.format("def f(x): return " + "(" * 60 + "x" + ")" * 60, "5"), "too_deep"),
@@ -176,7 +176,6 @@ PROPOSALS = [
     ("micro", "def f(x):\n x=x[::-1]\n return x\nf([1,2,3])", "ok"),
     ("micro", "def f(x):\n x=x[::-1]\n return x\n", "syntax"), ("micro", "f([1,2,3])", "syntax"), ("micro", "", "syntax"),
     ("micro", "def f(x):\n x=x+1 # 4\n return x\nf(3)", "syntax"), ("micro", "def f(x):\n return x\nf([1,2,3])\nf(4)", "syntax"),
-    ("micro", "def g(x):\n x=x+1\n return x\nf(3)", "ok"),
     ("micro", "def f(x):\n return 7\nf(3)", "ignores_input"), ("micro", "def f(x):\n x+=5\n return x\nf(3)", "ok"),
     ("micro", "def f(x):\n return x\nf(1000)", "value_range"), ("micro", "def f(x):\n return x*9\nf(999)", "value_range"),
     ("micro", "def f(x):\n return [['ABCDEFGHI']*9]*len(x)\nf([1])", "output_too_long"),
@@ -316,6 +315,7 @@ def test_files_hold_tasks_of_every_kind(tmp_path, sandbox):
     one, two, *others = read_tasks(path)
     assert one == Proposal("code_o", "def f(x):\n    return x + 1", ("5",)) and two.message == "turns" and len(two.inputs) == 10
     assert isinstance(fate(sandbox, one), Task) and isinstance(fate(sandbox, two), Task)
+    assert fate(sandbox, replace(two, inputs=two.inputs[:5])) == "few_inputs"
     assert [(p.program, p.message) for p in others] == [
         ("def f():\n return 3 + 4", "3 and 4?"), ("def f(a, b):\n    return (a or b) and (not a)", ""),
         ("prop.mm", "theorem $p |- ( p -> p )"), ("miu.mm", "theorem $p |- M I I")]
