@@ -9,7 +9,6 @@ that begins with LEAK), and the next honest program is judged rightly.
 """
 import argparse
 import contextlib
-import glob
 import json
 import os
 import re
@@ -42,14 +41,11 @@ def processes(sandbox):
     users = {NOBODY, os.getuid() or NOBODY}
     parents = {"1", *(str(server.process.pid) for server in sandbox.servers)}
     found = set()
-    for path in glob.glob("/proc/[0-9]*"):
-        try:
-            with open(f"{path}/stat") as file:
-                parent = file.read().rsplit(")", 1)[1].split()[1]
-            if parent in parents and os.stat(path).st_uid in users:
-                found.add(int(path[6:]))
-        except OSError:
-            pass                                            # it ended meanwhile
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):                  # it ended meanwhile
+            parent = (path / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            if parent in parents and path.stat().st_uid in users:
+                found.add(int(path.name))
     return found
 
 

@@ -49,8 +49,7 @@ def test_a_block_may_hold_more(sandbox):
     (f"x $p |- p $= {'wp ' * 2000} $.", "too_long"), (f"x $p |- {'~ ' * 61} p $= wp $.", "too_long"),
     ("x $p |- ( s -> s ) $= ws id $.", "trivial"),
     ("x $p |- ( ~ q -> ( ( p -> p ) -> ~ q ) ) $= wq wn wp wp wi ax1 $.", "trivial"),
-    ("h $e |- p $. x $p |- p $= h $.", "trivial"),
-    ("x $p wff ( p -> p ) $= wp wp wi $.", "trivial"),
+    ("h $e |- p $. x $p |- p $= h $.", "trivial"), ("x $p wff ( p -> p ) $= wp wp wi $.", "trivial"),
     ("h $e |- p $. k $e |- p $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq h a1i a1i $.", "trivial"),
     # told apart by their labels, though no Python name could tell
     ("h.1 $e |- p $. h-1 $e |- r $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq h.1 a1i a1i $.", "unused_hypothesis"),

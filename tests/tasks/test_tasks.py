@@ -24,12 +24,6 @@ def made(kind: str, program: str, *pairs, message: str = "") -> Task:
     return Task(kind, program, tuple(text for text, _ in pairs), tuple(encode(value) for _, value in pairs), message, "key")
 
 
-def problem_of(check, *given) -> str | None:
-    """The reason with which a check refuses."""
-    refused = Reject.unless("syntax", check, *given)
-    return refused and refused.reason
-
-
 REVERSE = "def f(x):\n return x[::-1]"
 OUT = made("code_o", REVERSE, ("[1, 2, 3]", [3, 2, 1]))
 INP = made("code_i", REVERSE, ("[1, 2, 3]", [3, 2, 1]))
@@ -126,7 +120,7 @@ def test_no_attempt_sees_the_calls_before_it(sandbox, program):
     ("def f(hash):\n    return [hash + id for id in range(3)]", None), ("def f(x):\n    input = x\n    return (lambda vars: vars + input)(1)", None),
     ("def f(x):\n    def help(y):\n        return y + 1\n    return help(x)", None)])
 def test_bans_are_lifted_by_scope(program, problem):
-    assert problem_of(validation.check_program, program, CHAT) == problem
+    assert Reject.unless("syntax", validation.check_program, program, CHAT) == (problem and Reject(problem))
 
 
 def test_the_base_s_own_control_tokens_are_refused():
@@ -286,10 +280,10 @@ def test_arguments_in_the_ways_models_write_them():
                        ("f(1) or (True)", "1) or (True"), ("a = 1\n\ud800", "1\n\ud800")):
         assert validation.arguments_text(text) == want
     for text in ("1", "", "[], {}, (), set(), {1: {2}}", "-1, 1+2j, None, True, b'x', 1e5", "'a' 'b'", "1, # one\n2"):
-        assert problem_of(validation.check_input, text, CHAT) is None
+        assert Reject.unless("syntax", validation.check_input, text, CHAT) is None
     for text in ("x", "f(1)", "[*a]", "{**a}", "...", "1+1", "'a'*3", "f''", "1 if 1 else 2", "lambda: 1", "set([1])", "a=1",
                  "*[1]", "1)(2", "1), f(2", "(", "\0", "\ud800", "'\n'", "1; 2"):
-        assert problem_of(validation.check_input, text, CHAT) == "not_literal", text
+        assert Reject.unless("syntax", validation.check_input, text, CHAT) == Reject("not_literal"), text
 
 
 def test_entry_is_renamed_through_the_tree():
@@ -299,7 +293,7 @@ def test_entry_is_renamed_through_the_tree():
     shown = "table = [3]\n\ndef f(x):\n    return x + table[0]\n{}"
     for demonstration in ("if __name__ == '__main__':\n    f(1)", "print(4)", "assert f(1) == 4", "answer = 4", "y: int = f(1)"):
         assert validation.normalise(shown.format(demonstration), CHAT, tidy=True) == shown.format("").strip(), demonstration
-    assert problem_of(validation.check_program, validation.normalise("def f(x):\n    'only a docstring'", CHAT, tidy=True), CHAT) is None
+    assert validation.normalise("def f(x):\n    'only a docstring'", CHAT, tidy=True) == "def f(x):\n    pass"
 
 
 ROWS = [dict(program="def g(x): return x + 1", input="5"),
