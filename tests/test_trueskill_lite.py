@@ -36,12 +36,6 @@ def test_impossible_results_underflow_to_finite_ratings(mu, draw):
     assert upset.mu > 0 and favourite.mu < mu
 
 
-def test_no_draw_margin_is_a_legal_environment():
-    env = TrueSkill(p_draw=0.0)
-    a, b = env.rate(Rating(30, 4), Rating(20, 4), draw=True)
-    assert 20 < b.mu <= a.mu < 30
-
-
 @pytest.mark.parametrize("name", RATINGS)
 def test_protocol(name):
     env = RATINGS[name]()
