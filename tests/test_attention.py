@@ -30,14 +30,6 @@ def both(monkeypatch):
     return rollouts
 
 
-@pytest.mark.parametrize("rollout_batch, patience, temperature", [(6, 1, 1.0), (8, 8, 0.0), (64, 3, 1.3)])
-def test_pages_give_the_same_rows(tiny, population, monkeypatch, both, rollout_batch, patience, temperature):
-    """Mixed members and base rows, refills, rows that end at different times, a batch that shrinks."""
-    monkeypatch.setattr("generate.PATIENCE", {"cpu": patience})
-    rows = both(tiny, population(tiny), PROMPTS * 2, MEMBER * 2, 3, temperature=temperature, max_new_tokens=40, rollout_batch=rollout_batch)
-    assert len(set(rows.n_tokens.tolist())) > (8 if temperature else 2), "the case needs rows that end at different times"
-
-
 def test_pages_on_other_architectures(any_base, population, both):
     """With members, without adapters, and with some that no row has."""
     assert both(any_base, population(any_base), PROMPTS, MEMBER, 2, max_new_tokens=30, rollout_batch=8).n_tokens.max() > 20

@@ -1,14 +1,12 @@
 """Rollouts: cached equals uncached, draws depend on the row's key alone, end tokens end rows and belong to them."""
 import dataclasses
-import gc
-import weakref
 
 import numpy as np
 import pytest
 import torch
 from varlen import varlen_reference
 
-from generate import DecodeBatch, Prompts, Rollout, SamplingParams, draw, generate, sample
+from generate import Prompts, Rollout, SamplingParams, draw, generate, sample
 from weights import closing_table
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25]]
@@ -166,14 +164,6 @@ def test_scores_that_are_not_numbers_raise_nothing():
         assert torch.equal(ids[[1, 3, 4]], want[[1, 3, 4]]) and ids.min() >= 0 and ids.max() < 61
 
 
-def test_select_and_cat(tiny):
-    a, b = ask(tiny, None, PROMPTS[:2], max_new_tokens=30), ask(tiny, None, PROMPTS[2:], step=3, max_new_tokens=5)
-    both = Rollout.cat([a, b])
-    assert rows_of(both) == rows_of(a) + rows_of(b) and torch.equal(both.mask.sum(1), both.n_tokens)
-    back = both.select(torch.tensor([3, 0]))
-    assert rows_of(back) == [rows_of(b)[1], rows_of(a)[0]] and back.ids.shape[1] == back.length.max()
-
-
 def test_a_closing_tag_is_found_in_whatever_tokens_it_is_written():
     """As the tokenizers of Qwen and Llama cut it: with brackets before it, with lines or a new tag behind it."""
     tag = "</answer>"
@@ -210,21 +200,3 @@ def test_rows_end_where_the_closing_text_is_complete(tiny, population):
     assert 3 < n_ended < 24, "the case needs rows that end and rows that are cut off"
     both = ask(tiny, adapters, closing=closing, **asked)
     assert (both.n_tokens <= ended.n_tokens).all() and (both.n_tokens < ended.n_tokens).any(), "end tokens still end rows"
-
-
-@pytest.mark.parametrize("kernel", [None, varlen_reference])
-def test_no_cache_outlives_its_call(tiny, population, monkeypatch, kernel):
-    """Without the collector of circles: else the next call has two caches."""
-    real, caches = DecodeBatch.__init__, []
-
-    def noted(self, *args):
-        real(self, *args)
-        caches.append(weakref.ref(self.cache))
-    monkeypatch.setattr(DecodeBatch, "__init__", noted)
-    monkeypatch.setattr("generate.paged_kernel", lambda *args: kernel)
-    gc.disable()
-    try:
-        ask(tiny, population(tiny), n=2, max_new_tokens=8)
-        assert len(caches) == 1 and caches[0]() is None
-    finally:
-        gc.enable()

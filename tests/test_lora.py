@@ -1,10 +1,10 @@
 """Adapters: any routing equals each member alone, a fresh member equals the base, and PEFT reads what we write."""
 import copy
-import json
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_base import cut, edit_json
 
 from config import TARGETS
 from lora import Adapters, AdapterWeights
@@ -118,18 +118,6 @@ def test_round_trip_is_exact(tiny, population, tmp_path):
         other.set_factors(1, {path: (A, B * float("nan")) for path, (A, B) in adapters.factors(2).items()})
 
 
-def configure(directory, **changes) -> None:
-    """Change an adapter's configuration."""
-    file = directory / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-
-def cut(directory, name: str, keep: float) -> None:
-    """The beginning of one of an adapter's files."""
-    data = (directory / name).read_bytes()
-    (directory / name).write_bytes(data[:int(len(data) * keep)])
-
-
 def change(directory, edit) -> None:
     """Change an adapter's tensors, of which the last layer's A and B are given."""
     file = directory / "adapter_model.safetensors"
@@ -142,12 +130,12 @@ CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 UNREADABLE = "not a readable PEFT adapter"
 REFUSED = {
     "no configuration": (lambda d: (d / CONFIG).unlink(), UNREADABLE), "no tensors": (lambda d: (d / TENSORS).unlink(), UNREADABLE),
-    "an empty configuration": (lambda d: cut(d, CONFIG, 0), UNREADABLE), "empty tensors": (lambda d: cut(d, TENSORS, 0), UNREADABLE),
-    "half a configuration": (lambda d: cut(d, CONFIG, 0.6), UNREADABLE), "half the tensors": (lambda d: cut(d, TENSORS, 0.6), UNREADABLE),
-    "another method": (lambda d: configure(d, peft_type="IA3"), "only plain LoRA"),
-    "DoRA": (lambda d: configure(d, use_dora=True), "only plain LoRA"), "rsLoRA": (lambda d: configure(d, use_rslora=True), "only plain LoRA"),
-    "no rank": (lambda d: configure(d, r=None), "rank None"), "another rank": (lambda d: configure(d, r=2), "pass --rank 2 --alpha 8"),
-    "another alpha": (lambda d: configure(d, lora_alpha=16), "pass --rank 4 --alpha 16"),
+    "an empty configuration": (lambda d: cut(d / CONFIG, 0), UNREADABLE), "empty tensors": (lambda d: cut(d / TENSORS, 0), UNREADABLE),
+    "half a configuration": (lambda d: cut(d / CONFIG, 0.6), UNREADABLE), "half the tensors": (lambda d: cut(d / TENSORS, 0.6), UNREADABLE),
+    "another method": (lambda d: edit_json(d / CONFIG, peft_type="IA3"), "only plain LoRA"),
+    "DoRA": (lambda d: edit_json(d / CONFIG, use_dora=True), "only plain LoRA"), "rsLoRA": (lambda d: edit_json(d / CONFIG, use_rslora=True), "only plain LoRA"),
+    "no rank": (lambda d: edit_json(d / CONFIG, r=None), "rank None"), "another rank": (lambda d: edit_json(d / CONFIG, r=2), "pass --rank 2 --alpha 8"),
+    "another alpha": (lambda d: edit_json(d / CONFIG, lora_alpha=16), "pass --rank 4 --alpha 16"),
     "no B": (lambda d: change(d, lambda tensors, A, B: tensors.pop(B)), "no B"),
     "no A": (lambda d: change(d, lambda tensors, A, B: tensors.pop(A)), "other layers"),
     "a layer less": (lambda d: change(d, lambda tensors, A, B: [tensors.pop(A), tensors.pop(B)]), "other layers"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_base import LLAMA3, SIZES, write_tiny
+from tiny_base import LLAMA3, SIZES, cut, edit_json, write_tiny
 from transformers import AutoConfig
 
 import weights
@@ -37,11 +37,6 @@ def small(tmp_path) -> Path:
     """A complete small model directory in one shard, with a tokenizer; tests then break it."""
     write_tiny(tmp_path, "qwen2")
     return tmp_path
-
-
-def edit_config(directory: Path, **changes) -> None:
-    raw = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**raw, **changes}))
 
 
 @torch.inference_mode()
@@ -105,7 +100,7 @@ def test_tokenizer_json_alone_is_enough(tmp_path, kind):
 
 def test_base_is_frozen_and_knows_its_end_tokens(small):
     (small / "generation_config.json").write_text(json.dumps(dict(eos_token_id=[5, 1])))
-    edit_config(small, eos_token_id=9)
+    edit_json(small / "config.json", eos_token_id=9)
     base = load_base(str(small))
     assert base.eos_ids == (1, 5, 9), "config, generation config and tokenizer are read together"
     assert base.prompt_format == "base", "no chat template: the text envelope"
@@ -120,11 +115,6 @@ def test_base_is_frozen_and_knows_its_end_tokens(small):
     assert weights.weights_hash(base.model) != before, "the hash sees one changed number"
 
 
-def cut(path: Path, keep: float) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[:int(len(data) * keep)])
-
-
 @pytest.mark.parametrize("changes, word", [
     (dict(model_type="gpt_neox"), "model_type 'gpt_neox'.*supported: qwen2, qwen3, llama, mistral"), (dict(model_type=None), "None"),
     (dict(hidden_act="gelu"), "gelu"), (dict(quantization_config=dict(bits=4)), "quantization_config"),
@@ -135,7 +125,7 @@ def cut(path: Path, keep: float) -> None:
     (dict(rope_scaling={"type": "yarn", "factor": 4.0}), "rope_type 'yarn'"), (dict(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),
     (dict(rope_parameters={"full_attention": {"rope_type": "default"}}), "rope_type None")])
 def test_unsupported_architecture(small, changes, word):
-    edit_config(small, **changes)
+    edit_json(small / "config.json", **changes)
     with pytest.raises(ValueError, match=word):
         load_base(str(small))
 
@@ -185,15 +175,15 @@ def lose_a_shard(directory: Path) -> None:
 BROKEN = {
     "no directory": (lambda d: shutil.rmtree(d), "no such directory"),
     "half a config": (lambda d: cut(d / "config.json", 0.5), "config.json is missing, damaged"),
-    "no size": (lambda d: edit_config(d, intermediate_size=None), "intermediate_size"),
+    "no size": (lambda d: edit_json(d / "config.json", intermediate_size=None), "intermediate_size"),
     "no weights": (lambda d: lose(d, "model.safetensors"), "no .*safetensors"),
     "an empty shard": (lambda d: cut(d / "model.safetensors", 0.0), "model.safetensors.*truncated"),
     "half a header": (lambda d: cut(d / "model.safetensors", 0.0005), "model.safetensors.*truncated"),
     "a truncated shard": (lambda d: cut(d / "model.safetensors", 0.6), "model.safetensors.*truncated"),
     "a shard missing": (lose_a_shard, r"has no model-00002.*finish the download"),
-    "a wider config": (lambda d: edit_config(d, layer_types=None, intermediate_size=64), "do not belong together.*mlp"),
-    "a deeper config": (lambda d: edit_config(d, layer_types=None, num_hidden_layers=3), "Missing key.*model.layers.2"),
-    "a shallower config": (lambda d: edit_config(d, layer_types=None, num_hidden_layers=1), "Unexpected key.*model.layers.1"),
+    "a wider config": (lambda d: edit_json(d / "config.json", layer_types=None, intermediate_size=64), "do not belong together.*mlp"),
+    "a deeper config": (lambda d: edit_json(d / "config.json", layer_types=None, num_hidden_layers=3), "Missing key.*model.layers.2"),
+    "a shallower config": (lambda d: edit_json(d / "config.json", layer_types=None, num_hidden_layers=1), "Unexpected key.*model.layers.1"),
     "no tokenizer": (lambda d: lose(d, "tokenizer.json", "tokenizer_config.json"), "no usable tokenizer"),
     "half a tokenizer": (lambda d: cut(d / "tokenizer.json", 0.5), "no usable tokenizer")}
 

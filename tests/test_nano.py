@@ -109,18 +109,18 @@ def batch_of(groups_of_members):
     return rl.Batch(rollout, reward, group, member % 2, torch.zeros_like(group))
 
 
-def member_of(adapters, p):
+def member_of(adapters, p, role="student"):
     """nano.py's member with the factors of the engine's member p."""
-    return nano.Member(f"S{p}", "student", adapters.factors(p))
+    return nano.Member(f"S{p}", role, adapters.factors(p))
 
 
 def test_gradients_and_steps_of_adam_are_the_engines(model, base, population):
     """Three updates; the second member sits out the second one, and the first has nothing to learn from the third. The
     gradients of the first, of two micro-batches, are the engine's too."""
     adapters = population(base, n_members=2, rank=nano.RANK, alpha=nano.ALPHA)
-    members = [member_of(adapters, p) for p in range(2)]
-    before = [adapters.factors(p) for p in range(2)]
-    adam = Adam(adapters, [nano.LEARNING_RATE["student"]] * 2)
+    members = [member_of(adapters, p, role) for p, role in enumerate(nano.LEARNING_RATE)]
+    before, norms = [adapters.factors(p) for p in range(2)], []
+    adam = Adam(adapters, list(nano.LEARNING_RATE.values()))
     for step in range(3):
         groups_of_members = [random_groups(12, 4, seed=10 * step + p) for p in range(2)]
         if step == 1:
@@ -137,7 +137,10 @@ def test_gradients_and_steps_of_adam_are_the_engines(model, base, population):
                 for layer, (A, B) in member.factors.items():
                     assert (A.grad - adapters.A[layer].grad[p]).abs().max() < 1e-5, layer
                     assert (B.grad - adapters.B[layer].grad[p]).abs().max() < 1e-5 < 1e-4 < B.grad.abs().max(), layer
-        rl.update(objective, adam)
+                norms.append(sum(x.grad.square().sum().item() for x in member.parameters) ** 0.5)
+        told = rl.update(objective, adam)
+        if step == 0:
+            assert told["grad_norm"] == pytest.approx(norms, rel=1e-4) and max(norms) > 1, "clipped to 1"
         for member, groups in zip(members, groups_of_members):
             nano.update(model, member, groups)
     for p, member in enumerate(members):

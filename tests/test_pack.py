@@ -36,20 +36,6 @@ def test_lines_score_as_the_rows_that_were_sampled(any_base, population, budget)
     assert sorted(seen) == want, "every answer token is trained exactly once"
 
 
-@torch.inference_mode()
-def test_an_answer_does_not_see_the_other(tiny, population):
-    """Another token moves nothing in neighbours of the same line, and all that comes behind it in its row."""
-    adapters = population(tiny)
-    rollout = rollout_of(tiny, adapters)
-    i = next(i for i in range(5) if rollout.n_tokens[i] > 2)
-    line = list(range(5))
-    before = pack(rollout, [line])
-    rollout.ids[i, 3] = (rollout.ids[i, 3] + 11) % 61
-    after = pack(rollout, [line])
-    moved = packed_logp(tiny, adapters, before) - packed_logp(tiny, adapters, after)
-    assert moved[before.row != i].abs().max() == 0 and moved[before.row == i].abs().max() > 1e-3
-
-
 def test_lines_hold_one_member_and_one_prompt_within_the_budget(tiny, population):
     rollout = rollout_of(tiny, population(tiny))
     once = 9 + int((rollout.n_tokens[5:10] - 1).sum())

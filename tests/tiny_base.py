@@ -1,4 +1,5 @@
 """Small random bases of every architecture."""
+import json
 from pathlib import Path
 
 import torch
@@ -37,3 +38,14 @@ def make_tiny(directory: Path, kind: str):
     from weights import load_base
     write_tiny(directory, kind, **OTHERS.get(kind, {}))
     return load_base(str(directory))
+
+
+def edit_json(file: Path, **changes) -> None:
+    """Change a file of JSON."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def cut(file: Path, keep: float) -> None:
+    """Leave the beginning of a file."""
+    data = file.read_bytes()
+    file.write_bytes(data[:int(len(data) * keep)])
