@@ -119,7 +119,7 @@ def test_gradients_and_steps_of_adam_are_the_engines(model, base, population):
     gradients of the first, of two micro-batches, are the engine's too."""
     adapters = population(base, n_members=2, rank=nano.RANK, alpha=nano.ALPHA)
     members = [member_of(adapters, p, role) for p, role in enumerate(nano.LEARNING_RATE)]
-    before, norms = [adapters.factors(p) for p in range(2)], []
+    before = [adapters.factors(p) for p in range(2)]
     adam = Adam(adapters, list(nano.LEARNING_RATE.values()))
     for step in range(3):
         groups_of_members = [random_groups(12, 4, seed=10 * step + p) for p in range(2)]
@@ -137,10 +137,7 @@ def test_gradients_and_steps_of_adam_are_the_engines(model, base, population):
                 for layer, (A, B) in member.factors.items():
                     assert (A.grad - adapters.A[layer].grad[p]).abs().max() < 1e-5, layer
                     assert (B.grad - adapters.B[layer].grad[p]).abs().max() < 1e-5 < 1e-4 < B.grad.abs().max(), layer
-                norms.append(sum(x.grad.square().sum().item() for x in member.parameters) ** 0.5)
-        told = rl.update(objective, adam)
-        if step == 0:
-            assert told["grad_norm"] == pytest.approx(norms, rel=1e-4) and max(norms) > 1, "clipped to 1"
+        rl.update(objective, adam)
         for member, groups in zip(members, groups_of_members):
             nano.update(model, member, groups)
     for p, member in enumerate(members):
