@@ -13,28 +13,19 @@ PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25], [9] * 11, [
 MEMBER = [0, 2, -1, 1, 0, 1]
 
 
-@pytest.fixture
-def both(monkeypatch):
-    """both(base, adapters, prompts, member, n, **sampling): the same rollout from a dense cache and from pages of 4 tokens."""
+def test_pages_give_the_same_rows(any_base, population, monkeypatch):
+    """Pages of 4 tokens and a dense cache: with members, without adapters, and with some that no row has."""
     monkeypatch.setattr("attention.PAGE", 4)
-
-    def rollouts(base, adapters, prompts, member, n, **options):
-        args = base, adapters, Prompts(prompts, member, [(11, 0, i) for i in range(len(prompts) * n)]), SamplingParams(n, **options)
+    adapters, keys = population(any_base), [(11, 0, i) for i in range(12)]
+    sampling = SamplingParams(2, max_new_tokens=30, rollout_batch=8)
+    for lora, member in ((adapters, MEMBER), (None, [-1] * 6), (adapters, [-1] * 6)):
+        args = any_base, lora, Prompts(PROMPTS, member, keys), sampling
         dense = generate(*args)
         with monkeypatch.context() as patch:
             patch.setattr("generate.paged_kernel", lambda *args: varlen_reference)
             paged = generate(*args)
-        assert torch.equal(dense.ids, paged.ids) and torch.equal(dense.length, paged.length)
+        assert torch.equal(dense.ids, paged.ids) and torch.equal(dense.length, paged.length) and dense.n_tokens.max() > 20
         assert (dense.logp - paged.logp).abs().max() < 1e-5
-        return dense
-    return rollouts
-
-
-def test_pages_on_other_architectures(any_base, population, both):
-    """With members, without adapters, and with some that no row has."""
-    assert both(any_base, population(any_base), PROMPTS, MEMBER, 2, max_new_tokens=30, rollout_batch=8).n_tokens.max() > 20
-    for adapters in (None, population(any_base)):
-        both(any_base, adapters, PROMPTS, [-1] * 6, 2, max_new_tokens=20, rollout_batch=5)
 
 
 def test_torch_takes_our_call():

@@ -122,9 +122,7 @@ def test_tasks_matches_genealogy(finished):
         assert all(parent < row["id"] for parent in row["parents"])
     assert [row["id"] for row in valid] == list(range(1, len(valid) + 1))  # 0 is the identity program
     assert all(row["reward"] == -1 and row["text"] is not None for row in tasks if row["reason"])
-    assert {"expected", "solve_rate", "winner", "brier"} <= set(matches[0])
-    assert len({b["child"] for b in births}) == len(births)
-    assert all({"parents", "victim", "operator", "norm_ratio"} <= set(b) for b in births)
+    assert len({b["child"] for b in births}) == len(births) > 0
 
 
 @pytest.mark.parametrize("flags, match", [
