@@ -128,7 +128,7 @@ def policy_loss(logp: torch.Tensor, old: torch.Tensor, p: Packed, adv: torch.Ten
         n_tokens = zeros.index_put((p.row,), torch.ones_like(log_ratio), accumulate=True)
         log_ratio = (total / n_tokens)[p.row]
     ratio, A = log_ratio.exp(), adv[p.row]
-    low, high = numbers_of("clip", cfg.clip, "LOW,HIGH")
+    low, high = numbers_of(cfg, "clip")
     clipped = ratio.clamp(1 - low, 1 + high)
     if cfg.loss == "cispo":
         return -clipped.detach() * A * logp, ratio != clipped
