@@ -45,11 +45,11 @@ def any_base(request, tmp_path_factory):
 @pytest.fixture
 def population():
     """Makes members whose B is drawn too, so that each differs from the base: population(base, n_members)."""
-    from lora import Adapters
+    from lora import TARGETS, Adapters
 
-    def make(base, n_members: int = 3, rank: int = 4, alpha: float = 8, seed: int = 0,
-             b_std: float = 0.05) -> Adapters:
-        adapters, gen = Adapters.on(base.model, n_members, rank, alpha), torch.Generator().manual_seed(seed)
+    def make(base, n_members: int = 3, rank: int = 4, alpha: float = 8, seed: int = 0, b_std: float = 0.05,
+             targets: tuple[str, ...] = TARGETS) -> Adapters:
+        adapters, gen = Adapters.on(base.model, n_members, rank, alpha, targets), torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for p in range(n_members):
                 adapters.init_member(p, gen)

@@ -39,13 +39,10 @@ def test_pages_give_the_same_rows(tiny, population, monkeypatch, both, rollout_b
 
 
 def test_pages_on_other_architectures(any_base, population, both):
+    """With members, without adapters, and with some that no row has."""
     assert both(any_base, population(any_base), PROMPTS, MEMBER, 2, max_new_tokens=30, rollout_batch=8).n_tokens.max() > 20
-
-
-def test_pages_of_the_base_alone(tiny, population, both):
-    """Without adapters, and with some that no row has."""
-    for adapters in (None, population(tiny)):
-        both(tiny, adapters, PROMPTS, [-1] * 6, 2, max_new_tokens=20, rollout_batch=5)
+    for adapters in (None, population(any_base)):
+        both(any_base, adapters, PROMPTS, [-1] * 6, 2, max_new_tokens=20, rollout_batch=5)
 
 
 def test_torch_takes_our_call():

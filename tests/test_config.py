@@ -86,7 +86,14 @@ def test_a_damaged_config_of_a_run(change, match):
         config.config_of_run(saved | change, "out/x")
 
 
+NICHES = dict(niches=True, task_types="code_o,code_i")
+
+
 @pytest.mark.parametrize("flags, match", [
+    *[(dict(lr_decay=wrong), "--lr-decay .*HOLD") for wrong in ("12,25", "25,12,0.1", "1,2,1.5", "1,2,nan", "a,b,c", "-1,2,0.1")],
+    (NICHES | dict(task_types="code_o"), "give at least two types"), (NICHES | dict(pop=2), "of each role at least as many members"),
+    (dict(lr_spread=0.5), "--lr-spread 0.5"), (dict(lr_mutate=0.9), "--lr-mutate 0.9"),
+    (dict(lr_spread=float("inf")), "--lr-spread inf"), (dict(lr_mutate=float("nan")), "--lr-mutate nan"),
     (dict(single=True, pop=4), "--single is one adapter in both roles"), (dict(clip="0.2"), "--clip 0.2: give LOW,HIGH"),
     (dict(pop=4, teachers=4), "--teachers 4: of --pop 4 one must be a student"),
     (dict(task_types="code_o,code_x"), "--task-types: code_x unknown; valid: code_o"),

@@ -126,19 +126,6 @@ def test_founders_rates_are_spread_and_inherited():
         learning_rates(cfg, [dataclasses.replace(child, lr_scale=math.inf)], 0)
 
 
-NICHES = dict(niches=True, task_types="code_o,code_i")
-
-
-@pytest.mark.parametrize("flags,words", [
-    *[(dict(lr_decay=wrong), "--lr-decay .*HOLD") for wrong in ("12,25", "25,12,0.1", "1,2,1.5", "1,2,nan", "a,b,c", "-1,2,0.1")],
-    (NICHES | dict(task_types="code_o"), "give at least two types"), (NICHES | dict(pop=2), "of each role at least as many members"),
-    (dict(lr_spread=0.5), "--lr-spread 0.5"), (dict(lr_mutate=0.9), "--lr-mutate 0.9"),
-    (dict(lr_spread=math.inf), "--lr-spread inf"), (dict(lr_mutate=math.nan), "--lr-mutate nan")])
-def test_flags_that_do_not_fit_a_population_are_refused(flags, words):
-    with pytest.raises(ValueError, match=words):
-        resolve_config(Config(**flags), "micro")
-
-
 @pytest.mark.parametrize("n,replace_frac,dead", [(4, 0.25, 1), (8, 0.25, 2), (2, 0.25, 1), (3, 0.9, 2), (1, 0.5, 0), (4, 0.0, 0),
                                                  (6, 0.99, 5)])
 def test_the_worst_are_replaced_and_survivors_are_parents(n, replace_frac, dead):

@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from config import TARGETS
 from lora import Adapters, AdapterWeights
-from rl import Adam
 from weights import load_peft, save_peft, weights_hash
 
 
@@ -34,37 +33,6 @@ def merged(base, adapters: Adapters, p: int):
         for path, (A, B) in adapters.factors(p).items():
             model.linears()[path].weight += adapters.scale * B @ A
     return model.fuse()
-
-
-def test_members_that_are_paged_in_compute_what_they_do_among_all(tiny, population):
-    """Logits, gradients and a step of the optimiser, bit for bit; what is not there moves in neither way."""
-    whole, ids, member = population(tiny, 6), tokens(5), [4, 1, -1, 1, 2]
-    paged = Adapters.on(tiny.model, 6, whole.rank, whole.alpha, paged=True)
-    for p in range(6):
-        paged.set_factors(p, whole.factors(p))
-    before = [paged.factors(p) for p in range(6)]
-    paged.page_in([4, 1, 2, 1])
-    assert {len(p) for p in paged.parameters()} == {3} and paged.here.tolist() == [1, 2, 4]
-    assert torch.equal(logits(tiny, ids, paged, member), logits(tiny, ids, whole, member))
-    active, told = torch.tensor([p in (1, 4) for p in range(6)]), []
-    for adapters in (paged, whole):
-        adam = Adam(adapters, [1e-2] * 6)
-        for _ in range(2):
-            for p in adapters.parameters():
-                p.grad = torch.zeros_like(p)
-            route = adapters.route(torch.tensor(member), torch.float32)
-            tiny.model.logits(tiny.model(ids, lora=route)).square().sum().backward()
-            told.append(adam.step(active)[0])
-        told += [adam.steps, *adam.m, *adam.v]
-    half = len(told) // 2
-    assert all(torch.equal(x, y) for x, y in zip(told[:half], told[half:])) and told[0][[1, 4]].min() > 0
-    for p in range(6):
-        after = paged.factors(p)
-        assert same(after, whole.factors(p)) and same(after, before[p]) == (p not in (1, 4))
-    with pytest.raises(AssertionError, match="page_in those who play"):
-        logits(tiny, ids, paged, [3] * 5)
-    paged.page_in([3])
-    assert torch.equal(logits(tiny, ids, paged, [3] * 5), logits(tiny, ids, whole, [3] * 5))
 
 
 @pytest.mark.parametrize("T", [1, 7])
@@ -95,17 +63,6 @@ def test_every_product_computes_the_same(tiny, n_members, rank, member, way, tar
         assert n_kept == sum(x.numel() for x in adapters.parameters()) * len(set(member) - {-1}) // n_members, "no zeros are kept"
 
 
-@pytest.mark.parametrize("n_members, capability, grouped", [(16, (9, 0), True), (16, (8, 0), False), (20, (8, 0), True)])
-def test_a_card_whose_grouped_product_waits_takes_the_dense_one_for_few_members(tiny, population, monkeypatch, n_members, capability, grouped):
-    """Before Hopper: 16 members at most."""
-    adapters = population(tiny, n_members, rank=8)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
-    for dtype, able in ((torch.bfloat16, grouped), (torch.float32, False)):
-        weights = AdapterWeights(adapters, torch.arange(n_members), dtype)
-        weights.device = torch.device("cuda")
-        assert weights.can_group() is able
-
-
 def test_edits_in_place_count_also_in_a_copy_that_is_fused_again(tiny):
     """Weights that lie side by side are views."""
     ids = tokens()
@@ -129,36 +86,6 @@ def test_fresh_member_equals_the_base_bit_for_bit(tiny):
     reference = torch.nn.init.kaiming_uniform_(torch.empty(16, 48), a=5 ** 0.5)
     assert abs(adapters.A["model.layers.0.mlp.down_proj"][0].std() / reference.std() - 1) < 0.1
     assert adapters.route(torch.tensor([-1, -1]), torch.float32) is None, "a batch of base rows costs nothing"
-
-
-def test_a_part_of_the_layers(tiny, population):
-    adapters = Adapters.on(tiny.model, 2, 4, 8, targets=("q_proj", "v_proj"))
-    assert {path.rsplit(".")[-1] for path in adapters.A} == {"q_proj", "v_proj"} and len(adapters.A) == 4
-    assert {path.rsplit(".")[-1] for path in population(tiny).A} == set(TARGETS), "every linear layer by default"
-
-
-@pytest.mark.parametrize("targets", [TARGETS, ("k_proj", "gate_proj", "down_proj")])
-@pytest.mark.parametrize("members", [[0, 1, 2, 3], [1, 1, 3, 3], [2, 2, 2, -1]])
-def test_gathered_gradients_are_those_of_the_factors(tiny, targets, members):
-    """Of two batches one after the other: what autograd gives through all members' factors at once; the base gets none."""
-    adapters, hash_before = Adapters.on(tiny.model, 4, 4, 8, targets), weights_hash(tiny.model)
-    for i, p in enumerate(adapters.parameters()):
-        p.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(i))
-    want = [torch.zeros_like(p) for p in adapters.parameters()]
-    for p in adapters.parameters():
-        p.grad = torch.zeros_like(p)
-    for seed, member in ((1, torch.tensor(members)), (2, torch.tensor(members).flip(0))):
-        ids = torch.randint(61, (4, 7), generator=torch.Generator().manual_seed(seed))
-        loss = tiny.model(ids, lora=adapters.route(member, torch.float32)).square().sum()
-        for total, grad in zip(want, torch.autograd.grad(loss, adapters.parameters())):
-            total += grad
-        weights = AdapterWeights(adapters, member, torch.float32, trains=True)
-        tiny.model(ids, lora=weights.route(member)).square().sum().backward()
-        weights.add_gradients()
-    for p, total in zip(adapters.parameters(), want):
-        assert (p.grad - total).abs().max() < 1e-5 * total.abs().max().clamp_min(1)
-        assert (p.grad[[i for i in range(4) if i not in members]] == 0).all() and total.abs().max() > 1e-3
-    assert all(p.grad is None for p in tiny.model.parameters()) and weights_hash(tiny.model) == hash_before
 
 
 @torch.inference_mode()

@@ -52,6 +52,8 @@ def test_an_answer_does_not_see_the_other(tiny, population):
 
 def test_lines_hold_one_member_and_one_prompt_within_the_budget(tiny, population):
     rollout = rollout_of(tiny, population(tiny))
+    once = 9 + int((rollout.n_tokens[5:10] - 1).sum())
+    assert pack(rollout, [list(range(5, 10))]).ids.shape == (1, once), "five answers to a prompt of nine tokens cost it once"
     assert lines(rollout, list(range(20)), 10 ** 6) == [list(range(i, i + 5)) for i in (0, 5, 10, 15)]
     assert lines(rollout, [19, 3, 18], 10 ** 6) == [[19, 18], [3]]
     for budget in (1, 12, 20, 40):
@@ -65,11 +67,3 @@ def test_lines_hold_one_member_and_one_prompt_within_the_budget(tiny, population
             longest = max(size(rollout, line) for line in batch)
             assert len(batch) * longest <= budget or len(batch) == 1
             assert pack(rollout, batch).ids.shape == (len(batch), longest)
-
-
-def test_one_copy_of_each_prompt(tiny, population):
-    """Five answers to a prompt of nine tokens cost nine tokens of prompt, not 45."""
-    rollout = rollout_of(tiny, population(tiny))
-    p = pack(rollout, [[5, 6, 7, 8, 9]])
-    assert p.ids.shape == (1, 9 + int((rollout.n_tokens[5:10] - 1).sum()))
-    assert p.ids[0, :9].tolist() == PROMPTS[1]

@@ -79,7 +79,6 @@ def test_reading_report_and_refusal(tmp_path):
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
 @pytest.mark.parametrize("gpu, index, wheels, words, surroundings, asked", [
     (False, True, True, (), {}, ["ask", "cpu", "all"]),
-    (False, True, False, (), {}, ["ask", "cpu", "all"]),        # the wheels do not come: as without the index
     (False, False, False, (), {}, ["ask", "all"]),              # no network
     (False, True, True, (), {"CI": "true"}, ["all"]),
     (False, True, True, ("GPU=1",), {}, ["all"]),

@@ -1,4 +1,4 @@
-"""Ratings: golden values of TrueSkill, the published package as reference, the far tails, and the shared protocol."""
+"""Ratings: the published package as reference, the far tails, and the shared protocol."""
 import math
 import random
 
@@ -11,15 +11,6 @@ ENV = TrueSkill()
 
 def near(rating, mu, sigma, tolerance=1e-4):
     return abs(rating.mu - mu) < tolerance and abs(rating.sigma - sigma) < tolerance
-
-
-def test_golden_win_draw_and_upset():
-    fresh = ENV.new()
-    winner, loser = ENV.rate(fresh, fresh)
-    assert near(winner, 29.3958, 7.1715) and near(loser, 20.6042, 7.1715)
-    assert all(near(r, 25.0, 6.4575) for r in ENV.rate(fresh, fresh, draw=True))
-    winner, loser = ENV.rate(Rating(20, 3), Rating(30, 3))
-    assert near(winner, 22.3824, 2.7751) and near(loser, 27.6176, 2.7751)
 
 
 def test_equals_the_trueskill_package_on_500_matches():
