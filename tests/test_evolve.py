@@ -90,6 +90,11 @@ def test_who_meets_has_a_type_in_common(mode):
         assert all(set(t.niche) & set(s.niche) for t, s in pairs)
 
 
+def test_round_robin_turns():
+    [teacher], students = team("T", 1), team("S", 4)
+    assert [match([teacher], students, None, "round-robin", 0, random.Random(0), step)[0][1] for step in range(4)] == students
+
+
 def test_outcomes():
     assert outcome(None, 0.5) == "student"
     assert [outcome(r, 0.7, 0.05) for r in (0.8, 0.7, 0.66, 0.6)] == ["student", "draw", "draw", "teacher"]
