@@ -1,8 +1,7 @@
 """Every switch of a run: default, meaning, legal values; what a prompt format presets; the command line."""
 import argparse
-import dataclasses
 import difflib
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields, replace
 
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
@@ -147,7 +146,7 @@ def spelled(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def default_of(f: dataclasses.Field) -> str:
+def default_of(f: Field) -> str:
     """A default in words, by prompt format or --algo where these differ ("micro: 8; chat: 32"); "" = none."""
     names_of = {}
     for name, preset in (ALGORITHMS if f.name in ALGORITHMS[Config.algo] else PRESETS).items():
@@ -163,7 +162,7 @@ def parse_args(description: str | None, argv: list[str] | None = None, saved=Non
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                      usage="train.py [--flag value ...]   (--help lists every switch)",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    for f in dataclasses.fields(Config):
+    for f in fields(Config):
         if f.name in GROUPS:
             group = parser.add_argument_group(GROUPS[f.name])
         choices = f.metadata["choices"]
@@ -174,7 +173,7 @@ def parse_args(description: str | None, argv: list[str] | None = None, saved=Non
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         word = unknown[0].split("=")[0].replace("_", "-")
-        flags = [spelled(f.name) for f in dataclasses.fields(Config)]
+        flags = [spelled(f.name) for f in fields(Config)]
         near = difflib.get_close_matches(word, flags, 1, 0.8) + [x for x in flags if word.startswith(x)]
         parser.error(f"unknown argument {word}: {f'did you mean {near[0]}?' if near else '--help lists all'}")
     cfg = Config(**vars(args))
@@ -183,10 +182,10 @@ def parse_args(description: str | None, argv: list[str] | None = None, saved=Non
 
 def config_of_run(saved: dict, path) -> Config:
     """The Config that the config.json of the run at `path` holds. Raises ValueError for another version's."""
-    odd = sorted(set(saved) ^ {f.name for f in dataclasses.fields(Config)})
+    odd = sorted(set(saved) ^ {f.name for f in fields(Config)})
     demand(not odd, f"{path} was made by another version, whose flags differ in "
            f"{', '.join(map(spelled, odd))}: use the commit that its env.json names")
-    for f in dataclasses.fields(Config):
+    for f in fields(Config):
         check_value(f, saved[f.name], f"config.json of {path} is damaged: ")
     return Config(**saved)
 
@@ -199,10 +198,10 @@ def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Conf
     presets |= dict(rollout_batch=0) if device == "cuda" else {}
     presets |= dict(pop=2) if cfg.single else {}
     missing = {name: value for name, value in presets.items() if getattr(cfg, name) is None}
-    cfg = dataclasses.replace(cfg, prompt_format=prompt_format, **missing)
+    cfg = replace(cfg, prompt_format=prompt_format, **missing)
     demand(cfg.teachers or cfg.pop % 2 == 0,
            f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number, or --teachers")
-    cfg = dataclasses.replace(cfg, teachers=cfg.teachers or cfg.pop // 2,
+    cfg = replace(cfg, teachers=cfg.teachers or cfg.pop // 2,
                               grace=cfg.evolve_every if cfg.grace < 0 else cfg.grace,
                               dedupe="off" if cfg.tasks else cfg.dedupe)        # given tasks come again
     check(cfg)
@@ -215,7 +214,7 @@ def demand(met: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
-def check_value(f: dataclasses.Field, value, where: str = "") -> None:
+def check_value(f: Field, value, where: str = "") -> None:
     """Raises ValueError where a flag cannot have this value: another type, or out of its range."""
     given, choices, within = f"{where}{spelled(f.name)} {value!r:.60}", *list(f.metadata.values())[1:]
     of_type = type(value) is f.type or (f.type is float and type(value) is int)
@@ -224,8 +223,9 @@ def check_value(f: dataclasses.Field, value, where: str = "") -> None:
     demand(not within or within[0] <= value <= within[1], f"{given}: give a number in {list(within)}")
 
 
-def numbers_of(name: str, text: str, form: str) -> list[float]:
-    """The numbers of a flag like LOW,HIGH, none below 0. Raises ValueError with the fix."""
+def numbers_of(cfg: Config, name: str) -> list[float]:
+    """The numbers of a flag whose help begins with their names (LOW,HIGH). Raises ValueError with the fix."""
+    text, form = getattr(cfg, name), Config.__dataclass_fields__[name].metadata["help"].partition(":")[0]
     try:
         numbers = [float(number) for number in text.split(",")]
     except ValueError:
@@ -235,19 +235,13 @@ def numbers_of(name: str, text: str, form: str) -> list[float]:
     return numbers
 
 
-def read_decay(text: str) -> list[float]:
-    """HOLD, END and FLOOR of --lr-decay. Raises ValueError with the fix."""
-    hold, end, floor = numbers_of("lr_decay", text, "HOLD,END,FLOOR")
-    demand(hold < end and floor <= 1, f"--lr-decay {text}: HOLD must be below END, FLOOR at most 1")
-    return [hold, end, floor]
-
-
 def check(cfg: Config) -> None:
     """Values in their ranges, and flags that agree. Raises ValueError with the fix."""
-    for f in dataclasses.fields(cfg):
+    for f in fields(cfg):
         check_value(f, getattr(cfg, f.name))
-    read_decay(cfg.lr_decay)
-    numbers_of("clip", cfg.clip, "LOW,HIGH")
+    numbers_of(cfg, "clip")
+    hold, end, floor = numbers_of(cfg, "lr_decay")
+    demand(hold < end and floor <= 1, f"--lr-decay {cfg.lr_decay}: HOLD must be below END, FLOOR at most 1")
     task_types, n_students = cfg.task_types.split(","), cfg.pop - cfg.teachers
     demand(n_students > 0, f"--teachers {cfg.teachers}: of --pop {cfg.pop} one must be a student")
     demand(not cfg.single or cfg.pop == 2,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from config import MATCHING, TARGETS, read_decay
+from config import MATCHING, TARGETS, demand, numbers_of
 from operators import BY_NAME, CROSSOVERS, MUTATIONS, OPERATORS, adapter_cosines, dw_norm
 from trueskill_lite import Rating
 from weights import read_peft, write_peft
@@ -63,9 +63,9 @@ def plays(member, kind):
     return not member.niche or kind in member.niche
 
 
-def can_meet(teacher, student):
+def can_meet(a, b):
     """Whether a type is in both niches."""
-    return not teacher.niche or any(plays(student, kind) for kind in teacher.niche)
+    return not a.niche or any(plays(b, kind) for kind in a.niche)
 
 
 def cover(members):
@@ -77,14 +77,13 @@ def learning_rates(cfg, members, step):
     """Adam's rate of each slot: --lr-ROLE where it exists, else --lr (with --single always), times the
     member's scale and what --lr-decay leaves by the run's step, so that no child starts hot again.
     Raises ValueError for a rate that is not finite."""
-    hold, end, floor = read_decay(cfg.lr_decay)
+    hold, end, floor = numbers_of(cfg, "lr_decay")
     left = 1 - (1 - floor) * min(max((step + 1 - hold) / (end - hold), 0.0), 1.0)
     rates = {}
     for m in members:
         rate = cfg.lr if cfg.single else getattr(cfg, f"lr_{m.role}", cfg.lr)
-        rates[m.slot] = left * m.lr_scale * rate
-        if not rates[m.slot] < 1e30:                    # float32 ends at 3e38
-            raise ValueError(f"the rate of {m.name} is beyond all numbers: lower --lr-spread or --lr-mutate")
+        rates[m.slot] = rate = left * m.lr_scale * rate             # float32 ends at 3e38
+        demand(rate < 1e30, f"the rate of {m.name} is beyond all numbers: lower --lr-spread or --lr-mutate")
     return [rates[slot] for slot in sorted(rates)]
 
 
@@ -112,10 +111,8 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0,
         pairs = [(t, s) for t in teachers for s in students if can_meet(t, s)]
         return rng.sample(pairs, n) if n else pairs
     if mode == "round-robin":
-        pairs = []
-        for i, teacher in enumerate(teachers):
-            able = [s for s in students if can_meet(teacher, s)]
-            pairs.append((teacher, able[(i + step) % len(able)]))
+        able = [[s for s in students if can_meet(t, s)] for t in teachers]
+        pairs = [(t, able[i][(i + step) % len(able[i])]) for i, t in enumerate(teachers)]
         return rng.sample(pairs, n or len(pairs))
     pairs, pool = [], []
     for teacher in rng.sample(teachers, n or len(teachers)):
@@ -123,12 +120,9 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0,
             pool += students
         able = [s for s in pool if can_meet(teacher, s)]
         weight = [WEIGHTS[mode](p_beats(teacher, s)) for s in able]
-        total = sum(weight)
-        if total > 0:
+        if total := sum(weight):        # else every result is certain: nothing but the floor is left
             weight = [(1 - floor) * w / total + floor / len(able) for w in weight]
-        else:                           # every result is certain: nothing but the floor is left
-            weight = [1.0] * len(able)
-        [student] = rng.choices(able, weight)
+        [student] = rng.choices(able, weight if total else [1.0] * len(able))
         pool.remove(student)
         pairs.append((teacher, student))
     return pairs
@@ -157,8 +151,8 @@ class Birth(NamedTuple):
 
 def choose_operator(mode, n_parents, rng):
     """(operator, note) for an evolve mode when `n_parents` survivors can be parents."""
-    pools = {"mixed": [*MUTATIONS, *CROSSOVERS], "mutation": [*MUTATIONS], "crossover": [*CROSSOVERS]}
-    wanted = rng.choice(pools.get(mode, [mode]))
+    pools = dict(mixed=MUTATIONS | CROSSOVERS, mutation=MUTATIONS, crossover=CROSSOVERS)
+    wanted = rng.choice(list(pools.get(mode, [mode])))
     if OPERATORS[wanted].n_parents <= n_parents:
         return wanted, ""
     instead = "copy" if wanted in BY_NAME else rng.choice([*MUTATIONS])
@@ -254,17 +248,14 @@ def cross(directories, operator, out, seed=0, **knobs):
     Returns its norm ratio and the cosines (P + 1, P + 1) of the parents' and the child's dW. Raises
     ValueError where the adapters do not fit together."""
     n = OPERATORS[operator].n_parents
-    if len(directories) != n:
-        raise ValueError(f"{operator} makes a child of {n} adapter(s): got {len(directories)}")
+    demand(len(directories) == n, f"{operator} makes a child of {n} adapter(s): got {len(directories)}")
     configs, hashes, factors = zip(*[read_peft(Path(directory)) for directory in directories])
     names = [config.get("base_model_name_or_path") for config in configs]
-    if len(set(hashes if all(hashes) else names)) > 1:
-        raise ValueError(f"{' and '.join(directories)} were trained on different bases, "
-                         + " and ".join(map(str, names)))
+    demand(len(set(hashes if all(hashes) else names)) == 1, f"{' and '.join(directories)} were trained on "
+           f"different bases, {' and '.join(map(str, names))}")
     forms = [{path: (A.shape, B.shape) for path, (A, B) in f.items()} for f in factors]
-    if forms[0] != forms[-1] or len({config.get("lora_alpha") for config in configs}) > 1:
-        raise ValueError(f"{' and '.join(directories)} differ in rank, alpha or layers: cross adapters of "
-                         "one shape")
+    demand(forms[0] == forms[-1] and len({config.get("lora_alpha") for config in configs}) == 1,
+           f"{' and '.join(directories)} differ in rank, alpha or layers: cross adapters of one shape")
     parents = [{path: f[path] for path in sorted(f, key=module_order)} for f in factors]
     child, ratio = make_child(operator, parents, torch.Generator().manual_seed(seed), **knobs)
     write_peft(Path(out), child, configs[0], hashes[0])
@@ -280,10 +271,9 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", required=True, help="the child's directory")
     args = parser.parse_args()
-    if not 0 < args.share <= 10:
-        parser.error(f"--share {args.share}: give a number in (0, 10]")
     knobs = {"share": args.share} if args.operator == "add" else {}
     try:
+        demand(0 < args.share <= 10, f"--share {args.share}: give a number in (0, 10]")
         ratio, cosines = cross(args.parents, args.operator, args.out, args.seed, **knobs)
     except (ValueError, OSError) as e:
         sys.exit(f"evolve: {e}")
