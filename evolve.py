@@ -151,8 +151,8 @@ class Birth(NamedTuple):
 
 def choose_operator(mode, n_parents, rng):
     """(operator, note) for an evolve mode when `n_parents` survivors can be parents."""
-    pools = {"mixed": [*MUTATIONS, *CROSSOVERS], "mutation": [*MUTATIONS], "crossover": [*CROSSOVERS]}
-    wanted = rng.choice(pools.get(mode, [mode]))
+    pools = dict(mixed=MUTATIONS | CROSSOVERS, mutation=MUTATIONS, crossover=CROSSOVERS)
+    wanted = rng.choice(list(pools.get(mode, [mode])))
     if OPERATORS[wanted].n_parents <= n_parents:
         return wanted, ""
     instead = "copy" if wanted in BY_NAME else rng.choice([*MUTATIONS])

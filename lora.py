@@ -21,7 +21,7 @@ from itertools import accumulate
 import torch
 import torch.nn.functional as F
 
-from config import TARGETS
+from config import TARGETS, demand
 from infra.gpu import send
 
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]      # layer path -> A (R, in), B (out, R)
@@ -102,16 +102,14 @@ class Adapters:
     def set_factors(self, p: int, factors: Factors) -> None:
         """Overwrite member p, wholly or not at all. Raises ValueError where layers or shapes differ, or a
         number is not finite: 0 * inf reaches others."""
-        if set(factors) != set(self.A):
-            odd = min(set(factors) ^ set(self.A))
-            raise ValueError(f"adapter covers other layers than this population ({odd}): use the same base "
-                             "and --lora-targets")
+        odd = min(set(factors) ^ set(self.A), default="")
+        demand(not odd, f"adapter covers other layers than this population ({odd}): use the same base and "
+               "--lora-targets")
         for path, (A, B) in factors.items():
-            if A.shape != self.A[path].shape[1:] or B.shape != self.B[path].shape[1:]:
-                raise ValueError(f"adapter {path} has factors {tuple(A.shape)} and {tuple(B.shape)}: another "
-                                 "rank or base than this population's")
-            if not (A.isfinite().all() and B.isfinite().all()):
-                raise ValueError(f"adapter {path} holds numbers that are not finite: take an earlier one")
+            demand(A.shape == self.A[path].shape[1:] and B.shape == self.B[path].shape[1:], f"adapter {path} "
+                   f"has factors {tuple(A.shape)} and {tuple(B.shape)}: another rank or base than ours")
+            demand(A.isfinite().all() and B.isfinite().all(),
+                   f"adapter {path} holds numbers that are not finite: take an earlier one")
         for path, (A, B) in factors.items():
             self.masters[path][0][p].copy_(A)
             self.masters[path][1][p].copy_(B)

@@ -62,9 +62,7 @@ class FusedLinear:
         self.layers = layers
         self.paths = tuple(layer.path for layer in layers)
         self.sizes = [layer.out_features for layer in layers]
-        self.weight = None
-        self.scale = None
-        self.bias = None
+        self.weight = self.scale = self.bias = None
 
     @torch.no_grad()
     def fuse(self) -> None:
@@ -107,8 +105,7 @@ def rope_frequencies(cfg: ModelConfig, device) -> torch.Tensor:
         return freq
     if kind == "linear":
         return freq / r["factor"]
-    slow = r["low_freq_factor"]
-    fast = r["high_freq_factor"]
+    slow, fast = r["low_freq_factor"], r["high_freq_factor"]
     turns = r["original_max_position_embeddings"] * freq / (2 * math.pi)
     keep = ((turns - slow) / (fast - slow)).clamp(0, 1)
     return keep * freq + (1 - keep) * freq / r["factor"]

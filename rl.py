@@ -21,7 +21,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
-from config import Config, numbers_of, resolve_config
+from config import Config, demand, numbers_of, resolve_config
 from generate import Rollout
 from infra.distributed import ALONE, Ranks
 from infra.gpu import send
@@ -376,6 +376,6 @@ class Adam:
     def load_state_dict(self, p: int, state: dict[str, torch.Tensor]) -> None:
         """Inverse of state_dict. Raises ValueError for other shapes or not finite numbers, KeyError."""
         for name, x in self.state_dict(p).items():
-            if state[name].shape != x.shape or not state[name].isfinite().all():
-                raise ValueError(f"{name} is {tuple(state[name].shape)}, not finite numbers {tuple(x.shape)}")
+            demand(state[name].shape == x.shape and state[name].isfinite().all(),
+                   f"{name} is {tuple(state[name].shape)}, not finite numbers {tuple(x.shape)}")
             x.copy_(state[name])

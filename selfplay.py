@@ -300,10 +300,8 @@ def shown(s: Setup, p: ProposalRecord) -> list[Task]:
 def solve(s: Setup, pairs: list[tuple[Member, Member]], proposed: list[ProposalRecord], step: int,
           desc: str = "") -> tuple[list[tuple[ProposalRecord, Member]], Attempts | None]:
     """Each student attempts its teachers' valid tasks: who attempted what; the attempts (None without)."""
-    solved = []
-    for teacher, student in pairs:
-        solved += [(p, student) for p in proposed
-                   if p.task and p.teacher is teacher and plays(student, p.kind)]
+    solved = [(p, student) for teacher, student in pairs for p in proposed
+              if p.task and p.teacher is teacher and plays(student, p.kind)]
     if not solved:
         return [], None
     tasks, slots = [p.task for p, _ in solved], [student.slot for _, student in solved]

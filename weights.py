@@ -218,10 +218,8 @@ def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_
 def write_peft(directory: Path, factors: Factors, config: dict, base_hash: str) -> None:
     """Write an adapter_config.json and these factors."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {}
-    for path, (A, B) in factors.items():
-        tensors[f"base_model.model.{path}.lora_A.weight"] = A.cpu().contiguous()
-        tensors[f"base_model.model.{path}.lora_B.weight"] = B.cpu().contiguous()
+    tensors = {f"base_model.model.{path}.lora_{which}.weight": factor.cpu().contiguous()
+               for path, pair in factors.items() for which, factor in zip("AB", pair)}
     # a single entry: the library leaves the order of several to chance, and files of equal content are equal
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"base_files": base_hash})
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=1))

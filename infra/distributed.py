@@ -173,9 +173,8 @@ class Ranks:
         """Raises ValueError in every process where one has other factors, names or ratings than process 0."""
         text = json.dumps(list(map(asdict, members))).encode()
         values = dict(members=int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
-        for path, (A, B) in adapters.masters.items():
-            values[f"{path}.lora_A"] = A
-            values[f"{path}.lora_B"] = B
+        for path, pair in adapters.masters.items():
+            values |= zip((f"{path}.lora_A", f"{path}.lora_B"), pair)
         self.check_equal(values, where, ": what was saved before stands, --resume goes on from there; if it "
                                         "comes again, leave that device out")
 

@@ -84,10 +84,10 @@ def test_so_many_matches(mode):
 @pytest.mark.parametrize("mode", MATCHING)
 def test_who_meets_has_a_type_in_common(mode):
     teachers, students = in_niches("T", "a", "b", "ab", "b"), in_niches("S", "b", "a", "a", "ab")
-    for step in range(20):
-        pairs = match(teachers, students, lambda t, s: 0.3, mode, 0.5, random.Random(step), step)
-        assert {t.name for t, _ in pairs} == {"T0", "T1", "T2", "T3"}
-        assert all(set(t.niche) & set(s.niche) for t, s in pairs)
+    steps = [match(teachers, students, lambda t, s: 0.3, mode, 0.5, random.Random(step), step) for step in range(40)]
+    assert all({t.name for t, _ in pairs} == {"T0", "T1", "T2", "T3"} for pairs in steps)
+    met = {(t.name, s.name) for pairs in steps for t, s in pairs}
+    assert met == {(t.name, s.name) for t in teachers for s in students if set(t.niche) & set(s.niche)}
 
 
 def test_outcomes():
