@@ -116,23 +116,18 @@ def load(args: argparse.Namespace) -> Population:
     directories = peft_directories(given)
     device = Ranks.join(args.device).device
     int8 = args.dtype == "int8" or args.dtype == "auto" and of_run(args, "dtype") == "int8"
-    base = load_base(base_name(args, directories), DTYPES[pick_dtype(args.dtype, device)], device, int8)
+    name = args.base or of_run(args, "base")
+    if not name and directories:
+        name = read_peft(next(iter(directories.values())))[0].get("base_model_name_or_path")
+    if not name:
+        raise ValueError("give --base (a directory or hub id), or --run out/NAME, which knows its own")
+    base = load_base(name, DTYPES[pick_dtype(args.dtype, device)], device, int8)
     return stack(base, files_hash(base.path), directories)
 
 
 def of_run(args: argparse.Namespace, name: str):
     """A flag's value in the run that --run names; None where there is no run, or it does not say."""
     return RunDir(Path(args.run).expanduser(), writes=False).config().get(name) if args.run else None
-
-
-def base_name(args: argparse.Namespace, directories: dict[str, Path]) -> str:
-    """--base, else the run's, else the first adapter's. Raises ValueError where none of these says it."""
-    name = args.base or of_run(args, "base")
-    for path in list(directories.values())[:1]:
-        name = name or read_peft(path)[0].get("base_model_name_or_path")
-    if not name:
-        raise ValueError("give --base (a directory or hub id), or --run out/NAME, which knows its own")
-    return name
 
 
 def peft_directories(given: list[Path]) -> dict[str, Path]:

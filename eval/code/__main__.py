@@ -85,11 +85,6 @@ def verify(sandbox: Sandbox, answers: list[tuple[Problem, str]], prompt_format: 
     return [dict(correct=row["plus"], **row, program=code) for row, (_, code) in zip(rows, programs)]
 
 
-def canonical(problem: Problem) -> str:
-    """The published solution as an answer."""
-    return f"Here it is:\n```python\n{problem.canonical}\n```\nIt works."
-
-
 def both(rows: list[dict]) -> list[dict]:
     """Rows for the table: those of HumanEval+ and MBPP+ also by the base tests alone, without the +."""
     by_base = [row | dict(bench=row["bench"][:-1], correct=row.get("base", False))
@@ -107,7 +102,8 @@ def main(argv: list[str] | None = None) -> int:
     with open_sandbox(args.workers, profile="eval") as sandbox:
         if args.self_test:
             published = [problem for problem in problems if not problem.is_live]       # it has no solutions
-            return answering.self_test(published, canonical, partial(verify, sandbox))
+            return answering.self_test(published, lambda problem: f"```python\n{problem.canonical}\n```",
+                                       partial(verify, sandbox))
         answered = answering.evaluate(args, "eval-code", problems, hashes, ask, partial(verify, sandbox))
     common.conclude(args, *answered, both, sandbox=sandbox.tier)
     return 0

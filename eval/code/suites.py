@@ -144,26 +144,22 @@ def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
             inputs, expected = live_tests(problem)
             chunks = [([i], LIVE_S) for i in range(len(inputs))]
             out.append(Suite(problem, inputs, len(inputs), expected, chunks))
-        else:
-            out.append(suite_of(problem, [next(verdicts), next(verdicts)]))
+            continue
+        expected, chunks = [], []
+        for verdict in (next(verdicts), next(verdicts)):                # base and plus
+            if FAILED in verdict.errors:
+                raise OSError(f"the sandbox failed on the solution of {problem.id}: give the same command "
+                              "again")
+            part = [i for i, error in enumerate(verdict.errors, len(expected))
+                    if not (error or "").startswith(TOO_MUCH)]
+            expected += verdict.outputs
+            fits = sum(len(expected[i] or "") for i in part) <= CHUNK_BYTES
+            cpu_s = max(LEAST_S, FACTOR * verdict.cpu_s)
+            chunks += [(chunk, cpu_s) for chunk in ([part] if fits else [[i] for i in part]) if chunk]
+        floats = any(text is not None and is_floats(decode(text, MAX_TEXT)) for text in expected)
+        out.append(Suite(problem, problem.base + problem.plus, len(problem.base), expected, chunks,
+                         problem.atol or 1e-6 * floats))
     return out
-
-
-def suite_of(problem: Problem, verdicts: list[Verdict]) -> Suite:
-    """EvalPlus's tests, base and plus, by what the canonical solution did with them."""
-    expected, chunks = [], []
-    for verdict in verdicts:
-        if FAILED in verdict.errors:
-            raise OSError(f"the sandbox failed on the solution of {problem.id}: give the same command again")
-        part = [i for i, error in enumerate(verdict.errors, len(expected))
-                if not (error or "").startswith(TOO_MUCH)]
-        expected += verdict.outputs
-        fits = sum(len(expected[i] or "") for i in part) <= CHUNK_BYTES
-        cpu_s = max(LEAST_S, FACTOR * verdict.cpu_s)
-        chunks += [(chunk, cpu_s) for chunk in ([part] if fits else [[i] for i in part]) if chunk]
-    floats = any(text is not None and is_floats(decode(text, MAX_TEXT)) for text in expected)
-    return Suite(problem, problem.base + problem.plus, len(problem.base), expected, chunks,
-                 problem.atol or 1e-6 * floats)
 
 
 def right(suite: Suite, i: int, text: str) -> bool:

@@ -146,23 +146,18 @@ def settled(args: argparse.Namespace) -> Config:
     return cfg
 
 
-def show_plan(args: argparse.Namespace, cfg: Config) -> None:
-    """Print the runs and what they cost at most; cfg: full's."""
-    each = planned(args)
-    for _, _, run, words in each:
-        print(f"{run}: {shlex.join(words)}")
-    answers = cfg.teachers * cfg.n_prompts * cfg.proposals_per_prompt * (1 + cfg.samples_per_task)
-    tokens = sum(arm.part for _, arm, *_ in each) * cfg.steps * answers * cfg.max_new_tokens
-    print(f"\n{len(each)} runs: at most {tokens:,.0f} tokens and those of probes")
-
-
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
     args = parser().parse_args(argv)
     if not args.source:
         cfg = settled(args)
         if args.plan:
-            show_plan(args, cfg)
+            each = planned(args)
+            for _, _, run, words in each:
+                print(f"{run}: {shlex.join(words)}")
+            answers = cfg.teachers * cfg.n_prompts * cfg.proposals_per_prompt * (1 + cfg.samples_per_task)
+            tokens = sum(arm.part for _, arm, *_ in each) * cfg.steps * answers * cfg.max_new_tokens
+            print(f"\n{len(each)} runs: at most {tokens:,.0f} tokens and those of probes")
             return 0
         plan = dict(base="/".join(Path(args.base).parts[-2:]), pop=args.pop, steps=args.steps,
                     types=args.types, asked=args.types, limit=args.limit, train=args.train)

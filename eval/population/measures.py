@@ -50,17 +50,6 @@ def measured(records: list[dict], due: float, goal: float, types: list[str]) -> 
     return out | (chosen if len(chosen) > 1 else {})
 
 
-def pairings_that_differ(pairs: list[tuple[dict, dict]]) -> tuple[int, int]:
-    """Of two runs of each seed: matches of one step and teacher with another student, and all such matches; 0
-    of 0 where the runs began with other members."""
-    others = []
-    for one, other in pairs:
-        if one["pairings"][0].keys() == other["pairings"][0].keys():
-            for mine, theirs in zip(one["pairings"], other["pairings"]):
-                others += [mine[teacher] != theirs[teacher] for teacher in mine.keys() & theirs.keys()]
-    return sum(others), len(others)
-
-
 def births_that_can_help(records: list[dict]) -> tuple[int, int]:
     """Births of students with a parent better than the victim by EFFECT, and all of them."""
     births = [birth for record in records for birth in record["births"]]
@@ -70,9 +59,15 @@ def births_that_can_help(records: list[dict]) -> tuple[int, int]:
 
 def manipulation(pairs: list[tuple[dict, dict]], varied: str) -> dict:
     """The check of a contrast. pairs: one run of each arm, by seed; varied: the one thing that the arms vary;
-    tested: False where that hardly differed."""
+    tested: False where that hardly differed. pairings: matches of one step and teacher with another student,
+    and all such matches; 0 of 0 where the runs began with other members."""
     births = [births_that_can_help(records) for records in zip(*pairs)]
-    differ, n = pairings_that_differ(pairs)
+    others = []
+    for one, other in pairs:
+        if one["pairings"][0].keys() == other["pairings"][0].keys():
+            for mine, theirs in zip(one["pairings"], other["pairings"]):
+                others += [mine[teacher] != theirs[teacher] for teacher in mine.keys() & theirs.keys()]
+    differ, n = sum(others), len(others)
     share = dict(matching=differ / max(1, n), evolution=max(better / max(1, born) for better, born in births))
     return dict(pairings=(differ, n), births=births, tested=not varied or share[varied] >= TESTED[varied])
 

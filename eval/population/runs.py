@@ -155,16 +155,12 @@ def examined(out: Path, parts: list[tuple[Path, int]], cross: str, plan: dict, w
         with open(f"{out}.log", "a") as log, contextlib.redirect_stdout(log):
             heldout.main([str(word) for word in own + words])
         answers = RunDir(place, writes=False)
-        accuracy[split] = accuracies(common.saved_answers(answers))
+        fresh = [row for row in common.saved_answers(answers)           # without what the base may know
+                 if row["member"] != BASE and not heldout.is_seen(row["bench"], row["id"])]
+        accuracy[split] = {kind: {name: statistics.fmean(tasks.values()) for name, tasks in members.items()}
+                           for kind, members in shares(fresh).items()}
     record = record_of(parts, accuracy, plan["types"])
     return dict(run=out.name, base_hash=answers.config()["base_hash"]) | record
-
-
-def accuracies(rows: list[dict]) -> dict[str, dict[str, float]]:
-    """Type -> student -> share of the tasks that it solves, without those that the base may know."""
-    fresh = [row for row in rows if row["member"] != BASE and not heldout.is_seen(row["bench"], row["id"])]
-    return {kind: {name: statistics.fmean(tasks.values()) for name, tasks in members.items()}
-            for kind, members in shares(fresh).items()}
 
 
 def record_of(parts: list[tuple[Path, int]], accuracy: dict, types: list[str]) -> dict:
