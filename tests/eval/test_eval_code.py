@@ -8,6 +8,7 @@ import time
 import zlib
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,7 @@ from eval.code import __main__ as code
 from eval.code import suites
 from eval.code.problems import SETS, Problem, call_text, live_tests, problem_of, restore, unpack
 from eval.code.programs import complete, extract
-from verifier import Sandbox
+from verifier import Sandbox, Verdict
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "evaldata"
 SOLUTION = "import math\n\n\ndef helper(x):\n    return x + 1\n\n\ndef f(x):\n    return helper(x)"
@@ -312,3 +313,11 @@ def test_a_run_is_answered_and_judged(data, tiny, tmp_path, capsys, monkeypatch)
 def test_published_solutions_pass(name, monkeypatch):
     monkeypatch.undo()
     assert code.main(["--self-test", "--data", str(SHARED), "--bench", name]) == 0
+
+
+def test_a_sandbox_that_fails_on_a_canonical_solution_ends_the_command():
+    """Without it nobody knows what is right."""
+    problem = Problem("mbpp+", "Mbpp/1", "", "f", "def f(x):\n    return x", ("1",), ("2", "3"))
+    failing = SimpleNamespace(run=lambda jobs: [Verdict("sandbox failure", (None,), ("sandbox failure",), 0.0) for _ in jobs])
+    with pytest.raises(OSError, match="the sandbox failed on the solution of Mbpp/1"):
+        suites.suites(failing, [problem])
