@@ -11,8 +11,7 @@ from config import ALGORITHMS
 from generate import Rollout
 from rl import Adam
 
-# Where the ratio is clipped: as in the papers, except that no ratio of CISPO comes to 5 here, and all of GSPO
-# leave so narrow an interval.
+# As in the papers, but no ratio of CISPO comes to 5 here, and all of GSPO leave so narrow an interval.
 INTERVALS = {"gspo": (0.9, 1.2), "dapo": (0.8, 1.28), "cispo": (0.0, 1.2)}
 OTHER_CLIPS = {"gspo": dict(clip="0.1,0.2"), "cispo": dict(clip="1,0.2")}
 

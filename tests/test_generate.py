@@ -59,8 +59,7 @@ def test_cached_equals_uncached(any_base, population, temperature):
     """Mixed members, rows that leave early: the recorded logp is the model's own."""
     adapters = population(any_base, 3)
     rollout = ask(any_base, adapters, PROMPTS + [[9] * 11], MEMBER + [0], n=3, temperature=temperature, max_new_tokens=40)
-    n_lengths = len(set(rollout.n_tokens.tolist()))
-    assert rollout.n_tokens.max() > 30 and (n_lengths > 3 or not temperature), "the case needs rows that leave early"
+    assert rollout.n_tokens.max() > 30 and (len(rollout.n_tokens.unique()) > 3 or not temperature), "not in the case"
     assert_logp_holds(any_base, adapters, rollout, temperature)
     assert_logp_holds(any_base, None, ask(any_base, None, max_new_tokens=40))
 

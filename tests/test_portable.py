@@ -1,7 +1,7 @@
 """Everywhere it can run: Windows as far as Linux can play it (macOS lacks less), make's wheels, notebook.
 
-None of this was tried on a Mac or on Windows. A subprocess first imports other people's packages as they are
-here, then takes away what Windows lacks, calls itself Windows, and only then meets our code.
+None of this was tried on a Mac or on Windows. A subprocess imports other people's packages as they are here, then takes
+away what Windows lacks, calls itself Windows, and only then meets our code.
 """
 import json
 import os

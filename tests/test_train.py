@@ -20,8 +20,7 @@ from run.directory import LOGS
 ROOT = Path(train.__file__).parent
 TINY = dict(name="run", steps=2, pop=6, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2,
             evolve_every=1, probe_every=0)
-# Values of each switch that has few; a test's run takes the i-th value of each (SWITCHES), so that as many
-# runs as the longest list has cover them all, in changing company. Bounds and sizes have a second value here.
+# A test's run takes the i-th value of each switch, so that as many runs as the longest list has cover them all.
 WITH_CHOICES = [f for f in dataclasses.fields(config.Config) if f.metadata["choices"]]
 SWITCHES = {f.name: list(f.metadata["choices"]) for f in WITH_CHOICES} | dict(
     task_types=["code_o", "code_i", "code_f", "code_o,code_i,code_f", "math,logic", "code_o,code_i,code_f,math,logic"],
