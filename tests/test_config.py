@@ -46,8 +46,6 @@ def test_presets_pass_the_checks_and_leave_nothing_open(prompt_format):
     assert {name: getattr(cfg, name) for name in config.PRESETS[prompt_format]} == config.PRESETS[prompt_format]
     assert (cfg.pop, cfg.teachers, cfg.grace, cfg.importance_cap) == (8, 4, cfg.evolve_every, 0)
     assert config.resolve_config(config.Config(), prompt_format, "cuda").importance_cap == 2
-    alone = config.resolve_config(config.Config(single=True, grace=0), prompt_format)
-    assert (alone.pop, alone.teachers, alone.grace) == (2, 1, 0)
 
 
 @pytest.mark.parametrize("algo", config.ALGORITHMS)

@@ -1,12 +1,14 @@
 """Rollouts: cached equals uncached, draws depend on the row's key alone, end tokens end rows and belong to them."""
 import dataclasses
+import gc
+import weakref
 
 import numpy as np
 import pytest
 import torch
 from varlen import varlen_reference
 
-from generate import Prompts, Rollout, SamplingParams, draw, generate, sample
+from generate import DecodeBatch, Prompts, Rollout, SamplingParams, draw, generate, sample
 from weights import closing_table
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25]]
@@ -84,7 +86,8 @@ def test_draws_depend_on_the_key_alone(tiny, population):
 
 
 def test_finished_rows_stop_costing(tiny, passes):
-    """At most 4/3 of the live rows are run once the batch has shrunk; a prompt is run once for all attempts at it."""
+    """At most 4/3 of the live rows are run once the batch has shrunk; a prompt is run once for all attempts at it. Waiting
+    prompts take the places of ended rows as they come free: of 8 at least 3/4 are busy until nobody waits."""
     rollout = ask(tiny, None, PROMPTS * 8, max_new_tokens=60)
     assert passes[0] == (32, 6) and all(T == 1 for _, T in passes[1:])
     for t, (n_rows, _) in enumerate(passes[1:], 1):
@@ -94,10 +97,7 @@ def test_finished_rows_stop_costing(tiny, passes):
     passes.clear()
     ask(tiny, None, n=16, max_new_tokens=1)
     assert passes == [(4, 6)], "one pass over four prompts, and none after the last token"
-
-
-def test_waiting_prompts_take_the_places_of_ended_rows(tiny, passes):
-    """Of 8 places at least 3/4 are busy until nobody waits, and prompts are run as places come free, never all at once."""
+    passes.clear()
     rollout = ask(tiny, None, PROMPTS * 12, max_new_tokens=60, rollout_batch=8)
     steps, admitted = ([B for B, T in passes if (T > 1) == several] for several in (False, True))
     assert max(steps) == 8 and max(admitted) <= 8 and sum(admitted) >= 36 and len(admitted) > 6
@@ -200,3 +200,21 @@ def test_rows_end_where_the_closing_text_is_complete(tiny, population):
     assert 3 < n_ended < 24, "the case needs rows that end and rows that are cut off"
     both = ask(tiny, adapters, closing=closing, **asked)
     assert (both.n_tokens <= ended.n_tokens).all() and (both.n_tokens < ended.n_tokens).any(), "end tokens still end rows"
+
+
+@pytest.mark.parametrize("kernel", [None, varlen_reference])
+def test_no_cache_outlives_its_call(tiny, population, monkeypatch, kernel):
+    """Without the collector of circles: else the next call has two caches."""
+    caches = []
+
+    class Noted(DecodeBatch):
+        def __init__(self, *args):
+            super().__init__(*args)
+            caches.append(weakref.ref(self.cache))
+
+    monkeypatch.setattr("generate.DecodeBatch", Noted)
+    monkeypatch.setattr("generate.paged_kernel", lambda *args: kernel)
+    gc.disable()
+    ask(tiny, population(tiny), n=2, max_new_tokens=8)
+    gc.enable()
+    assert len(caches) == 1 and caches[0]() is None

@@ -67,7 +67,6 @@ def test_make_prefers_the_cpu_build_of_torch(tmp_path, gpu, index, wheels, words
         (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / file).chmod(0o755)
-    # without what a `make test` that this is a part of has set; GPU is a number
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKEOVERRIDES", "CI")}
     environment |= dict(PATH=f"{tmp_path / 'path'}:{os.environ['PATH']}", GPU="3", **surroundings)
     subprocess.run(["make", "setup", f"PYTHON={sys.executable}", *words], cwd=tmp_path, env=environment, check=True, timeout=60)
@@ -82,7 +81,6 @@ def test_make_prefers_the_cpu_build_of_torch(tmp_path, gpu, index, wheels, words
 
 CELLS = json.loads((ROOT / "course" / "lab.ipynb").read_text(encoding="utf-8"))["cells"]
 CODE = {cell["id"]: "".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"}
-# The two names that the last cell wants of IPython.
 STAND_IN = """
 import sys, types
 shown = types.ModuleType("IPython.display")

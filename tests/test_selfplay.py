@@ -271,6 +271,8 @@ def test_training_batch(setup):
     assert made.group.tolist() == [0, 1, 2, 3, 3, 4, 4]
     assert made.kind.tolist() == [1, 0, 0, 1, 1, 0, 0]
     assert made.rollout.member.tolist() == [0, 0, 0, 2, 2, 3, 3]
+    for part, joined in ((rollout.ids, made.rollout.ids[:3]), (attempts.rollout.ids, made.rollout.ids[3:])):
+        assert (joined[:, :part.shape[1]] == part).all() and not joined[:, part.shape[1]:].any()
     alone = selfplay.training_batch(s, [parts[0], selfplay.student_rows(s, [], None)])
     assert alone.reward.tolist() == [0.5, -1, 0.25] and len(alone.rollout.ids) == 3
     batch[0].reason = batch[1].reason = "sandbox_failure"           # these leave, the others' groups stay apart
