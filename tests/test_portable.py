@@ -28,19 +28,32 @@ for name in "SIGKILL SIGHUP SIGUSR1 SIGALRM SIGCHLD setitimer alarm pthread_sigm
     delattr(signal, name)
 sys.platform = "win32"
 sys.path.insert(0, "")
+import runpy
+"""
+# The files of the loop, and all that the course's exercises and solutions import.
+READING = """
+from importlib import import_module
+from pathlib import Path
+ours = [path for room in (".", "tasks", "infra", "run", "report") for path in Path(room).glob("[a-z]*.py")]
+for path in ours:
+    import_module(".".join(path.with_suffix("").parts))
+for path in Path("course").glob("[es]*s/*.py"):
+    runpy.run_path(str(path))
+print(len(ours))
 """
 
 
-def on_windows(*words):
-    """A module of ours run with these words where Windows is, on a terminal that knows no UTF-8."""
-    body = "import runpy; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+def on_windows(*words, body="del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"):
+    """A module of ours, or other code, run with these words where Windows is, on a terminal that knows no UTF-8."""
     environment = dict(os.environ, PYTHONIOENCODING="cp1252", OMP_NUM_THREADS="1")
     return subprocess.run([sys.executable, "-c", WINDOWS + body, *map(str, words)], cwd=ROOT, env=environment,
                           capture_output=True, text=True, timeout=300)
 
 
-def test_report_and_refusal(tmp_path):
-    """All but the sandbox is there: flags, report. A run ends at once: one sentence, exit code 2."""
+def test_reading_report_and_refusal(tmp_path):
+    """All but the sandbox is there: modules, flags, report. A run ends at once: one sentence, exit code 2."""
+    read = on_windows(body=READING)
+    assert read.returncode == 0 and int(read.stdout) > 40, read.stderr[-3000:]
     told = on_windows("train", "--help")
     assert told.returncode == 0 and "--matching" in told.stdout and not told.stderr
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(dict(step=n, greedy=n / 10)) + "\n" for n in range(3)))

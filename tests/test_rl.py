@@ -8,6 +8,7 @@ from batches import make_batch, pick, settings
 
 import rl
 from config import ALGORITHMS, TARGETS
+from generate import Prompts, SamplingParams, generate
 from infra.distributed import Ranks
 from lora import Adapters
 from model import Base
@@ -205,6 +206,25 @@ def test_adam_equals_adamw_of_each_member(tiny, population):
     adam.reset(1)
     for name, x in state_of(adapters, adam).items():
         assert torch.equal(x[[0, 2]], before[name][[0, 2]]) and (name[0] == "p" or (x[1] == 0).all() and before[name][1].any())
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_two_armed_bandit(tiny, algo):
+    """Generate, pay, update: member 0 is paid for a first token below 31, member 1 for others: both learn."""
+    adapters = Adapters.on(tiny.model, 2, rank=4, alpha=8)
+    for p in range(2):
+        adapters.init_member(p, torch.Generator().manual_seed(p))
+    adam, n, paid = Adam(adapters, [1e-2] * 2), 32, []
+    ones = torch.ones(2 * n, dtype=torch.int64)
+    for step in range(40):
+        prompts = Prompts([[7, 8, 9]] * 2, [0, 1], [(3, step, i) for i in range(2 * n)])
+        rollout = generate(tiny, adapters, prompts, SamplingParams(n=n, max_new_tokens=2))
+        low = rollout.ids[torch.arange(2 * n), rollout.prompt_len] < 31
+        reward = (low == (rollout.member == 0)).float()
+        learn(tiny, adapters, adam, rl.Batch(rollout, reward, rollout.member, ones, 0 * ones), algo, max_new_tokens=2)
+        paid.append(reward.view(2, n).mean(1))
+    first, last = torch.stack(paid[:5]).mean(0), torch.stack(paid[-5:]).mean(0)
+    assert first.max() < 0.7 and last.min() > 0.9, (first, last)
 
 
 FLAGS = dict(algo="gspo", kl_coef=0.1, entropy_coef=0.01, tokens_per_microbatch=60, epochs=2)
