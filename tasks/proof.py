@@ -20,7 +20,6 @@ from verifier import Job
 # `python -m tasks.metamath` finds itself imported here already, which does no harm
 warnings.filterwarnings("ignore", "'tasks.metamath' found in sys.modules", RuntimeWarning)
 THEORIES = Path(__file__).parent / "theories"
-MAX_THEORY = 500_000        # characters of a database's statements
 MAX_SYMBOLS = 60            # of an assertion or a hypothesis
 MAX_HYPOTHESES = 4          # of a theorem
 MAX_PROOF = 4000            # characters of a proof
@@ -54,7 +53,7 @@ def review(theory: "Theory", statement: str, proof: str) -> str:
     demand(is_new, "trivial")
     premises = [h.label for h in theorem.hypotheses if not h.floating]
     words, named = [], {}
-    for step in database.steps(theorem, [(0, word) for word in theorem.proof]):
+    for step in database.steps(theorem):
         if step in premises:
             words.append(named.setdefault(step, f"${len(named)}"))
         elif step in database.assertions and database.assertions[step].expression[0] not in types:
@@ -82,12 +81,11 @@ class Theory:
         floating = [h for h in database.hypotheses if h.floating]
         self.variables = {h.expression[1]: h.expression[0] for h in floating}
         self.types = "\n".join(f"{h.label} $f {' '.join(h.expression)} $." for h in floating)
-        self.n_chars = sum(len(self.line(assertion)) for assertion in self.assertions)
 
     def fresh(self) -> Database:
         """A copy for one proof, whose hypotheses may have the labels of those of other theorems."""
         copy = Database()
-        copy.constants, copy.former = set(self.database.constants), set(self.database.former)
+        copy.constants, copy.former = self.database.constants, self.database.former
         copy.variables, copy.assertions = dict(self.variables), dict(self.database.assertions)
         copy.hypotheses = [h for h in self.database.hypotheses if h.floating]
         copy.labels = {*copy.assertions, *(h.label for h in copy.hypotheses)}
@@ -135,26 +133,18 @@ def load(name: str) -> Theory:
             ordered += [h for h in assertion.hypotheses if not h.floating]
             if ordered != list(assertion.hypotheses) or label in (NAME, *database.incomplete):
                 raise ValueError(f"{label} uses a $f in a block, a $e outside, ? in a proof, or this name")
-        theory = Theory(database)
-        if theory.n_chars > MAX_THEORY:
-            raise ValueError(f"its statements have {theory.n_chars} characters, more than {MAX_THEORY}")
+        return Theory(database)
     except (OSError, ValueError) as error:
         bundled = ", ".join(sorted(file.name for file in THEORIES.glob("*.mm")))
         raise ValueError(f"--theory {name}: {error}; give a Metamath file; bundled are {bundled}") from None
-    return theory
 
 
 # ---------------------------------------------------------------- the task type
 
-def words_of(text: str) -> list[str]:
-    """The tokens of a model's text without comments. Raises ValueError where it is no Metamath."""
-    return [word for _, word in Database().tokens(text)]
-
-
 def read_theorem(text: str, theory: str) -> Proposal:
     """The first theorem of a text, with the $e and $d before it. Raises ValueError with a reason."""
     before, n_premises = [], 0
-    for label, kind, symbols, proof in STATEMENT.findall(" ".join([*words_of(text), "$. "])):
+    for label, kind, symbols, proof in STATEMENT.findall(" ".join([*Database().tokens(text), "$. "])):
         if kind in ("d", "e"):
             before.append(f"{label} ${kind} {symbols}$.".strip())
             n_premises += kind == "e"
@@ -244,7 +234,7 @@ class Proof(TaskType):
 
     def read_answer(self, written, task, limits):
         """The labels of a proof, perhaps between $= and $."""
-        words = words_of(super().read_answer(written, task, limits))
+        words = list(Database().tokens(super().read_answer(written, task, limits)))
         if "$=" in words:
             words = words[words.index("$=") + 1:]
         proof = " ".join(itertools.takewhile(lambda word: word != "$.", words))
