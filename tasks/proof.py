@@ -1,8 +1,6 @@
-"""Theorems: a teacher states and proves one over a Metamath database; a student proves it again.
-
-A task's message is the statement, its input the teacher's proof, and its program what that proof cites, step
-by step. Nothing runs: a proof is data to metamath.py, which bounds its work.
-"""
+"""Theorems: a teacher states and proves one over a Metamath database; a student proves it again. A task's
+message is the statement, its input the teacher's proof, and its program what that proof cites, step by step.
+Nothing runs: a proof is data to metamath.py, which bounds its work."""
 import functools
 import itertools
 import random
@@ -131,8 +129,8 @@ def load(name: str) -> Theory:
         for label, assertion in database.assertions.items():
             ordered = [h for h in database.hypotheses if h in assertion.hypotheses]
             ordered += [h for h in assertion.hypotheses if not h.floating]
-            if ordered != list(assertion.hypotheses) or label in (NAME, *database.incomplete):
-                raise ValueError(f"{label} uses a $f in a block, a $e outside, ? in a proof, or this name")
+            fine = ordered == list(assertion.hypotheses) and label not in (NAME, *database.incomplete)
+            demand(fine, f"{label} uses a $f in a block, a $e outside, ? in a proof, or this name")
         return Theory(database)
     except (OSError, ValueError) as error:
         bundled = ", ".join(sorted(file.name for file in THEORIES.glob("*.mm")))
@@ -161,6 +159,7 @@ class Proof(TaskType):
     """A statement and its proof; the student sees statement and database, and answers any proof of it."""
     name, tags = "proof", ("proof", "metamath", "answer")
     topics = ("without hypotheses", "with one hypothesis", "with two hypotheses")
+    statements, structure = staticmethod(n_cited), staticmethod(digest)
 
     def from_row(self, row):
         theory = row.get("theory", "prop.mm")
@@ -218,14 +217,6 @@ class Proof(TaskType):
         program = review(load(proposal.program), proposal.message, proposal.inputs[0])
         demand(len(program) <= limits.source_chars, "too_long")
         return Task(self.name, program, proposal.inputs, (encode(proposal.message),), proposal.message, key)
-
-    def statements(self, program):
-        """Steps of the proof but those that build formulas."""
-        return n_cited(program)
-
-    def structure(self, program):
-        """Of the proof, whose hypotheses have no names."""
-        return digest(program)
 
     def fields(self, prompt_format, task, limits):
         theory, rng = load(limits.theory), random.Random(task.key)
