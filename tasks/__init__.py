@@ -1,8 +1,6 @@
-"""The task types: code_o deduction, code_i abduction, code_f induction; word problems; puzzles; theorems.
-
-To add one: a class (base.TaskType says what it must return, math.py and logic.py are two examples), its
-template in prompts.TEMPLATES, and a place in TASK_TYPES.
-"""
+"""The task types: code_o deduction, code_i abduction, code_f induction; word problems; puzzles; theorems. To
+add one: a class (base.TaskType; math.py and logic.py are two examples), its template in prompts.TEMPLATES,
+and a place in TASK_TYPES."""
 import functools
 import json
 import random
@@ -24,12 +22,9 @@ FRESH = "micro"                 # in place of a file: random programs (selfplay.
 
 
 def read_tasks(path: str | Path) -> list[Proposal]:
-    """Proposals from JSON lines, which are run like any teacher's.
-
-    {"kind", "program", "input" or "inputs", "message"}, for math {"kind", "question", "program"}, for logic
-    {"kind", "constraints"}, for proof {"kind", "theorem", perhaps "theory"}; or a run's tasks.jsonl. Raises
-    ValueError naming the file or line and what is wrong with it.
-    """
+    """Proposals from JSON lines {"kind", "program", "input" or "inputs", "message"}, for math {"kind",
+    "question", "program"}, for logic {"kind", "constraints"}, for proof {"kind", "theorem", perhaps
+    "theory"}; or a run's tasks.jsonl. Raises ValueError naming file or line and what is wrong with it."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

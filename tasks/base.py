@@ -1,16 +1,15 @@
 """The contract of a task type: what goes in and out (Proposal, Task, Reject), and what all types share.
 
-A task type is one class, its template (prompts.TEMPLATES) and its place in tasks.TASK_TYPES. Nothing of a
-model's text is ever evaluated here: it is parsed under guards (complexity.parse) and otherwise handed to the
-verifier as a Job. Whatever a model writes ends as a value or as a Reject, whose reason is a key of
-validation.REASONS: a new reason goes there. Only users' mistakes raise.
+Nothing of a model's text is ever evaluated here: it is parsed under guards (complexity.parse) and otherwise
+handed to the verifier as a Job. Whatever a model writes ends as a value or as a Reject, whose reason is one
+of validation.REASONS: a new reason goes there. Only users' mistakes raise.
 """
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from sandbox.values import decode
-from tasks.complexity import count_statements, demand, digest, structural_hash
+from tasks.complexity import MAX_CHARS, count_statements, demand, digest, normalise, structural_hash
 from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Answer, Prompt, show, template
 from tasks.validation import (
     REASONS,
@@ -20,7 +19,6 @@ from tasks.validation import (
     check_input,
     check_program,
     check_value,
-    normalise,
 )
 from verifier import Job, Verdict
 
@@ -92,6 +90,8 @@ class TaskType:
     by_input = False        # whether one program on other inputs is another task, not a duplicate
     topics = TOPICS         # (what a proposal is about, how its input begins); one is drawn for each prompt
     seed: Proposal | None = None        # a task to show before there are any, or else those of code
+    statements = staticmethod(count_statements)     # length of a valid task's program
+    structure = staticmethod(structural_hash)       # its hash up to names and constants
 
     def check_templates(self, prompt_format: str) -> None:
         """Raises ValueError where a prompt format has no words for this type."""
@@ -101,26 +101,22 @@ class TaskType:
     def propose(self, prompt_format: str, few_shot: list[Task], rng: random.Random, limits: Limits) -> Prompt:
         """Prompt for a teacher. few_shot: tasks to learn from; in code_f the first is to be given inputs."""
         asked = template(self.name, prompt_format, "propose")
-        examples = []
-        for task in few_shot if "{examples}" in asked.user else []:
-            fields = self.fields(prompt_format, task, limits)
-            examples.append(TEMPLATES[self.name].example.format(**fields))
+        shown = [self.fields(prompt_format, task, limits) for task in few_shot if "{examples}" in asked.user]
+        examples = "\n".join(TEMPLATES[self.name].example.format(**fields) for fields in shown)
         kind = rng.choice(("int", "list", "str"))
         topic, opening = rng.choice(self.topics)
-        fields = dict(type=kind, topic=topic, opening=opening, examples="\n".join(examples),
-                      n_inputs=limits.n_inputs,
-                      program=few_shot[0].program if few_shot else "",
-                      input=few_shot[0].inputs[0] if few_shot else "")
+        program, given = (few_shot[0].program, few_shot[0].inputs[0]) if few_shot else ("", "")
+        fields = dict(type=kind, topic=topic, opening=opening, examples=examples, n_inputs=limits.n_inputs,
+                      program=program, input=given)
         return asked.filled(**fields)
 
     def from_row(self, row: dict) -> Proposal:
         """The proposal in a line of a file of tasks. Raises ValueError or KeyError if it is wrong."""
         inputs = row["inputs"] if "inputs" in row else [row["input"]]
         texts = [row["program"], row.get("message", ""), *inputs]
-        if not isinstance(inputs, list) or not inputs or not all(isinstance(text, str) for text in texts):
-            raise ValueError("program, message and inputs must be strings, an input as between the brackets "
-                             "of a call")
-        program = normalise(row["program"], Limits(source_chars=8000), tidy=False)
+        strings = isinstance(inputs, list) and inputs and all(isinstance(text, str) for text in texts)
+        demand(strings, "program, message and inputs must be strings, an input as in the brackets of a call")
+        program = normalise(row["program"], MAX_CHARS, tidy=False)
         return Proposal(self.name, program, tuple(inputs), row.get("message", ""))
 
     def parse_proposal(self, text: str, prompt_format: str, few_shot: list[Task],
@@ -141,7 +137,7 @@ class TaskType:
         demand(inputs, "no_input")
         given = arguments_text(inputs[0])
         given = form.tidy and canonical_arguments(given) or given
-        return Proposal(self.name, normalise(blocks[at][1], limits, form.tidy), (given,))
+        return Proposal(self.name, normalise(blocks[at][1], limits.source_chars, form.tidy), (given,))
 
     def check(self, proposal: Proposal, limits: Limits) -> Reject | None:
         """Refusal before anything runs, or None."""
@@ -170,14 +166,6 @@ class TaskType:
     def job(self, proposal: Proposal) -> Job:
         """The execution that decides validity and gives the gold outputs."""
         return Job(proposal.program, proposal.inputs, deterministic=True)
-
-    def statements(self, program: str) -> int:
-        """Length of a valid task's program. Raises ValueError where it cannot be read."""
-        return count_statements(program)
-
-    def structure(self, program: str) -> str:
-        """Hash of a valid task's program up to names and constants. See `statements`."""
-        return structural_hash(program)
 
     def accept(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task | Reject:
         """The task that `make` makes of an execution, or the reason why not."""

@@ -4,9 +4,9 @@ from itertools import compress
 
 from sandbox.values import decode, same
 from tasks.base import FAILED, UNJUDGED, VIOLATION, Proposal, TaskType, distinct
-from tasks.complexity import demand
+from tasks.complexity import demand, normalise
 from tasks.prompts import HINT
-from tasks.validation import arguments_text, canonical_arguments, check_program, normalise, split_inputs
+from tasks.validation import arguments_text, canonical_arguments, check_program, split_inputs
 from verifier import Job
 
 
@@ -98,7 +98,8 @@ class Induction(TaskType):
     def read_answer(self, written, task, limits):
         """The program, called f, if it passes a proposal's static checks."""
         demand(written.admits("python"), "syntax")
-        program = normalise(super().read_answer(written, task, limits), limits, written.form.tidy)
+        block = super().read_answer(written, task, limits)
+        program = normalise(block, limits.source_chars, written.form.tidy)
         check_program(program, replace(limits, reject_constant=False))
         return program
 

@@ -1,9 +1,6 @@
-"""What a program's syntax tree says about it: names, statements, and a hash of its structure.
-
-Nothing here runs the program. Model text meets Python's parser in this file alone, behind `parse`, which
-refuses text that is long or nested enough to hurt that parser (it recurses in C, and can take exponential
-time).
-"""
+"""What a program's syntax tree says about it. Nothing here runs the program. Model text meets Python's parser
+in this file alone, behind `parse`, which refuses text that is long or nested enough to hurt that parser (it
+recurses in C, and can take exponential time)."""
 import ast
 import functools
 import hashlib
@@ -131,12 +128,9 @@ def count_statements(source: str) -> int:
 
 
 def structural_hash(source: str) -> str:
-    """Hash of a program's structure, 32 hex digits. Raises ValueError as `parse` does.
-
-    It stays the same under renaming, other constants of the same type, docstrings, annotations, comments and
-    layout, and changes with operators, calls, control flow and names that the program does not define itself
-    (len is not max).
-    """
+    """Hash of a program's structure: the same under renaming, other constants of the same type, docstrings,
+    annotations, comments and layout; another for other operators, calls, control flow, and names that the
+    program does not define itself (len is not max). Raises ValueError as `parse` does."""
     tree = drop_remarks(parse(source))
     bound, names = bound_names(tree), {}
 
@@ -175,6 +169,40 @@ class Renaming(ast.NodeTransformer):
             for argument in node.keywords:
                 argument.arg = argument.arg and self.rename(argument.arg)
         return super().generic_visit(node)
+
+
+def normalise(source: str, max_chars: int, tidy: bool, alias: str = "") -> str:
+    """The program with its entry called f, which may have been the only function or the one called `alias`.
+    With `tidy` also without comments, docstrings, annotations of functions and top-level demonstrations, all
+    of which could state or falsify the answer. Raises ValueError("reason: ...")."""
+    tree = parse(source, max_chars)
+    renamed = entry(tree) is None
+    if renamed:
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        functions = [node for node in functions if node.name == alias] or functions
+        demand(len(functions) == 1 and "f" not in bound_names(tree), "no_entry")
+        old = functions[0].name
+        tree = Renaming(tree, lambda name: "f" if name == old else name).visit(tree)
+    if tidy:
+        tree = drop_demonstrations(drop_remarks(tree))
+    return ast.unparse(tree) if tidy or renamed else source.strip("\n")
+
+
+def drop_demonstrations(tree: ast.Module) -> ast.Module:
+    """Removes, in place, what the top level does only to show f at work: expressions, assertions, whatever
+    names f or __name__, and assignments to names that no definition reads."""
+    names = {node: {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)} for node in tree.body}
+    read = set().union(*(names[node] for node in tree.body if isinstance(node, DEFINITIONS)))
+    kept = []
+    for node in tree.body:
+        shows = isinstance(node, (ast.Expr, ast.Assert)) or not names[node].isdisjoint({"f", "__name__"})
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = getattr(node, "targets", None) or [node.target]
+            shows |= all(isinstance(target, ast.Name) and target.id not in read for target in targets)
+        if isinstance(node, DEFINITIONS) or not shows:
+            kept.append(node)
+    tree.body = kept
+    return tree
 
 
 class _Canonical(Renaming):

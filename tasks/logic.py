@@ -1,8 +1,5 @@
 """Puzzles of true and false: a teacher writes constraints that one assignment fulfils, a student answers it.
-
-The answer is truth values, so it is read here and nothing of a student's has to run. Two puzzles of one
-structure are duplicates; a domain whose tasks differ in their inputs alone says `by_input = True`.
-"""
+The answer is truth values, so it is read here. Two puzzles of one structure are duplicates."""
 import ast
 import itertools
 import re

@@ -1,10 +1,6 @@
-"""Word problems: a teacher writes a question and a program that computes the answer, a student a number.
-
-The answer is a plain number, so it is read here and nothing of a student's has to run. Two tasks whose
-programs have one structure are duplicates, whatever their constants. This file and logic.py show how a domain
-beyond code is added: one class that says what a teacher writes, how it becomes a program for the sandbox,
-what the student sees, and when an answer is right.
-"""
+"""Word problems: a teacher writes a question and a program that computes the answer, a student a number. The
+answer is a plain number, so it is read here and nothing of a student's has to run. Two tasks whose programs
+have one structure are duplicates, whatever their constants."""
 import re
 import unicodedata
 from dataclasses import replace
@@ -12,9 +8,8 @@ from fractions import Fraction
 
 from sandbox.values import decode
 from tasks.base import Proposal, TaskType, is_program
-from tasks.complexity import demand
+from tasks.complexity import demand, normalise
 from tasks.prompts import MATH_TOPICS
-from tasks.validation import normalise
 
 MAX_CHARS = 400             # of an answer
 MAX_DIGITS = 60             # of an answer
@@ -46,11 +41,8 @@ def number(digits: str) -> Fraction:
 
 def rational(text: str) -> set[Fraction]:
     """The one number that an answer states, exactly: {x}; for a percentage {x, x/100}; else the empty set.
-
     Tolerates units, currency, thousands commas, fractions, mixed numbers, percent, powers of ten and the
-    LaTeX forms of all these. An expression ("2*3"), a choice ("3 or 4"), a root or a multiple of pi is no
-    number here. Never raises.
-    """
+    LaTeX forms of all these; no expression ("2*3"), choice ("3 or 4"), root or multiple of pi."""
     if len(text) > MAX_CHARS:
         return set()
     for pattern, by in PLAIN:
@@ -102,7 +94,7 @@ class Math(TaskType):
         demand(written.admits("question", "python"), "syntax")
         demand(questions, "no_question")
         demand(programs, "no_program")
-        program = normalise(programs[0], limits, written.form.tidy, alias="solution")
+        program = normalise(programs[0], limits.source_chars, written.form.tidy, alias="solution")
         return Proposal(self.name, program, ("",), questions[0])
 
     def demands(self, proposal, limits):

@@ -9,6 +9,7 @@ Standard library alone. Models' proofs are checked by it too (proof.py): whateve
 ValueError, and within a number of symbols.
 """
 import argparse
+import itertools
 import re
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,11 @@ SAVE = -1                   # a step that saves what lies on top of the stack
 ILLEGAL = re.compile(r"[^\t\n\f\r -~]")
 LABEL = re.compile(r"[A-Za-z0-9._-]+")
 KEYWORDS, AFTER_LABEL = ("$c", "$v", "$d", "${", "$}", "$f", "$e", "$a", "$p"), ("$f", "$e", "$a", "$p")
+
+
+class Token(str):
+    """A word and the number of its line."""
+    line = 0
 
 
 @dataclass(frozen=True)
@@ -49,28 +55,26 @@ class Database:
         self.distinct: set[frozenset[str]] = set()      # pairs in scope
         self.n_pairs = 0                                # of $d that were written, kept or copied
         self.assertions: dict[str, Assertion] = {}
-        self.scopes, self.incomplete, self.at = [], [], (0, "")     # at: line and token being read
+        self.scopes, self.incomplete, self.at = [], [], Token()     # at: what is being read
 
     def demand(self, met, otherwise: str) -> None:
         if not met:
-            raise ValueError(f"line {self.at[0]}, token {self.at[1][:60]!r}: {otherwise}")
+            raise ValueError(f"line {self.at.line}, token {self.at[:60]!r}: {otherwise}")
 
     def tokens(self, text: str):
-        """(line, token) of everything outside comments."""
-        opened = ()
+        """Every Token outside comments."""
+        opened = None
         for number, line in enumerate(text.split("\n"), 1):
-            self.at = number, "".join(ILLEGAL.findall(line)[:1])
-            self.demand(not self.at[1], "not a printable ASCII character")
-            for token in line.split():
-                if token == "$(" and not opened:
-                    opened = number, token
-                elif not opened:
-                    yield number, token
-                elif token == "$)":
-                    opened = ()
-                elif "$(" in token or "$)" in token:
-                    self.at = number, token
-                    self.demand(False, "comments do not nest")
+            for word in [*ILLEGAL.findall(line)[:1], *line.split()]:
+                self.at = Token(word)
+                self.at.line = number
+                self.demand(not ILLEGAL.match(word), "not a printable ASCII character")
+                if opened and word != "$)":
+                    self.demand("$(" not in word and "$)" not in word, "comments do not nest")
+                elif opened or word == "$(":
+                    opened = None if opened else self.at
+                else:
+                    yield self.at
         self.at = opened or self.at
         self.demand(not opened, "this comment is not closed")
 
@@ -78,7 +82,7 @@ class Database:
         """Reads and verifies a text. Raises ValueError at the first mistake."""
         self.source, self.max_work, label = self.tokens(text), max_work, ""
         for self.at in self.source:
-            word = self.at[1]
+            word = self.at
             if not word.startswith("$"):
                 self.demand(LABEL.fullmatch(word) and not label, "a keyword or one label before it is due")
                 for names in (self.labels, self.constants, self.former):
@@ -108,41 +112,40 @@ class Database:
         self.demand(not label and not self.scopes, "the file ends inside a block or a statement")
         return self
 
-    def until(self, end: str) -> list[tuple[int, str]]:
-        """The tokens before `end`, with their lines."""
+    def until(self, end: str) -> list[Token]:
+        """The tokens before `end`."""
         words = []
         for self.at in self.source:
-            if self.at[1] == end:
+            if self.at == end:
                 return words
-            self.demand("$" not in self.at[1], f"{end} was expected before this")
+            self.demand("$" not in self.at, f"{end} was expected before this")
             words.append(self.at)
         self.demand(False, f"the file ends before {end}")
 
-    def expression(self, end: str) -> tuple[str, ...]:
+    def expression(self, end: str) -> tuple[Token, ...]:
         """The symbols before `end`: a constant, then constants and variables that have a type."""
         words = self.until(end)
         self.demand(words, "an expression is missing before this")
         for self.at in words:
-            known = self.at[1] in self.constants or self.at is not words[0] and self.variables.get(self.at[1])
+            known = self.at in self.constants or self.at is not words[0] and self.variables.get(self.at)
             self.demand(known, "neither a constant nor, behind the first symbol, a variable with a $f")
-        return tuple(word for _, word in words)
+        return tuple(words)
 
-    def declare(self, word: str, label: str, words: list[tuple[int, str]]) -> None:
+    def declare(self, word: str, label: str, names: list[Token]) -> None:
         """$c constants, $v variables, $d distinct variables, $f a variable's type."""
-        names = [name for _, name in words]
         self.demand(names, "symbols are missing before this")
-        for self.at, name in zip(words, names) if word in ("$c", "$v") else ():
+        for self.at in names if word in ("$c", "$v") else ():
             for taken in (self.constants, self.labels, self.former if word == "$c" else self.variables):
-                self.demand(name not in taken, "this symbol is in use already")
+                self.demand(self.at not in taken, "this symbol is in use already")
             self.demand(word == "$v" or not self.scopes, "constants are declared outside of blocks")
-            (self.former if word == "$v" else self.constants).add(name)
-            self.variables |= {name: ""} if word == "$v" else {}
-        self.at = words[-1]
+            (self.former if word == "$v" else self.constants).add(self.at)
+            self.variables |= {self.at: ""} if word == "$v" else {}
+        self.at = names[-1]
         if word == "$d":
             different = len(names) == len(set(names)) > 1 and self.variables.keys() >= set(names)
             self.demand(different, "a $d names two or more different variables in scope")
             self.count_pairs(len(names) ** 2)
-            self.distinct |= {frozenset((a, b)) for i, a in enumerate(names) for b in names[:i]}
+            self.distinct |= {frozenset(pair) for pair in itertools.combinations(names, 2)}
         if word == "$f":
             fine = len(names) == 2 and names[0] in self.constants and self.variables.get(names[1]) == ""
             self.demand(fine, "a $f is a constant and a variable in scope that has no type yet")
@@ -155,12 +158,12 @@ class Database:
         needed = tuple(h for h in self.hypotheses if not h.floating or h.expression[1] in used)
         self.count_pairs(len(self.distinct))
         distinct = frozenset(pair for pair in self.distinct if pair <= used)
-        made = Assertion(label, needed, expression, distinct, tuple(word for _, word in proof or ()))
+        made = Assertion(label, needed, expression, distinct, tuple(proof or ()))
         if any("?" in word for word in made.proof):
             self.incomplete.append(label)
         elif proof is not None:
             try:
-                self.check(made, proof)
+                self.check(made)
             except ValueError as error:
                 raise ValueError(f"{error} (in the proof of {label})") from None
         self.assertions[label] = made
@@ -170,19 +173,19 @@ class Database:
         self.n_pairs += n
         self.demand(self.n_pairs <= self.max_work, "too many pairs of distinct variables")
 
-    def steps(self, theorem: Assertion, proof: list[tuple[int, str]]):
+    def steps(self, theorem: Assertion):
         """The steps of a proof, normal or compressed: labels (not looked up), SAVE, numbers of saved ones."""
-        words = [word for _, word in proof]
-        if words[:1] != ["("]:
+        proof = theorem.proof
+        if proof[:1] != ("(",):
             for self.at in proof:
-                yield self.at[1]
+                yield self.at
             return
-        self.at, end = proof[0], words.index(")") if ")" in words else 0
-        labels = [h.label for h in theorem.hypotheses] + words[1:end]
+        self.at, end = proof[0], proof.index(")") if ")" in proof else 0
+        labels = [*(h.label for h in theorem.hypotheses), *proof[1:end]]
         self.demand(end and len(set(labels)) == len(labels), "labels end with ), each once, none mandatory")
         n_saved, number, after_step = 0, 0, False
         for self.at in proof[end + 1:]:
-            for letter in self.at[1]:
+            for letter in self.at:
                 self.demand("A" <= letter <= "Z", "a compressed proof consists of the letters A to Z")
                 if letter == "Z":
                     self.demand(after_step, "Z follows no step")
@@ -197,11 +200,11 @@ class Database:
                     number = 0
         self.demand(number == 0, "the proof ends inside a number")
 
-    def check(self, theorem: Assertion, proof: list[tuple[int, str]]) -> None:
-        """Runs a proof. Raises ValueError if it proves something else or writes over max_work symbols."""
+    def check(self, theorem: Assertion) -> None:
+        """Runs its proof. Raises ValueError if it proves something else or writes over max_work symbols."""
         stack, known, n_saved = [], {h.label: h.expression for h in self.hypotheses}, 0
         self.left = self.max_work
-        for step in self.steps(theorem, proof):
+        for step in self.steps(theorem):
             self.left -= 1
             self.demand(self.left > 0, TOO_LONG)
             if step == SAVE:

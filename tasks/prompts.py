@@ -13,13 +13,22 @@ from dataclasses import dataclass
 
 # ---------------------------------------------------------------- every word that a model is shown
 
+def fenced(tag: str, body: str) -> str:
+    """A block of Markdown."""
+    return f"```{tag}\n{body}\n```\n"
+
+
+PROGRAM, INPUT, OUTPUT = (fenced(*block) for block in (
+    ("python", "{program}"), ("input", "{input}"), ("output", "{output}")))
+
+
 @dataclass(frozen=True)
 class Template:
     """What is said of one task type; what is left "" is not served. {names} are those that `TaskType.propose`
     and `TaskType.fields` fill in. FINAL or AT_ONCE follows `solve`."""
     propose: str = ""                       # what a teacher is asked in chat, direct and base
     opening: str = ""                       # of its answer in chat and direct
-    example: str = "```input\n{input}\n```\n```python\n{program}\n```\n"     # how a task is shown to it
+    example: str = INPUT + PROGRAM          # how a task is shown to it
     solve: str = ""                         # what a student is asked in chat, direct and base
     give: str = "the answer"                # what to give
     form: str = "ANSWER"                    # what the block with it looks like
@@ -46,63 +55,33 @@ stack. The label of a variable or of a hypothesis is put on the stack. The label
 from the stack what its variables stand for, in the order of the database, and then its hypotheses ($e), \
 and puts there what it says of them. At the end the theorem alone is left.
 
-```metamath
-{theory}
-```
-"""
+""" + fenced("metamath", "{theory}")
 TEMPLATES = {
     "code_o": Template(
         micro=("propose out {type}\n", "out\n{program}\nf({input})\n"), opening=EXAMPLE,
         propose=WRITE_TASK.replace("{seen}", "both and must find the output"),
-        solve="""What does this Python function return for this input?
-
-```python
-{program}
-```
-```input
-{input}
-```
-""", give="the returned value as a Python literal", form="VALUE"),
+        solve=f"What does this Python function return for this input?\n\n{PROGRAM}{INPUT}",
+        give="the returned value as a Python literal", form="VALUE"),
     "code_i": Template(
         micro=("propose inp {type}\n", "inp\n{program}\n{output}\n"), opening=EXAMPLE,
         propose=WRITE_TASK.replace("{seen}", "the function and its output and must find the input"),
-        solve="""Find an input for which this Python function returns this output.
-
-```python
-{program}
-```
-```output
-{output}
-```
-""",
+        solve=f"Find an input for which this Python function returns this output.\n\n{PROGRAM}{OUTPUT}",
         give="the arguments, as they would stand between the brackets of a call,", form="ARGUMENTS"),
     "code_f": Template(
         micro=("args\n{program}\n", "fun\n{pairs}"), opening="```python\nf({input})\nf(",
-        propose="""Here is a Python function:
-
-```python
-{program}
-```
+        propose=f"Here is a Python function:\n\n{PROGRAM}" + """\
 Write {n_inputs} calls of `f` with different literal arguments, one per line, that together show everything \
 that the function does: usual and unusual cases. Then write a message: one sentence that hints at what the \
 function does, without giving its code. Another programmer will see some of the calls, their results and \
 the message, and must write the function. Answer with a block of calls and a block with the message, like \
 this:
 
-```python
-f({input})
-```
-```message
-A SENTENCE
-```
-""",
-        solve="""Find the Python function `f` that gives these outputs for these inputs.
-
-{pairs}
-{hint}""", give="the whole function", form="def f(...):\n    ..."),
+""" + fenced("python", "f({input})") + fenced("message", "A SENTENCE"),
+        solve="Find the Python function `f` that gives these outputs for these inputs.\n\n{pairs}\n{hint}",
+        give="the whole function", form="def f(...):\n    ..."),
     "math": Template(
         micro=("propose math\n", "math\n{question}\n"), opening="```question\n",
-        example="```question\n{question}\n```\n```python\n{program}\n```\n",
+        example=fenced("question", "{question}") + PROGRAM,
         propose="""Here are examples of a word problem and a Python function that computes its answer:
 
 {examples}
@@ -114,7 +93,7 @@ and not give the answer away. Write two blocks like those above and nothing else
         solve="{question}\n\n", give="the number", form="NUMBER"),
     "logic": Template(
         micro=("propose logic\n", "logic\n{constraints}\n"), opening="```constraints\n",
-        example="```constraints\n{constraints}\n```\n",
+        example=fenced("constraints", "{constraints}"),
         propose="""Here are examples of puzzles. The lines of a puzzle are all true, and its variables are \
 True or False:
 
@@ -124,12 +103,8 @@ brackets. Exactly one assignment of True and False to the variables must make al
 alone should give it away: another programmer must find it by thinking. Write one block like those above \
 and nothing else.
 """,
-        solve="""These lines are all true. Each variable is True or False, and exactly one assignment fits.
-
-```constraints
-{constraints}
-```
-""",
+        solve="These lines are all true. Each variable is True or False, and exactly one assignment fits.\n\n"
+              + fenced("constraints", "{constraints}"),
         give="each variable as `name = True` or `name = False`, one a line,", form="{form}"),
     "proof": Template(
         opening="```metamath\n",
@@ -142,18 +117,12 @@ Write one new theorem {topic}, whose proof cites {cited}: hypotheses ($e) if it 
 is not in the database, and no single label proves it. Another programmer will see the theorem alone and \
 must find a proof. Write one block like those above and nothing else.
 """,
-        solve=METAMATH + """Here is a theorem with its proof, which stands between `$=` and `$.`:
-
-```metamath
-{example}
-```
-Prove this theorem:
-
-```metamath
-{statement}
-```
-""", give="the proof, its labels alone,", form="LABELS", example="")}
-FINAL = "{t.solve}Think step by step, then give {t.give} in a final block:\n\n```{{tag}}\n{t.form}\n```\n"
+        solve=METAMATH + "Here is a theorem with its proof, which stands between `$=` and `$.`:\n\n"
+              + fenced("metamath", "{example}") + "Prove this theorem:\n\n"
+              + fenced("metamath", "{statement}"),
+        give="the proof, its labels alone,", form="LABELS", example="")}
+FINAL = ("{t.solve}Think step by step, then give {t.give} in a final block:\n\n"
+         + fenced("{{tag}}", "{t.form}"))
 AT_ONCE = "{t.solve}Give {t.alone}.\n"      # no form: a student whose block is open would copy it
 ENVELOPE = """A conversation between User and Assistant. The user asks a question, and the Assistant solves \
 it. The assistant first thinks about the reasoning process in the mind and then provides the user with the \
@@ -259,7 +228,7 @@ class PromptFormat:
     propose: Prompt                         # what a teacher is asked, of a Template t
     solve: Prompt                           # the same of a student
     blocks: Callable[[str], list[tuple[str, str]]]
-    pair: str = "```input\n{input}\n```\n```output\n{output}\n```\n"
+    pair: str = INPUT + OUTPUT
     strict: bool = False                    # the protocol's blocks and nothing else; others pass over chatter
     tidy: bool = True                       # store programs without comments, docstrings and annotations
     closing: str = ""                       # text that ends an answer where the model may have no end token

@@ -1,8 +1,6 @@
-"""Theorems: a teacher states and proves one over a Metamath database; a student proves it again.
-
-A task's message is the statement, its input the teacher's proof, and its program what that proof cites, step
-by step. Nothing runs: a proof is data to metamath.py, which bounds its work.
-"""
+"""Theorems: a teacher states and proves one over a Metamath database; a student proves it again. A task's
+message is the statement, its input the teacher's proof, and its program what that proof cites, step by step.
+Nothing runs: a proof is data to metamath.py, which bounds its work."""
 import functools
 import itertools
 import random
@@ -20,7 +18,6 @@ from verifier import Job
 # `python -m tasks.metamath` finds itself imported here already, which does no harm
 warnings.filterwarnings("ignore", "'tasks.metamath' found in sys.modules", RuntimeWarning)
 THEORIES = Path(__file__).parent / "theories"
-MAX_THEORY = 500_000        # characters of a database's statements
 MAX_SYMBOLS = 60            # of an assertion or a hypothesis
 MAX_HYPOTHESES = 4          # of a theorem
 MAX_PROOF = 4000            # characters of a proof
@@ -54,7 +51,7 @@ def review(theory: "Theory", statement: str, proof: str) -> str:
     demand(is_new, "trivial")
     premises = [h.label for h in theorem.hypotheses if not h.floating]
     words, named = [], {}
-    for step in database.steps(theorem, [(0, word) for word in theorem.proof]):
+    for step in database.steps(theorem):
         if step in premises:
             words.append(named.setdefault(step, f"${len(named)}"))
         elif step in database.assertions and database.assertions[step].expression[0] not in types:
@@ -82,7 +79,6 @@ class Theory:
         floating = [h for h in database.hypotheses if h.floating]
         self.variables = {h.expression[1]: h.expression[0] for h in floating}
         self.types = "\n".join(f"{h.label} $f {' '.join(h.expression)} $." for h in floating)
-        self.n_chars = sum(len(self.line(assertion)) for assertion in self.assertions)
 
     def fresh(self) -> Database:
         """A copy for one proof, whose hypotheses may have the labels of those of other theorems."""
@@ -133,28 +129,20 @@ def load(name: str) -> Theory:
         for label, assertion in database.assertions.items():
             ordered = [h for h in database.hypotheses if h in assertion.hypotheses]
             ordered += [h for h in assertion.hypotheses if not h.floating]
-            if ordered != list(assertion.hypotheses) or label in (NAME, *database.incomplete):
-                raise ValueError(f"{label} uses a $f in a block, a $e outside, ? in a proof, or this name")
-        theory = Theory(database)
-        if theory.n_chars > MAX_THEORY:
-            raise ValueError(f"its statements have {theory.n_chars} characters, more than {MAX_THEORY}")
+            fine = ordered == list(assertion.hypotheses) and label not in (NAME, *database.incomplete)
+            demand(fine, f"{label} uses a $f in a block, a $e outside, ? in a proof, or this name")
+        return Theory(database)
     except (OSError, ValueError) as error:
         bundled = ", ".join(sorted(file.name for file in THEORIES.glob("*.mm")))
         raise ValueError(f"--theory {name}: {error}; give a Metamath file; bundled are {bundled}") from None
-    return theory
 
 
 # ---------------------------------------------------------------- the task type
 
-def words_of(text: str) -> list[str]:
-    """The tokens of a model's text without comments. Raises ValueError where it is no Metamath."""
-    return [word for _, word in Database().tokens(text)]
-
-
 def read_theorem(text: str, theory: str) -> Proposal:
     """The first theorem of a text, with the $e and $d before it. Raises ValueError with a reason."""
     before, n_premises = [], 0
-    for label, kind, symbols, proof in STATEMENT.findall(" ".join([*words_of(text), "$. "])):
+    for label, kind, symbols, proof in STATEMENT.findall(" ".join([*Database().tokens(text), "$. "])):
         if kind in ("d", "e"):
             before.append(f"{label} ${kind} {symbols}$.".strip())
             n_premises += kind == "e"
@@ -171,6 +159,7 @@ class Proof(TaskType):
     """A statement and its proof; the student sees statement and database, and answers any proof of it."""
     name, tags = "proof", ("proof", "metamath", "answer")
     topics = ("without hypotheses", "with one hypothesis", "with two hypotheses")
+    statements, structure = staticmethod(n_cited), staticmethod(digest)
 
     def from_row(self, row):
         theory = row.get("theory", "prop.mm")
@@ -229,14 +218,6 @@ class Proof(TaskType):
         demand(len(program) <= limits.source_chars, "too_long")
         return Task(self.name, program, proposal.inputs, (encode(proposal.message),), proposal.message, key)
 
-    def statements(self, program):
-        """Steps of the proof but those that build formulas."""
-        return n_cited(program)
-
-    def structure(self, program):
-        """Of the proof, whose hypotheses have no names."""
-        return digest(program)
-
     def fields(self, prompt_format, task, limits):
         theory, rng = load(limits.theory), random.Random(task.key)
         return dict(theory=theory.listing(rng, task.inputs[0]), example="\n".join(theory.examples(rng, 1)),
@@ -244,7 +225,7 @@ class Proof(TaskType):
 
     def read_answer(self, written, task, limits):
         """The labels of a proof, perhaps between $= and $."""
-        words = words_of(super().read_answer(written, task, limits))
+        words = list(Database().tokens(super().read_answer(written, task, limits)))
         if "$=" in words:
             words = words[words.index("$=") + 1:]
         proof = " ".join(itertools.takewhile(lambda word: word != "$.", words))

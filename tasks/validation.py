@@ -1,25 +1,13 @@
 """What a task may be: sizes, reasons for refusal, and the static checks of programs, inputs and results.
-
-Nothing here runs a program; the sandbox is the wall. These checks give the ordinary cases a name, spare the
-sandbox work that cannot succeed, and keep out of the archive what could not be shown to a student.
-"""
+The sandbox is the wall. These checks give the ordinary cases a name, spare the sandbox work that cannot
+succeed, and keep out of the archive what could not be shown to a student."""
 import ast
 import cmath
 import math
 import re
 from dataclasses import dataclass, replace
 
-from tasks.complexity import (
-    DEFINITIONS,
-    Renaming,
-    bound_names,
-    demand,
-    drop_remarks,
-    entry,
-    global_names,
-    parse,
-    tree_of,
-)
+from tasks.complexity import demand, entry, global_names, tree_of
 from tasks.prompts import FORMATS, show
 
 # Why a proposal was refused, as the logs count it: by reading, by the sandbox, by what it returned, and what
@@ -33,25 +21,20 @@ REASONS = frozenset(
     "no_proof unproved unused_hypothesis trivial other_theory".split())
 IMPORTS = frozenset("math itertools functools collections string re heapq bisect operator copy fractions "
                     "decimal statistics typing dataclasses".split())
-# The sandbox is the wall; this list only gives the ordinary cases a name and keeps them out of the archive.
 # id and hash: hash(None) is an address, the same in every process of one machine and another on the next.
 BANNED = frozenset("__import__ eval exec compile open input breakpoint globals locals vars exit quit help "
                    "id hash __builtins__ __loader__ __spec__".split())
 DUNDERS = frozenset("__init__ __name__ __len__ __iter__ __next__ __getitem__ __add__ __mul__ __eq__ "
                     "__lt__".split())
 CONTROL = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:think|answer|eos)>|```")
-ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
 BRACKETED = re.compile(r"[<\[{|].*[>\]}|]", re.S)
 
 
 def control_of(tokenizer) -> re.Pattern:
     """CONTROL, and the added tokens of a tokenizer that chats are made of: special or in brackets."""
-    added = []
-    for token in tokenizer.added_tokens_decoder.values():
-        text = token.content.strip()
-        if len(text) > 1 and (token.special or BRACKETED.fullmatch(text)):
-            added.append(re.escape(text))
-    return re.compile("|".join([CONTROL.pattern, *sorted(added)]))
+    added = [(token.content.strip(), token.special) for token in tokenizer.added_tokens_decoder.values()]
+    chats = {text for text, special in added if len(text) > 1 and (special or BRACKETED.fullmatch(text))}
+    return re.compile("|".join([CONTROL.pattern, *sorted(map(re.escape, chats))]))
 
 
 @dataclass(frozen=True)
@@ -84,44 +67,6 @@ class Limits:
     def of_run(cls, cfg, prompt_format: str, tokenizer) -> "Limits":
         """Those of a run: its prompt format's and tokenizer's, or what its flags (config.Config) say."""
         return replace(cls.for_format(prompt_format), theory=cfg.theory, control=control_of(tokenizer))
-
-
-def normalise(source: str, limits: Limits, tidy: bool, alias: str = "") -> str:
-    """The program with its entry called f, which may have been the only function or the one called `alias`.
-    With `tidy` also without comments, docstrings, annotations of functions and top-level demonstrations, all
-    of which could state or falsify the answer. Raises ValueError("reason: ...")."""
-    demand(len(source) <= limits.source_chars, "too_long")
-    tree = parse(source)
-    renamed = entry(tree) is None
-    if renamed:
-        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-        functions = [node for node in functions if node.name == alias] or functions
-        demand(len(functions) == 1 and "f" not in bound_names(tree), "no_entry")
-        old = functions[0].name
-        tree = Renaming(tree, lambda name: "f" if name == old else name).visit(tree)
-    if tidy:
-        tree = drop_demonstrations(drop_remarks(tree))
-    return ast.unparse(tree) if tidy or renamed else source.strip("\n")
-
-
-def names_in(node: ast.AST) -> set[str]:
-    """Every name that is read or set anywhere below a node."""
-    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-
-
-def drop_demonstrations(tree: ast.Module) -> ast.Module:
-    """Removes, in place, what the top level does only to show f at work: expressions, assertions, whatever
-    names f or __name__, and assignments to names that no definition reads."""
-    read = set().union(*(names_in(node) for node in tree.body if isinstance(node, DEFINITIONS)))
-    kept = []
-    for node in tree.body:
-        targets = getattr(node, "targets", [getattr(node, "target", None)])
-        unread = all(isinstance(target, ast.Name) and target.id not in read for target in targets)
-        shows = isinstance(node, (ast.Expr, ast.Assert)) or not names_in(node).isdisjoint({"f", "__name__"})
-        if isinstance(node, DEFINITIONS) or not shows and not (isinstance(node, ASSIGNMENTS) and unread):
-            kept.append(node)
-    tree.body = kept
-    return tree
 
 
 def check_program(source: str, limits: Limits) -> None:

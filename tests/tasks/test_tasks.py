@@ -11,7 +11,7 @@ from proposals import CHAT, MICRO, fate, judge, outcome
 from sandbox.values import encode
 from tasks import IDENTITY, TASK_TYPES, read_tasks, validation
 from tasks.base import Proposal, Reject, Task
-from tasks.complexity import entry, parse
+from tasks.complexity import entry, normalise, parse
 from tasks.prompts import PROMPT_FORMATS, Prompt, show
 from tasks.validation import Limits
 from verifier import Job, Verdict
@@ -288,12 +288,12 @@ def test_arguments_in_the_ways_models_write_them():
 
 def test_entry_is_renamed_through_the_tree():
     source = "def fact(n):\n    'fact'\n    return 1 if n < 2 else n * fact(n - 1) + len('fact')"
-    assert validation.normalise(source, CHAT, tidy=False).count("fact") == 2 and "f(n - 1)" in validation.normalise(source, CHAT, tidy=False)
-    assert validation.normalise(REVERSE + "\n", MICRO, tidy=False) == REVERSE
+    assert normalise(source, CHAT.source_chars, tidy=False).count("fact") == 2 and "f(n - 1)" in normalise(source, CHAT.source_chars, tidy=False)
+    assert normalise(REVERSE + "\n", MICRO.source_chars, tidy=False) == REVERSE
     shown = "table = [3]\n\ndef f(x):\n    return x + table[0]\n{}"
     for demonstration in ("if __name__ == '__main__':\n    f(1)", "print(4)", "assert f(1) == 4", "answer = 4", "y: int = f(1)"):
-        assert validation.normalise(shown.format(demonstration), CHAT, tidy=True) == shown.format("").strip(), demonstration
-    assert validation.normalise("def f(x):\n    'only a docstring'", CHAT, tidy=True) == "def f(x):\n    pass"
+        assert normalise(shown.format(demonstration), CHAT.source_chars, tidy=True) == shown.format("").strip(), demonstration
+    assert normalise("def f(x):\n    'only a docstring'", CHAT.source_chars, tidy=True) == "def f(x):\n    pass"
 
 
 ROWS = [dict(program="def g(x): return x + 1", input="5"),
