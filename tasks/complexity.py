@@ -191,7 +191,7 @@ def normalise(source: str, max_chars: int, tidy: bool, alias: str = "") -> str:
 def drop_demonstrations(tree: ast.Module) -> ast.Module:
     """Removes, in place, what the top level does only to show f at work: expressions, assertions, whatever
     names f or __name__, and assignments to names that no definition reads."""
-    names = {node: {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)} for node in tree.body}
+    names = {node: {x.id for x in ast.walk(node) if isinstance(x, ast.Name)} for node in tree.body}
     read = set().union(*(names[node] for node in tree.body if isinstance(node, DEFINITIONS)))
     kept = []
     for node in tree.body:
