@@ -6,7 +6,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES
-from tasks.prompts import PROMPT_FORMATS
+from tasks.prompts import PROMPT_FORMATS, template
 from tasks.proof import load
 from trueskill_lite import RATINGS
 
@@ -254,7 +254,8 @@ def check(cfg: Config) -> None:
         unknown = sorted(set(getattr(cfg, name).split(",")) - set(valid))
         demand(not unknown, f"{spelled(name)}: {', '.join(unknown)} unknown; valid: {', '.join(valid)}")
     for kind in task_types:
-        TASK_TYPES[kind].check_templates(cfg.prompt_format)
+        for phase in ("propose", "solve"):
+            template(kind, cfg.prompt_format, phase)        # which raises ValueError where there is none
     if "proof" in task_types:
         load(cfg.theory)                                    # which raises ValueError for a bad theory
     demand(cfg.tasks != "micro" or set(task_types) <= {"code_o", "code_i"},

@@ -47,7 +47,6 @@ class Limits:
     n_inputs: int = 10                  # code_f: inputs that the teacher is asked for
     min_inputs: int = 6                 # code_f: distinct ones on which the program must return
     n_shown: int = 5                    # code_f: pairs that the student sees; the others grade
-    imports: frozenset[str] = IMPORTS
     max_number: float = math.inf        # in inputs and outputs; those of this size are too large
     max_items: float = math.inf         # longest string or container in inputs and outputs
     reject_constant: bool = False       # refuse programs that overwrite every parameter before reading it
@@ -80,7 +79,7 @@ def check_program(source: str, limits: Limits) -> None:
             modules = {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             modules = {"." if node.level else (node.module or "").split(".")[0]}
-        demand(modules <= limits.imports, "import")
+        demand(modules <= IMPORTS, "import")
         dunder = isinstance(node, ast.Attribute) and re.fullmatch(r"__\w+__", node.attr)
         demand(not dunder or node.attr in DUNDERS, "banned_name")
     demand(names.isdisjoint(BANNED), "banned_name")
@@ -103,30 +102,13 @@ def ignores_input(function: ast.FunctionDef) -> bool:
     return True
 
 
-def read_arguments(text: str) -> list[ast.expr]:
-    """Syntax trees of the literals in an argument text. Raises ValueError unless it is plain arguments."""
+def read_arguments(text: str) -> list:
+    """The values in an argument text. Raises ValueError or TypeError unless all are plain literals."""
     tree = tree_of(f"f({text}\n)")
     call = tree.body[0].value if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr) else None
     is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.keywords
-    nodes = [node for argument in call.args for node in ast.walk(argument)] if is_call else []
-    demand(is_call and all(map(is_plain, nodes)), "not_literal")
-    return call.args
-
-
-def is_plain(node: ast.AST) -> bool:
-    """Whether a node may stand in a literal; literal_eval itself decides on the details."""
-    if isinstance(node, ast.Constant):
-        return node.value is not ...
-    if isinstance(node, ast.BinOp):             # 1+2j
-        return isinstance(node.right, ast.Constant) and isinstance(node.right.value, complex)
-    if isinstance(node, ast.Name):
-        return node.id == "set"
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and not node.args and not node.keywords     # set()
-    if isinstance(node, ast.Dict):
-        return None not in node.keys
-    return isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.UnaryOp, ast.USub, ast.UAdd, ast.Add, ast.Sub,
-                             ast.expr_context))
+    demand(is_call, "not_literal")
+    return list(map(ast.literal_eval, call.args))
 
 
 def check_input(text: str, limits: Limits) -> None:
@@ -135,27 +117,35 @@ def check_input(text: str, limits: Limits) -> None:
     demand(not limits.control.search(text), "control_text")
     try:
         arguments = read_arguments(text)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError("too_deep" if str(error).startswith("too_deep") else "not_literal") from None
     for argument in arguments:
-        for node in ast.walk(argument):
-            items = getattr(node, "elts", getattr(node, "keys", 0))
-            check_range(node.value if isinstance(node, ast.Constant) else items, limits)
+        check_parts(argument, limits)
 
 
-def check_range(value, limits: Limits) -> None:
-    """Raises ValueError where one value (not what it contains) is beyond max_number or max_items."""
-    if isinstance(value, (int, float)):
-        demand(abs(value) < limits.max_number, "value_range")
-    elif hasattr(value, "__len__"):
-        demand(len(value) <= limits.max_items, "value_range")
+def check_parts(value, limits: Limits) -> None:
+    """Raises ValueError with the reason why a value, or one inside it, is beyond the limits."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        demand(item is not ..., "not_literal")
+        demand(not isinstance(item, (float, complex)) or cmath.isfinite(item), "not_finite")
+        if isinstance(item, (int, float)):
+            demand(abs(item) < limits.max_number, "value_range")
+        elif hasattr(item, "__len__"):
+            demand(len(item) <= limits.max_items, "value_range")
+        if isinstance(item, dict):
+            stack += [*item.keys(), *item.values()]
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            stack += item
 
 
-def arguments_text(text: str) -> str:
-    """Argument text from what a model wrote: plain, "f(...)" or "x = ..."."""
+def arguments_text(text: str, tidy: bool = False) -> str:
+    """Argument text from what a model wrote: plain, "f(...)" or "x = ..."; `tidy`: as Python prints it."""
     text = text.strip()
     written = re.fullmatch(r"f\((.*)\)|\w+ *=(?!=) *(.*)", text, re.S)
-    return (written[1] or written[2] or "").strip() if written else text
+    text = (written[1] or written[2] or "").strip() if written else text
+    return tidy and canonical_arguments(text) or text
 
 
 def split_inputs(body: str) -> list[str]:
@@ -171,22 +161,14 @@ def split_inputs(body: str) -> list[str]:
 def canonical_arguments(text: str) -> str:
     """An argument list as Python prints it, without comments; "" where a text is none, or has no argument."""
     try:
-        return ", ".join(map(ast.unparse, read_arguments(text)))
-    except ValueError:
+        return ", ".join(map(show, read_arguments(text)))
+    except (ValueError, TypeError):
         return ""
 
 
 def check_value(value, limits: Limits) -> None:
     """Raises ValueError with the reason why a decoded result cannot be a gold answer."""
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        demand(not isinstance(item, (float, complex)) or cmath.isfinite(item), "not_finite")
-        check_range(item, limits)
-        if isinstance(item, (list, tuple, set, frozenset)):
-            stack.extend(item)
-        elif isinstance(item, dict):
-            stack.extend([*item.keys(), *item.values()])
+    check_parts(value, limits)
     text = show(value, limits.compact)
     demand(len(text) <= limits.output_chars, "output_too_long")
     demand(not limits.control.search(text), "control_text")
