@@ -34,8 +34,7 @@ class Archive:
             self.seeds.append(task)
         pool = self.tasks.setdefault(task.kind, [])
         pool.append(task)
-        if len(pool) > self.cap:
-            del pool[0]
+        del pool[:-self.cap]
 
     def references(self, kind: str, k: int, rng: random.Random) -> list[Task]:
         """Up to k distinct few-shot tasks, or seeds; in code_f the first one is to be given inputs."""

@@ -139,7 +139,7 @@ class TaskType:
         """Archive key: two proposals of one key are duplicates. "structural": structure of the program,
         without constants and names, and the inputs if `by_input`; "exact": the program and its inputs."""
         key = digest(proposal.program, *proposal.inputs)
-        if dedupe == "structural":
+        if dedupe != "exact":
             try:
                 key = structural_hash(proposal.program)
             except ValueError:

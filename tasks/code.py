@@ -14,10 +14,7 @@ def grade(gold: str, output: str | None, error: str | None) -> str:
     """What the output of an execution, None where it has none, is worth where `gold` is due."""
     if error == FAILED:
         return UNJUDGED
-    try:
-        return "correct" if output is not None and same(decode(output), decode(gold)) else "wrong"
-    except ValueError:
-        return "wrong"
+    return "correct" if output is not None and same(decode(output), decode(gold)) else "wrong"
 
 
 class ValueTask(TaskType):

@@ -181,7 +181,7 @@ class Proof(TaskType):
 
     def key(self, proposal, dedupe):
         """Of the statement, up to the names of its variables and labels and the order of its hypotheses."""
-        if dedupe != "structural":
+        if dedupe == "exact":
             return digest(proposal.message)
         variables, premises = load(proposal.program).variables, []
         for _, kind, symbols, _ in STATEMENT.findall(proposal.message.replace("\n", " ") + " $. "):
