@@ -1,6 +1,5 @@
 """Every switch of a run: default, meaning, legal values; what a prompt format presets; the command line."""
 import argparse
-import difflib
 from dataclasses import Field, dataclass, field, fields, replace
 
 from operators import OPERATORS
@@ -170,12 +169,7 @@ def parse_args(description: str | None, argv: list[str] | None = None, saved=Non
         text = f.metadata["help"] + (f" ({default_of(f)})" if default_of(f) else "")
         group.add_argument(spelled(f.name), default=argparse.SUPPRESS, help=text.replace("%", "%%"),
                            **(dict(action="store_true") if f.type is bool else how))
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        word = unknown[0].split("=")[0].replace("_", "-")
-        flags = [spelled(f.name) for f in fields(Config)]
-        near = difflib.get_close_matches(word, flags, 1, 0.8) + [x for x in flags if word.startswith(x)]
-        parser.error(f"unknown argument {word}: {f'did you mean {near[0]}?' if near else '--help lists all'}")
+    args = parser.parse_args(argv)
     cfg = Config(**vars(args))
     return Config(**saved(cfg) | vars(args)) if saved and cfg.resume else cfg
 

@@ -51,7 +51,6 @@ def describe(proposed: list[ProposalRecord]) -> dict:
         malformed=verdicts["malformed"] / max(1, verdicts.total()),
         statements=mean(p.statements for p in valid),
         duplicates=mean(float(p.reason == "duplicate") for p in proposed),
-        distinct=len({p.key for p in valid}) / len(valid) if valid else None,
         output_chars=mean(chars for chars, _ in outputs),
         output_digits=mean(digits for _, digits in outputs))
 
@@ -126,7 +125,6 @@ def member_measures(cfg, adapters: Adapters, state: State, step: Step,
         n_tokens = rollout.n_tokens[rows]
         members[m.name] |= dict(
             reward=mean(step.batch.reward[rows].tolist()),
-            response_tokens=mean(n_tokens.tolist()),
             entropy=-rollout.logp[rows].sum().item() / max(1, n_tokens.sum().item()),
             grad_norm=step.update["grad_norm"][m.slot],
             cosine=cosines.get(m.name),

@@ -158,9 +158,8 @@ def test_resume_names_what_differs(flags, whole, capsys):
     refused(f"holds an earlier run: python train.py --resume {whole} goes on", **flags(out))
     refused("no such directory", **flags(out, resume=out / "nowhere"))
     refused("no complete checkpoint", **flags(out, resume=out))
-    refused("only the latest checkpoint, step_3, can go on", **flags(out, resume=whole / "step_2"))
     capsys.readouterr()
-    play(**flags(out, resume=whole / "step_3", steps=1))
+    play(**flags(out, resume=whole, steps=1))
     assert capsys.readouterr().out == f"{whole}: already at step 3 of 1: nothing to do\n"
     assert contents(whole) == before
 
