@@ -173,7 +173,7 @@ def test_resume_adopts_the_flags_of_the_run(copy):
     assert resumed("auto", "--out", str(copy.parent), "--name", "run").seed == 3
     with pytest.raises(ValueError, match=r"another configuration: seed \(3 -> 0\); leave these flags out"):
         train.main(resumed(str(copy), "--seed", "0", "--steps", "9"))
-    path = train.main(resumed(str(copy / "step_3"), "--steps", "4")).path
+    path = train.main(resumed(str(copy), "--steps", "4")).path
     assert path == copy and RunDir(copy, writes=False).steps()[-1] == 4
     with pytest.raises(ValueError, match="no such directory"):
         resumed(str(copy / "none"))
