@@ -34,8 +34,8 @@ def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 def bootstrap(values: np.ndarray, percentiles: tuple[float, float] = (2.5, 97.5)) -> np.ndarray:
-    """95% percentile interval (..., 2) of the mean of values (n, ...), such as paired differences, from 10,000
-    draws of items. All columns of a draw have the same items."""
+    """95% percentile interval (..., 2) of the mean of values (n, ...), such as differences, by 10,000 draws
+    of items. All columns of a draw have the same items."""
     n, items = len(values), np.reshape(values, (len(values), -1)).astype(float)
     distinct, counts = np.unique(items, axis=0, return_counts=True)      # equal items are drawn as one
     if len(distinct) == n:
