@@ -39,7 +39,7 @@ from infra.gpu import memory
 from rl import Adam
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, task_rows
 from run.metrics import Step, header, line, measures, summary
-from run.monitors import EXIT_HALTED, Halted, Monitors, halting
+from run.monitors import EXIT_HALTED, Halted, Monitors
 from run.platform import Interrupted, Signals, Stopwatch, environment, open_sandbox
 from run.probes import probe
 from run.startup import flags_of_run, hash_base, open_run, populate, prepare, show_plan
@@ -159,7 +159,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
                 save(run, state, setup, adam, base_hash)
             if last:
                 return
-            if names := [name for name in begun if name in halting(cfg.halt_on)]:
+            if names := [name for name in begun if name in cfg.halt_on.split(",")]:
                 raise Halted(f"halted by --halt-on ({names[0]}: {row['alarms'][names[0]]})")
 
 
@@ -202,7 +202,6 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
 
 def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
     """A whole run, until cfg.steps or enough(row). Raises ValueError, or Interrupted after saving."""
-    halting(cfg.halt_on)
     ranks = Ranks.join(cfg.device)
     with contextlib.ExitStack() as stack:
         sandbox = ranks.together(lambda: open_sandbox(0) if ranks.rank == 0 else None)

@@ -1,4 +1,5 @@
 """A step's line of metrics.jsonl, its one line on the terminal, and a summary of the run."""
+import textwrap
 from collections import Counter
 from dataclasses import dataclass
 
@@ -19,7 +20,6 @@ from tasks.prompts import reasoning
 OF_UPDATE = ("kl", "entropy", "train_rollout_logprob_diff", "train_rollout_logprob_p99", "capped_frac",
              "clip_frac", "approx_kl", "skipped")
 N_COMPARED = 64                     # members of a role whose updates are all compared with each other
-N_BORN = 8                          # names of children on a line, at most
 
 
 # --- metrics.jsonl ------------------------------------------------------------------------------------------
@@ -51,7 +51,6 @@ def describe(proposed: list[ProposalRecord]) -> dict:
         malformed=verdicts["malformed"] / max(1, verdicts.total()),
         statements=mean(p.statements for p in valid),
         duplicates=mean(float(p.reason == "duplicate") for p in proposed),
-        distinct=len({p.key for p in valid}) / len(valid) if valid else None,
         output_chars=mean(chars for chars, _ in outputs),
         output_digits=mean(digits for _, digits in outputs))
 
@@ -126,7 +125,6 @@ def member_measures(cfg, adapters: Adapters, state: State, step: Step,
         n_tokens = rollout.n_tokens[rows]
         members[m.name] |= dict(
             reward=mean(step.batch.reward[rows].tolist()),
-            response_tokens=mean(n_tokens.tolist()),
             entropy=-rollout.logp[rows].sum().item() / max(1, n_tokens.sum().item()),
             grad_norm=step.update["grad_norm"][m.slot],
             cosine=cosines.get(m.name),
@@ -166,9 +164,9 @@ def line(row: dict) -> str:
     cells = [str(row["step"]), *("-" if x is None else f"{x:.2f}" for x in measured),
              str(row["unique_structures"]), *(best_of(row, role) for role in ROLES),
              f"{sum(row['seconds'].values()):.1f}"]
-    notes, more = [], len(row["births"]) - N_BORN
+    notes = []
     if row["births"]:
-        notes.append("born " + " ".join(row["births"][:N_BORN]) + (f" and {more} more" if more > 0 else ""))
+        notes.append("born " + textwrap.shorten(" ".join(row["births"]), 40, placeholder=" ..."))
     if row["skipped"]:
         notes.append(f"skipped slots {row['skipped']}")
     if row["sandbox_failures"]:

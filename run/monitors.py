@@ -8,6 +8,7 @@
 An alarm is a monitor's name and a sentence, in the line's `alarms`, and a line on the terminal when it begins
 and when it is over. --halt-on NAMES ends the run when one of these begins; resumed, the run goes on.
 """
+from config import ALARMS
 from run.platform import Interrupted
 from selfplay import mean
 
@@ -92,7 +93,7 @@ def escape(history: list[dict]) -> str:
     return words if n >= BOUNDS["violations"] else ""
 
 
-MONITORS = {"collapse": collapse, "gaming": gaming, "forgetting": forgetting, "escape": escape}
+MONITORS = dict(zip(ALARMS, (collapse, gaming, forgetting, escape)))
 
 
 class Monitors:
@@ -111,11 +112,3 @@ class Monitors:
         begun = [name for name in self.alarms if name not in before]
         over = [f"alarm {name} is over" for name in before if name not in self.alarms]
         return self.alarms, begun, [f"alarm {name}: {self.alarms[name]}" for name in begun] + over
-
-
-def halting(given: str) -> set[str]:
-    """The monitors that --halt-on names. Raises ValueError where one is none."""
-    names = set(filter(None, given.split(",")))
-    if unknown := sorted(names - set(MONITORS)):
-        raise ValueError(f"--halt-on {', '.join(unknown)}: no such monitor; valid: {', '.join(MONITORS)}")
-    return names

@@ -33,10 +33,8 @@ def choose_directory(cfg: Config) -> Path:
     """--resume's run, --name's, or the next free number; for process 0. Raises ValueError."""
     out, base = Path(cfg.out), Path(cfg.base)
     if cfg.resume and cfg.resume != "auto":
-        path = Path(cfg.resume)
-        path = path.parent if path.name.startswith("step_") else path
-        demand(path.is_dir(), f"--resume {cfg.resume}: no such directory; runs are under {cfg.out}/")
-        return path
+        demand(Path(cfg.resume).is_dir(), f"--resume {cfg.resume}: no such directory; runs are under {out}/")
+        return Path(cfg.resume)
     if cfg.name:
         return out / cfg.name
     stem = base.parent.name if base.name == "base" else base.name
@@ -61,10 +59,6 @@ def steps_to_resume(cfg: Config, run: RunDir) -> list[int]:
            f"{path} holds an earlier run: python train.py --resume {path} goes on with it, another --name "
            "begins anew")
     demand(steps or cfg.resume in ("", "auto"), f"--resume {cfg.resume}: no complete checkpoint in {path}")
-    wanted = Path(cfg.resume).name
-    demand(not wanted.startswith("step_") or wanted == f"step_{steps[-1]}",
-           f"--resume {cfg.resume}: only the latest checkpoint, step_{steps[-1] if steps else 0}, can go on; "
-           "remove it to go back")
     return steps
 
 

@@ -22,7 +22,7 @@ import selfplay
 from config import config_of_run, resolve_config
 from eval import answering, common
 from eval.population.heldout import Item, examiner, formatted, verifier_flags
-from eval.stats import paired_bootstrap
+from eval.stats import bootstrap
 from eval.summary import BASE, comparable, shares
 from evolve import Member
 from infra.distributed import Ranks
@@ -90,7 +90,7 @@ def summary(matrix: dict[str, dict[str, np.ndarray]], steps: list[int]) -> dict:
     behind = {c: forgetting(matrix, c, rows[-1], rows[1:-1]) for c in columns if c != rows[-1]}
     behind["all"] = np.concatenate(list(behind.values()))
     rates = {row: {c: float(matrix[row][c].mean()) for c in columns} for row in rows}
-    lost = {c: dict(mean=float(x.mean()), interval=paired_bootstrap(x)) for c, x in behind.items()}
+    lost = {c: dict(mean=float(x.mean()), interval=bootstrap(x).tolist()) for c, x in behind.items()}
     return dict(students=rows, teachers=columns, matrix=rates, forgetting=lost)
 
 
