@@ -6,6 +6,7 @@ import pytest
 import selfplay
 from evolve import Member
 from run import metrics, probes
+from selfplay import Attempts
 from tasks.base import Task
 from tasks.prompts import reasoning
 from tests.test_selfplay import asked, members, with_fates
@@ -43,6 +44,12 @@ def test_standard_error_counts_a_task_once():
     assert probes.standard_error({"S0": one, "S1": other}) == 0
 
 
+def test_a_type_has_its_own_tasks():
+    """None, on which the sandbox failed, counts for nobody."""
+    tasks = [Task(kind, "", (), (), "", "") for kind in ("code_o", "code_i", "code_o", "code_o")]
+    assert probes.by_type(tasks, {"S0": [1, 0, 0, None]}) == dict(code_i=dict(S0=0), code_o=dict(S0=.5))
+
+
 def made(s, kind: str, *bodies: str) -> list[Task]:
     """Tasks of one-statement programs on 4."""
     return selfplay.make_tasks(s, [asked(kind, body, "4") for body in bodies], "")
@@ -54,7 +61,7 @@ def crowd_of(n_teachers: int, n_students: int) -> list[Member]:
     return [Member(name, "teacher" if name[0] == "T" else "student", slot, Rating()) for slot, name in enumerate(names)]
 
 
-def test_probe(setup):
+def test_probe(setup, monkeypatch):
     s, students, batch = setup(probe_every=1), members("student"), with_fates()[:2]
     current = made(s, "code_o", "x=x+1", "x=x*2")
     for p, task in zip(batch, current):
@@ -66,7 +73,11 @@ def test_probe(setup):
     assert told["student_solve"] == 0.25 and told["probe_tokens"] > 0
     assert selfplay.mean(p.base_rate for p in batch) == told["base_solve"] > 0, "each task notes what the base did"
     later = probes.probe(s, students, current[:1], [], batch, 1)
+    *_, done = probes.answers(s, dict(S0=0, S1=1, base=-1), current[:1], 1)
     assert later["heldout_greedy_base"] == told["heldout_greedy_base"], "asked each time, it never changes"
+    monkeypatch.setattr(probes, "attempt", lambda *args: Attempts(done.rollout, done.texts, [["unjudged"] for _ in done.texts]))
+    failed = probes.probe(s, students, current[:1], [], [], 1)
+    assert failed["probe_failures"] == 3 and failed["heldout_greedy"] == {}
     assert probes.probe(s, students, [], [], [], 1) == dict(probe_tokens=0, probe_failures=0)
 
 
