@@ -8,20 +8,12 @@
             |  forks once per program
             +-- child: reads its job, walls itself in, runs it, writes canonical values, dies
 
-Promises. A program cannot open, create or list files, reach a network, start or signal processes, see another
-task or the trainer's memory, environment and expected answers, outlive its verdict, use more than its CPU
-time, memory and result size, or end as anything but a named Verdict. What it reports is only a claim about
-its own return values, taken where it is canonical text byte for byte; how it ended is what the kernel says.
+docs/verifier.md says what it promises and what not. What a program reports is only a claim about its own
+return values, taken where it is canonical text byte for byte; how it ended is what the kernel says.
 
 The wall is a seccomp allow-list of 17 system calls. A second one, best effort: namespaces, an empty root, a
-dropped user. Then limits (CPU timer, address space, file size, wall clock), values as text that is neither
-unpickled nor evaluated nor compared by methods of its own, and two or three interpreters of other hash seeds
-and addresses for jobs that must be deterministic.
-
-Tiers. "full"; "no namespaces" (the wall without the second one). Canary programs through the normal path
-decide; where they get past, or without seccomp, the sandbox refuses to start: there is no weaker one. Not
-promised: bugs of the kernel behind those calls, side channels such as timing, and that these show every
-dependence on hash order or a clock of seconds.
+dropped user. Tiers: "full"; "no namespaces" (without the second one). Canary programs through the normal path
+decide; where they get past, or without seccomp, the sandbox refuses to start: there is no weaker one.
 """
 import argparse
 import json

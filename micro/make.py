@@ -8,11 +8,9 @@
     python -m micro.evaluate micro/base                             # what it can do
 
 Phase 1 (OUT/phase1) teaches the skills: write programs, and answer with a trace of the values. Phase 2
-(OUT/base) takes the habit away and leaves the skill: most answers of its data are direct, so that the base
-thinks seldom, but well when it does. Self-play then has something to discover, as R1-Zero had. The data
-(micro/data.py) are generated as training goes, and no program reserved for evaluation enters them. Every draw
-is keyed by the seed and the number of the pool of examples, and the schedule counts tokens, so a run can be
-repeated. One thread: two wait for each other at this size.
+(OUT/base) takes the habit away and leaves the skill (micro/README.md). The data (micro/data.py) are generated
+as training goes, and no program reserved for evaluation enters them. Every draw is keyed by the seed and the
+number of the pool of examples, and the schedule counts tokens, so a run can be repeated.
 """
 import argparse
 import hashlib

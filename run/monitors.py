@@ -1,9 +1,4 @@
-"""Drift is noticed: four monitors read every step's line of metrics.jsonl and name what has gone wrong.
-
-    collapse      the tasks are all alike, or the members are
-    gaming        a teacher's reward is won by lucky guesses, long outputs, or tasks that nobody solves
-    forgetting    the students answer held-out tasks worse than at the start
-    escape        a program made a forbidden system call
+"""Drift is noticed: four monitors read every step's line of metrics.jsonl (docs/advanced/drift.md).
 
 An alarm is a monitor's name and a sentence, in the line's `alarms`, and a line on the terminal when it begins
 and when it is over. --halt-on NAMES ends the run when one of these begins; resumed, the run goes on.

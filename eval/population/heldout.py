@@ -8,8 +8,7 @@ Five families: output, input and program tasks (code_o, code_i, code_f) by state
 events, puzzles (logic) by variables, of programs that micro/programs.py keeps out of the base's training
 text. A program's hash says whether it is of the validation or the test split. The smallest programs are too
 few to be reserved: they are asked and not counted. A sixth family, code_o_long, has longer programs than any
-in the base's training and is asked where --bench names it. Questions, parsers and verifier are those of
-self-play. The same command goes on where it stopped.
+in the base's training and is asked where --bench names it. Questions, parsers and verifier are self-play's.
 """
 import argparse
 import dataclasses
