@@ -138,13 +138,9 @@ class TaskType:
     def key(self, proposal: Proposal, dedupe: str) -> str:
         """Archive key: two proposals of one key are duplicates. "structural": structure of the program,
         without constants and names, and the inputs if `by_input`; "exact": the program and its inputs."""
-        key = digest(proposal.program, *proposal.inputs)
-        if dedupe != "exact":
-            try:
-                key = structural_hash(proposal.program)
-            except ValueError:
-                pass        # a program that does not parse is refused by `check`; its key still has to be one
-        return digest(key, *proposal.inputs) if self.by_input else key
+        program, inputs = proposal.program, proposal.inputs
+        key = digest(program, *inputs) if dedupe == "exact" else structural_hash(program)
+        return digest(key, *inputs) if self.by_input else key
 
     def job(self, proposal: Proposal) -> Job:
         """The execution that decides validity and gives the gold outputs."""
