@@ -1,6 +1,6 @@
 """The contract of a task type: what goes in and out (Proposal, Task, Reject), and what all types share.
 
-Nothing of a model's text is ever run here: it is parsed under guards (complexity.parse) and otherwise
+Nothing of a model's text is ever evaluated here: it is parsed under guards (complexity.parse) and otherwise
 handed to the verifier as a Job. Whatever a model writes ends as a value or as a Reject, whose reason is one
 of validation.REASONS: a new reason goes there. Only users' mistakes raise.
 """
