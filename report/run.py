@@ -55,7 +55,9 @@ class MemberLog:
         if self.birth is None:
             return "unknown" if self.born else "founder"
         parents = " and ".join(str(get(parent, "name")) for parent in items(self.birth, "parents", kind=list))
-        return f"{self.birth.get('operator')} of {parents}, in place of {get(self.birth, 'victim', 'name')}"
+        note = f" ({self.birth['note']})" if self.birth.get("note") else ""
+        victim = get(self.birth, "victim", "name")
+        return f"{self.birth.get('operator')} of {parents}, in place of {victim}{note}"
 
 
 class RunLog:
