@@ -5,6 +5,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES
+from tasks.complexity import demand
 from tasks.prompts import PROMPT_FORMATS, template
 from tasks.proof import load
 from trueskill_lite import RATINGS
@@ -201,12 +202,6 @@ def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Conf
                               dedupe="off" if cfg.tasks else cfg.dedupe)        # given tasks come again
     check(cfg)
     return cfg
-
-
-def demand(met: bool, otherwise: str) -> None:
-    """Raise ValueError with this text where a condition is not met."""
-    if not met:
-        raise ValueError(otherwise)
 
 
 def check_value(f: Field, value, where: str = "") -> None:
