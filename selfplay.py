@@ -316,14 +316,11 @@ def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Ou
 
 def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
     """Rewards: of valid proposals by their outcome; others cost cfg.invalid_penalty (AZR, eq. 4 and 6)."""
-    valid = [p for p in proposed if not p.reason]
-    for p, outcome in zip(valid, outcomes(s, archive, valid), strict=True):
-        p.reward = TEACHER_REWARDS[s.cfg.teacher_reward](outcome)
     for p in proposed:
-        if p.unjudged:
-            p.reward = 0.0
-        elif p.reason:
-            p.reward = s.cfg.invalid_penalty
+        p.reward = s.cfg.invalid_penalty if p.reason and not p.unjudged else 0.0
+    judged = [p for p in proposed if not p.reason and not p.unjudged]
+    for p, outcome in zip(judged, outcomes(s, archive, judged), strict=True):
+        p.reward = TEACHER_REWARDS[s.cfg.teacher_reward](outcome)
 
 
 def teacher_rows(rollout: Rollout | None, proposed: list[ProposalRecord]) -> RoleRows | None:

@@ -171,10 +171,8 @@ class TaskType:
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
         """What a prompt format's template may say of a task, by name."""
         shown = [show(decode(output), limits.compact) for output in task.outputs]
-        n_shown = self.n_shown(task, limits)
-        pairs = []
-        for given, output in zip(task.inputs[:n_shown], shown[:n_shown]):
-            pairs.append(FORMATS[prompt_format].pair.format(input=given, output=output))
+        pairs = [FORMATS[prompt_format].pair.format(input=given, output=output)
+                 for given, output in zip(task.inputs[:self.n_shown(task, limits)], shown)]
         hint = f"A hint: {task.message}\n\n" if task.message else ""
         return dict(program=task.program, input=task.inputs[0], output=shown[0], pairs="".join(pairs),
                     question=task.message, hint=hint, tag=self.tags[0])

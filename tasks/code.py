@@ -5,7 +5,6 @@ from itertools import compress
 from sandbox.values import decode, same
 from tasks.base import FAILED, UNJUDGED, VIOLATION, Proposal, TaskType, distinct
 from tasks.complexity import demand, normalise
-from tasks.prompts import HINT
 from tasks.validation import arguments_text, canonical_arguments, check_program, split_inputs
 from verifier import Job
 
@@ -66,7 +65,7 @@ class Induction(TaskType):
         is_protocol = written.admits(*["input"] * max(1, len(blocks)))
         demand(is_protocol and not (form.strict and "#" in written.text), "syntax")
         demand(few_shot, "no_program")
-        messages = [body.strip() for body in written.bodies("message")] or HINT.findall(written.text)
+        messages = [body.strip() for body in written.bodies("message")]
         texts = written.bodies("input") or [body for tag, body in blocks[:1] if tag in ("", "python")]
         demand(texts, "no_input")
         inputs = {}

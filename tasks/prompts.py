@@ -130,7 +130,6 @@ answer. The reasoning process and answer are enclosed within <think> </think> an
 respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.
 User: {}
 Assistant: """
-HINT = re.compile(r"^# Hint: (.+)$", re.M)      # a comment above the calls that a teacher writes for code_f
 # What the next task is about, and how its input begins: without either, a small model repeats the examples.
 TOPICS = (("a list of numbers", "["), ("a list of words", "['"), ("a sentence", "'"),
           ("a dictionary of counts", "{'"), ("a list of pairs", "[("), ("a table of numbers", "[["),
@@ -313,9 +312,7 @@ def show(value, compact: bool = False) -> str:
     if not isinstance(value, (list, tuple, set, frozenset)):
         return repr(value)
     inside = [show(item, compact) for item in value]
-    if isinstance(value, list):
-        return f"[{comma.join(inside)}]"
-    if isinstance(value, tuple):
-        return f"({inside[0]},)" if len(inside) == 1 else f"({comma.join(inside)})"
-    # a frozenset has no literal; {1} == frozenset({1}) counts
-    return "{" + comma.join(sorted(inside)) + "}" if inside else "set()"
+    if isinstance(value, (set, frozenset)):     # a frozenset has no literal; {1} == frozenset({1}) counts
+        return "{" + comma.join(sorted(inside)) + "}" if inside else "set()"
+    inside = comma.join(inside) + "," * (isinstance(value, tuple) and len(inside) == 1)
+    return f"[{inside}]" if isinstance(value, list) else f"({inside})"
