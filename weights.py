@@ -7,6 +7,7 @@ Loading a base: build it on the meta device, stream the shards, assign strictly.
 config.json and knows what it leaves out; an architecture is a line of ARCHITECTURES.
 """
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -36,16 +37,23 @@ SUPPORTED = dict(model_type=ARCHITECTURES, hidden_act=("silu",), rope_type=("def
                  partial_rotary_factor=(1, None), quantization_config=(None,))
 
 
+@contextlib.contextmanager
+def explained(words: str, errors=Exception):
+    """Raises ValueError, with these words and the error, in place of one of these errors."""
+    try:
+        yield
+    except errors as e:
+        raise ValueError(f"{words} ({type(e).__name__}: {' '.join(str(e).split()):.300})") from None
+
+
 # --- a base -------------------------------------------------------------------------------------------------
 
 def read_config(path: Path) -> ModelConfig:
     """Read config.json. Raises ValueError if it is damaged or of an architecture that model.py lacks."""
     from transformers import AutoConfig
-    try:
+    with explained(f"{path / 'config.json'} is missing, damaged or of no known architecture: give --base a "
+                   "complete Hugging Face model directory"):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False).to_dict()
-    except Exception as e:      # transformers raises many types; all mean the same to the user
-        raise ValueError(f"{path / 'config.json'} is missing, damaged or of no known architecture ({e}): give"
-                         " --base a complete Hugging Face model directory") from None
     rope, context = config.get("rope_parameters") or {}, config.get("max_position_embeddings")
     odd = set(config.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
     demand(not odd, f"{path}: unsupported architecture (layers of type {', '.join(odd)})")
@@ -68,11 +76,9 @@ def resolve(name: str, weights: bool = True) -> Path:
         return path
     from huggingface_hub import snapshot_download
     wanted = ["*.json", "*.txt", "*.jinja", "*.jsonl"] + ["*.safetensors"] * weights
-    try:
+    with explained(f"--base {name}: no such directory, and no model of the hub that can be had: give a "
+                   "directory or id like Qwen/Qwen2.5-Coder-7B"):
         return Path(snapshot_download(name, allow_patterns=wanted))
-    except Exception as e:      # the hub raises many types; all mean the same to the user
-        raise ValueError(f"--base {name}: no such directory, and no model of the hub that can be had "
-                         f"({type(e).__name__}): give a directory or id like Qwen/Qwen2.5-Coder-7B") from None
 
 
 def shards(path: Path) -> list[Path]:
@@ -95,24 +101,20 @@ def load_model(path: Path, dtype: torch.dtype, device="cpu", int8: bool = False)
     state, layers = {}, model.linears() if int8 else {}
     unused = ("rotary_emb.inv_freq",) + ("lm_head.weight",) * cfg.tie_word_embeddings
     for file in shards(path):
-        try:
-            with safe_open(file, framework="pt", device=str(device)) as f:
-                for name in f.keys():
-                    layer = layers.get(name.removesuffix(".weight"))
-                    if layer:
-                        state[name], scale = quantize(f.get_tensor(name), dtype)
-                        demand(scale.isfinite().all(), f"{file}: {name} holds numbers that are not finite: "
-                               "fetch it again")
-                        layer.scale = state[f"{layer.path}.scale"] = nn.Parameter(scale, requires_grad=False)
-                    elif not name.endswith(unused):
-                        state[name] = f.get_tensor(name).to(dtype)
-        except (SafetensorError, OSError) as e:
-            raise ValueError(f"{file} is truncated or damaged ({e}): fetch it again") from None
-    try:
+        with explained(f"{file} is truncated or damaged: fetch it again", (SafetensorError, OSError)), \
+                safe_open(file, framework="pt", device=str(device)) as f:
+            for name in f.keys():
+                layer = layers.get(name.removesuffix(".weight"))
+                if layer:
+                    state[name], scale = quantize(f.get_tensor(name), dtype)
+                    demand(scale.isfinite().all(), f"{file}: {name} holds numbers that are not finite: "
+                           "fetch it again")
+                    layer.scale = state[f"{layer.path}.scale"] = nn.Parameter(scale, requires_grad=False)
+                elif not name.endswith(unused):
+                    state[name] = f.get_tensor(name).to(dtype)
+    with explained(f"{path}: a shard is absent, or weights and config.json do not belong together",
+                   RuntimeError):
         model.load_state_dict(state, strict=True, assign=True)
-    except RuntimeError as e:
-        raise ValueError(f"{path}: a shard is absent, or weights and config.json do not belong together: "
-                         f"{' '.join(str(e).split()):.300}") from None
     return model.eval()
 
 
@@ -142,11 +144,9 @@ def is_chat_model(tokenizer, eos_ids: tuple[int, ...]) -> bool:
 def load_tokenizer(path: Path):
     """The directory's tokenizer, and the prompt format that model and tokenizer want. Raises ValueError."""
     from transformers import PreTrainedTokenizerFast  # an architecture's own class may split text otherwise
-    try:
+    with explained(f"{path} has no usable tokenizer.json: fetch the model again (--plan does without one "
+                   "where --prompt-format is given)"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path, tokenizer_file=str(path / "tokenizer.json"))
-    except Exception as e:      # transformers raises many types here; all mean the same to the user
-        raise ValueError(f"{path} has no usable tokenizer.json ({type(e).__name__}): fetch the model again "
-                         "(--plan does without one where --prompt-format is given)") from None
     prompt_format = json.loads((path / "config.json").read_text()).get("prompt_format")
     if not prompt_format:
         prompt_format = "chat" if is_chat_model(tokenizer, end_tokens(path, tokenizer)) else "base"
@@ -228,14 +228,13 @@ def write_peft(directory: Path, factors: Factors, config: dict, base_hash: str) 
 def read_peft(directory: Path) -> tuple[dict, str, Factors]:
     """A PEFT directory's configuration, the hash of its base ("" where nobody wrote it down) and factors, in
     float32 and in the order of their files. Raises ValueError where it is damaged or no plain LoRA."""
-    try:
+    with explained(f"{directory} is not a readable PEFT adapter",
+                   (OSError, SafetensorError, ValueError, TypeError)):
         config = dict(json.loads((directory / "adapter_config.json").read_text()))
         with safe_open(directory / "adapter_model.safetensors", framework="pt") as f:
             made_on = (f.metadata() or {}).get("base_files", "")
             tensors = {name.removeprefix("base_model.model."): f.get_tensor(name).float()
                        for name in f.keys()}
-    except (OSError, SafetensorError, ValueError, TypeError) as e:
-        raise ValueError(f"{directory} is not a readable PEFT adapter ({e})") from None
     demand(config.get("peft_type") == "LORA" and not config.get("use_dora") and not config.get("use_rslora"),
            f"{directory}: only plain LoRA adapters can be members (no DoRA, no rsLoRA)")
     factors = {}

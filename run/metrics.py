@@ -151,18 +151,13 @@ def header() -> str:
     return " ".join(name.rjust(width) for name, width in COLUMNS)
 
 
-def best_of(row: dict, role: str) -> str:
-    """Name and rating of the role's member with the highest rating."""
-    mu, name = max((m["mu"], name) for name, m in row["members"].items() if m["role"] == role)
-    return f"{name} {mu:.1f}"
-
-
 def line(row: dict) -> str:
     """One aligned line from the dict that goes to metrics.jsonl; a dash where nothing was measured."""
     measured = [row["valid"], row["statements"], row["solve_rate"], row.get("base_solve"),
                 mean(row.get("heldout_greedy", {}).values()), row["think"], row["teacher_reward"]]
+    best = [max((m["mu"], name) for name, m in row["members"].items() if m["role"] == role) for role in ROLES]
     cells = [str(row["step"]), *("-" if x is None else f"{x:.2f}" for x in measured),
-             str(row["unique_structures"]), *(best_of(row, role) for role in ROLES),
+             str(row["unique_structures"]), *(f"{name} {mu:.1f}" for mu, name in best),
              f"{sum(row['seconds'].values()):.1f}"]
     notes = []
     if row["births"]:
