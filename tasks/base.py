@@ -90,9 +90,8 @@ class TaskType:
         kind = rng.choice(("int", "list", "str"))
         topic, opening = rng.choice(self.topics)
         program, given = (few_shot[0].program, few_shot[0].inputs[0]) if few_shot else ("", "")
-        fields = dict(type=kind, topic=topic, opening=opening, examples=examples, n_inputs=limits.n_inputs,
-                      program=program, input=given)
-        return asked.filled(**fields)
+        return asked.filled(type=kind, topic=topic, opening=opening, examples=examples,
+                            n_inputs=limits.n_inputs, program=program, input=given)
 
     def from_row(self, row: dict) -> Proposal:
         """The proposal in a line of a file of tasks. Raises ValueError or KeyError if it is wrong."""
@@ -161,8 +160,7 @@ class TaskType:
 
     def solve(self, prompt_format: str, task: Task, limits: Limits) -> Prompt:
         """Prompt for a student."""
-        asked = template(self.name, prompt_format, "solve")
-        return asked.filled(**self.fields(prompt_format, task, limits))
+        return template(self.name, prompt_format, "solve").filled(**self.fields(prompt_format, task, limits))
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
         """What a prompt format's template may say of a task, by name."""

@@ -74,12 +74,9 @@ def check_program(source: str, limits: Limits) -> None:
     demand(not limits.control.search(source), "control_text")
     tree, names = tree_of(source), global_names(source)
     for node in ast.walk(tree):
-        modules = set()
-        if isinstance(node, ast.Import):
-            modules = {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            modules = {"." if node.level else (node.module or "").split(".")[0]}
-        demand(modules <= IMPORTS, "import")
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules = {(getattr(node, "module", None) or alias.name).split(".")[0] for alias in node.names}
+            demand(modules <= IMPORTS and not getattr(node, "level", 0), "import")
         dunder = isinstance(node, ast.Attribute) and re.fullmatch(r"__\w+__", node.attr)
         demand(not dunder or node.attr in DUNDERS, "banned_name")
     demand(names.isdisjoint(BANNED), "banned_name")
@@ -122,10 +119,8 @@ def is_plain(node: ast.AST) -> bool:
         return node.id == "set"
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and not node.args and not node.keywords     # set()
-    if isinstance(node, ast.Dict):
-        return None not in node.keys
-    return isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.UnaryOp, ast.USub, ast.UAdd, ast.Add, ast.Sub,
-                             ast.expr_context))
+    return isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.UAdd, ast.Add,
+                             ast.Sub, ast.expr_context))
 
 
 def check_input(text: str, limits: Limits) -> None:
