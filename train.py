@@ -40,12 +40,13 @@ from rl import Adam
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, task_rows
 from run.metrics import Step, header, line, measures, summary
 from run.monitors import EXIT_HALTED, Halted, Monitors
-from run.platform import Interrupted, Signals, Stopwatch, environment, open_sandbox
+from run.platform import Interrupted, Signals, Stopwatch, environment
 from run.probes import probe
 from run.startup import flags_of_run, hash_base, open_run, populate, prepare, show_plan
 from run.terminal import first_of_each, format_task, print_safely
 from selfplay import ProposalRecord, Setup
 from trueskill_lite import RATINGS, child_rating
+from verifier import Sandbox
 
 
 def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[ProposalRecord],
@@ -204,7 +205,7 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
     """A whole run, until cfg.steps or enough(row). Raises ValueError, or Interrupted after saving."""
     ranks = Ranks.join(cfg.device)
     with contextlib.ExitStack() as stack:
-        sandbox = ranks.together(lambda: open_sandbox(0) if ranks.rank == 0 else None)
+        sandbox = ranks.together(lambda: Sandbox() if ranks.rank == 0 else None)
         stack.enter_context(sandbox or contextlib.nullcontext())
         cfg, base = ranks.together(lambda: prepare(cfg, ranks))
         run, resuming = open_run(cfg, ranks)
