@@ -72,17 +72,13 @@ def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[Proposa
 def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list[dict]:
     """Replace the weakest of each role by children, in LoRA weight space; lines of genealogy.jsonl."""
     cfg, system, rows = setup.cfg, RATINGS[setup.cfg.rating](), []
-
-    def fitness(member: Member) -> float:
-        return system.fitness(member.rating)
-
     for number, role in enumerate(ROLES):
         if cfg.tasks and role == "teacher":         # who writes nothing
             continue
         rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number)
         place = {m.name: i for i, m in enumerate(state.members)}
-        births = evolve.plan(members_of(state.members, role), fitness, cfg.replace_frac, cfg.grace, step,
-                             cfg.evolve, rng)
+        births = evolve.plan(members_of(state.members, role), lambda m: system.fitness(m.rating),
+                             cfg.replace_frac, cfg.grace, step, cfg.evolve, rng)
         for i, birth in enumerate(births):
             seed = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number, i).getrandbits(60)
             gen = torch.Generator().manual_seed(seed)
