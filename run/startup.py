@@ -19,7 +19,6 @@ from run import probes
 from run.checkpoint import founders, restore
 from run.directory import LOGS, RunDir
 from run.memory import fitted, plan_table
-from run.platform import open_sandbox
 from selfplay import Setup
 from tasks import read_given
 from tasks.validation import Limits
@@ -162,6 +161,6 @@ def opened(path: str, device: str = "auto", **changes):
         raise ValueError(f"{path}: no checkpoint; give the directory of a run, out/NAME")
     cfg = dataclasses.replace(config_of_run(run.config(), run.path), tasks="", dedupe="structural", **changes)
     cfg, base = prepare(cfg, ranks)
-    with open_sandbox(0) as sandbox:
+    with Sandbox() as sandbox:
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
         yield setup, restore(run, cfg, setup, adam, base_hash, run.steps()[-1])

@@ -27,10 +27,10 @@ from eval.summary import BASE, comparable, shares
 from evolve import Member
 from infra.distributed import Ranks
 from run.checkpoint import RunDir, archive_at, members_at
-from run.platform import open_sandbox
 from selfplay import Setup
 from tasks.base import Task
 from tasks.validation import Limits
+from verifier import Sandbox
 
 ANEW = 1 << 40                      # "steps" of the proposals made here: their draws are no step's of a run
 ROUNDS = 12                         # of proposals, until the teachers of a generation have written enough
@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     steps, items, hashes = run.steps()[::-1][::args.every][::-1], [], {}
     if len(steps) < 2:
         raise ValueError(f"{run.path}: two checkpoints are the least: train with --keep 1000 to keep all")
-    with open_sandbox(args.workers) as sandbox:
+    with Sandbox(args.workers) as sandbox:
         bare = formatted(args, common.load(args))
         bare.adapters, bare.slots, bare.hashes = None, {BASE: -1}, {}
         prompt_format = bare.base.prompt_format

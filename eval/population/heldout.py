@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from config import PRESETS
 from eval import answering, common
 from micro.evaluate import MAX_NEW_TOKENS, ROWS, SEEN, SIZES, draw_tasks
-from run.platform import open_sandbox
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import UNJUDGED, Task
 from tasks.prompts import PROMPT_FORMATS, Prompt
@@ -133,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     families = common.choose(args.bench, tuple(FAMILIES))
     default = "eval-heldout" if args.split == "test" else "eval-heldout-validation"
     default += f"-t{args.temperature:g}" if args.temperature else ""
-    with open_sandbox(args.workers) as sandbox:
+    with Sandbox(args.workers) as sandbox:
         population = formatted(args, common.load(args))
         prompt_format = population.base.prompt_format
         if "math" in families and prompt_format != "micro":
