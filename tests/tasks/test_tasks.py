@@ -153,7 +153,7 @@ PROPOSALS = [
     ("chat", TASK.format("x = 5", "5"), "no_entry"), ("chat", TASK.format("def g(x): pass\ndef h(x): pass", "5"), "no_entry"),
     ("chat", TASK.format("def g(x):\n    return sum(f for f in x)", "[1]"), "no_entry"),                      # f is another thing
     ("chat", TASK.format("import os\ndef f(x): return x", "5"), "import"),
-    ("chat", TASK.format("from . import a\ndef f(x): return x", "5"), "import"),
+    ("chat", TASK.format("from . import math\ndef f(x): return x", "5"), "import"),
     ("chat", TASK.format("def f(x): return __import__('os').getpid()", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return ().__class__.__base__", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return '<|im_end|>'", "5"), "control_text"),
