@@ -260,8 +260,9 @@ def verify(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int
     ready, fresh, next_id = [], set(), archive.n_added
     for p in proposed:
         if p.proposal:
-            p.key = TASK_TYPES[p.kind].key(p.proposal, s.cfg.dedupe)
-            refused = TASK_TYPES[p.kind].check(p.proposal, s.limits)
+            kind = TASK_TYPES[p.kind]
+            refused = kind.check(p.proposal, s.limits)
+            p.key = "" if refused else kind.key(p.proposal, s.cfg.dedupe)
             repeated = "duplicate" if s.cfg.dedupe != "off" and p.key in archive.keys else ""
             p.reason = refused.reason if refused else repeated
             ready += [] if p.reason else [p]

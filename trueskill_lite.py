@@ -56,15 +56,13 @@ def draw_moments(t, e):
 @dataclass(frozen=True)
 class TrueSkill:
     """TrueSkill for two players: a difference of beta (4.17) is about a 76% win; tau is drift per match."""
-    mu0: float = 25.0
-    sigma0: float = 25.0 / 3.0
     beta: float = 25.0 / 6.0
     tau: float = 25.0 / 300.0
     p_draw: float = 0.1
 
     def new(self):
         """Rating of a player nobody has seen."""
-        return Rating(self.mu0, self.sigma0)
+        return Rating()
 
     def rate(self, winner, loser, draw=False):
         """New ratings (winner, loser) after one match; with draw=True the order does not matter."""

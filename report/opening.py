@@ -3,7 +3,7 @@ tasks that are played and on types that nobody trains on. In the page, and as an
 from collections.abc import Callable
 from pathlib import Path
 
-from report.run import RunLog, known
+from report.run import RunLog
 from report.svg import H, Line, W, brief, line_chart, text
 
 Z = 1.96                            # of a 95% interval
@@ -23,7 +23,7 @@ svg text.head{font-size:12px;font-weight:600;fill:var(--ink)}"""
 
 def moved(points: list, arrow: str) -> str:
     """The first and the last value of a curve as .26 and 1.00; "" of one that has no two."""
-    values = [f"{value:.2f}".removeprefix("0") for _, value in known(points)]
+    values = [f"{value:.2f}".removeprefix("0") for _, value in points if value is not None]
     return f"{values[0]}{arrow}{values[-1]}" if len(values) > 1 else ""
 
 

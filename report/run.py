@@ -29,11 +29,6 @@ def items(row, *keys, kind=dict):
     return value if isinstance(value, kind) else kind()
 
 
-def known(points: list) -> list:
-    """Those of some points (step, value) that have a value."""
-    return [(step, value) for step, value in points if value is not None]
-
-
 @dataclass
 class MemberLog:
     """One member's life."""

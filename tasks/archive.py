@@ -54,7 +54,5 @@ class Archive:
         """Expected distinct structures among m of the latest tasks (Hurlbert 1971, eq. 17). Comparable
         between runs whose teachers emit different numbers of tasks."""
         n = len(self.recent)
-        if n == 0:
-            return 0.0
         m = min(m, n)
         return sum(1 - comb(n - count, m) / comb(n, m) for count in Counter(self.recent).values())

@@ -1,6 +1,6 @@
 """The contract of a task type: what goes in and out (Proposal, Task, Reject), and what all types share.
 
-Nothing of a model's text is ever run here: it is parsed under guards (complexity.parse) and otherwise
+Nothing of a model's text is ever evaluated here: it is parsed under guards (complexity.parse) and otherwise
 handed to the verifier as a Job. Whatever a model writes ends as a value or as a Reject, whose reason is one
 of validation.REASONS: a new reason goes there. Only users' mistakes raise.
 """
@@ -90,9 +90,8 @@ class TaskType:
         kind = rng.choice(("int", "list", "str"))
         topic, opening = rng.choice(self.topics)
         program, given = (few_shot[0].program, few_shot[0].inputs[0]) if few_shot else ("", "")
-        fields = dict(type=kind, topic=topic, opening=opening, examples=examples, n_inputs=limits.n_inputs,
-                      program=program, input=given)
-        return asked.filled(**fields)
+        return asked.filled(type=kind, topic=topic, opening=opening, examples=examples,
+                            n_inputs=limits.n_inputs, program=program, input=given)
 
     def from_row(self, row: dict) -> Proposal:
         """The proposal in a line of a file of tasks. Raises ValueError or KeyError if it is wrong."""
@@ -138,13 +137,9 @@ class TaskType:
     def key(self, proposal: Proposal, dedupe: str) -> str:
         """Archive key: two proposals of one key are duplicates. "structural": structure of the program,
         without constants and names, and the inputs if `by_input`; "exact": the program and its inputs."""
-        key = digest(proposal.program, *proposal.inputs)
-        if dedupe != "exact":
-            try:
-                key = structural_hash(proposal.program)
-            except ValueError:
-                pass        # a program that does not parse is refused by `check`; its key still has to be one
-        return digest(key, *proposal.inputs) if self.by_input else key
+        program, inputs = proposal.program, proposal.inputs
+        key = digest(program, *inputs) if dedupe == "exact" else structural_hash(program)
+        return digest(key, *inputs) if self.by_input else key
 
     def job(self, proposal: Proposal) -> Job:
         """The execution that decides validity and gives the gold outputs."""
@@ -165,8 +160,7 @@ class TaskType:
 
     def solve(self, prompt_format: str, task: Task, limits: Limits) -> Prompt:
         """Prompt for a student."""
-        asked = template(self.name, prompt_format, "solve")
-        return asked.filled(**self.fields(prompt_format, task, limits))
+        return template(self.name, prompt_format, "solve").filled(**self.fields(prompt_format, task, limits))
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
         """What a prompt format's template may say of a task, by name."""

@@ -45,11 +45,6 @@ class Assertion:
     distinct: frozenset[frozenset[str]]
     proof: tuple[str, ...] = ()         # () = an axiom
 
-    @property
-    def premises(self) -> list[Hypothesis]:
-        """The essential hypotheses."""
-        return [h for h in self.hypotheses if not h.floating]
-
 
 class Database:
     """What has been read: `variables` with types, `former` ones, labels of `incomplete` proofs."""

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# ---------------------------------------------------------------- every word that a model is shown
 
 def fenced(tag: str, body: str) -> str:
     """A block of Markdown."""

@@ -46,10 +46,11 @@ def review(theory: "Theory", statement: str, proof: str) -> str:
     except ValueError as error:
         raise ValueError(f"unproved: {error}") from None
     types = set(theory.variables.values())
-    parts = [theorem.expression, *(h.expression for h in theorem.premises)]
+    essential = [h for h in theorem.hypotheses if not h.floating]
+    parts = [theorem.expression, *(h.expression for h in essential)]
     is_new = len(set(parts)) == len(parts) and types.isdisjoint(part[0] for part in parts)
     demand(is_new, "trivial")
-    premises = [h.label for h in theorem.premises]
+    premises = [h.label for h in essential]
     words, named = [], {}
     for step in database.steps(theorem):
         if step in premises:
@@ -85,7 +86,8 @@ class Theory(Database):
     def line(self, assertion: Assertion, proof: str = "") -> str:
         """An assertion on one line, as an axiom or with its proof."""
         statements = [f"$d {' '.join(pair)} $." for pair in sorted(map(sorted, assertion.distinct))]
-        statements += [f"{h.label} $e {' '.join(h.expression)} $." for h in assertion.premises]
+        statements += [f"{h.label} $e {' '.join(h.expression)} $."
+                       for h in assertion.hypotheses if not h.floating]
         kind = "$p" if proof else "$a"
         statements.append(f"{assertion.label} {kind} {' '.join(assertion.expression)} {proof}$.")
         return f"${{ {' '.join(statements)} $}}" if len(statements) > 1 else statements[0]
@@ -119,7 +121,8 @@ def load(name: str) -> Theory:
     try:
         theory = Theory().read(path.read_text(encoding="utf-8", errors="replace"))
         for label, assertion in theory.assertions.items():
-            ordered = [h for h in theory.hypotheses if h in assertion.hypotheses] + assertion.premises
+            ordered = [h for h in theory.hypotheses if h in assertion.hypotheses]
+            ordered += [h for h in assertion.hypotheses if not h.floating]
             fine = ordered == list(assertion.hypotheses) and label not in (NAME, *theory.incomplete)
             demand(fine, f"{label} uses a $f in a block, a $e outside, ? in a proof, or this name")
         return theory
@@ -132,13 +135,13 @@ def load(name: str) -> Theory:
 
 def read_theorem(text: str, theory: str) -> Proposal:
     """The first theorem of a text, with the $e and $d before it. Raises ValueError with a reason."""
-    before, n_premises = [], 0
+    before = []
     for label, kind, symbols, proof in STATEMENT.findall(" ".join([*Database().tokens(text), "$. "])):
         if kind in ("d", "e"):
             before.append(f"{label} ${kind} {symbols}$.".strip())
-            n_premises += kind == "e"
         if kind == "p" and proof.strip():
             longest = max(part.count(" ") for part in (*before, symbols))
+            n_premises = sum("$e" in part for part in before)
             is_short = len(proof) <= MAX_PROOF and n_premises <= MAX_HYPOTHESES and longest <= MAX_SYMBOLS
             demand(is_short, "too_long")
             statement = "\n".join([*before, f"{NAME} $p {symbols.strip()}"])
@@ -165,9 +168,8 @@ class Proof(TaskType):
         shown = [f"{task.message} $= {task.inputs[0]} $." for task in few_shot if task.kind == self.name]
         shown += theory.examples(rng, N_EXAMPLES - len(shown))
         cited = rng.choice([a.label for a in theory.assertions.values() if not theory.is_type(a)])
-        fields = dict(theory=theory.listing(rng, cited), cited=cited, topic=rng.choice(self.topics),
-                      examples="\n".join(f"```metamath\n{text}\n```" for text in shown))
-        return asked.filled(**fields)
+        return asked.filled(theory=theory.listing(rng, cited), cited=cited, topic=rng.choice(self.topics),
+                            examples="\n".join(f"```metamath\n{text}\n```" for text in shown))
 
     def read(self, written, few_shot, limits):
         """The theorem of the first block that has a proof."""

@@ -74,12 +74,9 @@ def check_program(source: str, limits: Limits) -> None:
     demand(not limits.control.search(source), "control_text")
     tree, names = tree_of(source), global_names(source)
     for node in ast.walk(tree):
-        modules = set()
-        if isinstance(node, ast.Import):
-            modules = {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            modules = {"." if node.level else (node.module or "").split(".")[0]}
-        demand(modules <= IMPORTS, "import")
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules = {(getattr(node, "module", None) or alias.name).split(".")[0] for alias in node.names}
+            demand(modules <= IMPORTS and not getattr(node, "level", 0), "import")
         dunder = isinstance(node, ast.Attribute) and re.fullmatch(r"__\w+__", node.attr)
         demand(not dunder or node.attr in DUNDERS, "banned_name")
     demand(names.isdisjoint(BANNED), "banned_name")
@@ -102,13 +99,28 @@ def ignores_input(function: ast.FunctionDef) -> bool:
     return True
 
 
-def read_arguments(text: str) -> list:
-    """The values in an argument text. Raises ValueError or TypeError unless all are plain literals."""
+def read_arguments(text: str) -> list[ast.expr]:
+    """Syntax trees of the literals in an argument text. Raises ValueError unless it is plain arguments."""
     tree = tree_of(f"f({text}\n)")
     call = tree.body[0].value if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr) else None
     is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.keywords
-    demand(is_call, "not_literal")
-    return list(map(ast.literal_eval, call.args))
+    nodes = [node for argument in call.args for node in ast.walk(argument)] if is_call else []
+    demand(is_call and all(map(is_plain, nodes)), "not_literal")
+    return call.args
+
+
+def is_plain(node: ast.AST) -> bool:
+    """Whether a node may stand in a literal; literal_eval itself decides on the details."""
+    if isinstance(node, ast.Constant):
+        return node.value is not ...
+    if isinstance(node, ast.BinOp):             # 1+2j
+        return isinstance(node.right, ast.Constant) and isinstance(node.right.value, complex)
+    if isinstance(node, ast.Name):
+        return node.id == "set"
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and not node.args and not node.keywords     # set()
+    return isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.UAdd, ast.Add,
+                             ast.Sub, ast.expr_context))
 
 
 def check_input(text: str, limits: Limits) -> None:
@@ -117,27 +129,20 @@ def check_input(text: str, limits: Limits) -> None:
     demand(not limits.control.search(text), "control_text")
     try:
         arguments = read_arguments(text)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise ValueError("too_deep" if str(error).startswith("too_deep") else "not_literal") from None
     for argument in arguments:
-        check_parts(argument, limits)
+        for node in ast.walk(argument):
+            items = getattr(node, "elts", getattr(node, "keys", 0))
+            check_range(node.value if isinstance(node, ast.Constant) else items, limits)
 
 
-def check_parts(value, limits: Limits) -> None:
-    """Raises ValueError with the reason why a value, or one inside it, is beyond the limits."""
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        demand(item is not ..., "not_literal")
-        demand(not isinstance(item, (float, complex)) or cmath.isfinite(item), "not_finite")
-        if isinstance(item, (int, float)):
-            demand(abs(item) < limits.max_number, "value_range")
-        elif hasattr(item, "__len__"):
-            demand(len(item) <= limits.max_items, "value_range")
-        if isinstance(item, dict):
-            stack += [*item.keys(), *item.values()]
-        elif isinstance(item, (list, tuple, set, frozenset)):
-            stack += item
+def check_range(value, limits: Limits) -> None:
+    """Raises ValueError where one value (not what it contains) is beyond max_number or max_items."""
+    if isinstance(value, (int, float)):
+        demand(abs(value) < limits.max_number, "value_range")
+    elif hasattr(value, "__len__"):
+        demand(len(value) <= limits.max_items, "value_range")
 
 
 def arguments_text(text: str, tidy: bool = False) -> str:
@@ -161,14 +166,22 @@ def split_inputs(body: str) -> list[str]:
 def canonical_arguments(text: str) -> str:
     """An argument list as Python prints it, without comments; "" where a text is none, or has no argument."""
     try:
-        return ", ".join(map(show, read_arguments(text)))
-    except (ValueError, TypeError):
+        return ", ".join(map(ast.unparse, read_arguments(text)))
+    except ValueError:
         return ""
 
 
 def check_value(value, limits: Limits) -> None:
     """Raises ValueError with the reason why a decoded result cannot be a gold answer."""
-    check_parts(value, limits)
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        demand(not isinstance(item, (float, complex)) or cmath.isfinite(item), "not_finite")
+        check_range(item, limits)
+        if isinstance(item, dict):
+            stack += [*item.keys(), *item.values()]
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            stack += item
     text = show(value, limits.compact)
     demand(len(text) <= limits.output_chars, "output_too_long")
     demand(not limits.control.search(text), "control_text")
