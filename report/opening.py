@@ -57,11 +57,9 @@ def numbers(run: RunLog) -> str:
     cards["attempts that think"] = run.points("think"), "Share of the students' that show reasoning first."
     cards["frozen base on the teachers' tasks"] = run.points("base_solve"), (
         "The model without any adapter, which never learns: if it falls, the tasks got harder.")
-    body = ""
-    for title, (points, words) in cards.items():
-        value = moved(points, " → ") or "–"
-        body += f"<li><b>{value}</b><span>{title}</span><small>{words}</small></li>"
-    return f'<ul class="words">{body}</ul>'
+    body = [f"<li><b>{moved(points, ' → ') or '–'}</b><span>{title}</span><small>{words}</small></li>"
+            for title, (points, words) in cards.items()]
+    return f'<ul class="words">{"".join(body)}</ul>'
 
 
 def interval(points: list, n_tasks: list) -> list:

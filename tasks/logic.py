@@ -37,10 +37,7 @@ class Logic(TaskType):
     def puzzle(self, lines: list[str]) -> Proposal:
         """The proposal of a list of constraints, of which repetitions are left out. Raises ValueError with a
         reason of validation.REASONS."""
-        clauses = []
-        for line in dict.fromkeys(lines):
-            clauses += tree_of(line).body
-        names = set()
+        clauses, names = tree_of("\n".join(dict.fromkeys(lines))).body, set()
         for clause in clauses:
             nodes = list(ast.walk(clause))[1:] if isinstance(clause, ast.Expr) else [clause]
             demand(all(isinstance(node, self.allowed) for node in nodes), "not_logic")

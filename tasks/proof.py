@@ -185,11 +185,9 @@ class Proof(TaskType):
         """Of the statement, up to the names of its variables and labels and the order of its hypotheses."""
         if dedupe == "exact":
             return digest(proposal.message)
-        variables, premises = load(proposal.program).variables, []
-        for _, kind, symbols, _ in STATEMENT.findall(proposal.message.replace("\n", " ") + " $. "):
-            if kind != "d":
-                premises.append([*symbols.split(), "$."])
-        last, renamed = premises.pop(), []
+        statements = STATEMENT.findall(proposal.message.replace("\n", " ") + " $. ")
+        *premises, last = [[*symbols.split(), "$."] for _, kind, symbols, _ in statements if kind != "d"]
+        variables, renamed = load(proposal.program).variables, []
         for order in itertools.permutations(premises):
             names, text = {}, []
             for word in itertools.chain(last, *order):
