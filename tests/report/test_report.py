@@ -28,7 +28,7 @@ def test_a_whole_run_is_told(tmp_path):
     page = made(path)
     for words in ("demo", "all 12 steps done", "2 teachers and 2 students", "frozen base", "dare of T1 and T1, in place of T0", "0.95",
                   "structures", "∅ malformed", "2 × ✗ wrong", "Solve rate by type of task", "nobody solves", "Word problems, never trained on",
-                  "1 of 9 flags differ", "like eggs, said at 2 <b>", "2, 3, 5"):
+                  "1 of 9 flags differ", "meaning dedupe", "like eggs, said at 2 <b>", "2, 3, 5"):
         assert words in page.text, words
     assert "said at 3" not in page.text and "Absent" not in page.text and "About the logs" not in page.text
     cells = next(re.findall("<td>(.*?)</td>", row) for row in page.html.split("<tr>") if "</i>T1<" in row)

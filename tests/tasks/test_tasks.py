@@ -153,7 +153,7 @@ PROPOSALS = [
     ("chat", TASK.format("x = 5", "5"), "no_entry"), ("chat", TASK.format("def g(x): pass\ndef h(x): pass", "5"), "no_entry"),
     ("chat", TASK.format("def g(x):\n    return sum(f for f in x)", "[1]"), "no_entry"),                      # f is another thing
     ("chat", TASK.format("import os\ndef f(x): return x", "5"), "import"),
-    ("chat", TASK.format("from . import a\ndef f(x): return x", "5"), "import"),
+    ("chat", TASK.format("from . import math\ndef f(x): return x", "5"), "import"),
     ("chat", TASK.format("def f(x): return __import__('os').getpid()", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return ().__class__.__base__", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return '<|im_end|>'", "5"), "control_text"),
@@ -167,7 +167,7 @@ PROPOSALS = [
     ("chat", TASK.format("def f(x):\n    while True: pass", "5"), "timeout"),
     ("chat", TASK.format("class E:\n    def __eq__(self, o): return True\ndef f(x): return E()", "5"), "unsupported"),
     ("chat", TASK.format("def f(x): return list({'a', 'b', 'c', 'd', 'e', 'f', 'g', x})", "'h'"), "nondeterministic"),
-    ("micro", "def f(x):\n x=x[::-1]\n return x\nf([1,2,3])", "ok"),
+    ("micro", "def f(x):\n x=x[::-1]\n return x\nf([1,2,3])", "ok"), ("micro", "def f(x):\n return x\nf([0,0,0,0,0,0,0,0,0,0,0])", "value_range"),
     ("micro", "def f(x):\n x=x[::-1]\n return x\n", "syntax"), ("micro", "f([1,2,3])", "syntax"), ("micro", "", "syntax"),
     ("micro", "def f(x):\n x=x+1 # 4\n return x\nf(3)", "syntax"), ("micro", "def f(x):\n return x\nf([1,2,3])\nf(4)", "syntax"),
     ("micro", "def f(x):\n return 7\nf(3)", "ignores_input"), ("micro", "def f(x):\n x+=5\n return x\nf(3)", "ok"),
