@@ -55,7 +55,9 @@ class Card:
         self.on_gpu = self.device.type == "cuda"
         self.dtype = getattr(torch, pick_dtype("auto", self.device))
         self.known = machine(self.device)
-        shape = args.shape or default_shape(self.known.get("gigabytes", 0))
+        room = self.known.get("gigabytes", 0)       # for 8 members; 0 on a CPU
+        fitting = [name for name, least in (("7b", 36), ("1.5b", 14), ("0.5b", 0)) if room > least]
+        shape = args.shape or (*fitting, "micro")[0]
         self.sizes = MICRO if shape == "micro" else Sizes()
         self.base = workload.random_base(shape, self.dtype, self.device)
         self.adapters = workload.population(self.base, self.sizes.rank)
@@ -148,12 +150,6 @@ def clocks() -> str:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout.strip()
     return ""
-
-
-def default_shape(gigabytes: float) -> str:
-    """The largest shape for which a card has room with 8 members, or the bundled base's on a CPU, of 0."""
-    sizes = (("7b", 36), ("1.5b", 14), ("0.5b", 0))
-    return next((shape for shape, least in sizes if gigabytes > least), "micro")
 
 
 def number(x: float | None) -> str:

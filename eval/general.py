@@ -29,8 +29,6 @@ LETTERS = "ABCD"
 CSV = re.compile(r"(?:.*/)?(?P<split>dev|val|test)/(?P<subject>\w+)_(?P=split)\.csv")
 
 
-# ---- the questions -----------------------------------------------------------------------------------------
-
 def questions(raw: bytes, name: str) -> list[tuple[str, str]]:
     """(question with its choices, letter) of a CSV file. Raises ValueError that names file and line."""
     out = []
@@ -66,8 +64,6 @@ def load(data: str, split: str = "test", limit: int = 0) -> tuple[list[Item], di
             items.append(Item("mmlu", f"{split}/{subject}/{i}", prompt, gold))
     return items, dict(mmlu=sha)
 
-
-# ---- the likeliest letter ----------------------------------------------------------------------------------
 
 def ask(item: Item, prompt_format: str, base) -> list[int]:
     """Token ids of the prompt, and of what comes before the letter itself (in most vocabularies nothing)."""
@@ -112,8 +108,6 @@ def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
     """Are the letters right?"""
     return [dict(correct=letter == item.gold, gold=item.gold) for item, letter in answers]
 
-
-# ---- the command -------------------------------------------------------------------------------------------
 
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""

@@ -95,8 +95,6 @@ def passes(rows: list[dict]) -> list[dict]:
     return out
 
 
-# ---- for the terminal --------------------------------------------------------------------------------------
-
 def cell(name: str, value) -> str:
     """A value as text: an interval as "low .. high", what is less the base with its sign."""
     if isinstance(value, (tuple, list)):

@@ -126,19 +126,14 @@ class Muon(torch.optim.Optimizer):
                 p.add_(u if p.shape[0] == short else u.T, alpha=-group["lr"] * .2 * long ** .5)
 
 
-def optimizers(model: Model, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks, AdamW for embedding, norms and biases."""
-    matrices = []
-    others = []
-    for name, p in model.named_parameters():
-        (matrices if p.dim() == 2 and "embed" not in name else others).append(p)
-    return [Muon(matrices, lr), torch.optim.AdamW(others, lr=lr, betas=(.9, .95), weight_decay=0.)]
-
-
 def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, float], tokens: float,
           lr: float) -> None:
-    """Train for so many tokens, prompts included, up to the peak rate lr. seed: of the stream of examples."""
-    opts = optimizers(model, lr)
+    """Train for so many tokens, prompts included, up to the peak rate lr: the blocks' matrices by Muon, the
+    rest by AdamW. seed: of the stream of examples."""
+    matrices, others = [], []
+    for name, p in model.named_parameters():
+        (matrices if p.dim() == 2 and "embed" not in name else others).append(p)
+    opts = [Muon(matrices, lr), torch.optim.AdamW(others, lr=lr, betas=(.9, .95), weight_decay=0.)]
     step = n_tokens = pool = 0
     began = time.monotonic()
     losses = []

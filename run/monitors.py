@@ -44,8 +44,6 @@ def now(history: list[dict], name: str) -> float | None:
     return mean(step[name] for step in history[-WINDOW:]) if len(history) >= WINDOW else None
 
 
-# --- the monitors: readings of all steps -> a sentence, or "" -----------------------------------------------
-
 def collapse(history: list[dict]) -> str:
     """Structures at 64 against their most so far, and the members' likeness."""
     unique, cosine = now(history, "unique"), now(history, "cosine")
