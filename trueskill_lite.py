@@ -3,7 +3,7 @@
 >>> env = RATINGS["trueskill"]()
 >>> a, b = env.rate(env.new(), env.new())            # a wins: (29.396, 7.171) and (20.604, 7.171)
 
-Three systems share one protocol (new, rate, p_win, fitness), so that an ablation swaps them by name.
+Two systems share one protocol (new, rate, p_win, fitness), so that an ablation swaps them by name.
 TrueSkill is the two-player case of Herbrich, Minka & Graepel 2006, where message passing becomes formulas.
 """
 import math

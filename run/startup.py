@@ -157,8 +157,7 @@ def hash_base(base: Base, ranks: Ranks) -> str:
 def opened(path: str, device: str = "auto", **changes):
     """A run at its last checkpoint: (Setup, State); changes: of its flags. Raises ValueError."""
     ranks, run = Ranks.join(device), RunDir(Path(path), writes=False)
-    if not run.steps():
-        raise ValueError(f"{path}: no checkpoint; give the directory of a run, out/NAME")
+    demand(run.steps(), f"{path}: no checkpoint; give the directory of a run, out/NAME")
     cfg = dataclasses.replace(config_of_run(run.config(), run.path), tasks="", dedupe="structural", **changes)
     cfg, base = prepare(cfg, ranks)
     with Sandbox() as sandbox:
