@@ -6,7 +6,7 @@ from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES
 from tasks.complexity import demand
-from tasks.prompts import PROMPT_FORMATS, template
+from tasks.prompts import FORMATS, template
 from tasks.proof import load
 from trueskill_lite import RATINGS
 
@@ -39,7 +39,7 @@ class Config:
     """Every switch of a run. `python train.py --help` shows it, by the groups below."""
     # run
     base: str = flag("micro/base", "Hugging Face directory or hub id of the frozen base")
-    prompt_format: str = flag("auto", "how tasks are put; auto: as the base says", ("auto", *PROMPT_FORMATS))
+    prompt_format: str = flag("auto", "how tasks are put; auto: as the base says", ("auto", *FORMATS))
     name: str = flag("", "the run's directory under --out; default: the base's name and a free number")
     out: str = flag("out", "where runs are kept")
     init: str = flag("", "directory of PEFT adapters, one folder a member in slot order, to start from")

@@ -271,6 +271,6 @@ class Base:
     model: Model
     tokenizer: object
     eos_ids: tuple[int, ...]
-    prompt_format: str              # how it is talked to: one of prompts.PROMPT_FORMATS
+    prompt_format: str              # how it is talked to: one of prompts.FORMATS
     path: Path
     graphs: bool = False            # decode by CUDA graphs; load_base: on a GPU

@@ -117,7 +117,6 @@ def child_rating(env, parents, widen=0.25):
     """Rating of a newborn from its parents' Ratings, in the system `env`. mu: their mean; variance: their
     mean plus (widen * sigma of a new player)^2, at most a new player's. With a new player's own rating, of
     fitness 0, the child would be the next to be replaced."""
-    assert parents, "a child has at least one parent"
     most = env.new().sigma
     var = sum(r.sigma ** 2 for r in parents) / len(parents) + (widen * most) ** 2
     return Rating(sum(r.mu for r in parents) / len(parents), min(math.sqrt(var), most))

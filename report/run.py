@@ -73,11 +73,10 @@ class RunLog:
     def whole(self, name: str) -> dict:
         """A file that is one JSON object; {} and a note where it is not."""
         try:
-            data = json.loads((self.path / name).read_bytes())
-        except (OSError, ValueError, RecursionError):
-            data = None
-        self.notes += [] if isinstance(data, dict) else [f"{name} could not be read"]
-        return items(data)
+            return dict(json.loads((self.path / name).read_bytes()))
+        except (OSError, ValueError, TypeError, RecursionError):
+            self.notes.append(f"{name} could not be read")
+            return {}
 
     def lines(self, name: str, expected: bool = True):
         """The objects with a step in a log, one after the other; the others are counted in a note."""

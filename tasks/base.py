@@ -127,7 +127,6 @@ class TaskType:
 
     def demands(self, proposal: Proposal, limits: Limits) -> None:
         """What has to hold before anything runs."""
-        demand(proposal.inputs, "no_input")
         demand(len(proposal.message) <= limits.message_chars, "message_too_long")
         check_program(proposal.program, limits)
         demand(not limits.control.search(proposal.message), "control_text")

@@ -64,7 +64,6 @@ class Induction(TaskType):
         form, blocks = written.form, written.blocks
         is_protocol = written.admits(*["input"] * max(1, len(blocks)))
         demand(is_protocol and not (form.strict and "#" in written.text), "syntax")
-        demand(few_shot, "no_program")
         messages = [body.strip() for body in written.bodies("message")]
         texts = written.bodies("input") or [body for tag, body in blocks[:1] if tag in ("", "python")]
         demand(texts, "no_input")
@@ -74,7 +73,6 @@ class Induction(TaskType):
                 break
             for given in split_inputs(body):
                 inputs.setdefault(canonical_arguments(given) or given, given)
-        demand(len(inputs) >= limits.min_inputs, "few_inputs")
         inputs = tuple(inputs if form.tidy else inputs.values())[:limits.n_inputs]
         return Proposal(self.name, few_shot[0].program, inputs, messages[-1] if messages else "")
 

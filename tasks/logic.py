@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sandbox.values import decode, encode
 from tasks.base import Proposal, TaskType
-from tasks.complexity import MAX_CHARS, demand, entry, tree_of
+from tasks.complexity import demand, entry, tree_of
 from tasks.prompts import LOGIC_TOPICS
 
 TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
@@ -57,7 +57,6 @@ class Logic(TaskType):
         bodies = written.bodies("constraints")
         bodies = bodies or [body for tag, body in written.blocks[:1] if tag in ("", "python")]
         demand(bodies and written.admits("python"), "syntax")
-        demand(len(bodies[0]) <= MAX_CHARS, "too_long")
         lines = [re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip() for line in bodies[0].split("\n")]
         return self.puzzle([line for line in lines if line])
 

@@ -4,8 +4,7 @@ A task type is one row of TEMPLATES. A prompt format is one row of FORMATS: what
 how the answer opens, and the splitter that turns text into (tag, body) blocks. `micro` is the compact
 protocol of the bundled base (micro/data.py writes the same), `chat` uses the tokenizer's own chat template,
 `direct` is chat whose students answer at once (small models lose themselves in their reasoning), `base` puts
-chat's words into the R1 think/answer envelope for models without chat training. Whether a hybrid model
-such as Qwen3 thinks before it answers is the prompt format's choice too: in chat it does, in direct not.
+chat's words into the R1 think/answer envelope for models without chat training.
 """
 import re
 from collections.abc import Callable
@@ -241,7 +240,6 @@ FORMATS = {
                            fenced_blocks, thinking=False),
     "base": PromptFormat(Prompt("{t.propose}", "<think>"), Prompt(FINAL, "<think>"), envelope_blocks,
                          closing="</answer>")}
-PROMPT_FORMATS = tuple(FORMATS)
 
 
 class Answer:

@@ -23,7 +23,7 @@ from eval import answering, common
 from micro.evaluate import MAX_NEW_TOKENS, ROWS, SEEN, SIZES, draw_tasks
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import UNJUDGED, Task
-from tasks.prompts import PROMPT_FORMATS, Prompt
+from tasks.prompts import FORMATS, Prompt
 from tasks.validation import Limits
 from verifier import Sandbox
 
@@ -94,7 +94,7 @@ def examiner(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None)
 
 def verifier_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of what asks and verifies tasks."""
-    parser.add_argument("--prompt-format", default="", choices=("", *PROMPT_FORMATS),
+    parser.add_argument("--prompt-format", default="", choices=("", *FORMATS),
                         help="how the model is talked to; default: as the run was, else as the base wants")
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes")
     parser.set_defaults(max_rows=None)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tasks import TASK_TYPES
-from tasks.prompts import FORMATS, PROMPT_FORMATS, Prompt, chat_text, render, template
+from tasks.prompts import FORMATS, Prompt, chat_text, render, template
 
 # How Qwen3's own template has it: thinking is switched off by an empty thought that the template writes.
 SWITCH = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<assistant>"
@@ -33,7 +33,7 @@ def test_a_template_without_the_switch_passes_over_it(base, monkeypatch):
     assert texts == {"<user>Why?<|im_end|><assistant>"}
 
 
-@pytest.mark.parametrize("prompt_format", PROMPT_FORMATS)
+@pytest.mark.parametrize("prompt_format", FORMATS)
 def test_every_type_has_words_or_is_refused(prompt_format):
     for name, phase in itertools.product(TASK_TYPES, ("propose", "solve")):
         if name == "proof" and prompt_format == "micro":

@@ -12,11 +12,11 @@ from sandbox.values import encode
 from tasks import IDENTITY, TASK_TYPES, read_tasks, validation
 from tasks.base import Proposal, Reject, Task
 from tasks.complexity import entry, normalise, parse
-from tasks.prompts import PROMPT_FORMATS, Prompt, show
+from tasks.prompts import FORMATS, Prompt, show
 from tasks.validation import Limits
 from verifier import Job, Verdict
 
-LIMITS = {prompt_format: Limits.for_format(prompt_format) for prompt_format in PROMPT_FORMATS}
+LIMITS = {prompt_format: Limits.for_format(prompt_format) for prompt_format in FORMATS}
 
 
 def made(kind: str, program: str, *pairs, message: str = "") -> Task:
@@ -234,7 +234,7 @@ def test_only_hidden_pairs_are_graded_and_half_is_shown(sandbox):
 
 # ---------------------------------------------------------------- prompts
 
-@pytest.mark.parametrize("prompt_format", PROMPT_FORMATS)
+@pytest.mark.parametrize("prompt_format", FORMATS)
 @pytest.mark.parametrize("name", ["code_o", "code_i", "code_f"])
 def test_prompts_are_complete_and_keyed_by_the_rng(prompt_format, name):
     kind, few_shot = TASK_TYPES[name], [OUT, made("code_o", "def f(s):\n    return {'{x}': s}", ("'{0}'", {"{x}": "{0}"}))]
@@ -343,7 +343,7 @@ def test_no_text_raises():
         i, j = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
         text = rng.choice((text[:i], text[i:], text[:i] + text[j:],
                            text[:i] + "".join(rng.choices(BITS, k=rng.randrange(1, 9))) + text[i:]))
-        for prompt_format in PROMPT_FORMATS:
+        for prompt_format in FORMATS:
             for kind in TASK_TYPES.values():
                 proposal = kind.parse_proposal(text, prompt_format, [OUT], LIMITS[prompt_format])
                 if isinstance(proposal, Proposal):
