@@ -38,7 +38,7 @@ from infra.distributed import Ranks, leave
 from infra.gpu import memory
 from rl import Adam
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, task_rows
-from run.metrics import Step, header, line, measures, summary
+from run.metrics import HEADER, Step, line, measures, summary
 from run.monitors import EXIT_HALTED, Halted, Monitors
 from run.platform import Interrupted, Signals, Stopwatch, environment
 from run.probes import probe
@@ -194,7 +194,7 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
     who = ", ".join(f"{len(members_of(state.members, role))} {role}s" for role in ROLES)
     print(f"{run.path}: {who}{' in one adapter' if cfg.single else ''} on {cfg.base}, steps {state.step} to "
           f"{cfg.steps}, {ranks.world} process(es) on {ranks.device}, sandbox: {setup.sandbox.tier}")
-    print(header(), flush=True)
+    print(HEADER, flush=True)
 
 
 def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:

@@ -66,15 +66,11 @@ def pool_batches(key: str, mixture: dict[str, float],
     prompts = tokenizer.encode_batch([e.prompt for e in examples])
     answers = tokenizer.encode_batch([e.answer for e in examples])
     rows = [(p.ids, a.ids + [EOS]) for p, a in zip(prompts, answers)]
-    rows = [row for row in rows if n_tokens_of(row) <= MAX_TOKENS]
-    rows.sort(key=n_tokens_of)
+    rows = [(p, a) for p, a in rows if len(p) + len(a) <= MAX_TOKENS]
+    rows.sort(key=lambda row: len(row[0]) + len(row[1]))
     batches = [rows[i:i + ROWS] for i in range(0, len(rows) - ROWS + 1, ROWS)]
     rng.shuffle(batches)
     return batches
-
-
-def n_tokens_of(row: tuple[list[int], list[int]]) -> int:
-    return len(row[0]) + len(row[1])
 
 
 def tensors(batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,7 +149,7 @@ def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, floa
                 opt.step()
                 opt.zero_grad()
             step += 1
-            n_tokens += sum(map(n_tokens_of, batch))
+            n_tokens += sum(len(p) + len(a) for p, a in batch)
         pool += 1
         elapsed = time.monotonic() - began
         print(f"step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  loss {sum(losses) / len(losses):.4f}  "

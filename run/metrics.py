@@ -144,11 +144,7 @@ def member_measures(cfg, adapters: Adapters, state: State, step: Step,
 COLUMNS = [("step", 5), ("valid", 6), ("statements", 10), ("solve", 6), ("base", 6), ("heldout", 7),
            ("think", 6), ("reward", 6), ("unique", 6), *((f"best {role[0].upper()}", 12) for role in ROLES),
            ("sec", 6)]
-
-
-def header() -> str:
-    """Names over the columns of `line`."""
-    return " ".join(name.rjust(width) for name, width in COLUMNS)
+HEADER = " ".join(name.rjust(width) for name, width in COLUMNS)
 
 
 def line(row: dict) -> str:

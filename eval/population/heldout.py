@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from config import PRESETS
+from config import PRESETS, demand
 from eval import answering, common
 from micro.evaluate import MAX_NEW_TOKENS, ROWS, SEEN, SIZES, draw_tasks
 from tasks import TASK_TYPES, verify_answers
@@ -135,9 +135,8 @@ def main(argv: list[str] | None = None) -> int:
     with Sandbox(args.workers) as sandbox:
         population = formatted(args, common.load(args))
         prompt_format = population.base.prompt_format
-        if "math" in families and prompt_format != "micro":
-            raise ValueError("--bench math: its template is that of the micro prompt format, and this base "
-                             f"speaks the {prompt_format} format")
+        demand("math" not in families or prompt_format == "micro", "--bench math: its template is that of "
+               f"the micro prompt format, and this base speaks the {prompt_format} format")
         families = families or [name for name in ROWS.values() if prompt_format == "micro" or name != "math"]
         items = items_of(families, args.split, args.limit)
         hashes = {name: hashlib.sha256(repr(draw(name, args.split, 1)).encode()).hexdigest()
