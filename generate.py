@@ -10,6 +10,7 @@ CUDA card the cache is paged and a step works in place: one CUDA graph holds it 
 """
 from collections import deque
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -92,7 +93,7 @@ class SamplingParams:
     temperature: float = 1.0                        # 0 = greedy
     max_new_tokens: int = 128
     rollout_batch: int = 512
-    closing: torch.Tensor | None = None             # weights.closing_table of a text that ends an answer
+    closing: torch.Tensor | None = None             # closing_table of a text that ends an answer
     desc: str = ""                                  # title of the progress bar; "" = no bar
 
 
@@ -117,6 +118,30 @@ def sample(logits: torch.Tensor, temperature: float, u: torch.Tensor) -> tuple[t
     logp = (logits.float() / (temperature or 1.0)).log_softmax(-1)
     ids = draw(logp.exp(), u) if temperature else logits.argmax(-1)
     return ids, logp.gather(1, ids[:, None]).squeeze(1)
+
+
+@lru_cache(maxsize=2)
+def closing_table(tokenizer, tag: str, vocab_size: int, device) -> torch.Tensor | None:
+    """By which tokens a text comes to contain `tag`, in whatever tokens it is written.
+
+    table[k, token]: a text ends in the first k characters of the tag; after the token it ends in so many.
+    k = len(tag) is never left. Shape (len(tag) + 1, vocab_size), uint8; None without a tag, which must be of
+    printable ASCII without spaces: only those are written in a vocabulary as they are.
+    """
+    if not tag:
+        return None
+
+    def n_matched(text: str) -> int:
+        return len(tag) if tag in text else max(k for k in range(len(tag)) if text.endswith(tag[:k]))
+
+    table = torch.zeros(len(tag) + 1, vocab_size, dtype=torch.uint8)
+    for text, token in tokenizer.get_vocab().items():
+        takes_part = text in tag or tag[0] in text or tag[-1] in text       # few do
+        if takes_part and token < vocab_size:
+            column = [n_matched(tag[:k] + text) for k in range(len(tag))]
+            table[:-1, token] = torch.tensor(column, dtype=torch.uint8)
+    table[-1] = len(tag)
+    return table.to(device)
 
 
 class DecodeBatch:

@@ -15,7 +15,7 @@ import torch
 
 import evolve
 from evolve import ROLES, Member, members_of, plays
-from generate import Prompts, Rollout, SamplingParams, generate
+from generate import Prompts, Rollout, SamplingParams, closing_table, generate
 from infra.distributed import Ranks
 from lora import Adapters
 from micro.programs import fresh_program
@@ -30,7 +30,6 @@ from tasks.prompts import FORMATS, Prompt, render, show
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
 from verifier import Job, Sandbox, Verdict
-from weights import closing_table
 
 # Phases: the third number of a random key, (seed, step, phase, member, index). The update draws nothing.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE, INIT = range(8)

@@ -17,11 +17,11 @@ from tqdm import tqdm
 
 from eval import common
 from eval.common import Population
-from generate import Prompts, SamplingParams, generate
+from generate import Prompts, SamplingParams, closing_table, generate
 from model import Base
 from run.checkpoint import RunDir
 from tasks.prompts import ENVELOPE, FORMATS, Prompt, chat_text, render
-from weights import closing_table, is_chat_model
+from weights import is_chat_model
 
 # A call of `generate` is given several rollout batches, so that waiting rows take the places of those that
 # have ended: at least one, and at most so many tokens. Its answers reach the disk together, so that after a

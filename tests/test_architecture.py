@@ -31,7 +31,7 @@ PLAN = {
     "generate": (280, "infra attention model lora"),
     "pack": (110, "infra generate"),
     "rl": (420, "infra config model lora generate pack"),
-    "evolve": (260, "config trueskill_lite operators weights"),
+    "evolve": (260, "config trueskill_lite operators lora weights"),
     "selfplay": (390, BELOW.removesuffix(" selfplay")),
     "run": (900, BELOW),
     "train": (230, f"{BELOW} run"),

@@ -8,8 +8,7 @@ import pytest
 import torch
 from varlen import varlen_reference
 
-from generate import DecodeBatch, Prompts, Rollout, SamplingParams, draw, generate, sample
-from weights import closing_table
+from generate import DecodeBatch, Prompts, Rollout, SamplingParams, closing_table, draw, generate, sample
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25]]
 MEMBER = [0, 2, -1, 1]
