@@ -37,11 +37,11 @@ SUPPORTED = dict(model_type=ARCHITECTURES, hidden_act=("silu",), rope_type=("def
 
 
 @contextmanager
-def refusing(sentence: str, *errors: type):
+def refusing(sentence: str, errors: type | tuple = Exception):
     """Of the errors that a library raises within, many types that mean the same to a user, one sentence."""
     try:
         yield
-    except errors or Exception as e:
+    except errors as e:
         raise ValueError(f"{sentence} ({type(e).__name__}: {' '.join(str(e).split()):.300})") from None
 
 
@@ -99,7 +99,7 @@ def load_model(path: Path, dtype: torch.dtype, device="cpu", int8: bool = False)
     state, layers = {}, model.linears() if int8 else {}
     unused = ("rotary_emb.inv_freq",) + ("lm_head.weight",) * cfg.tie_word_embeddings
     for file in shards(path):
-        with (refusing(f"{file} is truncated or damaged: fetch it again", SafetensorError, OSError),
+        with (refusing(f"{file} is truncated or damaged: fetch it again", (SafetensorError, OSError)),
               safe_open(file, framework="pt", device=str(device)) as f):
             for name in f.keys():
                 layer = layers.get(name.removesuffix(".weight"))

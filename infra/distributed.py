@@ -131,14 +131,14 @@ class Ranks:
                     own.copy_(sent)
 
     def check_equal(self, values: dict[str, int | torch.Tensor], where: str, advice: str = "") -> None:
-        """Raises ValueError in every process if one of these values is not the same in all of them. Of a
-        tensor the checksum is compared. The message is `where`, the value's name, the processes, and `advice`."""
+        """Raises ValueError in every process if one of these values, of a tensor its checksum, is not the same
+        in all of them. The message is `where`, the value's name, the processes, and `advice`."""
         if self.world == 1:
             return
         numbers = [checksum(x) if isinstance(x, torch.Tensor) else torch.tensor(x) for x in values.values()]
-        numbers = torch.stack([number.to(self.device) for number in numbers]).tolist()     # one wait for a GPU
-        everybody = torch.tensor(self.everybody(numbers))
-        differs = everybody != everybody[0]                                     # (world, values)
+        own = torch.stack([number.to(self.device) for number in numbers])
+        everybody = torch.tensor(self.everybody(own.tolist()))                  # (world, values)
+        differs = everybody != everybody[0]
         if not differs.any():
             return
         names = [name for name, column in zip(values, differs.T) if column.any()]
