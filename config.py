@@ -1,12 +1,12 @@
 """Every switch of a run: default, meaning, legal values; what a prompt format presets; the command line."""
 import argparse
-import difflib
 from dataclasses import Field, dataclass, field, fields, replace
 
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES
-from tasks.prompts import PROMPT_FORMATS
+from tasks.complexity import demand
+from tasks.prompts import FORMATS, template
 from tasks.proof import load
 from trueskill_lite import RATINGS
 
@@ -15,6 +15,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 MATCHING = ("pfsp", "uniform", "hard", "round-robin", "all")
 EVOLVE = ("mixed", "mutation", "crossover", *OPERATORS, "none")
 NORMALIZE = ("member", "kind", "off")
+ALARMS = ("collapse", "gaming", "forgetting", "escape")
 # What --algo sets where the command line says nothing. Sources: rl.py.
 ALGORITHMS = {"reinforce++": dict(baseline="group", normalize_advantages="member", token_weight="member",
                                   loss="clip", clip="0.2,0.2")}
@@ -38,7 +39,7 @@ class Config:
     """Every switch of a run. `python train.py --help` shows it, by the groups below."""
     # run
     base: str = flag("micro/base", "Hugging Face directory or hub id of the frozen base")
-    prompt_format: str = flag("auto", "how tasks are put; auto: as the base says", ("auto", *PROMPT_FORMATS))
+    prompt_format: str = flag("auto", "how tasks are put; auto: as the base says", ("auto", *FORMATS))
     name: str = flag("", "the run's directory under --out; default: the base's name and a free number")
     out: str = flag("out", "where runs are kept")
     init: str = flag("", "directory of PEFT adapters, one folder a member in slot order, to start from")
@@ -111,7 +112,7 @@ class Config:
     heldout: str = flag("", "JSON lines of held-out tasks; default: the base's, else the first valid ones")
     n_heldout: int = flag(120, "of these, asked of each type at a probe; a third, of types not played",
                           within=FROM_0)
-    halt_on: str = flag("", "alarms that end the run: collapse, gaming, forgetting, escape (by commas)")
+    halt_on: str = flag("", "alarms that end the run, of " + ",".join(ALARMS))
     # machine
     device: str = flag("auto", "auto (cuda or cpu), cpu, cuda or cuda:1")
     dtype: str = flag("auto", "of the base; auto: bfloat16 where a card has it; int8: its weights",
@@ -170,12 +171,7 @@ def parse_args(description: str | None, argv: list[str] | None = None, saved=Non
         text = f.metadata["help"] + (f" ({default_of(f)})" if default_of(f) else "")
         group.add_argument(spelled(f.name), default=argparse.SUPPRESS, help=text.replace("%", "%%"),
                            **(dict(action="store_true") if f.type is bool else how))
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        word = unknown[0].split("=")[0].replace("_", "-")
-        flags = [spelled(f.name) for f in fields(Config)]
-        near = difflib.get_close_matches(word, flags, 1, 0.8) + [x for x in flags if word.startswith(x)]
-        parser.error(f"unknown argument {word}: {f'did you mean {near[0]}?' if near else '--help lists all'}")
+    args = parser.parse_args(argv)
     cfg = Config(**vars(args))
     return Config(**saved(cfg) | vars(args)) if saved and cfg.resume else cfg
 
@@ -206,12 +202,6 @@ def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Conf
                               dedupe="off" if cfg.tasks else cfg.dedupe)        # given tasks come again
     check(cfg)
     return cfg
-
-
-def demand(met: bool, otherwise: str) -> None:
-    """Raise ValueError with this text where a condition is not met."""
-    if not met:
-        raise ValueError(otherwise)
 
 
 def check_value(f: Field, value, where: str = "") -> None:
@@ -253,8 +243,11 @@ def check(cfg: Config) -> None:
     for name, valid in (("task_types", TASK_TYPES), ("lora_targets", TARGETS)):
         unknown = sorted(set(getattr(cfg, name).split(",")) - set(valid))
         demand(not unknown, f"{spelled(name)}: {', '.join(unknown)} unknown; valid: {', '.join(valid)}")
+    demand(set(cfg.halt_on.split(",")) <= {"", *ALARMS},
+           f"--halt-on {cfg.halt_on}: valid: {', '.join(ALARMS)}")
     for kind in task_types:
-        TASK_TYPES[kind].check_templates(cfg.prompt_format)
+        for phase in ("propose", "solve"):
+            template(kind, cfg.prompt_format, phase)        # which raises ValueError where there is none
     if "proof" in task_types:
         load(cfg.theory)                                    # which raises ValueError for a bad theory
     demand(cfg.tasks != "micro" or set(task_types) <= {"code_o", "code_i"},

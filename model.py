@@ -84,15 +84,6 @@ class FusedLinear:
         return y if lora is None else lora(self.paths, self.sizes, x, y)
 
 
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
 def rope_frequencies(cfg: ModelConfig, device) -> torch.Tensor:
     """Angle per position of each pair of a head's numbers (D/2,) float32. linear divides every frequency by
     `factor`; llama3 those of less than low_freq_factor turns within the context of pretraining, blending up
@@ -138,8 +129,8 @@ class Attention(nn.Module):
         self.k_proj = Linear(f"{path}.k_proj", C, kv, cfg.attention_bias)
         self.v_proj = Linear(f"{path}.v_proj", C, kv, cfg.attention_bias)
         self.o_proj = Linear(f"{path}.o_proj", q, C, cfg.output_bias)
-        self.q_norm = RMSNorm(self.D, cfg.rms_norm_eps) if cfg.qk_norm else None
-        self.k_norm = RMSNorm(self.D, cfg.rms_norm_eps) if cfg.qk_norm else None
+        self.q_norm = nn.RMSNorm(self.D, cfg.rms_norm_eps) if cfg.qk_norm else None
+        self.k_norm = nn.RMSNorm(self.D, cfg.rms_norm_eps) if cfg.qk_norm else None
         self.qkv = FusedLinear(self.q_proj, self.k_proj, self.v_proj)
         self.out = FusedLinear(self.o_proj)
 
@@ -181,9 +172,9 @@ class Block(nn.Module):
     def __init__(self, cfg: ModelConfig, layer: int):
         super().__init__()
         path = f"model.layers.{layer}"
-        self.input_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.self_attn = Attention(cfg, layer, f"{path}.self_attn")
-        self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.mlp = MLP(cfg, f"{path}.mlp")
 
     def forward(self, x, cos, sin, mask, cache, slots, lora):
@@ -214,7 +205,7 @@ class Model(nn.Module):
         self.model = nn.Module()
         self.model.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.hidden_size)
         self.model.layers = nn.ModuleList(Block(cfg, i) for i in range(cfg.num_hidden_layers))
-        self.model.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.model.norm = nn.RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         if not cfg.tie_word_embeddings:
             self.lm_head = nn.Linear(cfg.hidden_size, cfg.vocab_size, bias=False)
 
@@ -280,6 +271,6 @@ class Base:
     model: Model
     tokenizer: object
     eos_ids: tuple[int, ...]
-    prompt_format: str              # how it is talked to: one of prompts.PROMPT_FORMATS
+    prompt_format: str              # how it is talked to: one of prompts.FORMATS
     path: Path
     graphs: bool = False            # decode by CUDA graphs; load_base: on a GPU

@@ -173,8 +173,7 @@ def dare(parents, gen, p=0.5):
     rank, and of the factors would depend on the factoring. The mean over draws of the sum is the parents'
     midpoint; at the default p = 1/2 a child inherits each component whole or not at all.
     """
-    if not 0 <= p < 1:
-        raise ValueError(f"dare needs a drop probability in [0, 1), got {p}")
+    assert 0 <= p < 1, f"dare needs a drop probability in [0, 1), got {p}"
 
     def fn(gram_a, gram_b, R):
         core = 0.0

@@ -53,7 +53,6 @@ class ProposalRecord:
     """One proposal's fate. reason "" = valid; attempts: student name -> verdicts of its attempts."""
     teacher: Member
     kind: str
-    row: int                        # its row in the proposals' rollout
     group: int                      # proposals sampled from one prompt share a number
     few_shot: list[Task]
     text: str = ""
@@ -173,11 +172,6 @@ def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int
     return Attempts(rollout, texts, verify_answers(tasks, by_task, s.base.prompt_format, s.limits, run))
 
 
-def key_of(s: Setup, proposal: Proposal) -> str:
-    """Two proposals of one key are duplicates (cfg.dedupe)."""
-    return TASK_TYPES[proposal.kind].key(proposal, "exact" if s.cfg.dedupe == "exact" else "structural")
-
-
 def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
     """Gold outputs for given proposals. Raises ValueError naming the first invalid one."""
     verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p) for p in proposals])
@@ -186,7 +180,7 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
         kind = TASK_TYPES[p.kind]
         result = kind.check(p, s.limits)
         if not result or result.reason == "ignores_input":
-            result = kind.accept(p, verdict, s.limits, key_of(s, p))
+            result = kind.accept(p, verdict, s.limits, kind.key(p, s.cfg.dedupe))
         if isinstance(result, Reject):
             what_it_is = f"{p.program[:80]!r} on {p.inputs[0][:40]!r}"
             raise ValueError(f"{what}: task {number} is not valid ({result.reason}): {what_it_is}")
@@ -199,12 +193,9 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
 def match(s: Setup, members: list[Member], step: int) -> list[tuple[Member, Member]]:
     """Every teacher, or cfg.matches of them, draws a student by who would win as ratings predict: pairs."""
     system, rng = RATINGS[s.cfg.rating](), make_rng(s.cfg.seed, step, MATCH)
-
-    def p_beats(teacher: Member, student: Member) -> float:
-        return system.p_win(student.rating, teacher.rating)
-
-    teachers, students = members_of(members, "teacher"), members_of(members, "student")
-    return evolve.match(teachers, students, p_beats, s.cfg.matching, MATCHING_FLOOR, rng, step, s.cfg.matches)
+    return evolve.match(members_of(members, "teacher"), members_of(members, "student"),
+                        lambda teacher, student: system.p_win(student.rating, teacher.rating),
+                        s.cfg.matching, MATCHING_FLOOR, rng, step, s.cfg.matches)
 
 
 def prompt_teacher(s: Setup, archive: Archive, kind: str, rng: random.Random) -> tuple[Prompt, list[Task]]:
@@ -228,7 +219,7 @@ def deal(s: Setup, teachers: list[Member], step: int) -> list[ProposalRecord]:
             p = Proposal(types[number % len(types)], *fresh_program(f"{s.cfg.seed}/fresh/{number}"))
         else:
             p = given_task(s.cfg.tasks, s.task_types, types, s.cfg.seed, number)
-        dealt.append(ProposalRecord(teacher, p.kind, row, row, [], proposal=p))
+        dealt.append(ProposalRecord(teacher, p.kind, row, [], proposal=p))
     return dealt
 
 
@@ -248,7 +239,7 @@ def propose(s: Setup, archive: Archive, pairs: list[tuple[Member, Member]], step
             rng = make_rng(s.cfg.seed, step, PROPOSE, teacher.slot, i)
             prompt, few_shot = prompt_teacher(s, archive, kind, rng)
             for _ in range(s.cfg.proposals_per_prompt):
-                proposed.append(ProposalRecord(teacher, kind, len(proposed), len(prompts), few_shot))
+                proposed.append(ProposalRecord(teacher, kind, len(prompts), few_shot))
             prompts.append(prompt)
             slots.append(teacher.slot)
     rollout, texts = ask(s, prompts, slots, step, PROPOSE, s.cfg.proposals_per_prompt, desc=desc)
@@ -267,8 +258,9 @@ def verify(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int
     ready, fresh, next_id = [], set(), archive.n_added
     for p in proposed:
         if p.proposal:
-            p.key = key_of(s, p.proposal)
-            refused = TASK_TYPES[p.kind].check(p.proposal, s.limits)
+            kind = TASK_TYPES[p.kind]
+            refused = kind.check(p.proposal, s.limits)
+            p.key = "" if refused else kind.key(p.proposal, s.cfg.dedupe)
             repeated = "duplicate" if s.cfg.dedupe != "off" and p.key in archive.keys else ""
             p.reason = refused.reason if refused else repeated
             ready += [] if p.reason else [p]
@@ -282,17 +274,12 @@ def verify(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int
         elif not fits(s, TASK_TYPES[p.kind].solve(s.base.prompt_format, result, s.limits)):
             p.reason = "prompt_too_long"
         else:
+            # in the micro format a prompt shows none, but for induction the program to call
+            n_shown = int(p.kind == "code_f") if s.base.prompt_format == "micro" else len(p.few_shot)
             p.task = dataclasses.replace(result, id=next_id, teacher=p.teacher.name, step=step,
-                                         parents=tuple(task.id for task in shown(s, p)))
+                                         parents=tuple(task.id for task in p.few_shot[:n_shown]))
             fresh.add(p.key)
             next_id += 1
-
-
-def shown(s: Setup, p: ProposalRecord) -> list[Task]:
-    """References that the prompt showed: in the micro format none, but for induction the program to call."""
-    if s.base.prompt_format != "micro":
-        return p.few_shot
-    return p.few_shot[:1] if p.kind == "code_f" else []
 
 
 def solve(s: Setup, pairs: list[tuple[Member, Member]], proposed: list[ProposalRecord], step: int,
@@ -328,14 +315,11 @@ def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Ou
 
 def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
     """Rewards: of valid proposals by their outcome; others cost cfg.invalid_penalty (AZR, eq. 4 and 6)."""
-    valid = [p for p in proposed if not p.reason]
-    for p, outcome in zip(valid, outcomes(s, archive, valid), strict=True):
-        p.reward = TEACHER_REWARDS[s.cfg.teacher_reward](outcome)
     for p in proposed:
-        if p.unjudged:
-            p.reward = 0.0
-        elif p.reason:
-            p.reward = s.cfg.invalid_penalty
+        p.reward = s.cfg.invalid_penalty if p.reason and not p.unjudged else 0.0
+    judged = [p for p in proposed if not p.reason and not p.unjudged]
+    for p, outcome in zip(judged, outcomes(s, archive, judged), strict=True):
+        p.reward = TEACHER_REWARDS[s.cfg.teacher_reward](outcome)
 
 
 def teacher_rows(rollout: Rollout | None, proposed: list[ProposalRecord]) -> RoleRows | None:

@@ -38,14 +38,15 @@ from infra.distributed import Ranks, leave
 from infra.gpu import memory
 from rl import Adam
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, task_rows
-from run.metrics import Step, header, line, measures, summary
-from run.monitors import EXIT_HALTED, Halted, Monitors, halting
-from run.platform import Interrupted, Signals, Stopwatch, environment, open_sandbox
+from run.metrics import HEADER, Step, line, measures, summary
+from run.monitors import EXIT_HALTED, Halted, Monitors
+from run.platform import Interrupted, Signals, Stopwatch, environment
 from run.probes import probe
 from run.startup import flags_of_run, hash_base, open_run, populate, prepare, show_plan
 from run.terminal import first_of_each, format_task, print_safely
 from selfplay import ProposalRecord, Setup
 from trueskill_lite import RATINGS, child_rating
+from verifier import Sandbox
 
 
 def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[ProposalRecord],
@@ -71,17 +72,13 @@ def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[Proposa
 def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list[dict]:
     """Replace the weakest of each role by children, in LoRA weight space; lines of genealogy.jsonl."""
     cfg, system, rows = setup.cfg, RATINGS[setup.cfg.rating](), []
-
-    def fitness(member: Member) -> float:
-        return system.fitness(member.rating)
-
     for number, role in enumerate(ROLES):
         if cfg.tasks and role == "teacher":         # who writes nothing
             continue
         rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number)
         place = {m.name: i for i, m in enumerate(state.members)}
-        births = evolve.plan(members_of(state.members, role), fitness, cfg.replace_frac, cfg.grace, step,
-                             cfg.evolve, rng)
+        births = evolve.plan(members_of(state.members, role), lambda m: system.fitness(m.rating),
+                             cfg.replace_frac, cfg.grace, step, cfg.evolve, rng)
         for i, birth in enumerate(births):
             seed = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number, i).getrandbits(60)
             gen = torch.Generator().manual_seed(seed)
@@ -159,7 +156,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
                 save(run, state, setup, adam, base_hash)
             if last:
                 return
-            if names := [name for name in begun if name in halting(cfg.halt_on)]:
+            if names := [name for name in begun if name in cfg.halt_on.split(",")]:
                 raise Halted(f"halted by --halt-on ({names[0]}: {row['alarms'][names[0]]})")
 
 
@@ -197,15 +194,14 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
     who = ", ".join(f"{len(members_of(state.members, role))} {role}s" for role in ROLES)
     print(f"{run.path}: {who}{' in one adapter' if cfg.single else ''} on {cfg.base}, steps {state.step} to "
           f"{cfg.steps}, {ranks.world} process(es) on {ranks.device}, sandbox: {setup.sandbox.tier}")
-    print(header(), flush=True)
+    print(HEADER, flush=True)
 
 
 def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
     """A whole run, until cfg.steps or enough(row). Raises ValueError, or Interrupted after saving."""
-    halting(cfg.halt_on)
     ranks = Ranks.join(cfg.device)
     with contextlib.ExitStack() as stack:
-        sandbox = ranks.together(lambda: open_sandbox(0) if ranks.rank == 0 else None)
+        sandbox = ranks.together(lambda: Sandbox() if ranks.rank == 0 else None)
         stack.enter_context(sandbox or contextlib.nullcontext())
         cfg, base = ranks.together(lambda: prepare(cfg, ranks))
         run, resuming = open_run(cfg, ranks)

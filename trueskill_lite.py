@@ -3,7 +3,7 @@
 >>> env = RATINGS["trueskill"]()
 >>> a, b = env.rate(env.new(), env.new())            # a wins: (29.396, 7.171) and (20.604, 7.171)
 
-Three systems share one protocol (new, rate, p_win, fitness), so that an ablation swaps them by name.
+Two systems share one protocol (new, rate, p_win, fitness), so that an ablation swaps them by name.
 TrueSkill is the two-player case of Herbrich, Minka & Graepel 2006, where message passing becomes formulas.
 """
 import math
@@ -56,15 +56,13 @@ def draw_moments(t, e):
 @dataclass(frozen=True)
 class TrueSkill:
     """TrueSkill for two players: a difference of beta (4.17) is about a 76% win; tau is drift per match."""
-    mu0: float = 25.0
-    sigma0: float = 25.0 / 3.0
     beta: float = 25.0 / 6.0
     tau: float = 25.0 / 300.0
     p_draw: float = 0.1
 
     def new(self):
         """Rating of a player nobody has seen."""
-        return Rating(self.mu0, self.sigma0)
+        return Rating()
 
     def rate(self, winner, loser, draw=False):
         """New ratings (winner, loser) after one match; with draw=True the order does not matter."""
@@ -119,7 +117,6 @@ def child_rating(env, parents, widen=0.25):
     """Rating of a newborn from its parents' Ratings, in the system `env`. mu: their mean; variance: their
     mean plus (widen * sigma of a new player)^2, at most a new player's. With a new player's own rating, of
     fitness 0, the child would be the next to be replaced."""
-    assert parents, "a child has at least one parent"
     most = env.new().sigma
     var = sum(r.sigma ** 2 for r in parents) / len(parents) + (widen * most) ** 2
     return Rating(sum(r.mu for r in parents) / len(parents), min(math.sqrt(var), most))

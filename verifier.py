@@ -8,20 +8,12 @@
             |  forks once per program
             +-- child: reads its job, walls itself in, runs it, writes canonical values, dies
 
-Promises. A program cannot open, create or list files, reach a network, start or signal processes, see another
-task or the trainer's memory, environment and expected answers, outlive its verdict, use more than its CPU
-time, memory and result size, or end as anything but a named Verdict. What it reports is only a claim about
-its own return values, taken where it is canonical text byte for byte; how it ended is what the kernel says.
+docs/verifier.md says what it promises and what not. What a program reports is only a claim about its own
+return values, taken where it is canonical text byte for byte; how it ended is what the kernel says.
 
 The wall is a seccomp allow-list of 17 system calls. A second one, best effort: namespaces, an empty root, a
-dropped user. Then limits (CPU timer, address space, file size, wall clock), values as text that is neither
-unpickled nor evaluated nor compared by methods of its own, and two or three interpreters of other hash seeds
-and addresses for jobs that must be deterministic.
-
-Tiers. "full"; "no namespaces" (the wall without the second one). Canary programs through the normal path
-decide; where they get past, or without seccomp, the sandbox refuses to start: there is no weaker one. Not
-promised: bugs of the kernel behind those calls, side channels such as timing, and that these show every
-dependence on hash order or a clock of seconds.
+dropped user. Tiers: "full"; "no namespaces" (without the second one). Canary programs through the normal path
+decide; where they get past, or without seccomp, the sandbox refuses to start: there is no weaker one.
 """
 import argparse
 import json
@@ -66,26 +58,26 @@ class Verdict:
 
 
 class Sandbox(AbstractContextManager):
-    """Runs jobs on `workers` processor cores at once.
+    """Runs jobs on `workers` processor cores at once; 0 = half of them, at least two.
 
     profile: what programs may import and use, "train" or "eval" (see profiles.Profile); cpu_s, wall_s,
     mem_mb: other limits than its own. without: layers to leave out, for tests of the tiers ("seccomp",
-    "namespaces"). tier and report say what protects; servers are the scheduler's. Raises RuntimeError where
-    it cannot protect.
+    "namespaces"). tier and report say what protects; servers are the scheduler's. Raises ValueError where it
+    cannot protect.
     """
 
-    def __init__(self, workers=2, without=(), profile="train", **limits):
+    def __init__(self, workers=0, without=(), profile="train", **limits):
         if profile not in PROFILES:
             raise ValueError(f"profile {profile!r}: give one of {', '.join(PROFILES)}")
         limits = replace(PROFILES[profile], **limits)
-        if workers < 1 or limits.cpu_s < 0.01 or limits.wall_s < limits.cpu_s or limits.mem_mb < 16:
-            raise ValueError("the sandbox needs workers >= 1, cpu_s >= 0.01, wall_s >= cpu_s, mem_mb >= 16")
+        if workers < 0 or limits.cpu_s < 0.01 or limits.wall_s < limits.cpu_s or limits.mem_mb < 16:
+            raise ValueError("the sandbox needs workers >= 0, cpu_s >= 0.01, wall_s >= cpu_s, mem_mb >= 16")
         if sys.platform != "linux":
-            raise RuntimeError("The sandbox for model code needs Linux: use a Linux container (.devcontainer "
+            raise ValueError("The sandbox for model code needs Linux: use a Linux container (.devcontainer "
                                "describes one) or, on Windows, WSL2.")
         left_out = {name: "left out" for name in without}
         options = dict(profile=profile, mem_mb=limits.mem_mb, without=left_out)
-        self.scheduler = Scheduler(workers, limits, options)
+        self.scheduler = Scheduler(workers or max(2, (os.cpu_count() or 1) // 2), limits, options)
         self.servers = self.scheduler.servers
         self.cpu_s, self.lock = limits.cpu_s, threading.Lock()
         fd = 0
@@ -109,18 +101,18 @@ class Sandbox(AbstractContextManager):
         return met | {"endless loop": "refused: timeout" if end == "timeout" else end}
 
     def find_tier(self):
-        """The tier, by the layers and what the canaries meet. Raises RuntimeError where one gets past."""
+        """The tier, by the layers and what the canaries meet. Raises ValueError where one gets past."""
         layers = self.report
         holes = [f"{name} ({layers.get(name)})" for name in REQUIRED if layers.get(name) != "ok"]
         if not holes:
             verdict, = self.run([Job("def f(x): return {x: (x,)}", ("2",), deterministic=True)])
             if verdict.outputs != ('{"d":[[2,{"t":[2]}]]}',):
-                raise RuntimeError(f"no program runs in this sandbox: {layers}")
+                raise ValueError(f"no program runs in this sandbox: {layers}")
             met, stopped = self.send_canaries(), ("refused", "violation")
             holes = [f"{name} ({how})" for name, how in met.items() if not how.startswith(stopped)]
             layers["canaries"] = met
         if holes:
-            raise RuntimeError("The sandbox refuses to run model code here, because a program could get past "
+            raise ValueError("The sandbox refuses to run model code here, because a program could get past "
                                f"it: {'; '.join(holes)}. Use Linux on x86-64 or aarch64 with seccomp.")
         return "full" if layers["empty_root"] == "ok" else "no namespaces"
 
@@ -197,7 +189,7 @@ def main():
     args = parser.parse_args()
     try:
         sandbox = Sandbox(without=args.without)
-    except RuntimeError as e:
+    except (ValueError, OSError) as e:
         sys.exit(str(e))
     with sandbox:
         print(f"tier: {sandbox.tier}")

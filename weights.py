@@ -37,7 +37,7 @@ SUPPORTED = dict(model_type=ARCHITECTURES, hidden_act=("silu",), rope_type=("def
 
 
 @contextmanager
-def refusing(sentence: str, errors: type | tuple = Exception):
+def explained(sentence: str, errors: type | tuple = Exception):
     """Of the errors that a library raises within, many types that mean the same to a user, one sentence."""
     try:
         yield
@@ -50,7 +50,8 @@ def refusing(sentence: str, errors: type | tuple = Exception):
 def read_config(path: Path) -> ModelConfig:
     """Read config.json. Raises ValueError if it is damaged or of an architecture that model.py lacks."""
     from transformers import AutoConfig
-    with refusing(f"{path / 'config.json'} is missing, damaged or of no known architecture"):
+    with explained(f"{path / 'config.json'} is missing, damaged or of no known architecture: give --base a "
+                   "complete Hugging Face model directory"):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False).to_dict()
     rope, context = config.get("rope_parameters") or {}, config.get("max_position_embeddings")
     odd = set(config.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
@@ -74,7 +75,8 @@ def resolve(name: str, weights: bool = True) -> Path:
         return path
     from huggingface_hub import snapshot_download
     wanted = ["*.json", "*.txt", "*.jinja", "*.jsonl"] + ["*.safetensors"] * weights
-    with refusing(f"--base {name}: no such directory, and no model of the hub that can be had"):
+    with explained(f"--base {name}: no such directory, and no model of the hub that can be had: give a "
+                   "directory or id like Qwen/Qwen2.5-Coder-7B"):
         return Path(snapshot_download(name, allow_patterns=wanted))
 
 
@@ -82,7 +84,7 @@ def shards(path: Path) -> list[Path]:
     """The safetensors files of a model directory. Raises ValueError where one is missing."""
     index, names = path / "model.safetensors.index.json", {"model.safetensors"}
     if index.exists():
-        with refusing(f"{index} is damaged: fetch it again"):
+        with explained(f"{index} is damaged: fetch it again"):
             names = set(json.loads(index.read_text())["weight_map"].values())
     missing = sorted(name for name in names if not (path / name).exists())
     demand(not missing, f"{path} has no {', '.join(missing)}: finish the download (pickled .bin weights are "
@@ -99,7 +101,7 @@ def load_model(path: Path, dtype: torch.dtype, device="cpu", int8: bool = False)
     state, layers = {}, model.linears() if int8 else {}
     unused = ("rotary_emb.inv_freq",) + ("lm_head.weight",) * cfg.tie_word_embeddings
     for file in shards(path):
-        with (refusing(f"{file} is truncated or damaged: fetch it again", (SafetensorError, OSError)),
+        with (explained(f"{file} is truncated or damaged: fetch it again", (SafetensorError, OSError)),
               safe_open(file, framework="pt", device=str(device)) as f):
             for name in f.keys():
                 layer = layers.get(name.removesuffix(".weight"))
@@ -109,7 +111,7 @@ def load_model(path: Path, dtype: torch.dtype, device="cpu", int8: bool = False)
                     layer.scale = state[f"{layer.path}.scale"] = nn.Parameter(scale, requires_grad=False)
                 elif not name.endswith(unused):
                     state[name] = f.get_tensor(name).to(dtype)
-    with refusing(f"{path}: weights and config.json do not belong together", RuntimeError):
+    with explained(f"{path}: weights and config.json do not belong together", RuntimeError):
         model.load_state_dict(state, strict=True, assign=True)
     return model.eval()
 
@@ -135,7 +137,7 @@ def is_chat_model(tokenizer, eos_ids: tuple[int, ...]) -> bool:
 def load_tokenizer(path: Path):
     """The directory's tokenizer, and the prompt format that model and tokenizer want. Raises ValueError."""
     from transformers import PreTrainedTokenizerFast  # an architecture's own class may split text otherwise
-    with refusing(f"{path} has no usable tokenizer.json: fetch the model again"):
+    with explained(f"{path} has no usable tokenizer.json: fetch the model again"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path, tokenizer_file=str(path / "tokenizer.json"))
     prompt_format = json.loads((path / "config.json").read_text()).get("prompt_format")
     if not prompt_format:
@@ -190,7 +192,7 @@ def read_peft(directory: Path) -> tuple[dict, str, Factors]:
     """A PEFT directory's configuration, the hash of its base ("" where nobody wrote it down) and factors, in
     float32 and in the order of their files. Raises ValueError where it is damaged or no plain LoRA."""
     factors = {}
-    with refusing(f"{directory} is not a readable PEFT adapter"):
+    with explained(f"{directory} is not a readable PEFT adapter"):
         config = dict(json.loads((directory / "adapter_config.json").read_text()))
         with safe_open(directory / "adapter_model.safetensors", framework="pt") as f:
             made_on = (f.metadata() or {}).get("base_files", "")

@@ -20,6 +20,7 @@ from lora import Adapters
 from model import Base
 from run.directory import RunDir
 from run.platform import Interrupted
+from tasks.complexity import demand
 from weights import files_hash, load_base, read_peft
 
 CACHE = Path("~/.cache/nanopopulora").expanduser()      # of the published benchmark files
@@ -63,9 +64,8 @@ def check(args: argparse.Namespace) -> argparse.Namespace:
         raise ValueError("--samples, --max-new-tokens and --rollout-batch must be at least 1")
     if getattr(args, "limit", 0) < 0 or not 0 <= args.temperature < math.inf:
         raise ValueError("--limit and --temperature must not be negative")
-    if args.samples > 1 and args.temperature == 0:
-        raise ValueError(f"--samples {args.samples} at temperature 0 are the same answer {args.samples} "
-                         "times: give --temperature 0.6 or one sample")
+    demand(args.samples == 1 or args.temperature > 0, f"--samples {args.samples} at temperature 0 are the "
+           f"same answer {args.samples} times: give --temperature 0.6 or one sample")
     return args
 
 
@@ -109,9 +109,8 @@ def load(args: argparse.Namespace) -> Population:
     if args.run:
         run = Path(args.run).expanduser()
         steps = RunDir(run, writes=False).steps()
-        if not steps:
-            raise ValueError(f"--run {args.run}: no complete checkpoint there; give a run's directory "
-                             "(out/NAME), or --adapters DIR...")
+        demand(steps, f"--run {args.run}: no complete checkpoint there; give a run's directory (out/NAME), "
+               "or --adapters DIR...")
         given.insert(0, run / f"step_{steps[-1]}")
     directories = peft_directories(given)
     device = Ranks.join(args.device).device
@@ -119,8 +118,7 @@ def load(args: argparse.Namespace) -> Population:
     name = args.base or of_run(args, "base")
     if not name and directories:
         name = read_peft(next(iter(directories.values())))[0].get("base_model_name_or_path")
-    if not name:
-        raise ValueError("give --base (a directory or hub id), or --run out/NAME, which knows its own")
+    demand(name, "give --base (a directory or hub id), or --run out/NAME, which knows its own")
     base = load_base(name, DTYPES[pick_dtype(args.dtype, device)], device, int8)
     return stack(base, files_hash(base.path), directories)
 
@@ -136,9 +134,8 @@ def peft_directories(given: list[Path]) -> dict[str, Path]:
     for directory in given:
         is_one = (directory / "adapter_config.json").exists()
         inside = [directory] if is_one else [path.parent for path in directory.glob("*/adapter_config.json")]
-        if not inside:
-            raise ValueError(f"{directory} is no PEFT directory (no adapter_config.json) and holds none: "
-                             "give for example out/NAME/step_80/S0")
+        demand(inside, f"{directory} is no PEFT directory (no adapter_config.json) and holds none: give for "
+               "example out/NAME/step_80/S0")
         paths += sorted(inside, key=lambda path: member_order(path.name))
     names = [path.resolve().name for path in paths]
     if len({*names, BASE}) <= len(names):           # several of one name
@@ -152,15 +149,13 @@ def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Populatio
     for slot, (name, path) in enumerate(directories.items()):
         config, made_on, factors = read_peft(path)
         shape = config.get("r"), config.get("lora_alpha"), tuple(sorted(config.get("target_modules") or ()))
-        if made_on not in ("", base_hash):
-            raise ValueError(f"{path} was trained on another base, {config.get('base_model_name_or_path')}: "
-                             "pass that as --base")
+        demand(made_on in ("", base_hash), f"{path} was trained on another base, "
+               f"{config.get('base_model_name_or_path')}: pass that as --base")
         if adapters is None:
             first = shape
             adapters = Adapters.on(base.model, len(directories), *shape, base.model.embedding.device)
-        if shape != first:
-            raise ValueError("these adapters differ in rank, alpha or layers, but only adapters of one shape "
-                             "share batches: evaluate the others in a run of their own")
+        demand(shape == first, "these adapters differ in rank, alpha or layers, but only adapters of one "
+               "shape share batches: evaluate the others in a run of their own")
         adapters.set_factors(slot, factors)
         hashes[name] = hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
     slots = {name: slot for slot, name in enumerate(directories)} | {BASE: -1}
@@ -181,9 +176,9 @@ def open_out(args: argparse.Namespace, population: Population, prompt_format: st
     config |= {f"adapter {name}": sha for name, sha in population.hashes.items()}
     config |= {f"data {name}": sha for name, sha in data.items()}
     old = run.config() if (run.path / "config.json").exists() else {}
-    if changed := [name for name in config if name != "base" and old.get(name, config[name]) != config[name]]:
-        raise ValueError(f"{run.path} holds answers made otherwise: {', '.join(changed)}; use the old values "
-                         "(config.json there has them) or another --out")
+    changed = [name for name in config if name != "base" and old.get(name, config[name]) != config[name]]
+    demand(not changed, f"{run.path} holds answers made otherwise: {', '.join(changed)}; use the old values "
+           "(config.json there has them) or another --out")
     run.write_json("config.json", old | config)
     return run, saved_answers(run)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from torch.hub import download_url_to_file
 
 from eval import common
+from weights import explained
 
 # benchmark -> its files: name on the disk, address, SHA-256 of the editions that we know
 FILES = json.loads(Path(__file__).with_name("published.json").read_text())
@@ -40,16 +41,14 @@ def read(name: str, known: dict, data: str) -> tuple[Path, bytes, str]:
     if packed.is_file() or known["url"].endswith(".gz") and not path.is_file():
         path = packed
     is_new = not path.is_file()
-    try:
+    with explained(f"{path} is not there or damaged: remove it, put {known['url']} there, or pass --data DIR",
+                   (OSError, EOFError, zlib.error)):
         if is_new:
             print(f"{name}: {known['url']} -> {path}", file=sys.stderr)
             path.parent.mkdir(parents=True, exist_ok=True)
             download_url_to_file(known["url"], str(path))
         raw = path.read_bytes()
         raw = gzip.decompress(raw) if path == packed else raw
-    except (OSError, EOFError, zlib.error) as e:
-        raise ValueError(f"{path} is not there or damaged ({e}): remove it, put {known['url']} there, or "
-                         "pass --data DIR") from None
     sha = hashlib.sha256(raw).hexdigest()
     if sha not in known["sha256"]:
         if is_new:
@@ -70,9 +69,7 @@ def load(args: argparse.Namespace, sets: tuple[str, ...], make: Callable) -> tup
             for number, line in enumerate(io.BytesIO(raw)):
                 if len(items) == end:
                     break
-                try:
+                with explained(f"{path}, line {number + 1}: not the published file; remove it, and it is "
+                               "fetched again", (ValueError, LookupError, TypeError, AttributeError)):
                     items.append(make(name, number, json.loads(line)))
-                except (ValueError, LookupError, TypeError, AttributeError) as e:
-                    raise ValueError(f"{path}, line {number + 1}: {type(e).__name__} {e}: not the published "
-                                     "file; remove it, and it is fetched again") from None
     return items, hashes

@@ -22,25 +22,23 @@ from torch.nn.utils.rnn import pad_sequence
 from eval import answering, common, fetch
 from eval.fetch import Item
 from eval.summary import summarise
+from tasks.complexity import demand
+from weights import explained
 
 LETTERS = "ABCD"
 CSV = re.compile(r"(?:.*/)?(?P<split>dev|val|test)/(?P<subject>\w+)_(?P=split)\.csv")
 
 
-# ---- the questions -----------------------------------------------------------------------------------------
-
 def questions(raw: bytes, name: str) -> list[tuple[str, str]]:
     """(question with its choices, letter) of a CSV file. Raises ValueError that names file and line."""
     out = []
-    try:
+    with explained(f"mmlu.tar, {name}.csv: remove it, and it is fetched again", (ValueError, csv.Error)):
         reader = csv.reader(io.StringIO(raw.decode("utf-8-sig"), newline=""))
         for row in filter(None, reader):
-            if len(row) != 6 or row[5].strip() not in tuple(LETTERS):
-                raise ValueError(f"line {reader.line_num}: expected a question, four choices and a letter")
+            demand(len(row) == 6 and row[5].strip() in tuple(LETTERS),
+                   f"line {reader.line_num}: expected a question, four choices and a letter")
             choices = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, row[1:])]
             out.append(("\n".join([row[0], *choices, "Answer:"]), row[5].strip()))
-    except (ValueError, csv.Error) as e:
-        raise ValueError(f"mmlu.tar, {name}.csv: {e}: remove it, and it is fetched again") from None
     return out
 
 
@@ -49,15 +47,14 @@ def load(data: str, split: str = "test", limit: int = 0) -> tuple[list[Item], di
     for a damaged one. (The two spaces before the subject's name are the published code's.)"""
     path, raw, sha = fetch.read("mmlu", fetch.FILES["mmlu"][0], data)
     files, items = {"dev": {}, "val": {}, "test": {}}, []
-    try:
+    with explained(f"{path} cannot be read: remove it, and it is fetched again",
+                   (tarfile.TarError, EOFError, OSError, ValueError)):
         with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
             for member in tar:
                 if (match := CSV.fullmatch(member.name)) and member.isfile():
                     files[match["split"]][match["subject"]] = tar.extractfile(member).read()
-        if not files[split] or files[split].keys() - files["dev"].keys():
-            raise ValueError(f"it lacks questions ({split}) or examples (dev)")
-    except (tarfile.TarError, EOFError, OSError, ValueError) as e:
-        raise ValueError(f"{path} cannot be read ({e}): remove it, and it is fetched again") from None
+        demand(files[split] and files[split].keys() <= files["dev"].keys(),
+               f"it lacks questions ({split}) or examples (dev)")
     for subject, text in sorted(files[split].items()):
         head = "The following are multiple choice questions (with answers) about  "
         head += subject.replace("_", " ") + "."
@@ -67,8 +64,6 @@ def load(data: str, split: str = "test", limit: int = 0) -> tuple[list[Item], di
             items.append(Item("mmlu", f"{split}/{subject}/{i}", prompt, gold))
     return items, dict(mmlu=sha)
 
-
-# ---- the likeliest letter ----------------------------------------------------------------------------------
 
 def ask(item: Item, prompt_format: str, base) -> list[int]:
     """Token ids of the prompt, and of what comes before the letter itself (in most vocabularies nothing)."""
@@ -113,8 +108,6 @@ def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
     """Are the letters right?"""
     return [dict(correct=letter == item.gold, gold=item.gold) for item, letter in answers]
 
-
-# ---- the command -------------------------------------------------------------------------------------------
 
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""

@@ -72,8 +72,6 @@ class Grader:
         self.process = None
 
 
-# ---- the process -------------------------------------------------------------------------------------------
-
 def verdict(text: str, gold: str) -> dict:
     """What `grade` returns. A box counts first, then what is called the answer, then the last formula."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify

@@ -33,24 +33,17 @@ def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
-def bootstrap(strata: list[np.ndarray], percentiles: tuple[float, float] = (2.5, 97.5)) -> np.ndarray:
-    """95% percentile interval (..., 2) of the mean of the means of strata (n, ...), from 10,000 draws of
-    items within each. All columns of a draw have the same items; the strata are those that there are."""
+def bootstrap(values: np.ndarray, percentiles: tuple[float, float] = (2.5, 97.5)) -> np.ndarray:
+    """95% percentile interval (..., 2) of the mean of values (n, ...), such as differences, by 10,000 draws
+    of items. All columns of a draw have the same items."""
+    n, items = len(values), np.reshape(values, (len(values), -1)).astype(float)
+    distinct, counts = np.unique(items, axis=0, return_counts=True)      # equal items are drawn as one
+    if len(distinct) == n:
+        distinct = items
     rng = np.random.default_rng(0)
-    means = np.zeros(())
-    for values in map(np.asarray, strata):
-        n, items = len(values), values.reshape(len(values), -1).astype(float)
-        distinct, counts = np.unique(items, axis=0, return_counts=True)      # equal items are drawn as one
-        if len(distinct) == n:
-            distinct = items
-        drawn = [rng.multinomial(n, counts / n, size=500) @ distinct / n for _ in range(20)]
-        means = means + np.concatenate(drawn).reshape(-1, *values.shape[1:])
-    return np.moveaxis(np.percentile(means / len(strata), percentiles, axis=0), 0, -1)
-
-
-def paired_bootstrap(differences: np.ndarray) -> tuple[float, float]:
-    """95% interval of the mean of paired differences (n,) over items."""
-    return tuple(bootstrap([differences]).tolist())
+    means = np.concatenate([rng.multinomial(n, counts / n, size=500) @ distinct / n for _ in range(20)])
+    interval = np.percentile(means.reshape(-1, *np.shape(values)[1:]), percentiles, axis=0)
+    return np.moveaxis(interval, 0, -1)
 
 
 def widened(n: int) -> tuple[float, float]:
@@ -71,7 +64,7 @@ def widened(n: int) -> tuple[float, float]:
 def interval_of_runs(differences: np.ndarray) -> tuple[float, float] | None:
     """95% interval of the mean of paired differences (S,) over runs; None under FEWEST_RUNS."""
     S = len(differences)
-    return tuple(bootstrap([differences], widened(S)).tolist()) if S >= FEWEST_RUNS else None
+    return tuple(bootstrap(differences, widened(S)).tolist()) if S >= FEWEST_RUNS else None
 
 
 def sign_flip(differences: np.ndarray) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from eval.stats import bootstrap, paired_bootstrap, pass_at_k, wilson
+from eval.stats import bootstrap, pass_at_k, wilson
 
 BASE, MEAN = "base", "mean"                       # the bare base among the members, and the members' mean
 
@@ -65,7 +65,7 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
                         interval=wilson(float(right.sum()), len(right)))
             if name != BASE and BASE in share:
                 gain = right - np.array([share[BASE][i] for i in items])
-                line |= dict(minus_base=float(gain.mean()), minus_base_interval=paired_bootstrap(gain))
+                line |= dict(minus_base=float(gain.mean()), minus_base_interval=bootstrap(gain).tolist())
             spent = np.concatenate([tokens[bench, member] for member in members.get(name, [name])])
             out.append(line | dict(tokens=float(spent.mean()), cut=float((spent >= max_new).mean())))
     return out
@@ -85,7 +85,7 @@ def passes(rows: list[dict]) -> list[dict]:
         solved = with_means(shares([row for row in rows if row["bench"] == bench], at_each)[bench])
         value = np.array([[solved[name][i] for name in solved] for i in ids])   # (items, members, k)
         value = np.stack((value, value - value[:, :1]), 1)                      # less the first, the base's
-        mean, interval = value.mean(0).tolist(), bootstrap([value]).tolist()
+        mean, interval = value.mean(0).tolist(), bootstrap(value).tolist()
         for place, name in enumerate(solved):
             line = dict(bench=bench, member=name, n=len(ids), k=ks, pass_at=mean[0][place],
                         intervals=interval[0][place])
@@ -94,8 +94,6 @@ def passes(rows: list[dict]) -> list[dict]:
             out.append(line)
     return out
 
-
-# ---- for the terminal --------------------------------------------------------------------------------------
 
 def cell(name: str, value) -> str:
     """A value as text: an interval as "low .. high", what is less the base with its sign."""

@@ -131,8 +131,8 @@ class Ranks:
                     own.copy_(sent)
 
     def check_equal(self, values: dict[str, int | torch.Tensor], where: str, advice: str = "") -> None:
-        """Raises ValueError in every process if one of these values, of a tensor its checksum, is not the same
-        in all of them. The message is `where`, the value's name, the processes, and `advice`."""
+        """Raises ValueError in every process if one of these values, of a tensor its checksum, is not the
+        same in all of them. The message is `where`, the value's name, the processes, and `advice`."""
         if self.world == 1:
             return
         numbers = [checksum(x) if isinstance(x, torch.Tensor) else torch.tensor(x) for x in values.values()]

@@ -10,8 +10,6 @@ import torch.nn.functional as F
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-# --- int8 ---------------------------------------------------------------------------------------------------
-
 def quantize(weight: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """The int8 matrix q (out, in) of a weight, and its scales (out,) in the format of computation."""
     scale = (weight.abs().amax(1).float() / 127).to(dtype)
@@ -41,8 +39,6 @@ def linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None,
         return F.linear(x, weight, bias)
     return Int8Linear.apply(x, weight, scale, bias)
 
-
-# --- --dtype ------------------------------------------------------------------------------------------------
 
 def pick_dtype(name: str, device: torch.device) -> str:
     """The name in DTYPES that a --dtype flag means. auto is bfloat16 on a CUDA card that computes it by

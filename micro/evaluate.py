@@ -3,10 +3,8 @@
     python -m micro.evaluate micro/base                        # 100 tasks a cell
     python -m micro.evaluate micro/phase1 --n 40               # the base before its habit was taken away
 
-Tasks are drawn from a seed of their own. Programs of two and more statements are reserved ones, which
-training never saw; of one statement there are only about 300 in all, so those are seen programs on fresh
-inputs (as are puzzles of two variables). Everything that the model writes is read by tasks/ and run by
-verifier.py, exactly as in self-play.
+Programs of two and more statements are reserved ones, which training never saw; of one statement there are
+only about 300 in all, so those are seen programs on fresh inputs (as are puzzles of two variables).
 
 out = output task, inp = input task, fun = program from 4 pairs, graded on 4 hidden ones; math = word problem
 by events, logic = puzzle by variables (from 2). Kinds whose answer can have a trace have four rows:

@@ -8,11 +8,9 @@
     python -m micro.evaluate micro/base                             # what it can do
 
 Phase 1 (OUT/phase1) teaches the skills: write programs, and answer with a trace of the values. Phase 2
-(OUT/base) takes the habit away and leaves the skill: most answers of its data are direct, so that the base
-thinks seldom, but well when it does. Self-play then has something to discover, as R1-Zero had. The data
-(micro/data.py) are generated as training goes, and no program reserved for evaluation enters them. Every draw
-is keyed by the seed and the number of the pool of examples, and the schedule counts tokens, so a run can be
-repeated. One thread: two wait for each other at this size.
+(OUT/base) takes the habit away and leaves the skill (micro/README.md). The data (micro/data.py) are generated
+as training goes, and no program reserved for evaluation enters them. Every draw is keyed by the seed and the
+number of the pool of examples, and the schedule counts tokens, so a run can be repeated.
 """
 import argparse
 import hashlib
@@ -68,15 +66,11 @@ def pool_batches(key: str, mixture: dict[str, float],
     prompts = tokenizer.encode_batch([e.prompt for e in examples])
     answers = tokenizer.encode_batch([e.answer for e in examples])
     rows = [(p.ids, a.ids + [EOS]) for p, a in zip(prompts, answers)]
-    rows = [row for row in rows if n_tokens_of(row) <= MAX_TOKENS]
-    rows.sort(key=n_tokens_of)
+    rows = [(p, a) for p, a in rows if len(p) + len(a) <= MAX_TOKENS]
+    rows.sort(key=lambda row: len(row[0]) + len(row[1]))
     batches = [rows[i:i + ROWS] for i in range(0, len(rows) - ROWS + 1, ROWS)]
     rng.shuffle(batches)
     return batches
-
-
-def n_tokens_of(row: tuple[list[int], list[int]]) -> int:
-    return len(row[0]) + len(row[1])
 
 
 def tensors(batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -128,19 +122,14 @@ class Muon(torch.optim.Optimizer):
                 p.add_(u if p.shape[0] == short else u.T, alpha=-group["lr"] * .2 * long ** .5)
 
 
-def optimizers(model: Model, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks, AdamW for embedding, norms and biases."""
-    matrices = []
-    others = []
-    for name, p in model.named_parameters():
-        (matrices if p.dim() == 2 and "embed" not in name else others).append(p)
-    return [Muon(matrices, lr), torch.optim.AdamW(others, lr=lr, betas=(.9, .95), weight_decay=0.)]
-
-
 def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, float], tokens: float,
           lr: float) -> None:
-    """Train for so many tokens, prompts included, up to the peak rate lr. seed: of the stream of examples."""
-    opts = optimizers(model, lr)
+    """Train for so many tokens, prompts included, up to the peak rate lr: the blocks' matrices by Muon, the
+    rest by AdamW. seed: of the stream of examples."""
+    matrices, others = [], []
+    for name, p in model.named_parameters():
+        (matrices if p.dim() == 2 and "embed" not in name else others).append(p)
+    opts = [Muon(matrices, lr), torch.optim.AdamW(others, lr=lr, betas=(.9, .95), weight_decay=0.)]
     step = n_tokens = pool = 0
     began = time.monotonic()
     losses = []
@@ -160,7 +149,7 @@ def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, floa
                 opt.step()
                 opt.zero_grad()
             step += 1
-            n_tokens += sum(map(n_tokens_of, batch))
+            n_tokens += sum(len(p) + len(a) for p, a in batch)
         pool += 1
         elapsed = time.monotonic() - began
         print(f"step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  loss {sum(losses) / len(losses):.4f}  "

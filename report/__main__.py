@@ -24,11 +24,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="the file to write; default: report.html beside the logs")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="write the first picture only, as SVG")
     args = parser.parse_args(argv)
-    out = args.picture or args.out or args.run / "report.html"
-    if args.picture:
-        made = picture(RunLog(args.run))
-    else:
-        made = page([RunLog(path) for path in (args.run, *args.compare)])
+    out, run = args.picture or args.out or args.run / "report.html", RunLog(args.run)
+    made = picture(run) if args.picture else page([run, *map(RunLog, args.compare)])
     out.write_text(made, encoding="utf-8")
     print(f"{out}: {len(made.encode()) / 1e6:.2f} MB")
 

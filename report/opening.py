@@ -1,17 +1,18 @@
 """What opens a report: the result in a sentence, four numbers, and the picture of who learns to think, on the
 tasks that are played and on types that nobody trains on. In the page, and as an SVG file."""
+from collections.abc import Callable
+from pathlib import Path
 
-from report.layout import ABSENT, CHART
-from report.run import RunLog, known
+from report.run import RunLog
 from report.svg import H, Line, W, brief, line_chart, text
 
 Z = 1.96                            # of a 95% interval
+CHART = (Path(__file__).parent / "chart.css").read_text(encoding="utf-8")
+ABSENT = '<p class="absent">Absent: this run did not log it.</p>'
 CROWD = 6                           # of a role that live at the end; of more, names would cover each other
 # What readers call the types of tasks.
 KINDS = dict(code_o="output tasks", code_i="input tasks", code_f="functions to find", math="word problems",
              logic="logic puzzles", proof="proofs")
-PLAYED = "Held-out tasks of the type that is played"
-THINKS = "Share of attempts that think"
 MARKS = "Circle: born, cross: replaced. Shaded: 95% intervals. Dotted: the frozen base"
 CAPTION = (f"One line a student. To <i>think</i> is to show reasoning before the answer. {MARKS}, the model "
            "without any adapter. Every probe asks the same tasks.")
@@ -22,7 +23,7 @@ svg text.head{font-size:12px;font-weight:600;fill:var(--ink)}"""
 
 def moved(points: list, arrow: str) -> str:
     """The first and the last value of a curve as .26 and 1.00; "" of one that has no two."""
-    values = [f"{value:.2f}".removeprefix("0") for _, value in known(points)]
+    values = [f"{value:.2f}".removeprefix("0") for _, value in points if value is not None]
     return f"{values[0]}{arrow}{values[-1]}" if len(values) > 1 else ""
 
 
@@ -56,63 +57,52 @@ def numbers(run: RunLog) -> str:
     cards["attempts that think"] = run.points("think"), "Share of the students' that show reasoning first."
     cards["frozen base on the teachers' tasks"] = run.points("base_solve"), (
         "The model without any adapter, which never learns: if it falls, the tasks got harder.")
-    body = ""
-    for title, (points, words) in cards.items():
-        value = moved(points, " → ") or "–"
-        body += f"<li><b>{value}</b><span>{title}</span><small>{words}</small></li>"
-    return f'<ul class="words">{body}</ul>'
+    body = [f"<li><b>{moved(points, ' → ') or '–'}</b><span>{title}</span><small>{words}</small></li>"
+            for title, (points, words) in cards.items()]
+    return f'<ul class="words">{"".join(body)}</ul>'
 
 
-def interval(points: list, n_tasks: dict[int, float]) -> list:
-    """[(step, low, high)]: Wilson's 95% interval of accuracies over n_tasks[step] tasks."""
+def interval(points: list, n_tasks: list) -> list:
+    """[(step, low, high)]: Wilson's 95% interval of accuracies over so many tasks at the same steps."""
     band = []
-    for step, p in known(points):
-        n = n_tasks.get(step)
-        if n:
+    for (step, p), (_, n) in zip(points, n_tasks):
+        if n and p is not None:
             middle = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
             half = Z * (max(0, p * (1 - p)) / n + Z * Z / (4 * n * n)) ** .5 / (1 + Z * Z / n)
             band.append((step, middle - half, middle + half))
     return band
 
 
-def base_line(run: RunLog, *keys: str) -> Line:
-    """What the frozen base does on the tasks that members were asked."""
-    return Line("base", run.points(*keys), "base", "d2")
-
-
-def by_member(run: RunLog, role: str, values: dict[str, list], mean: list, band=()) -> list[Line]:
-    """{member: points} as curves from birth to death, thin and nameless where many end, and the mean."""
+def by_member(run: RunLog, role: str, points: Callable, mean: list, band=()) -> list[Line]:
+    """points(member) as curves from birth to death, thin and nameless where many end, and the mean."""
     members = run.those(role)
     crowded = sum(not m.died for m in members) > CROWD
-    lines = [Line(m.name, values[m.name], m.color, f"{m.style} {'thin' * crowded}", born=m.born, died=m.died,
+    lines = [Line(m.name, points(m), m.color, f"{m.style} {'thin' * crowded}", born=m.born, died=m.died,
                   label=not crowded, tip=f", {m.descent()}") for m in members]
     return [*lines, Line("mean", mean, "m7", "bold", band)] if mean else lines
 
 
-def panels(run: RunLog) -> tuple[list, list]:
-    """[(heading, chart)] of what the run plays by student, and of unseen types on average."""
-    greedy = {m.name: run.points("heldout_greedy", m.name) for m in run.those("student")}
-    thinks = {m.name: m.points("think") for m in run.those("student")}
+def panels(run: RunLog) -> list[tuple[str, str]]:
+    """[(heading, chart)] of what the run plays by student, then of unseen types on average."""
     mean = run.mean("student", ("heldout_greedy",))
-    band = interval(mean, dict(known(run.points("heldout_n"))))
-    lines = [*by_member(run, "student", greedy, mean, band), base_line(run, "heldout_greedy_base")]
-    played = [(PLAYED, line_chart(PLAYED, lines if known(mean) else [], share=True)),
-              (THINKS, line_chart(THINKS, by_member(run, "student", thinks, run.points("think")), True))]
-    others = []
+    played = by_member(run, "student", lambda m: run.points("heldout_greedy", m.name), mean,
+                       interval(mean, run.points("heldout_n")))
+    played.append(Line("base", run.points("heldout_greedy_base"), "base", "d2"))
+    thinks = by_member(run, "student", lambda m: m.points("think"), run.points("think"))
+    drawn = [("Held-out tasks of the type that is played", played), ("Share of attempts that think", thinks)]
     for kind, points in unseen(run).items():
-        band = interval(points, dict(known(run.points("unseen_n", kind))))
-        lines = [Line("students", points, "s0", "bold", band),
-                 Line("teachers", run.mean("teacher", ("unseen", kind)), "t0"),
-                 Line("thinking", run.mean("student", ("unseen_think", kind)), "m6", "d1"),
-                 base_line(run, "unseen", kind, "base")]
-        title = f"{named(kind)[:1].upper()}{named(kind)[1:]}, never trained on"
-        others.append((title, line_chart(kind, lines, share=True)))
-    return played, others
+        drawn.append((f"{named(kind)[:1].upper()}{named(kind)[1:]}, never trained on", [
+            Line("students", points, "s0", "bold", interval(points, run.points("unseen_n", kind))),
+            Line("teachers", run.mean("teacher", ("unseen", kind)), "t0"),
+            Line("thinking", run.mean("student", ("unseen_think", kind)), "m6", "d1"),
+            Line("base", run.points("unseen", kind, "base"), "base", "d2")]))
+    drawn += [("Types never trained on", [])] if len(drawn) == 2 else []
+    return [(heading, line_chart(heading, lines, share=True)) for heading, lines in drawn]
 
 
 def picture(run: RunLog) -> str:
     """The picture as one SVG file, two panels a row. Raises ValueError where the run logged nothing of it."""
-    drawn = [panel for group in panels(run) for panel in group if panel[1]]
+    drawn = [panel for panel in panels(run) if panel[1]]
     if not drawn:
         raise ValueError(f"{run.path}: nothing to draw, neither probes nor thinking in metrics.jsonl")
     body, width, height = "", 2 * W + 20, (len(drawn) + 1) // 2 * (H + 32) + 16
@@ -128,8 +118,6 @@ def picture(run: RunLog) -> str:
 
 def opening(run: RunLog) -> str:
     """The part of a report that comes first: the numbers, the picture and how it is read."""
-    played, others = panels(run)
-    cells = "".join(f"<div><h4>{heading}</h4>{chart or ABSENT}</div>"
-                    for heading, chart in [*played, *(others or [("Types never trained on", "")])])
+    cells = "".join(f"<div><h4>{heading}</h4>{chart or ABSENT}</div>" for heading, chart in panels(run))
     return (f'{numbers(run)}<section id="thinking"><h2>Who learns to think</h2><figure class="picture wide">'
             f'<div class="panels">{cells}</div><figcaption>{CAPTION}</figcaption></figure></section>')

@@ -1,28 +1,63 @@
-"""The page: its parts from the top, and how they are put together."""
+"""The page: its parts from the top, what they are set in, and how they are put together."""
 import base64
 import hashlib
 import json
 import math
 from collections import Counter
+from itertools import zip_longest
+from pathlib import Path
 
-from report.layout import CSS, JS, curves, figure, section, table
-from report.opening import by_member, opening, result, unseen
-from report.run import MemberLog, RunLog, get, items, num
-from report.svg import Line, brief, short, text
-from report.tasks import tasks
+from report.opening import ABSENT, CHART, by_member, opening, result, unseen
+from report.run import MemberLog, RunLog, items, num
+from report.svg import Line, brief, line_chart, short, text
 
+HERE = Path(__file__).parent
+CSS = CHART + (HERE / "page.css").read_text(encoding="utf-8")
+JS = (HERE / "page.js").read_text(encoding="utf-8")
 MEMBERS = 200                       # in the table, at most
 APART = ("name", "out", "resume")   # flags that differ between any two runs
-STATEMENTS = "Statements per task"
 # Curves in which runs are compared.
 SAME = {"Attempts that think": ("think",), "Frozen base on the teachers' tasks": ("base_solve",),
         "Students on the teachers' tasks": ("solve_rate",), "Valid proposals": ("valid",),
-        STATEMENTS: ("statements",)}
+        "Statements per task": ("statements",)}
+ROOM = 750_000                      # bytes of the page, at most
+VERDICTS = {"correct": "✓ correct", "wrong": "✗ wrong", "malformed": "∅ malformed",
+            "violation": "⚠ forbidden system call", "unjudged": "? the sandbox failed"}
+TEXTS = {"program": "program", "message": "hint", "inputs": "input", "outputs": "output",
+         "text": "what the teacher wrote"}
+# The script fills the menus with what the tasks hold, and shows the form.
+MENUS = "".join(f'<label>{name} <select name="{name}"><option value="">any</option></select></label>'
+                for name in ("teacher", "student", "kind", "solved"))
+FORM = f'<form>{MENUS}<label>text <input name="words"></label><span id="count" role="status"></span></form>'
 
 
-def palette(lines: dict[str, list]) -> list[Line]:
-    """{name: points} as curves of different colours."""
-    return [Line(name, lines[name], f"m{i % 8}", f"d{i // 8 % 3}") for i, name in enumerate(lines)]
+def figure(title: str, caption: str, body: str, wide: bool = False) -> str:
+    """A card with its heading and how to read it, HTML; without a body it is said to be absent."""
+    kind = " class=wide" if wide else ""
+    return f"<figure{kind}><figcaption><b>{title}</b>{caption}</figcaption>{body or ABSENT}</figure>"
+
+
+def curves(title: str, caption: str, lines: list[Line], **how) -> str:
+    """A figure of curves. title: any text; caption: HTML; how: as in svg.line_chart."""
+    return figure(text(title), caption, line_chart(title, lines, **how))
+
+
+def section(name: str, title: str, words: str, figures: list[str]) -> str:
+    """A part of the page."""
+    body = f'<div class="grid">{"".join(figures)}</div>'
+    return f'<section id="{name}"><h2>{title}</h2><p>{words}</p>{body}</section>'
+
+
+def table(head, rows: list[list]) -> str:
+    """A table that scrolls where it is too large. head: words; rows: of cells in HTML."""
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    head = "".join(f"<th>{word}</th>" for word in head)
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def palette(lines) -> list[Line]:
+    """Pairs (name, points) as curves of different colours."""
+    return [Line(name, points, f"m{i % 8}", f"d{i // 8 % 3}") for i, (name, points) in enumerate(lines)]
 
 
 def roles(run: RunLog, *keys) -> list[Line]:
@@ -33,8 +68,7 @@ def roles(run: RunLog, *keys) -> list[Line]:
 
 def members(run: RunLog, role: str, *keys) -> list[Line]:
     """A curve for each member of a role, and their mean."""
-    values = {m.name: m.points(*keys) for m in run.those(role)}
-    return by_member(run, role, values, run.mean(role, ("members",), *keys))
+    return by_member(run, role, lambda m: m.points(*keys), run.mean(role, ("members",), *keys))
 
 
 def progress(run: RunLog) -> str:
@@ -42,15 +76,13 @@ def progress(run: RunLog) -> str:
     current = [Line("every step", run.points("solve_rate"), "s3", "thin"),
                Line("frozen base", run.points("base_solve"), "base", "bold"),
                Line("students", run.points("student_solve"), "s0", "bold")]
-    useless = {"nobody solves": run.points("solve_0"), "all solve": run.points("solve_1"),
-               "duplicates": run.points("duplicates"), "beats guess": run.points("beats_guessing")}
-    totals = Counter()
-    for row in run.metrics:
-        totals.update({reason: num(row, "reasons", reason) or 0 for reason in items(row, "reasons")})
-    refused = {reason: [(row["step"], (num(row, "reasons", reason) or 0) / (num(row, "n") or math.inf))
-                        for row in run.metrics] for reason, _ in totals.most_common(6)}
+    useless = [("nobody solves", run.points("solve_0")), ("all solve", run.points("solve_1")),
+               ("duplicates", run.points("duplicates")), ("beats guess", run.points("beats_guessing"))]
+    steps = Counter(reason for row in run.metrics for reason in items(row, "reasons"))
+    refused = [(reason, [(row["step"], (num(row, "reasons", reason) or 0) / (num(row, "n") or math.inf))
+                         for row in run.metrics]) for reason, _ in steps.most_common(6)]
     valid = Line("valid", run.points("valid"), "m7", "bold")
-    kinds = {kind: run.points("task_types", kind, "solve_rate") for kind in run.names("task_types")}
+    kinds = [(kind, run.points("task_types", kind, "solve_rate")) for kind in run.names("task_types")]
     return section("progress", "The tasks", "Ratings only compare members with each other. The frozen base "
                    "never learns, so what it solves tells how hard the teachers' tasks are.", [
         curves("The teachers' current tasks", "Share solved by the frozen base, and by students of the day. "
@@ -69,7 +101,7 @@ def progress(run: RunLog) -> str:
 
 def ratings(run: RunLog, role: str) -> str:
     """mu and 2 sigma of a role's members, with births and deaths."""
-    lines = by_member(run, role, {m.name: m.points("mu") for m in run.those(role)}, [])
+    lines = by_member(run, role, lambda m: m.points("mu"), [])
     for line in lines:
         for (step, mu), (_, sigma) in zip(line.points, run.members[line.name].points("sigma")):
             if line.label and None not in (mu, sigma):
@@ -80,11 +112,11 @@ def ratings(run: RunLog, role: str) -> str:
 
 def member_row(m: MemberLog) -> list[str]:
     """A line of the table of members; – is what was not measured."""
-    last, note = m.rows[-1][1], str(get(m.birth, "note") or "")
+    last = m.rows[-1][1]
     niche = ", ".join(map(str, items(last, "niche", kind=list)))
     measured = [num(last, "lr"), num(last, "mu"), num(last, "solve_rate"), num(m.birth, "norm_ratio")]
     return [f'<i class="{m.color}"></i>{text(m.name, 40)}', f"{m.rows[0][0]} to {m.rows[-1][0]}",
-            text(m.descent() + f" ({note})" * bool(note), 300), text(niche, 100) or "–",
+            text(m.descent(), 300), text(niche, 100) or "–",
             *("–" if v is None else short(v) for v in measured)]
 
 
@@ -121,6 +153,55 @@ def drift(run: RunLog) -> str:
                    "forgetting and escape (docs/advanced/drift.md).", [figure("Alarms", "", body, wide=True)])
 
 
+def block(title: str, body) -> str:
+    """A named text of a task; "" if it is missing."""
+    body = "\n".join(map(str, body)) if isinstance(body, list) else body
+    return f"<h4>{title}</h4><pre>{text(body, 2500)}</pre>" if body not in (None, "") else ""
+
+
+def attempts(row: dict) -> str:
+    """Who tried, with what verdict and which words; equal attempts are told once."""
+    out = ""
+    for name in items(row, "attempts"):
+        verdicts = [str(verdict) for verdict in items(row, "attempts", name, kind=list)]
+        answers = [str(answer).strip() for answer in items(row, "answers", name, kind=list)]
+        pairs = Counter(zip_longest(verdicts, answers[:len(verdicts)], fillvalue=""))
+        for (verdict, answer), n in pairs.most_common():
+            times = f"{n} × " if n > 1 else ""
+            out += f"<h4>{text(name)}: {times}{text(VERDICTS.get(verdict, verdict), 60)}</h4>"
+            out += f"<pre>{text(answer, 700)}</pre>" if answer else ""
+    return out
+
+
+def task(row: dict) -> str:
+    """One proposal, folded: who wrote it, who tried, what became of it."""
+    rate, refused = num(row, "solve_rate"), str(row.get("reason") or "")
+    solved = refused or {None: "not tried", 0: "never", 1: "always"}.get(rate, "sometimes")
+    students, kind = " ".join(items(row, "attempts")), row.get("kind")
+    data = dict(teacher=row.get("teacher"), student=students, kind=kind, solved=solved)
+    attributes = " ".join(f'data-{key}="{text(value, 200)}"' for key, value in data.items())
+    words = text(brief(solved if refused or rate is None else f"solved {rate:.2f}", 30))
+    pill = 'class="pill no"' if refused else f'class="pill" style="--v:{min(1, max(0, rate or 0)):.2f}"'
+    first = text(" ".join(str(row.get("program") or row.get("text") or "").split())[:90])
+    who = text(brief(row.get("teacher"), 20)) + (f" → {text(brief(students, 60))}" if students else "")
+    title = f"step {row['step']} · {who} · {text(brief(kind, 20))} · <code>{first}</code>"
+    inner = "".join(block(words, row.get(key)) for key, words in TEXTS.items()) + attempts(row)
+    return (f'<details class="task" {attributes}><summary><span {pill}>{words}</span> {title}'
+            f"</summary><div>{inner}{block('reward', num(row, 'reward'))}</div></details>")
+
+
+def tasks(run: RunLog) -> str:
+    """Tasks from the run's first step to its last, as many as there is room for, with their filters."""
+    shown = [task(row) for row in run.tasks]
+    while sum(len(made.encode()) for made in shown) > ROOM:
+        shown = shown[::2]
+    body = '<p class="absent wide">Absent: no proposal can be read from tasks.jsonl.</p>'
+    if shown:
+        body = f'<div class="card wide">{FORM}<div id="list">{"".join(shown)}</div></div>'
+    words = f"{len(shown):,} of {run.n_tasks:,} proposals, evenly spaced in the order of writing."
+    return section("tasks", "Browse the tasks", words, [body])
+
+
 def compared(runs: list[RunLog]) -> str:
     """The same curves of several runs, their budgets, and in which flags they differ from the first."""
     spent = [num(run.metrics[-1] if run.metrics else {}, "tokens_generated") for run in runs]
@@ -138,8 +219,8 @@ def compared(runs: list[RunLog]) -> str:
         same[title] = [run.points(*keys) for run in runs]
     figures = [f'<div class="card wide">{table(head, rows)}</div>']
     for title, points in same.items():
-        lines = [Line(runs[i].name, p, f"m{i % 8}", f"d{i // 8 % 3}") for i, p in enumerate(points)]
-        figures.append(curves(title, "", lines, share=title != STATEMENTS))
+        lines = palette(zip([run.name for run in runs], points))
+        figures.append(curves(title, "", lines, share="Statements" not in title))
     even = None not in spent and max(spent) <= 1.05 * min(spent)
     words = "The budgets agree within 5%." if even else (
         "<b>The budgets are not the same</b>: a curve that is higher may only have cost more.")
@@ -150,16 +231,15 @@ def setup(run: RunLog) -> str:
     """Flags, first those that differ from what they would be had nobody given them; machine; seconds."""
     def shown(value) -> str:
         return text(value if isinstance(value, str) else json.dumps(value), 300)
-    usual, rows = items(run.env, "flags"), []
+    usual, changed, others = items(run.env, "flags"), [], []
     for name, value in run.config.items():
         default, meaning = [*items(usual, name, kind=list), value, ""][:2]
         cells = [text(brief(name, 40)), shown(value), shown(default) if name in usual else "–", text(meaning)]
-        rows.append((name in APART or default == value, cells))
-    rows.sort(key=lambda row: row[0])
-    words = f"{sum(not row[0] for row in rows)} of {len(rows)} flags differ from their defaults, on top."
-    flags = table(("flag", "value", "default", "meaning"), [row[1] for row in rows])
+        (others if name in APART or default == value else changed).append(cells)
+    words = f"{len(changed)} of {len(run.config)} flags differ from their defaults, on top."
+    flags = table(("flag", "value", "default", "meaning"), changed + others)
     machine = [[text(brief(key, 40)), shown(value)] for key, value in run.env.items() if key != "flags"]
-    seconds = {phase: run.points("seconds", phase) for phase in run.names("seconds")}
+    seconds = [(phase, run.points("seconds", phase)) for phase in run.names("seconds")]
     words = words if usual else "This run did not write its defaults."
     return section("setup", "Configuration, machine, cost", words, [
         f'<div class="card wide">{flags}</div>',

@@ -29,11 +29,6 @@ def items(row, *keys, kind=dict):
     return value if isinstance(value, kind) else kind()
 
 
-def known(points: list) -> list:
-    """Those of some points (step, value) that have a value."""
-    return [(step, value) for step, value in points if value is not None]
-
-
 @dataclass
 class MemberLog:
     """One member's life."""
@@ -55,7 +50,9 @@ class MemberLog:
         if self.birth is None:
             return "unknown" if self.born else "founder"
         parents = " and ".join(str(get(parent, "name")) for parent in items(self.birth, "parents", kind=list))
-        return f"{self.birth.get('operator')} of {parents}, in place of {get(self.birth, 'victim', 'name')}"
+        note = f" ({self.birth['note']})" if self.birth.get("note") else ""
+        victim = get(self.birth, "victim", "name")
+        return f"{self.birth.get('operator')} of {parents}, in place of {victim}{note}"
 
 
 class RunLog:
@@ -76,11 +73,10 @@ class RunLog:
     def whole(self, name: str) -> dict:
         """A file that is one JSON object; {} and a note where it is not."""
         try:
-            data = json.loads((self.path / name).read_bytes())
-        except (OSError, ValueError, RecursionError):
-            data = None
-        self.notes += [] if isinstance(data, dict) else [f"{name} could not be read"]
-        return items(data)
+            return dict(json.loads((self.path / name).read_bytes()))
+        except (OSError, ValueError, TypeError, RecursionError):
+            self.notes.append(f"{name} could not be read")
+            return {}
 
     def lines(self, name: str, expected: bool = True):
         """The objects with a step in a log, one after the other; the others are counted in a note."""

@@ -153,17 +153,15 @@ def line_chart(name: str, lines: list[Line], share: bool = False, zero: bool = T
     low, high = (0, 1) if share else (min(values) - pad * (min(values) < 0 or not zero), max(values) + pad)
     longest = max(len(brief(line.name)) * (line.label and not line.died) for line in lines)
     frame = Frame(first, last, low, high, W - 14 - LETTER * longest)
-    body = frame.axes()
+    body, names, wanted = frame.axes(), "", []
     for line, points in zip(lines, curves):
         body += curve(line, points, frame, merge)
-    wanted = []
-    for line, points in zip(lines, curves):                 # above the curves: none runs through a name
         step, v = points[-1]
         if line.label and line.died:
-            body += label(f"end word {line.color}", frame.x(step) + 2, frame.y(v) - 10, brief(line.name))
+            names += label(f"end word {line.color}", frame.x(step) + 2, frame.y(v) - 10, brief(line.name))
         elif line.label:
             wanted.append((frame.y(v), brief(line.name), line.color))
     for y, who, color in spread(wanted):
-        body += label(f"end {color}", frame.right + 7, y, who)
+        names += label(f"end {color}", frame.right + 7, y, who)
     size = f'width="{W}" height="{H}" viewBox="0 0 {W} {H}"'
-    return f'<svg {size} role="img" aria-label="{text(name)}">{body}</svg>'
+    return f'<svg {size} role="img" aria-label="{text(name)}">{body}{names}</svg>'

@@ -22,6 +22,7 @@ from selfplay import ProposalRecord, Setup
 from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Task
+from tasks.complexity import demand
 from trueskill_lite import RATINGS
 from weights import load_peft, save_peft
 
@@ -73,8 +74,7 @@ def init_state(cfg, setup: Setup, base_hash: str = "") -> State:
     for task in selfplay.make_tasks(setup, seeds(cfg, setup.task_types), cfg.seed_tasks or "seed"):
         archive.add(dataclasses.replace(task, id=archive.n_added),
                     TASK_TYPES[task.kind].structure(task.program))
-    if cfg.heldout and not Path(cfg.heldout).exists():
-        raise ValueError(f"--heldout {cfg.heldout}: no such file")
+    demand(not cfg.heldout or Path(cfg.heldout).exists(), f"--heldout {cfg.heldout}: no such file")
     path = Path(cfg.heldout) if cfg.heldout else setup.base.path / HELD_OUT
     given = first_of_types(read_tasks(path) if path.exists() else [], cfg.n_heldout, setup.task_types)
     tasks = selfplay.make_tasks(setup, given, cfg.heldout or "the base's held-out tasks")
@@ -141,8 +141,7 @@ def task_rows(proposed: list[ProposalRecord], step: int, limit: int = MAX_LOGGED
 
 def task_of(row: dict) -> Task:
     """The task of a valid proposal's line, or of state.json. Raises ValueError for an unknown type."""
-    if row["kind"] not in TASK_TYPES:
-        raise ValueError(f"{str(row['kind'])[:40]!r} is no task type")
+    demand(row["kind"] in TASK_TYPES, f"{str(row['kind'])[:40]!r} is no task type")
     own = {f.name: row[f.name] for f in dataclasses.fields(Task)}
     return Task(**{name: tuple(value) if isinstance(value, list) else value for name, value in own.items()})
 
@@ -184,8 +183,7 @@ def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
                          optimizer_steps=list(map(int, state["optimizer_steps"])),
                          logs={name: int(state["logs"][name]) for name in LOGS})
         for m in members:
-            if m.role not in ROLES or not NAME.fullmatch(m.name):
-                raise ValueError(f"{m.name[:40]!r} is no member's name")
+            demand(m.role in ROLES and NAME.fullmatch(m.name), f"{m.name[:40]!r} is no member's name")
         return members, metadata
     return run.read(f"step_{step}/state.json", read)
 
@@ -193,9 +191,8 @@ def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
 def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
     """What a run had seen at a checkpoint with this state.json. Raises ValueError for shorter logs."""
     for name, size in run.sizes().items():
-        if size < metadata["logs"][name]:
-            raise ValueError(f"{run.path / name} is shorter than step_{metadata['step']} says: restore it, "
-                             "or start anew under another --name")
+        demand(size >= metadata["logs"][name], f"{run.path / name} is shorter than step_{metadata['step']} "
+               "says: restore it, or start anew under another --name")
 
     def fill(path: Path) -> Archive:
         """The archive with the seeds and the log's valid tasks."""
@@ -216,9 +213,8 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
     if sorted((m.role, m.slot) for m in members) != places or len(steps) != setup.adapters.n_members:
         raise ValueError(f"{run.path}/step_{step} is damaged (state.json: other members than the flags say): "
                          f"remove all of step_{step} to go on from an earlier one")
-    if metadata["base_files"] != base_hash:
-        raise ValueError(f"{run.path} was trained on another base than {cfg.base} is here: pass the "
-                         "--base that it was started with")
+    demand(metadata["base_files"] == base_hash, f"{run.path} was trained on another base than {cfg.base} is "
+           "here: pass the --base that it was started with")
     archive = archive_at(run, metadata, setup.task_types)
 
     adam.steps.copy_(torch.tensor(steps))

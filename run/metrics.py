@@ -1,4 +1,5 @@
 """A step's line of metrics.jsonl, its one line on the terminal, and a summary of the run."""
+import textwrap
 from collections import Counter
 from dataclasses import dataclass
 
@@ -19,7 +20,6 @@ from tasks.prompts import reasoning
 OF_UPDATE = ("kl", "entropy", "train_rollout_logprob_diff", "train_rollout_logprob_p99", "capped_frac",
              "clip_frac", "approx_kl", "skipped")
 N_COMPARED = 64                     # members of a role whose updates are all compared with each other
-N_BORN = 8                          # names of children on a line, at most
 
 
 # --- metrics.jsonl ------------------------------------------------------------------------------------------
@@ -51,7 +51,6 @@ def describe(proposed: list[ProposalRecord]) -> dict:
         malformed=verdicts["malformed"] / max(1, verdicts.total()),
         statements=mean(p.statements for p in valid),
         duplicates=mean(float(p.reason == "duplicate") for p in proposed),
-        distinct=len({p.key for p in valid}) / len(valid) if valid else None,
         output_chars=mean(chars for chars, _ in outputs),
         output_digits=mean(digits for _, digits in outputs))
 
@@ -126,7 +125,6 @@ def member_measures(cfg, adapters: Adapters, state: State, step: Step,
         n_tokens = rollout.n_tokens[rows]
         members[m.name] |= dict(
             reward=mean(step.batch.reward[rows].tolist()),
-            response_tokens=mean(n_tokens.tolist()),
             entropy=-rollout.logp[rows].sum().item() / max(1, n_tokens.sum().item()),
             grad_norm=step.update["grad_norm"][m.slot],
             cosine=cosines.get(m.name),
@@ -146,29 +144,20 @@ def member_measures(cfg, adapters: Adapters, state: State, step: Step,
 COLUMNS = [("step", 5), ("valid", 6), ("statements", 10), ("solve", 6), ("base", 6), ("heldout", 7),
            ("think", 6), ("reward", 6), ("unique", 6), *((f"best {role[0].upper()}", 12) for role in ROLES),
            ("sec", 6)]
-
-
-def header() -> str:
-    """Names over the columns of `line`."""
-    return " ".join(name.rjust(width) for name, width in COLUMNS)
-
-
-def best_of(row: dict, role: str) -> str:
-    """Name and rating of the role's member with the highest rating."""
-    mu, name = max((m["mu"], name) for name, m in row["members"].items() if m["role"] == role)
-    return f"{name} {mu:.1f}"
+HEADER = " ".join(name.rjust(width) for name, width in COLUMNS)
 
 
 def line(row: dict) -> str:
     """One aligned line from the dict that goes to metrics.jsonl; a dash where nothing was measured."""
     measured = [row["valid"], row["statements"], row["solve_rate"], row.get("base_solve"),
                 mean(row.get("heldout_greedy", {}).values()), row["think"], row["teacher_reward"]]
+    best = [max((m["mu"], name) for name, m in row["members"].items() if m["role"] == role) for role in ROLES]
     cells = [str(row["step"]), *("-" if x is None else f"{x:.2f}" for x in measured),
-             str(row["unique_structures"]), *(best_of(row, role) for role in ROLES),
+             str(row["unique_structures"]), *(f"{name} {mu:.1f}" for mu, name in best),
              f"{sum(row['seconds'].values()):.1f}"]
-    notes, more = [], len(row["births"]) - N_BORN
+    notes = []
     if row["births"]:
-        notes.append("born " + " ".join(row["births"][:N_BORN]) + (f" and {more} more" if more > 0 else ""))
+        notes.append("born " + textwrap.shorten(" ".join(row["births"]), 40, placeholder=" ..."))
     if row["skipped"]:
         notes.append(f"skipped slots {row['skipped']}")
     if row["sandbox_failures"]:

@@ -1,13 +1,9 @@
-"""Drift is noticed: four monitors read every step's line of metrics.jsonl and name what has gone wrong.
-
-    collapse      the tasks are all alike, or the members are
-    gaming        a teacher's reward is won by lucky guesses, long outputs, or tasks that nobody solves
-    forgetting    the students answer held-out tasks worse than at the start
-    escape        a program made a forbidden system call
+"""Drift is noticed: four monitors read every step's line of metrics.jsonl (docs/advanced/drift.md).
 
 An alarm is a monitor's name and a sentence, in the line's `alarms`, and a line on the terminal when it begins
 and when it is over. --halt-on NAMES ends the run when one of these begins; resumed, the run goes on.
 """
+from config import ALARMS
 from run.platform import Interrupted
 from selfplay import mean
 
@@ -47,8 +43,6 @@ def now(history: list[dict], name: str) -> float | None:
     """Mean of a reading over the latest steps; None of a shorter run, or where it was not measured."""
     return mean(step[name] for step in history[-WINDOW:]) if len(history) >= WINDOW else None
 
-
-# --- the monitors: readings of all steps -> a sentence, or "" -----------------------------------------------
 
 def collapse(history: list[dict]) -> str:
     """Structures at 64 against their most so far, and the members' likeness."""
@@ -92,7 +86,7 @@ def escape(history: list[dict]) -> str:
     return words if n >= BOUNDS["violations"] else ""
 
 
-MONITORS = {"collapse": collapse, "gaming": gaming, "forgetting": forgetting, "escape": escape}
+MONITORS = dict(zip(ALARMS, (collapse, gaming, forgetting, escape)))
 
 
 class Monitors:
@@ -111,11 +105,3 @@ class Monitors:
         begun = [name for name in self.alarms if name not in before]
         over = [f"alarm {name} is over" for name in before if name not in self.alarms]
         return self.alarms, begun, [f"alarm {name}: {self.alarms[name]}" for name in begun] + over
-
-
-def halting(given: str) -> set[str]:
-    """The monitors that --halt-on names. Raises ValueError where one is none."""
-    names = set(filter(None, given.split(",")))
-    if unknown := sorted(names - set(MONITORS)):
-        raise ValueError(f"--halt-on {', '.join(unknown)}: no such monitor; valid: {', '.join(MONITORS)}")
-    return names

@@ -70,14 +70,6 @@ class Signals:
             raise Interrupted(self.pending)
 
 
-def open_sandbox(workers: int, **options) -> Sandbox:
-    """The sandbox of a run; workers 0: half the cores, at least two. Raises ValueError without walls."""
-    try:
-        return Sandbox(workers or max(2, (os.cpu_count() or 1) // 2), **options)
-    except RuntimeError as e:
-        raise ValueError(str(e)) from None
-
-
 def git_commit() -> str:
     """Of this directory, with -dirty where something differs from it; "" without git."""
     words = ["git", "-C", str(Path(__file__).resolve().parent.parent), "describe", "--always", "--dirty"]

@@ -19,7 +19,6 @@ from run import probes
 from run.checkpoint import founders, restore
 from run.directory import LOGS, RunDir
 from run.memory import fitted, plan_table
-from run.platform import open_sandbox
 from selfplay import Setup
 from tasks import read_given
 from tasks.validation import Limits
@@ -33,10 +32,8 @@ def choose_directory(cfg: Config) -> Path:
     """--resume's run, --name's, or the next free number; for process 0. Raises ValueError."""
     out, base = Path(cfg.out), Path(cfg.base)
     if cfg.resume and cfg.resume != "auto":
-        path = Path(cfg.resume)
-        path = path.parent if path.name.startswith("step_") else path
-        demand(path.is_dir(), f"--resume {cfg.resume}: no such directory; runs are under {cfg.out}/")
-        return path
+        demand(Path(cfg.resume).is_dir(), f"--resume {cfg.resume}: no such directory; runs are under {out}/")
+        return Path(cfg.resume)
     if cfg.name:
         return out / cfg.name
     stem = base.parent.name if base.name == "base" else base.name
@@ -61,10 +58,6 @@ def steps_to_resume(cfg: Config, run: RunDir) -> list[int]:
            f"{path} holds an earlier run: python train.py --resume {path} goes on with it, another --name "
            "begins anew")
     demand(steps or cfg.resume in ("", "auto"), f"--resume {cfg.resume}: no complete checkpoint in {path}")
-    wanted = Path(cfg.resume).name
-    demand(not wanted.startswith("step_") or wanted == f"step_{steps[-1]}",
-           f"--resume {cfg.resume}: only the latest checkpoint, step_{steps[-1] if steps else 0}, can go on; "
-           "remove it to go back")
     return steps
 
 
@@ -164,10 +157,9 @@ def hash_base(base: Base, ranks: Ranks) -> str:
 def opened(path: str, device: str = "auto", **changes):
     """A run at its last checkpoint: (Setup, State); changes: of its flags. Raises ValueError."""
     ranks, run = Ranks.join(device), RunDir(Path(path), writes=False)
-    if not run.steps():
-        raise ValueError(f"{path}: no checkpoint; give the directory of a run, out/NAME")
+    demand(run.steps(), f"{path}: no checkpoint; give the directory of a run, out/NAME")
     cfg = dataclasses.replace(config_of_run(run.config(), run.path), tasks="", dedupe="structural", **changes)
     cfg, base = prepare(cfg, ranks)
-    with open_sandbox(0) as sandbox:
+    with Sandbox() as sandbox:
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
         yield setup, restore(run, cfg, setup, adam, base_hash, run.steps()[-1])

@@ -97,7 +97,7 @@ class ForkServer:
         self.control.settimeout(30)
         text = self.control.makefile().readline()
         if not text.endswith("\n"):
-            raise RuntimeError(f"the sandbox cannot start {sys.executable}: {text or 'it ended'}")
+            raise OSError(f"the sandbox cannot start {sys.executable}: {text or 'it ended'}")
         return json.loads(text)
 
     def start(self, run, cpu_s, wall_s):

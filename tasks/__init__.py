@@ -83,8 +83,5 @@ def verify_answers(tasks: list[Task], texts: list[list[str]], prompt_format: str
         answers.append([kind.parse_answer(text, prompt_format, task, limits) for text in written])
         jobs.append(kind.answer_jobs(task, answers[-1], limits))
     results = iter(run(sum(jobs, [])))
-    verdicts = []
-    for task, given, own in zip(tasks, answers, jobs):
-        judged = [next(results) for _ in own]
-        verdicts.append(TASK_TYPES[task.kind].verify(task, given, judged, limits))
-    return verdicts
+    return [TASK_TYPES[task.kind].verify(task, given, [next(results) for _ in own], limits)
+            for task, given, own in zip(tasks, answers, jobs)]

@@ -34,8 +34,7 @@ class Archive:
             self.seeds.append(task)
         pool = self.tasks.setdefault(task.kind, [])
         pool.append(task)
-        if len(pool) > self.cap:
-            del pool[0]
+        del pool[:-self.cap]
 
     def references(self, kind: str, k: int, rng: random.Random) -> list[Task]:
         """Up to k distinct few-shot tasks, or seeds; in code_f the first one is to be given inputs."""
@@ -55,7 +54,5 @@ class Archive:
         """Expected distinct structures among m of the latest tasks (Hurlbert 1971, eq. 17). Comparable
         between runs whose teachers emit different numbers of tasks."""
         n = len(self.recent)
-        if n == 0:
-            return 0.0
         m = min(m, n)
         return sum(1 - comb(n - count, m) / comb(n, m) for count in Counter(self.recent).values())

@@ -5,7 +5,6 @@ from itertools import compress
 from sandbox.values import decode, same
 from tasks.base import FAILED, UNJUDGED, VIOLATION, Proposal, TaskType, distinct
 from tasks.complexity import demand, normalise
-from tasks.prompts import HINT
 from tasks.validation import arguments_text, canonical_arguments, check_program, split_inputs
 from verifier import Job
 
@@ -14,10 +13,7 @@ def grade(gold: str, output: str | None, error: str | None) -> str:
     """What the output of an execution, None where it has none, is worth where `gold` is due."""
     if error == FAILED:
         return UNJUDGED
-    try:
-        return "correct" if output is not None and same(decode(output), decode(gold)) else "wrong"
-    except ValueError:
-        return "wrong"
+    return "correct" if output is not None and same(decode(output), decode(gold)) else "wrong"
 
 
 class ValueTask(TaskType):
@@ -68,8 +64,7 @@ class Induction(TaskType):
         form, blocks = written.form, written.blocks
         is_protocol = written.admits(*["input"] * max(1, len(blocks)))
         demand(is_protocol and not (form.strict and "#" in written.text), "syntax")
-        demand(few_shot, "no_program")
-        messages = [body.strip() for body in written.bodies("message")] or HINT.findall(written.text)
+        messages = [body.strip() for body in written.bodies("message")]
         texts = written.bodies("input") or [body for tag, body in blocks[:1] if tag in ("", "python")]
         demand(texts, "no_input")
         inputs = {}
@@ -78,7 +73,6 @@ class Induction(TaskType):
                 break
             for given in split_inputs(body):
                 inputs.setdefault(canonical_arguments(given) or given, given)
-        demand(len(inputs) >= limits.min_inputs, "few_inputs")
         inputs = tuple(inputs if form.tidy else inputs.values())[:limits.n_inputs]
         return Proposal(self.name, few_shot[0].program, inputs, messages[-1] if messages else "")
 

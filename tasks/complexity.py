@@ -24,10 +24,10 @@ NAME_FIELDS = {ast.Name: "id", ast.arg: "arg", ast.MatchMapping: "rest",
                **dict.fromkeys((*DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar), "name")}
 
 
-def demand(met, reason: str) -> None:
-    """Raises ValueError(reason), which is "name" or "name: details", unless it is met."""
+def demand(met, otherwise: str) -> None:
+    """Raises ValueError with this text unless it is met; of a task it is "reason" or "reason: details"."""
     if not met:
-        raise ValueError(reason)
+        raise ValueError(otherwise)
 
 
 def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sandbox.values import decode, encode
 from tasks.base import Proposal, TaskType
-from tasks.complexity import MAX_CHARS, demand, entry, tree_of
+from tasks.complexity import demand, entry, tree_of
 from tasks.prompts import LOGIC_TOPICS
 
 TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
@@ -37,10 +37,7 @@ class Logic(TaskType):
     def puzzle(self, lines: list[str]) -> Proposal:
         """The proposal of a list of constraints, of which repetitions are left out. Raises ValueError with a
         reason of validation.REASONS."""
-        clauses = []
-        for line in dict.fromkeys(lines):
-            clauses += tree_of(line).body
-        names = set()
+        clauses, names = tree_of("\n".join(dict.fromkeys(lines))).body, set()
         for clause in clauses:
             nodes = list(ast.walk(clause))[1:] if isinstance(clause, ast.Expr) else [clause]
             demand(all(isinstance(node, self.allowed) for node in nodes), "not_logic")
@@ -60,7 +57,6 @@ class Logic(TaskType):
         bodies = written.bodies("constraints")
         bodies = bodies or [body for tag, body in written.blocks[:1] if tag in ("", "python")]
         demand(bodies and written.admits("python"), "syntax")
-        demand(len(bodies[0]) <= MAX_CHARS, "too_long")
         lines = [re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip() for line in bodies[0].split("\n")]
         return self.puzzle([line for line in lines if line])
 

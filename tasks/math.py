@@ -92,10 +92,9 @@ class Math(TaskType):
         questions = [body.strip() for body in written.bodies("question") if body.strip()]
         programs = [body for tag, body in written.blocks if is_program(tag, body)]
         demand(written.admits("question", "python"), "syntax")
-        demand(questions, "no_question")
         demand(programs, "no_program")
         program = normalise(programs[0], limits.source_chars, written.form.tidy, alias="solution")
-        return Proposal(self.name, program, ("",), questions[0])
+        return Proposal(self.name, program, ("",), "".join(questions[:1]))
 
     def demands(self, proposal, limits):
         demand(proposal.message, "no_question")

@@ -13,6 +13,7 @@ import itertools
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 MAX_WORK = 20_000_000       # symbols that one proof may write: a step may double what the one before wrote
 TOO_LONG = "the proof writes too many symbols"
@@ -251,11 +252,10 @@ class Database:
 def main(argv: list[str] | None = None) -> int:
     """The command line; see the top of the file."""
     parser = argparse.ArgumentParser(description="Verify a Metamath database.")
-    parser.add_argument("file", metavar="FILE.mm")
+    parser.add_argument("file", metavar="FILE.mm", type=Path)
     path = parser.parse_args(argv).file
     try:
-        with open(path, encoding="latin-1", newline="\n") as file:
-            database = Database().read(file.read())
+        database = Database().read(path.read_bytes().decode("latin-1"))
     except (OSError, ValueError) as error:
         print(f"{path}: {error}")
         return 1

@@ -4,14 +4,12 @@ A task type is one row of TEMPLATES. A prompt format is one row of FORMATS: what
 how the answer opens, and the splitter that turns text into (tag, body) blocks. `micro` is the compact
 protocol of the bundled base (micro/data.py writes the same), `chat` uses the tokenizer's own chat template,
 `direct` is chat whose students answer at once (small models lose themselves in their reasoning), `base` puts
-chat's words into the R1 think/answer envelope for models without chat training. Whether a hybrid model
-such as Qwen3 thinks before it answers is the prompt format's choice too: in chat it does, in direct not.
+chat's words into the R1 think/answer envelope for models without chat training.
 """
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# ---------------------------------------------------------------- every word that a model is shown
 
 def fenced(tag: str, body: str) -> str:
     """A block of Markdown."""
@@ -130,7 +128,6 @@ answer. The reasoning process and answer are enclosed within <think> </think> an
 respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.
 User: {}
 Assistant: """
-HINT = re.compile(r"^# Hint: (.+)$", re.M)      # a comment above the calls that a teacher writes for code_f
 # What the next task is about, and how its input begins: without either, a small model repeats the examples.
 TOPICS = (("a list of numbers", "["), ("a list of words", "['"), ("a sentence", "'"),
           ("a dictionary of counts", "{'"), ("a list of pairs", "[("), ("a table of numbers", "[["),
@@ -243,7 +240,6 @@ FORMATS = {
                            fenced_blocks, thinking=False),
     "base": PromptFormat(Prompt("{t.propose}", "<think>"), Prompt(FINAL, "<think>"), envelope_blocks,
                          closing="</answer>")}
-PROMPT_FORMATS = tuple(FORMATS)
 
 
 class Answer:
@@ -313,9 +309,7 @@ def show(value, compact: bool = False) -> str:
     if not isinstance(value, (list, tuple, set, frozenset)):
         return repr(value)
     inside = [show(item, compact) for item in value]
-    if isinstance(value, list):
-        return f"[{comma.join(inside)}]"
-    if isinstance(value, tuple):
-        return f"({inside[0]},)" if len(inside) == 1 else f"({comma.join(inside)})"
-    # a frozenset has no literal; {1} == frozenset({1}) counts
-    return "{" + comma.join(sorted(inside)) + "}" if inside else "set()"
+    if isinstance(value, (set, frozenset)):     # a frozenset has no literal; {1} == frozenset({1}) counts
+        return "{" + comma.join(sorted(inside)) + "}" if inside else "set()"
+    inside = comma.join(inside) + "," * (isinstance(value, tuple) and len(inside) == 1)
+    return f"[{inside}]" if isinstance(value, list) else f"({inside})"

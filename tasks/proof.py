@@ -46,10 +46,11 @@ def review(theory: "Theory", statement: str, proof: str) -> str:
     except ValueError as error:
         raise ValueError(f"unproved: {error}") from None
     types = set(theory.variables.values())
-    parts = [theorem.expression, *(h.expression for h in theorem.hypotheses if not h.floating)]
+    essential = [h for h in theorem.hypotheses if not h.floating]
+    parts = [theorem.expression, *(h.expression for h in essential)]
     is_new = len(set(parts)) == len(parts) and types.isdisjoint(part[0] for part in parts)
     demand(is_new, "trivial")
-    premises = [h.label for h in theorem.hypotheses if not h.floating]
+    premises = [h.label for h in essential]
     words, named = [], {}
     for step in database.steps(theorem):
         if step in premises:
@@ -70,31 +71,23 @@ def n_cited(program: str) -> int:
 
 # ---------------------------------------------------------------- the database
 
-class Theory:
+class Theory(Database):
     """A database as tasks need it."""
-
-    def __init__(self, database: Database):
-        self.database = database
-        self.assertions = list(database.assertions.values())
-        floating = [h for h in database.hypotheses if h.floating]
-        self.variables = {h.expression[1]: h.expression[0] for h in floating}
-        self.types = "\n".join(f"{h.label} $f {' '.join(h.expression)} $." for h in floating)
 
     def fresh(self) -> Database:
         """A copy for one proof, whose hypotheses may have the labels of those of other theorems."""
         copy = Database()
-        copy.constants, copy.former = set(self.database.constants), set(self.database.former)
-        copy.variables, copy.assertions = dict(self.variables), dict(self.database.assertions)
-        copy.hypotheses = [h for h in self.database.hypotheses if h.floating]
+        copy.constants, copy.former = set(self.constants), set(self.former)
+        copy.variables, copy.assertions = dict(self.variables), dict(self.assertions)
+        copy.hypotheses = [h for h in self.hypotheses if h.floating]
         copy.labels = {*copy.assertions, *(h.label for h in copy.hypotheses)}
         return copy
 
     def line(self, assertion: Assertion, proof: str = "") -> str:
         """An assertion on one line, as an axiom or with its proof."""
         statements = [f"$d {' '.join(pair)} $." for pair in sorted(map(sorted, assertion.distinct))]
-        for premise in assertion.hypotheses:
-            if not premise.floating:
-                statements.append(f"{premise.label} $e {' '.join(premise.expression)} $.")
+        statements += [f"{h.label} $e {' '.join(h.expression)} $."
+                       for h in assertion.hypotheses if not h.floating]
         kind = "$p" if proof else "$a"
         statements.append(f"{assertion.label} {kind} {' '.join(assertion.expression)} {proof}$.")
         return f"${{ {' '.join(statements)} $}}" if len(statements) > 1 else statements[0]
@@ -105,19 +98,20 @@ class Theory:
 
     def examples(self, rng: random.Random, n: int) -> list[str]:
         """Up to n theorems of the database with their proofs."""
-        proved = [a for a in self.assertions if a.proof]
+        proved = [a for a in self.assertions.values() if a.proof]
         drawn = rng.sample(proved, max(0, min(len(proved), n)))
         return [self.line(one, proof=f"$= {' '.join(one.proof)} ") for one in drawn]
 
     def listing(self, rng: random.Random, cited: str) -> str:
         """What a prompt shows: variables, and assertions; of many, types, what is cited and some others."""
-        shown = self.assertions
+        types = [f"{h.label} $f {' '.join(h.expression)} $." for h in self.hypotheses if h.floating]
+        shown = list(self.assertions.values())
         if len(shown) > N_SHOWN:
             wanted = [a for a in shown if self.is_type(a) and not a.proof or a.label in cited.split()]
             others = [a for a in shown if a not in wanted]
             wanted += rng.sample(others, min(len(others), max(0, N_SHOWN - len(wanted))))
             shown = [a for a in shown if a in wanted]
-        return "\n".join([self.types, *map(self.line, shown)])
+        return "\n".join([*types, *map(self.line, shown)])
 
 
 @functools.cache
@@ -125,13 +119,13 @@ def load(name: str) -> Theory:
     """The theory in a file, a path or one that is bundled. Raises ValueError with what is wrong with it."""
     path = Path(name) if Path(name).is_file() else THEORIES / name
     try:
-        database = Database().read(path.read_text(encoding="utf-8", errors="replace"))
-        for label, assertion in database.assertions.items():
-            ordered = [h for h in database.hypotheses if h in assertion.hypotheses]
+        theory = Theory().read(path.read_text(encoding="utf-8", errors="replace"))
+        for label, assertion in theory.assertions.items():
+            ordered = [h for h in theory.hypotheses if h in assertion.hypotheses]
             ordered += [h for h in assertion.hypotheses if not h.floating]
-            fine = ordered == list(assertion.hypotheses) and label not in (NAME, *database.incomplete)
+            fine = ordered == list(assertion.hypotheses) and label not in (NAME, *theory.incomplete)
             demand(fine, f"{label} uses a $f in a block, a $e outside, ? in a proof, or this name")
-        return Theory(database)
+        return theory
     except (OSError, ValueError) as error:
         bundled = ", ".join(sorted(file.name for file in THEORIES.glob("*.mm")))
         raise ValueError(f"--theory {name}: {error}; give a Metamath file; bundled are {bundled}") from None
@@ -141,13 +135,13 @@ def load(name: str) -> Theory:
 
 def read_theorem(text: str, theory: str) -> Proposal:
     """The first theorem of a text, with the $e and $d before it. Raises ValueError with a reason."""
-    before, n_premises = [], 0
+    before = []
     for label, kind, symbols, proof in STATEMENT.findall(" ".join([*Database().tokens(text), "$. "])):
         if kind in ("d", "e"):
             before.append(f"{label} ${kind} {symbols}$.".strip())
-            n_premises += kind == "e"
         if kind == "p" and proof.strip():
             longest = max(part.count(" ") for part in (*before, symbols))
+            n_premises = sum("$e" in part for part in before)
             is_short = len(proof) <= MAX_PROOF and n_premises <= MAX_HYPOTHESES and longest <= MAX_SYMBOLS
             demand(is_short, "too_long")
             statement = "\n".join([*before, f"{NAME} $p {symbols.strip()}"])
@@ -173,20 +167,15 @@ class Proof(TaskType):
         theory = load(limits.theory)
         shown = [f"{task.message} $= {task.inputs[0]} $." for task in few_shot if task.kind == self.name]
         shown += theory.examples(rng, N_EXAMPLES - len(shown))
-        cited = rng.choice([a.label for a in theory.assertions if not theory.is_type(a)])
-        fields = dict(theory=theory.listing(rng, cited), cited=cited, topic=rng.choice(self.topics),
-                      examples="\n".join(f"```metamath\n{text}\n```" for text in shown))
-        return asked.filled(**fields)
+        cited = rng.choice([a.label for a in theory.assertions.values() if not theory.is_type(a)])
+        return asked.filled(theory=theory.listing(rng, cited), cited=cited, topic=rng.choice(self.topics),
+                            examples="\n".join(f"```metamath\n{text}\n```" for text in shown))
 
     def read(self, written, few_shot, limits):
-        """The theorem of the first block that has one."""
-        problem = ValueError("no_proof")
-        for _, body in written.blocks:
-            try:
-                return read_theorem(body, limits.theory)
-            except ValueError as error:
-                problem = error if str(problem) == "no_proof" else problem
-        raise problem
+        """The theorem of the first block that has a proof."""
+        proved = [body for _, body in written.blocks if "$=" in body]
+        demand(proved, "no_proof")
+        return read_theorem(proved[0], limits.theory)
 
     def demands(self, proposal, limits):
         demand(proposal.program == limits.theory, "other_theory")
@@ -194,13 +183,11 @@ class Proof(TaskType):
 
     def key(self, proposal, dedupe):
         """Of the statement, up to the names of its variables and labels and the order of its hypotheses."""
-        if dedupe != "structural":
+        if dedupe == "exact":
             return digest(proposal.message)
-        variables, premises = load(proposal.program).variables, []
-        for _, kind, symbols, _ in STATEMENT.findall(proposal.message.replace("\n", " ") + " $. "):
-            if kind != "d":
-                premises.append([*symbols.split(), "$."])
-        last, renamed = premises.pop(), []
+        statements = STATEMENT.findall(proposal.message.replace("\n", " ") + " $. ")
+        *premises, last = [[*symbols.split(), "$."] for _, kind, symbols, _ in statements if kind != "d"]
+        variables, renamed = load(proposal.program).variables, []
         for order in itertools.permutations(premises):
             names, text = {}, []
             for word in itertools.chain(last, *order):
@@ -215,7 +202,6 @@ class Proof(TaskType):
     def make(self, proposal, verdict, limits, key):
         """The task whose program is the proof that holds."""
         program = review(load(proposal.program), proposal.message, proposal.inputs[0])
-        demand(len(program) <= limits.source_chars, "too_long")
         return Task(self.name, program, proposal.inputs, (encode(proposal.message),), proposal.message, key)
 
     def fields(self, prompt_format, task, limits):

@@ -47,7 +47,6 @@ class Limits:
     n_inputs: int = 10                  # code_f: inputs that the teacher is asked for
     min_inputs: int = 6                 # code_f: distinct ones on which the program must return
     n_shown: int = 5                    # code_f: pairs that the student sees; the others grade
-    imports: frozenset[str] = IMPORTS
     max_number: float = math.inf        # in inputs and outputs; those of this size are too large
     max_items: float = math.inf         # longest string or container in inputs and outputs
     reject_constant: bool = False       # refuse programs that overwrite every parameter before reading it
@@ -75,18 +74,13 @@ def check_program(source: str, limits: Limits) -> None:
     demand(not limits.control.search(source), "control_text")
     tree, names = tree_of(source), global_names(source)
     for node in ast.walk(tree):
-        modules = set()
-        if isinstance(node, ast.Import):
-            modules = {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            modules = {"." if node.level else (node.module or "").split(".")[0]}
-        demand(modules <= limits.imports, "import")
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules = {(getattr(node, "module", None) or alias.name).split(".")[0] for alias in node.names}
+            demand(modules <= IMPORTS and not getattr(node, "level", 0), "import")
         dunder = isinstance(node, ast.Attribute) and re.fullmatch(r"__\w+__", node.attr)
         demand(not dunder or node.attr in DUNDERS, "banned_name")
     demand(names.isdisjoint(BANNED), "banned_name")
-    function = entry(tree)
-    demand(function, "no_entry")
-    demand(not limits.reject_constant or not ignores_input(function), "ignores_input")
+    demand(not limits.reject_constant or not ignores_input(entry(tree)), "ignores_input")
 
 
 def ignores_input(function: ast.FunctionDef) -> bool:
@@ -123,10 +117,8 @@ def is_plain(node: ast.AST) -> bool:
         return node.id == "set"
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and not node.args and not node.keywords     # set()
-    if isinstance(node, ast.Dict):
-        return None not in node.keys
-    return isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.UnaryOp, ast.USub, ast.UAdd, ast.Add, ast.Sub,
-                             ast.expr_context))
+    return isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.UAdd, ast.Add,
+                             ast.Sub, ast.expr_context))
 
 
 def check_input(text: str, limits: Limits) -> None:
@@ -151,11 +143,12 @@ def check_range(value, limits: Limits) -> None:
         demand(len(value) <= limits.max_items, "value_range")
 
 
-def arguments_text(text: str) -> str:
-    """Argument text from what a model wrote: plain, "f(...)" or "x = ..."."""
+def arguments_text(text: str, tidy: bool = False) -> str:
+    """Argument text from what a model wrote: plain, "f(...)" or "x = ..."; `tidy`: as Python prints it."""
     text = text.strip()
     written = re.fullmatch(r"f\((.*)\)|\w+ *=(?!=) *(.*)", text, re.S)
-    return (written[1] or written[2] or "").strip() if written else text
+    text = (written[1] or written[2] or "").strip() if written else text
+    return tidy and canonical_arguments(text) or text
 
 
 def split_inputs(body: str) -> list[str]:
@@ -183,10 +176,10 @@ def check_value(value, limits: Limits) -> None:
         item = stack.pop()
         demand(not isinstance(item, (float, complex)) or cmath.isfinite(item), "not_finite")
         check_range(item, limits)
-        if isinstance(item, (list, tuple, set, frozenset)):
-            stack.extend(item)
-        elif isinstance(item, dict):
-            stack.extend([*item.keys(), *item.values()])
+        if isinstance(item, dict):
+            stack += [*item.keys(), *item.values()]
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            stack += item
     text = show(value, limits.compact)
     demand(len(text) <= limits.output_chars, "output_too_long")
     demand(not limits.control.search(text), "control_text")

@@ -87,7 +87,7 @@ def test_dare_keeps_the_parent_in_expectation():
     children = [dw(made("dare", [one, one], seed, p=0.4)) for seed in range(200)]
     for n, want in dw(one).items():
         assert (sum(child[n] for child in children) / 200 - want).norm() / want.norm() < 0.1
-    with pytest.raises(ValueError, match="drop probability"):
+    with pytest.raises(AssertionError, match="drop probability"):
         made("dare", [one, one], p=1.0)
 
 

@@ -54,7 +54,7 @@ def proposed(*programs) -> list[ProposalRecord]:
     teachers, batch = members(), []
     for i, given in enumerate(programs):
         proposal = given and Proposal("code_o", given[0], (given[1],))
-        batch.append(ProposalRecord(teachers[i % 2], "code_o", i, i // 2, [], "text", proposal, reason="" if given else "syntax"))
+        batch.append(ProposalRecord(teachers[i % 2], "code_o", i // 2, [], "text", proposal, reason="" if given else "syntax"))
     return batch
 
 
@@ -77,7 +77,7 @@ def test_a_members_proposals_do_not_depend_on_its_neighbours(setup):
     assert [p.text for p in both] == [p.text for p in again]
     assert [p.text for p in both[:3]] == [p.text for p in alone]
     assert [p.text for p in alone] != [p.text for p in later]
-    assert [p.group for p in both] == [0, 0, 0, 1, 1, 1] and [p.row for p in both] == list(range(6))
+    assert [p.group for p in both] == [0, 0, 0, 1, 1, 1]
 
 
 def test_kinds_take_turns_over_prompts_and_steps(setup):
@@ -225,8 +225,8 @@ def test_teacher_rewards(name, rewards):
 def with_fates() -> list[ProposalRecord]:
     """Four proposals: never solved, half solved over two students, always solved, invalid."""
     batch = proposed(BATCH[0], BATCH[1], BATCH[2], None)
-    for p, verdicts in zip(batch, (["wrong", "malformed"], ["correct", "wrong"], ["correct", "correct"])):
-        p.task = task(p.row)
+    for i, (p, verdicts) in enumerate(zip(batch, (["wrong", "malformed"], ["correct", "wrong"], ["correct", "correct"]))):
+        p.task = task(i)
         p.attempts = {"S0": verdicts, "S1": verdicts[::-1]}
     return batch
 
@@ -284,8 +284,8 @@ def test_matches(setup):
     (one, two), students = members(), members("student")
     batch = with_fates()  # of T0: rows 0 and 2, half solved by each; of T1: row 1 and the invalid one
     one.rating = Rating(30.0, 5.0)
-    for p in batch:
-        p.teacher = (one, two)[p.row % 2]
+    for i, p in enumerate(batch):
+        p.teacher = (one, two)[i % 2]
     rows = train.rate(setup(outcome="half").cfg, [(one, students[0]), (two, students[1])], batch, 3)
     assert [(row["solve_rate"], row["winner"]) for row in rows] == [(0.5, "draw")] * 2
     assert one.rating.mu < 30 and students[0].rating.mu > 25 and two.rating.mu == students[1].rating.mu == 25

@@ -22,10 +22,6 @@ def test_best_approximation_of_the_midpoint(work):
     assert left == pytest.approx(torch.linalg.svdvals(middle)[R:].norm().item(), rel=1e-6)
 
 
-def test_a_parent_with_itself_is_that_parent(work):
-    assert torch.allclose(dw(work.midpoint(parent(0), parent(0))), dw(parent(0)), atol=1e-8)
-
-
 def test_the_factoring_does_not_matter(work):
     (A, B), mix = parent(0), torch.randn(R, R, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     again = torch.linalg.solve(mix, A), B @ mix

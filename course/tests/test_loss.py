@@ -86,16 +86,6 @@ def test_padding_is_not(work):
     assert value(work, wide) == pytest.approx(before)
 
 
-@pytest.mark.parametrize("token", range(5))
-def test_no_token_is_known_by_its_id(work, token):
-    """Answers of nothing but one token, be it the padding's or the end's: each costs a uniform model ln 5."""
-    rows = case()
-    rows.ids[:] = token
-    rows.logits[:] = 0
-    rows.advantage[:] = 1
-    assert value(work, rows) == pytest.approx(3 * log(5))
-
-
 def test_all_tokens_of_a_member_count_the_same(work):
     """Member 0 has answers of 4, 7 and 7 tokens. The same rows twice: the same mean."""
     rows = case()

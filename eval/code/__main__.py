@@ -15,7 +15,6 @@ from eval.code import suites
 from eval.code.problems import SETS, Problem, problem_of
 from eval.code.programs import complete, extract
 from model import Base
-from run.platform import open_sandbox
 from tasks.prompts import chat_text, first_answer
 from verifier import Sandbox
 
@@ -99,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes that run at once")
     args = common.check(parser.parse_args(argv))
     problems, hashes = fetch.load(args, SETS, problem_of)
-    with open_sandbox(args.workers, profile="eval") as sandbox:
+    with Sandbox(args.workers, profile="eval") as sandbox:
         if args.self_test:
             published = [problem for problem in problems if not problem.is_live]       # it has no solutions
             return answering.self_test(published, lambda problem: f"```python\n{problem.canonical}\n```",

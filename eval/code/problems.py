@@ -39,8 +39,6 @@ class Problem:
         return self.bench == "livecodebench"
 
 
-# ---- inputs ------------------------------------------------------------------------------------------------
-
 def tuples(values: list) -> list[tuple]:
     """Lists in a list as tuples."""
     return [tuple(value) for value in values]
@@ -80,8 +78,6 @@ def call_text(arguments: list) -> str:
     return "".join(pieces)
 
 
-# ---- LiveCodeBench's tests ---------------------------------------------------------------------------------
-
 class NoClasses(pickle.Unpickler):
     """Reads strings, numbers and containers; whatever names a class or a function is refused."""
 
@@ -112,8 +108,6 @@ def live_tests(problem: Problem) -> tuple[tuple[str, ...], list[str]]:
         inputs = [call_text(list(map(json.loads, text.split("\n")))) for text in inputs]
     return tuple(inputs), [test["output"] for test in tests]
 
-
-# ---- rows --------------------------------------------------------------------------------------------------
 
 def problem_of(bench: str, number: int, row: dict) -> Problem:
     """A problem from a row of its published file. Raises LookupError or ValueError for another one's."""

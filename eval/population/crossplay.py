@@ -19,18 +19,18 @@ from pathlib import Path
 import numpy as np
 
 import selfplay
-from config import config_of_run, resolve_config
+from config import config_of_run, demand, resolve_config
 from eval import answering, common
 from eval.population.heldout import Item, examiner, formatted, verifier_flags
-from eval.stats import paired_bootstrap
+from eval.stats import bootstrap
 from eval.summary import BASE, comparable, shares
 from evolve import Member
 from infra.distributed import Ranks
 from run.checkpoint import RunDir, archive_at, members_at
-from run.platform import open_sandbox
 from selfplay import Setup
 from tasks.base import Task
 from tasks.validation import Limits
+from verifier import Sandbox
 
 ANEW = 1 << 40                      # "steps" of the proposals made here: their draws are no step's of a run
 ROUNDS = 12                         # of proposals, until the teachers of a generation have written enough
@@ -90,7 +90,7 @@ def summary(matrix: dict[str, dict[str, np.ndarray]], steps: list[int]) -> dict:
     behind = {c: forgetting(matrix, c, rows[-1], rows[1:-1]) for c in columns if c != rows[-1]}
     behind["all"] = np.concatenate(list(behind.values()))
     rates = {row: {c: float(matrix[row][c].mean()) for c in columns} for row in rows}
-    lost = {c: dict(mean=float(x.mean()), interval=paired_bootstrap(x)) for c, x in behind.items()}
+    lost = {c: dict(mean=float(x.mean()), interval=bootstrap(x).tolist()) for c, x in behind.items()}
     return dict(students=rows, teachers=columns, matrix=rates, forgetting=lost)
 
 
@@ -121,14 +121,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.set_defaults(temperature=1.0, samples=2, adapters=[])
     args = parser.parse_args(argv)
     common.check(args)
-    if args.tasks < 2 or args.every < 1 or not args.run:
-        raise ValueError("give --run out/NAME, --every of at least 1, and --tasks of at least 2: the best "
-                         "row is chosen on one half and compared on the other")
+    demand(args.tasks > 1 and args.every > 0 and args.run, "give --run out/NAME, --every of at least 1, and "
+           "--tasks of at least 2: the best row is chosen on one half and compared on the other")
     run = RunDir(Path(args.run).expanduser(), writes=False)
     steps, items, hashes = run.steps()[::-1][::args.every][::-1], [], {}
-    if len(steps) < 2:
-        raise ValueError(f"{run.path}: two checkpoints are the least: train with --keep 1000 to keep all")
-    with open_sandbox(args.workers) as sandbox:
+    demand(len(steps) > 1, f"{run.path}: two checkpoints are the least: train with --keep 1000 to keep all")
+    with Sandbox(args.workers) as sandbox:
         bare = formatted(args, common.load(args))
         bare.adapters, bare.slots, bare.hashes = None, {BASE: -1}, {}
         prompt_format = bare.base.prompt_format
@@ -144,8 +142,7 @@ def main(argv: list[str] | None = None) -> int:
             if tasks := new_tasks(run, setup, members, step, args.tasks):
                 items += [Item(str(step), str(i), task) for i, task in enumerate(tasks)]
                 hashes[str(step)] = hashlib.sha256(repr(tasks).encode()).hexdigest()
-        if len(hashes) < 2:
-            raise ValueError(f"only {len(hashes)} generation of teachers wrote new tasks in {ROUNDS} rounds")
+        demand(len(hashes) > 1, f"{len(hashes)} generation of teachers wrote new tasks in {ROUNDS} rounds")
         out, done = common.open_out(args, bare, f"task {prompt_format}", hashes, "eval-crossplay")
         out.write_json("tasks.json", [dataclasses.asdict(item) for item in items])
         ask, verify = examiner(sandbox, prompt_format, limits)

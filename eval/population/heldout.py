@@ -8,8 +8,7 @@ Five families: output, input and program tasks (code_o, code_i, code_f) by state
 events, puzzles (logic) by variables, of programs that micro/programs.py keeps out of the base's training
 text. A program's hash says whether it is of the validation or the test split. The smallest programs are too
 few to be reserved: they are asked and not counted. A sixth family, code_o_long, has longer programs than any
-in the base's training and is asked where --bench names it. Questions, parsers and verifier are those of
-self-play. The same command goes on where it stopped.
+in the base's training and is asked where --bench names it. Questions, parsers and verifier are self-play's.
 """
 import argparse
 import dataclasses
@@ -19,13 +18,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from config import PRESETS
+from config import PRESETS, demand
 from eval import answering, common
 from micro.evaluate import MAX_NEW_TOKENS, ROWS, SEEN, SIZES, draw_tasks
-from run.platform import open_sandbox
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import UNJUDGED, Task
-from tasks.prompts import PROMPT_FORMATS, Prompt
+from tasks.prompts import FORMATS, Prompt
 from tasks.validation import Limits
 from verifier import Sandbox
 
@@ -96,7 +94,7 @@ def examiner(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None)
 
 def verifier_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of what asks and verifies tasks."""
-    parser.add_argument("--prompt-format", default="", choices=("", *PROMPT_FORMATS),
+    parser.add_argument("--prompt-format", default="", choices=("", *FORMATS),
                         help="how the model is talked to; default: as the run was, else as the base wants")
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes")
     parser.set_defaults(max_rows=None)
@@ -134,12 +132,11 @@ def main(argv: list[str] | None = None) -> int:
     families = common.choose(args.bench, tuple(FAMILIES))
     default = "eval-heldout" if args.split == "test" else "eval-heldout-validation"
     default += f"-t{args.temperature:g}" if args.temperature else ""
-    with open_sandbox(args.workers) as sandbox:
+    with Sandbox(args.workers) as sandbox:
         population = formatted(args, common.load(args))
         prompt_format = population.base.prompt_format
-        if "math" in families and prompt_format != "micro":
-            raise ValueError("--bench math: its template is that of the micro prompt format, and this base "
-                             f"speaks the {prompt_format} format")
+        demand("math" not in families or prompt_format == "micro", "--bench math: its template is that of "
+               f"the micro prompt format, and this base speaks the {prompt_format} format")
         families = families or [name for name in ROWS.values() if prompt_format == "micro" or name != "math"]
         items = items_of(families, args.split, args.limit)
         hashes = {name: hashlib.sha256(repr(draw(name, args.split, 1)).encode()).hexdigest()

@@ -18,6 +18,7 @@ from eval import common
 from eval.population import heldout
 from eval.summary import BASE, shares
 from run.checkpoint import RunDir, differing, members_at
+from weights import explained
 
 FULL = "full"                       # the arm that sets the budget, where the plan has no number of tokens
 RECORDS = "runs.jsonl"
@@ -213,12 +214,10 @@ def opened(directories: list[str]) -> Experiment:
     arms, every, first = {}, {}, {}
     for path in [Path(name).expanduser() for name in directories]:
         plan, here = RunDir(path, writes=False).config(), read(path)
-        try:
+        with explained(f"{path} is no --out of an ablation with finished runs"):
             arms |= {arm: Arm(**given) for arm, given in plan.pop("arms").items()}
             made = [(record["commit"], record["base_hash"]) for record in here.values()]
             plan["commit"], plan["base"] = (sorted(set(names)) for names in zip(*made))
-        except (ValueError, TypeError, LookupError, AttributeError) as e:
-            raise ValueError(f"{path} is no --out of an ablation with finished runs: {e}") from None
         first = first or plan
         if changed := differing(first, plan, ()) + sorted(every.keys() & here.keys()):
             raise ValueError(f"{path}: not comparable with the others, or there twice: {', '.join(changed)}")

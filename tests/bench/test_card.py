@@ -61,7 +61,7 @@ def test_all_of_it_on_a_cpu(run):
     shown, wrote, page = run("--device", "cpu", "--minutes", "1")
     assert shown["correct"] and not shown["failed"], wrote["parts"]
     assert {"decode_8_8", "decode_8_1", "update_8", "update_1"} == set(wrote["figures"])
-    assert all(row["value"] > 0 and row["expected"] is None for row in wrote["figures"].values())
+    assert all(row["value"] > 0 for row in wrote["figures"].values())
     assert wrote["memory"]["update"]["planned"] > 0 and "held   decoding with refill against rows at once: " in page
 
 

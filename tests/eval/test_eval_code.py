@@ -163,12 +163,12 @@ def test_published_formats(data):
 
 
 @pytest.mark.parametrize("name, row, says", [
-    ("humaneval+", dict(task_id="x"), "line 1: KeyError 'prompt'"), ("humaneval+", dict(HUMAN, plus_input=[3]), "line 1: TypeError"),
-    ("livecodebench", dict(LIVE[0], private_test_cases="AAAA"), "line 1: ValueError cannot be unpacked")])
+    ("humaneval+", dict(task_id="x"), "KeyError: 'prompt'"), ("humaneval+", dict(HUMAN, plus_input=[3]), "TypeError: "),
+    ("livecodebench", dict(LIVE[0], private_test_cases="AAAA"), "ValueError: cannot be unpacked")])
 def test_bad_files_are_named(data, name, row, says):
     path = data / ("livecodebench1.jsonl" if name == "livecodebench" else "HumanEvalPlus.jsonl.gz")
     write(path, [row])
-    with pytest.raises(ValueError, match=f"{path.name}, {says}"):
+    with pytest.raises(ValueError, match=f"{path.name}, line 1: .*{says}"):
         load(name, data)
 
 

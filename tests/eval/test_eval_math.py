@@ -112,11 +112,11 @@ def test_published_formats(tmp_path, capsys, bench, row, gold):
 
 
 @pytest.mark.parametrize("content, complaint", [
-    (b"{\"problem\": \"Q\"", "line 1: JSONDecodeError"), (b"[1]\n", "line 1"), (b"{\"text\": \"Q\"}\n", "no answer"),
+    (b"{\"problem\": \"Q\"", "line 1.*JSONDecodeError"), (b"[1]\n", "line 1"), (b"{\"text\": \"Q\"}\n", "no answer"),
     (b"{\"problem\": \"Q\", \"answer\": \"1\"}\n\xff\xfe{}\n", "line 2")])
 def test_damaged_files_are_named(tmp_path, content, complaint):
     (tmp_path / "aime24.jsonl").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"aime24.jsonl, .*{complaint}.*it is fetched again"):
+    with pytest.raises(ValueError, match=rf"aime24.jsonl, (?=.*it is fetched again).*{complaint}"):
         load("aime24", tmp_path)
     (tmp_path / "math500.jsonl.gz").write_bytes(gzip.compress(b"{}" * 1000)[:-20])
     with pytest.raises(ValueError, match="math500.jsonl.gz is not there or damaged"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
-from report import layout, page
+from report import page
 from report.run import RunLog
 
 TAGS = set("html head meta title style body header h1 h2 h4 p b i ul li div span small code pre nav a main section figure figcaption svg g "
@@ -22,10 +22,10 @@ DRAWN = ("d", "x", "y", "cx", "cy", "r", "width", "height", "viewbox")
 def check(html: str) -> SimpleNamespace:
     """A page's text, tags and attributes. It is balanced, has one script which is ours, nothing from outside, finite
     numbers in the drawings."""
-    script = f"<script>{layout.JS}</script>"
+    script = f"<script>{page.JS}</script>"
     assert html.count("<script") == html.count(script) == 1
     assert not INVISIBLE.search(html) and len(html.encode()) < 2_000_000
-    assert "@import" not in layout.CSS and "url(" not in layout.CSS
+    assert "@import" not in page.CSS and "url(" not in page.CSS
     # as XML, whose parser forgives nothing
     closed = re.sub("<((meta|br|input)( [^>]*)?)>", r"<\1/>", html.replace(script, "").replace("class=wide", 'class="wide"'))
     tree = ElementTree.fromstring(closed.removeprefix("<!doctype html>"))

@@ -28,7 +28,7 @@ def test_a_whole_run_is_told(tmp_path):
     page = made(path)
     for words in ("demo", "all 12 steps done", "2 teachers and 2 students", "frozen base", "dare of T1 and T1, in place of T0", "0.95",
                   "structures", "∅ malformed", "2 × ✗ wrong", "Solve rate by type of task", "nobody solves", "Word problems, never trained on",
-                  "1 of 9 flags differ", "like eggs, said at 2 <b>", "2, 3, 5"):
+                  "1 of 9 flags differ", "meaning dedupe", "like eggs, said at 2 <b>", "2, 3, 5"):
         assert words in page.text, words
     assert "said at 3" not in page.text and "Absent" not in page.text and "About the logs" not in page.text
     cells = next(re.findall("<td>(.*?)</td>", row) for row in page.html.split("<tr>") if "</i>T1<" in row)
@@ -50,8 +50,8 @@ def test_the_result_in_one_sentence_and_four_numbers(tmp_path):
     run = RunLog(path)
     assert opening.result(run) == "Students went from <b>.26 to .74</b> on held-out tasks; never trained on: word problems .06 to .68."
     assert re.findall("<b>(.*?)</b>", opening.numbers(run)) == [".26 → .74", ".06 → .68", ".50 → .50", ".71 → 1.00"]
-    assert "S0, founder: 0.26" in opening.panels(run)[0][0][1], "the picture says the same"
-    (_, low, high), = opening.interval([(3, .5)], {3: 100})
+    assert "S0, founder: 0.26" in opening.panels(run)[0][1], "the picture says the same"
+    (_, low, high), = opening.interval([(3, .5)], [(3, 100)])
     assert (low, high) == pytest.approx((.4038, .5962), abs=1e-3)
 
 
@@ -162,7 +162,8 @@ def test_the_picture_as_a_file(tmp_path):
     command.main([str(path), "--picture", str(out)])
     drawn = ElementTree.parse(out).getroot()
     heads = [node.text for node in drawn.findall(".//{*}text") if node.get("class") == "head"]
-    assert heads == [opening.PLAYED, opening.THINKS, "Word problems, never trained on", "Logic puzzles, never trained on"]
-    lives = opening.by_member(run := RunLog(path), "student", {m.name: [(0, 1)] for m in run.those("student")}, [])
+    assert heads == ["Held-out tasks of the type that is played", "Share of attempts that think", "Word problems, never trained on",
+                     "Logic puzzles, never trained on"]
+    lives = opening.by_member(RunLog(path), "student", lambda m: [(0, 1)], [])
     assert [line.name for line in lives if line.born] == ["S2", "S3", "S4"] and [line.name for line in lives if line.died] == ["S0", "S2", "S3"]
     assert out.stat().st_size < 30_000 and "prefers-color-scheme:dark" in " ".join(drawn.itertext()) and not (path / "report.html").exists()

@@ -6,6 +6,7 @@ import pytest
 import selfplay
 from evolve import Member
 from run import metrics, probes
+from selfplay import Attempts
 from tasks.base import Task
 from tasks.prompts import reasoning
 from tests.test_selfplay import asked, members, with_fates
@@ -38,9 +39,15 @@ def test_who_thinks():
 
 def test_standard_error_counts_a_task_once():
     """Members that answer alike are no more information than one of them."""
-    one, other = (probes.Answers(correct, [False] * 4) for correct in ([True, True, False, False], [False, False, True, True]))
+    one, other = [True, True, False, False], [False, False, True, True]
     assert probes.standard_error({"S0": one, "S1": one}) == probes.standard_error({"S0": one}) == pytest.approx((1 / 3) ** .5 / 2)
     assert probes.standard_error({"S0": one, "S1": other}) == 0
+
+
+def test_a_type_has_its_own_tasks():
+    """None, on which the sandbox failed, counts for nobody."""
+    tasks = [Task(kind, "", (), (), "", "") for kind in ("code_o", "code_i", "code_o", "code_o")]
+    assert probes.by_type(tasks, {"S0": [1, 0, 0, None]}) == dict(code_i=dict(S0=0), code_o=dict(S0=.5))
 
 
 def made(s, kind: str, *bodies: str) -> list[Task]:
@@ -54,20 +61,24 @@ def crowd_of(n_teachers: int, n_students: int) -> list[Member]:
     return [Member(name, "teacher" if name[0] == "T" else "student", slot, Rating()) for slot, name in enumerate(names)]
 
 
-def test_probe(setup):
+def test_probe(setup, monkeypatch):
     s, students, batch = setup(probe_every=1), members("student"), with_fates()[:2]
     current = made(s, "code_o", "x=x+1", "x=x*2")
     for p, task in zip(batch, current):
         p.task = task
     told = probes.probe(s, students, current[:1], [], batch, 0)
     assert set(told["heldout_greedy"]) == {"S0", "S1"} and told["heldout_n"] == 1
-    assert told["heldout_greedy_base"] in (0.0, 1.0) and set(told["heldout_think"]) == {"S0", "S1"}
+    assert told["heldout_greedy_base"] in (0.0, 1.0) and told["heldout_by_type"]["code_o"].keys() == {"S0", "S1", "base"}
     assert told["heldout_greedy_se"] is None, "one task has no spread"
     assert told["student_solve"] == 0.25 and told["probe_tokens"] > 0
     assert selfplay.mean(p.base_rate for p in batch) == told["base_solve"] > 0, "each task notes what the base did"
     later = probes.probe(s, students, current[:1], [], batch, 1)
+    *_, done = probes.answers(s, dict(S0=0, S1=1, base=-1), current[:1], 1)
     assert later["heldout_greedy_base"] == told["heldout_greedy_base"], "asked each time, it never changes"
-    assert probes.probe(s, students, [], [], [], 1) == dict(probe_tokens=0)
+    monkeypatch.setattr(probes, "attempt", lambda *args: Attempts(done.rollout, done.texts, [["unjudged"] for _ in done.texts]))
+    failed = probes.probe(s, students, current[:1], [], [], 1)
+    assert failed["probe_failures"] == 3 and failed["heldout_greedy"] == {}
+    assert probes.probe(s, students, [], [], [], 1) == dict(probe_tokens=0, probe_failures=0)
 
 
 def test_kinds_that_nobody_plays(setup):
@@ -101,11 +112,11 @@ def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
     s = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=0.0))
     tasks = made(s, "code_o", "x=x+1", "x=x*2")
     slots = {"S0": 0, "S1": 1, "base": -1}
-    found, tokens = probes.answers(s, slots, tasks, 0)
-    alone, tokens_alone = probes.answers(s, {"base": -1}, tasks, 0)
-    assert tokens == tokens_alone and found["S0"] == found["S1"] == found["base"] == alone["base"]
+    found, _, done = probes.answers(s, slots, tasks, 0)
+    alone, _, done_alone = probes.answers(s, {"base": -1}, tasks, 0)
+    assert done.texts == done_alone.texts and found["S0"] == found["S1"] == found["base"] == alone["base"]
     moved = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=3.0))
-    found, _ = probes.answers(moved, slots, tasks, 0)
+    found, _, _ = probes.answers(moved, slots, tasks, 0)
     assert found["base"] == alone["base"] and found["S0"] != found["base"]
 
 

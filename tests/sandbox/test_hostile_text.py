@@ -46,7 +46,7 @@ from proposals import judge, outcome
 from sandbox.values import encode
 from tasks import TASK_TYPES
 from tasks.base import Task
-from tasks.prompts import PROMPT_FORMATS
+from tasks.prompts import FORMATS
 from verifier import Verdict
 DEED, events = f"__import__('os').system('touch {sys.argv[1]}')", []
 
@@ -80,7 +80,7 @@ for program in programs:
         texts += [fenced, f"<think>{DEED}</think><answer>{fenced}</answer>", f"{program}\\nf({given})\\n={given}"]
 meet(texts[0], "chat")                      # whatever is imported late is imported now
 sys.addaudithook(hook)
-for form in PROMPT_FORMATS:
+for form in FORMATS:
     for text in texts:
         meet(text, form)
 print(events)

@@ -1,10 +1,11 @@
 """What a prompt format decides beside its words."""
 import dataclasses
+import itertools
 
 import pytest
 
 from tasks import TASK_TYPES
-from tasks.prompts import FORMATS, PROMPT_FORMATS, Prompt, chat_text, render
+from tasks.prompts import FORMATS, Prompt, chat_text, render, template
 
 # How Qwen3's own template has it: thinking is switched off by an empty thought that the template writes.
 SWITCH = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<assistant>"
@@ -32,11 +33,11 @@ def test_a_template_without_the_switch_passes_over_it(base, monkeypatch):
     assert texts == {"<user>Why?<|im_end|><assistant>"}
 
 
-@pytest.mark.parametrize("prompt_format", PROMPT_FORMATS)
+@pytest.mark.parametrize("prompt_format", FORMATS)
 def test_every_type_has_words_or_is_refused(prompt_format):
-    for name, kind in TASK_TYPES.items():
+    for name, phase in itertools.product(TASK_TYPES, ("propose", "solve")):
         if name == "proof" and prompt_format == "micro":
             with pytest.raises(ValueError, match="no template of it for the micro prompt format"):
-                kind.check_templates(prompt_format)
+                template(name, prompt_format, phase)
         else:
-            kind.check_templates(prompt_format)
+            assert template(name, prompt_format, phase).user

@@ -39,7 +39,7 @@ def test_a_block_may_hold_more(sandbox):
     assert proposed(sandbox, extra).message == proposed(sandbox, SYL3).message
     short = SYL3.partition("$=")[0] + "$= ( syl ) ABDEBCDFGHH $."
     assert proposed(sandbox, short).program == "$0 $1 $2 syl syl"
-    assert proposed(sandbox, SYL3.replace("h1", "mp.1")).program == "$0 $1 $2 syl syl"
+    assert proposed(sandbox, "x $p |- p $.\n```\n```metamath\n" + SYL3.replace("h1", "mp.1")).program == "$0 $1 $2 syl syl"
 
 
 @pytest.mark.parametrize("text, reason", [

@@ -12,11 +12,11 @@ from sandbox.values import encode
 from tasks import IDENTITY, TASK_TYPES, read_tasks, validation
 from tasks.base import Proposal, Reject, Task
 from tasks.complexity import entry, normalise, parse
-from tasks.prompts import PROMPT_FORMATS, Prompt, show
+from tasks.prompts import FORMATS, Prompt, show
 from tasks.validation import Limits
 from verifier import Job, Verdict
 
-LIMITS = {prompt_format: Limits.for_format(prompt_format) for prompt_format in PROMPT_FORMATS}
+LIMITS = {prompt_format: Limits.for_format(prompt_format) for prompt_format in FORMATS}
 
 
 def made(kind: str, program: str, *pairs, message: str = "") -> Task:
@@ -153,7 +153,7 @@ PROPOSALS = [
     ("chat", TASK.format("x = 5", "5"), "no_entry"), ("chat", TASK.format("def g(x): pass\ndef h(x): pass", "5"), "no_entry"),
     ("chat", TASK.format("def g(x):\n    return sum(f for f in x)", "[1]"), "no_entry"),                      # f is another thing
     ("chat", TASK.format("import os\ndef f(x): return x", "5"), "import"),
-    ("chat", TASK.format("from . import a\ndef f(x): return x", "5"), "import"),
+    ("chat", TASK.format("from . import math\ndef f(x): return x", "5"), "import"),
     ("chat", TASK.format("def f(x): return __import__('os').getpid()", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return ().__class__.__base__", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return '<|im_end|>'", "5"), "control_text"),
@@ -167,7 +167,7 @@ PROPOSALS = [
     ("chat", TASK.format("def f(x):\n    while True: pass", "5"), "timeout"),
     ("chat", TASK.format("class E:\n    def __eq__(self, o): return True\ndef f(x): return E()", "5"), "unsupported"),
     ("chat", TASK.format("def f(x): return list({'a', 'b', 'c', 'd', 'e', 'f', 'g', x})", "'h'"), "nondeterministic"),
-    ("micro", "def f(x):\n x=x[::-1]\n return x\nf([1,2,3])", "ok"),
+    ("micro", "def f(x):\n x=x[::-1]\n return x\nf([1,2,3])", "ok"), ("micro", "def f(x):\n return x\nf([0,0,0,0,0,0,0,0,0,0,0])", "value_range"),
     ("micro", "def f(x):\n x=x[::-1]\n return x\n", "syntax"), ("micro", "f([1,2,3])", "syntax"), ("micro", "", "syntax"),
     ("micro", "def f(x):\n x=x+1 # 4\n return x\nf(3)", "syntax"), ("micro", "def f(x):\n return x\nf([1,2,3])\nf(4)", "syntax"),
     ("micro", "def f(x):\n return 7\nf(3)", "ignores_input"), ("micro", "def f(x):\n x+=5\n return x\nf(3)", "ok"),
@@ -234,7 +234,7 @@ def test_only_hidden_pairs_are_graded_and_half_is_shown(sandbox):
 
 # ---------------------------------------------------------------- prompts
 
-@pytest.mark.parametrize("prompt_format", PROMPT_FORMATS)
+@pytest.mark.parametrize("prompt_format", FORMATS)
 @pytest.mark.parametrize("name", ["code_o", "code_i", "code_f"])
 def test_prompts_are_complete_and_keyed_by_the_rng(prompt_format, name):
     kind, few_shot = TASK_TYPES[name], [OUT, made("code_o", "def f(s):\n    return {'{x}': s}", ("'{0}'", {"{x}": "{0}"}))]
@@ -263,7 +263,6 @@ def test_keys():
     assert key("code_o", REVERSE, "[1]", dedupe="exact") == key("code_i", REVERSE, "[1]", dedupe="exact")
     assert key("code_f", REVERSE, "[1]") != key("code_f", REVERSE, "[2]")
     assert key("code_f", REVERSE, "[1]") == key("code_f", REVERSE.replace("x", "z"), "[1]")
-    assert len(key("code_o", "def f(", "\ud800")) == 32
 
 
 @pytest.mark.parametrize("program, ignored", [
@@ -344,7 +343,7 @@ def test_no_text_raises():
         i, j = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
         text = rng.choice((text[:i], text[i:], text[:i] + text[j:],
                            text[:i] + "".join(rng.choices(BITS, k=rng.randrange(1, 9))) + text[i:]))
-        for prompt_format in PROMPT_FORMATS:
+        for prompt_format in FORMATS:
             for kind in TASK_TYPES.values():
                 proposal = kind.parse_proposal(text, prompt_format, [OUT], LIMITS[prompt_format])
                 if isinstance(proposal, Proposal):
