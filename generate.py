@@ -11,7 +11,6 @@ CUDA card the cache is paged and a step works in place: one CUDA graph holds it 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from attention import KVCache, PagedCache, paged_kernel
 from infra.distributed import ALONE, Ranks
 from infra.gpu import CUDAGraphRunner, send
 from lora import Adapters, AdapterWeights
-from model import Base
+from model import Base, closing_table
 
 BELOW_1 = 1 - 2 ** -23      # largest number whose product with a float32 total cannot round up to the total
 BLOCK = 512                 # weights of a vocabulary that are summed apart: see draw
@@ -94,7 +93,7 @@ class SamplingParams:
     temperature: float = 1.0                        # 0 = greedy
     max_new_tokens: int = 128
     rollout_batch: int = 512
-    closing: torch.Tensor | None = None             # closing_table of a text that ends an answer
+    closing: str = ""                               # a text that ends an answer
     desc: str = ""                                  # title of the progress bar; "" = no bar
 
 
@@ -121,30 +120,6 @@ def sample(logits: torch.Tensor, temperature: float, u: torch.Tensor) -> tuple[t
     return ids, logp.gather(1, ids[:, None]).squeeze(1)
 
 
-@lru_cache(maxsize=2)
-def closing_table(tokenizer, tag: str, vocab_size: int, device) -> torch.Tensor | None:
-    """By which tokens a text comes to contain `tag`, in whatever tokens it is written.
-
-    table[k, token]: a text ends in the first k characters of the tag; after the token it ends in so many.
-    k = len(tag) is never left. Shape (len(tag) + 1, vocab_size), uint8; None without a tag, which must be of
-    printable ASCII without spaces: only those are written in a vocabulary as they are.
-    """
-    if not tag:
-        return None
-
-    def n_matched(text: str) -> int:
-        return len(tag) if tag in text else max(k for k in range(len(tag)) if text.endswith(tag[:k]))
-
-    table = torch.zeros(len(tag) + 1, vocab_size, dtype=torch.uint8)
-    for text, token in tokenizer.get_vocab().items():
-        takes_part = text in tag or tag[0] in text or tag[-1] in text       # few do
-        if takes_part and token < vocab_size:
-            column = [n_matched(tag[:k] + text) for k in range(len(tag))]
-            table[:-1, token] = torch.tensor(column, dtype=torch.uint8)
-    table[-1] = len(tag)
-    return table.to(device)
-
-
 class DecodeBatch:
     """B places, in which a call's N rows decode side by side: L answer tokens at most.
 
@@ -166,6 +141,7 @@ class DecodeBatch:
         u = np.stack([np.random.default_rng(key).random(L + 1) for key in prompts.keys])
         self.u = send(torch.from_numpy(u).float(), device)
         self.ends = send(torch.tensor(base.eos_ids), device)
+        self.closing = closing_table(base.tokenizer, sampling.closing, cfg.vocab_size, device)
         self.n_matched = torch.zeros_like(length)       # characters of the closing text that a row ends with
 
         B = min(N, max(1, sampling.rollout_batch // n) * n)
@@ -190,7 +166,7 @@ class DecodeBatch:
         rows.logp[row, column] = logp
         rows.length[row] = torch.where(live, column + 1, rows.length[row])
         ended = (token[:, None] == self.ends).any(-1)       # torch.isin of many ends would wait for a GPU
-        if (closing := self.sampling.closing) is not None:
+        if (closing := self.closing) is not None:
             self.n_matched[row] = n_matched = closing[self.n_matched[row], token].long()
             ended = ended | (n_matched == len(closing) - 1)
         return token, torch.where(live & ~ended, t + 1, self.L)
@@ -282,13 +258,12 @@ def generate(base: Base, adapters: Adapters | None, prompts: Prompts,
     assert len(prompts.keys) == len(prompts.ids) * n and len(prompts.member) == len(prompts.ids)
     if ranks.world == 1:
         return decode(base, adapters, prompts, sampling).select(torch.arange(len(prompts.keys)))
-    dealt = [list(range(rank, len(prompts.ids), ranks.world)) for rank in range(ranks.world)]
-    own = dealt[ranks.rank] or [0]                  # who has nothing to do does another's, and drops it
+    dealt = [list(range(rank, len(prompts.ids), ranks.world)) or [0] for rank in range(ranks.world)]
+    own = dealt[ranks.rank]                         # who has nothing to do does another's, which is dropped
     asked = Prompts([prompts.ids[i] for i in own], [prompts.member[i] for i in own],
                     [prompts.keys[i * n + j] for i in own for j in range(n)])
-    part = decode(base, adapters, asked, sampling).widened(longest + new + 1)
-    sizes = [len(numbers) * n for numbers in dealt]
-    gathered = {f.name: ranks.gather(getattr(part, f.name)[:sizes[ranks.rank]], sizes) for f in fields(part)}
-    place = torch.tensor(sum(dealt, []), device=ranks.device).argsort()
+    part = decode(base, adapters, asked, sampling).to("cpu")
+    whole = Rollout.cat(ranks.everybody(part)).to(ranks.device)
+    place = torch.tensor([sum(dealt, []).index(i) for i in range(len(prompts.ids))], device=ranks.device)
     order = place[:, None] * n + torch.arange(n, device=ranks.device)
-    return Rollout(**gathered).select(order.flatten())
+    return whole.select(order.flatten())

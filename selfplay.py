@@ -15,7 +15,7 @@ import torch
 
 import evolve
 from evolve import ROLES, Member, members_of, plays
-from generate import Prompts, Rollout, SamplingParams, closing_table, generate
+from generate import Prompts, Rollout, SamplingParams, generate
 from infra.distributed import Ranks
 from lora import Adapters
 from micro.programs import fresh_program
@@ -146,10 +146,8 @@ def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int
     ids = [render(prompt, s.base.prompt_format, tokenizer) for prompt in prompts]
     # a key holds no negative number, and the base's slot is -1
     keys = [(cfg.seed, step + 1, phase, slots[row // n] + 1, row) for row in range(n * len(slots))]
-    closing = closing_table(tokenizer, FORMATS[s.base.prompt_format].closing, s.base.model.cfg.vocab_size,
-                            s.ranks.device)
     sampling = SamplingParams(n, cfg.temperature if temperature is None else temperature, cfg.max_new_tokens,
-                              cfg.rollout_batch, closing, desc)
+                              cfg.rollout_batch, FORMATS[s.base.prompt_format].closing, desc)
     rollout = generate(s.base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks)
     answers = rollout.answers(s.base.eos_ids)
     texts = tokenizer.batch_decode(answers, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from eval import common
 from eval.common import Population
-from generate import Prompts, SamplingParams, closing_table, generate
+from generate import Prompts, SamplingParams, generate
 from model import Base
 from run.checkpoint import RunDir
 from tasks.prompts import ENVELOPE, FORMATS, Prompt, chat_text, render
@@ -143,9 +143,8 @@ def answer_call(population: Population, rows: list[dict], ids: dict, args: argpa
     prompts = [ids[row["bench"], row["id"]] for row in rows[::args.samples]]
     slots = [population.slots[row["member"]] for row in rows[::args.samples]]
     form = FORMATS.get("base" if prompt_format == "envelope" else prompt_format)        # plain has none
-    closing = closing_table(base.tokenizer, form.closing if form else "", base.model.cfg.vocab_size,
-                            base.model.embedding.device)
-    sampling = SamplingParams(args.samples, args.temperature, args.max_new, args.max_rows, closing)
+    sampling = SamplingParams(args.samples, args.temperature, args.max_new, args.max_rows,
+                              form.closing if form else "")
     rollout = generate(base, population.adapters, Prompts(prompts, slots, keys), sampling)
     texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=True,
                                         clean_up_tokenization_spaces=False)

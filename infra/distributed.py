@@ -156,13 +156,5 @@ class Ranks:
         self.check_equal(values, where, ": what was saved before stands, --resume goes on from there; if it "
                                         "comes again, leave that device out")
 
-    def gather(self, own: torch.Tensor, n_rows: list[int]) -> torch.Tensor:
-        """The rows of all processes, one after another; n_rows: of each. Of the same width everywhere."""
-        padded = own.new_zeros(max(n_rows), *own.shape[1:])
-        padded[:len(own)] = own
-        everybody = [torch.empty_like(padded) for _ in n_rows]
-        dist.all_gather(everybody, padded)
-        return torch.cat([rows[:n] for rows, n in zip(everybody, n_rows)])
-
 
 ALONE = Ranks(0, 1, torch.device("cpu"))        # one process
