@@ -17,9 +17,10 @@ from typing import NamedTuple
 import torch
 
 from config import MATCHING, TARGETS, demand, numbers_of
+from lora import Adapters
 from operators import BY_NAME, CROSSOVERS, MUTATIONS, OPERATORS, adapter_cosines, dw_norm
 from trueskill_lite import Rating
-from weights import read_peft, write_peft
+from weights import load_peft, read_peft, save_peft
 
 # What a member can be. A role's first letter begins its members' names ("T0"), its place here is Batch.role
 # of rl.py. docs/change-it.md adds one.
@@ -205,18 +206,13 @@ def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rn
 
 
 @torch.no_grad()
-def make_child(operator, parents, gen, **knobs):
-    """Factors of a child of `parents`, the fitter first, and |dW child| / mean |dW parent|."""
-    child = OPERATORS[operator].fn(parents, gen, **knobs)
-    mean = sum(map(dw_norm, parents)) / len(parents)
-    return child, dw_norm(child) / mean if mean > 0 else 0.0
-
-
-def apply_operator(adapters, b, gen):
-    """Make b's child and write it over the victim in `adapters`. Returns its norm ratio."""
-    child, ratio = make_child(b.operator, [adapters.factors(m.slot) for m in b.parents], gen)
+def apply_operator(adapters, b, gen, **knobs):
+    """Make b's child and write it over the victim in `adapters`. Returns |dW child| / mean |dW parent|."""
+    parents = [adapters.factors(m.slot) for m in b.parents]
+    child = OPERATORS[b.operator].fn(parents, gen, **knobs)
     adapters.set_factors(b.victim.slot, child)
-    return ratio
+    mean = sum(map(dw_norm, parents)) / len(parents)
+    return dw_norm(child) / mean if mean > 0 else 0.0
 
 
 def newborn(b, rating, step, mutate=1.0, rng=None):
@@ -244,22 +240,23 @@ def module_order(path):
 
 
 def cross(directories, operator, out, seed=0, **knobs):
-    """Make a child of PEFT directories, the fitter first, in the directory `out`, as `apply_operator` would.
-    Returns its norm ratio and the cosines (P + 1, P + 1) of the parents' and the child's dW. Raises
-    ValueError where the adapters do not fit together."""
+    """Make a child of PEFT directories, the fitter first, in the directory `out`. Returns its norm ratio and
+    the cosines (P + 1, P + 1) of the parents' and the child's dW. Raises ValueError where the adapters do not
+    fit together."""
     n = OPERATORS[operator].n_parents
     demand(len(directories) == n, f"{operator} makes a child of {n} adapter(s): got {len(directories)}")
-    configs, hashes, factors = zip(*[read_peft(Path(directory)) for directory in directories])
-    names = [config.get("base_model_name_or_path") for config in configs]
-    demand(len(set(hashes if all(hashes) else names)) == 1, f"{' and '.join(directories)} were trained on "
-           f"different bases, {' and '.join(map(str, names))}")
-    forms = [{path: (A.shape, B.shape) for path, (A, B) in f.items()} for f in factors]
-    demand(forms[0] == forms[-1] and len({config.get("lora_alpha") for config in configs}) == 1,
-           f"{' and '.join(directories)} differ in rank, alpha or layers: cross adapters of one shape")
-    parents = [{path: f[path] for path in sorted(f, key=module_order)} for f in factors]
-    child, ratio = make_child(operator, parents, torch.Generator().manual_seed(seed), **knobs)
-    write_peft(Path(out), child, configs[0], hashes[0])
-    return ratio, adapter_cosines([*parents, child])
+    config, base_hash, first = read_peft(Path(directories[0]))
+    base_name = config.get("base_model_name_or_path")
+    paths = sorted(first, key=module_order)
+    shapes = {path: (first[path][0].shape[1], len(first[path][1])) for path in paths}
+    adapters = Adapters(shapes, n + 1, config.get("r"), config.get("lora_alpha"))
+    for slot, directory in enumerate(directories):
+        load_peft(adapters, slot, directory, base_hash, base_name)
+    *parents, child = [Member("", "", slot, Rating()) for slot in range(n + 1)]
+    birth, gen = Birth("", child, tuple(parents), operator), torch.Generator().manual_seed(seed)
+    ratio = apply_operator(adapters, birth, gen, **knobs)
+    save_peft(adapters, n, Path(out), base_name, base_hash)
+    return ratio, adapter_cosines([adapters.factors(slot) for slot in range(n + 1)])
 
 
 def main():

@@ -9,6 +9,7 @@ A prompt is run once for all answers to it. A token lies in the cache slot of it
 CUDA card the cache is paged and a step works in place: one CUDA graph holds it while the batch has its size.
 """
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -19,8 +20,8 @@ from tqdm import tqdm
 from attention import KVCache, PagedCache, paged_kernel
 from infra.distributed import ALONE, Ranks
 from infra.gpu import CUDAGraphRunner, send
-from lora import Adapters, AdapterWeights, Route
-from model import Base
+from lora import Adapters, AdapterWeights
+from model import Base, closing_table
 
 BELOW_1 = 1 - 2 ** -23      # largest number whose product with a float32 total cannot round up to the total
 BLOCK = 512                 # weights of a vocabulary that are summed apart: see draw
@@ -92,7 +93,7 @@ class SamplingParams:
     temperature: float = 1.0                        # 0 = greedy
     max_new_tokens: int = 128
     rollout_batch: int = 512
-    closing: torch.Tensor | None = None             # weights.closing_table of a text that ends an answer
+    closing: str = ""                               # a text that ends an answer
     desc: str = ""                                  # title of the progress bar; "" = no bar
 
 
@@ -140,6 +141,7 @@ class DecodeBatch:
         u = np.stack([np.random.default_rng(key).random(L + 1) for key in prompts.keys])
         self.u = send(torch.from_numpy(u).float(), device)
         self.ends = send(torch.tensor(base.eos_ids), device)
+        self.closing = closing_table(base.tokenizer, sampling.closing, cfg.vocab_size, device)
         self.n_matched = torch.zeros_like(length)       # characters of the closing text that a row ends with
 
         B = min(N, max(1, sampling.rollout_batch // n) * n)
@@ -164,7 +166,7 @@ class DecodeBatch:
         rows.logp[row, column] = logp
         rows.length[row] = torch.where(live, column + 1, rows.length[row])
         ended = (token[:, None] == self.ends).any(-1)       # torch.isin of many ends would wait for a GPU
-        if (closing := self.sampling.closing) is not None:
+        if (closing := self.closing) is not None:
             self.n_matched[row] = n_matched = closing[self.n_matched[row], token].long()
             ended = ended | (n_matched == len(closing) - 1)
         return token, torch.where(live & ~ended, t + 1, self.L)
@@ -195,7 +197,7 @@ class DecodeBatch:
             setattr(self, name, getattr(self, name)[kept])
         self.stepper = None
 
-    def step(self, route: Route | None) -> None:
+    def step(self, route: Callable | None) -> None:
         """One more token for every row, in place and without a look at any value, so that a GPU can run ahead
         and a CUDA graph can hold it."""
         model = self.base.model
@@ -256,13 +258,12 @@ def generate(base: Base, adapters: Adapters | None, prompts: Prompts,
     assert len(prompts.keys) == len(prompts.ids) * n and len(prompts.member) == len(prompts.ids)
     if ranks.world == 1:
         return decode(base, adapters, prompts, sampling).select(torch.arange(len(prompts.keys)))
-    dealt = [list(range(rank, len(prompts.ids), ranks.world)) for rank in range(ranks.world)]
-    own = dealt[ranks.rank] or [0]                  # who has nothing to do does another's, and drops it
+    dealt = [list(range(rank, len(prompts.ids), ranks.world)) or [0] for rank in range(ranks.world)]
+    own = dealt[ranks.rank]                         # who has nothing to do does another's, which is dropped
     asked = Prompts([prompts.ids[i] for i in own], [prompts.member[i] for i in own],
                     [prompts.keys[i * n + j] for i in own for j in range(n)])
-    part = decode(base, adapters, asked, sampling).widened(longest + new + 1)
-    sizes = [len(numbers) * n for numbers in dealt]
-    gathered = {f.name: ranks.gather(getattr(part, f.name)[:sizes[ranks.rank]], sizes) for f in fields(part)}
-    place = torch.tensor(sum(dealt, []), device=ranks.device).argsort()
+    part = decode(base, adapters, asked, sampling).to("cpu")
+    whole = Rollout.cat(ranks.everybody(part)).to(ranks.device)
+    place = torch.tensor([sum(dealt, []).index(i) for i in range(len(prompts.ids))], device=ranks.device)
     order = place[:, None] * n + torch.arange(n, device=ranks.device)
-    return Rollout(**gathered).select(order.flatten())
+    return whole.select(order.flatten())

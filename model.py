@@ -8,6 +8,7 @@ classes.
 """
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -274,3 +275,26 @@ class Base:
     prompt_format: str              # how it is talked to: one of prompts.FORMATS
     path: Path
     graphs: bool = False            # decode by CUDA graphs; load_base: on a GPU
+
+
+@lru_cache(maxsize=2)
+def closing_table(tokenizer, tag: str, vocab_size: int, device) -> torch.Tensor | None:
+    """By which tokens a text comes to contain `tag`, in whatever tokens it is written.
+
+    table[k, token]: a text ends in the first k characters of the tag; after the token it ends in so many.
+    k = len(tag) is never left. Shape (len(tag) + 1, vocab_size), uint8; None without a tag, which must be of
+    printable ASCII without spaces: only those are written in a vocabulary as they are.
+    """
+    if not tag:
+        return None
+
+    def n_matched(text: str) -> int:
+        return len(tag) if tag in text else max(k for k in range(len(tag)) if text.endswith(tag[:k]))
+
+    table = torch.zeros(len(tag) + 1, vocab_size, dtype=torch.uint8)
+    for text, token in tokenizer.get_vocab().items():
+        takes_part = text in tag or tag[0] in text or tag[-1] in text       # few do
+        if takes_part and token < vocab_size:
+            table[:-1, token] = torch.tensor([n_matched(tag[:k] + text) for k in range(len(tag))])
+    table[-1] = len(tag)
+    return table.to(device)

@@ -15,6 +15,7 @@ A member's loss is a sum over its own tokens: its step does not depend on who el
 moments, steps, gradient norm and rate of each member (1412.6980).
 """
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,7 +26,7 @@ from config import Config, demand, numbers_of, resolve_config
 from generate import Rollout
 from infra.distributed import ALONE, Ranks
 from infra.gpu import send
-from lora import Adapters, AdapterWeights, Route
+from lora import Adapters, AdapterWeights
 from model import Base
 from pack import Packed, micro_batches, pack
 
@@ -135,7 +136,7 @@ def policy_loss(logp: torch.Tensor, old: torch.Tensor, p: Packed, adv: torch.Ten
     return -torch.minimum(ratio * A, clipped * A), ratio != clipped
 
 
-def token_losses(o: "Objective", route: Route, p: Packed, checkpointing: bool = False):
+def token_losses(o: "Objective", route: Callable, p: Packed, checkpointing: bool = False):
     """Loss and log-probability (M,) of the answer tokens of packed rows, and SUMS as a vector.
 
     policy_loss times the importance weight + kl_coef k3 - entropy_coef H. In the first epoch the ratio is 1,
@@ -265,7 +266,7 @@ def one_pass(o: Objective, rows: torch.Tensor, budget: int, ranks: Ranks, desc: 
             todo.pop(0)
             bar.update()
     ranks.all_reduce(totals, n_nonfinite, all_logp, *(p.grad for p in o.adapters.parameters()))
-    return Tally(all_logp, n_nonfinite, ranks.all_reduce_min(budget), dict(zip(SUMS, totals.tolist())))
+    return Tally(all_logp, n_nonfinite, min(ranks.everybody(budget)), dict(zip(SUMS, totals.tolist())))
 
 
 def backward(o: Objective, p: Packed, weight: torch.Tensor, checkpointing: bool) -> tuple:

@@ -30,7 +30,6 @@ from tasks.prompts import FORMATS, Prompt, render, show
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
 from verifier import Job, Sandbox, Verdict
-from weights import closing_table
 
 # Phases: the third number of a random key, (seed, step, phase, member, index). The update draws nothing.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE, INIT = range(8)
@@ -147,10 +146,8 @@ def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int
     ids = [render(prompt, s.base.prompt_format, tokenizer) for prompt in prompts]
     # a key holds no negative number, and the base's slot is -1
     keys = [(cfg.seed, step + 1, phase, slots[row // n] + 1, row) for row in range(n * len(slots))]
-    closing = closing_table(tokenizer, FORMATS[s.base.prompt_format].closing, s.base.model.cfg.vocab_size,
-                            s.ranks.device)
     sampling = SamplingParams(n, cfg.temperature if temperature is None else temperature, cfg.max_new_tokens,
-                              cfg.rollout_batch, closing, desc)
+                              cfg.rollout_batch, FORMATS[s.base.prompt_format].closing, desc)
     rollout = generate(s.base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks)
     answers = rollout.answers(s.base.eos_ids)
     texts = tokenizer.batch_decode(answers, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -160,8 +157,7 @@ def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int
 def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
     """Verdicts of the sandbox. It runs in process 0 alone: a close time limit cannot divide the processes."""
     # also of no jobs: nobody may skip what others wait in
-    rows = s.ranks.broadcast(lambda: list(map(dataclasses.astuple, s.sandbox.run(jobs) if jobs else [])))
-    return [Verdict(end, tuple(outputs), tuple(errors), cpu_s) for end, outputs, errors, cpu_s in rows]
+    return s.ranks.broadcast(lambda: s.sandbox.run(jobs) if jobs else [])
 
 
 def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int, n: int,

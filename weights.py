@@ -7,13 +7,12 @@ Loading a base: build it on the meta device, stream the shards, assign strictly.
 config.json and knows what it leaves out; an architecture is a line of ARCHITECTURES.
 """
 import argparse
-import contextlib
 import hashlib
 import json
 import os
 import sys
+from contextlib import contextmanager, suppress
 from dataclasses import fields
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -37,13 +36,13 @@ SUPPORTED = dict(model_type=ARCHITECTURES, hidden_act=("silu",), rope_type=("def
                  partial_rotary_factor=(1, None), quantization_config=(None,))
 
 
-@contextlib.contextmanager
-def explained(words: str, errors=Exception):
-    """Raises ValueError, with these words and the error, in place of one of these errors."""
+@contextmanager
+def explained(sentence: str, errors: type | tuple = Exception):
+    """Of the errors that a library raises within, many types that mean the same to a user, one sentence."""
     try:
         yield
     except errors as e:
-        raise ValueError(f"{words} ({type(e).__name__}: {' '.join(str(e).split()):.300})") from None
+        raise ValueError(f"{sentence} ({type(e).__name__}: {' '.join(str(e).split()):.300})") from None
 
 
 # --- a base -------------------------------------------------------------------------------------------------
@@ -82,14 +81,15 @@ def resolve(name: str, weights: bool = True) -> Path:
 
 
 def shards(path: Path) -> list[Path]:
-    """The safetensors files of a model directory. Raises ValueError if there are none, or one is missing."""
-    index, files = path / "model.safetensors.index.json", sorted(path.glob("*.safetensors"))
+    """The safetensors files of a model directory. Raises ValueError where one is missing."""
+    index, names = path / "model.safetensors.index.json", {"model.safetensors"}
     if index.exists():
-        files = sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
-    missing = [f.name for f in files if not f.exists()]
-    demand(files and not missing, f"{path} has no {', '.join(missing) or '*.safetensors file'}: finish the "
-           "download (pickled .bin weights are not loaded)")
-    return files
+        with explained(f"{index} is damaged: fetch it again"):
+            names = set(json.loads(index.read_text())["weight_map"].values())
+    missing = sorted(name for name in names if not (path / name).exists())
+    demand(not missing, f"{path} has no {', '.join(missing)}: finish the download (pickled .bin weights are "
+           "not loaded)")
+    return [path / name for name in sorted(names)]
 
 
 def load_model(path: Path, dtype: torch.dtype, device="cpu", int8: bool = False) -> Model:
@@ -101,19 +101,17 @@ def load_model(path: Path, dtype: torch.dtype, device="cpu", int8: bool = False)
     state, layers = {}, model.linears() if int8 else {}
     unused = ("rotary_emb.inv_freq",) + ("lm_head.weight",) * cfg.tie_word_embeddings
     for file in shards(path):
-        with explained(f"{file} is truncated or damaged: fetch it again", (SafetensorError, OSError)), \
-                safe_open(file, framework="pt", device=str(device)) as f:
+        with (explained(f"{file} is truncated or damaged: fetch it again", (SafetensorError, OSError)),
+              safe_open(file, framework="pt", device=str(device)) as f):
             for name in f.keys():
                 layer = layers.get(name.removesuffix(".weight"))
                 if layer:
                     state[name], scale = quantize(f.get_tensor(name), dtype)
-                    demand(scale.isfinite().all(), f"{file}: {name} holds numbers that are not finite: "
-                           "fetch it again")
+                    demand(scale.isfinite().all(), f"{file}: {name} holds numbers that are not finite")
                     layer.scale = state[f"{layer.path}.scale"] = nn.Parameter(scale, requires_grad=False)
                 elif not name.endswith(unused):
                     state[name] = f.get_tensor(name).to(dtype)
-    with explained(f"{path}: a shard is absent, or weights and config.json do not belong together",
-                   RuntimeError):
+    with explained(f"{path}: weights and config.json do not belong together", RuntimeError):
         model.load_state_dict(state, strict=True, assign=True)
     return model.eval()
 
@@ -121,60 +119,30 @@ def load_model(path: Path, dtype: torch.dtype, device="cpu", int8: bool = False)
 def end_tokens(path: Path, tokenizer) -> tuple[int, ...]:
     """Every id that ends an answer, from config.json, generation_config.json and the tokenizer together."""
     ids = {tokenizer.eos_token_id}
-    for name in ("config.json", "generation_config.json"):
-        if (path / name).exists():
-            eos = json.loads((path / name).read_text()).get("eos_token_id")
-            ids |= set(eos) if isinstance(eos, list) else {eos}
+    for file in {path / "config.json", path / "generation_config.json"} & set(path.iterdir()):
+        eos = json.loads(file.read_text()).get("eos_token_id")
+        ids |= set(eos) if isinstance(eos, list) else {eos}
     return tuple(sorted(ids - {None}))
 
 
 def is_chat_model(tokenizer, eos_ids: tuple[int, ...]) -> bool:
     """Whether the chat template ends an answer with a token that ends the model's answers: base models may
     carry the template of their family (those of Qwen2.5 do) without being trained in it."""
-    if not tokenizer.chat_template:
-        return False
-    talk = [dict(role="user", content="question"), dict(role="assistant", content="answer")]
-    try:
+    talk, end = [dict(role="user", content="question"), dict(role="assistant", content="answer")], ""
+    with suppress(Exception):   # there is none, or it raises what it likes: it cannot be talked in
         end = tokenizer.apply_chat_template(talk, tokenize=False).rpartition("answer")[2]
-    except Exception:           # a template raises what it likes; one that fails here cannot be talked in
-        return False
     return any(token in end for token in tokenizer.convert_ids_to_tokens(list(eos_ids)))
 
 
 def load_tokenizer(path: Path):
     """The directory's tokenizer, and the prompt format that model and tokenizer want. Raises ValueError."""
     from transformers import PreTrainedTokenizerFast  # an architecture's own class may split text otherwise
-    with explained(f"{path} has no usable tokenizer.json: fetch the model again (--plan does without one "
-                   "where --prompt-format is given)"):
+    with explained(f"{path} has no usable tokenizer.json: fetch the model again"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path, tokenizer_file=str(path / "tokenizer.json"))
     prompt_format = json.loads((path / "config.json").read_text()).get("prompt_format")
     if not prompt_format:
         prompt_format = "chat" if is_chat_model(tokenizer, end_tokens(path, tokenizer)) else "base"
     return tokenizer, prompt_format
-
-
-@lru_cache(maxsize=2)
-def closing_table(tokenizer, tag: str, vocab_size: int, device) -> torch.Tensor | None:
-    """By which tokens a text comes to contain `tag`, in whatever tokens it is written.
-
-    table[k, token]: a text ends in the first k characters of the tag; after the token it ends in so many.
-    k = len(tag) is never left. Shape (len(tag) + 1, vocab_size), uint8; None without a tag, which must be of
-    printable ASCII without spaces: only those are written in a vocabulary as they are.
-    """
-    if not tag:
-        return None
-
-    def n_matched(text: str) -> int:
-        return len(tag) if tag in text else max(k for k in range(len(tag)) if text.endswith(tag[:k]))
-
-    table = torch.zeros(len(tag) + 1, vocab_size, dtype=torch.uint8)
-    for text, token in tokenizer.get_vocab().items():
-        takes_part = text in tag or tag[0] in text or tag[-1] in text       # few do
-        if takes_part and token < vocab_size:
-            column = [n_matched(tag[:k] + text) for k in range(len(tag))]
-            table[:-1, token] = torch.tensor(column, dtype=torch.uint8)
-    table[-1] = len(tag)
-    return table.to(device)
 
 
 def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu", int8: bool = False) -> Base:
@@ -212,14 +180,9 @@ def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_
     config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base_name, r=adapters.rank,
                   lora_alpha=adapters.alpha, lora_dropout=0.0, bias="none", fan_in_fan_out=False,
                   inference_mode=True, target_modules=sorted({path.rsplit(".")[-1] for path in adapters.A}))
-    write_peft(directory, adapters.factors(p), config, base_hash)
-
-
-def write_peft(directory: Path, factors: Factors, config: dict, base_hash: str) -> None:
-    """Write an adapter_config.json and these factors."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {f"base_model.model.{path}.lora_{which}.weight": factor.cpu().contiguous()
-               for path, pair in factors.items() for which, factor in zip("AB", pair)}
+    tensors = {f"base_model.model.{path}.lora_{which}.weight": factor.cpu()
+               for path, pair in adapters.factors(p).items() for which, factor in zip("AB", pair)}
     # a single entry: the library leaves the order of several to chance, and files of equal content are equal
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"base_files": base_hash})
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=1))
@@ -228,36 +191,34 @@ def write_peft(directory: Path, factors: Factors, config: dict, base_hash: str) 
 def read_peft(directory: Path) -> tuple[dict, str, Factors]:
     """A PEFT directory's configuration, the hash of its base ("" where nobody wrote it down) and factors, in
     float32 and in the order of their files. Raises ValueError where it is damaged or no plain LoRA."""
-    with explained(f"{directory} is not a readable PEFT adapter",
-                   (OSError, SafetensorError, ValueError, TypeError)):
+    factors = {}
+    with explained(f"{directory} is not a readable PEFT adapter"):
         config = dict(json.loads((directory / "adapter_config.json").read_text()))
         with safe_open(directory / "adapter_model.safetensors", framework="pt") as f:
             made_on = (f.metadata() or {}).get("base_files", "")
-            tensors = {name.removeprefix("base_model.model."): f.get_tensor(name).float()
-                       for name in f.keys()}
+            for name in f.keys():
+                path, is_A, _ = name.removeprefix("base_model.model.").partition(".lora_A.weight")
+                if is_A:
+                    B = f.get_tensor(name.replace("lora_A", "lora_B"))
+                    factors[path] = f.get_tensor(name).float(), B.float()
     demand(config.get("peft_type") == "LORA" and not config.get("use_dora") and not config.get("use_rslora"),
            f"{directory}: only plain LoRA adapters can be members (no DoRA, no rsLoRA)")
-    factors = {}
-    for name, A in tensors.items():
-        path = name.removesuffix(".lora_A.weight")
-        if path != name:
-            B = tensors.get(f"{path}.lora_B.weight")
-            demand(B is not None, f"{directory}: {path} has an A factor but no B: the file is incomplete")
-            demand(A.isfinite().all() and B.isfinite().all(),
-                   f"{directory}: {path} holds numbers that are not finite")
-            factors[path] = (A, B)
+    for path, (A, B) in factors.items():
+        demand(A.isfinite().all() and B.isfinite().all(),
+               f"{directory}: {path} holds numbers that are not finite")
     return config, made_on, factors
 
 
-def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_hash: str = "") -> None:
-    """Read a PEFT directory into member p. Raises ValueError if it is damaged or does not fit the others."""
+def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_hash: str = "",
+              base_name: str = "") -> None:
+    """Read a PEFT directory into member p. Raises ValueError if it is damaged or does not fit the others, or
+    was trained on another base than that of this hash; by the name, if given, where a hash is not known."""
     config, made_on, factors = read_peft(Path(directory))
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    demand((rank, alpha) == (adapters.rank, adapters.alpha),
-           f"{directory} has rank {rank} and alpha {alpha}, this population {adapters.rank} and "
-           f"{adapters.alpha}: pass --rank {rank} --alpha {alpha}")
-    demand(base_hash in ("", made_on) or not made_on, f"{directory} was trained on another base, "
-           f"{config.get('base_model_name_or_path')}: pass that as --base")
+    rank, alpha, name = map(config.get, ("r", "lora_alpha", "base_model_name_or_path"))
+    demand((rank, alpha) == (adapters.rank, adapters.alpha), f"{directory} has rank {rank} and alpha "
+           f"{alpha}, not {adapters.rank} and {adapters.alpha}: its run takes --rank {rank} --alpha {alpha}")
+    same = base_hash == made_on if base_hash and made_on else base_name in ("", name)
+    demand(same, f"{directory} was trained on another base: a run on {name} takes it as --base")
     adapters.set_factors(p, factors)
 
 
@@ -280,8 +241,7 @@ def check(name: str, n_new: int = 64, text: str = "def fibonacci(n):\n") -> dict
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="python -m weights")
     parser.add_argument("--check", metavar="DIR", required=True, help="model directory or hub id")
     try:
         result = check(parser.parse_args().check)

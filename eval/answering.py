@@ -21,7 +21,7 @@ from generate import Prompts, SamplingParams, generate
 from model import Base
 from run.checkpoint import RunDir
 from tasks.prompts import ENVELOPE, FORMATS, Prompt, chat_text, render
-from weights import closing_table, is_chat_model
+from weights import is_chat_model
 
 # A call of `generate` is given several rollout batches, so that waiting rows take the places of those that
 # have ended: at least one, and at most so many tokens. Its answers reach the disk together, so that after a
@@ -143,9 +143,8 @@ def answer_call(population: Population, rows: list[dict], ids: dict, args: argpa
     prompts = [ids[row["bench"], row["id"]] for row in rows[::args.samples]]
     slots = [population.slots[row["member"]] for row in rows[::args.samples]]
     form = FORMATS.get("base" if prompt_format == "envelope" else prompt_format)        # plain has none
-    closing = closing_table(base.tokenizer, form.closing if form else "", base.model.cfg.vocab_size,
-                            base.model.embedding.device)
-    sampling = SamplingParams(args.samples, args.temperature, args.max_new, args.max_rows, closing)
+    sampling = SamplingParams(args.samples, args.temperature, args.max_new, args.max_rows,
+                              form.closing if form else "")
     rollout = generate(base, population.adapters, Prompts(prompts, slots, keys), sampling)
     texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=True,
                                         clean_up_tokenization_spaces=False)

@@ -233,9 +233,9 @@ def test_birth_from_fresh_parents():
 def test_adapters_that_do_not_fit_are_not_crossed(tmp_path, capsys, monkeypatch):
     narrow = {n: (A[:2], B[:, :2]) for n, (A, B) in trained(2).items()}
     one, two = saved(tmp_path, trained(1), "one"), saved(tmp_path, trained(2), "two")
-    wrong = [("different bases, some/base", [one, saved(tmp_path, trained(2), "elsewhere", base_hash="xyz")]),
-             ("rank, alpha or layers", [one, saved(tmp_path, narrow, "narrow")]),
-             ("alpha or layers", [one, saved(tmp_path, trained(2), "loud", alpha=9.0)]),
+    wrong = [("another base: a run on some/base", [one, saved(tmp_path, trained(2), "elsewhere", base_hash="xyz")]),
+             ("has rank 2", [one, saved(tmp_path, narrow, "narrow")]),
+             ("alpha 9.0, not 6 and 8.0", [one, saved(tmp_path, trained(2), "loud", alpha=9.0)]),
              ("not a readable", [one, str(tmp_path)]), ("add makes a child of 2", [one])]
     for words, parents in wrong:
         with pytest.raises(ValueError, match=words):

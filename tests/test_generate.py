@@ -9,7 +9,7 @@ import torch
 from varlen import varlen_reference
 
 from generate import DecodeBatch, Prompts, Rollout, SamplingParams, draw, generate, sample
-from weights import closing_table
+from model import closing_table
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25]]
 MEMBER = [0, 2, -1, 1]
@@ -188,8 +188,7 @@ def test_rows_end_where_the_closing_text_is_complete(tiny, population):
     """A model that never ends by itself: every row is the one that runs on, up to the token that completes "3w4"."""
     runs_on, adapters = dataclasses.replace(tiny, eos_ids=()), population(tiny, 3)
     asked = dict(n=6, max_new_tokens=40, rollout_batch=12)
-    closing = closing_table(tiny.tokenizer, "3w4", 61, "cpu")
-    whole, ended = ask(runs_on, adapters, **asked), ask(runs_on, adapters, closing=closing, **asked)
+    whole, ended = ask(runs_on, adapters, **asked), ask(runs_on, adapters, closing="3w4", **asked)
     n_ended = 0
     for long, short, start in zip(rows_of(whole), rows_of(ended), whole.prompt_len.tolist()):
         text = ["".join(f"w{i}" for i in long[start:end]) for end in range(start + 1, start + 41)]
@@ -197,7 +196,7 @@ def test_rows_end_where_the_closing_text_is_complete(tiny, population):
         assert short == long[:start + n_tokens]
         n_ended += n_tokens < 40
     assert 3 < n_ended < 24, "the case needs rows that end and rows that are cut off"
-    both = ask(tiny, adapters, closing=closing, **asked)
+    both = ask(tiny, adapters, closing="3w4", **asked)
     assert (both.n_tokens <= ended.n_tokens).all() and (both.n_tokens < ended.n_tokens).any(), "end tokens still end rows"
 
 

@@ -52,7 +52,7 @@ def test_every_product_computes_the_same(tiny, n_members, rank, member, way, tar
     routes = [weights.static_route(rows)]
     if not pages:
         routes.append(weights.route(rows, one_token=T == 1))
-        assert routes[1].product.func.__name__ == way.split()[0 if T == 1 else -1]
+        assert routes[1].args[0].func.__name__ == way.split()[0 if T == 1 else -1]
     for lora in routes:
         with torch.inference_mode():
             mixed = tiny.model.logits(tiny.model(ids, lora=lora))
@@ -134,9 +134,9 @@ REFUSED = {
     "half a configuration": (lambda d: cut(d / CONFIG, 0.6), UNREADABLE), "half the tensors": (lambda d: cut(d / TENSORS, 0.6), UNREADABLE),
     "another method": (lambda d: edit_json(d / CONFIG, peft_type="IA3"), "only plain LoRA"),
     "DoRA": (lambda d: edit_json(d / CONFIG, use_dora=True), "only plain LoRA"), "rsLoRA": (lambda d: edit_json(d / CONFIG, use_rslora=True), "only plain LoRA"),
-    "no rank": (lambda d: edit_json(d / CONFIG, r=None), "rank None"), "another rank": (lambda d: edit_json(d / CONFIG, r=2), "pass --rank 2 --alpha 8"),
-    "another alpha": (lambda d: edit_json(d / CONFIG, lora_alpha=16), "pass --rank 4 --alpha 16"),
-    "no B": (lambda d: change(d, lambda tensors, A, B: tensors.pop(B)), "no B"),
+    "no rank": (lambda d: edit_json(d / CONFIG, r=None), "has rank None"), "another rank": (lambda d: edit_json(d / CONFIG, r=2), "takes --rank 2 --alpha 8"),
+    "another alpha": (lambda d: edit_json(d / CONFIG, lora_alpha=16), "takes --rank 4 --alpha 16"),
+    "no B": (lambda d: change(d, lambda tensors, A, B: tensors.pop(B)), "lora_B"),
     "no A": (lambda d: change(d, lambda tensors, A, B: tensors.pop(A)), "other layers"),
     "a layer less": (lambda d: change(d, lambda tensors, A, B: [tensors.pop(A), tensors.pop(B)]), "other layers"),
     "narrow factors": (lambda d: change(d, lambda tensors, A, B: tensors.update({A: tensors[A][:2].clone()})), "another rank or base"),
