@@ -258,12 +258,13 @@ def generate(base: Base, adapters: Adapters | None, prompts: Prompts,
     assert len(prompts.keys) == len(prompts.ids) * n and len(prompts.member) == len(prompts.ids)
     if ranks.world == 1:
         return decode(base, adapters, prompts, sampling).select(torch.arange(len(prompts.keys)))
-    dealt = [list(range(rank, len(prompts.ids), ranks.world)) or [0] for rank in range(ranks.world)]
-    own = dealt[ranks.rank]                         # who has nothing to do does another's, which is dropped
+    dealt = [list(range(rank, len(prompts.ids), ranks.world)) for rank in range(ranks.world)]
+    own = dealt[ranks.rank] or [0]                  # who has nothing to do does another's, and drops it
     asked = Prompts([prompts.ids[i] for i in own], [prompts.member[i] for i in own],
                     [prompts.keys[i * n + j] for i in own for j in range(n)])
-    part = decode(base, adapters, asked, sampling).to("cpu")
-    whole = Rollout.cat(ranks.everybody(part)).to(ranks.device)
-    place = torch.tensor([sum(dealt, []).index(i) for i in range(len(prompts.ids))], device=ranks.device)
+    part = decode(base, adapters, asked, sampling).widened(longest + new + 1)
+    sizes = [len(numbers) * n for numbers in dealt]
+    gathered = {f.name: ranks.gather(getattr(part, f.name)[:sizes[ranks.rank]], sizes) for f in fields(part)}
+    place = torch.tensor(sum(dealt, []), device=ranks.device).argsort()
     order = place[:, None] * n + torch.arange(n, device=ranks.device)
-    return whole.select(order.flatten())
+    return Rollout(**gathered).select(order.flatten())

@@ -266,7 +266,7 @@ def one_pass(o: Objective, rows: torch.Tensor, budget: int, ranks: Ranks, desc: 
             todo.pop(0)
             bar.update()
     ranks.all_reduce(totals, n_nonfinite, all_logp, *(p.grad for p in o.adapters.parameters()))
-    return Tally(all_logp, n_nonfinite, min(ranks.everybody(budget)), dict(zip(SUMS, totals.tolist())))
+    return Tally(all_logp, n_nonfinite, ranks.all_reduce_min(budget), dict(zip(SUMS, totals.tolist())))
 
 
 def backward(o: Objective, p: Packed, weight: torch.Tensor, checkpointing: bool) -> tuple:

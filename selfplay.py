@@ -157,7 +157,8 @@ def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int
 def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
     """Verdicts of the sandbox. It runs in process 0 alone: a close time limit cannot divide the processes."""
     # also of no jobs: nobody may skip what others wait in
-    return s.ranks.broadcast(lambda: s.sandbox.run(jobs) if jobs else [])
+    rows = s.ranks.broadcast(lambda: list(map(dataclasses.astuple, s.sandbox.run(jobs) if jobs else [])))
+    return [Verdict(end, tuple(outputs), tuple(errors), cpu_s) for end, outputs, errors, cpu_s in rows]
 
 
 def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int, n: int,

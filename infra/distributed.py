@@ -1,9 +1,9 @@
 """Several processes, one population: every process holds all adapters and keeps the same records.
 
 Rows are dealt out in `generate`, micro-batches in `rl`, where gradients are summed.
-What only one process can know (verdicts, which run directory) comes from process 0. All that follows from it
-is computed by each of them, which must lead to the same bits: rollouts are gathered, children come from
-process 0, and checksums are compared every step.
+What only one process can know (verdicts, which run directory) comes from process 0 as JSON text: nothing is
+unpickled. All that follows from it is computed by each of them, which must lead to the same bits: rollouts
+are gathered, children come from process 0, and checksums are compared every step.
 """
 import ctypes
 import hashlib
@@ -96,12 +96,35 @@ class Ranks:
             for x in tensors:
                 dist.all_reduce(x)
 
-    def everybody(self, value) -> list:
-        """This value of every process, in the order of their ranks."""
-        values = [value] * self.world
+    def all_reduce_min(self, n: int) -> int:
+        """The smallest n of all processes."""
         if self.world > 1:
-            dist.all_gather_object(values, value)
-        return values
+            number = torch.tensor([n], device=self.device)
+            dist.all_reduce(number, dist.ReduceOp.MIN)
+            n = int(number)
+        return n
+
+    def broadcast(self, make, source: int = 0):
+        """make() on process `source`, its JSON-able result on all of them; a ValueError is raised in all."""
+        if self.world == 1:
+            return make()
+        message = {}
+        if self.rank == source:
+            try:
+                message = dict(result=make())
+            except ValueError as e:
+                message = dict(error=str(e))
+        text = json.dumps(message).encode()
+        size = torch.tensor([len(text)], device=self.device)
+        dist.broadcast(size, source)
+        data = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+        if self.rank == source:
+            data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        dist.broadcast(data, source)
+        message = json.loads(data.cpu().numpy().tobytes())
+        if "error" in message:
+            raise ValueError(message["error"])
+        return message["result"]
 
     def together(self, make):
         """make() in every process. Where it raises ValueError in one, all raise it: nobody waits."""
@@ -112,13 +135,10 @@ class Ranks:
             result = make()
         except ValueError as e:
             error = str(e) or repr(e)
-        for message in filter(None, self.everybody(error)):
-            raise ValueError(message)
+        failed = self.all_reduce_min(self.rank if error else self.world)
+        if failed < self.world:
+            raise ValueError(self.broadcast(lambda: error, source=failed))
         return result
-
-    def broadcast(self, make):
-        """make() on process 0, its result on all of them; a ValueError is raised in all."""
-        return self.everybody(self.together(lambda: make() if self.rank == 0 else None))[0]
 
     def broadcast_member(self, adapters, slot: int) -> None:
         """Process 0's factors of a member of lora.Adapters for all of them, bit for bit."""
@@ -131,14 +151,16 @@ class Ranks:
                     own.copy_(sent)
 
     def check_equal(self, values: dict[str, int | torch.Tensor], where: str, advice: str = "") -> None:
-        """Raises ValueError in every process if one of these values, of a tensor its checksum, is not the
-        same in all of them. The message is `where`, the value's name, the processes, and `advice`."""
+        """Raises ValueError in every process if one of these values is not the same in all of them. Of a
+        tensor the checksum is compared: one vector of a number per value is gathered. The message is `where`,
+        the value's name, the processes, and `advice`."""
         if self.world == 1:
             return
         numbers = [checksum(x) if isinstance(x, torch.Tensor) else torch.tensor(x) for x in values.values()]
         own = torch.stack([number.to(self.device) for number in numbers])
-        everybody = torch.tensor(self.everybody(own.tolist()))                  # (world, values)
-        differs = everybody != everybody[0]
+        everybody = [torch.empty_like(own) for _ in range(self.world)]
+        dist.all_gather(everybody, own)
+        differs = torch.stack(everybody).cpu() != everybody[0].cpu()            # (world, values)
         if not differs.any():
             return
         names = [name for name, column in zip(values, differs.T) if column.any()]
@@ -155,6 +177,14 @@ class Ranks:
             values |= zip((f"{path}.lora_A", f"{path}.lora_B"), pair)
         self.check_equal(values, where, ": what was saved before stands, --resume goes on from there; if it "
                                         "comes again, leave that device out")
+
+    def gather(self, own: torch.Tensor, n_rows: list[int]) -> torch.Tensor:
+        """The rows of all processes, one after another; n_rows: of each. Of the same width everywhere."""
+        padded = own.new_zeros(max(n_rows), *own.shape[1:])
+        padded[:len(own)] = own
+        everybody = [torch.empty_like(padded) for _ in n_rows]
+        dist.all_gather(everybody, padded)
+        return torch.cat([rows[:n] for rows, n in zip(everybody, n_rows)])
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"))        # one process

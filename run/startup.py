@@ -141,7 +141,7 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     adam = Adam(adapters, learning_rates(cfg, founders(cfg), 0))
     free = free_memory(ranks.device)
     cfg = fitted(cfg, base.model.cfg, base.model.embedding.dtype, n_on_device(cfg), free)
-    cfg = dataclasses.replace(cfg, rollout_batch=min(ranks.everybody(cfg.rollout_batch)))
+    cfg = dataclasses.replace(cfg, rollout_batch=ranks.all_reduce_min(cfg.rollout_batch))
     limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
     setup = Setup(cfg, base, adapters, ranks, sandbox, limits, task_types)
     return setup, adam, ranks.broadcast(lambda: files_hash(base.path))

@@ -2,7 +2,9 @@
 import re
 from pathlib import Path
 
-from eval.population import ablation
+import pytest
+
+from eval.population import ablation, measures, runs
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "map.md"
 
@@ -14,3 +16,21 @@ def test_the_page_s_blocks_are_what_their_commands_print(capsys, monkeypatch):
     for words, block in blocks:
         ablation.main(words.split())
         assert capsys.readouterr().out.strip() == block.strip()
+
+
+def test_the_other_arms():
+    rows = re.findall(r"\| (\w+) \| (\S+) - (\S+) \| (\S+) \| (\S+) \((\S+) \.\. (\S+)\) \|", PAGE.read_text(encoding="utf-8"))
+    assert len(rows) == 6
+    for ground, one, other, *numbers in rows:
+        result = measures.conclude(runs.opened([str(PAGE.parent / "results" / ground)]), [other], one, "deployed", 0.6)
+        found = [result["means"][other]["deployed"], result["contrasts"][0]["difference"], *result["contrasts"][0]["interval"]]
+        assert list(map(float, numbers)) == pytest.approx(found, abs=6e-4), (ground, other)
+
+
+def test_seeds_at_the_goal():
+    (_, head), *rows = re.findall(r"\| (ground|rare|hills) \| (`singles`.*|\d .*) \|\n", PAGE.read_text(encoding="utf-8"))
+    arms = head.replace("`", "").split(" | ")
+    for ground, counts in rows:
+        values, _ = measures.collected(runs.opened([str(PAGE.parent / "results" / ground)]), arms, 0.6)
+        reached = [sum(x["deployed"] >= 0.6 for (name, _), x in values.items() if name == arm) for arm in arms]
+        assert reached == list(map(int, counts.split(" | "))) and len(rows) == 2, ground
