@@ -3,13 +3,11 @@
     python -m weights --check Qwen/Qwen2.5-Coder-0.5B-Instruct     # against transformers
     python -m weights --check micro/base
 
-Loading a base: build it on the meta device, stream the shards, assign strictly. transformers reads
-config.json and knows what it leaves out; an architecture is a line of ARCHITECTURES.
+transformers reads config.json and knows what it leaves out; an architecture is a line of ARCHITECTURES.
 """
 import argparse
 import hashlib
 import json
-import os
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -137,10 +135,8 @@ def load_tokenizer(path: Path):
     from transformers import PreTrainedTokenizerFast  # an architecture's own class may split text otherwise
     with explained(f"{path} has no usable tokenizer.json: fetch the model again"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path, tokenizer_file=str(path / "tokenizer.json"))
-    prompt_format = json.loads((path / "config.json").read_text()).get("prompt_format")
-    if not prompt_format:
-        prompt_format = "chat" if is_chat_model(tokenizer, end_tokens(path, tokenizer)) else "base"
-    return tokenizer, prompt_format
+    usual = "chat" if is_chat_model(tokenizer, end_tokens(path, tokenizer)) else "base"
+    return tokenizer, json.loads((path / "config.json").read_text()).get("prompt_format", usual)
 
 
 def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu", int8: bool = False) -> Base:
@@ -202,7 +198,7 @@ def read_peft(directory: Path) -> tuple[dict, str, Factors]:
     return config, made_on, factors
 
 
-def load_peft(adapters: Adapters, p: int, directory: str | os.PathLike, base_hash: str = "",
+def load_peft(adapters: Adapters, p: int, directory: str | Path, base_hash: str = "",
               base_name: str = "") -> None:
     """Read a PEFT directory into member p. Raises ValueError if it is damaged or does not fit the others, or
     was trained on another base than that of this hash; by the name, if given, where a hash is not known."""
