@@ -110,11 +110,12 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0,
     if mode == "all":
         pairs = [(t, s) for t in teachers for s in students if can_meet(t, s)]
         return rng.sample(pairs, n) if n else pairs
-    if mode == "round-robin":
-        able = [[s for s in students if can_meet(t, s)] for t in teachers]
-        pairs = [(t, able[i][(i + step) % len(able[i])]) for i, t in enumerate(teachers)]
-        return rng.sample(pairs, n or len(pairs))
     pairs, pool = [], []
+    if mode == "round-robin":
+        for i, teacher in enumerate(teachers, step):
+            able = [s for s in students if can_meet(teacher, s)]
+            pairs.append((teacher, able[i % len(able)]))
+        return rng.sample(pairs, n or len(pairs))
     for teacher in rng.sample(teachers, n or len(teachers)):
         if not any(can_meet(teacher, s) for s in pool):
             pool += students
@@ -184,7 +185,6 @@ def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rn
     judged = [m for m in members if m.matches]
     if mode == "none" or replace_frac == 0 or len(judged) < 2:
         return []
-    assert len({m.role for m in members}) == 1, f"one role at a time, got {[m.name for m in members]}"
     survivors = sorted(rng.sample(judged, len(judged)), key=fitness)        # worst first
     n_cull = max(1, int(replace_frac * len(judged)))
     staying, victims = list(members), []
