@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from config import MATCHING, TARGETS, demand, numbers_of
+from config import TARGETS, demand, numbers_of
 from lora import Adapters
 from operators import BY_NAME, CROSSOVERS, MUTATIONS, OPERATORS, adapter_cosines, dw_norm
 from trueskill_lite import Rating
@@ -96,7 +96,6 @@ def spread(n, factor, rng):
 
 # --matching -> weight with which a student is drawn that beats the teacher with probability p
 WEIGHTS = {"pfsp": lambda p: p * (1 - p), "uniform": lambda p: 1.0, "hard": lambda p: (1 - p) ** 2}
-assert set(WEIGHTS) < set(MATCHING), f"config.MATCHING lacks {set(WEIGHTS) - set(MATCHING)}"
 
 
 def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0, n=0):
@@ -111,11 +110,12 @@ def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0,
     if mode == "all":
         pairs = [(t, s) for t in teachers for s in students if can_meet(t, s)]
         return rng.sample(pairs, n) if n else pairs
-    if mode == "round-robin":
-        able = [[s for s in students if can_meet(t, s)] for t in teachers]
-        pairs = [(t, able[i][(i + step) % len(able[i])]) for i, t in enumerate(teachers)]
-        return rng.sample(pairs, n or len(pairs))
     pairs, pool = [], []
+    if mode == "round-robin":
+        for i, teacher in enumerate(teachers, step):
+            able = [s for s in students if can_meet(teacher, s)]
+            pairs.append((teacher, able[i % len(able)]))
+        return rng.sample(pairs, n or len(pairs))
     for teacher in rng.sample(teachers, n or len(teachers)):
         if not any(can_meet(teacher, s) for s in pool):
             pool += students
@@ -185,7 +185,6 @@ def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rn
     judged = [m for m in members if m.matches]
     if mode == "none" or replace_frac == 0 or len(judged) < 2:
         return []
-    assert len({m.role for m in members}) == 1, f"one role at a time, got {[m.name for m in members]}"
     survivors = sorted(rng.sample(judged, len(judged)), key=fitness)        # worst first
     n_cull = max(1, int(replace_frac * len(judged)))
     staying, victims = list(members), []
@@ -225,30 +224,25 @@ def newborn(b, rating, step, mutate=1.0, rng=None):
 
 
 def genealogy(b, child, norm_ratio):
-    """One line of genealogy.jsonl; norm_ratio is what apply_operator returned."""
+    """One line of genealogy.jsonl."""
     return {"step": child.born, "child": b.child, "operator": b.operator, "note": b.note,
             "norm_ratio": norm_ratio, "mu": child.rating.mu, "sigma": child.rating.sigma,
             "niche": child.niche, "lr_scale": child.lr_scale,
             "parents": [asdict(m) for m in b.parents], "victim": asdict(b.victim)}
 
 
-# --- two adapters by hand -----------------------------------------------------------------------------------
-
-def module_order(path):
-    """Sorts the names of modules as a model has them, and so as operators draw for them."""
-    return [int(number) for number in re.findall(r"\d+", path)], TARGETS.index(path.rsplit(".")[-1])
-
-
 def cross(directories, operator, out, seed=0, **knobs):
     """Make a child of PEFT directories, the fitter first, in the directory `out`. Returns its norm ratio and
     the cosines (P + 1, P + 1) of the parents' and the child's dW. Raises ValueError where the adapters do not
     fit together."""
+    def place(path):        # of a module in its model: in this order operators draw for them
+        return [int(number) for number in re.findall(r"\d+", path)], TARGETS.index(path.rsplit(".")[-1])
+
     n = OPERATORS[operator].n_parents
     demand(len(directories) == n, f"{operator} makes a child of {n} adapter(s): got {len(directories)}")
     config, base_hash, first = read_peft(Path(directories[0]))
     base_name = config.get("base_model_name_or_path")
-    paths = sorted(first, key=module_order)
-    shapes = {path: (first[path][0].shape[1], len(first[path][1])) for path in paths}
+    shapes = {path: (first[path][0].shape[1], len(first[path][1])) for path in sorted(first, key=place)}
     adapters = Adapters(shapes, n + 1, config.get("r"), config.get("lora_alpha"))
     for slot, directory in enumerate(directories):
         load_peft(adapters, slot, directory, base_hash, base_name)

@@ -21,7 +21,7 @@ from model import Base
 from run.directory import RunDir
 from run.platform import Interrupted
 from tasks.complexity import demand
-from weights import files_hash, load_base, read_peft
+from weights import files_hash, load_base, load_peft, read_peft
 
 CACHE = Path("~/.cache/nanopopulora").expanduser()      # of the published benchmark files
 
@@ -145,18 +145,13 @@ def peft_directories(given: list[Path]) -> dict[str, Path]:
 
 def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Population:
     """Base and PEFT adapters, stacked. Raises ValueError for damaged ones, other bases, several shapes."""
-    adapters, first, hashes = None, None, {}
+    adapters, hashes = None, {}
     for slot, (name, path) in enumerate(directories.items()):
-        config, made_on, factors = read_peft(path)
-        shape = config.get("r"), config.get("lora_alpha"), tuple(sorted(config.get("target_modules") or ()))
-        demand(made_on in ("", base_hash), f"{path} was trained on another base, "
-               f"{config.get('base_model_name_or_path')}: pass that as --base")
         if adapters is None:
-            first = shape
-            adapters = Adapters.on(base.model, len(directories), *shape, base.model.embedding.device)
-        demand(shape == first, "these adapters differ in rank, alpha or layers, but only adapters of one "
-               "shape share batches: evaluate the others in a run of their own")
-        adapters.set_factors(slot, factors)
+            config = read_peft(path)[0]
+            adapters = Adapters.on(base.model, len(directories), config.get("r"), config.get("lora_alpha"),
+                                   config.get("target_modules") or (), base.model.embedding.device)
+        load_peft(adapters, slot, path, base_hash)
         hashes[name] = hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
     slots = {name: slot for slot, name in enumerate(directories)} | {BASE: -1}
     return Population(base, adapters, slots, hashes, base_hash)

@@ -137,8 +137,8 @@ def test_what_a_user_gets_wrong_is_named(members, bytes_base, tmp_path):
     save_peft(wider, 0, tmp_path / "wide", str(bytes_base), files_hash(base.path))
     save_peft(wider, 0, tmp_path / "foreign", "another/base", "0" * 64)
     for words, complaint in (([], "give --base"), (["--run", str(tmp_path)], "no complete checkpoint"),
-                             (["--adapters", adapter, str(tmp_path / "wide")], "adapters of one shape share batches"),
-                             (["--adapters", str(tmp_path)], "was trained on another base|one shape"),
+                             (["--adapters", adapter, str(tmp_path / "wide")], "has rank 8 and alpha 8"),
+                             (["--adapters", str(tmp_path)], "was trained on another base|has rank"),
                              (["--base", str(bytes_base), "--adapters", str(tmp_path / "foreign")], "was trained on another base"),
                              (["--adapters", str(bytes_base)], "is no PEFT directory")):
         with pytest.raises(ValueError, match=complaint):
