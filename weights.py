@@ -133,7 +133,8 @@ def is_chat_model(tokenizer, eos_ids: tuple[int, ...]) -> bool:
 def load_tokenizer(path: Path):
     """The directory's tokenizer, and the prompt format that model and tokenizer want. Raises ValueError."""
     from transformers import PreTrainedTokenizerFast  # an architecture's own class may split text otherwise
-    with explained(f"{path} has no usable tokenizer.json: fetch the model again"):
+    with explained(f"{path} has no usable tokenizer.json: fetch the model again (--plan does without one "
+                   "where --prompt-format is given)"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path, tokenizer_file=str(path / "tokenizer.json"))
     usual = "chat" if is_chat_model(tokenizer, end_tokens(path, tokenizer)) else "base"
     return tokenizer, json.loads((path / "config.json").read_text()).get("prompt_format", usual)
