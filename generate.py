@@ -9,7 +9,6 @@ A prompt is run once for all answers to it. A token lies in the cache slot of it
 CUDA card the cache is paged and a step works in place: one CUDA graph holds it while the batch has its size.
 """
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -20,7 +19,7 @@ from tqdm import tqdm
 from attention import KVCache, PagedCache, paged_kernel
 from infra.distributed import ALONE, Ranks
 from infra.gpu import CUDAGraphRunner, send
-from lora import Adapters, AdapterWeights
+from lora import Adapters, AdapterWeights, Route
 from model import Base, closing_table
 
 BELOW_1 = 1 - 2 ** -23      # largest number whose product with a float32 total cannot round up to the total
@@ -197,7 +196,7 @@ class DecodeBatch:
             setattr(self, name, getattr(self, name)[kept])
         self.stepper = None
 
-    def step(self, route: Callable | None) -> None:
+    def step(self, route: Route | None) -> None:
         """One more token for every row, in place and without a look at any value, so that a GPU can run ahead
         and a CUDA graph can hold it."""
         model = self.base.model

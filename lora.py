@@ -14,6 +14,7 @@ dense: it needs no order, and rows may come and go while a CUDA graph holds the 
 """
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
@@ -113,7 +114,7 @@ class Adapters:
             self.masters[path][0][p].copy_(A)
             self.masters[path][1][p].copy_(B)
 
-    def route(self, member: torch.Tensor, dtype: torch.dtype) -> Callable | None:
+    def route(self, member: torch.Tensor, dtype: torch.dtype) -> "Route | None":
         """What a Model takes as `lora` for rows of members (B,) int64, -1 = bare base; None if all are."""
         in_range = member.min() >= -1 and member.max() < self.n_members
         assert in_range, f"member index outside -1..{self.n_members - 1}"
@@ -174,13 +175,6 @@ class AdapterWeights:
         for factor, part in self.copies:
             factor.grad.index_add_(0, rows, part.grad)
 
-    def add(self, product: Callable, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor,
-            y: torch.Tensor) -> torch.Tensor:
-        """Outputs y (B, T, sum of sizes) of the layers `paths` on x (B, T, in), plus the update of each row's
-        own member by one of the products below. Without gradients in place: y is fresh from the base."""
-        factors = self.together(paths, sizes)
-        return y if factors is None else product(*factors, x, y)
-
     def can_group(self) -> bool:
         """Whether the grouped product is there for these, and worth its waits on cards but Hopper's."""
         widths = {n for factor in self.adapters.parameters() for n in factor.shape[1:]}
@@ -190,7 +184,7 @@ class AdapterWeights:
         at_once = torch.cuda.get_device_capability(self.device)[0] in (9, 10)
         return aligned and self.dtype == torch.bfloat16 and (at_once or len(self.present) > DENSE)
 
-    def route(self, member: torch.Tensor, one_token: bool = False) -> Callable | None:
+    def route(self, member: torch.Tensor, one_token: bool = False) -> "Route | None":
         """As Adapters.route, by the cheapest product for the order of rows of no other members than these."""
         if self.pages:
             return self.static_route(member)
@@ -201,21 +195,33 @@ class AdapterWeights:
         rows = member.argsort(stable=True)[(member < 0).sum():]     # in order, without those of the base
         in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
         if in_order and (n_rows == n_rows[0]).all():
-            return partial(self.add, partial(equal, k=k, scale=scale))
+            return Route(self, partial(equal, k=k, scale=scale))
         if (one_token and k <= DENSE) or not self.can_group():
             return self.static_route(member)
         ends = send(n_rows.cumsum(0).int(), self.device)            # of each member among rows in order
         rows = None if in_order else send(rows, self.device)
-        return partial(self.add, partial(grouped, ends=ends, rows=rows, scale=scale))
+        return Route(self, partial(grouped, ends=ends, rows=rows, scale=scale))
 
-    def static_route(self, member: torch.Tensor) -> Callable | None:
+    def static_route(self, member: torch.Tensor) -> "Route | None":
         """The same by the dense product, without a look at any value: a CUDA graph can hold it."""
         if not len(self.present):
             return None
         is_own = (member[:, None] == self.present).to(self.dtype)
         own_scale = send(self.adapters.scale * is_own[:, None, :, None], self.device)           # (B, 1, k, 1)
-        product = dense_by_layer if self.pages else dense
-        return partial(self.add, partial(product, own_scale=own_scale))
+        return Route(self, partial(dense_by_layer if self.pages else dense, own_scale=own_scale))
+
+
+@dataclass(frozen=True)
+class Route:
+    """Adds to the joint output of layers on one input x (B, T, in) the update of each row's own member, by
+    one of the products below. Without gradients in place: y is fresh from the base's product."""
+    weights: AdapterWeights
+    product: Callable
+
+    def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor, y: torch.Tensor):
+        """Outputs y (B, T, sum of sizes) of the layers `paths`, plus the updates of those with adapters."""
+        factors = self.weights.together(paths, sizes)
+        return y if factors is None else self.product(*factors, x, y)
 
 
 def equal(A, B, x, y, k: int, scale: float):

@@ -15,7 +15,6 @@ A member's loss is a sum over its own tokens: its step does not depend on who el
 moments, steps, gradient norm and rate of each member (1412.6980).
 """
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,7 +25,7 @@ from config import Config, demand, numbers_of, resolve_config
 from generate import Rollout
 from infra.distributed import ALONE, Ranks
 from infra.gpu import send
-from lora import Adapters, AdapterWeights
+from lora import Adapters, AdapterWeights, Route
 from model import Base
 from pack import Packed, micro_batches, pack
 
@@ -136,7 +135,7 @@ def policy_loss(logp: torch.Tensor, old: torch.Tensor, p: Packed, adv: torch.Ten
     return -torch.minimum(ratio * A, clipped * A), ratio != clipped
 
 
-def token_losses(o: "Objective", route: Callable, p: Packed, checkpointing: bool = False):
+def token_losses(o: "Objective", route: Route, p: Packed, checkpointing: bool = False):
     """Loss and log-probability (M,) of the answer tokens of packed rows, and SUMS as a vector.
 
     policy_loss times the importance weight + kl_coef k3 - entropy_coef H. In the first epoch the ratio is 1,

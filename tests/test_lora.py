@@ -52,7 +52,7 @@ def test_every_product_computes_the_same(tiny, n_members, rank, member, way, tar
     routes = [weights.static_route(rows)]
     if not pages:
         routes.append(weights.route(rows, one_token=T == 1))
-        assert routes[1].args[0].func.__name__ == way.split()[0 if T == 1 else -1]
+        assert routes[1].product.func.__name__ == way.split()[0 if T == 1 else -1]
     for lora in routes:
         with torch.inference_mode():
             mixed = tiny.model.logits(tiny.model(ids, lora=lora))
