@@ -187,6 +187,7 @@ def read_peft(directory: Path) -> tuple[dict, str, Factors]:
     factors = {}
     with explained(f"{directory} is not a readable PEFT adapter"):
         config = dict(json.loads((directory / "adapter_config.json").read_text()))
+        int(config["r"]), float(config["lora_alpha"])           # which raise where they are no numbers
         with safe_open(directory / "adapter_model.safetensors", framework="pt") as f:
             made_on = (f.metadata() or {}).get("base_files", "")
             for name in f.keys():

@@ -134,7 +134,7 @@ REFUSED = {
     "half a configuration": (lambda d: cut(d / CONFIG, 0.6), UNREADABLE), "half the tensors": (lambda d: cut(d / TENSORS, 0.6), UNREADABLE),
     "another method": (lambda d: edit_json(d / CONFIG, peft_type="IA3"), "only plain LoRA"),
     "DoRA": (lambda d: edit_json(d / CONFIG, use_dora=True), "only plain LoRA"), "rsLoRA": (lambda d: edit_json(d / CONFIG, use_rslora=True), "only plain LoRA"),
-    "no rank": (lambda d: edit_json(d / CONFIG, r=None), "has rank None"), "another rank": (lambda d: edit_json(d / CONFIG, r=2), "takes --rank 2 --alpha 8"),
+    "no rank": (lambda d: edit_json(d / CONFIG, r=None), UNREADABLE), "another rank": (lambda d: edit_json(d / CONFIG, r=2), "takes --rank 2 --alpha 8"),
     "another alpha": (lambda d: edit_json(d / CONFIG, lora_alpha=16), "takes --rank 4 --alpha 16"),
     "no B": (lambda d: change(d, lambda tensors, A, B: tensors.pop(B)), "lora_B"),
     "no A": (lambda d: change(d, lambda tensors, A, B: tensors.pop(A)), "other layers"),
