@@ -42,6 +42,14 @@ def any_base(request, tmp_path_factory):
     return make_tiny(tmp_path_factory.mktemp(request.param), request.param)
 
 
+@pytest.fixture(scope="module")
+def wide():
+    """A sandbox with the profile of benchmarks."""
+    from verifier import Sandbox
+    with Sandbox(workers=2, profile="eval") as sandbox:
+        yield sandbox
+
+
 @pytest.fixture
 def population():
     """Makes members whose B is drawn too, so that each differs from the base: population(base, n_members)."""

@@ -17,7 +17,7 @@ from eval.code import __main__ as code
 from eval.code import suites
 from eval.code.problems import SETS, Problem, call_text, live_tests, problem_of, restore, unpack
 from eval.code.programs import complete, extract
-from verifier import Sandbox, Verdict
+from verifier import Verdict
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "evaldata"
 SOLUTION = "import math\n\n\ndef helper(x):\n    return x + 1\n\n\ndef f(x):\n    return helper(x)"
@@ -29,12 +29,6 @@ def short(monkeypatch):
     "time limits for programs that hang"
     monkeypatch.setattr(suites, "LIVE_S", 0.5)
     monkeypatch.setattr(suites, "LEAST_S", 0.5)
-
-
-@pytest.fixture(scope="module")
-def wide():
-    with Sandbox(workers=2, profile="eval") as sandbox:
-        yield sandbox
 
 
 # ---- programs ----------------------------------------------------------------------------------------------

@@ -26,13 +26,6 @@ def narrow():
 
 
 @pytest.fixture(scope="module")
-def wide():
-    """The profile of benchmarks."""
-    with Sandbox(workers=2, profile="eval") as sandbox:
-        yield sandbox
-
-
-@pytest.fixture(scope="module")
 def as_nobody():
     """Runs `python verifier.py ...` as an ordinary user."""
     user = dict(user=65534, group=65534, extra_groups=[]) if os.getuid() == 0 else {}
