@@ -55,8 +55,6 @@ def self_test(items: list, published: Callable, verify: Callable) -> int:
     return int(any(count["right"] < count["n"] for count in counts.values()))
 
 
-# ---- questions ---------------------------------------------------------------------------------------------
-
 def pick_prompt_format(args: argparse.Namespace, base: Base) -> str:
     """--prompt with auto decided. Raises ValueError for a chat template that is not there."""
     if args.prompt in ("chat", "direct") and not base.tokenizer.chat_template:
@@ -90,8 +88,6 @@ def fits(ids: dict, max_new: int, context: int) -> int:
                          f"the base's context of {context}: {fix}")
     return n
 
-
-# ---- answers -----------------------------------------------------------------------------------------------
 
 def answer_all(population: Population, items: list, ask: Callable, verify: Callable,
                args: argparse.Namespace, run: RunDir, done: list[dict], prompt_format: str,

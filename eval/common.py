@@ -37,6 +37,7 @@ def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple =
             parser.add_argument(flag, **how)
 
     add("--base", default="", help="directory or hub id; default: what the run or adapters were trained on")
+    add("--self-test", action="store_true", help="read and grade the published answers; needs no model")
     add("--run", default="", help="a run's directory, out/NAME: every member of its last checkpoint")
     add("--adapters", nargs="+", default=[], metavar="DIR", help="PEFT directories, or directories of these")
     add("--bench", default="", help="names, separated by commas; default: all (livecodebench only by name)")

@@ -115,7 +115,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = common.parser_of("eval.general", __doc__, None, without)
     parser.add_argument("--split", default="test", choices=("test", "val"),
                         help="choose members on val, claim on test")
-    parser.add_argument("--self-test", action="store_true", help="read the questions; needs no model")
     parser.set_defaults(samples=1, temperature=0.0, max_new=1, seed=0, prompt="plain")
     args = common.check(parser.parse_args(argv))
     items, hashes = load(args.data, args.split, args.limit)

@@ -44,7 +44,6 @@ def boxed(item: Item) -> str:
 def main(argv: list[str] | None = None) -> int:
     """The command line; 0, or 1 where the self-test fails. Raises ValueError for what the user can mend."""
     parser = common.parser_of("eval.math", __doc__, default_max_new=2048)
-    parser.add_argument("--self-test", action="store_true", help="grade the gold answers; needs no model")
     args = common.check(parser.parse_args(argv))
     items, hashes = fetch.load(args, SETS, item_of)
     with closing(Grader()) as grader:

@@ -94,7 +94,6 @@ def both(rows: list[dict]) -> list[dict]:
 def main(argv: list[str] | None = None) -> int:
     """The command line; 0, or 1 where the self-test fails. Raises ValueError for what the user can mend."""
     parser = common.parser_of("eval.code", __doc__, default_max_new=1024)
-    parser.add_argument("--self-test", action="store_true", help="run canonical solutions; needs no model")
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes that run at once")
     args = common.check(parser.parse_args(argv))
     problems, hashes = fetch.load(args, SETS, problem_of)

@@ -114,7 +114,7 @@ def table(result: dict) -> str:
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
     parser = common.parser_of("eval.population.crossplay", __doc__, None,
-                              without=("data", "prompt", "adapters", "bench", "limit"))
+                              without=("data", "prompt", "adapters", "bench", "limit", "self-test"))
     verifier_flags(parser)
     parser.add_argument("--tasks", type=int, default=48, help="tasks of each teacher generation")
     parser.add_argument("--every", type=int, default=1, help="every which checkpoint, back from the last")

@@ -119,7 +119,7 @@ def counted(rows: list[dict]) -> list[dict]:
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises ValueError for what the user can mend."""
     parser = common.parser_of("eval.population.heldout", __doc__, None,
-                              without=("data", "prompt", "temperature"))
+                              without=("data", "prompt", "temperature", "self-test"))
     parser.add_argument("--temperature", type=float, default=None,
                         help="0 = greedy; default: 0 with one sample, 1 (as in training) with several")
     verifier_flags(parser)
