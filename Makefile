@@ -1,7 +1,7 @@
 # make demo: fresh machine to finished run.  make test: the fast tests.  Both set themselves up in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
-# One thread per process: with two, small matrices wait at barriers longer than they compute (see LOG.md).
+# One thread per process: with two, small matrices wait at barriers longer than they compute (docs/troubleshooting.md).
 export OMP_NUM_THREADS ?= 1
 export GOMP_SPINCOUNT := 0
 export OMP_WAIT_POLICY := PASSIVE

@@ -47,7 +47,7 @@ class Config:
     steps: int = flag(None, "steps of the run", within=FROM_1)
     save_every: int = flag(10, "steps between checkpoints", within=FROM_1)
     keep: int = flag(2, "checkpoints kept", within=FROM_1)
-    resume: str = flag("", "auto (the latest checkpoint of --name) or a run's directory")
+    resume: str = flag("", "a run's directory, or auto: that of --name, else the base's last run")
     show: int = flag(0, "tasks printed each step, with their attempts", within=FROM_0)
     # population
     pop: int = flag(None, "members, teachers and students; with --single 2", within=(2, 10_000))
@@ -97,7 +97,7 @@ class Config:
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", within=SHARE)
     lr_decay: str = flag(None, "HOLD,END,FLOOR: rates hold for HOLD steps of the run, then fall linearly to "
                          "FLOOR times as much at step END; 0,1,1: constant")
-    lr_spread: float = flag(1.0, "founders' rates: log-uniform over this factor", within=(1, LARGE))
+    lr_spread: float = flag(1.0, "founding students' rates: log-uniform over this factor", within=(1, LARGE))
     lr_mutate: float = flag(1.0, "a child's rate is its fitter parent's times or over this", within=(1, 100))
     rating: str = flag("trueskill", "rating system", RATINGS)
     outcome: str = flag("expected", "who won: solve rate against prediction, 1/2 with a band, 1/2",
@@ -110,7 +110,7 @@ class Config:
     # probes
     probe_every: int = flag(None, "steps between probes of held-out tasks; 0 = never", within=FROM_0)
     heldout: str = flag("", "JSON lines of held-out tasks; default: the base's, else the first valid ones")
-    n_heldout: int = flag(120, "of these, asked of each type at a probe; a third, of types not played",
+    n_heldout: int = flag(120, "held-out tasks asked of each played type; of other types a third",
                           within=FROM_0)
     halt_on: str = flag("", "alarms that end the run, of " + ",".join(ALARMS))
     # machine
@@ -198,8 +198,8 @@ def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Conf
     demand(cfg.teachers or cfg.pop % 2 == 0,
            f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number, or --teachers")
     cfg = replace(cfg, teachers=cfg.teachers or cfg.pop // 2,
-                              grace=cfg.evolve_every if cfg.grace < 0 else cfg.grace,
-                              dedupe="off" if cfg.tasks else cfg.dedupe)        # given tasks come again
+                  grace=cfg.evolve_every if cfg.grace < 0 else cfg.grace,
+                  dedupe="off" if cfg.tasks else cfg.dedupe)        # given tasks come again
     check(cfg)
     return cfg
 

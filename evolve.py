@@ -98,7 +98,7 @@ def spread(n, factor, rng):
 WEIGHTS = {"pfsp": lambda p: p * (1 - p), "uniform": lambda p: 1.0, "hard": lambda p: (1 - p) ** 2}
 
 
-def match(teachers, students, p_beats, mode="pfsp", floor=0.0, rng=None, step=0, n=0):
+def match(teachers, students, p_beats, mode, floor, rng, step=0, n=0):
     """Pairs (teacher, student) of one step, of all teachers, or of n that are drawn, in shuffled order.
 
     p_beats(teacher, student) = P(student beats teacher) = p. A student is drawn with weight WEIGHTS[mode](p),
@@ -174,7 +174,7 @@ def choose_parents(survivors, n, i, rng):
     return list(pairs[(i - 1) % len(pairs)])
 
 
-def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rng=None):
+def plan(members, fitness, replace_frac, grace, step, mode, rng):
     """Truncation selection in one role: Births for the bottom `replace_frac` by fitness(member) -> float.
 
     Only members that have played take part. At least one is replaced where there are two or more, but never
@@ -182,11 +182,11 @@ def plan(members, fitness, replace_frac=0.25, grace=10, step=0, mode="mixed", rn
     its niche; with niches founders have grace too. No births at replace_frac 0 or in mode "none".
     rng: random.Random, also breaks ties.
     """
-    judged = [m for m in members if m.matches]
-    if mode == "none" or replace_frac == 0 or len(judged) < 2:
+    played = [m for m in members if m.matches]
+    if mode == "none" or replace_frac == 0 or len(played) < 2:
         return []
-    survivors = sorted(rng.sample(judged, len(judged)), key=fitness)        # worst first
-    n_cull = max(1, int(replace_frac * len(judged)))
+    survivors = sorted(rng.sample(played, len(played)), key=fitness)        # worst first
+    n_cull = max(1, int(replace_frac * len(played)))
     staying, victims = list(members), []
     for m in survivors[:-1]:
         is_old = not (m.parents or m.niche) or step - m.born > grace

@@ -237,7 +237,7 @@ def decode(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: Sa
                     batch.admit(chosen[at:at + size])
                 continue
             if n_idle == B:
-                batch.stepper = None            # in a circle with the batch: its cache would outlive us
+                batch.stepper = None            # a reference cycle would keep the batch's cache
                 return batch.rows
             if not waiting and n_idle >= B / (2 if batch.paged else 4):         # idle rows stop costing
                 batch.keep((~idle).nonzero().squeeze(1))

@@ -156,7 +156,7 @@ def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int
 
 def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
     """Verdicts of the sandbox. It runs in process 0 alone: a close time limit cannot divide the processes."""
-    # also of no jobs: nobody may skip what others wait in
+    # without jobs, too: all processes take part in a broadcast
     rows = s.ranks.broadcast(lambda: list(map(dataclasses.astuple, s.sandbox.run(jobs) if jobs else [])))
     return [Verdict(end, tuple(outputs), tuple(errors), cpu_s) for end, outputs, errors, cpu_s in rows]
 
@@ -202,7 +202,7 @@ def prompt_teacher(s: Setup, archive: Archive, kind: str, rng: random.Random) ->
     few_shot = archive.references(kind, max(1, s.cfg.n_few_shot), rng)
     while True:
         prompt = TASK_TYPES[kind].propose(s.base.prompt_format, few_shot, rng, s.limits)
-        if len(few_shot) <= 1 or fits(s, prompt):
+        if len(few_shot) <= (kind == "code_f") or fits(s, prompt):
             return prompt, few_shot
         few_shot = few_shot[:-1]
 
@@ -213,7 +213,7 @@ def deal(s: Setup, teachers: list[Member], step: int) -> list[ProposalRecord]:
     for row in range(n * len(teachers)):
         teacher = teachers[row // n]
         types = tuple(kind for kind in s.task_types if plays(teacher, kind))
-        number = step * n * len(teachers) + row
+        number = step * n * (s.cfg.matches or s.cfg.teachers) + row
         if s.cfg.tasks == FRESH:
             p = Proposal(types[number % len(types)], *fresh_program(f"{s.cfg.seed}/fresh/{number}"))
         else:
@@ -301,7 +301,7 @@ def solve(s: Setup, pairs: list[tuple[Member, Member]], proposed: list[ProposalR
 
 def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Outcome]:
     """What rewards may look at, of each valid proposal; the archive is that before the step."""
-    majority = {kind: archive.modal_output(kind)[1] for kind in s.task_types}
+    majority = {kind: archive.majority_baseline(kind) for kind in s.task_types}
     structures, unique_at_64 = Counter(archive.recent), archive.unique_at_64()
     return [Outcome(
         solve_rate=p.solve_rate or 0.0, base_rate=p.base_rate, kind=p.kind,
@@ -316,8 +316,8 @@ def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> 
     """Rewards: of valid proposals by their outcome; others cost cfg.invalid_penalty (AZR, eq. 4 and 6)."""
     for p in proposed:
         p.reward = s.cfg.invalid_penalty if p.reason and not p.unjudged else 0.0
-    judged = [p for p in proposed if not p.reason and not p.unjudged]
-    for p, outcome in zip(judged, outcomes(s, archive, judged), strict=True):
+    tried = [p for p in proposed if not p.reason and not p.unjudged]
+    for p, outcome in zip(tried, outcomes(s, archive, tried), strict=True):
         p.reward = TEACHER_REWARDS[s.cfg.teacher_reward](outcome)
 
 
@@ -358,7 +358,8 @@ def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
             kind += [s.task_types.index(part.kind[i]) for i in kept]
             rollouts.append(part.rollout.select(torch.tensor(kept, device=part.rollout.ids.device)))
     if not rollouts:
-        raise OSError("the sandbox failed on every row of a step: mend this machine, then --resume the run")
+        raise OSError("no row to learn from: the sandbox failed on every row (mend this machine, then "
+                      "--resume the run), or no task of --tasks was valid")
     rollout = Rollout.cat(rollouts)
     columns = [torch.tensor(column, device=rollout.ids.device) for column in (reward, group, role, kind)]
     assert {len(column) for column in columns} == {len(rollout.member)}, [len(column) for column in columns]

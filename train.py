@@ -56,6 +56,8 @@ def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[Proposa
     for teacher, student in pairs:
         tasks = [p for p in proposed if p.teacher is teacher]
         solve_rate = selfplay.solve_rate([x for p in tasks for x in p.attempts.get(student.name, [])])
+        if solve_rate is None and any(p.unjudged for p in tasks):
+            continue                                # the sandbox failed: nobody has won
         expected = system.p_win(student.rating, teacher.rating)
         winner = evolve.outcome(solve_rate, expected, rule=cfg.outcome)
         first, second = (teacher, student) if winner == "teacher" else (student, teacher)
@@ -73,7 +75,7 @@ def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list
     """Replace the weakest of each role by children, in LoRA weight space; lines of genealogy.jsonl."""
     cfg, system, rows = setup.cfg, RATINGS[setup.cfg.rating](), []
     for number, role in enumerate(ROLES):
-        if cfg.tasks and role == "teacher":         # who writes nothing
+        if cfg.tasks and role == "teacher":         # with --tasks teachers write nothing
             continue
         rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number)
         place = {m.name: i for i, m in enumerate(state.members)}
@@ -98,14 +100,15 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
           enough: Callable[[dict], bool] | None = None) -> None:
     """Steps up to cfg.steps or enough(row). Interrupted leaves the state as before the step."""
     cfg, base, adapters = setup.cfg, setup.base, setup.adapters
-    learning, shows = cfg, run.writes and sys.stderr.isatty()      # learning: with micro-batches that fit
+    learning = cfg                                                  # with micro-batches that fit
+    shows = run.writes and sys.stderr.isatty()
     bars = {phase: phase if shows else "" for phase in ("propose", "solve", "update")}      # "" = none
     where = dict(ranks=setup.ranks, desc=bars["update"])
     monitors = Monitors(run.rows("metrics.jsonl") if run.writes else ())
     while state.step < cfg.steps:
         step, clock = state.step, Stopwatch()
 
-        # 1. match: every teacher draws a student, or so many as --matches says; who plays is on the device
+        # 1. match: every teacher, or --matches of them, draws a student; who plays is on the device
         pairs = selfplay.match(setup, state.members, step)
         adapters.page_in(m.slot for pair in pairs for m in pair)
         clock.lap("match")
@@ -176,13 +179,13 @@ def record(setup: Setup, state: State, step: Step, probes: dict) -> dict:
     return row
 
 
-def tell(run: RunDir, logs: dict[str, list[dict]], alarms: list[str], n_shown: int) -> None:
+def tell(run: RunDir, logs: dict[str, list[dict]], notes: list[str], n_shown: int) -> None:
     """A step's lines in the run's logs and on the terminal."""
     for name, rows in logs.items():
         run.append(f"{name}.jsonl", rows)
     if run.writes:
         print(line(logs["metrics"][0]), flush=True)
-        for words in [*map(format_task, first_of_each(logs["tasks"], n_shown)), *alarms]:
+        for words in [*map(format_task, first_of_each(logs["tasks"], n_shown)), *notes]:
             print_safely(words)
 
 

@@ -62,8 +62,7 @@ class Sandbox(AbstractContextManager):
 
     profile: what programs may import and use, "train" or "eval" (see profiles.Profile); cpu_s, wall_s,
     mem_mb: other limits than its own. without: layers to leave out, for tests of the tiers ("seccomp",
-    "namespaces"). tier and report say what protects; servers are the scheduler's. Raises ValueError where it
-    cannot protect.
+    "namespaces"). tier and report say what protects. Raises ValueError where it cannot protect.
     """
 
     def __init__(self, workers=0, without=(), profile="train", **limits):
@@ -74,12 +73,11 @@ class Sandbox(AbstractContextManager):
             raise ValueError("the sandbox needs workers >= 0, cpu_s >= 0.01, wall_s >= cpu_s, mem_mb >= 16")
         if sys.platform != "linux":
             raise ValueError("The sandbox for model code needs Linux: use a Linux container (.devcontainer "
-                               "describes one) or, on Windows, WSL2.")
+                             "describes one) or, on Windows, WSL2.")
         left_out = {name: "left out" for name in without}
         options = dict(profile=profile, mem_mb=limits.mem_mb, without=left_out)
         self.scheduler = Scheduler(workers or max(2, (os.cpu_count() or 1) // 2), limits, options)
-        self.servers = self.scheduler.servers
-        self.cpu_s, self.lock = limits.cpu_s, threading.Lock()
+        self.lock = threading.Lock()
         fd = 0
         while fd < 3:                               # a trainer without standard streams hands out no 0, 1, 2
             fd = os.open(os.devnull, os.O_RDWR)
@@ -113,7 +111,7 @@ class Sandbox(AbstractContextManager):
             layers["canaries"] = met
         if holes:
             raise ValueError("The sandbox refuses to run model code here, because a program could get past "
-                               f"it: {'; '.join(holes)}. Use Linux on x86-64 or aarch64 with seccomp.")
+                             f"it: {'; '.join(holes)}. Use Linux on x86-64 or aarch64 with seccomp.")
         return "full" if layers["empty_root"] == "ok" else "no namespaces"
 
     def run(self, jobs):

@@ -26,7 +26,8 @@ COMMANDS = card.COMMANDS | verifier.COMMANDS | engine.COMMANDS | speedrun.COMMAN
 
 def parser() -> argparse.ArgumentParser:
     """The command line; see the top of the file."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(prog="python -m bench", description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     subs = p.add_subparsers(dest="command", required=True)
     for name, (function, flags) in COMMANDS.items():
         command = subs.add_parser(name, help=function.__doc__)

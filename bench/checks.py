@@ -14,8 +14,8 @@ from lora import Adapters
 from model import Base
 
 # What the relative error of two ways to compute the same may be, in a base's type: a few roundings a layer.
-BOUNDS = {torch.float32: 1e-4, torch.bfloat16: .05, torch.float16: .01}
-TOLD_APART = 5              # a wrong answer's error is at least so many times the right one's
+BOUNDS = {torch.float32: 1e-4, torch.bfloat16: .05}
+CONTROL_RATIO = 5           # a wrong answer's error is at least so many times the right one's
 SHARE = .05                 # of tokens that may differ: a rounding may turn a draw, and the rest of its row
 
 
@@ -30,7 +30,8 @@ class Check:
     @property
     def held(self) -> bool:
         """The right answer is near enough (NaN is not), and a wrong one is told apart from it."""
-        return self.error <= self.bound and (self.control is None or self.control > TOLD_APART * self.error)
+        apart = self.control is None or self.control > CONTROL_RATIO * self.error
+        return self.error <= self.bound and apart
 
 
 def relative_rms(x: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -9,6 +9,7 @@ import torch
 import rl
 from generate import Prompts, Rollout, SamplingParams, generate
 from lora import Adapters
+from micro.make import SHAPE, VOCAB
 from model import Base, Model, ModelConfig
 
 POP = 8
@@ -20,9 +21,7 @@ SHAPES = {
                         num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True),
     "0.5b": ModelConfig(vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
                         num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True),
-    "micro": ModelConfig(vocab_size=384, hidden_size=128, intermediate_size=384, num_hidden_layers=4,
-                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
-                         tie_word_embeddings=True)}
+    "micro": ModelConfig(vocab_size=VOCAB, **SHAPE)}
 
 
 def timed(work):
@@ -111,13 +110,13 @@ def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], mem
     return run
 
 
-def drawn(base: Base, adapters: Adapters, attempts: int = 2, prompt: int = 40, new: int = 24) -> Rollout:
-    """Answers to prompts of several lengths in half as many places: rows come and go in any order."""
+def drawn(base: Base, adapters: Adapters, prompt: int = 40, new: int = 24) -> Rollout:
+    """Two answers a prompt, of several lengths, in half as many places: rows come and go in any order."""
     base = dataclasses.replace(base, eos_ids=tuple(range(0, base.model.cfg.vocab_size, 16)))
     prompts = prompts_of(base, 2 * adapters.n_members, prompt)
     prompts = [ids[:prompt - prompt // 20 * i] for i, ids in enumerate(prompts)]
-    members, rows = [i % adapters.n_members for i in range(len(prompts))], len(prompts) * attempts
-    sampling = SamplingParams(attempts, max_new_tokens=new, rollout_batch=rows // 2)
+    members, rows = [i % adapters.n_members for i in range(len(prompts))], len(prompts) * 2
+    sampling = SamplingParams(2, max_new_tokens=new, rollout_batch=rows // 2)
     return generate(base, adapters, Prompts(prompts, members, [(7, i) for i in range(rows)]), sampling)
 
 

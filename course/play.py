@@ -23,17 +23,17 @@ N_ATTEMPTS = 4                      # of a student at a task
 
 def teachers_task(s, state, step):
     """A task that a teacher writes now, and your score on it; None if you end the game or none is valid."""
-    teachers, students = members_of(state.members, "teacher"), members_of(state.members, "student")
+    teachers = members_of(state.members, "teacher")
     for teacher in teachers[step % len(teachers):] + teachers:
         s.adapters.page_in([teacher.slot])
-        _, proposed = selfplay.propose(s, state.archive, [(teacher, students[0])], step)
+        _, proposed = selfplay.propose(s, state.archive, [(teacher, teacher)], step)
         selfplay.verify(s, state.archive, proposed, step)
         for task in (p.task for p in proposed if p.task and p.kind != "code_f"):    # an answer is one line
             prompt = TASK_TYPES[task.kind].solve("micro", task, s.limits)
             print_safely(f"{teacher.name} asks:\n{block(prompt.user)}")
             answer = input("your answer: =")
-            judged = verify_answers([task], [[f"={answer}"]], "micro", s.limits, s.sandbox.run)
-            return (task, float(judged == [["correct"]])) if answer else None
+            verdicts = verify_answers([task], [[f"={answer}"]], "micro", s.limits, s.sandbox.run)
+            return (task, float(verdicts == [["correct"]])) if answer else None
     print("the teachers write nothing valid any more")
 
 
@@ -85,7 +85,7 @@ def play(path: str, teach: bool) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m course.play", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="the run's directory")
     parser.add_argument("--teach", action="store_true", help="write the tasks instead of solving them")

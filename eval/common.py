@@ -41,7 +41,7 @@ def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple =
     add("--run", default="", help="a run's directory, out/NAME: every member of its last checkpoint")
     add("--adapters", nargs="+", default=[], metavar="DIR", help="PEFT directories, or directories of these")
     add("--bench", default="", help="names, separated by commas; default: all (livecodebench only by name)")
-    add("--limit", type=int, default=0, help="questions of each benchmark, the first ones; 0 = all")
+    add("--limit", type=int, default=0, help="questions of each benchmark or subject; 0 = all")
     add("--samples", type=int, default=1, help="answers to each question; several give pass@k")
     add("--temperature", type=float, default=0.0, help="0 = greedy")
     add("--max-new-tokens", type=int, dest="max_new", default=default_max_new,
@@ -55,7 +55,7 @@ def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple =
     add("--rollout-batch", type=int, dest="max_rows", default=64, help="rows that decode together")
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--dtype", default="auto", choices=("auto", *DTYPES, "int8"),
-        help="auto: as train.py, but float32 on a CPU, and int8 where the run had it")
+        help="auto: as train.py; int8 where the run had it")
     return parser
 
 

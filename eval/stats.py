@@ -22,11 +22,11 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.prod((n - c - i) / (n - i) for i in range(k))
 
 
-def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson(right: float, n: int) -> tuple[float, float]:
     """Score interval of a share (Wilson 1927), 95%; (0, 1) for n = 0. right: also a sum of shares."""
     if n == 0:
         return 0.0, 1.0
-    p = right / n
+    p, z = right / n, 1.959964
     middle = p + z * z / (2 * n)
     half = z * math.sqrt(max(p * (1 - p), 0.0) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n

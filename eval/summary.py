@@ -40,9 +40,7 @@ def groups(names: list[str]) -> dict[str, list[str]]:
 
 
 def with_means(share: dict[str, dict]) -> dict[str, dict]:
-    """The base first, then the members, then their means on the items that all have (see `groups`). So the
-    last are those whom the run trained to solve: the students' mean, else that of all, else the only member,
-    else the base."""
+    """The base first, then the members, then their means on the items that all have (see `groups`)."""
     out = {name: share[name] for name in sorted(share, key=BASE.__ne__)}
     for mean, names in groups([name for name in share if name != BASE]).items():
         common = [i for i in share[names[0]] if all(i in share[name] for name in names)]

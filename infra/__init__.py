@@ -1,4 +1,4 @@
-"""What a run needs and nobody studies. Without torch everything that needs it ends here."""
+"""Below the core: devices, number formats, processes. Without torch, importing it says what to install."""
 import sys
 from importlib.util import find_spec
 

@@ -47,9 +47,9 @@ def task_of(row: dict, golds: list) -> Task:
     return Task(row["kind"], proposal.program, tuple(inputs), tuple(map(encode, golds)), proposal.message, "")
 
 
-def draw_tasks(row: str, size: int, n: int, seed: int | str, reserved: bool = True) -> list[Task]:
-    """n tasks for one cell of the table. reserved: where there are enough, of programs never trained on."""
-    rng, unseen = random.Random(f"{seed}/{row}/{size}"), reserved and size > SEEN.get(row, 1)
+def draw_tasks(row: str, size: int, n: int, seed: int | str) -> list[Task]:
+    """n tasks for one cell of the table; where there are enough, of programs never trained on."""
+    rng, unseen = random.Random(f"{seed}/{row}/{size}"), size > SEEN.get(row, 1)
     return [task_of(*data.task_row(ROWS[row], rng, size, unseen)) for _ in range(n)]
 
 
@@ -79,9 +79,9 @@ def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperatu
     """One attempt at each task of a cell, as `write` has it: shares that are correct, and that think."""
     kind = TASK_TYPES[ROWS[row]]
     texts = write(base, [kind.solve(base.prompt_format, t, LIMITS) for t in tasks], temperature, key, forced)
-    judged = verify_answers(tasks, [[text] for text in texts], base.prompt_format, LIMITS, sandbox.run)
+    verdicts = verify_answers(tasks, [[text] for text in texts], base.prompt_format, LIMITS, sandbox.run)
     thinking = [bool(reasoning(text, base.prompt_format)) for text in texts]
-    return judged.count(["correct"]) / len(tasks), sum(thinking) / len(tasks)
+    return verdicts.count(["correct"]) / len(tasks), sum(thinking) / len(tasks)
 
 
 def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[str, list[float]]:

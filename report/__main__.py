@@ -17,7 +17,7 @@ from report.run import RunLog
 
 def main(argv: list[str] | None = None) -> None:
     """The command line. Raises ValueError for what the user can mend."""
-    parser = argparse.ArgumentParser(description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m report", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run's directory, out/NAME")
     parser.add_argument("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="runs to overlay")

@@ -56,11 +56,11 @@ def label(kind: str, x: float, y: float, words: str) -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" dy=".35em">{text(words)}</text>'
 
 
-def ticks(low: float, high: float, n: int = 5, whole: bool = False) -> list[float]:
-    """About n round numbers from low to high: multiples of 1, 2 or 5 times a power of ten."""
+def ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """About five round numbers from low to high: multiples of 1, 2 or 5 times a power of ten."""
     if not high > low:
         return [low]
-    raw = (high - low) / n
+    raw = (high - low) / 5
     unit = 10 ** math.floor(math.log10(raw))
     step = next(k * unit for k in (1, 2, 5, 10) if k * unit >= raw * 0.999)
     step = max(1, round(step)) if whole else step

@@ -122,19 +122,19 @@ def first_of_types(proposals: list[Proposal], n: int, played: tuple[str, ...]) -
 
 # --- tasks.jsonl --------------------------------------------------------------------------------------------
 
-def task_rows(proposed: list[ProposalRecord], step: int, limit: int = MAX_LOGGED) -> list[dict]:
-    """A line a proposal, valid or not; texts are cut to `limit` characters."""
+def task_rows(proposed: list[ProposalRecord], step: int) -> list[dict]:
+    """A line a proposal, valid or not; texts are cut to MAX_LOGGED characters."""
     rows = []
     for p in proposed:
         row = dict(step=step, teacher=p.teacher.name, kind=p.kind, reason=p.reason, reward=p.reward)
         if p.task:
             t = p.task
-            answers = {name: [text[-limit:] for text in texts] for name, texts in p.answers.items()}
+            answers = {name: [text[-MAX_LOGGED:] for text in texts] for name, texts in p.answers.items()}
             row |= dict(id=t.id, program=t.program, inputs=t.inputs, outputs=t.outputs, message=t.message,
                         key=t.key, parents=t.parents, solve_rate=p.solve_rate, attempts=p.attempts,
                         answers=answers, statements=p.statements)
         else:
-            row["text"] = p.text[:limit]
+            row["text"] = p.text[:MAX_LOGGED]
         rows.append(row)
     return rows
 

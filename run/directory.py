@@ -99,7 +99,7 @@ class RunDir:
             part.mkdir()
             fill(part)
             (part / "state.json").write_text(json.dumps({**state, "step": step, "logs": self.sizes()}))
-            for file in part.rglob("*.*"):
+            for file in [*self.path.glob("*.jsonl"), *part.rglob("*.*")]:
                 with open(file, "rb") as f:
                     os.fsync(f.fileno())
             shutil.rmtree(final, ignore_errors=True)

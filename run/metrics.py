@@ -68,7 +68,7 @@ def measures(cfg, prompt_format: str, adapters: Adapters, state: State, step: St
     """The step's line of metrics.jsonl, except probes and seconds: overall, per task type and per member."""
     archive = state.archive
     by_kind = {kind: [p for p in step.proposed if p.kind == kind] for kind in cfg.task_types.split(",")}
-    baseline = {kind: archive.modal_output(kind)[1] for kind in by_kind}
+    baseline = {kind: archive.majority_baseline(kind) for kind in by_kind}
     solved = [p for p in step.proposed if p.solve_rate is not None]
     thinks = thinking(step.proposed, prompt_format)
     of_students = [x for m in members_of(state.members, "student") for x in thinks.get(m.name, [])]

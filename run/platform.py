@@ -1,4 +1,4 @@
-"""What a run needs of the operating system: a sandbox, signals, a clock, and a description of the machine."""
+"""What a run needs of the operating system: signals, a clock, and a description of the machine."""
 import dataclasses
 import os
 import platform

@@ -1,8 +1,8 @@
 """Absolute measures of a run: tasks that never change, and a base that never learns.
 
 Ratings only compare members with each other. A probe asks, greedily and the same tasks each time, every
-student the held-out tasks of the types that the run plays, all members and the frozen base those of unseen
-task types, and the frozen base the teachers' current tasks.
+student and the frozen base the held-out tasks of the types that the run plays, and all members and the base
+those of unseen task types; the base also, sampled, the teachers' current tasks.
 """
 import statistics
 from collections import Counter

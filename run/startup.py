@@ -158,7 +158,8 @@ def opened(path: str, device: str = "auto", **changes):
     """A run at its last checkpoint: (Setup, State); changes: of its flags. Raises ValueError."""
     ranks, run = Ranks.join(device), RunDir(Path(path), writes=False)
     demand(run.steps(), f"{path}: no checkpoint; give the directory of a run, out/NAME")
-    cfg = dataclasses.replace(config_of_run(run.config(), run.path), tasks="", dedupe="structural", **changes)
+    cfg = config_of_run(run.config(), run.path)
+    cfg = dataclasses.replace(cfg, tasks="", dedupe=cfg.dedupe.replace("off", "structural"), **changes)
     cfg, base = prepare(cfg, ranks)
     with Sandbox() as sandbox:
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)

@@ -74,7 +74,7 @@ def given_task(path: str, played: tuple[str, ...], types: tuple[str, ...], seed:
 
 
 def verify_answers(tasks: list[Task], texts: list[list[str]], prompt_format: str, limits: Limits,
-                  run: Callable[[list[Job]], list[Verdict]]) -> list[list[str]]:
+                   run: Callable[[list[Job]], list[Verdict]]) -> list[list[str]]:
     """What TaskType.verify says of the answers in each task's texts, which include the prefix. `run` gets all
     jobs in one list: the sandbox has enough to do."""
     answers, jobs = [], []

@@ -10,7 +10,7 @@ from math import comb
 
 from tasks.base import Task
 
-WINDOW = 512                    # latest tasks that modal_output and unique_at_64 look at
+WINDOW = 512                    # latest tasks that majority_baseline and unique_at_64 look at
 
 
 class Archive:
@@ -44,11 +44,10 @@ class Archive:
             return rng.sample(pool, min(k, len(pool)))
         return [rng.choice(programs or pool), *rng.sample(pool, min(max(0, k - 1), len(pool)))]
 
-    def modal_output(self, kind: str) -> tuple[tuple[str, ...], float]:
-        """The most frequent output among the latest tasks of a type, and how often guessing it is right."""
+    def majority_baseline(self, kind: str) -> float:
+        """How often guessing the most frequent output among the latest tasks of a type is right."""
         outputs = Counter(task.outputs for task in self.tasks.get(kind, [])[-WINDOW:])
-        output, count = outputs.most_common(1)[0] if outputs else ((), 0)
-        return output, count / max(1, outputs.total())
+        return max(outputs.values(), default=0) / max(1, outputs.total())
 
     def unique_at_64(self, m: int = 64) -> float:
         """Expected distinct structures among m of the latest tasks (Hurlbert 1971, eq. 17). Comparable

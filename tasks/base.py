@@ -191,7 +191,7 @@ class TaskType:
         return []
 
     def verify(self, task: Task, answers: list[str | None], verdicts: list[Verdict],
-              limits: Limits) -> list[str]:
+               limits: Limits) -> list[str]:
         """"correct" | "wrong" | "malformed" | UNJUDGED | VIOLATION per attempt."""
         claims = [claim for verdict in verdicts for claim in zip(verdict.outputs, verdict.errors)]
         graded, texts = {None: "malformed"}, distinct(answers)

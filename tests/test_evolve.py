@@ -126,8 +126,7 @@ def test_founders_rates_are_spread_and_inherited():
         learning_rates(cfg, [dataclasses.replace(child, lr_scale=math.inf)], 0)
 
 
-@pytest.mark.parametrize("n,replace_frac,dead", [(4, 0.25, 1), (8, 0.25, 2), (2, 0.25, 1), (3, 0.9, 2), (1, 0.5, 0), (4, 0.0, 0),
-                                                 (6, 0.99, 5)])
+@pytest.mark.parametrize("n,replace_frac,dead", [(4, 0.25, 1), (8, 0.25, 2), (2, 0.25, 1), (3, 0.9, 2), (1, 0.5, 0), (4, 0.0, 0), (6, 0.99, 5)])
 def test_the_worst_are_replaced_and_survivors_are_parents(n, replace_frac, dead):
     members = team("T", n)
     for seed in range(20):

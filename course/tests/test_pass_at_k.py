@@ -19,7 +19,7 @@ def test_every_choice_counted_out(work, n):
     for c in range(n + 1):
         answers = [True] * c + [False] * (n - c)
         for k in range(1, n + 1):
-            chosen = [any(some) for some in combinations(answers, k)]
+            chosen = [any(drawn) for drawn in combinations(answers, k)]
             assert work.pass_at_k(n, c, k) == pytest.approx(sum(chosen) / len(chosen))
 
 

@@ -44,7 +44,8 @@ def defines(tree: ast.Module, name: str | None) -> bool:
 def longest(text: str, entry: str | None) -> tuple[str, ast.Module]:
     """The longest run of Python lines, not counting empty ones, with its tree; one that defines the entry
     first. Each run begins where a statement may, and not inside of another."""
-    lines, runs, end, left = text[:MAX_CHARS].split("\n"), [("", ast.Module([], []))], 0, MAX_PARSED
+    lines, runs = text[:MAX_CHARS].split("\n"), [("", ast.Module([], []))]
+    end, left = 0, MAX_PARSED
     for start, line in enumerate(lines):
         if start < end or not START.match(line):
             continue

@@ -24,7 +24,7 @@ from eval import answering, common
 from eval.population.heldout import Item, examiner, formatted, verifier_flags
 from eval.stats import bootstrap
 from eval.summary import BASE, comparable, shares
-from evolve import Member
+from evolve import Member, members_of
 from infra.distributed import Ranks
 from run.checkpoint import RunDir, archive_at, members_at
 from selfplay import Setup
@@ -49,7 +49,7 @@ def new_tasks(run: RunDir, setup: Setup, members: list[Member], step: int, n: in
     archive, whole = [archive_at(run, members_at(run, at)[1], setup.task_types)
                       for at in (step, run.steps()[-1])]
     archive.keys |= whole.keys                      # none of them is in the run
-    teachers = [m for m in members if m.role == "teacher"]
+    teachers = members_of(members, "teacher")
     written = {t.name: [] for t in teachers}
     for anew in range(ANEW, ANEW + ROUNDS):
         if sum(map(len, written.values())) >= n:
@@ -130,8 +130,9 @@ def main(argv: list[str] | None = None) -> int:
         bare = formatted(args, common.load(args))
         bare.adapters, bare.slots, bare.hashes = None, {BASE: -1}, {}
         prompt_format = bare.base.prompt_format
-        cfg = dataclasses.replace(config_of_run(run.config(), run.path), device=args.device,
-                                  rollout_batch=args.max_rows)
+        cfg = config_of_run(run.config(), run.path)
+        cfg = dataclasses.replace(cfg, device=args.device, rollout_batch=args.max_rows, tasks="",
+                                  dedupe=cfg.dedupe.replace("off", "structural"))
         cfg = resolve_config(cfg, prompt_format)
         limits = Limits.of_run(cfg, prompt_format, bare.base.tokenizer)
         for step in steps:

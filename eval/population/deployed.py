@@ -20,7 +20,7 @@ from run.checkpoint import RunDir
 
 def nearest(directory: Path, tokens: float) -> int:
     """The checkpoint of a run at which it had spent most nearly so many tokens; else raises ValueError."""
-    steps = RunDir(directory, writes=False).steps()
+    steps = [step for step in RunDir(directory, writes=False).steps() if step]      # 0 has spent nothing
     if not steps:
         raise ValueError(f"{directory}: no checkpoint there; give a run's directory, out/NAME")
     done = runs.spent(runs.logged(directory))

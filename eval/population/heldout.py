@@ -135,8 +135,8 @@ def main(argv: list[str] | None = None) -> int:
     with Sandbox(args.workers) as sandbox:
         population = formatted(args, common.load(args))
         prompt_format = population.base.prompt_format
-        demand("math" not in families or prompt_format == "micro", "--bench math: its template is that of "
-               f"the micro prompt format, and this base speaks the {prompt_format} format")
+        demand("math" not in families or prompt_format == "micro", "--bench math: its questions are written "
+               f"in the micro prompt format, and this base speaks the {prompt_format} format")
         families = families or [name for name in ROWS.values() if prompt_format == "micro" or name != "math"]
         items = items_of(families, args.split, args.limit)
         hashes = {name: hashlib.sha256(repr(draw(name, args.split, 1)).encode()).hexdigest()

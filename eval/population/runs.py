@@ -113,7 +113,7 @@ def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
     out = []
     probed = [(row["step"], row["heldout_greedy"]) for row in metrics if row.get("heldout_greedy")]
     for birth in genealogy:
-        last = next((found for step, found in reversed(probed) if step <= birth["step"]), {})
+        last = next((accuracy for step, accuracy in reversed(probed) if step <= birth["step"]), {})
         if birth["victim"]["role"] == "student":
             parents = [last[parent["name"]] for parent in birth["parents"] if parent["name"] in last]
             out.append([birth["step"], max(parents, default=None), last.get(birth["victim"]["name"])])

@@ -21,8 +21,7 @@ def bytes_base(tmp_path_factory):
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(directory)
     torch.manual_seed(3)
     config = Qwen2Config(vocab_size=257, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-                         eos_token_id=256)
+                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, eos_token_id=256)
     made = Qwen2ForCausalLM(config)
     with torch.no_grad():
         for name, p in made.named_parameters():

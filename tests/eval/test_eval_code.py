@@ -220,12 +220,10 @@ def test_base_and_plus(wide, data):
 def test_special_oracles(wide, data):
     shared, vowel = load("mbpp+", data)
     assert verdict(wide, shared, "def similar_elements(a, b): return sorted(set(a) & set(b))[::-1]") == (True, True, "")
-    for program in (vowel.canonical, "def check_str(s): return s[0] in 'aeiou'",
-                    "def check_str(s): return 'yes' if s[0] == 'a' else None"):
+    for program in (vowel.canonical, "def check_str(s): return s[0] in 'aeiou'", "def check_str(s): return 'yes' if s[0] == 'a' else None"):
         assert verdict(wide, vowel, program) == (True, True, ""), program
     assert verdict(wide, vowel, "def check_str(s): return True")[0] is False
-    zero = Problem("humaneval+", "HumanEval/32", "", "find_zero", "def find_zero(xs): return -xs[0] / xs[1]",
-                   ("[1, 2]",), atol=1e-4)
+    zero = Problem("humaneval+", "HumanEval/32", "", "find_zero", "def find_zero(xs): return -xs[0] / xs[1]", ("[1, 2]",), atol=1e-4)
     assert verdict(wide, zero, "def find_zero(xs): return -0.50001")[0]
     assert not verdict(wide, zero, "def find_zero(xs): return -0.51")[0]
     pyramid, digits = (Problem("mbpp+", "x", "", name, atol=0.1) for name in ("surface_Area", "digit_distance_nums"))
@@ -260,14 +258,11 @@ def test_livecodebench(wide, data):
     script, function = load("livecodebench", data)
     main = ("def main():\n    print(sum(map(float, sys.stdin.read().split())), '\\n')\n"
             "if __name__ == '__main__':\n    main()")
-    for program in ("a, b = map(int, input().split())\nprint(a + b)", main,
-                    "print(sum(map(int, input().split())))\nexit()"):
+    for program in ("a, b = map(int, input().split())\nprint(a + b)", main, "print(sum(map(int, input().split())))\nexit()"):
         assert verdict(wide, script, program) == (True, True, ""), program
-    for program in ("print(3)", "print(3)\nprint(4)", "input(", "while True: pass",
-                    "print(open('/etc/passwd').read())", "print('3 x')"):
+    for program in ("print(3)", "print(3)\nprint(4)", "input(", "while True: pass", "print(open('/etc/passwd').read())", "print('3 x')"):
         assert verdict(wide, script, program)[0] is False, program
-    for program in ("class Solution:\n    def add(self, a: List[int], b: int) -> List[int]: return a + [b]",
-                    "def add(a, b): return (*a, b)"):
+    for program in ("class Solution:\n    def add(self, a: List[int], b: int) -> List[int]: return a + [b]", "def add(a, b): return (*a, b)"):
         assert verdict(wide, function, program) == (True, True, ""), program
     for program in "class Solution:\n    def add(self, a, b): return a", "class Solution: pass":
         assert not verdict(wide, function, program)[0], program

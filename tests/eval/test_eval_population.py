@@ -181,6 +181,8 @@ def test_runs_made_by_hand_become_records(grown, tmp_path, capsys):
     flags = ["--tokens", str(2 * spent[1]), "--limit", "6", "--also", "math", "--out", str(out)]
     second = tmp_path / "second"
     shutil.copytree(grown, second)
+    shutil.copytree(grown / "step_1", second / "step_0")                  # interrupted before anything was spent
+    assert deployed.nearest(second, spent[-1]) == len(spent)
     assert deployed.main([*flags, "--arm", "two:7", "--flags=--evolve none", str(grown), str(second)]) == 0
     assert deployed.main([*flags, "--arm", "child:7", "--cross", "add", str(grown), str(second)]) == 0
     records = runs.read(out)

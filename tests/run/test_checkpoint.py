@@ -43,8 +43,7 @@ def whole(flags, tmp_path_factory) -> Path:
 
 def begin(step: int, **flags) -> subprocess.Popen:
     """The run as a process of its own, up to the line of this step."""
-    process = subprocess.Popen([sys.executable, "train.py", *words(**flags)], cwd=ROOT, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "train.py", *words(**flags)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for row in process.stdout:
         if row.split()[:1] == [str(step)]:
             return process

@@ -39,7 +39,7 @@ COUNTS_AS = {"MemoryError": ("error", "timeout"), "unsupported": ("error", "fail
 def processes(sandbox):
     """Ids of what programs may have left behind: of the right user, orphaned or below a fork server."""
     users = {NOBODY, os.getuid() or NOBODY}
-    parents = {"1", *(str(server.process.pid) for server in sandbox.servers)}
+    parents = {"1", *(str(server.process.pid) for server in sandbox.scheduler.servers)}
     found = set()
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):                  # it ended meanwhile
@@ -91,7 +91,7 @@ def timed(sandbox, job):
     limits = 4.5 if job.deterministic else 1                # CPU limits that its passes may use
     for _ in range(3):
         verdict, took = clock(sandbox, job)
-        late = took > limits * sandbox.cpu_s + 0.5 and took > 0.5 + 1.5 * limits * clock(sandbox, ENDLESS)[1]
+        late = took > limits * sandbox.scheduler.limits.cpu_s + 0.5 and took > 0.5 + 1.5 * limits * clock(sandbox, ENDLESS)[1]
         if not late:
             break
     return verdict, took, late
@@ -125,7 +125,7 @@ def assault(sandbox, code, want, answer, outside):
     job = Job(code.replace(MARKS, outside.folder), (threes(code),), deterministic=is_task)
     verdict, took, late = timed(sandbox, job)
     if verdict.end == "timeout" and "timeout" not in want:  # a slow machine has not come to the point yet
-        verdict, = sandbox.run([replace(job, cpu_s=4 * sandbox.cpu_s)])
+        verdict, = sandbox.run([replace(job, cpu_s=4 * sandbox.scheduler.limits.cpu_s)])
     honest, = sandbox.run([HONEST])
     got, value, error = labels(verdict, answer, want), verdict.outputs[0] or "", verdict.errors[0] or ""
     done = outside() + [f"process {pid}" for pid in left_over(sandbox, before)]

@@ -63,7 +63,7 @@ def test_a_machine_out_of_processes_for_a_moment(narrow, monkeypatch):
     monkeypatch.setattr(scheduler.subprocess, "Popen", popen)
     monkeypatch.setattr(scheduler, "PAUSES_S", (0.01, 0.01))
     n_open = len(os.listdir("/proc/self/fd"))
-    os.kill(narrow.servers[0].process.pid, signal.SIGKILL)
+    os.kill(narrow.scheduler.servers[0].process.pid, signal.SIGKILL)
     assert one(narrow, LOOP, "1").outputs == ("10",) and popen.call_count == 3
     assert len(os.listdir("/proc/self/fd")) == n_open
 

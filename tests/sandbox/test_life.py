@@ -29,12 +29,12 @@ def alive(sessions):
 
 def test_dead_and_stopped_fork_servers_are_replaced_and_their_jobs_judged_again():
     with Sandbox(workers=1, cpu_s=0.4, wall_s=0.5) as narrow:
-        os.kill(narrow.servers[0].process.pid, signal.SIGKILL)           # dead before it is asked
+        os.kill(narrow.scheduler.servers[0].process.pid, signal.SIGKILL)           # dead before it is asked
         assert one(narrow, LOOP, "1").outputs == ("10",) and narrow.scheduler.replaced == 1
-        pid = narrow.servers[0].process.pid
+        pid = narrow.scheduler.servers[0].process.pid
         threading.Timer(0.1, os.kill, (pid, signal.SIGKILL)).start()    # dead at work
         assert one(narrow, LOOP, "2", "1").outputs == (None, "10") and narrow.scheduler.replaced == 2
-        os.kill(narrow.servers[0].process.pid, signal.SIGSTOP)
+        os.kill(narrow.scheduler.servers[0].process.pid, signal.SIGSTOP)
         assert one(narrow, LOOP, "1").outputs == ("10",) and narrow.scheduler.replaced == 3
         assert narrow.run([HONEST])[0].end == "ok"
 
@@ -44,7 +44,7 @@ def test_an_interrupted_run_leaves_no_stale_verdicts_and_no_children():
         time.sleep(0.2)                                                 # children are at work
         raise KeyboardInterrupt
     with Sandbox(workers=2, cpu_s=5, wall_s=6) as narrow:
-        before = [str(server.process.pid) for server in narrow.servers]
+        before = [str(server.process.pid) for server in narrow.scheduler.servers]
         with patch.object(narrow.scheduler.selector, "select", interrupt), pytest.raises(KeyboardInterrupt):
             narrow.run([Job(LOOP, ("2",))] * 3)
         assert [verdict.outputs for verdict in narrow.run([Job(LOOP, (text,)) for text in "34"])] == [("30",), ("40",)]
@@ -53,7 +53,7 @@ def test_an_interrupted_run_leaves_no_stale_verdicts_and_no_children():
 
 def test_descriptors_stay_flat(narrow):
     def held():
-        pages = [Path(f"/proc/{server.process.pid}/statm").read_text().split()[0] for server in narrow.servers]
+        pages = [Path(f"/proc/{server.process.pid}/statm").read_text().split()[0] for server in narrow.scheduler.servers]
         return [len(os.listdir("/proc/self/fd"))] + pages
     jobs = [HONEST, Job(LOOP, ("1", "x")), Job("import os\nos._exit(1)", ("1",)), Job("def f(x): 1", ("1",), deterministic=True)]
     narrow.run(jobs)
@@ -67,10 +67,10 @@ def test_descriptors_stay_flat(narrow):
 KILLED = """import os, signal
 from verifier import Sandbox, Job
 narrow = Sandbox(workers=2, cpu_s=20, wall_s=30)
-os.kill(narrow.servers[1].process.pid, signal.SIGSTOP)
+os.kill(narrow.scheduler.servers[1].process.pid, signal.SIGSTOP)
 helper = os.fork()
 if helper == 0: signal.pause()
-print(helper, *[server.process.pid for server in narrow.servers], flush=True)
+print(helper, *[server.process.pid for server in narrow.scheduler.servers], flush=True)
 narrow.run([Job("def f(x):\\n while True: pass", ("1",))] * 2)
 """
 
