@@ -68,8 +68,7 @@ def test_reading_report_and_refusal(tmp_path):
 @pytest.mark.parametrize("gpu, index, wheels, words, surroundings, asked", [
     (False, True, True, (), {}, ["ask", "cpu", "all"]),
     (False, False, False, (), {}, ["ask", "all"]),              # no network
-    (False, True, True, (), {"CI": "true"}, ["all"]),
-    (False, True, True, ("GPU=1",), {}, ["all"]),
+    (False, True, True, (), {"CI": "true"}, ["all"]), (False, True, True, ("GPU=1",), {}, ["all"]),
     (True, True, True, ("GPU=0",), {}, ["ask", "cpu", "all"])])
 def test_make_prefers_the_cpu_build_of_torch(tmp_path, gpu, index, wheels, words, surroundings, asked):
     """What make asks pip for, with a python and an nvidia-smi that only note it and answer as told."""

@@ -34,3 +34,16 @@ def test_seeds_at_the_goal():
         values, _ = measures.collected(runs.opened([str(PAGE.parent / "results" / ground)]), arms, 0.6)
         reached = [sum(x["deployed"] >= 0.6 for (name, _), x in values.items() if name == arm) for arm in arms]
         assert reached == list(map(int, counts.split(" | "))) and len(rows) == 2, ground
+
+
+def test_no_other_decay_is_better_by_more():
+    """The tenth plan's tuning: validation of the best run, mean of two seeds."""
+    best = {}
+    for name, record in runs.read(PAGE.parent / "results" / "decays").items():
+        arm, decay, seed = re.fullmatch(r"(.+)-(\d+\.\d+)-s(\d+)", name).groups()
+        best.setdefault(arm, {}).setdefault(decay, {}).setdefault(int(seed) % 1000, []).append(record["validation"])
+    ours = {"niches-layerwise": "12.25", "niches-mixed": "12.25", "generalists-mixed": "25.50", "singles": "25.50"}
+    for arm, decays in best.items():
+        mean = {decay: sum(map(max, seeds.values())) / len(seeds) for decay, seeds in decays.items()}
+        assert len(mean) == 3 and max(mean.values()) - mean[ours.pop(arm)] <= 0.0051, mean
+    assert not ours

@@ -24,8 +24,7 @@ from weights import load_model, read_config
 SMALL = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, attention_bias=False)
 SHAPES = {"qwen2": dict(attention_bias=True, tie_word_embeddings=True),
-          "llama": dict(attention_bias=True, output_bias=True, mlp_bias=True),
-          "mistral": dict(head_dim=32),
+          "llama": dict(attention_bias=True, output_bias=True, mlp_bias=True), "mistral": dict(head_dim=32),
           "qwen3": dict(head_dim=32, qk_norm=True, num_key_value_heads=4)}
 GB = 2 ** 30
 QWEN = dict(model_type="qwen2", num_hidden_layers=28, max_position_embeddings=32768, rope_theta=1e6, hidden_act="silu")

@@ -17,11 +17,9 @@ from trueskill_lite import Rating
     ("micro", ">[3,2]\n>5\n=5", "[3,2]\n5"), ("micro", "<4\n=3", "4"), ("micro", "=5", ""),
     ("micro", "=5" + "0" * 60, ""), ("micro", ">", ""),              # long is not thoughtful, nor is a mark alone
     ("chat", "First x is 3.\n\n```answer\n4\n```", "First x is 3."),
-    ("chat", "```answer\n4\n```\nBecause x is 3.", ""),
-    ("chat", "<think>x is 3</think>\n```answer\n4\n```", "x is 3"),
+    ("chat", "```answer\n4\n```\nBecause x is 3.", ""), ("chat", "<think>x is 3</think>\n```answer\n4\n```", "x is 3"),
     ("direct", "```answer\n4\n```", ""),
-    ("base", "<think>x is 3</think> <answer>4</answer>", "x is 3"),
-    ("base", "<think></think> <answer>4</answer>", ""),
+    ("base", "<think>x is 3</think> <answer>4</answer>", "x is 3"), ("base", "<think></think> <answer>4</answer>", ""),
     ("base", "<think>x is 3 and so", "x is 3 and so")])
 def test_thinking_is_what_the_styles_parser_says(prompt_format, text, wanted):
     assert reasoning(text, prompt_format) == wanted

@@ -25,8 +25,7 @@ def test_inputs_are_literals_between_the_parentheses_of_a_call(narrow):
 
 def test_one_input_does_no_harm_to_its_neighbours(narrow):
     for deed in ("while True: pass", "__import__('os')._exit(0)", "__import__('ctypes').memset(8, 0, 8)",
-                 "raise SystemExit", "__import__('os').kill(1, 9)", "__import__('os').write(3, b'=0\\n' * 9)",
-                 "return 'x' * 70000"):
+                 "raise SystemExit", "__import__('os').kill(1, 9)", "__import__('os').write(3, b'=0\\n' * 9)", "return 'x' * 70000"):
         for deterministic in False, True:
             code = LOOP.replace("while True: pass", deed)
             verdict = one(narrow, code, "1", "2", "3", deterministic=deterministic)

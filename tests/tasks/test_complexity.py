@@ -24,8 +24,7 @@ def f(items, limit=3):
     (LOOP, 2),                                             # for, if, and, or
     ("def f(x):\n return [v for v in x if v if v>1]", 0),  # comprehension and two ifs
     ("def f(a):\n if a==1: return 1\n elif a==2: return 2\n else: return 3", 1),
-    ("def f(): 'doc'", 0),
-    ("", 0),
+    ("def f(): 'doc'", 0), ("", 0),
 ])
 def test_known_programs(source, statements):
     assert count_statements(source) == statements
@@ -38,8 +37,7 @@ def test_known_programs(source, statements):
     (LOOP, LOOP.replace("# how many are large", "").replace("\n\n", "\n")),                                     # layout
     (LOOP, LOOP.replace("(items, limit=3):", "(items: list[int], limit: int = 3) -> int:")),                    # annotations
     (LOOP, LOOP.replace("total = 0", "total: int = 0").replace("def f", "def count")),
-    ("def f(x):\n return x+3", "def f(x):\n return x+-3"),
-    ("import math as m\ndef f(x):\n return m.pi", "import math\ndef f(x):\n return math.pi"),
+    ("def f(x):\n return x+3", "def f(x):\n return x+-3"), ("import math as m\ndef f(x):\n return m.pi", "import math\ndef f(x):\n return math.pi"),
     ("def g(a):\n return a\ndef f(x):\n return g(a=x)", "def h(b):\n return b\ndef f(x):\n return h(b=x)"),
     ("def f(key):\n return sorted(key, key=abs)", "def f(x):\n return sorted(x, key=abs)"),
     ("def f(x):\n def g():\n  nonlocal x\n  x=1\n g()\n return x", "def f(y):\n def h():\n  nonlocal y\n  y=5\n h()\n return y"),
