@@ -167,11 +167,11 @@ def choose_parents(survivors, n, i, rng):
         return rng.sample(survivors, n)
 
     def key(pair):
-        a, b = map(set, (pair[0].niche, pair[1].niche))
-        return len(a | b), -len(a & b), sum(map(survivors.index, pair))
+        a, b = (set(survivors[place].niche) for place in pair)
+        return len(a | b), -len(a & b), sum(pair)
 
-    pairs = sorted(itertools.combinations(survivors, 2), key=key, reverse=True)
-    return list(pairs[(i - 1) % len(pairs)])
+    pairs = sorted(itertools.combinations(range(len(survivors)), 2), key=key, reverse=True)
+    return [survivors[place] for place in pairs[(i - 1) % len(pairs)]]
 
 
 def plan(members, fitness, replace_frac, grace, step, mode, rng):

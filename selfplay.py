@@ -273,8 +273,8 @@ def verify(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int
         elif not fits(s, TASK_TYPES[p.kind].solve(s.base.prompt_format, result, s.limits)):
             p.reason = "prompt_too_long"
         else:
-            # in the micro format a prompt shows none, but for induction the program to call
-            n_shown = int(p.kind == "code_f") if s.base.prompt_format == "micro" else len(p.few_shot)
+            # induction shows the program to call; else the micro format shows nothing
+            n_shown = 1 if p.kind == "code_f" else len(p.few_shot) * (s.base.prompt_format != "micro")
             p.task = dataclasses.replace(result, id=next_id, teacher=p.teacher.name, step=step,
                                          parents=tuple(task.id for task in p.few_shot[:n_shown]))
             fresh.add(p.key)

@@ -54,10 +54,10 @@ def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[Proposa
     """Update both ratings of each match; lines of matches.jsonl with predicted and observed solve rate."""
     system, rows = RATINGS[cfg.rating](), []
     for teacher, student in pairs:
-        tasks = [p for p in proposed if p.teacher is teacher]
+        tasks = [p for p in proposed if p.teacher is teacher and evolve.plays(student, p.kind)]
         solve_rate = selfplay.solve_rate([x for p in tasks for x in p.attempts.get(student.name, [])])
-        if solve_rate is None and any(p.unjudged for p in tasks):
-            continue                                # the sandbox failed: nobody has won
+        if solve_rate is None and (not tasks or any(p.unjudged for p in tasks)):
+            continue                                # nothing to try, or the sandbox failed: nobody has won
         expected = system.p_win(student.rating, teacher.rating)
         winner = evolve.outcome(solve_rate, expected, rule=cfg.outcome)
         first, second = (teacher, student) if winner == "teacher" else (student, teacher)
@@ -75,7 +75,7 @@ def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list
     """Replace the weakest of each role by children, in LoRA weight space; lines of genealogy.jsonl."""
     cfg, system, rows = setup.cfg, RATINGS[setup.cfg.rating](), []
     for number, role in enumerate(ROLES):
-        if cfg.tasks and role == "teacher":         # with --tasks teachers write nothing
+        if role == "teacher" and (cfg.tasks or cfg.lr and not cfg.lr_teacher):      # silent, or frozen
             continue
         rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number)
         place = {m.name: i for i, m in enumerate(state.members)}

@@ -192,11 +192,13 @@ def read_peft(directory: Path) -> tuple[dict, str, Factors]:
             made_on = (f.metadata() or {}).get("base_files", "")
             for name in f.keys():
                 path, is_A, _ = name.removeprefix("base_model.model.").partition(".lora_A.weight")
+                demand(is_A or name.endswith(".lora_B.weight"), f"{name} is no factor of a plain LoRA")
                 if is_A:
                     B = f.get_tensor(name.replace("lora_A", "lora_B"))
                     factors[path] = f.get_tensor(name).float(), B.float()
-    demand(config.get("peft_type") == "LORA" and not config.get("use_dora") and not config.get("use_rslora"),
-           f"{directory}: only plain LoRA adapters can be members (no DoRA, no rsLoRA)")
+    others = filter(config.get, ("use_dora", "use_rslora", "alpha_pattern", "rank_pattern"))
+    demand(config.get("peft_type") == "LORA" and not any(others),
+           f"{directory}: only plain LoRA adapters can be members (no DoRA, no rsLoRA, one rank and alpha)")
     return config, made_on, factors
 
 

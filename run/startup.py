@@ -37,7 +37,7 @@ def choose_directory(cfg: Config) -> Path:
     if cfg.name:
         return out / cfg.name
     stem = base.parent.name if base.name == "base" else base.name
-    endings = [path.name.rpartition("-")[2] for path in out.glob(f"{stem}-*")]
+    endings = [path.name[len(stem) + 1:] for path in out.glob(f"{stem}-*")]
     last = max((int(ending) for ending in endings if ending.isdigit()), default=0)
     return out / f"{stem}-{last if last and cfg.resume else last + 1}"
 
@@ -48,7 +48,7 @@ def flags_of_run(cfg: Config) -> dict:
     if not (run.path / "config.json").exists():
         return {}
     saved = vars(config_of_run(run.config(), run.path))
-    return {name: saved[name] for name in saved if name not in ("name", "out", "resume", "plan", "init")}
+    return {name: saved[name] for name in saved if name not in ("name", "out", "resume", "plan")}
 
 
 def steps_to_resume(cfg: Config, run: RunDir) -> list[int]:
@@ -57,7 +57,8 @@ def steps_to_resume(cfg: Config, run: RunDir) -> list[int]:
     demand(cfg.resume or not steps and not (path / "metrics.jsonl").exists(),
            f"{path} holds an earlier run: python train.py --resume {path} goes on with it, another --name "
            "begins anew")
-    demand(steps or cfg.resume in ("", "auto"), f"--resume {cfg.resume}: no complete checkpoint in {path}")
+    demand(steps or cfg.resume in ("", "auto") or (path / "config.json").exists(),
+           f"--resume {cfg.resume}: no run in {path}")
     return steps
 
 

@@ -182,7 +182,11 @@ def normalise(source: str, max_chars: int, tidy: bool, alias: str = "") -> str:
         functions = [node for node in functions if node.name == alias] or functions
         demand(len(functions) == 1 and "f" not in bound_names(tree), "no_entry")
         old = functions[0].name
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        methods = [node for owner in classes for node in owner.body if getattr(node, "name", "") == old]
         tree = Renaming(tree, lambda name: "f" if name == old else name).visit(tree)
+        for node in methods:                    # an attribute, which keeps its name
+            node.name = old
     if tidy:
         tree = drop_demonstrations(drop_remarks(tree))
     return ast.unparse(tree) if tidy or renamed else source.strip("\n")
@@ -190,18 +194,19 @@ def normalise(source: str, max_chars: int, tidy: bool, alias: str = "") -> str:
 
 def drop_demonstrations(tree: ast.Module) -> ast.Module:
     """Removes, in place, what the top level does only to show f at work: expressions, assertions, whatever
-    names f or __name__, and assignments to names that no definition reads."""
+    names f or __name__, and assignments to names that nothing else reads."""
     names = {node: {x.id for x in ast.walk(node) if isinstance(x, ast.Name)} for node in tree.body}
     read = set().union(*(names[node] for node in tree.body if isinstance(node, DEFINITIONS)))
     kept = []
-    for node in tree.body:
+    for node in reversed(tree.body):
         shows = isinstance(node, (ast.Expr, ast.Assert)) or not names[node].isdisjoint({"f", "__name__"})
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = getattr(node, "targets", None) or [node.target]
             shows |= all(isinstance(target, ast.Name) and target.id not in read for target in targets)
         if isinstance(node, DEFINITIONS) or not shows:
             kept.append(node)
-    tree.body = kept
+            read |= names[node]
+    tree.body = kept[::-1]
     return tree
 
 

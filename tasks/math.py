@@ -28,6 +28,8 @@ PLAIN = [(r"([²³])", r"^\1"), (r"(?<=\d)([¼-¾⅐-⅞])", r" \1"), (r"\\boxed
          (r"\\([$% ])", r"\1"),
          (r"\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*\{?\s*([-+]?\d{1,3})\s*\}?", r"e\1"),
          (r"\\(?:left|right|quad|[,!;:()\[\]])|[$€£¥~*_`{}()]", " ")]
+# what changes the number beside it
+OTHER = re.compile(r"(?i)\b(?:pi|sqrt|minus|negative|half|twice|dozen|hundred|thousand|\w+illion)\b")
 UNITS = "[kcdm]?m|ft|in|yd|mi|meters?|metres?|feet|inch|inches|yards?|miles?"
 # minus signs, the fraction slash, and squares and cubes of units: 5 m^2, 5 m2
 PLAIN_ASCII = [("[\u2212\u2013]", "-"), ("\u2044", "/"), (r"(?<=[A-Za-z])(?<!\d[eE])\s*\^\s*-?[23]\b", ""),
@@ -42,7 +44,7 @@ def number(digits: str) -> Fraction:
 def rational(text: str) -> set[Fraction]:
     """The one number that an answer states, exactly: {x}; for a percentage {x, x/100}; else the empty set.
     Tolerates units, currency, thousands commas, fractions, mixed numbers, percent, powers of ten and the
-    LaTeX forms of all these; no expression ("2*3"), choice ("3 or 4"), root or multiple of pi."""
+    LaTeX forms of all these; no expression ("2*3"), choice ("3 or 4"), root or "2 million"."""
     if len(text) > MAX_CHARS:
         return set()
     for pattern, by in PLAIN:
@@ -51,7 +53,7 @@ def rational(text: str) -> set[Fraction]:
     for pattern, by in PLAIN_ASCII:
         text = re.sub(pattern, by, text)
     m = ANSWER.fullmatch(text.strip())
-    if not m or sum(map(str.isdigit, text)) > MAX_DIGITS or re.search(r"\b(?:pi|sqrt)\b", text):
+    if not m or sum(map(str.isdigit, text)) > MAX_DIGITS or OTHER.search(text):
         return set()
     if m["top"] and number(m["bottom"]) == 0:
         return set()

@@ -134,6 +134,8 @@ REFUSED = {
     "half a configuration": (lambda d: cut(d / CONFIG, 0.6), UNREADABLE), "half the tensors": (lambda d: cut(d / TENSORS, 0.6), UNREADABLE),
     "another method": (lambda d: edit_json(d / CONFIG, peft_type="IA3"), "only plain LoRA"),
     "DoRA": (lambda d: edit_json(d / CONFIG, use_dora=True), "only plain LoRA"), "rsLoRA": (lambda d: edit_json(d / CONFIG, use_rslora=True), "only plain LoRA"),
+    "patterns": (lambda d: edit_json(d / CONFIG, alpha_pattern={"q_proj": 128}), "only plain LoRA"),
+    "a head": (lambda d: change(d, lambda tensors, A, B: tensors.update({"base_model.model.lm_head.weight": tensors[A].clone()})), "lm_head.weight is no factor"),
     "no rank": (lambda d: edit_json(d / CONFIG, r=None), UNREADABLE), "another rank": (lambda d: edit_json(d / CONFIG, r=2), "takes --rank 2 --alpha 8"),
     "another alpha": (lambda d: edit_json(d / CONFIG, lora_alpha=16), "takes --rank 4 --alpha 16"),
     "no B": (lambda d: change(d, lambda tensors, A, B: tensors.pop(B)), "lora_B"),

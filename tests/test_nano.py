@@ -150,10 +150,8 @@ def test_gradients_and_steps_of_adam_are_the_engines(model, base, population):
 
 
 PROMPTS = ["out\ndef f(x):\n x=x+1\n return x\nf(3)\n",
-           "out\ndef f(x):\n x=[v*2 for v in x]\n x=x[::-1]\n x=sum(x)\n return x\nf([1,2,3])\n",
-           "propose out int\n",
-           "out\ndef f(x):\n x=x.replace('A','B')\n x=x*2\n return x\nf('ABA')\n",
-           "propose out list\n"]
+           "out\ndef f(x):\n x=[v*2 for v in x]\n x=x[::-1]\n x=sum(x)\n return x\nf([1,2,3])\n", "propose out int\n",
+           "out\ndef f(x):\n x=x.replace('A','B')\n x=x*2\n return x\nf('ABA')\n", "propose out list\n"]
 
 
 def test_greedy_answers_are_the_engines(model, base, population):

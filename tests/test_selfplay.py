@@ -296,6 +296,8 @@ def test_matches(setup):
     assert rows[0]["brier"] == pytest.approx((rows[0]["expected"] - 0.5) ** 2)
     row, = train.rate(setup().cfg, [(two, students[0])], [p for p in batch if p.reason], 4)
     assert row["winner"] == "student" and row["solve_rate"] is row["brier"] is None  # nothing valid is a loss
+    students[1].niche = ("code_f",)                 # who has nothing to try
+    assert not train.rate(setup().cfg, [(one, students[1])], batch, 4)
     batch[3].reason = "sandbox_failure"             # which nobody has won
     assert not train.rate(setup().cfg, [(two, students[0])], batch[3:], 4)
 

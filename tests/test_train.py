@@ -154,7 +154,8 @@ def test_seed_tasks_seed_the_archive(run, tmp_path):
     given = [dict(program=f"def f(x):\n return x+{i}", input="1") for i in range(3)]
     given += [dict(kind="code_f", program="def f(x):\n return x*2", inputs=[str(i) for i in range(8)])]
     (tmp_path / "seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
-    path = run(seed_tasks=tmp_path / "seeds.jsonl", steps=1, task_types="code_o,code_f", n_prompts=2)
+    path = run(seed_tasks=tmp_path / "seeds.jsonl", steps=1, task_types="code_o,code_f", n_prompts=2, lr_teacher=0, evolve_every=1)
+    assert {row["child"][0] for row in rows(path, "genealogy")} == {"S"}            # teachers at rate 0 are frozen
     seeds = json.loads((path / "step_1" / "state.json").read_text())["seeds"]
     assert [s["outputs"][0] for s in seeds] == ["1", "2", "3", "0"] and min(row["id"] for row in rows(path, "tasks") if "id" in row) == 4
 

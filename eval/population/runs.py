@@ -14,9 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import evolve
-from eval import common
 from eval.population import heldout
-from eval.summary import BASE, shares
+from eval.summary import BASE, comparable, shares
 from run.checkpoint import RunDir, differing, members_at
 from weights import explained
 
@@ -156,7 +155,7 @@ def examined(out: Path, parts: list[tuple[Path, int]], cross: str, plan: dict, w
         with open(f"{out}.log", "a") as log, contextlib.redirect_stdout(log):
             heldout.main([str(word) for word in own + words])
         answers = RunDir(place, writes=False)
-        fresh = [row for row in common.saved_answers(answers)           # without what the base may know
+        fresh = [row for row in comparable(answers.rows("answers.jsonl"))    # without what the base may know
                  if row["member"] != BASE and not heldout.is_seen(row["bench"], row["id"])]
         accuracy[split] = {kind: {name: statistics.fmean(tasks.values()) for name, tasks in members.items()}
                            for kind, members in shares(fresh).items()}

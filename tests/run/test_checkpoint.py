@@ -156,7 +156,10 @@ def test_resume_names_what_differs(flags, whole, capsys):
             **flags(out, resume="auto", proposals_per_prompt=5, rating="elo"))
     refused(f"holds an earlier run: python train.py --resume {whole} goes on", **flags(out))
     refused("no such directory", **flags(out, resume=out / "nowhere"))
-    refused("no complete checkpoint", **flags(out, resume=out))
+    refused("no run in", **flags(out, resume=out))
+    begun = shutil.copytree(whole, out / "run-of-another-7", ignore=shutil.ignore_patterns("step_*"))     # killed before its first
+    assert startup.steps_to_resume(config.Config(resume=str(begun)), RunDir(begun, writes=False)) == []
+    assert startup.choose_directory(config.Config(base="dir/run", out=str(out), resume="auto")) == out / "run-1"
     capsys.readouterr()
     play(**flags(out, resume=whole, steps=1))
     assert capsys.readouterr().out == f"{whole}: already at step 3 of 1: nothing to do\n"

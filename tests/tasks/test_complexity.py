@@ -19,12 +19,10 @@ def f(items, limit=3):
 
 
 @pytest.mark.parametrize("source, statements", [
-    ("def f(x):\n return x", 0),
-    ("def f(x):\n x=x[::-1]\n if x[0]>2:x=x[1:]\n return x", 2),
+    ("def f(x):\n return x", 0), ("def f(x):\n x=x[::-1]\n if x[0]>2:x=x[1:]\n return x", 2),
     (LOOP, 2),                                             # for, if, and, or
     ("def f(x):\n return [v for v in x if v if v>1]", 0),  # comprehension and two ifs
-    ("def f(a):\n if a==1: return 1\n elif a==2: return 2\n else: return 3", 1),
-    ("def f(): 'doc'", 0), ("", 0),
+    ("def f(a):\n if a==1: return 1\n elif a==2: return 2\n else: return 3", 1), ("def f(): 'doc'", 0), ("", 0),
 ])
 def test_known_programs(source, statements):
     assert count_statements(source) == statements
@@ -51,8 +49,7 @@ def test_hash_ignores(program, same):
 @pytest.mark.parametrize("program, other", [
     (LOOP, LOOP.replace("+=", "-=")), (LOOP, LOOP.replace(">", "<")), (LOOP, LOOP.replace(" and ", " or ")),
     (LOOP, LOOP.replace("== 0:", "== '':")), (LOOP, LOOP.replace("return total", "return item")),
-    ("def f(x):\n return len(x)", "def f(x):\n return max(x)"),
-    ("def f(x):\n return x.count(1)", "def f(x):\n return x.index(1)"),
+    ("def f(x):\n return len(x)", "def f(x):\n return max(x)"), ("def f(x):\n return x.count(1)", "def f(x):\n return x.index(1)"),
     ("def f(a,b):\n return a-b", "def f(a,b):\n return b-a"),
     ("def f(x):\n return x+1", "def f(x):\n return x+1.0"), ("def f(x):\n return x+1", "def f(x):\n return x+True"),
     ("def f(x):\n return x[1:]", "def f(x):\n return x[:1]"),

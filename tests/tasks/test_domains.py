@@ -49,7 +49,8 @@ def test_a_percentage_is_both_of_its_readings():
 
 @pytest.mark.parametrize("text", [
     "", "seven", "3 or 4", "5 to 6", "2*3", "5-3", "3+4", "2^3", "10^3", "5²", "1/2/3", "1/0", r"\sqrt{2}", "sqrt 2", "0x10",
-    "१२", "NaN", "inf", "1e9999", "9" * 100, "5" + " " * 500 + "or 6", "\x00", "\ud800", "[5]", "__import__('os')"])
+    "१२", "NaN", "inf", "1e9999", "9" * 100, "5" + " " * 500 + "or 6", "\x00", "\ud800", "[5]", "__import__('os')", "2 million", "half of 10",
+    "negative 5"])
 def test_what_states_no_single_number_is_none(text):
     assert rational(text) == set()
 
@@ -130,15 +131,12 @@ def test_puzzles_are_refused_by_name(sandbox, lines, reason):
 
 
 @pytest.mark.parametrize("text, verdict", [
-    ("```answer\nann = False\nbob = True\ncid = False\n```", "correct"),
-    ("```answer\nbob: true, ann: false, cid: 0\n```", "correct"),
-    ("```answer\n{'ann': False, 'bob': True, 'cid': False}\n```", "correct"),
-    ("<answer>(False, True, False)</answer>", "correct"),
+    ("```answer\nann = False\nbob = True\ncid = False\n```", "correct"), ("```answer\nbob: true, ann: false, cid: 0\n```", "correct"),
+    ("```answer\n{'ann': False, 'bob': True, 'cid': False}\n```", "correct"), ("<answer>(False, True, False)</answer>", "correct"),
     ("```answer\nann is false, bob is true and cid is false\n```", "correct"),
     ("```answer\n- **ann** = False\n- **bob** = True\n- **cid** = False\n```", "correct"),
     ("```answer\nTrue, True, False\n```", "wrong"), ("```answer\nFalse, True\n```", "malformed"),
-    ("```answer\nFalse, True, False, True\n```", "malformed"),
-    ("```answer\nann = False, ann = True, cid = 0\n```", "malformed"),
+    ("```answer\nFalse, True, False, True\n```", "malformed"), ("```answer\nann = False, ann = True, cid = 0\n```", "malformed"),
     ("```answer\nFalse, not False, False\n```", "malformed"), ("```answer\n7, 1, 0\n```", "malformed"),
     ("bob is the one", "malformed"), ("", "malformed")])
 def test_assignments_deserve_their_verdicts(sandbox, text, verdict):

@@ -46,8 +46,7 @@ def test_a_block_may_hold_more(sandbox):
     ("", "no_proof"), ("x $a |- p $.", "no_proof"), ("x $p |- ( p -> p ) $.", "no_proof"),
     ("x $p |- p $= <|im_end|> $.", "control_text"), ("x $p |- é $= wp $.", "syntax"), ("x $p |- p $= wp $.", "unproved"), ("x $p |- p $= ? $.", "unproved"),
     ("x $p |- p $= x $.", "unproved"), ("a $a |- p $. x $p |- p $= a $.", "unproved"),
-    (f"x $p |- p $= {'wp ' * 2000} $.", "too_long"), (f"x $p |- {'~ ' * 61} p $= wp $.", "too_long"),
-    ("x $p |- ( s -> s ) $= ws id $.", "trivial"),
+    (f"x $p |- p $= {'wp ' * 2000} $.", "too_long"), (f"x $p |- {'~ ' * 61} p $= wp $.", "too_long"), ("x $p |- ( s -> s ) $= ws id $.", "trivial"),
     ("x $p |- ( ~ q -> ( ( p -> p ) -> ~ q ) ) $= wq wn wp wp wi ax1 $.", "trivial"),
     ("h $e |- p $. x $p |- p $= h $.", "trivial"), ("x $p wff ( p -> p ) $= wp wp wi $.", "trivial"),
     ("h $e |- p $. k $e |- p $. x $p |- ( q -> ( q -> p ) ) $= wq wp wi wq wp wq h a1i a1i $.", "trivial"),
@@ -88,16 +87,13 @@ def test_duplicates_are_statements_up_to_renaming():
 # ---------------------------------------------------------------- answers
 
 @pytest.mark.parametrize("text, verdict", [
-    ("```proof\nwp wq ws h1 wq wr ws h2 h3 syl syl\n```", "correct"),
-    ("```proof\nwp wr ws wp wq wr h1 h2 syl h3 syl\n```", "correct"),
+    ("```proof\nwp wq ws h1 wq wr ws h2 h3 syl syl\n```", "correct"), ("```proof\nwp wr ws wp wq wr h1 h2 syl h3 syl\n```", "correct"),
     ("First h1.\n```metamath\nx $p |- ( p -> s ) $= wp wr ws wp wq wr h1 h2 syl h3 syl $.\n```", "correct"),
-    ("```proof\n( syl ) ABDEBCDFGHH\n```", "correct"),
-    ("<answer>wp wq ws h1 wq wr ws h2 h3 syl syl $.</answer>", "correct"),
+    ("```proof\n( syl ) ABDEBCDFGHH\n```", "correct"), ("<answer>wp wq ws h1 wq wr ws h2 h3 syl syl $.</answer>", "correct"),
     ("```proof\nwp wq ws h1 wq wr ws h3 h2 syl syl\n```", "wrong"),
     ("```proof\nwp wq wr h1 h2 syl\n```", "wrong"), ("```proof\n?\n```", "wrong"), ("```proof\ntheorem\n```", "wrong"),
     ("```proof\nwp $. k $a |- p\n```", "wrong"), ("```proof\nwp $} ${\n```", "malformed"),
-    ("```proof\n$[ x $]\n```", "malformed"), (f"```proof\n{'wp ' * 3000}\n```", "malformed"),
-    ("I do not know.", "malformed"), ("", "malformed")])
+    ("```proof\n$[ x $]\n```", "malformed"), (f"```proof\n{'wp ' * 3000}\n```", "malformed"), ("I do not know.", "malformed"), ("", "malformed")])
 def test_proofs_deserve_their_verdicts(sandbox, text, verdict):
     assert judge(sandbox, proposed(sandbox, SYL3), "chat", text) == [verdict]
 

@@ -138,15 +138,13 @@ TASK = "```python\n{}\n```\n```input\n{}\n```"
 PROPOSALS = [
     ("chat", "```python\ndef f(x):\n    return x + 1\n```input\n5", "ok"),                    # closed by the next, and by the end
     ("chat", "```\ndef f(x):\n    return x + 1\n```\nInput:\n```\n5\n```", "ok"),                       # no languages
-    ("chat", TASK.format("def add(a, b):\n    return a + b", "a = 1\nb = 2"), "not_literal"),
-    ("chat",
+    ("chat", TASK.format("def add(a, b):\n    return a + b", "a = 1\nb = 2"), "not_literal"), ("chat",
      TASK.format("def f(x: List[int]) -> int:\n    '''Returns 6.'''\n    return sum(x)  # 6\nprint(f([1, 2, 3]))", "[1, 2, 3]"),
      "ok"),
     ("chat", TASK.format("def f(input):\n    return input[::-1]", "'abc'"), "ok"),                            # a harmless name
     ("chat", TASK.format("def f():\n    return 5", "").replace("\n\n", "\n \n"), "no_input"),
     ("base", "<think>hm</think><answer>" + TASK.format("def f(x):\n    return x", "5") + "</answer>", "ok"),
-    ("base", TASK.format("def f(x):\n    return x", "5"), "no_program"),
-    ("chat", "I cannot do that.", "no_program"), ("chat", "", "no_program"),
+    ("base", TASK.format("def f(x):\n    return x", "5"), "no_program"), ("chat", "I cannot do that.", "no_program"), ("chat", "", "no_program"),
     ("chat", "```python\ndef f(x):\n    return x\n```", "no_input"),
     ("chat", "```input\n5\n```\n```python\ndef f(x):\n    return x\n```", "ok"),                         # the other way round
     ("chat", TASK.format("def f(x)\n    return x", "5"), "syntax"),
@@ -292,6 +290,10 @@ def test_entry_is_renamed_through_the_tree():
     shown = "table = [3]\n\ndef f(x):\n    return x + table[0]\n{}"
     for demonstration in ("if __name__ == '__main__':\n    f(1)", "print(4)", "assert f(1) == 4", "answer = 4", "y: int = f(1)"):
         assert normalise(shown.format(demonstration), CHAT.source_chars, tidy=True) == shown.format("").strip(), demonstration
+    for needed in ("vowels = 'ab'\ntable = set(vowels)\n\ndef f(x):\n    return table", "n = 0\nfor i in (1, 2):\n    n += i\n\ndef f(x):\n    return n"):
+        assert normalise(needed, CHAT.source_chars, tidy=True) == needed
+    method = "class A:\n\n    def solve(self):\n        return 1\n\ndef {}(x):\n    return A().solve()"
+    assert normalise(method.format("solve"), CHAT.source_chars, tidy=True) == method.format("f")
     assert normalise("def f(x):\n    'only a docstring'", CHAT.source_chars, tidy=True) == "def f(x):\n    pass"
 
 
