@@ -22,6 +22,7 @@ def test_help_shows_every_flag_in_its_group(monkeypatch, capsys):
     shown = [re.findall(r"^  (--\S+)", text, re.M) for text in parts[1::2]]
     assert [flags[0] for flags in shown] == list(map(config.spelled, config.GROUPS))
     assert sum(shown, []) == list(map(config.spelled, NAMES))
+    assert config.FREE == tuple("base name out resume init steps device plan show save_every keep halt_on".split())    # change no result
 
 
 @pytest.mark.parametrize("f", dataclasses.fields(config.Config), ids=lambda f: f.name)

@@ -15,14 +15,11 @@ from model import Float32Product, Model, ModelConfig
 from weights import load_base, load_model, read_config
 
 SHAPES = {
-    "qwen2 tied": dict(tie_word_embeddings=True),
-    "qwen2 untied": dict(),
-    "qwen2, as many kv heads as heads": dict(num_key_value_heads=4),
+    "qwen2 tied": dict(tie_word_embeddings=True), "qwen2 untied": dict(), "qwen2, as many kv heads as heads": dict(num_key_value_heads=4),
     "qwen2, seven heads a group, rope 1e6": dict(hidden_size=112, num_attention_heads=14, rope_theta=1e6, rms_norm_eps=1e-5),
     "qwen2, window switched off": dict(use_sliding_window=False, sliding_window=4, max_window_layers=0),
     "qwen3 tied": dict(kind="qwen3", head_dim=8, tie_word_embeddings=True),
-    "qwen3 untied, biases, wide heads": dict(kind="qwen3", head_dim=16, attention_bias=True),
-    "llama untied": dict(kind="llama"),
+    "qwen3 untied, biases, wide heads": dict(kind="qwen3", head_dim=16, attention_bias=True), "llama untied": dict(kind="llama"),
     "llama tied, biases everywhere": dict(kind="llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "llama, head_dim of its own": dict(kind="llama", head_dim=16, num_key_value_heads=1),
     "llama, rope llama3": dict(kind="llama", rope_parameters=LLAMA3),
@@ -120,8 +117,7 @@ def test_base_is_frozen_and_knows_its_end_tokens(small):
     (dict(hidden_act="gelu"), "gelu"), (dict(quantization_config=dict(bits=4)), "quantization_config"),
     (dict(layer_types=["linear_attention", "full_attention"]), "linear_attention"),
     (dict(rope_scaling={"type": "dynamic", "factor": 4.0}), "rope_type 'dynamic'.*default, linear, llama3"),
-    (dict(rope_scaling={"rope_type": "longrope"}), "longrope"),
-    (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "low_freq_factor"),
+    (dict(rope_scaling={"rope_type": "longrope"}), "longrope"), (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "low_freq_factor"),
     (dict(rope_scaling={"type": "yarn", "factor": 4.0}), "rope_type 'yarn'"), (dict(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),
     (dict(rope_parameters={"full_attention": {"rope_type": "default"}}), "rope_type None")])
 def test_unsupported_architecture(small, changes, word):

@@ -273,7 +273,7 @@ def test_the_same_member_makes_room(step, capsys):
             born, parents = rng.choice([0, step - 15, step - 5]), rng.choice([(), ("S9",)])
             theirs.append(evolve.Member(f"S{i}", "student", i, rating, born, parents, matches=1))
             mine.append(tiny_member(f"S{i}", ours(rating), **(dict(born=born) if parents else {})))
-        births = evolve.plan(theirs, lambda m: TRUESKILL.fitness(m.rating), Config.replace_frac, nano.EVOLVE_EVERY, step, rng=rng)
+        births = evolve.plan(theirs, lambda m: TRUESKILL.fitness(m.rating), Config.replace_frac, nano.EVOLVE_EVERY, step, "mixed", rng)
         before = list(mine)
         nano.evolve(mine, step, rng, torch.Generator().manual_seed(seed))
         said = capsys.readouterr().out

@@ -266,7 +266,7 @@ def test_training_batch(setup):
     for p, reward, t in zip(batch, (0.5, -1.0, 0.25), [given[0], None, given[1]]):
         p.reward, p.task, p.kind = reward, t, t.kind if t else "code_o"
     attempts = selfplay.attempt(s, given, [student.slot, other.slot], 0, selfplay.SOLVE, 2)
-    attempts.verdicts = [["correct", "wrong"], ["malformed", "correct"]]
+    attempts.verdicts = [["correct", "violation"], ["malformed", "correct"]]
     parts = [selfplay.teacher_rows(rollout, batch), selfplay.student_rows(s, [(batch[0], student), (batch[2], other)], attempts)]
     made = selfplay.training_batch(s, parts)
     assert made.reward.tolist() == [0.5, -1, 0.25, 1, -0.5, -1, 1]

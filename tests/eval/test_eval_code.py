@@ -206,10 +206,8 @@ def test_base_and_plus(wide, data):
     assert verdict(wide, add, slow) == (False, False, "base input 1: timeout")
     equal_to_all = "class E:\n    def __eq__(self, o): return True\ndef add(x, y): return E()"
     for program, why in {"": "no program",
-                         "def add(x, y): return x - y": "base input 0: wrong value",
-                         "import os\nos._exit(0)": "base input 0: exit",
-                         "def add(x, y): raise KeyError": "base input 0: error: KeyError: ",
-                         "def sub(x): return 1": "base input 0: error: NameError",
+                         "def add(x, y): return x - y": "base input 0: wrong value", "import os\nos._exit(0)": "base input 0: exit",
+                         "def add(x, y): raise KeyError": "base input 0: error: KeyError: ", "def sub(x): return 1": "base input 0: error: NameError",
                          equal_to_all: "base input 0: unsupported: value of type E",
                          "import os\ndef add(x, y): return os.fork()": "base input 0: violation",
                          "def add(x, y): return 'x' * 10**8": "base input 0: too big"}.items():

@@ -124,6 +124,6 @@ def test_what_a_user_gets_wrong_in_heldout_is_said(two_members, tmp_path, tiny):
                          ("--samples 2 --temperature 0", "--samples 2 at temperature 0 .* or one sample")):
         with pytest.raises(ValueError, match=match):
             heldout.main([*two_members, *words.split(), *out])
-    with pytest.raises(ValueError, match="--bench math: its template is that of the micro prompt format"):
+    with pytest.raises(ValueError, match="--bench math: its questions are written in the micro prompt format"):
         heldout.main(["--base", str(tiny.path), "--bench", "math", *CPU, *out])
     assert not (tmp_path / "o/answers.jsonl").exists(), "said before the work, not after it"

@@ -32,8 +32,7 @@ SECRETIVE = Job("def f(x): return x + ' SECRET_ANSWER=731'", ("'gold = [731]'",)
 # What an end or an error counts as, beside its own name. A value that cannot cross is an error and earns
 # nothing. Who hoards memory in an endless loop meets either limit first, depending on the machine.
 COUNTS_AS = {"MemoryError": ("error", "timeout"), "unsupported": ("error", "fail"),
-             "too big": ("error", "fail", "malformed"), "killed": ("crash", "error"),
-             "nondeterministic": ("nondet",), "not a literal": ("error",)}
+             "too big": ("error", "fail", "malformed"), "killed": ("crash", "error"), "nondeterministic": ("nondet",), "not a literal": ("error",)}
 
 
 def processes(sandbox):

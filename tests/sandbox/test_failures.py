@@ -50,8 +50,7 @@ def test_two_failures_are_not_seen_and_a_third_is_told(narrow, monkeypatch, job,
 def test_a_program_that_says_nothing_did_begin(narrow):
     for code, end in (("os._exit(111)", "exit"), ("os._exit(0)", "exit"), ("os.lseek(3, 0, 0)\nos._exit(111)", "exit"),
                       ("os.pwrite(3, b'', 0)\nos._exit(111)", "exit"), ("os.pwrite(3, b'x', 0)\nos._exit(0)", "malformed"),
-                      ("os.write(3, b'\\n>\\n')\nos._exit(0)", "malformed"),
-                      ("try: os.ftruncate(3, 0)\nexcept OSError: pass\nos._exit(0)", "exit")):
+                      ("os.write(3, b'\\n>\\n')\nos._exit(0)", "malformed"), ("try: os.ftruncate(3, 0)\nexcept OSError: pass\nos._exit(0)", "exit")):
         assert one(narrow, f"import os\n{code}").end == end, code
     for code, end in (("os._exit(111)", "exit"), ("", "ok"), ("os.pwrite(1, b'x', 0)", "malformed"),
                       ("os.lseek(1, 0, 0)\nprint(8)", "malformed"), ("os.ftruncate(1, 0)", "exit"), ("print('>')", "ok")):

@@ -80,8 +80,7 @@ def test_a_word_problem_becomes_a_task(sandbox):
 
 
 @pytest.mark.parametrize("change, reason", [
-    (("```question", "```"), "no_question"),
-    (("Tom has 3 bags of 12 figs and eats a quarter. How many are left?", ""), "no_question"),
+    (("```question", "```"), "no_question"), (("Tom has 3 bags of 12 figs and eats a quarter. How many are left?", ""), "no_question"),
     (("```python\ndef", "so\ndef"), "no_program"), (("return figs * 3 // 4", "return figs / 7"), "inexact"),
     (("return figs * 3 // 4", "return True"), "not_a_number"), (("solution()", "solution(n)"), "error"),
     (("figs = 3 * 12", "figs ="), "syntax"), (("Tom has", "<|im_end|> Tom has"), "control_text")])

@@ -41,8 +41,7 @@ ANSWERS = [
     (OUT, "chat", "```output [3, 2, 1]```", "correct"),                                     # all on one line
     (OUT, "chat", "So it is\n```\n[3, 2, 1]\n```\nHope this helps!", "correct"),            # no language, prose around
     (OUT, "chat", "```output\n[1, 2, 3]\n```\nWait, no.\n```output\n[3, 2, 1]\n```", "correct"),   # the last one counts
-    (OUT, "chat", "<answer>[3, 2, 1]</answer>", "correct"),
-    (OUT, "chat", "<think>```output\n[9]\n```</think>\n```output\n[3, 2, 1]\n```", "correct"),
+    (OUT, "chat", "<answer>[3, 2, 1]</answer>", "correct"), (OUT, "chat", "<think>```output\n[9]\n```</think>\n```output\n[3, 2, 1]\n```", "correct"),
     (OUT, "chat", "The output is [3, 2, 1].", "malformed"),                                 # prose is not searched for values
     (OUT, "chat", "", "malformed"), (OUT, "chat", "```output\n\n```", "malformed"), (OUT, "chat", "```", "malformed"),
     (OUT, "chat", "```output\n[1, 2, 3][::-1]\n```", "malformed"),                          # an expression is no answer
@@ -156,6 +155,7 @@ PROPOSALS = [
     ("chat", TASK.format("def f(x): return ().__class__.__base__", "5"), "banned_name"),
     ("chat", TASK.format("def f(x): return '<|im_end|>'", "5"), "control_text"),
     ("chat", TASK.format("def f(x): return len(x)", "'<|endoftext|>'"), "control_text"),
+    ("chat", TASK.format("def f(x): return '<|im_' + 'end|>'", "5"), "control_text"),
     ("chat", TASK.format("def f(x): return x", "'" + "a" * 600 + "'"), "input_too_long"),
     ("chat", TASK.format("def f(x): return x" + "\n#" * 3000, "5"), "too_long"),
     ("chat", TASK.format("def f(x): return " + "(" * 60 + "x" + ")" * 60, "5"), "too_deep"),
