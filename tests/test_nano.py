@@ -240,8 +240,7 @@ def one_block(factors):
     return {name: factors[name] for name in factors if name.startswith("model.layers.0.")}
 
 
-PARENTS = {"trained": (trained(1), trained(2)), "fresh": (fresh(1), fresh(2)),
-           "one fresh": (trained(1), fresh(2)), "twins": (trained(1), trained(1))}
+PARENTS = {"trained": (trained(1), trained(2)), "fresh": (fresh(1), fresh(2)), "one fresh": (trained(1), fresh(2)), "twins": (trained(1), trained(1))}
 
 
 @pytest.mark.parametrize("parents", PARENTS)

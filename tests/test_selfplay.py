@@ -253,8 +253,7 @@ def test_what_a_reward_may_look_at(setup):
     like_it = task(1, program=program("x=x*2"), output="1")
     archive = filled(like_it, task(2, output="1"), task(3, "code_i"), cap=1)
     outcome, other, _ = selfplay.outcomes(s, archive, [p for p in batch if not p.reason])
-    assert outcome == Outcome(
-        solve_rate=0.75, solve_rates={"S0": 0.5, "S1": 1.0}, n_attempts=4, base_rate=0.5, kind="code_o",
+    assert outcome == Outcome(solve_rate=0.75, solve_rates={"S0": 0.5, "S1": 1.0}, n_attempts=4, base_rate=0.5, kind="code_o",
         majority_baseline=1.0, n_tasks=3, n_of_kind=1, n_same_structure=1, unique_at_64=archive.unique_at_64(), statements=1)
     assert outcome.n_correct == 3 and other.base_rate is None and other.solve_rates == {"S0": 0.5, "S1": 0.5}
 

@@ -33,8 +33,7 @@ def short(monkeypatch):
 
 # ---- programs ----------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("text", [
-    f"```python\n{SOLUTION}\n```", f"Sure! Here:\n\n```\n{SOLUTION}\n```\nIt adds one: f(1) = 2.",
+@pytest.mark.parametrize("text", [f"```python\n{SOLUTION}\n```", f"Sure! Here:\n\n```\n{SOLUTION}\n```\nIt adds one: f(1) = 2.",
     f"Here is the function f.\n{SOLUTION}\n\nThis works because of arithmetic (it does",
     (f"```python\nx = [\n```\nOops. Again:\n```python\n{SOLUTION}\n```\n"
      "```python\nassert f(1) == 2\nassert f(2) == 3\n" + "print(f(1))\n" * 30 + "```"),

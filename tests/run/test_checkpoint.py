@@ -86,8 +86,7 @@ def test_killed_then_resumed_equals_never_stopped(flags, whole, tmp_path, capsys
     assert born and all(m.niche and m.lr_scale != 1 for m in born)
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, id="SIGTERM"),
-                                    pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, id="SIGTERM"), pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.slow)])
 def test_a_signal_saves_and_leaves(flags, whole, tmp_path, number):
     process = begin(0, **flags(tmp_path, save_every=50))
     time.sleep(0.1)

@@ -32,8 +32,7 @@ def judge(task, prompt_format, text):
 
 # ---------------------------------------------------------------- numbers
 
-@pytest.mark.parametrize("text, value", [
-    ("42", 42), ("-7", -7), ("+7", 7), ("$1,234.50", F("1234.5")), ("1,000,000", 10**6),
+@pytest.mark.parametrize("text, value", [("42", 42), ("-7", -7), ("+7", 7), ("$1,234.50", F("1234.5")), ("1,000,000", 10**6),
     ("3/4", F(3, 4)), ("1 / 8", F(1, 8)), ("3 1/2", F(7, 2)), ("3½", F(7, 2)), ("½", F(1, 2)), ("0.125", F(1, 8)),
     (".5", F(1, 2)), ("5.", 5), ("1e3", 1000), ("2.5E-1", F(1, 4)), ("2 × 10^3", 2000), (r"2 \times 10^{3}", 2000),
     ("−5", -5), ("５", 5), ("The answer is 42.", 42), ("60 km/h", 60), ("12 m²", 12), ("12 cm3", 12), ("7 m^{-2}", 7),
@@ -55,8 +54,7 @@ def test_what_states_no_single_number_is_none(text):
     assert rational(text) == set()
 
 
-@pytest.mark.parametrize("value, want", [
-    (3, F(3)), (0.1, F(1, 10)), (2.5, F(5, 2)), (1e16, F(10**16)), (0.1 + 0.2, None), (1 / 3, None),
+@pytest.mark.parametrize("value, want", [(3, F(3)), (0.1, F(1, 10)), (2.5, F(5, 2)), (1e16, F(10**16)), (0.1 + 0.2, None), (1 / 3, None),
     ("-1/3", F(-1, 3)), (True, None), ("3", None), ("1/0", None), ([3], None), (None, None), (0.0, F(0))])
 def test_gold_numbers(value, want):
     assert exact(value) == want
