@@ -142,6 +142,11 @@ FREE = ("base", "name", "out", "resume", "init", "steps", "device", "plan",
         "show", "save_every", "keep", "halt_on")
 
 
+def for_new_tasks(cfg: Config, **changes) -> Config:
+    """A run's flags with which its teachers write anew: no given tasks, none that repeats the run's."""
+    return replace(cfg, tasks="", dedupe=cfg.dedupe.replace("off", "structural"), **changes)
+
+
 def spelled(name: str) -> str:
     """A field as the command line writes it."""
     return "--" + name.replace("_", "-")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from config import Config, config_of_run, demand, resolve_config
+from config import Config, config_of_run, demand, for_new_tasks, resolve_config
 from evolve import ROLES, learning_rates
 from infra.distributed import Ranks
 from infra.gpu import free_memory
@@ -159,8 +159,7 @@ def opened(path: str, device: str = "auto", **changes):
     """A run at its last checkpoint: (Setup, State); changes: of its flags. Raises ValueError."""
     ranks, run = Ranks.join(device), RunDir(Path(path), writes=False)
     demand(run.steps(), f"{path}: no checkpoint; give the directory of a run, out/NAME")
-    cfg = config_of_run(run.config(), run.path)
-    cfg = dataclasses.replace(cfg, tasks="", dedupe=cfg.dedupe.replace("off", "structural"), **changes)
+    cfg = for_new_tasks(config_of_run(run.config(), run.path), **changes)
     cfg, base = prepare(cfg, ranks)
     with Sandbox() as sandbox:
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)

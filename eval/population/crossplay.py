@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import selfplay
-from config import config_of_run, demand, resolve_config
+from config import config_of_run, demand, for_new_tasks, resolve_config
 from eval import answering, common
 from eval.population.heldout import Item, examiner, formatted, verifier_flags
 from eval.stats import bootstrap
@@ -130,9 +130,8 @@ def main(argv: list[str] | None = None) -> int:
         bare = formatted(args, common.load(args))
         bare.adapters, bare.slots, bare.hashes = None, {BASE: -1}, {}
         prompt_format = bare.base.prompt_format
-        cfg = config_of_run(run.config(), run.path)
-        cfg = dataclasses.replace(cfg, device=args.device, rollout_batch=args.max_rows, tasks="",
-                                  dedupe=cfg.dedupe.replace("off", "structural"))
+        cfg = for_new_tasks(config_of_run(run.config(), run.path), device=args.device,
+                            rollout_batch=args.max_rows)
         cfg = resolve_config(cfg, prompt_format)
         limits = Limits.of_run(cfg, prompt_format, bare.base.tokenizer)
         for step in steps:
