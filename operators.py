@@ -176,6 +176,7 @@ def dare(parents, gen, p=0.5):
     assert 0 <= p < 1, f"dare needs a drop probability in [0, 1), got {p}"
 
     def fn(gram_a, gram_b, R):
+        """A module's P, S, Q: what is kept of each parent, averaged and cut to rank R."""
         core = 0.0
         for i in range(len(parents)):
             P, S, Q = parent_svd(gram_a, gram_b, i, R)

@@ -176,6 +176,7 @@ def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
     """The members and the metadata of a checkpoint, its tasks as Tasks. Raises ValueError where state.json is
     damaged, or a member's name, which becomes a directory's, is none."""
     def read(path: Path) -> tuple[list[Member], dict]:
+        """The same of a state.json; run.read explains what it raises."""
         state = json.loads(path.read_text())
         members = [Member.from_json(m) for m in state["members"]]
         metadata = {name: [task_of(row) for row in state[name]] for name in ("heldout", "unseen", "seeds")}
