@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+from tiny_run import rows as rows_of
 
 import train
 from eval import stats
@@ -28,10 +29,6 @@ def grown(micro_base, tmp_path_factory):
     return train.main(cfg, lambda row: row["step"] == 2).path
 
 
-def lines(path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_forgetting_is_not_the_luck_of_the_best_of_many():
     rng = np.random.default_rng(0)
     n = 4000
@@ -48,7 +45,7 @@ def test_crossplay_on_a_run(grown, tmp_path, capsys):
     flags = ["--run", str(grown), "--tasks", "4", "--samples", "1", "--every", "2", "--out", str(tmp_path / "o"), *CPU]
     assert crossplay.main(flags) == 0
     result = json.loads((tmp_path / "o/summary.json").read_text())
-    rows = lines(tmp_path / "o/answers.jsonl")
+    rows = rows_of(tmp_path / "o", "answers")
     assert result["students"] == ["base", "1", "3"] and result["teachers"] == ["1", "3"]
     assert "forgetting" in capsys.readouterr().out
     for row, line in result["matrix"].items():
@@ -56,7 +53,7 @@ def test_crossplay_on_a_run(grown, tmp_path, capsys):
             own = [r["correct"] for r in rows if r["bench"] == column and r["member"].split("/")[0] == row]
             assert rate == pytest.approx(np.mean(own)) and len(own) in (4, 8)
     assert list(result["forgetting"]) == ["1", "all"] and len(rows) == 2 * 4 * (1 + 2 + 2)
-    seen = {r["program"] for r in lines(grown / "tasks.jsonl") if not r["reason"]}
+    seen = {r["program"] for r in rows_of(grown, "tasks") if not r["reason"]}
     for step in (1, 3):                            # two generations may well write the same task
         made = {t["task"]["program"] for t in json.loads((tmp_path / "o/tasks.json").read_text()) if t["bench"] == str(step)}
         assert len(made) == 4 and not made & seen, "new tasks, which no student was trained on"
@@ -193,7 +190,7 @@ def test_runs_made_by_hand_become_records(grown, tmp_path, capsys):
     assert first["spent"] == spent[:2] and child["spent"][-1] == 2 * spent[1]
     assert set(child["accuracy"]["test"]["code_o"]) == {"S0"}
     for split, kind in itertools.product(heldout.SPLITS, ("code_o", "math")):
-        asked = lines(out / f"two-s7/heldout-{split}/answers.jsonl")
+        asked = rows_of(out / f"two-s7/heldout-{split}", "answers")
         for name, accuracy in first["accuracy"][split][kind].items():
             own = [r["correct"] for r in asked if (r["bench"], r["member"]) == (kind, name) and r["id"][0] != "1"]
             assert accuracy == pytest.approx(np.mean(own)) and len(own) in (5, 6)

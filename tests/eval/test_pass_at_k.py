@@ -3,6 +3,7 @@ import json
 
 import numpy as np
 import pytest
+from tiny_run import rows as rows_of
 
 from eval import stats, summary
 from eval.population import heldout
@@ -17,10 +18,6 @@ def answers(right: dict[str, list[int]], n: int, bench: str = "b") -> list[dict]
     """Rows of members, given how many of n answers to each item are right."""
     return [dict(bench=bench, id=f"2/{i}", member=name, sample=s, correct=s < c, tokens=5)
             for name, counts in right.items() for i, c in enumerate(counts) for s in range(n)]
-
-
-def lines_of(path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_no_program_is_in_both_splits_nor_in_the_training_text(base):
@@ -89,14 +86,14 @@ def test_heldout_goes_on(two_members, tmp_path, capsys):
     flags = [*two_members, "--bench", "code_o,logic", "--out", str(out)]
     assert heldout.main([*flags, "--limit", "6"]) == 0
     assert "minus base" in capsys.readouterr().out
-    first = lines_of(out / "answers.jsonl")
+    first = rows_of(out, "answers")
     assert len(first) == (6 + 6) * 3 and {r["verdict"] for r in first} <= {"correct", "wrong", "malformed"}
     found = json.loads((out / "summary.json").read_text())
     assert [line["n"] for line in found["results"] if line["member"] == "mean S"] == [5, 4, 9], "of size 1 (logic: 2) none"
     assert any(line["accuracy"] > 0 for line in found["results"]), "the micro base solves some of these"
-    assert [row["id"] for row in lines_of(out / "items.jsonl")[:6]] == [f"{size}/0" for size in range(1, 7)]
+    assert [row["id"] for row in rows_of(out, "items")[:6]] == [f"{size}/0" for size in range(1, 7)]
     assert heldout.main([*flags, "--limit", "8"]) == 0
-    assert lines_of(out / "answers.jsonl")[:len(first)] == first, "what is on disk is not generated again"
+    assert rows_of(out, "answers")[:len(first)] == first, "what is on disk is not generated again"
     with pytest.raises(ValueError, match="made otherwise: temperature"):
         heldout.main([*flags, "--temperature", "1", "--limit", "2"])
     with pytest.raises(ValueError, match="made otherwise: data code_o"):   # of another split
@@ -108,7 +105,7 @@ def test_several_answers_tell_pass_at_k(two_members, tmp_path, capsys):
     assert heldout.main([*flags, "--samples", "2"]) == 0
     first = (tmp_path / "o/answers.jsonl").read_bytes()
     assert heldout.main([*flags, "--samples", "4"]) == 0
-    found, rows = json.loads((tmp_path / "o/summary.json").read_text()), lines_of(tmp_path / "o/answers.jsonl")
+    found, rows = json.loads((tmp_path / "o/summary.json").read_text()), rows_of(tmp_path / "o", "answers")
     assert (tmp_path / "o/answers.jsonl").read_bytes().startswith(first), "what is on disk is not asked again"
     assert found["temperature"] == 1 and found["samples"] == 4 and "pass@k: the chance" in capsys.readouterr().out
     assert len(rows) == (6 + 6) * 3 * 4 and {row["correct"] for row in rows} == {True, False}

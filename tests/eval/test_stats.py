@@ -14,6 +14,10 @@ DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 
 def test_pass_at_k_is_the_share_of_sets_with_a_right_answer():
     assert stats.pass_at_k(16, 4, 8) == pytest.approx(25 / 26, abs=1e-15)
+    for n in range(1, 7):
+        for c, k in itertools.product(range(n + 1), range(1, n + 1)):
+            sets = [any(drawn) for drawn in itertools.combinations([True] * c + [False] * (n - c), k)]
+            assert stats.pass_at_k(n, c, k) == pytest.approx(np.mean(sets), abs=1e-15), (n, c, k)
     for n, c, k in ((4, 1, 5), (4, 1, 0), (4, 5, 2), (4, -1, 2), (0, 0, 1)):
         with pytest.raises(ValueError, match="--samples draws more"):
             stats.pass_at_k(n, c, k)
