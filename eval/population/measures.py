@@ -51,10 +51,9 @@ def measured(records: list[dict], due: float, goal: float, types: list[str]) -> 
 
 
 def births_that_can_help(records: list[dict]) -> tuple[int, int]:
-    """Births of students with a parent better than the victim by EFFECT, and all of them."""
-    births = [birth for record in records for birth in record["births"]]
-    better = [None not in (parent, victim) and parent >= victim + EFFECT for _, parent, victim in births]
-    return sum(better), len(births)
+    """Births of students with a parent better than the victim by EFFECT, of those whose two were probed."""
+    births = [birth[1:] for record in records for birth in record["births"] if None not in birth]
+    return sum(parent >= victim + EFFECT for parent, victim in births), len(births)
 
 
 def manipulation(pairs: list[tuple[dict, dict]], varied: str) -> dict:

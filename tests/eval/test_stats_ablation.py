@@ -76,7 +76,7 @@ def test_contrasts_are_corrected_and_checked():
     for seed in SEEDS:
         some.records[f"uniform-s{seed}"]["pairings"] = some.records[f"full-s{seed}"]["pairings"]
     for run in some.records.values():
-        run["births"] = [[3, 0.5, 0.48], [3, 0.5, None], [3, 0.9, 0.2]]
+        run["births"] = [[3, 0.5, 0.48], [3, 0.5, None], [3, 0.9, 0.2], [3, 0.2, 0.6]]
     lines = concluded(some)
     assert lines["uniform"]["check"]["pairings"] == (0, 128) and lines["uniform"]["verdict"] == "not tested"
     assert lines["no-evolution"]["check"]["births"][0] == (8, 24) and lines["no-evolution"]["verdict"] == "not tested"
