@@ -14,18 +14,18 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "map.md"
 def test_the_page_s_blocks_are_what_their_commands_print(capsys, monkeypatch):
     monkeypatch.chdir(PAGE.parents[1])
     blocks = re.findall(r"```sh\npython -m eval.population.ablation (.+)\n```\n\n```text\n((?:.*\n)*?)```", PAGE.read_text(encoding="utf-8"))
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for words, block in blocks:
         ablation.main(words.split())
         assert capsys.readouterr().out.strip() == block.strip()
 
 
 def test_the_other_arms():
-    rows = re.findall(r"\| (\w+) \| (\S+) - (\S+) \| (\S+) \| (\S+) \((\S+) \.\. (\S+)\) \|", PAGE.read_text(encoding="utf-8"))
-    assert len(rows) == 10
-    for ground, one, other, *numbers in rows:
-        result = measures.conclude(runs.opened([str(PAGE.parent / "results" / ground)]), [other], one, "deployed", 0.6)
-        found = [result["means"][other]["deployed"], result["contrasts"][0]["difference"], *result["contrasts"][0]["interval"]]
+    rows = re.findall(r"\| (\w+) \| (\w+) \| (\S+) - (\S+) \| (\S+) \| (\S+) \((\S+) \.\. (\S+)\) \|", PAGE.read_text(encoding="utf-8"))
+    assert len(rows) == 24
+    for ground, measure, one, other, *numbers in rows:
+        result = measures.conclude(runs.opened([str(PAGE.parent / "results" / ground)]), [other], one, measure, 0.6)
+        found = [result["means"][other][measure], result["contrasts"][0]["difference"], *result["contrasts"][0]["interval"]]
         assert list(map(float, numbers)) == pytest.approx(found, abs=6e-4), (ground, other)
 
 
@@ -65,7 +65,7 @@ def test_children_that_do_both():
 
 
 def test_falls():
-    grounds = [runs.read(PAGE.parent / "results" / ground) for ground in ("", "niches", "hills2", "rare2")]
+    grounds = [runs.read(PAGE.parent / "results" / ground) for ground in ("", "niches", "hills2", "rare2", "hills", "rare", "rates")]
     best = [[height for *_, height in record["probes"]] for records in grounds for record in records.values()]
     lows = [min(own[next(i for i, height in enumerate(own) if height >= 0.6):]) for own in best if max(own, default=0) >= 0.6]
     stated = re.search(r"of (\d+) runs .* under \.3 in none, under \.5 in (\d+)", PAGE.read_text(encoding="utf-8"))
