@@ -30,7 +30,7 @@ def test_the_other_arms():
 
 
 def test_seeds_at_the_goal():
-    (_, head), *rows = re.findall(r"\| (ground|rare|hills) \| (`singles`.*|\d .*) \|\n", PAGE.read_text(encoding="utf-8"))
+    (_, head), *rows = re.findall(r"\| (ground|rare|hills) \| (`singles`.*|\d+ .*) \|\n", PAGE.read_text(encoding="utf-8"))
     arms = head.replace("`", "").split(" | ")
     assert len(rows) == 2
     for ground, counts in rows:
