@@ -22,7 +22,7 @@ def test_the_page_s_blocks_are_what_their_commands_print(capsys, monkeypatch):
 
 def test_the_other_arms():
     rows = re.findall(r"\| (\w+) \| (\w+) \| (\S+) - (\S+) \| (\S+) \| (\S+) \((\S+) \.\. (\S+)\) \|", PAGE.read_text(encoding="utf-8"))
-    assert len(rows) == 24
+    assert len(rows) == 26
     for ground, measure, one, other, *numbers in rows:
         result = measures.conclude(runs.opened([str(PAGE.parent / "results" / ground)]), [other], one, measure, 0.6)
         found = [result["means"][other][measure], result["contrasts"][0]["difference"], *result["contrasts"][0]["interval"]]
