@@ -161,17 +161,6 @@ def test_files_and_functions_exist(page):
             pkgutil.resolve_name(span)                  # raises where it is not there
 
 
-def test_the_readme_is_read_in_two_minutes():
-    assert len(README.split()) <= 600, f"{len(README.split())} words, code and descriptions of pictures included"
-
-
-def test_the_pages_are_few():
-    """Fourteen beside the README, and 20,000 words with the log."""
-    assert len(list((ROOT / "docs").glob("*.md"))) <= 14
-    words = sum(len(page.read_text(encoding="utf-8").split()) for page in [*LINKING, ROOT / "LOG.md", *(ROOT / ".github").rglob("*.md")])
-    assert words <= 20_000, f"{words - 20_000:,} words too many"
-
-
 def test_the_reading_path_is_counted():
     stated, names = re.search(r"engine core, ([\d,]+) lines: (.*?)\.\s", README, re.S).groups()
     counted = sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in spans(names))
