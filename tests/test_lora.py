@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_base import cut, edit_json
 
+import evolve
 from config import TARGETS
 from lora import Adapters, AdapterWeights
 from weights import load_peft, save_peft, weights_hash
@@ -94,6 +95,25 @@ def test_peft_loads_what_we_save(any_base, population, tmp_path):
         theirs = reference(ids[rows]).logits
         assert (mixed[rows] - theirs).abs().max() < 1e-4
         assert (theirs - logits(any_base, ids[rows])).abs().max() > 1e-2, "peft must have applied something"
+
+
+@torch.inference_mode()
+def test_peft_makes_the_child_that_add_makes(tiny, population, tmp_path):
+    """crossing.md: a weighted sum of two updates, cut to their rank, is PEFT's add_weighted_adapter by its SVD."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    adapters, ids = population(tiny), tokens()
+    for p in range(2):
+        save_peft(adapters, p, tmp_path / str(p), str(tiny.path), weights_hash(tiny.model))
+    evolve.cross([tmp_path / "0", tmp_path / "1"], "add", tmp_path / "child")
+    load_peft(adapters, 2, tmp_path / "child")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny.path, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(model, tmp_path / "0", adapter_name="one").eval()
+    parent = model(ids).logits
+    model.load_adapter(tmp_path / "1", "two")
+    model.add_weighted_adapter(["one", "two"], [0.7, 0.7], "child", combination_type="svd", svd_rank=adapters.rank)
+    model.set_adapter("child")
+    ours, theirs = logits(tiny, ids, adapters, [2] * len(ids)), model(ids).logits
+    assert (ours - theirs).abs().max() < 1e-3 < 1e-2 < (ours - parent).abs().max()
 
 
 def test_we_load_what_peft_saves(any_base, tmp_path):

@@ -70,3 +70,35 @@ def test_falls():
     lows = [min(own[next(i for i, height in enumerate(own) if height >= 0.6):]) for own in best if max(own, default=0) >= 0.6]
     stated = re.search(r"of (\d+) runs .* under \.3 in (\d+), under \.5 in (\d+)", PAGE.read_text(encoding="utf-8"))
     assert [len(lows), *(sum(low < height for low in lows) for height in (0.3, 0.5))] == list(map(int, stated.groups()))
+
+
+def test_two_single_runs_or_one_adapter_do_both():
+    """README's and crossing.md's correction: of two crossed --single runs, and of one adapter with as many tokens, from the map's pack."""
+    readme, page = [(PAGE.parents[1] / name).read_text(encoding="utf-8") for name in ("README.md", "docs/crossing.md")]
+    experiment, found = runs.opened([str(PAGE.parent / "results" / "niches")]), {}
+    for arm in ("crossed", "single-long"):
+        deployed = [experiment.of(arm, seed)[0][0]["deployed"] for seed in experiment.seeds]
+        both = sum(right["code_o"] >= 0.6 and right["code_i"] >= 0.55 for right in deployed)
+        means = [f"{sum(right[kind] for right in deployed) / len(deployed):.2f}"[1:] for kind in ("code_o", "code_i")]
+        found[arm] = [f"{both} of {len(deployed)}", *means]
+        assert f"| `{arm}` | {' | '.join(found[arm])} |" in page
+    assert re.search(r"in (8 of 8) seeds\s\((\S+), (\S+)\)", readme).groups() == tuple(found["crossed"])
+    both, *means = found["single-long"]
+    assert re.search(r"as\sgood \((\S+), (\S+); (8 of 8);", readme).groups() == (*means, both)
+
+
+def test_mutations_twins_and_the_base():
+    """Crossing's counts beside the table: children that do both by operator, and the base on the counted tasks."""
+    does, parents, base = Counter(), 0, set()
+    for row in map(json.loads, (PAGE.parent / "results" / "crossing.jsonl").read_text().splitlines()):
+        if "code_o" in row and row["age"] == 24:
+            right = [f"{int(row[kind], 16):0120b}"[20:].count("1") for kind in ("code_o", "code_i")]
+            both = right[0] >= 60 and right[1] >= 55
+            does[row["what"], row.get("operator")] += both
+            parents += both and row["what"] == "parent" and row["member"].startswith("code_o")
+            base |= {tuple(right)} if row["what"] == "base" else set()
+    page = re.sub(r"\s+", " ", (PAGE.parent / "crossing.md").read_text(encoding="utf-8"))
+    stated = re.search(r"`mask` (\d+), `svd` (\d+), `layers` (\d+), `noise` (\d+) do", page).groups()
+    assert list(map(int, stated)) == [does["specialists", name] for name in ("mask", "svd", "layers", "noise")]
+    assert f"{does['twins', 'mean']} of 20 young twins' means do both, of 20 forwards parents {parents} did" in page
+    assert base == {(29, 34)} and "base .29 and .34 on the 100 counted tasks" in page
