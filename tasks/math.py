@@ -12,48 +12,116 @@ from tasks.complexity import demand, normalise
 from tasks.prompts import MATH_TOPICS
 
 MAX_CHARS = 400             # of an answer
-MAX_DIGITS = 60             # of an answer
+MAX_DIGITS = 60             # of the part that states the number
 SHORT_DECIMAL = 12          # significant digits up to which a float is exact
+
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
-WORDS = r"[A-Za-z\s.,:;'\"?/]*"        # beside the number: names, units, punctuation, but no arithmetic
 FRACTION = rf"(?:(?P<whole>\d+)\s+)?(?P<top>{NUMBER})\s*/\s*(?P<bottom>{NUMBER})"
-DECIMAL = rf"(?P<number>{NUMBER})(?:[eE](?P<exponent>[-+]?\d{{1,3}}))?"
-ANSWER = re.compile(rf"(?:[A-Za-z\s]*=)?{WORDS}?(?P<sign>[-+]?)\s*(?:{FRACTION}|{DECIMAL})\s*"
-                    rf"(?P<percent>%|percent\b)?{WORDS}", re.ASCII)
-# LaTeX and typography become plain text, in this order
-PLAIN = [(r"([²³])", r"^\1"), (r"(?<=\d)([¼-¾⅐-⅞])", r" \1"), (r"\\boxed\b", ""),
-         (r"\\[dt]?frac\s*(\d)\s*(\d)", r" \1/\2"), (r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r" \1/\2"),
-         (r"\\(?:text|mathrm|mathbf|textbf|mbox)\b", " "), (r"\{,\}", ","),
-         (r"(?<=\d)(?:\\[,!;:]|\\ |\u202f|\u00a0)(?=\d{3})", ""), (r"\^\s*\{?\s*\\circ\s*\}?|°", " "),
-         (r"\\([$% ])", r"\1"),
-         (r"\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*\{?\s*([-+]?\d{1,3})\s*\}?", r"e\1"),
-         (r"\\(?:left|right|quad|[,!;:()\[\]])|[$€£¥~*_`{}()]", " ")]
-# what changes the number beside it
-OTHER = re.compile(r"(?i)\b(?:pi|sqrt|minus|negative|half|twice|dozen|hundred|thousand|\w+illion)\b")
-UNITS = "[kcdm]?m|ft|in|yd|mi|meters?|metres?|feet|inch|inches|yards?|miles?"
-# minus signs, the fraction slash, and squares and cubes of units: 5 m^2, 5 m2
-PLAIN_ASCII = [("[\u2212\u2013]", "-"), ("\u2044", "/"), (r"(?<=[A-Za-z])(?<!\d[eE])\s*\^\s*-?[23]\b", ""),
-               (rf"(?<![A-Za-z])({UNITS})[23]\b(?![./]\d)", r"\1")]
+DECIMAL = rf"(?P<number>{NUMBER}|\d{{1,3}}(?:\ \d{{3}})+)(?:[eE](?P<exponent>[-+]?\d{{1,3}}))?"
+SCALES = {"k": 10**3, "thousand": 10**3, "m": 10**6, "million": 10**6, "b": 10**9, "billion": 10**9}
+ANSWER = re.compile(rf"""(?x)
+    (?:(?:US|USD|EUR|GBP|INR|Rs\.?)\s*)?(?P<sign>[-+]?)\s*      # signs of currency are gone by now
+    (?:{FRACTION}|{DECIMAL})
+    (?P<scale>[kKMB](?![A-Za-z])|\s*(?i:thousand|million|billion)\b)?    # 3M and 3 m differ
+    \s*(?P<percent>%|(?:percent|per\s?cent)(?![A-Za-z]))?
+    (?P<unit>(?:[A-Za-z\s.,/']|(?<=[A-Za-z])-(?=[A-Za-z]))*)[;:?]?\s*""", re.ASCII)
+LABEL = re.compile(r"\D*(?::|\b(?:is|are|has|have)\b)")         # what leads to the number: "Total cost:"
+REMARK = re.compile(r"\([^()\d]*\)\W*$")                        # 42 (forty-two)
+
+# A unit is any words, for a word problem may count anything. These change the number beside them or take it
+# back, so they are none. Number words are none either, but a remark may repeat the number in words.
+CHANGES = frozenset("""not never or than plus minus divided half halves twice quarter third fourth fifth sixth
+    seventh eighth ninth tenth hundred hundredth thousand thousandth million millionth billion billionth
+    trillion lakh crore dozen score mil bn mn squared cubed factorial sqrt pi""".split())
+NUMBER_WORDS = frozenset("""zero one two three four five six seven eight nine ten eleven twelve thirteen
+    fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty
+    ninety""".split())
+UNIT_LETTERS = frozenset("mglLshNJWVACF")       # any other single letter is a variable: 5n
+
+# LaTeX and typography become plain text, in this order.
+PLAIN = [
+    (r"([⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+)", r"^\1"),                             # 10⁶ would become 106
+    (r"[₀-₉]", "?"),                                            # 101₂ would become 1012
+    (r"(?<=\d)([¼-¾⅐-⅞])", r" \1"),                             # 3½
+    (r"(?<=\d)(?:,\\!|\\[,!;: ]|\{,\}|[_\u2000-\u200a\u202f\xa0])(?=\d{3})", ","),     # 5\,000, 5{,}000
+    (r"\\boxed\b", ""),
+    (r"\\[dt]?frac\s*(\d)\s*(\d)", r" \1/\2"),
+    (r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r" \1/\2"),
+    (r"\\(?:text|mathrm|mathbf|textbf|mbox)\b", " "),
+    (r"\^\s*\{?\s*\\circ\s*\}?|°", " "),
+    (r"\\(?:times|cdot)(?![A-Za-z])", "×"),
+    (r"\\approx(?![A-Za-z])|≈", "="),
+    (r"\\(?:left|right|quad)(?![A-Za-z])|\\[,!;:()\[\]]", " "),
+    (r"\\([$% ])", r"\1"),
+    (r"\^\s*\{([^{}]*)\}", r"^\1"),
+    (r"[$¢-¥\u20a0-\u20cf`_~{}]", "  "),                            # two: 2{345} is not 2 345
+]
+# After Unicode's simplification: minus signs, slashes, powers of ten, squares and cubes of units (m^2, m2).
+LENGTH = "[kcdm]?m|ft|in|yd|mi|meters?|metres?|feet|inch|inches|yards?|miles?"
+PLAIN_ASCII = [
+    ("[\u2212\u2013]", "-"),
+    ("\u2044", "/"),
+    (r"(?<=\d)\s*[×x*X]\s*10\s*\^\s*([-+]?\d{1,3})\b", r"e\1"),
+    (r"(?<![\w.,^])10\s*\^\s*([-+]?\d{1,3})\b", r"1e\1"),
+    (r"(?<=[A-Za-z])\s*\^\s*-?[1-4]\b", ""),
+    (rf"(?<![A-Za-z])({LENGTH})[23]\b(?![./]\d)", r"\1"),
+]
 
 
-def number(digits: str) -> Fraction:
-    """The value of what NUMBER matches."""
-    return Fraction("0" + digits.replace(",", "").rstrip("."))
-
-
-def rational(text: str) -> set[Fraction]:
-    """The one number that an answer states, exactly: {x}; for a percentage {x, x/100}; else the empty set.
-    Tolerates units, currency, thousands commas, fractions, mixed numbers, percent, powers of ten and the
-    LaTeX forms of all these; no expression ("2*3"), choice ("3 or 4"), root or "2 million"."""
-    if len(text) > MAX_CHARS:
-        return set()
+def plain(text: str) -> str:
+    """The last line of a text that is not blank, without LaTeX and typography."""
+    lines = text.strip().splitlines()
+    if not lines:
+        return ""
+    text = lines[-1]
     for pattern, by in PLAIN:
         text = re.sub(pattern, by, text)
     text = unicodedata.normalize("NFKC", text)
     for pattern, by in PLAIN_ASCII:
         text = re.sub(pattern, by, text)
-    m = ANSWER.fullmatch(text.strip())
-    if not m or sum(map(str.isdigit, text)) > MAX_DIGITS or OTHER.search(text):
+    return text
+
+
+def has_word(text: str, *lists: frozenset[str]) -> bool:
+    """Whether a word of a text, or its singular, is in one of the lists."""
+    for word in re.findall("[a-z]+", text.lower()):
+        if any(word in listed or word.removesuffix("s") in listed for listed in lists):
+            return True
+    return False
+
+
+def is_unit(text: str) -> bool:
+    """Whether words can be what a number counts or measures. (p.m. is one word.)"""
+    first = re.match(r"[\s/]*([A-Za-z.]*)", text)[1].strip(".")
+    if len(first) == 1 and first not in UNIT_LETTERS:
+        return False
+    return not has_word(text, CHANGES, NUMBER_WORDS)
+
+
+def number(digits: str) -> Fraction:
+    """The value of what NUMBER matches."""
+    return Fraction("0" + re.sub("[, ]", "", digits).rstrip("."))
+
+
+def rational(text: str) -> set[Fraction]:
+    """The one number that an answer states, exactly: {x}; for a percentage {x, x/100}; else the empty set.
+
+    The last line is a number, perhaps with a currency before it and a unit behind it. What leads to it is
+    left out up to an equals sign, or, where it has no digit, up to a colon, "is", "are", "has" or "have".
+    Everything else is malformed: an expression, a choice, a bound, a ratio, a root, a number in words.
+    """
+    if len(text) > MAX_CHARS:
+        return set()
+    stated = re.split(r"(?<![<>!/])=+>?", plain(text))[-1]
+    label = LABEL.match(stated)
+    if label and not has_word(label[0], CHANGES):
+        stated = stated[label.end():]
+    remark = REMARK.search(stated)
+    if remark and not has_word(remark[0], CHANGES):
+        stated = stated[:remark.start()]
+    stated = re.sub(r"[()]|\*\*", "  ", stated).strip(" '\"*")
+    m = ANSWER.fullmatch(stated)
+    if not m or sum(map(str.isdigit, stated)) > MAX_DIGITS or not is_unit(m["unit"]):
         return set()
     if m["top"] and number(m["bottom"]) == 0:
         return set()
@@ -61,6 +129,8 @@ def rational(text: str) -> set[Fraction]:
         value = int(m["whole"] or 0) + number(m["top"]) / number(m["bottom"])
     else:
         value = number(m["number"]) * Fraction(10) ** int(m["exponent"] or 0)
+    if m["scale"]:
+        value *= SCALES[m["scale"].strip().lower()]
     if m["sign"] == "-":
         value = -value
     return {value, value / 100} if m["percent"] else {value}

@@ -36,7 +36,7 @@ def judge(task, prompt_format, text):
     ("3/4", F(3, 4)), ("1 / 8", F(1, 8)), ("3 1/2", F(7, 2)), ("3½", F(7, 2)), ("½", F(1, 2)), ("0.125", F(1, 8)),
     (".5", F(1, 2)), ("5.", 5), ("1e3", 1000), ("2.5E-1", F(1, 4)), ("2 × 10^3", 2000), (r"2 \times 10^{3}", 2000),
     ("−5", -5), ("５", 5), ("The answer is 42.", 42), ("60 km/h", 60), ("12 m²", 12), ("12 cm3", 12), ("7 m^{-2}", 7),
-    ("12 ft2.", 12), ("is2", 2), ("5 €", 5), ("90°", 90), (r"90^\circ", 90), (r"\boxed{\frac{3}{4}}", F(3, 4)),
+    ("12 ft2.", 12), ("5 €", 5), ("90°", 90), (r"90^\circ", 90), (r"\boxed{\frac{3}{4}}", F(3, 4)),
     (r"\frac12", F(1, 2)), (r"-\dfrac{3}{4}", F(-3, 4)), ("1{,}000", 1000), (r"1\,000", 1000), (r"\left( 5 \right)", 5)])
 def test_numbers_are_read_exactly(text, value):
     assert rational(text) == {F(value)}
@@ -47,8 +47,8 @@ def test_a_percentage_is_both_of_its_readings():
 
 
 @pytest.mark.parametrize("text", [
-    "", "seven", "3 or 4", "5 to 6", "2*3", "5-3", "3+4", "2^3", "10^3", "5²", "1/2/3", "1/0", r"\sqrt{2}", "sqrt 2", "0x10",
-    "१२", "NaN", "inf", "1e9999", "9" * 100, "5" + " " * 500 + "or 6", "\x00", "\ud800", "[5]", "__import__('os')", "2 million", "half of 10",
+    "", "seven", "3 or 4", "5 to 6", "2*3", "5-3", "3+4", "2^3", "is2", "5²", "1/2/3", "1/0", r"\sqrt{2}", "sqrt 2", "0x10",
+    "१२", "NaN", "inf", "1e9999", "9" * 100, "5" + " " * 500 + "or 6", "\x00", "\ud800", "[5]", "__import__('os')", "2 dozen", "half of 10",
     "negative 5"])
 def test_what_states_no_single_number_is_none(text):
     assert rational(text) == set()
