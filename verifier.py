@@ -26,6 +26,8 @@ from dataclasses import dataclass, replace
 from sandbox.profiles import PROFILES
 from sandbox.scheduler import Scheduler
 
+FILES_OF_A_WORKER = 9               # three fork servers, of each a socket and two files
+
 
 @dataclass(frozen=True)
 class Job:
@@ -58,7 +60,8 @@ class Verdict:
 
 
 class Sandbox(AbstractContextManager):
-    """Runs jobs on `workers` processor cores at once; 0 = half of them, at least two.
+    """Runs jobs on `workers` processor cores at once; 0 = half of them, at least two, as far as descriptors
+    suffice (`ulimit -n`).
 
     profile: what programs may import and use, "train" or "eval" (see profiles.Profile); cpu_s, wall_s,
     mem_mb: other limits than its own. without: layers to leave out, for tests of the tiers ("seccomp",
@@ -76,7 +79,9 @@ class Sandbox(AbstractContextManager):
                              "describes one) or, on Windows, WSL2.")
         left_out = {name: "left out" for name in without}
         options = dict(profile=profile, mem_mb=limits.mem_mb, without=left_out)
-        self.scheduler = Scheduler(workers or max(2, (os.cpu_count() or 1) // 2), limits, options)
+        n_files = os.sysconf("SC_OPEN_MAX") // 2        # the other half is left for the trainer
+        workers = workers or max(2, min((os.cpu_count() or 1) // 2, n_files // FILES_OF_A_WORKER))
+        self.scheduler = Scheduler(workers, limits, options)
         self.lock = threading.Lock()
         fd = 0
         while fd < 3:                               # a trainer without standard streams hands out no 0, 1, 2

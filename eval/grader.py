@@ -6,9 +6,11 @@ What an answer makes of LaTeX's parser or of sympy (hours, gigabytes, an excepti
 most. No text is run: math-verify evaluates digits and arithmetic signs alone.
 """
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,12 +43,7 @@ class Grader:
         """dict(correct, answer: as it was read), with grader_error where the answer could not be graded: it
         counts as wrong. Raises OSError where no process starts."""
         if self.process is None:
-            self.process = subprocess.Popen([sys.executable, "-m", "eval.grader"], text=True,
-                                            cwd=Path(__file__).resolve().parents[1], stdin=subprocess.PIPE,
-                                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-            if self.line(START_S) != "ready\n":
-                self.close()
-                raise OSError("the grader does not start: try `python -m eval.grader`")
+            self.start()
         try:
             self.process.stdin.write(json.dumps([final(text), gold]) + "\n")
             self.process.stdin.flush()
@@ -54,6 +51,18 @@ class Grader:
         except (BrokenPipeError, json.JSONDecodeError):         # it has ended, at the latest after limit_s
             self.close()
             return dict(correct=False, answer="", grader_error=f"no verdict within {limit_s:g} s")
+
+    def start(self) -> None:
+        """A fresh process. Raises OSError with its own words where it does not start."""
+        with tempfile.TemporaryFile() as words:
+            self.process = subprocess.Popen([sys.executable, "-m", "eval.grader"], text=True,
+                                            cwd=Path(__file__).resolve().parents[1], stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE, stderr=words)
+            if self.line(START_S) != "ready\n":
+                self.close()
+                said = os.pread(words.fileno(), 1 << 20, 0).decode("utf-8", "replace").strip()
+                said = said.rpartition("\n")[2] or f"it ended, at the latest after {START_S:g} s"
+                raise OSError(f"the grader (python -m eval.grader) does not start: {said}")
 
     def line(self, limit_s: float) -> str:
         """The next line of the process, which is killed where it takes longer; then what there is of it."""
@@ -89,11 +98,14 @@ def serve() -> None:
     import logging
     import resource
     import signal
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]                # `ulimit -v`, which may be less
+    limit = MAX_MEMORY if most == resource.RLIM_INFINITY else min(MAX_MEMORY, most)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.disable(logging.CRITICAL)                   # math-verify's advice on its own time limits
     verdict("$\\boxed{\\sqrt{4}}$", "2")                # imports all that sympy puts off
     print("ready", flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)        # what it says from here on nobody reads
     for line in sys.stdin:
         signal.alarm(2 * int(LIMIT_S))                  # where nobody is left to kill it
         try:

@@ -1,10 +1,10 @@
 """The far side of scheduler.py: a process that forks, and the child that runs one program.
 
 Executed by its path as a fresh interpreter; the trainer never imports it. It imports what programs may
-import, locks itself up (walls.py), and then forks a child per program until the trainer is gone. Three
-descriptors: a control socket with structs of fixed size, a file that holds the job and one for the result.
-The fork server reads neither file, so no child inherits anything of another task. The child reads its job,
-gives up everything else, runs, writes one line per input, and dies.
+import, locks itself up (walls.py), and then forks a child per program until the trainer is gone. It talks by
+three descriptors: a control socket with structs of fixed size, a file that holds the job and one for the
+result. The fork server reads neither file, so no child inherits anything of another task. The child reads
+its job, gives up everything else, runs, writes one line per input, and dies.
 """
 import ast
 import atexit
@@ -22,10 +22,11 @@ if __name__ == "__main__":
     sys.path[0] = os.path.dirname(sys.path[0])          # the folder of the package, not the package
 
 from sandbox import walls
-from sandbox.profiles import DONE, GO, PROFILES
+from sandbox.profiles import DONE, GO, LATE, ON_TIME, PROFILES, STARVED
 from sandbox.values import MAX_DEPTH, Unsupported, encode
 
-RESULT, JOB, CONTROL, OWNER = 3, 4, 5, 6                # its descriptors; OWNER is a pidfd of the trainer
+# Its descriptors. OWNER is a pidfd of the trainer, PROC the folder /proc, which the empty root hides.
+RESULT, JOB, CONTROL, OWNER, PROC = 3, 4, 5, 6, 7
 
 
 # ---- the child --------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def child(given, size, cpu_s, wall, profile):
         os.lseek(JOB, 0, os.SEEK_SET)
         os.dup2(JOB, 0)
         os.dup2(RESULT, 1)
-    os.closerange(RESULT if script else JOB, OWNER + 1)
+    os.closerange(RESULT if script else JOB, PROC + 1)
     walls.wall_in(wall)
     os.write(1 if script else RESULT, b">")             # what ended before this was no doing of the program's
     if script:
@@ -141,12 +142,11 @@ def child(given, size, cpu_s, wall, profile):
 # ---- the fork server --------------------------------------------------------------------------------------
 
 def take_slots(given):
-    """Moves the descriptors of the trainer to RESULT, JOB, CONTROL and OWNER, and closes all others."""
-    fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in given]  # out of the way of the slots
-    os.closerange(RESULT, 100)
+    """Moves the descriptors of the trainer to RESULT, JOB, CONTROL, OWNER and PROC, and closes all others."""
+    fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, PROC + 1) for fd in given]  # out of the way of the slots
     for slot, fd in enumerate(fds, RESULT):
         os.dup2(fd, slot)
-    os.closerange(100, max(fds + given) + 1)
+    os.closerange(PROC + 1, max(fds + given) + 1)
 
 
 def reset_interpreter(imports):
@@ -185,8 +185,30 @@ def prepare(options):
     sys.modules["random"].seed(options["which"])        # the same draws in every run, others in the twin
     gc.collect()
     gc.freeze()
+    os.dup2(1, 2)                                       # what it said until now is in RESULT, for the trainer
     os.write(CONTROL, json.dumps(layers).encode() + b"\n")
     return profile, wall
+
+
+def queued_ms(pid):
+    """Milliseconds that a process has waited for a processor while it could have run; 0 where the kernel does
+    not tell. It counts no sleep, and no program can lengthen it: it has one thread, and its CPU time is
+    limited."""
+    try:
+        file = os.open(f"{pid}/schedstat", os.O_RDONLY, dir_fd=PROC)
+        text = os.read(file, 100)                       # nanoseconds running, nanoseconds waiting, turns
+        os.close(file)
+        return int(text.split()[1]) // 10**6
+    except (OSError, IndexError):
+        return 0
+
+
+def end_late(pid, wall_ms):
+    """Kills a child that the wall clock has overtaken -> whose fault that is: the machine's (STARVED) where
+    the child waited for a processor for more than half of the time, else the program's (LATE)."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)   # a wait counts once it is over
+    return STARVED if queued_ms(pid) > wall_ms / 2 else LATE
 
 
 def serve(profile, wall):
@@ -212,15 +234,14 @@ def serve(profile, wall):
         fd = os.pidfd_open(pid)
         poll.register(fd, select.POLLIN)
         events = poll.poll(wall_ms)
-        late, gone = not events, any(ready != fd for ready, _ in events)
-        if late or gone:
+        if any(ready != fd for ready, _ in events):
             os.kill(pid, signal.SIGKILL)
-        if gone:
             os._exit(0)
+        late = ON_TIME if events else end_late(pid, wall_ms)
         _, status, usage = os.wait4(pid, 0)
         poll.unregister(fd)
         os.close(fd)
-        os.write(CONTROL, DONE.pack(status, int(late), int((usage.ru_utime + usage.ru_stime) * 1e6)))
+        os.write(CONTROL, DONE.pack(status, late, int((usage.ru_utime + usage.ru_stime) * 1e6)))
 
 
 if __name__ == "__main__":

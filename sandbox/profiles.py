@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from sandbox.values import MAX_TEXT
 
 GO = struct.Struct("<IIII")    # to the fork server: bytes of standard input, then of the job, CPU ms, wall ms
-DONE = struct.Struct("<iIQ")    # from it: wait status, 1 if the wall clock ended the child, CPU microseconds
+DONE = struct.Struct("<iIQ")    # from it: wait status, one of the next line, CPU microseconds
+ON_TIME, LATE, STARVED = 0, 1, 2  # the wall clock ended the child: it slept, or it waited for a processor
 
 # What a program may import; all else raises ImportError, for no file can be opened in there. Every page of
 # these costs each fork time, so training gets what tasks.validation.IMPORTS names (and what these bring

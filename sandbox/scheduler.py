@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 
-from sandbox.profiles import DONE, GO, PROFILES
+from sandbox.profiles import DONE, GO, LATE, PROFILES, STARVED
 from sandbox.values import decode, encode
 
 # A job that must be deterministic passes two interpreters, and a third where these may agree by chance. Their
@@ -26,7 +26,11 @@ from sandbox.values import decode, encode
 SEEDS = 158, 299, 58
 CALLS = 1, 2, 5                 # of f with each input, in the passes
 PAUSES_S = 0.2, 2.0             # before a fork server that could not be started is tried again
-TRIES = 3                       # of a run that the sandbox, not the program, failed
+TRIES = 3                       # of a run that the sandbox or the machine, not the program, failed
+PATIENCE = 4                    # the wall limit of each try is so many times that of the one before
+START_S = 30                    # until a fork server has imported what programs may import
+# What an interpreter in an unusual place needs to find its library and its modules (clusters set the first).
+FINDS = "LD_LIBRARY_PATH", "PYTHONHOME"
 # Words of sets and of what outlives a call: defaults, attributes, decorators, statements outside a function.
 MAY_VARY = re.compile(r"[{@]|set|keys|items|cache|context|register|global|class|def .*=.*:|\.\w+ *=[^=]"
                       r"|^(?! |\n|\Z|def |from |import )", re.M)
@@ -73,16 +77,17 @@ class ForkServer:
         self.which, self.options, self.run, self.deadline = which, options, None, 0.0
         self.job, self.result = os.memfd_create("job"), os.memfd_create("result")
         self.control, theirs = socket.socketpair()
-        owner = os.pidfd_open(os.getpid())
-        fds = [self.result, self.job, theirs.fileno(), owner]   # the order of the slots in fork_server.py
-        environment = dict(PYTHONHASHSEED=str(SEEDS[which]), LD_BIND_NOW="1", LC_ALL="C.UTF-8",
-                           NANOPOPULORA_SANDBOX=json.dumps(dict(options, fds=fds, which=which)))
+        owner, proc = os.pidfd_open(os.getpid()), os.open("/proc", os.O_RDONLY)
+        fds = [self.result, self.job, theirs.fileno(), owner, proc]     # the order of the slots over there
+        environment = {name: os.environ[name] for name in FINDS if name in os.environ}
+        environment |= dict(PYTHONHASHSEED=str(SEEDS[which]), LD_BIND_NOW="1", LC_ALL="C.UTF-8",
+                            NANOPOPULORA_SANDBOX=json.dumps(dict(options, fds=fds, which=which)))
         file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork_server.py")
         null = subprocess.DEVNULL
         try:
             self.process = subprocess.Popen([sys.executable, "-sSB", file], env=environment, cwd="/",
                                             pass_fds=fds, start_new_session=True, stdin=null, stdout=null,
-                                            stderr=null)
+                                            stderr=self.result)     # until it is locked up
         except OSError:
             self.control.close()
             os.close(self.job)
@@ -91,14 +96,20 @@ class ForkServer:
         finally:
             theirs.close()
             os.close(owner)
+            os.close(proc)
 
     def ready(self):
-        """Waits for it to be locked up -> its layers."""
-        self.control.settimeout(30)
-        text = self.control.makefile().readline()
-        if not text.endswith("\n"):
-            raise OSError(f"the sandbox cannot start {sys.executable}: {text or 'it ended'}")
-        return json.loads(text)
+        """Waits for it to be locked up -> its layers. Raises OSError with its own words where it is not."""
+        self.control.settimeout(START_S)
+        try:
+            text = self.control.makefile().readline()
+        except TimeoutError:
+            text = f"it is not ready after {START_S} s"
+        if text.endswith("\n"):
+            return json.loads(text)
+        said = os.pread(self.result, 4000, 0).decode("utf-8", "replace")
+        words = " ".join(f"{text} {said}".split()) or "it ended without a word"
+        raise OSError(f"the sandbox cannot start {sys.executable}: {words}")
 
     def start(self, run, cpu_s, wall_s):
         """Puts a run into the shared job file, its input first, and asks for a child that runs it."""
@@ -117,14 +128,17 @@ class ForkServer:
             pass                                        # it is dead, which poll() reports
 
     def finish(self):
-        """-> (how the child ended, CPU seconds, what it claims). OSError where the fork server is dead."""
+        """-> (how the child ended, CPU seconds, what it claims: nothing where it got no processor to run on).
+        OSError where the fork server is dead."""
         message = self.control.recv(DONE.size)
         if len(message) != DONE.size:
             raise OSError("the fork server is dead")
         status, late, cpu_us = DONE.unpack(message)
         if status == 0:
             end = "ok"
-        elif late:
+        elif late == STARVED:
+            return "", cpu_us / 1e6, b""
+        elif late == LATE:
             end = "timeout"
         elif os.WIFSIGNALED(status):
             names = {signal.SIGPROF: "timeout", signal.SIGKILL: "killed", signal.SIGSYS: "violation",
@@ -263,7 +277,9 @@ class Scheduler:
         """Gives a run to a fork server without a child. Two calls within one CPU limit, five within 2.5."""
         server = next(s for s in self.servers if s.which == run.which and s not in self.busy)
         own_s, longer = run.case.job.cpu_s, max(1, CALLS[run.which] / 2)
-        wall_s = max(self.limits.wall_s, 5 * own_s)
+        # a longer wall each time: where a program got no processor, an endless loop meets its CPU limit after
+        # all, so that no student can choose to be unjudged
+        wall_s = max(self.limits.wall_s, 5 * own_s) * PATIENCE ** (run.tries - 1)
         self.busy.append(server)
         server.start(run, (own_s or self.limits.cpu_s) * longer, wall_s * longer)
 

@@ -5,6 +5,7 @@ import ast
 import cmath
 import math
 import re
+import sys
 from dataclasses import dataclass, replace
 
 from tasks.complexity import demand, entry, global_names, tree_of
@@ -24,8 +25,11 @@ IMPORTS = frozenset("math itertools functools collections string re heapq bisect
 # id and hash: hash(None) is an address, the same in every process of one machine and another on the next.
 BANNED = frozenset("__import__ eval exec compile open input breakpoint globals locals vars exit quit help "
                    "id hash __builtins__ __loader__ __spec__".split())
-DUNDERS = frozenset("__init__ __name__ __len__ __iter__ __next__ __getitem__ __add__ __mul__ __eq__ "
+DUNDERS = frozenset("__init__ __name__ __main__ __len__ __iter__ __next__ __getitem__ __add__ __mul__ __eq__ "
                     "__lt__".split())
+# Of the modules above, what draws random numbers; and modules that can be reached through them (typing.sys).
+DRAWS = frozenset("NormalDist kde_random".split())
+OTHER_MODULES = sys.stdlib_module_names - IMPORTS - {"abc"}         # collections.abc is public
 CONTROL = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:think|answer|eos)>|```")
 BRACKETED = re.compile(r"[<\[{|].*[>\]}|]", re.S)
 
@@ -77,10 +81,43 @@ def check_program(source: str, limits: Limits) -> None:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             modules = {(getattr(node, "module", None) or alias.name).split(".")[0] for alias in node.names}
             demand(modules <= IMPORTS and not getattr(node, "level", 0), "import")
-        dunder = isinstance(node, ast.Attribute) and re.fullmatch(r"__\w+__", node.attr)
-        demand(not dunder or node.attr in DUNDERS, "banned_name")
+        reached = names_reached(node)
+        demand(DRAWS.isdisjoint(reached), "banned_name")
+        for name in reached:
+            demand(name in DUNDERS or not re.fullmatch(r"__[a-z]\w*__", name), "banned_name")
+    demand(not reaches_module(tree), "import")
     demand(names.isdisjoint(BANNED), "banned_name")
     demand(not limits.reject_constant or not ignores_input(entry(tree)), "ignores_input")
+
+
+def names_reached(node: ast.AST) -> list[str]:
+    """Names by which a node reaches into a value or a module: of an attribute, of what is imported from a
+    module, and those in a string, as in methodcaller("__hash__") or "{0.__class__}"."""
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    if isinstance(node, ast.ImportFrom):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.findall(r"\w+", node.value)
+    return []
+
+
+def reaches_module(tree: ast.Module) -> bool:
+    """Whether a program takes a module that it may not import from one that it may: statistics.random."""
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and not OTHER_MODULES.isdisjoint(names_reached(node)):
+            return True
+        if isinstance(node, ast.Attribute) and node.attr in OTHER_MODULES:
+            owner = node.value
+            while isinstance(owner, ast.Attribute):
+                owner = owner.value
+            if isinstance(owner, ast.Name) and owner.id in imported:
+                return True
+    return False
 
 
 def ignores_input(function: ast.FunctionDef) -> bool:

@@ -3,6 +3,7 @@ import gzip
 import hashlib
 import json
 import operator
+import subprocess
 import sys
 import time
 from argparse import Namespace
@@ -55,6 +56,19 @@ def test_hand_checked_answers(graded, answer, gold, equal):
                                   "$" * 100_000, "__import__('os').system('touch /tmp/graded')"], ids=range(8))
 def test_hostile_text_is_wrong(graded, text):
     assert graded(text, "3")["correct"] is False and not Path("/tmp/graded").exists()
+
+
+@needs_grader
+def test_a_grader_with_less_memory_than_it_wants(monkeypatch):
+    """Under `ulimit -v`, as schedulers of clusters set it; and what a grader that does not start says."""
+    few = f"ulimit -v 2000000; exec {sys.executable} \"$@\""
+    started = subprocess.Popen
+    monkeypatch.setattr(grader.subprocess, "Popen", lambda words, **more: started(["sh", "-c", few, *words], **more))
+    with closing(Grader()) as process:
+        assert process.grade("\\boxed{4}", "4") == dict(correct=True, answer="4")
+    monkeypatch.setattr(grader.subprocess, "Popen", lambda words, **more: started(["sh", "-c", "echo no sympy >&2"], **more))
+    with pytest.raises(OSError, match="does not start: no sympy"):
+        Grader().grade("4", "4")
 
 
 @needs_grader

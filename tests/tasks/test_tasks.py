@@ -110,6 +110,21 @@ def test_no_attempt_sees_the_calls_before_it(sandbox, program):
 
 
 @pytest.mark.parametrize("program, problem", [
+    ("from statistics import NormalDist\ndef f(x):\n    return NormalDist().samples(x)", "banned_name"),
+    ("import statistics as s\ndef f(x):\n    return s.NormalDist().samples(x)[0] > 0", "banned_name"),
+    ("from operator import methodcaller\ndef f(x):\n    return methodcaller('__hash__')(x)", "banned_name"),
+    ("def f(x):\n    return getattr(x, '__hash__')()", "banned_name"), ("def f(x):\n    return '{0.__class__}'.format(x)", "banned_name"),
+    ("import statistics\ndef f(x):\n    return statistics.random.random() > .5", "import"),
+    ("from statistics import random\ndef f(x):\n    return random.random() > .5", "import"),
+    ("import typing\ndef f(x):\n    return typing.re.sys.maxsize", "import"),
+    ("import collections\ndef f(x):\n    return isinstance(x, collections.abc.Mapping)", None),
+    ("from collections import abc\ndef f(x):\n    x.time = x.queue\n    return isinstance(x, abc.Sized)", None),
+    ("def f(x):\n    return ['__name__', '_____', 'a__b__c', 'random', x]\nif __name__ == '__main__':\n    f(1)", None)])
+def test_what_is_reached_by_a_name(program, problem):
+    assert Reject.unless("syntax", validation.check_program, program, CHAT) == (problem and Reject(problem))
+
+
+@pytest.mark.parametrize("program, problem", [
     ("def f(x):\n    def g(hash):\n        return hash\n    return hash(None)", "banned_name"),
     ("def g(hash):\n    return hash\ndef f(x):\n    return g(hash(None))", "banned_name"),
     ("def f(x, hash=hash(None)):\n    return hash", "banned_name"), ("def f(x):\n    return [1 for hash in [hash(None)]]", "banned_name"),
