@@ -113,6 +113,8 @@ def parser() -> argparse.ArgumentParser:
     add("--plan", action="store_true", help="only print what would be run")
     add("--from", dest="source", nargs="+", default=[], metavar="DIR", help="the table of finished runs")
     add("--reference", default=FULL, help="the arm with which the others are compared")
+    add("--contrast", action="append", default=[], metavar="ONE,OTHER",
+        help="a further pair of arms, corrected with those of the reference; several times")
     add("--measure", default="area", help="what is compared: area, goal, end, deployed or a task type")
     add("--goal", type=float, default=0.6, help="accuracy in all played types that counts as reached")
     add("train", nargs=argparse.REMAINDER, help="-- and flags of train.py for every arm")
@@ -169,7 +171,14 @@ def main(argv: list[str] | None = None) -> int:
     known = tuple(experiment.arms)
     common.choose(args.reference, known, "--reference", "arm")
     arms = common.choose(args.arms, known, "--arms", "arm") or known
-    print(measures.table(measures.conclude(experiment, arms, args.reference, args.measure, args.goal)))
+    further = []
+    for text in args.contrast:
+        pair = common.choose(text, known, "--contrast", "arm")
+        if len(pair) != 2:
+            raise ValueError(f"--contrast {text}: give two arms with a comma between, as in spread,one")
+        further.append(tuple(pair))
+    result = measures.conclude(experiment, arms, args.reference, args.measure, args.goal, further)
+    print(measures.table(result))
     return 0
 
 

@@ -6,6 +6,7 @@ accuracy, mean of played types and students; deployed: the same of the one membe
 all runs of an arm and seed; a type's name: that member's accuracy in it. Every contrast comes with its
 manipulation check: whether the arms differed in what their names promise.
 """
+import dataclasses
 import itertools
 import math
 import statistics
@@ -50,10 +51,33 @@ def measured(records: list[dict], due: float, goal: float, types: list[str]) -> 
     return out | (chosen if len(chosen) > 1 else {})
 
 
-def births_that_can_help(records: list[dict]) -> tuple[int, int]:
-    """Births of students with a parent better than the victim by EFFECT, of those whose two were probed."""
-    births = [birth[1:] for record in records for birth in record["births"] if None not in birth]
-    return sum(parent >= victim + EFFECT for parent, victim in births), len(births)
+@dataclasses.dataclass(frozen=True)
+class Births:
+    """Of students' births: those with a parent that was better than the victim by EFFECT at the last probe,
+    those whose parent and victim were probed at all, and all."""
+    better: int
+    probed: int
+    born: int
+
+    def __str__(self) -> str:
+        unknown = "" if self.probed == self.born else f" ({self.probed} probed)"
+        return f"{self.better} of {self.born}{unknown}"
+
+    def share(self) -> float:
+        """Of all births. One that was not probed is not known to help, and counts as one that does not."""
+        return self.better / max(1, self.born)
+
+
+def births_that_can_help(records: list[dict]) -> Births:
+    """What the records of an arm say of its births."""
+    better = probed = born = 0
+    for record in records:
+        for _, parent, victim in record["births"]:
+            born += 1
+            if parent is not None and victim is not None:
+                probed += 1
+                better += parent >= victim + EFFECT
+    return Births(better, probed, born)
 
 
 def manipulation(pairs: list[tuple[dict, dict]], varied: str) -> dict:
@@ -67,19 +91,24 @@ def manipulation(pairs: list[tuple[dict, dict]], varied: str) -> dict:
             for mine, theirs in zip(one["pairings"], other["pairings"]):
                 others += [mine[teacher] != theirs[teacher] for teacher in mine.keys() & theirs.keys()]
     differ, n = sum(others), len(others)
-    share = dict(matching=differ / max(1, n), evolution=max(better / max(1, born) for better, born in births))
+    share = dict(matching=differ / max(1, n), evolution=max(both.share() for both in births))
     return dict(pairings=(differ, n), births=births, tested=not varied or share[varied] >= TESTED[varied])
 
 
-def contrast(values: dict[tuple[str, int], dict], one: str, other: str, measure: str) -> dict | None:
-    """One arm's measure minus another's, paired by the seeds that have both; None where no seed has."""
+def contrast(values: dict[tuple[str, int], dict], one: str, other: str, measure: str,
+             against: str = "") -> dict | None:
+    """One arm's measure minus another's, or minus another measure of it (`against`), paired by the seeds that
+    have both; None where no seed has."""
     seeds = [seed for arm, seed in values if arm == one and (other, seed) in values]
-    differences = {seed: values[one, seed][measure] - values[other, seed][measure] for seed in seeds}
-    known = {seed: x for seed, x in differences.items() if math.isfinite(x)}
-    if not known:
+    differences = {}
+    for seed in seeds:
+        difference = values[one, seed][measure] - values[other, seed][against or measure]
+        if math.isfinite(difference):
+            differences[seed] = difference
+    if not differences:
         return None
-    x = np.array(list(known.values()))
-    return dict(other=other, seeds=list(known), difference=float(x.mean()), by_seed=x.tolist(),
+    x = np.array(list(differences.values()))
+    return dict(one=one, other=other, seeds=list(differences), difference=float(x.mean()), by_seed=x.tolist(),
                 interval=interval_of_runs(x), p=sign_flip(x))
 
 
@@ -111,45 +140,85 @@ def collected(experiment: Experiment, arms: list[str], goal: float) -> tuple[dic
     return values, records
 
 
-def conclude(experiment: Experiment, arms: list[str], reference: str, measure: str, goal: float) -> dict:
-    """Contrasts of `measure` with the reference, corrected, and the means. Raises ValueError."""
-    values, records = collected(experiment, list(dict.fromkeys([reference, *arms])), goal)
-    names = dict.fromkeys(name for value in values.values() for name, x in value.items() if math.isfinite(x))
+def means_of(values: dict[tuple[str, int], dict], names: list[str]) -> tuple[dict, dict]:
+    """arm -> measure -> mean, and measure -> number of seeds. A mean is over the seeds in which every arm has
+    the measure: some runs were not probed, and columns of different seeds would not compare."""
+    arms = list(dict.fromkeys(arm for arm, _ in values))
+    seeds = sorted({seed for _, seed in values})
+    means, n_seeds = {arm: {} for arm in arms}, {}
+    for name in names:
+        known = {key for key, measures in values.items() if math.isfinite(measures.get(name, math.nan))}
+        common = [seed for seed in seeds if known >= {(arm, seed) for arm in arms}]
+        n_seeds[name] = len(common)
+        for arm in arms:
+            means[arm][name] = mean_of(values[arm, seed][name] for seed in common)
+    return means, n_seeds
+
+
+def conclude(experiment: Experiment, arms: list[str], reference: str, measure: str, goal: float,
+             further: list[tuple[str, str]] = ()) -> dict:
+    """Contrasts of `measure` with the reference, and between the pairs of arms in `further`, corrected
+    together, and the means. Raises ValueError.
+
+    A mean over students (`end`) rises where the best is copied over others, and anybody can do that for
+    nothing when the run is over. `copied`: the reference's `end` minus that of each arm in which the student
+    that is best on validation has been copied over all others, so that its accuracy is the mean."""
+    wanted = [reference, *arms, *itertools.chain(*further)]
+    values, records = collected(experiment, list(dict.fromkeys(wanted)), goal)
+    names = []
+    for name in dict.fromkeys(itertools.chain(*values.values())):
+        if any(math.isfinite(value.get(name, math.nan)) for value in values.values()):
+            names.append(name)
     if measure not in names:
         raise ValueError(f"--measure {measure}: these runs have {', '.join(names) or 'none'}")
-    means = {}
-    for arm in dict.fromkeys(arm for arm, _ in values):
-        of_arm = [key for key in values if key[0] == arm]
-        means[arm] = {name: mean_of(values[key][name] for key in of_arm) for name in names}
-        means[arm]["steps"] = mean_of(len(record["spent"]) for key in of_arm for record in records[key])
-    lines = [contrast(values, reference, arm, measure) for arm in means if arm != reference]
+    for key, own in records.items():
+        values[key]["steps"] = mean_of(len(record["spent"]) for record in own)
+    means, n_seeds = means_of(values, [*names, "steps"])
+    pairs = [(reference, arm) for arm in arms if arm != reference]
+    lines = [contrast(values, one, other, measure) for one, other in dict.fromkeys([*pairs, *further])]
     lines = [line for line in lines if line]
     for line, adjusted in zip(lines, holm([line["p"] for line in lines])):
-        pairs = [(records[reference, seed][0], records[line["other"], seed][0]) for seed in line["seeds"]]
-        varied = experiment.arms[reference].varies(experiment.arms[line["other"]])
-        line |= dict(check=manipulation(pairs, varied), p_holm=adjusted)
+        one, other = line["one"], line["other"]
+        runs_of_both = [(records[one, seed][0], records[other, seed][0]) for seed in line["seeds"]]
+        varied = experiment.arms[one].varies(experiment.arms[other])
+        line |= dict(check=manipulation(runs_of_both, varied), p_holm=adjusted)
         line["verdict"] = verdict(line)
+    copied = []
+    if measure == "end":
+        copied = [contrast(values, reference, arm, "end", "deployed") for arm in means]
     return dict(commits=experiment.plan["commit"], seeds=experiment.seeds, goal=goal, measure=measure,
-                reference=reference, means=means, contrasts=lines)
+                reference=reference, means=means, n_seeds=n_seeds, contrasts=lines,
+                copied=[line for line in copied if line])
+
+
+def statistics_of(line: dict) -> str:
+    """A contrast's difference, interval and p for the terminal."""
+    span = "{:+7.3f} ..{:+7.3f}".format(*line["interval"]) if line["interval"] else "-"
+    return f"{line['difference']:+10.3f}  {span:^17}  {line['p']:6.4f}"
 
 
 def table(result: dict) -> str:
     """The result for the terminal."""
-    names = next(iter(result["means"].values()))
+    names, n_seeds = list(result["n_seeds"]), result["n_seeds"]
     out = [f"commit {', '.join(result['commits'])}; seeds {', '.join(map(str, result['seeds']))}; "
            f"matched: tokens, within {TOLERANCE:.0%}; goal {result['goal']:g}", "",
            f"{'arm':21}" + "".join(f" {name:>6}" for name in names)]
     for arm, means in result["means"].items():
         cells = [f"{means[name]:{max(6, len(name))}.{0 if name == 'steps' else 3}f}" for name in names]
         out.append(f"{arm:21} {' '.join(cells)}")
+    cells = [f"{n_seeds[name]:{max(6, len(name))}}" for name in names]
+    out.append(f"{'seeds of all arms':21} {' '.join(cells)}")
     out += ["", f"{'was it tested?':31} other pairings  births with a parent better than the victim"]
     heading = f"{result['measure'] + ', corrected (Holm)':31}"
     below = ["", f"{heading} difference  95% interval            p  p (Holm)  seeds  verdict"]
     for line in result["contrasts"]:
-        name, (differ, n) = f"{result['reference']} - {line['other']}", line["check"]["pairings"]
-        helped = ", ".join(f"{better} of {n_births}" for better, n_births in line["check"]["births"])
-        out.append(f"{name:31} {differ:5} of {n:5}  {helped}")
-        span = "{:+7.3f} ..{:+7.3f}".format(*line["interval"]) if line["interval"] else "-"
-        below.append(f"{name:31} {line['difference']:+10.3f}  {span:^17}  {line['p']:6.4f}  "
-                     f"{line['p_holm']:8.4f}  {len(line['seeds']):5}  {line['verdict']}")
+        name, (differ, n) = f"{line['one']} - {line['other']}", line["check"]["pairings"]
+        out.append(f"{name:31} {differ:5} of {n:5}  {', '.join(map(str, line['check']['births']))}")
+        below.append(f"{name:31} {statistics_of(line)}  {line['p_holm']:8.4f}  {len(line['seeds']):5}  "
+                     f"{line['verdict']}")
+    if result["copied"]:
+        below += ["", f"{'end - end with the best copied':31} difference  95% interval            p  seeds"]
+    for line in result["copied"]:
+        name = f"{line['one']} - {line['other']}"
+        below.append(f"{name:31} {statistics_of(line)}  {len(line['seeds']):5}")
     return "\n".join(out + below)

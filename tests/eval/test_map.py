@@ -1,12 +1,16 @@
 """docs/map.md and crossing.md say what their packed runs say."""
+import functools
 import json
 import re
 from collections import Counter
 from pathlib import Path
+from statistics import NormalDist, stdev
 
+import numpy as np
 import pytest
 
 from eval.population import ablation, measures, runs
+from eval.stats import interval_of_runs, sign_flip
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "map.md"
 
@@ -20,13 +24,74 @@ def test_the_page_s_blocks_are_what_their_commands_print(capsys, monkeypatch):
         assert capsys.readouterr().out.strip() == block.strip()
 
 
+@functools.cache
+def opened(ground: str) -> runs.Experiment:
+    return runs.opened([str(PAGE.parent / "results" / ground)])
+
+
+def concluded(ground: str, one: str, other: str, measure: str) -> dict:
+    return measures.conclude(opened(ground), [other], one, measure, 0.6)
+
+
+def unwrapped(name: str = "map.md") -> str:
+    """A page with every run of white space as one space."""
+    return re.sub(r"\s+", " ", (PAGE.parent / name).read_text(encoding="utf-8"))
+
+
 def test_the_other_arms():
+    """Every row from its pack. Of every pair whose means over students stand there, and of the page's sentences, the copy of the best stands there, too."""
     rows = re.findall(r"\| (\w+) \| (\w+) \| (\S+) - (\S+) \| (\S+) \| (\S+) \((\S+) \.\. (\S+)\) \|", PAGE.read_text(encoding="utf-8"))
-    assert len(rows) == 26
+    assert len(rows) == 33
     for ground, measure, one, other, *numbers in rows:
-        result = measures.conclude(runs.opened([str(PAGE.parent / "results" / ground)]), [other], one, measure, 0.6)
-        found = [result["means"][other][measure], result["contrasts"][0]["difference"], *result["contrasts"][0]["interval"]]
+        of = dict(copied="end").get(measure, measure)
+        result = concluded(ground, one, other, of)
+        line = next(line for line in result["copied" if measure == "copied" else "contrasts"] if line["other"] == other)
+        mean = result["means"][other]["deployed" if measure == "copied" else measure]
+        found = [mean, line["difference"], *line["interval"]]
         assert list(map(float, numbers)) == pytest.approx(found, abs=6e-4), (ground, other)
+    beside = {row[:1] + row[2:4] for row in rows if row[1] == "copied"}
+    assert {row[:1] + row[2:4] for row in rows if row[1] == "end"} <= beside
+
+
+PLANNED = {"niches": ["niches-add - generalists", "niches-add - single-long", "niches-add - crossed"], "rates": ["pbt - spread", "pbt - singles", "spread - one"],
+           "rare": ["copy - single-long", "copy - singles", "copy - no-evolution"], "hills": ["copy - single-long", "copy - singles"], "matching2": ["pfsp - uniform"]}
+
+
+def test_the_verdicts_are_counted_and_what_they_could_see():
+    """Of the planned contrasts, Holm over those of a ground; the smallest difference that a normal test at Holm's first step sees in 80%."""
+    verdicts, seen = Counter(), []
+    for ground, names in PLANNED.items():
+        pairs = [tuple(name.split(" - ")) for name in names]
+        for line in measures.conclude(opened(ground), [], pairs[0][0], "deployed", 0.6, pairs)["contrasts"]:
+            verdicts[line["verdict"]] += 1
+            if line["verdict"] == "cannot tell":
+                x = line["by_seed"]
+                quantile = NormalDist().inv_cdf
+                seen.append((quantile(1 - 0.025 / len(pairs)) + quantile(0.8)) * stdev(x) / len(x) ** 0.5)
+    assert verdicts == {"level": 3, "behind": 1, "not tested": 1, "cannot tell": 7}
+    stated = re.search(r"it has to be (\S+) to (\S+)\. ", unwrapped()).groups()
+    assert list(stated) == [f"{x:.2f}"[1:] for x in (min(seen), max(seen))]
+
+
+def test_what_was_not_planned():
+    """Sums over seeds that were added, or over two tries; and a copy over the worst of four single runs alone."""
+    page = unwrapped()
+    first = [concluded("hills", "copy", "singles", "deployed"), concluded("hills2", "copy", "singles", "deployed")]
+    twelve, eight = (result["contrasts"][0]["by_seed"] for result in first)
+    together = np.array(twelve + eight)
+    assert (round(np.mean(twelve[:8]), 3), round(sign_flip(np.array(twelve[:8])), 2)) == (-0.111, 0.18) and "there -.111, p .18" in page
+    assert (round(together.mean(), 3), round(sign_flip(together), 3), len(together)) == (-0.082, 0.022, 20) and "-.082, p .022" in page
+    tries = np.array([x for ground in ("matching", "matching2") for x in concluded(ground, "pfsp", "uniform", "deployed")["contrasts"][0]["by_seed"]])
+    low, high = interval_of_runs(tries)
+    assert f"{tries.mean():+.3f} ({low:+.3f} .. {high:+.3f})".replace("0.", ".") in page
+    rates, worst_replaced = opened("rates"), []
+    values, records = measures.collected(rates, ["pbt", "singles"], 0.6)
+    for seed in rates.seeds:
+        by_rank = sorted(records["singles", seed], key=lambda record: record["validation"])
+        by_rank[0] = by_rank[-1]
+        worst_replaced.append(values["pbt", seed]["end"] - sum(record["end"]["code_o"] for record in by_rank) / 4)
+    assert (round(np.mean(worst_replaced), 3), round(sign_flip(np.array(worst_replaced)), 2)) == (-0.047, 0.25)
+    assert "still .047 under them (p .25)" in page
 
 
 def test_seeds_at_the_goal():

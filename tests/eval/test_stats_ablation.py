@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from eval.population import ablation, measures, runs
+from eval.population.measures import Births
 from eval.population.runs import FULL, Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,7 +72,7 @@ def test_contrasts_are_corrected_and_checked():
     assert line["verdict"] == "ahead" and lines["pair"]["verdict"] == "behind"
     assert line["p"] == 2 / 256 and line["p_holm"] == 6 * 2 / 256 and len(line["by_seed"]) == 8
     assert line["interval"][0] < line["difference"] < line["interval"][1]
-    assert line["check"]["pairings"] == (64, 128) and line["check"]["births"] == [(8, 16), (8, 16)]
+    assert line["check"]["pairings"] == (64, 128) and line["check"]["births"] == [Births(8, 16, 16)] * 2
     assert lines["no-evolution"]["check"]["tested"]
     for seed in SEEDS:
         some.records[f"uniform-s{seed}"]["pairings"] = some.records[f"full-s{seed}"]["pairings"]
@@ -79,7 +80,7 @@ def test_contrasts_are_corrected_and_checked():
         run["births"] = [[3, 0.5, 0.48], [3, 0.5, None], [3, 0.9, 0.2], [3, 0.2, 0.6]]
     lines = concluded(some)
     assert lines["uniform"]["check"]["pairings"] == (0, 128) and lines["uniform"]["verdict"] == "not tested"
-    assert lines["no-evolution"]["check"]["births"][0] == (8, 24) and lines["no-evolution"]["verdict"] == "not tested"
+    assert lines["no-evolution"]["check"]["births"][0] == Births(8, 24, 32) and lines["no-evolution"]["verdict"] == "not tested"
     some.records["pair-s11"]["spent"].pop()
     with pytest.raises(ValueError, match="pair-s11 spent 7,000 where 8,000 are due"):
         concluded(some)
@@ -115,7 +116,46 @@ def test_births_that_could_help():
     birth = dict(step=6, parents=[dict(name="S0")], victim=dict(role="student", name="S1"))
     log = [birth, birth | dict(step=4), birth | dict(victim=dict(role="teacher", name="T0"))]
     assert runs.births_of(metrics, log) == [[6, 0.7, 0.3], [4, 0.2, 0.3]]
-    assert measures.births_that_can_help([dict(births=runs.births_of(metrics, log))]) == (1, 2)
+    assert measures.births_that_can_help([dict(births=runs.births_of(metrics, log))]) == Births(1, 2, 2)
+
+
+def test_births_that_were_not_probed_are_not_known_to_help():
+    """17 of 207 births whose parent was better, of 72 that were probed, is .08 and not .24."""
+    record = dict(births=[[3, 0.5, 0.2]] * 17 + [[4, 0.2, 0.2]] * 55 + [[5, None, 0.2]] * 100 + [[5, 0.9, None]] * 35)
+    births = measures.births_that_can_help([record])
+    assert str(births) == "17 of 207 (72 probed)" and births.share() == pytest.approx(17 / 207)
+    assert str(Births(15, 39, 39)) == "15 of 39" and Births(0, 0, 0).share() == 0
+
+
+def test_columns_compare_the_same_seeds():
+    """Where an arm was probed in some seeds only, all arms' area and goal are of these, and the table says how many."""
+    some = experiment({FULL: 0.6, "pair": 0.6})
+    for seed in SEEDS[:5]:
+        some.records[f"full-s{seed}"]["probes"] = []
+        some.records[f"pair-s{seed}"]["probes"] = [[0, 0.0, 0.0]]
+    result = measures.conclude(some, ["pair"], FULL, "end", 0.6)
+    assert result["means"]["pair"]["area"] == pytest.approx(result["means"][FULL]["area"]) and result["n_seeds"]["area"] == 3
+    assert result["n_seeds"]["end"] == 8 and "seeds of all arms          3      3      8" in measures.table(result)
+
+
+def test_a_mean_stands_beside_what_copying_the_best_gives():
+    """Four single runs of .5, one of .75, best on validation: a population of .6 is ahead of their mean and behind their best copied."""
+    some = experiment({FULL: 0.6, "singles": 0.5})
+    for seed in SEEDS:
+        some.records[f"single-s{seed}"] |= dict(validation=0.9, deployed=dict(code_o=0.75), end=dict(code_o=0.75))
+    result = measures.conclude(some, ["singles"], FULL, "end", 0.6)
+    assert result["contrasts"][0]["difference"] == pytest.approx(0.6 - (0.75 + 3 * 0.5) / 4)
+    assert {line["other"]: line["difference"] for line in result["copied"]} == {FULL: 0, "singles": pytest.approx(0.6 - 0.75)}
+    assert re.search(r"end with the best copied .*\n.*\nfull - singles +-0\.150", measures.table(result))
+    assert not measures.conclude(some, ["singles"], FULL, "deployed", 0.6)["copied"]
+
+
+def test_further_pairs_are_corrected_together():
+    """A primary contrast that does not have the reference in it: --contrast pair,uniform."""
+    some = experiment({FULL: 0.6, "pair": 0.5, "uniform": 0.3}, noise=0.02)
+    lines = measures.conclude(some, ["pair"], FULL, "area", 0.6, [("pair", "uniform")])["contrasts"]
+    assert [(line["one"], line["other"]) for line in lines] == [(FULL, "pair"), ("pair", "uniform")]
+    assert [line["p_holm"] for line in lines] == [2 * 2 / 256] * 2 and lines[1]["difference"] > 0.1
 
 
 # ---- files -------------------------------------------------------------------------------------------------
@@ -151,6 +191,8 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
     for given, match in cases:
         with pytest.raises(ValueError, match=match):
             runs.opened(given)
+    with pytest.raises(ValueError, match="--contrast full: give two arms with a comma between, as in spread,one"):
+        ablation.main(["--from", first, "--contrast", "full"])
     with pytest.raises(ValueError, match="give --base, or --from DIR"):
         ablation.main([])
 
