@@ -26,7 +26,7 @@ from sandbox.values import decode
 from tasks import FRESH, TASK_TYPES, given_task, verify_answers
 from tasks.archive import Archive
 from tasks.base import UNJUDGED, Proposal, Reject, Task
-from tasks.prompts import FORMATS, Prompt, render, show
+from tasks.prompts import FORMATS, Prompt, decode_answers, render, show
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
 from verifier import Job, Sandbox, Verdict
@@ -135,23 +135,23 @@ def solve_rate(verdicts: list[str]) -> float | None:
 
 def fits(s: Setup, prompt: Prompt) -> bool:
     """Whether a prompt and an answer of cfg.max_new_tokens tokens fit the base's context."""
-    n_tokens = len(render(prompt, s.base.prompt_format, s.base.tokenizer)) + s.cfg.max_new_tokens
-    return n_tokens <= s.base.model.cfg.max_position_embeddings
+    rendered = render(prompt, s.base.prompt_format, s.base.tokenizer, s.base.day)
+    return len(rendered.ids) + s.cfg.max_new_tokens <= s.base.model.cfg.max_position_embeddings
 
 
 def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int, n: int,
         temperature: float | None = None, desc: str = "") -> tuple[Rollout, list[str]]:
-    """n answers to each prompt by its slot's member (-1 = base): rollout, texts with prefix."""
-    cfg, tokenizer = s.cfg, s.base.tokenizer
-    ids = [render(prompt, s.base.prompt_format, tokenizer) for prompt in prompts]
+    """n answers to each prompt by its slot's member (-1 = base): rollout, texts with their openings."""
+    cfg, base = s.cfg, s.base
+    asked = [render(prompt, base.prompt_format, base.tokenizer, base.day) for prompt in prompts]
     # a key holds no negative number, and the base's slot is -1
     keys = [(cfg.seed, step + 1, phase, slots[row // n] + 1, row) for row in range(n * len(slots))]
     sampling = SamplingParams(n, cfg.temperature if temperature is None else temperature, cfg.max_new_tokens,
-                              cfg.rollout_batch, FORMATS[s.base.prompt_format].closing, desc)
-    rollout = generate(s.base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks)
-    answers = rollout.answers(s.base.eos_ids)
-    texts = tokenizer.batch_decode(answers, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return rollout, [prompts[i // n].prefix + text for i, text in enumerate(texts)]
+                              cfg.rollout_batch, FORMATS[base.prompt_format].closing, desc)
+    ids = [rendered.ids for rendered in asked]
+    rollout = generate(base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks)
+    texts = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
+    return rollout, [asked[i // n].opening + text for i, text in enumerate(texts)]
 
 
 def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:

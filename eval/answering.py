@@ -20,7 +20,7 @@ from eval.common import Population
 from generate import Prompts, SamplingParams, generate
 from model import Base
 from run.checkpoint import RunDir
-from tasks.prompts import ENVELOPE, FORMATS, Prompt, chat_text, render
+from tasks.prompts import FORMATS, THINK, Prompt, Rendered, decode_answers, render
 from weights import is_chat_model
 
 # A call of `generate` is given several rollout batches, so that waiting rows take the places of those that
@@ -64,19 +64,18 @@ def pick_prompt_format(args: argparse.Namespace, base: Base) -> str:
     return args.prompt
 
 
-def put(question: str | Prompt | list[int], prompt_format: str, base: Base) -> list[int]:
-    """Token ids of a question: by the chat template, in the R1 envelope, or as "Question: ... Answer:". A
-    task's Prompt is put as in training; token ids, of a benchmark with its own words, stay as they are."""
+def put(question: str | Prompt | list[int], prompt_format: str, base: Base) -> Rendered:
+    """A question as the model is given it: by the chat template, in the R1 envelope, or as "Question: ...
+    Answer:". A Prompt is put as in training; token ids, of a benchmark with its own words, stay as they
+    are."""
     if isinstance(question, list):
-        return question
-    if isinstance(question, Prompt):
-        return render(question, base.prompt_format, base.tokenizer)
-    text, is_chat = f"Question: {question}\nAnswer:", prompt_format in ("chat", "direct")
-    if prompt_format == "envelope":
-        text = ENVELOPE.format(question) + "<think>"
-    if is_chat:
-        text = chat_text([dict(role="user", content=question)], prompt_format, base.tokenizer)
-    return list(base.tokenizer(text, add_special_tokens=not is_chat).input_ids)
+        return Rendered(question)
+    if isinstance(question, str) and prompt_format == "plain":
+        return Rendered(list(base.tokenizer(f"Question: {question}\nAnswer:").input_ids))
+    if isinstance(question, str):
+        question = Prompt(question, THINK if prompt_format == "envelope" else "")
+    form = "base" if prompt_format == "envelope" else prompt_format
+    return render(question, form, base.tokenizer, base.day)
 
 
 def fits(ids: dict, max_new: int, context: int) -> int:
@@ -94,12 +93,13 @@ def answer_all(population: Population, items: list, ask: Callable, verify: Calla
                answer: Callable | None = None) -> list[dict]:
     """Every member's answers to every item, those on disk first: dicts as in answers.jsonl, written by call.
 
-    ask(item) -> text, token ids, or Prompt (whose prefix `verify` puts before the text); verify as in
-    `verified`; answer: `answer_call`, or what stands for it; summary.comparable leaves out what the sandbox
-    failed on. Raises ValueError where a question does not fit the context.
+    ask(item) -> text, token ids or Prompt; verify as in `verified`, whose texts begin with what the prompt
+    holds of the answer (Rendered.opening); answer: `answer_call`, or what stands for it; summary.comparable
+    leaves out what the sandbox failed on. Raises ValueError where a question does not fit the context.
     """
     have = {place_of(row): row for row in done}
-    ids = {(item.bench, item.id): put(ask(item), prompt_format, population.base) for item in items}
+    rendered = {(item.bench, item.id): put(ask(item), prompt_format, population.base) for item in items}
+    ids = {name: prompt.ids for name, prompt in rendered.items()}
     n_tokens = fits(ids, args.max_new, population.base.model.cfg.max_position_embeddings) + args.max_new
     groups = []                                     # a member's samples of an item, which are drawn together
     for item in items:
@@ -113,8 +113,11 @@ def answer_all(population: Population, items: list, ask: Callable, verify: Calla
     for start in tqdm(range(0, len(wanted), size), "answers", disable=not sys.stderr.isatty()):
         asked = [pair for group in wanted[start:start + size] for pair in group]
         given = (answer or answer_call)(population, [row for _, row in asked], ids, args, prompt_format)
-        answers = [(item, row | more) for (item, row), more in zip(asked, given) if place_of(row) not in have]
-        rows = []
+        answers, rows = [], []
+        for (item, row), more in zip(asked, given):
+            if place_of(row) not in have:
+                opening = rendered[item.bench, item.id].opening
+                answers.append((item, row | more | dict(text=opening + more["text"])))
         for first in range(0, len(answers), args.max_rows):             # tests in memory are large
             part = answers[first:first + args.max_rows]
             verdicts = verified(verify, [(item, row["text"]) for item, row in part])
@@ -142,8 +145,7 @@ def answer_call(population: Population, rows: list[dict], ids: dict, args: argpa
     sampling = SamplingParams(args.samples, args.temperature, args.max_new, args.max_rows,
                               form.closing if form else "")
     rollout = generate(base, population.adapters, Prompts(prompts, slots, keys), sampling)
-    texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=True,
-                                        clean_up_tokenization_spaces=False)
+    texts = decode_answers(rollout.answers(base.eos_ids), base.tokenizer, special=False)
     if prompt_format == "plain":                    # a base goes on to ask itself
         texts = [text.partition("\nQuestion:")[0] for text in texts]
     return [dict(tokens=tokens, text=text) for tokens, text in zip(rollout.n_tokens.tolist(), texts)]

@@ -15,7 +15,7 @@ import threading
 from importlib.util import find_spec
 from pathlib import Path
 
-from tasks.prompts import first_answer
+from tasks.prompts import concluded
 
 LIMIT_S, START_S = 10.0, 120.0          # of one answer; of importing sympy on a busy machine
 MAX_CHARS = 20_000                      # of an answer, its last ones
@@ -23,9 +23,10 @@ MAX_MEMORY = 4 << 30
 
 
 def final(text: str) -> str:
-    """The part of a text that states its answer: after thinking, in the R1 envelope within its first tags,
-    from the last line with a box on (math-verify reads boxes that are not in math mode as one list)."""
-    text = first_answer(text).rpartition("</think>")[2].rpartition("<answer>")[2][-MAX_CHARS:]
+    """The part of a text that states its answer: after thinking ("" where it was cut off before), in the R1
+    envelope within its first tags, from the last line with a box on (math-verify reads boxes that are not in
+    math mode as one list)."""
+    text = concluded(text, "envelope").rpartition("<answer>")[2][-MAX_CHARS:]
     before, box, after = text.rpartition("\\boxed")
     return before.rpartition("\n")[2] + box + after
 

@@ -13,6 +13,7 @@ from contextlib import closing
 from eval import answering, common, fetch
 from eval.fetch import Item
 from eval.grader import Grader
+from tasks.prompts import concluded
 
 SETS = ("aime24", "aime25", "amc23", "math500", "minerva", "gsm8k", "olympiadbench")
 
@@ -48,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     items, hashes = fetch.load(args, SETS, item_of)
     with closing(Grader()) as grader:
         def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
-            return [grader.grade(text, item.gold) | dict(gold=item.gold) for item, text in answers]
+            return [grader.grade(concluded(text, prompt_format), item.gold) | dict(gold=item.gold)
+                    for item, text in answers]
         if args.self_test:
             return answering.self_test(items, boxed, verify)
         common.conclude(args, *answering.evaluate(args, "eval-math", items, hashes, ask, verify))

@@ -26,7 +26,7 @@ from model import Base
 from sandbox.values import encode
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import Task
-from tasks.prompts import Prompt, reasoning, render
+from tasks.prompts import Prompt, decode_answers, reasoning, render
 from tasks.validation import Limits
 from verifier import Sandbox
 from weights import load_base
@@ -56,7 +56,7 @@ def draw_tasks(row: str, size: int, n: int, seed: int | str) -> list[Task]:
 def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int, ...],
           forced: str = "") -> list[str]:
     """One answer to each prompt; its first token is the likeliest of those that start with `forced`."""
-    ids = [render(p, base.prompt_format, base.tokenizer) for p in prompts]
+    ids = [render(p, base.prompt_format, base.tokenizer).ids for p in prompts]
     first = [""] * len(prompts)
     if forced:
         vocabulary = base.tokenizer.convert_ids_to_tokens(range(base.model.cfg.vocab_size))
@@ -69,8 +69,7 @@ def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int,
     keys = [(*key, i) for i in range(len(ids))]
     sampling = SamplingParams(temperature=temperature, max_new_tokens=MAX_NEW_TOKENS)
     rollout = generate(base, None, Prompts(ids, [-1] * len(ids), keys), sampling)
-    texts = base.tokenizer.batch_decode(rollout.answers(base.eos_ids), skip_special_tokens=False,
-                                        clean_up_tokenization_spaces=False)
+    texts = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
     return [a + b for a, b in zip(first, texts)]
 
 

@@ -9,6 +9,7 @@ chat's words into the R1 think/answer envelope for models without chat training.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
 
 
 def fenced(tag: str, body: str) -> str:
@@ -128,6 +129,7 @@ answer. The reasoning process and answer are enclosed within <think> </think> an
 respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.
 User: {}
 Assistant: """
+THINK, THOUGHT = "<think>", "</think>"      # tags around a model's thinking
 # What the next task is about, and how its input begins: without either, a small model repeats the examples.
 TOPICS = (("a list of numbers", "["), ("a list of words", "['"), ("a sentence", "'"),
           ("a dictionary of counts", "{'"), ("a list of pairs", "[("), ("a table of numbers", "[["),
@@ -145,9 +147,10 @@ LOGIC_TOPICS = tuple((topic, "") for topic in (
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the model is asked; `prefix` is the opening of its own answer."""
+    """What the model is asked; `prefix` is the opening of its own answer, `system` a chat's first message."""
     user: str
     prefix: str = ""
+    system: str = ""
 
     def filled(self, **fields) -> "Prompt":
         """With these in place of its {names}."""
@@ -174,13 +177,9 @@ def micro_blocks(text: str) -> list[tuple[str, str]]:
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """Fenced blocks as (language or "", body), in order. Only the answer counts where there are think/answer
-    tags; an answer without fences is one ("answer", body). A fence may be closed by the next opening one or
-    by the end of the text."""
-    if "</think>" in text:
-        text = text.rpartition("</think>")[2]
-    elif "<think>" in text and "<answer>" not in text.rpartition("<think>")[2]:
-        return []       # cut off while thinking: whatever stands there is no answer
+    """Fenced blocks as (language or "", body), in order. Only the answer counts where there are answer tags;
+    an answer without fences is one ("answer", body). A fence may be closed by the next opening one or by the
+    end of the text."""
     tagged = "<answer>" in text
     if tagged:
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
@@ -212,11 +211,25 @@ def first_answer(text: str) -> str:
     return first + tag
 
 
+def concluded(text: str, prompt_format: str) -> str:
+    """What an answer, its opening included, says once it has thought: "" where it was cut off while thinking,
+    for whatever stands there is a guess. In the envelope (base, eval's name for it: envelope) an answer tag
+    ends the thinking, too, and what follows the first answer is a base model's talk with itself."""
+    if prompt_format == "micro":        # its traces have no tags
+        return text
+    enveloped = prompt_format in ("base", "envelope")
+    if enveloped:
+        text = first_answer(text)
+    text = text.rpartition(THOUGHT)[2]
+    _, is_open, thought = text.rpartition(THINK)
+    if is_open and not (enveloped and "<answer>" in thought):
+        return ""
+    return text
+
+
 def envelope_blocks(text: str) -> list[tuple[str, str]]:
-    """As `fenced_blocks`, for base models: the first answer counts, lest one to a question of the model's own
-    override it, and without an answer tag there is none."""
-    first = first_answer(text)
-    return fenced_blocks(first) if "<answer>" in first else []
+    """As `fenced_blocks`, for base models: without an answer tag there is none."""
+    return fenced_blocks(text) if "<answer>" in text else []
 
 
 @dataclass(frozen=True)
@@ -243,11 +256,11 @@ FORMATS = {
 
 
 class Answer:
-    """What a model wrote, its prefix included, as its prompt format cuts it."""
+    """What a model wrote, its opening included, as its prompt format cuts it."""
 
     def __init__(self, text: str, prompt_format: str):
         self.text, self.form = text, FORMATS[prompt_format]
-        self.blocks = self.form.blocks(text)
+        self.blocks = self.form.blocks(concluded(text, prompt_format))
 
     def bodies(self, *tags: str) -> list[str]:
         """Of the blocks under one of these tags."""
@@ -275,29 +288,79 @@ def template(kind: str, prompt_format: str, phase: str) -> Prompt:
 
 
 def reasoning(text: str, prompt_format: str) -> str:
-    """The reasoning in an answer, its prefix included; "" where it answers at once."""
+    """The reasoning in an answer, its opening included; "" where it answers at once."""
     if prompt_format == "micro":
         return "\n".join(Answer(text, prompt_format).bodies("trace"))
     if prompt_format == "base":
         return text.partition("<think>")[2].partition("</think>")[0].strip()
-    return re.sub("</?think>", "", text.partition("```")[0]).strip()
+    answer = concluded(text, prompt_format)
+    thought = text.removesuffix(answer)         # may hold fences, too
+    return re.sub("</?think>", "", thought + answer.partition("```")[0]).strip()
 
 
-def chat_text(messages: list[dict], prompt_format: str, tokenizer, begins: bool = True) -> str:
-    """Messages by the tokenizer's chat template. begins: the assistant's turn follows."""
+def chat_text(messages: list[dict], prompt_format: str, tokenizer, begins: bool = True,
+              day: str = "") -> str:
+    """Messages by the tokenizer's chat template. begins: the assistant's turn follows; day: the date that a
+    template is told which writes one (YYYY-MM-DD; "" = today)."""
+    told = {}
+    if day:         # as a variable it hides the function of this name that transformers gives to templates
+        told["strftime_now"] = date.fromisoformat(day).strftime
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=begins,
-                                         enable_thinking=FORMATS[prompt_format].thinking)
+                                         enable_thinking=FORMATS[prompt_format].thinking, **told)
 
 
-def render(prompt: Prompt, prompt_format: str, tokenizer) -> list[int]:
-    """Token ids of a prompt. The prefix is tokenised apart: it cannot merge with what stands before it."""
-    text = prompt.user
+@dataclass(frozen=True)
+class Rendered:
+    """A prompt as a model is given it, and what of the model's answer it holds already: a prefix, or the
+    "<think>" of a template that opens the thinking itself. Parsers are shown the opening and the answer."""
+    ids: list[int]
+    opening: str = ""
+
+
+def render(prompt: Prompt, prompt_format: str, tokenizer, day: str = "") -> Rendered:
+    """Token ids of a prompt and its prefix, tokenised together: tokenizers of the SentencePiece kind put a
+    space before a text that stands alone. day: as in `chat_text`.
+
+    Where a template ends inside thinking, a prefix would become a thought, and a student that is to answer at
+    once (direct) would think: there the thinking is closed first, with nothing in it.
+    """
+    text, opening = prompt.user, prompt.prefix
     if prompt_format in ("chat", "direct"):
-        text = chat_text([{"role": "user", "content": text}], prompt_format, tokenizer)
+        messages = [dict(role="user", content=prompt.user)]
+        if prompt.system:
+            messages.insert(0, dict(role="system", content=prompt.system))
+        text = chat_text(messages, prompt_format, tokenizer, day=day)
+        turn = text.removeprefix(chat_text(messages, prompt_format, tokenizer, begins=False, day=day))
+        _, is_open, thought = turn.rpartition(THINK)
+        if is_open and THOUGHT not in thought:
+            if prompt.prefix or not FORMATS[prompt_format].thinking:
+                text = f"{text.rstrip()}\n\n{THOUGHT}\n\n"
+            else:
+                opening = THINK + thought
     elif prompt_format == "base":
         text = ENVELOPE.format(text)
-    ids = list(tokenizer(text, add_special_tokens=prompt_format == "base").input_ids)
-    return ids + list(tokenizer(prompt.prefix, add_special_tokens=False).input_ids) if prompt.prefix else ids
+    ids = tokenizer(text + prompt.prefix, add_special_tokens=prompt_format == "base").input_ids
+    return Rendered(list(ids), opening)
+
+
+def decode_answers(answers: list[list[int]], tokenizer, special: bool = True) -> list[str]:
+    """The texts of answers' token ids, as they go on where a prompt ends. special: with the tokenizer's
+    special tokens, else of these with the tags of thinking alone.
+
+    An answer is decoded behind a letter, which is taken away again: decoders of the SentencePiece kind drop
+    the space that a text begins with. Behind its prompt it would not do: where an answer begins with half a
+    character in bytes, they make the bytes before it, such as a line's end, unreadable as well.
+    """
+    dropped = set()
+    if not special:
+        for token, added in tokenizer.added_tokens_decoder.items():
+            if added.special and added.content not in (THINK, THOUGHT):
+                dropped.add(token)
+    letter = list(tokenizer("a", add_special_tokens=False).input_ids)
+    rows = [letter + [token for token in answer if token not in dropped] for answer in answers]
+    how = dict(skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    n = len(tokenizer.decode(letter, **how))
+    return [text[n:] for text in tokenizer.batch_decode(rows, **how)]
 
 
 def show(value, compact: bool = False) -> str:

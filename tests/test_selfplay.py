@@ -164,7 +164,7 @@ def test_a_task_that_leaves_no_room_for_an_answer_is_refused(setup):
     short, long = (program("x=x+1"), "3"), (program("\n ".join(f"x=x+{i}" for i in range(7, 13))), "3")
     s = setup()
     prompt = TASK_TYPES["code_o"].solve("micro", task(0, program=short[0]), s.limits)
-    room = 256 - len(render(prompt, "micro", s.base.tokenizer))
+    room = 256 - len(render(prompt, "micro", s.base.tokenizer).ids)
     for max_new_tokens, reasons in ((room, ["", "prompt_too_long"]), (80, ["", ""])):
         batch = proposed(short, long)
         selfplay.verify(setup(max_new_tokens=max_new_tokens), seeded(), batch, 0)
@@ -181,7 +181,7 @@ def test_references_are_left_out_until_the_prompt_fits(setup):
     base = dataclasses.replace(s.base, prompt_format="base", model=model)
     s = dataclasses.replace(s, base=base, limits=Limits.for_format("base"))
     prompts = [TASK_TYPES["code_o"].propose("base", few_shot[:k], random.Random(0), s.limits) for k in (3, 6)]
-    three, six = (len(render(prompt, "base", base.tokenizer)) for prompt in prompts)
+    three, six = (len(render(prompt, "base", base.tokenizer).ids) for prompt in prompts)
     for context, n_shown in ((three + 48, range(1, 6)), (six + 400, [6]), (40, [0])):
         model.cfg = dataclasses.replace(model.cfg, max_position_embeddings=context)
         assert len(selfplay.prompt_teacher(s, archive, "code_o", random.Random(0))[1]) in n_shown

@@ -15,7 +15,7 @@ from eval.code import suites
 from eval.code.problems import SETS, Problem, problem_of
 from eval.code.programs import complete, extract
 from model import Base
-from tasks.prompts import chat_text, first_answer
+from tasks.prompts import Prompt, chat_text, concluded
 from verifier import Sandbox
 
 # The words of EvalPlus (evalplus/codegen.py) and of LiveCodeBench (lcb_runner/prompts/code_generation.py).
@@ -42,7 +42,7 @@ def question(problem: Problem) -> str:
             "### Answer: (use the provided format with backticks)\n\n")
 
 
-def ask(problem: Problem, prompt_format: str, base: Base) -> str | list[int]:
+def ask(problem: Problem, prompt_format: str, base: Base) -> str | Prompt | list[int]:
     """The question; token ids where the benchmark has a form of its own. chat: by the template, EvalPlus's
     with the answer begun as EvalPlus begins it. plain: the bare prompt, to be completed (LiveCodeBench: its
     question, without examples for base models)."""
@@ -51,21 +51,19 @@ def ask(problem: Problem, prompt_format: str, base: Base) -> str | list[int]:
     if prompt_format == "plain":
         text = question(problem) if problem.is_live else problem.prompt.strip() + "\n"
         return list(base.tokenizer(text).input_ids)
-    messages = [dict(role="user", content=question(problem))]
     if problem.is_live:
-        messages.insert(0, dict(role="system", content=LIVE_SYSTEM))
-    else:
-        messages.append(dict(role="assistant", content=f"{BEGIN}{MARK}\n```\n"))
-    text = chat_text(messages, prompt_format, base.tokenizer, begins=problem.is_live)
+        return Prompt(question(problem), system=LIVE_SYSTEM)
+    messages = [dict(role="user", content=question(problem)),
+                dict(role="assistant", content=f"{BEGIN}{MARK}\n```\n")]
+    text = chat_text(messages, prompt_format, base.tokenizer, begins=False, day=base.day)
     return list(base.tokenizer(text.split(MARK)[0], add_special_tokens=False).input_ids)
 
 
 def program(problem: Problem, text: str, prompt_format: str) -> str:
     """The program in an answer, "" where there is none."""
+    text = concluded(text, prompt_format)
     if not text.strip():
         return ""
-    if prompt_format == "envelope":
-        text = first_answer(text).rpartition("</think>")[2]
     if problem.is_live:
         return extract(text, None)
     if prompt_format == "plain":

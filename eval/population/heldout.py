@@ -85,7 +85,7 @@ def examiner(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None)
 
     def verify(answers: list[tuple]) -> list[dict]:
         tasks = [item.task for item, _ in answers]
-        texts = [[ask(item).prefix + text] for item, text in answers]
+        texts = [[text] for _, text in answers]
         verdicts = verify_answers(tasks, texts, prompt_format, limits, sandbox.run)
         return [dict(correct=None if verdict == UNJUDGED else verdict == "correct", verdict=verdict)
                 for verdict, in verdicts]

@@ -44,7 +44,7 @@ def ask_all(population, out, args, prompt_format="plain", judge=judge):
 
 def test_rows_of_the_envelope_end_at_its_closing_text(population, tmp_path, monkeypatch):
     args = flags("--max-new-tokens", "60")
-    whole = [row["text"] for row in ask_all(population, tmp_path / "whole", args, "envelope")]
+    whole = [row["text"].removeprefix("<think>") for row in ask_all(population, tmp_path / "whole", args, "envelope")]
     printable = Counter(c for text in whole for c in text[:30] if "!" <= c <= "~")
     closing, n = printable.most_common(1)[0]
     assert n > 5 and FORMATS["base"].closing == "</answer>"
@@ -52,7 +52,7 @@ def test_rows_of_the_envelope_end_at_its_closing_text(population, tmp_path, monk
     ended = ask_all(population, tmp_path / "ended", args, "envelope")
     for text, row in zip(whole, ended, strict=True):
         first, tag, _ = text.partition(closing)
-        assert row["text"] == first + tag
+        assert row["text"] == "<think>" + first + tag, "the prompt has opened the thinking"
     assert sum(row["tokens"] < 60 for row in ended) > n / 2, "what is not written costs nothing"
 
 
@@ -119,7 +119,7 @@ def test_a_question_is_put_by_the_chat_template_if_any(bytes_base):
     base = load_base(str(bytes_base))
 
     def decode(prompt_format: str) -> str:
-        return base.tokenizer.decode(answering.put("Why?", prompt_format, base))
+        return base.tokenizer.decode(answering.put("Why?", prompt_format, base).ids)
 
     assert decode("plain") == "Question: Why?\nAnswer:" and decode("envelope").endswith("User: Why?\nAssistant: <think>")
     template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}END{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"

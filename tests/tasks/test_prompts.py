@@ -18,18 +18,18 @@ def test_thinking_is_the_prompt_formats_choice(base, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", SWITCH)
     asked = Prompt("Why?", "```answer\n")
     assert FORMATS["chat"].thinking and not FORMATS["direct"].thinking
-    rendered = {name: tokenizer.decode(render(asked, name, tokenizer)) for name in ("chat", "direct")}
+    rendered = {name: tokenizer.decode(render(asked, name, tokenizer).ids) for name in ("chat", "direct")}
     assert rendered == {"chat": "<user>Why?<|im_end|><assistant>```answer\n",
                         "direct": "<user>Why?<|im_end|><assistant><think>\n\n</think>\n\n```answer\n"}
     monkeypatch.setitem(FORMATS, "chat", dataclasses.replace(FORMATS["chat"], thinking=False))
-    assert tokenizer.decode(render(asked, "chat", tokenizer)) == rendered["direct"]
+    assert tokenizer.decode(render(asked, "chat", tokenizer).ids) == rendered["direct"]
     assert chat_text([dict(role="user", content="Why?")], "direct", tokenizer, begins=False) == "<user>Why?<|im_end|>"
 
 
 def test_a_template_without_the_switch_passes_over_it(base, monkeypatch):
     tokenizer = base.tokenizer
     monkeypatch.setattr(tokenizer, "chat_template", WITHOUT)
-    texts = {tokenizer.decode(render(Prompt("Why?"), name, tokenizer)) for name in ("chat", "direct")}
+    texts = {tokenizer.decode(render(Prompt("Why?"), name, tokenizer).ids) for name in ("chat", "direct")}
     assert texts == {"<user>Why?<|im_end|><assistant>"}
 
 
