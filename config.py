@@ -2,7 +2,7 @@
 import argparse
 from dataclasses import Field, dataclass, field, fields, replace
 
-from operators import OPERATORS
+from operators import OPERATORS, n_children
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES
 from tasks.complexity import demand
@@ -106,6 +106,8 @@ class Config:
     evolve: str = flag("mixed", "operators of replacement, or none", EVOLVE)
     evolve_every: int = flag(None, "steps between replacements", within=FROM_1)
     replace_frac: float = flag(0.25, "share of each role that is replaced, at least one", within=(0, 0.999))
+    litter: int = flag(1, "children that try for a student's place: the best takes it, if better than who "
+                       "has it; 1: the only child takes it untried", within=(1, 1000))
     grace: int = flag(-1, "steps before a child can be replaced; -1 = one interval", within=(-1, 10**9))
     # probes
     probe_every: int = flag(None, "steps between probes of held-out tasks; 0 = never", within=FROM_0)
@@ -241,6 +243,7 @@ def check(cfg: Config) -> None:
     demand(n_students > 0, f"--teachers {cfg.teachers}: of --pop {cfg.pop} one must be a student")
     demand(not cfg.single or cfg.pop == 2,
            "--single is one adapter in both roles: leave out --pop and --teachers, or --single itself")
+    check_litter(cfg, n_students)
     demand(cfg.matches <= cfg.teachers, f"--matches {cfg.matches}: there are {cfg.teachers} teachers")
     demand(not cfg.niches or 1 < len(task_types) <= min(cfg.teachers, n_students),
            f"--niches deals {len(task_types)} task type(s) to {cfg.teachers} teacher(s) and {n_students} "
@@ -259,3 +262,16 @@ def check(cfg: Config) -> None:
            "--tasks micro draws code_o and code_i: give these as --task-types, or a file of tasks")
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
            f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks: give at least 1")
+
+
+def check_litter(cfg: Config, n_students: int) -> None:
+    """Whether students are replaced, and by as many different children as --litter asks for."""
+    if cfg.litter == 1:
+        return
+    replaces = cfg.evolve != "none" and cfg.replace_frac > 0 and n_students > 1 and not cfg.single
+    demand(replaces, f"--litter {cfg.litter}: this run replaces no student: leave --litter out, or give an "
+           "--evolve other than none, a --replace-frac above 0, and at least two students")
+    n_parents = n_students - max(1, int(cfg.replace_frac * n_students))
+    most = n_children(cfg.evolve, n_parents)
+    demand(cfg.litter <= most, f"--litter {cfg.litter}: of {n_parents} student(s) that stay, --evolve "
+           f"{cfg.evolve} makes {most} different child(ren): give at most {most}, or --evolve mixed")

@@ -18,7 +18,7 @@ import torch
 
 from config import TARGETS, demand, numbers_of
 from lora import Adapters
-from operators import BY_NAME, CROSSOVERS, MUTATIONS, OPERATORS, adapter_cosines, dw_norm
+from operators import BY_NAME, CROSSOVERS, EXACT, MUTATIONS, OPERATORS, adapter_cosines, dw_norm, n_children
 from trueskill_lite import Rating
 from weights import load_peft, read_peft, save_peft
 
@@ -161,8 +161,8 @@ def choose_operator(mode, n_parents, rng):
 
 
 def choose_parents(survivors, n, i, rng):
-    """n parents of the i-th child, drawn uniformly; with niches the pair that covers most types, of these the
-    one with the fewest in common, then the fittest, and so on in turn. survivors: worst first."""
+    """n parents of the i-th child of a step, drawn uniformly; with niches the pair that covers most types, of
+    these the one with the fewest in common, then the fittest, and so on in turn. survivors: worst first."""
     if n == 1 or not survivors[0].niche:
         return rng.sample(survivors, n)
 
@@ -174,8 +174,11 @@ def choose_parents(survivors, n, i, rng):
     return [survivors[place] for place in pairs[(i - 1) % len(pairs)]]
 
 
-def plan(members, fitness, replace_frac, grace, step, mode, rng):
+def plan(members, fitness, replace_frac, grace, step, mode, rng, litter: int = 1) -> list[list[Birth]]:
     """Truncation selection in one role: Births for the bottom `replace_frac` by fitness(member) -> float.
+
+    For each victim a list: `litter` children of one name that could replace it, no two of them the same, or
+    as many as the survivors can have.
 
     Only members that have played take part. At least one is replaced where there are two or more, but never
     the fittest, nor a child of an age in steps <= grace (founders have no grace), nor the last with a type in
@@ -195,13 +198,19 @@ def plan(members, fitness, replace_frac, grace, step, mode, rng):
             staying.remove(m)
             survivors.remove(m)
     serial = max(int(m.name[1:]) for m in members)          # of all: no name ever comes twice
-    births = []
+    litters, n_drawn = [], 0
     for i, victim in enumerate(victims, 1):
-        operator, note = choose_operator(mode, len(survivors), rng)
-        parents = choose_parents(survivors, OPERATORS[operator].n_parents, i, rng)
-        parents.sort(key=survivors.index, reverse=True)
-        births.append(Birth(f"{victim.name[0]}{serial + i}", victim, tuple(parents), operator, note))
-    return births
+        births = []
+        while len(births) < min(litter, n_children(mode, len(survivors))):
+            n_drawn += 1
+            operator, note = choose_operator(mode, len(survivors), rng)
+            parents = choose_parents(survivors, OPERATORS[operator].n_parents, n_drawn, rng)
+            parents.sort(key=survivors.index, reverse=True)
+            birth = Birth(f"{victim.name[0]}{serial + i}", victim, tuple(parents), operator, note)
+            if operator not in EXACT or birth not in births:
+                births.append(birth)
+        litters.append(births)
+    return litters
 
 
 @torch.no_grad()

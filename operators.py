@@ -6,6 +6,7 @@ mean(B) mean(A) is not mean(B A), and the same dW has many factorings. Its entry
 which "mixed" draws from, or in BY_NAME makes it a value of --evolve.
 Shapes: R rank, K = R x parents, n modules of one shape (stacked: the small eigenproblems run as one batch).
 """
+import math
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -245,6 +246,14 @@ MUTATIONS = {f.__name__: Operator(f, 1) for f in (svd, layers, mask, noise)}
 CROSSOVERS = {f.__name__: Operator(f, 2) for f in (dare, layerwise, svd_mix, extrapolate)}
 BY_NAME = {"copy": Operator(copy, 1), "mean": Operator(mean, 2), "add": Operator(add, 2)}  # not in "mixed"
 OPERATORS = MUTATIONS | CROSSOVERS | BY_NAME
+EXACT = ("svd_mix", *BY_NAME)       # these draw nothing: of the same parents they make the same child
+
+
+def n_children(mode, n_parents):
+    """How many different children n_parents can have in an evolve mode; inf where its operators draw."""
+    if mode not in EXACT:
+        return math.inf
+    return max(1, math.comb(n_parents, OPERATORS[mode].n_parents))
 
 
 # --- distances ----------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from verifier import Job, Sandbox, Verdict
 
 # Phases: the third number of a random key, (seed, step, phase, member, index). The update draws nothing.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE, INIT = range(8)
+N_TRIAL = 24                    # tasks that the children of a --litter and their victim attempt
 MATCHING_FLOOR = 0.1            # share of the uniform distribution in matching: exploration
 
 
@@ -295,6 +296,14 @@ def solve(s: Setup, pairs: list[tuple[Member, Member]], proposed: list[ProposalR
         p.attempts[student.name] = attempts.verdicts[i]
         p.answers[student.name] = attempts.texts[i * n:(i + 1) * n]
     return solved, attempts
+
+
+def trial(s: Setup, tasks: list[Task], slot: int, step: int) -> tuple[float, int]:
+    """Share of these tasks that the member in a slot solves greedily, and the tokens of its answers."""
+    s.adapters.page_in([slot])
+    done = attempt(s, tasks, [slot] * len(tasks), step, EVOLVE, 1, 0.0)
+    rate = solve_rate([verdict for verdict, in done.verdicts])
+    return rate or 0.0, int(done.rollout.n_tokens.sum())
 
 
 # --- rewards ------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from run.probes import probe
 from run.startup import flags_of_run, hash_base, open_run, populate, prepare, show_plan
 from run.terminal import first_of_each, format_task, print_safely
 from selfplay import ProposalRecord, Setup
+from tasks.archive import Archive
 from trueskill_lite import RATINGS, child_rating
 from verifier import Sandbox
 
@@ -71,6 +72,38 @@ def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[Proposa
     return rows
 
 
+def make_child(setup: Setup, birth: evolve.Birth, *key: int) -> float:
+    """Write a child over its victim, drawn by the key, in all processes. Returns its norm ratio."""
+    gen = torch.Generator().manual_seed(selfplay.make_rng(*key).getrandbits(60))
+    # a GPU's linear algebra must not divide the processes: process 0 makes the child for all
+    ratio = setup.ranks.broadcast(lambda: evolve.apply_operator(setup.adapters, birth, gen))
+    setup.ranks.broadcast_member(setup.adapters, birth.victim.slot)
+    return ratio
+
+
+def try_litter(setup: Setup, archive: Archive, litter: list[evolve.Birth], step: int,
+               *key: int) -> tuple[evolve.Birth | None, float, dict]:
+    """Let a victim and the children that could replace it attempt the same tasks. Whoever solves most of them
+    is in the slot then, the victim where no child is better. Returns the child's birth (None: the victim
+    stays), its norm ratio, and the trial as genealogy.jsonl tells it."""
+    adapters, slot = setup.adapters, litter[0].victim.slot
+    tasks = archive.sample(setup.task_types, selfplay.N_TRIAL, selfplay.make_rng(*key, 0))
+    best, ratio, factors = None, 0.0, adapters.factors(slot)
+    highest, tokens = selfplay.trial(setup, tasks, slot, step)
+    told = dict(n_tasks=len(tasks), victim=highest, children=[])
+    for number, birth in enumerate(litter):
+        # the first one is the child of a run without trials; key 1 draws a child's rate
+        norm_ratio = make_child(setup, birth, *key, *([1 + number] if number else []))
+        solved, n_tokens = selfplay.trial(setup, tasks, slot, step)
+        tokens += n_tokens
+        parents = [m.name for m in birth.parents]
+        told["children"].append(dict(operator=birth.operator, parents=parents, solved=solved))
+        if solved > highest:
+            best, highest, ratio, factors = birth, solved, norm_ratio, adapters.factors(slot)
+    adapters.set_factors(slot, factors)
+    return best, ratio, told | dict(tokens=tokens)
+
+
 def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list[dict]:
     """Replace the weakest of each role by children, in LoRA weight space; lines of genealogy.jsonl."""
     cfg, system, rows = setup.cfg, RATINGS[setup.cfg.rating](), []
@@ -79,20 +112,27 @@ def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list
             continue
         rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number)
         place = {m.name: i for i, m in enumerate(state.members)}
-        births = evolve.plan(members_of(state.members, role), lambda m: system.fitness(m.rating),
-                             cfg.replace_frac, cfg.grace, step, cfg.evolve, rng)
-        for i, birth in enumerate(births):
-            seed = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number, i).getrandbits(60)
-            gen = torch.Generator().manual_seed(seed)
-            # a GPU's linear algebra must not divide the processes: process 0 makes the child for all
-            ratio = setup.ranks.broadcast(lambda: evolve.apply_operator(setup.adapters, birth, gen))
-            setup.ranks.broadcast_member(setup.adapters, birth.victim.slot)
-            adam.reset(birth.victim.slot)
+        # a teacher's worth shows only in matches: of new valid tasks most has who writes the easiest
+        size = cfg.litter if role == "student" else 1
+        litters = evolve.plan(members_of(state.members, role), lambda m: system.fitness(m.rating),
+                              cfg.replace_frac, cfg.grace, step, cfg.evolve, rng, size)
+        for i, litter in enumerate(litters):
+            key, birth, trial = (cfg.seed, step, selfplay.EVOLVE, number, i), litter[0], {}
+            victim = birth.victim
+            if size == 1:
+                ratio = make_child(setup, birth, *key)
+            else:
+                birth, ratio, told = try_litter(setup, state.archive, litter, step, *key)
+                state.totals["generated"] += told["tokens"]
+                trial = dict(trial=told)
+            if birth is None:
+                rows.append(dict(step=step, child=None, victim=dataclasses.asdict(victim)) | trial)
+                continue
+            adam.reset(victim.slot)
             rating = child_rating(system, [parent.rating for parent in birth.parents])
-            rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number, i, 1)
-            child = evolve.newborn(birth, rating, step, cfg.lr_mutate, rng)
-            rows.append(evolve.genealogy(birth, child, ratio))
-            state.members[place[birth.victim.name]] = child
+            child = evolve.newborn(birth, rating, step, cfg.lr_mutate, selfplay.make_rng(*key, 1))
+            rows.append(evolve.genealogy(birth, child, ratio) | trial)
+            state.members[place[victim.name]] = child
     return rows
 
 
@@ -151,7 +191,9 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
 
             state.step += 1
             row["alarms"], begun, notes = setup.ranks.broadcast(lambda: monitors.look(row))
-            row |= dict(births=[birth["child"] for birth in births], seconds=clock.seconds)
+            # trials have added to the tokens
+            row |= dict(births=[birth["child"] for birth in births if birth["child"]],
+                        tokens_generated=state.totals["generated"], seconds=clock.seconds)
             logs = dict(metrics=[row], tasks=task_rows(proposed, step), matches=matches, genealogy=births)
             tell(run, logs, notes, cfg.show)
             last = state.step == cfg.steps or bool(enough and enough(row))

@@ -123,6 +123,11 @@ def member_row(m: MemberLog) -> list[str]:
 def population(run: RunLog) -> str:
     """Ratings, solve rates, likeness, a table of the members."""
     everybody = sorted(run.members.values(), key=lambda m: m.died)
+    caption = f"{len(everybody)} in all, {MEMBERS} at most shown, living first. Rate, rating and solve rate "
+    caption += "of the last step."
+    if run.trials:
+        kept = sum(trial.get("child") is None for trial in run.trials)
+        caption += f" Of {len(run.trials)} litters {kept} had no child better than its victim."
     head = ("member", "steps", "born as", "niche", "rate", "rating", "solve rate", "norm to its parents'")
     return section("population", "The population", "Each member is an adapter, a small update of the same "
                    "frozen base. Teachers in warm colours, students in cool ones.", [
@@ -135,8 +140,7 @@ def population(run: RunLog) -> str:
         curves("Entropy", "Mean surprise a token, in nats: near 0 a member always says the same.",
                roles(run, "entropy")),
         curves("Likeness of adapters", "Mean cosine of the updates of a role.", roles(run, "cosine")),
-        figure("Members", f"{len(everybody)} in all, {MEMBERS} at most shown, living first. Rate, rating "
-               "and solve rate of the last step.", table(head, map(member_row, everybody[:MEMBERS])), True)])
+        figure("Members", caption, table(head, map(member_row, everybody[:MEMBERS])), True)])
 
 
 def drift(run: RunLog) -> str:

@@ -52,6 +52,9 @@ class MemberLog:
         parents = " and ".join(str(get(parent, "name")) for parent in items(self.birth, "parents", kind=list))
         note = f" ({self.birth['note']})" if self.birth.get("note") else ""
         victim = get(self.birth, "victim", "name")
+        trial = items(self.birth, "trial")
+        if trial:
+            note += f"; best of {len(items(trial, 'children', kind=list))} on {num(trial, 'n_tasks')} tasks"
         return f"{self.birth.get('operator')} of {parents}, in place of {victim}{note}"
 
 
@@ -65,7 +68,8 @@ class RunLog:
         self.config, self.env = self.whole("config.json"), self.whole("env.json")
         self.metrics = list({row["step"]: row for row in self.lines("metrics.jsonl")}.values())
         self.metrics.sort(key=lambda row: row["step"])
-        births = self.lines("genealogy.jsonl", expected=False)
+        births = list(self.lines("genealogy.jsonl", expected=False))
+        self.trials = [birth for birth in births if get(birth, "trial")]
         self.members = self.lives({str(birth.get("child")): birth for birth in births})
         self.n_tasks = int(max(0, sum(num(row, "n") or 0 for row in self.metrics)))
         self.tasks = list(islice(self.lines("tasks.jsonl"), 0, None, self.n_tasks // SHOWN + 1))

@@ -20,7 +20,7 @@ from run.checkpoint import founders, restore
 from run.directory import LOGS, RunDir
 from run.memory import fitted, plan_table
 from selfplay import Setup
-from tasks import read_given
+from tasks import FRESH, read_given
 from tasks.validation import Limits
 from verifier import Sandbox
 from weights import files_hash, load_base, load_tokenizer, read_config, resolve, weights_hash
@@ -135,7 +135,10 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> 
     their optimiser, and the hash of the base's files."""
     task_types = tuple(cfg.task_types.split(","))
     if cfg.tasks:
-        read_given(cfg.tasks, task_types)               # complains before anything slow
+        given = read_given(cfg.tasks, task_types)       # complains before anything slow
+        enough = cfg.litter == 1 or cfg.tasks == FRESH or len(set(given)) > 1
+        demand(enough, f"--litter {cfg.litter} compares children on the run's tasks, and --tasks {cfg.tasks} "
+               "holds only one: give more tasks, or leave --litter out")
     targets = cfg.lora_targets.split(",")
     adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, targets, ranks.device,
                            paged=cfg.matches > 0)

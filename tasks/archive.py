@@ -6,6 +6,7 @@ run reads it back.
 """
 import random
 from collections import Counter
+from collections.abc import Iterable
 from math import comb
 
 from tasks.base import Task
@@ -43,6 +44,13 @@ class Archive:
         if kind != "code_f":
             return rng.sample(pool, min(k, len(pool)))
         return [rng.choice(programs or pool), *rng.sample(pool, min(max(0, k - 1), len(pool)))]
+
+    def sample(self, kinds: Iterable[str], n: int, rng: random.Random) -> list[Task]:
+        """Up to n different ones of the latest tasks of these types."""
+        latest = [task for kind in kinds for task in self.tasks[kind][-WINDOW:]]
+        # given tasks come again
+        different = list({(task.kind, task.program, task.inputs): task for task in latest}.values())
+        return rng.sample(different, min(n, len(different)))
 
     def majority_baseline(self, kind: str) -> float:
         """How often guessing the most frequent output among the latest tasks of a type is right."""

@@ -14,7 +14,7 @@ import evolve
 from config import EVOLVE, MATCHING, Config, resolve_config
 from evolve import Member, apply_operator, cross, genealogy, learning_rates, match, newborn, outcome, plan
 from lora import Adapters
-from operators import CROSSOVERS, MUTATIONS, OPERATORS, dw_norm
+from operators import CROSSOVERS, EXACT, MUTATIONS, OPERATORS, dw_norm, n_children
 from run.checkpoint import founders
 from trueskill_lite import Rating
 from weights import read_peft, save_peft
@@ -36,7 +36,7 @@ def fitness(m):
 
 
 def births_of(members, seed=0, replace_frac=0.25, grace=10, step=10, mode="mixed"):
-    return plan(members, fitness, replace_frac, grace, step, mode, random.Random(seed))
+    return [birth for birth, in plan(members, fitness, replace_frac, grace, step, mode, random.Random(seed))]
 
 
 def meet(teachers, students, mode, seed, p=None, floor=0.1, **more):
@@ -158,6 +158,20 @@ def test_evolve_modes(mode):
     for b in births_of(team("T", 2), replace_frac=0.5, mode=mode):  # one survivor
         assert OPERATORS[b.operator].n_parents == 1
         assert bool(b.note) == (mode in ("crossover", "mean", "add", *CROSSOVERS)) or mode == "mixed"
+
+
+@pytest.mark.parametrize("mode", [mode for mode in EVOLVE if mode != "none"])
+def test_a_litter_is_of_different_children(mode):
+    """The first is the one that a litter of 1 has; as many as asked for, or as the survivors can have."""
+    members, most = team("S", 8), min(5, n_children(mode, 6))
+    for seed in range(20):
+        litters = plan(members, fitness, 0.25, 10, 10, mode, random.Random(seed), litter=5)
+        assert [len(litter) for litter in litters] == [most, most] and litters[0][0] == births_of(members, seed, mode=mode)[0]
+        for litter, name in zip(litters, ("S8", "S9")):
+            assert {(b.child, b.victim.name) for b in litter} == {(name, litter[0].victim.name)}
+            same = [(b.operator, [p.name for p in b.parents]) for b in litter if b.operator in EXACT]
+            assert all(same.count(x) == 1 for x in same)
+    assert n_children(mode, 6) == {"copy": 6, "mean": 15, "add": 15, "svd_mix": 15}.get(mode, math.inf)
 
 
 def test_who_has_not_played_is_neither_replaced_nor_a_parent():

@@ -272,12 +272,12 @@ def test_the_same_member_makes_room(step, capsys):
             born, parents = rng.choice([0, step - 15, step - 5]), rng.choice([(), ("S9",)])
             theirs.append(evolve.Member(f"S{i}", "student", i, rating, born, parents, matches=1))
             mine.append(tiny_member(f"S{i}", ours(rating), **(dict(born=born) if parents else {})))
-        births = evolve.plan(theirs, lambda m: TRUESKILL.fitness(m.rating), Config.replace_frac, nano.EVOLVE_EVERY, step, "mixed", rng)
+        litters = evolve.plan(theirs, lambda m: TRUESKILL.fitness(m.rating), Config.replace_frac, nano.EVOLVE_EVERY, step, "mixed", rng)
         before = list(mine)
         nano.evolve(mine, step, rng, torch.Generator().manual_seed(seed))
         said = capsys.readouterr().out
         changed = [i for i in range(4) if mine[i] is not before[i]]
-        assert [f"S{i}" for i in changed] == [b.victim.name for b in births]
+        assert [f"S{i}" for i in changed] == [birth.victim.name for birth, in litters]
         for i in changed:
             parents = re.search(r"\((.*)\)", said)[1].split(", ")
             assert same_rating(mine[i].rating, child_rating(TRUESKILL, [m.rating for m in theirs if m.name in parents]))

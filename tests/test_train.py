@@ -3,18 +3,23 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_run import play, rows, words
 
 import config
 import train
 from config import TARGETS
+from eval.population.runs import births_of
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
+from report import page
+from report.run import RunLog
 from run.directory import LOGS
 
 ROOT = Path(train.__file__).parent
@@ -158,6 +163,39 @@ def test_seed_tasks_seed_the_archive(run, tmp_path):
     assert {row["child"][0] for row in rows(path, "genealogy")} == {"S"}            # teachers at rate 0 are frozen
     seeds = json.loads((path / "step_1" / "state.json").read_text())["seeds"]
     assert [s["outputs"][0] for s in seeds] == ["1", "2", "3", "0"] and min(row["id"] for row in rows(path, "tasks") if "id" in row) == 4
+
+
+def test_the_best_of_a_litter_takes_the_place_if_it_is_better(run, tmp_path):
+    """Of three students, none of which learns, two are broken: copies of the third replace them, then nobody is replaced."""
+    flags = dict(pop=5, teachers=2, steps=3, evolve="copy", grace=0, matching="all", lr=0.0, lr_teacher=0.0, max_new_tokens=32)
+    founders = shutil.copytree(run(**flags | dict(steps=1, evolve="none")) / "step_1", tmp_path / "init")
+    for name in ("S0", "S1"):
+        file = founders / name / "adapter_model.safetensors"
+        save_file({key: torch.full_like(x, 9.0) for key, x in load_file(file).items()}, file)
+    path, untried = run(**flags, init=founders, litter=2), run(**flags | dict(steps=1), init=founders)
+    first, second, third = [row for row in rows(path, "genealogy") if row["victim"]["role"] == "student"]
+    assert {first["victim"]["name"], second["victim"]["name"]} == {"S0", "S1"}
+    assert [row["child"] for row in (first, second, third)] == ["S3", "S4", None]
+    assert [parent["name"] for parent in first["parents"]] == ["S2"]
+    for row in (first, second, third):
+        solved = [child["solved"] for child in row["trial"]["children"]]
+        assert len(solved) == 2 and (max(solved) > row["trial"]["victim"]) == (row["child"] is not None)
+    assert first["trial"]["victim"] == 0 == min(child["solved"] for child in first["trial"]["children"])
+    weights = [load_file(path / "step_3" / name / "adapter_model.safetensors") for name in ("S2", "S3", "S4")]
+    assert all(torch.equal(x, other[key]) for other in weights[1:] for key, x in weights[0].items())
+    ours, theirs = rows(path), rows(untried)
+    assert ours[0]["tokens_generated"] == theirs[0]["tokens_generated"] + first["trial"]["tokens"] > theirs[0]["tokens_generated"]
+    assert [birth for row in ours for birth in row["births"]] == [row["child"] for row in rows(path, "genealogy") if row["child"]]
+    assert all("trial" not in row for row in rows(untried, "genealogy")), "one child is untried"
+    assert [step for step, *_ in births_of(ours, rows(path, "genealogy"))] == [0, 1], "who keeps its place is not born"
+    text = page.page([RunLog(path)])
+    assert "; best of 2 on " in text and "Of 3 litters 1 had no child better than its victim" in text
+
+
+def test_a_litter_needs_tasks_to_tell_children_apart(run, tmp_path):
+    (tmp_path / "one.jsonl").write_text(json.dumps(dict(program="def f(x):\n return x+1", input="1")) + "\n")
+    with pytest.raises(ValueError, match="--litter 2 compares children on the run's tasks, and --tasks .*one.jsonl holds only one"):
+        run(tasks=tmp_path / "one.jsonl", litter=2)
 
 
 def test_a_step_without_valid_proposals_is_survived(run):

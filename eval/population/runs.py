@@ -112,6 +112,8 @@ def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
     out = []
     probed = [(row["step"], row["heldout_greedy"]) for row in metrics if row.get("heldout_greedy")]
     for birth in genealogy:
+        if birth["child"] is None:              # a --litter whose victim kept its place
+            continue
         last = next((accuracy for step, accuracy in reversed(probed) if step <= birth["step"]), {})
         if birth["victim"]["role"] == "student":
             parents = [last[parent["name"]] for parent in birth["parents"] if parent["name"] in last]

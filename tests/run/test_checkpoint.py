@@ -23,10 +23,10 @@ from run.platform import Interrupted, Signals
 
 ROOT = Path(train.__file__).parent
 STEPS = 3
-# some of all that a checkpoint must carry over: niches, rates of members' own that decay, evolution, probes, references
+# some of all that a checkpoint must carry over: niches, rates of members' own that decay, evolution, litters, probes, references
 FLAGS = dict(name="run", steps=STEPS, pop=6, task_types="code_o,code_f", niches=True, n_prompts=1, proposals_per_prompt=4,
              samples_per_task=2, max_new_tokens=48, n_heldout=2, n_few_shot=2, evolve_every=1, grace=0, probe_every=1,
-             save_every=1, keep=9, matching="uniform", lr_decay="1,3,0.2", lr_spread=8.0, lr_mutate=1.25, seed=3)
+             save_every=1, keep=9, litter=2, matching="uniform", lr_decay="1,3,0.2", lr_spread=8.0, lr_mutate=1.25, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +84,7 @@ def test_killed_then_resumed_equals_never_stopped(flags, whole, tmp_path, capsys
     assert capsys.readouterr().err == said
     born = [m for m in members_at(RunDir(path, writes=False), STEPS)[0] if m.parents]
     assert born and all(m.niche and m.lr_scale != 1 for m in born)
+    assert any("trial" in row for row in rows(path, "genealogy"))
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, id="SIGTERM"), pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.slow)])
@@ -190,7 +191,7 @@ def test_another_base_is_refused(flags, whole, micro_base, tmp_path):
 
 
 def test_start_from_a_runs_adapters(flags, whole, tmp_path):
-    path = play(**flags(tmp_path, init=whole / "step_3", steps=1, evolve="none", lr=1e-30, lr_teacher=1e-30))
+    path = play(**flags(tmp_path, init=whole / "step_3", steps=1, evolve="none", litter=1, lr=1e-30, lr_teacher=1e-30))
     members = [p.parent.name for p in (whole / "step_3").glob("*/adapter_config.json")]
     old = sorted(members, key=lambda name: (name[0] == "S", name))
     for name, new in zip(old, ["T0", "T1", "T2", "S0", "S1", "S2"], strict=True):
