@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from sandbox.values import decode
 from tasks.complexity import MAX_CHARS, count_statements, demand, digest, normalise, structural_hash
+from tasks.literals import arguments_text
 from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Answer, Prompt, show, template
-from tasks.validation import REASONS, Limits, arguments_text, check_input, check_program, check_value
+from tasks.validation import REASONS, Limits, check_input, check_program, check_value
 from verifier import Job, Verdict
 
 # What an attempt may be besides correct, wrong and malformed: the sandbox failed, the program made a
@@ -119,7 +120,7 @@ class TaskType:
         inputs = inputs or [body for tag, body in behind if tag == "" and "def " not in body]
         demand(inputs, "no_input")
         program = normalise(blocks[at][1], limits.source_chars, form.tidy)
-        return Proposal(self.name, program, (arguments_text(inputs[0], form.tidy),))
+        return Proposal(self.name, program, (arguments_text(inputs[0], program, form.tidy),))
 
     def check(self, proposal: Proposal, limits: Limits) -> Reject | None:
         """Refusal before anything runs, or None."""
@@ -175,15 +176,29 @@ class TaskType:
         return min(limits.n_shown, len(task.inputs) // 2)
 
     def parse_answer(self, text: str, prompt_format: str, task: Task, limits: Limits) -> str | None:
-        """What `read_answer` makes of a student's text; None = malformed. Never raises."""
-        try:
-            return self.read_answer(Answer(text, prompt_format), task, limits) or None
-        except ValueError:
-            return None
+        """The answer in a student's text; None = malformed. Never raises.
 
-    def read_answer(self, written: Answer, task: Task, limits: Limits) -> str:
-        """The answer in what a student wrote, not yet evaluated; "" = malformed."""
-        return written.block(*self.tags)
+        Which block counts: of the blocks under one of this type's tags, or, where there are none, of those
+        that are not named for another part of a task, the last one that can be an answer of this type. That
+        is what `read_answer` decides: a value or arguments must be literals, a program must have a function f
+        or another, a number or an assignment must be readable. Whatever else a student shows, such as a call
+        of its function or what that prints, is passed over.
+        """
+        for block in reversed(self.candidates(Answer(text, prompt_format))):
+            try:
+                if answer := self.read_answer(block, task, limits):
+                    return answer
+            except ValueError:
+                continue
+        return None
+
+    def candidates(self, written: Answer) -> list[str]:
+        """The texts in an answer that may hold what was asked for; the last that can be read counts."""
+        return written.candidates(self.tags)
+
+    def read_answer(self, block: str, task: Task, limits: Limits) -> str:
+        """The answer in a block, not yet evaluated; "" or a ValueError where the block can be none."""
+        return block
 
     def answer_jobs(self, task: Task, answers: list[str | None], limits: Limits) -> list[Job]:
         """Jobs that verify the attempts at a task, one for each distinct answer or for all: programs could

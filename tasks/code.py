@@ -4,8 +4,9 @@ from itertools import compress
 
 from sandbox.values import decode, same
 from tasks.base import FAILED, UNJUDGED, VIOLATION, Proposal, TaskType, distinct
-from tasks.complexity import demand, normalise
-from tasks.validation import arguments_text, canonical_arguments, check_program, split_inputs
+from tasks.complexity import callable_as_f, demand
+from tasks.literals import canonical_arguments, stated_inputs, value_text
+from tasks.validation import check_program
 from verifier import Job
 
 
@@ -20,13 +21,15 @@ class ValueTask(TaskType):
     """code_o and code_i: the answer is data that a program is run on, the gold is outputs[0]."""
     program = ""            # one of ours, which reads all answers in one run; "" = the task's, a run for each
 
-    def read_answer(self, written, task, limits):
-        """The text of the value or of the arguments."""
-        answer = super().read_answer(written, task, limits).strip()
-        if self.tags[0] == "input":
-            answer = arguments_text(answer)
+    def literal(self, text, task):
+        """The value or the arguments that a text states, as Python prints them. "" or a ValueError: none."""
+        raise NotImplementedError
+
+    def read_answer(self, block, task, limits):
+        """The literal that a block is."""
         # twice the limit: the gold is measured as displayed, an answer may hold more spaces
-        return answer if len(answer) <= 2 * max(limits.input_chars, limits.output_chars) else ""
+        is_short = len(block.strip()) <= 2 * max(limits.input_chars, limits.output_chars)
+        return self.literal(block, task) if is_short else ""
 
     def answer_jobs(self, task, answers, limits):
         texts = distinct(answers)
@@ -45,12 +48,18 @@ class ValueTask(TaskType):
 class Deduction(ValueTask):
     """Program and input are given; the answer is the output, read by a program that returns its argument."""
     name, tags = "code_o", ("output", "answer")
-    program = "def f(*values):\n    return values[0] if len(values) == 1 else values"    # "1, 2" is a tuple
+    program = "def f(value):\n    return value"
+
+    def literal(self, text, task):
+        return value_text(text)
 
 
 class Abduction(ValueTask):
     """Program and output are given; the answer is any input that gives this output."""
     name, tags = "code_i", ("input", "answer")
+
+    def literal(self, text, task):
+        return canonical_arguments(text, task.program)
 
 
 class Induction(TaskType):
@@ -71,8 +80,8 @@ class Induction(TaskType):
         for body in dict.fromkeys(texts):
             if len(inputs) >= limits.n_inputs:
                 break
-            for given in split_inputs(body):
-                inputs.setdefault(canonical_arguments(given) or given, given)
+            for given, written_so in stated_inputs(body, few_shot[0].program).items():
+                inputs.setdefault(given, written_so)
         inputs = tuple(inputs if form.tidy else inputs.values())[:limits.n_inputs]
         return Proposal(self.name, few_shot[0].program, inputs, messages[-1] if messages else "")
 
@@ -89,11 +98,9 @@ class Induction(TaskType):
                               errors=tuple(compress(verdict.errors, works)))
         return super().make(proposal, verdict, limits, key)
 
-    def read_answer(self, written, task, limits):
-        """The program, called f, if it passes a proposal's static checks."""
-        demand(written.admits("python"), "syntax")
-        block = super().read_answer(written, task, limits)
-        program = normalise(block, limits.source_chars, written.form.tidy)
+    def read_answer(self, block, task, limits):
+        """The program as it stands, if its f can be called and it passes a proposal's static checks."""
+        program = callable_as_f(block, limits.source_chars)
         check_program(program, replace(limits, reject_constant=False))
         return program
 

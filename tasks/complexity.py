@@ -73,15 +73,25 @@ def without_text(match: re.Match) -> str:
     return "0" + "(" * n_open + ")" * n_open
 
 
-def global_names(source: str) -> set[str]:
-    """Names that mean a global or builtin somewhere in a program. Raises ValueError("syntax...")."""
+def symbols_of(source: str) -> symtable.SymbolTable:
+    """The names of a program by scope. Raises ValueError("syntax...")."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tables = [symtable.symtable(source, "<program>", "exec")]
+            return symtable.symtable(source, "<program>", "exec")
     except (SyntaxError, RecursionError) as error:
         raise ValueError(f"syntax: {type(error).__name__}") from None
-    names = set()
+
+
+def top_level_names(source: str) -> set[str]:
+    """Names that a program's top level binds: definitions, assignments, imports. Raises ValueError."""
+    symbols = symbols_of(source).get_symbols()
+    return {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+
+
+def global_names(source: str) -> set[str]:
+    """Names that mean a global or builtin somewhere in a program. Raises ValueError("syntax...")."""
+    names, tables = set(), [symbols_of(source)]
     for table in tables:
         tables += table.get_children()
         for symbol in table.get_symbols():
@@ -190,6 +200,18 @@ def normalise(source: str, max_chars: int, tidy: bool, alias: str = "") -> str:
     if tidy:
         tree = drop_demonstrations(drop_remarks(tree))
     return ast.unparse(tree) if tidy or renamed else source.strip("\n")
+
+
+def callable_as_f(source: str, max_chars: int) -> str:
+    """A student's program as it stands. One that binds no f at its top level, and uses none, calls its last
+    function so. Raises ValueError("reason: ...") where there is no program or no such function."""
+    tree = parse(source, max_chars)
+    own = top_level_names(source)
+    if "f" not in own:
+        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        demand(functions and "f" not in global_names(source), "no_entry")
+        source = f"{source}\nf = {functions[-1]}"
+    return source.strip("\n")
 
 
 def drop_demonstrations(tree: ast.Module) -> ast.Module:

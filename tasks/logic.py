@@ -81,9 +81,8 @@ class Logic(TaskType):
         form = "\n".join(f"{name} = VALUE" for name in self.variables(task))
         return super().fields(prompt_format, task, limits) | {"form": form, "constraints": lines}
 
-    def read_answer(self, written, task, limits):
+    def read_answer(self, block, task, limits):
         """Truth values by name ("a = True, b: f") or in order ("1,0") as "True, False"."""
-        block = super().read_answer(written, task, limits)
         names, values = self.variables(task), {}
         parts = re.split(r"[,;\n]|\band\b", block[:1000].strip(" \n{}[]()"))
         for i, part in enumerate(part for part in parts if part.strip()):

@@ -182,12 +182,16 @@ class Math(TaskType):
         program = task.program.replace("def f(", "def solution(")
         return super().fields(prompt_format, task, limits) | {"program": program}
 
-    def read_answer(self, written, task, limits):
-        """The text that states the number, in a block, else the last \\boxed{...}."""
-        block = super().read_answer(written, task, limits)
-        if not block and not written.form.strict:
-            boxed = re.findall(r"\\boxed\s*(\{(?:[^{}]|\{[^{}]*\})*\})", written.text)
-            block = boxed[-1] if boxed else ""
+    def candidates(self, written):
+        """Blocks under a tag of its own count most, then the boxes of LaTeX, then other blocks."""
+        blocks = super().candidates(written)
+        if written.form.strict:
+            return blocks
+        boxed = re.findall(r"\\boxed\s*(\{(?:[^{}]|\{[^{}]*\})*\})", written.conclusion)
+        return [*blocks, *boxed, *written.bodies(*self.tags)]
+
+    def read_answer(self, block, task, limits):
+        """The text that states the number."""
         return block if rational(block) else ""
 
     def is_correct(self, task, answer):

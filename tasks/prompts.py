@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 
+from tasks.fences import read_blocks
+
 
 def fenced(tag: str, body: str) -> str:
     """A block of Markdown."""
@@ -157,6 +159,8 @@ class Prompt:
         return Prompt(self.user.format(**fields), self.prefix.format(**fields))
 
 
+# Blocks named for a part of a task: where another part was asked for, they are no answer.
+PARTS = {"input", "output", "message", "question", "constraints"}
 MICRO_TAGS = {"=": "answer", "<": "trace", ">": "trace", "?": "question"}
 
 
@@ -178,28 +182,11 @@ def micro_blocks(text: str) -> list[tuple[str, str]]:
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """Fenced blocks as (language or "", body), in order. Only the answer counts where there are answer tags;
-    an answer without fences is one ("answer", body). A fence may be closed by the next opening one or by the
-    end of the text."""
+    an answer without fences is one ("answer", body)."""
     tagged = "<answer>" in text
     if tagged:
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
-    blocks, is_open = [], False             # (tag, lines)
-    for line in text.replace("\r\n", "\n").split("\n"):
-        bare = line.strip()
-        rest = bare.strip("`").strip()
-        if not bare.startswith("```"):
-            if is_open:
-                is_open = not bare.endswith("```")
-                blocks[-1][1].append(line if is_open else line.rstrip()[:-3])
-        elif len(bare) > 6 and bare.endswith("```"):        # ```output [1, 2]``` on one line
-            word, _, value = rest.partition(" ")
-            blocks.append((word.lower(), [value]) if value and word.isalpha() else ("", [rest]))
-            is_open = False
-        else:
-            is_open = not is_open or rest != ""
-            blocks += [(rest.lower(), [])] if is_open else []
-    blocks = [("python" if tag in ("py", "python3") else tag, "\n".join(lines)) for tag, lines in blocks]
-    blocks = [(tag, body) for tag, body in blocks if body.strip()]
+    blocks = read_blocks(text)
     if not blocks and tagged and text.strip() and "```" not in text:
         return [("answer", text)]
     return blocks
@@ -260,7 +247,8 @@ class Answer:
 
     def __init__(self, text: str, prompt_format: str):
         self.text, self.form = text, FORMATS[prompt_format]
-        self.blocks = self.form.blocks(concluded(text, prompt_format))
+        self.conclusion = concluded(text, prompt_format)
+        self.blocks = self.form.blocks(self.conclusion)
 
     def bodies(self, *tags: str) -> list[str]:
         """Of the blocks under one of these tags."""
@@ -270,12 +258,19 @@ class Answer:
         """Whether the blocks may stand for those of these tags: exactly they, where it is strict."""
         return not self.form.strict or [tag for tag, _ in self.blocks] == list(tags)
 
-    def block(self, *tags: str) -> str:
-        """The last block under one of these tags, else the last; strict: the last, if under one; or ""."""
-        last_tag, last = self.blocks[-1] if self.blocks else ("", "")
+    def candidates(self, tags: tuple[str, ...]) -> list[str]:
+        """The bodies of the blocks that may hold the answer of a task type with these tags, in order.
+
+        They are the blocks under one of its tags. Where there are none, they are the blocks that are not
+        named for another part of a task: without a name, or under that of a language. In the compact protocol
+        the last block alone may be the answer, and a program is all that there is.
+        """
         if self.form.strict:
-            return last if last_tag in tags and last_tag != "input" else ""
-        return [last, *self.bodies(*tags)][-1]
+            wanted = "python" if "python" in tags else "answer"
+            is_protocol = self.admits("python") or wanted == "answer"
+            return [body for tag, body in self.blocks[-1:] if tag == wanted and is_protocol]
+        others = [body for tag, body in self.blocks if tag not in PARTS]
+        return self.bodies(*tags) or others
 
 
 def template(kind: str, prompt_format: str, phase: str) -> Prompt:

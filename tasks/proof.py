@@ -209,9 +209,9 @@ class Proof(TaskType):
         return dict(theory=theory.listing(rng, task.inputs[0]), example="\n".join(theory.examples(rng, 1)),
                     statement=f"{task.message} $.", tag=self.tags[0])
 
-    def read_answer(self, written, task, limits):
+    def read_answer(self, block, task, limits):
         """The labels of a proof, perhaps between $= and $."""
-        words = list(Database().tokens(super().read_answer(written, task, limits)))
+        words = list(Database().tokens(block))
         if "$=" in words:
             words = words[words.index("$=") + 1:]
         proof = " ".join(itertools.takewhile(lambda word: word != "$.", words))

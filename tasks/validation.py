@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from tasks.complexity import demand, entry, global_names, tree_of
+from tasks.literals import plain_arguments, value_text
 from tasks.prompts import FORMATS, show
 
 # Why a proposal was refused, as the logs count it: by reading, by the sandbox, by what it returned, and what
@@ -134,36 +135,12 @@ def ignores_input(function: ast.FunctionDef) -> bool:
     return True
 
 
-def read_arguments(text: str) -> list[ast.expr]:
-    """Syntax trees of the literals in an argument text. Raises ValueError unless it is plain arguments."""
-    tree = tree_of(f"f({text}\n)")
-    call = tree.body[0].value if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr) else None
-    is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.keywords
-    nodes = [node for argument in call.args for node in ast.walk(argument)] if is_call else []
-    demand(is_call and all(map(is_plain, nodes)), "not_literal")
-    return call.args
-
-
-def is_plain(node: ast.AST) -> bool:
-    """Whether a node may stand in a literal; literal_eval itself decides on the details."""
-    if isinstance(node, ast.Constant):
-        return node.value is not ...
-    if isinstance(node, ast.BinOp):             # 1+2j
-        return isinstance(node.right, ast.Constant) and isinstance(node.right.value, complex)
-    if isinstance(node, ast.Name):
-        return node.id == "set"
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and not node.args and not node.keywords     # set()
-    return isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.UAdd, ast.Add,
-                             ast.Sub, ast.expr_context))
-
-
 def check_input(text: str, limits: Limits) -> None:
     """Raises ValueError with the reason why an argument text cannot be used."""
     demand(len(text) <= limits.input_chars, "input_too_long")
     demand(not limits.control.search(text), "control_text")
     try:
-        arguments = read_arguments(text)
+        arguments = plain_arguments(text)
     except ValueError as error:
         raise ValueError("too_deep" if str(error).startswith("too_deep") else "not_literal") from None
     for argument in arguments:
@@ -180,32 +157,6 @@ def check_range(value, limits: Limits) -> None:
         demand(len(value) <= limits.max_items, "value_range")
 
 
-def arguments_text(text: str, tidy: bool = False) -> str:
-    """Argument text from what a model wrote: plain, "f(...)" or "x = ..."; `tidy`: as Python prints it."""
-    text = text.strip()
-    written = re.fullmatch(r"f\((.*)\)|\w+ *=(?!=) *(.*)", text, re.S)
-    text = (written[1] or written[2] or "").strip() if written else text
-    return tidy and canonical_arguments(text) or text
-
-
-def split_inputs(body: str) -> list[str]:
-    """Argument texts in an input block: its lines, else the block, else the lines that can be read."""
-    lines = list(dict.fromkeys(arguments_text(line) for line in body.split("\n") if line.strip()))
-    texts = [line for line in lines if canonical_arguments(line)]
-    whole = arguments_text(body)
-    if texts == lines:
-        return lines
-    return [whole] if canonical_arguments(whole) else texts or [whole]
-
-
-def canonical_arguments(text: str) -> str:
-    """An argument list as Python prints it, without comments; "" where a text is none, or has no argument."""
-    try:
-        return ", ".join(map(ast.unparse, read_arguments(text)))
-    except ValueError:
-        return ""
-
-
 def check_value(value, limits: Limits) -> None:
     """Raises ValueError with the reason why a decoded result cannot be a gold answer."""
     stack = [value]
@@ -220,3 +171,4 @@ def check_value(value, limits: Limits) -> None:
     text = show(value, limits.compact)
     demand(len(text) <= limits.output_chars, "output_too_long")
     demand(not limits.control.search(text), "control_text")
+    value_text(text)        # raises where no answer could state the value: a set of frozensets has no literal

@@ -7,10 +7,10 @@ import ast
 import re
 
 from tasks.complexity import DEFINITIONS, parse
+from tasks.fences import read_blocks
 
 MAX_CHARS = 24_000
 MAX_PARSED = 400_000         # characters that the parser is shown for one answer, attempts added up
-FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.S | re.M)
 # Where a top-level statement may begin: no use in trying the middle of a paragraph or an indented line first.
 START = re.compile(r"(?:from|import|def|class|async|if|for|while|try|with|assert|print|return)\b|[@#\"']|"
                    r"[A-Za-z_][\w.\[\], ]*(?::[^=]+)?=")
@@ -94,7 +94,7 @@ def extract(text: str, entry: str | None) -> str:
     """The program in an answer; "" where there is none. With an entry: what it needs of the longest run that
     is Python. Without (a whole program): the last fence that is Python, else the longest run."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")         # as Python's parser counts lines
-    blocks = [match[1] for match in FENCE.finditer(text[:4 * MAX_CHARS])][-8:]
+    blocks = [body for _, body in read_blocks(text[:4 * MAX_CHARS])][-8:]
     if entry is None:
         whole = [longest(block, None)[0] for block in [*reversed(blocks), text]]
         return next((run for run in whole if run.strip()), "")

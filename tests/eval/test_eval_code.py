@@ -61,7 +61,7 @@ def test_completions_end_where_something_else_begins_and_whole_programs_are_the_
     assert complete(prompt, "    return 1\nprint(f(1))", "mbpp+") == prompt + "    return 1"
     script = "n = int(input())\nprint(n)"
     text = f"First idea:\n```python\nprint(1)\n```\nBetter:\n```python\n{script}\n```\nDone.\n```\nnot python at all\n```"
-    assert extract(text, None) == script + "\n" and extract(script, None) == script
+    assert extract(text, None) == script and extract(script, None) == script
 
 
 def test_the_first_program_in_the_envelope_counts():

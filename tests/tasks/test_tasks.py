@@ -63,7 +63,7 @@ ANSWERS = [
     (INP, "chat", "```input\nx = [1, 2, 3]\n```", "correct"), (INP, "chat", "```python\nf([1, 2, 3])\n```", "correct"),
     (INP, "chat", "```input\n[3, 2, 1]\n```", "wrong"), (INP, "chat", "```input\n7\n```", "wrong"),       # 7[::-1] raises
     (INP, "chat", "```input\nx = [1, 2, 3\n```", "malformed"), (INP, "chat", "```input\n*[[1, 2, 3]]\n```", "malformed"),
-    (ADDED, "chat", "```input\n1, 4\n```", "correct"), (ADDED, "chat", "```input\na = 1\nb = 4\n```", "malformed"),
+    (ADDED, "chat", "```input\n1, 4\n```", "correct"), (ADDED, "chat", "```input\na = 1\nb = 4\n```", "correct"),
     (ADDED, "chat", "```input\n(1, 4)\n```", "wrong"), (ADDED, "chat", "```input\n1) or (True\n```", "malformed"),
     (INP, "micro", "<[1,2,3]\n=[1,2,3]", "correct"), (INP, "micro", "=1) or (True", "malformed"),
     # induction
@@ -152,7 +152,7 @@ TASK = "```python\n{}\n```\n```input\n{}\n```"
 PROPOSALS = [
     ("chat", "```python\ndef f(x):\n    return x + 1\n```input\n5", "ok"),                    # closed by the next, and by the end
     ("chat", "```\ndef f(x):\n    return x + 1\n```\nInput:\n```\n5\n```", "ok"),                       # no languages
-    ("chat", TASK.format("def add(a, b):\n    return a + b", "a = 1\nb = 2"), "not_literal"), ("chat",
+    ("chat", TASK.format("def add(a, b):\n    return a + b", "a = 1\nb = 2"), "ok"), ("chat",
      TASK.format("def f(x: List[int]) -> int:\n    '''Returns 6.'''\n    return sum(x)  # 6\nprint(f([1, 2, 3]))", "[1, 2, 3]"),
      "ok"),
     ("chat", TASK.format("def f(input):\n    return input[::-1]", "'abc'"), "ok"),                            # a harmless name
@@ -287,10 +287,7 @@ def test_ignores_input(program, ignored):
     assert validation.ignores_input(entry(parse(program))) == ignored
 
 
-def test_arguments_in_the_ways_models_write_them():
-    for text, want in (("1, 2", "1, 2"), ("f(1, 2)", "1, 2"), (" a = [1,\n2]", "[1,\n2]"), ("a == 1", "a == 1"), ("'='", "'='"),
-                       ("f(1) or (True)", "1) or (True"), ("a = 1\n\ud800", "1\n\ud800")):
-        assert validation.arguments_text(text) == want
+def test_inputs_are_plain_arguments():
     for text in ("1", "", "[], {}, (), set(), {1: {2}}", "-1, 1+2j, None, True, b'x', 1e5", "'a' 'b'", "1, # one\n2"):
         assert Reject.unless("syntax", validation.check_input, text, CHAT) is None
     for text in ("x", "f(1)", "[*a]", "{**a}", "...", "1+1", "'a'*3", "f''", "1 if 1 else 2", "lambda: 1", "set([1])", "a=1",

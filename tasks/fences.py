@@ -1,0 +1,68 @@
+"""The blocks between the fences of a Markdown text: the one reader for prompts and for eval.code.
+
+It reads fences as CommonMark does: three or more backticks or tildes, perhaps indented or after the marker of
+a list, then the name of a language. The fence's own indentation is taken from the lines of its block. Models
+write more than CommonMark allows, so a block is also closed by a fence that opens the next one, by the end of
+the text, and by a fence at the end of one of its lines.
+"""
+import re
+from dataclasses import dataclass, field
+
+FENCE = re.compile(r"(?P<before>\s*(?:(?:[-*+]|\d{1,9}[.)])\s+)?)(?P<mark>`{3,}|~{3,})(?P<rest>.*)")
+LANGUAGE = re.compile(r"[\s{.]*(\w*)")           # of "python", "Python title=x" and "{.python}"
+# What models call a language -> its name here.
+ALIASES = {"py": "python", "python3": "python"}
+
+
+@dataclass
+class Block:
+    """A block that is being read. mark: the fence that opened it; indent: the columns before that fence."""
+    tag: str
+    mark: str
+    indent: int
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        """Appends a line without the fence's indentation, of which a line may have less."""
+        own = len(line) - len(line.lstrip())
+        self.lines.append(line[min(self.indent, own):])
+
+
+def language(info: str) -> str:
+    """The name of the language in what follows a fence, in small letters; "" without one."""
+    name = LANGUAGE.match(info)[1].lower()
+    return ALIASES.get(name, name)
+
+
+def on_one_line(rest: str, mark: str) -> tuple[str, str]:
+    """Tag and body of a block whose two fences stand on one line, such as ```output [1, 2]```.
+
+    rest: what follows its first fence, which is a mark."""
+    inside = rest.rstrip().rstrip(mark[0]).strip()
+    word, _, value = inside.partition(" ")
+    return (language(word), value) if value and word.isalpha() else ("", inside)
+
+
+def read_blocks(text: str) -> list[tuple[str, str]]:
+    """Fenced blocks as (language or "", body), in order; without those that are empty."""
+    blocks, current = [], None                  # current: the block that is open
+    for line in text.replace("\r\n", "\n").split("\n"):
+        fence = FENCE.match(line)
+        if fence and current and not fence["mark"].startswith(current.mark):
+            fence = None                        # of another kind, or shorter: it is part of the block
+        if fence and fence["rest"].rstrip().endswith(fence["mark"][:3]):
+            current = None
+            tag, body = on_one_line(fence["rest"], fence["mark"])
+            blocks.append(Block(tag, fence["mark"], 0, [body]))
+        elif fence and current and not fence["rest"].strip():
+            current = None
+        elif fence:
+            current = Block(language(fence["rest"]), fence["mark"], len(fence["before"]))
+            blocks.append(current)
+        elif current and line.rstrip().endswith(current.mark):
+            current.add(line.rstrip().removesuffix(current.mark))
+            current = None
+        elif current:
+            current.add(line)
+    read = [(block.tag, "\n".join(block.lines)) for block in blocks]
+    return [(tag, body) for tag, body in read if body.strip()]
