@@ -1,9 +1,9 @@
 """The frozen base: Qwen2, Qwen3, Llama and Mistral by hand.
 
 Shapes: B rows, T tokens, S cache slots, C width, H heads, K kv heads, D head size, V vocabulary.
-Parameter names are Hugging Face's, so that weights.py loads a file by assigning it strictly. Caches,
+Parameter names are Hugging Face's, so that weights/ loads a file by assigning it strictly. Caches,
 masks (attention.py has both) and adapters are arguments: the model itself holds nothing but weights. What
-architectures differ in are fields of ModelConfig, which weights.py reads from config.json, never
+architectures differ in are fields of ModelConfig, which weights/ reads from config.json, never
 classes.
 """
 import math

@@ -75,6 +75,9 @@ class Ranks:
             raise ValueError(f"--device {device}: torch sees no CUDA device; use --device cpu")
         reuse_memory()
         world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+        if not 0 <= rank < world:
+            raise ValueError(f"RANK is {rank} in the environment, but WORLD_SIZE makes {world} process(es): "
+                             "unset both, or start by torchrun, which sets them")
         if device.startswith("cuda"):
             device = f"cuda:{card_of(device, world)}"
             if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):

@@ -1,6 +1,7 @@
 """How a run begins: its directory, its base, its population, and whether they fit into memory."""
 import contextlib
 import dataclasses
+import glob
 import os
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ def choose_directory(cfg: Config) -> Path:
     if cfg.name:
         return out / cfg.name
     stem = base.parent.name if base.name == "base" else base.name
-    endings = [path.name[len(stem) + 1:] for path in out.glob(f"{stem}-*")]
+    endings = [path.name[len(stem) + 1:] for path in out.glob(f"{glob.escape(stem)}-*")]
     last = max((int(ending) for ending in endings if ending.isdigit()), default=0)
     return out / f"{stem}-{last if last and cfg.resume else last + 1}"
 

@@ -296,12 +296,17 @@ def reasoning(text: str, prompt_format: str) -> str:
 def chat_text(messages: list[dict], prompt_format: str, tokenizer, begins: bool = True,
               day: str = "") -> str:
     """Messages by the tokenizer's chat template. begins: the assistant's turn follows; day: the date that a
-    template is told which writes one (YYYY-MM-DD; "" = today)."""
+    template is told which writes one (YYYY-MM-DD; "" = today). Raises ValueError where there is no template,
+    or it raises: it is a program of the base's makers."""
     told = {}
     if day:         # as a variable it hides the function of this name that transformers gives to templates
         told["strftime_now"] = date.fromisoformat(day).strftime
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=begins,
-                                         enable_thinking=FORMATS[prompt_format].thinking, **told)
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=begins,
+                                             enable_thinking=FORMATS[prompt_format].thinking, **told)
+    except Exception as e:
+        raise ValueError(f"the base's chat template makes no prompt ({type(e).__name__}: {e!s:.200}): take "
+                         "the prompt format base, or a model with another template") from None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ PLAN = {
     "evolve": "config trueskill_lite operators lora weights",
     "selfplay": BELOW.removesuffix(" selfplay"),
     "run": BELOW,
+    "weights.__main__": BELOW,              # the command, which looks at all that a base is used for
     "train": f"{BELOW} run",
     "nano": "tasks verifier",
     "report": "run.terminal",

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from tiny_base import LLAMA3, SIZES, cut, edit_json, write_tiny
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import weights
 from model import Float32Product, Model, ModelConfig
 from weights import load_base, load_model, read_config
+from weights.__main__ import compare, main
 
 SHAPES = {
     "qwen2 tied": dict(tie_word_embeddings=True), "qwen2 untied": dict(), "qwen2, as many kv heads as heads": dict(num_key_value_heads=4),
@@ -48,7 +50,7 @@ def test_logits_and_greedy_tokens_equal_transformers(tmp_path, changes):
     reference = write_tiny(tmp_path, **dict(kind="qwen2", shard_size="20KB") | changes)
     assert len(weights.shards(tmp_path)) > 2
     assert largest_difference(load_model(tmp_path, torch.float32), reference) < 1e-4
-    result = weights.check(str(tmp_path), n_new=40)
+    result = compare(load_base(str(tmp_path)), n_new=40)
     assert result["tokens"] == result["of"] > 0 and result["max_abs_diff"] < 1e-4, result
 
 
@@ -80,8 +82,98 @@ def test_logits_are_float32_on_a_gpu(monkeypatch, tied, dtype=torch.bfloat16):
 
 def test_micro_base_equals_transformers(micro_base):
     assert load_base(str(micro_base)).prompt_format == "micro"
-    result = weights.check(str(micro_base))
-    assert result["tokens"] == result["of"] and result["max_abs_diff"] < 1e-4, result
+    result = compare(load_base(str(micro_base)))
+    assert result["tokens"] == result["of"] == 64 and result["max_abs_diff"] < 1e-4, result
+
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def edit_weights(directory: Path, edit) -> None:
+    """Change the tensors of a single file."""
+    state = load_file(directory / "model.safetensors")
+    edit(state)
+    save_file({name: x.contiguous().clone() for name, x in state.items()}, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def read_by_transformers(directory: Path):
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize("files, tied", [
+    (lambda s: s.update({HEAD: s[EMBEDDING]}), True), (lambda s: s.update({HEAD: s[EMBEDDING].flip(0)}), False),
+    (lambda s: s.update({HEAD: s.pop(EMBEDDING)}), True), (lambda s: None, True)], ids=["an equal copy", "another head", "a head alone", "no head"])
+def test_the_files_say_whether_the_head_is_tied(tmp_path, kind, files, tied, capsys):
+    """config.json says tied. transformers 5 looks into the files, and what was trained untied computes something else tied."""
+    write_tiny(tmp_path, kind, tie_word_embeddings=True)
+    edit_weights(tmp_path, files)
+    ours = load_model(tmp_path, torch.float32)
+    assert ours.cfg.tie_word_embeddings is tied and ("differs" in capsys.readouterr().err) is not tied
+    assert largest_difference(ours, read_by_transformers(tmp_path)) < 1e-4
+    assert compare(load_base(str(tmp_path)), n_new=8)["max_abs_diff"] < 1e-4
+    int8 = load_model(tmp_path, torch.float32, int8=True)
+    assert int8.cfg.tie_word_embeddings is tied and all(layer.scale is not None for layer in int8.linears().values())
+
+
+@pytest.mark.parametrize("index", ["whole", "stale", "damaged"])
+def test_a_single_file_wins_over_an_index(tmp_path, index, capsys):
+    """As in transformers, whether the index beside it leads to shards of other weights, to nothing, or is no JSON."""
+    write_tiny(tmp_path, "llama", "20KB")
+    names = weights.shards(tmp_path)
+    if index == "stale":
+        for file in names:
+            file.unlink()
+    if index == "damaged":
+        cut(tmp_path / "model.safetensors.index.json", 0.5)
+    state = write_tiny(tmp_path / "other", "llama").state_dict()
+    save_file({name: x * 1.25 for name, x in state.items()}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    ours = load_model(tmp_path, torch.float32)
+    assert len(names) > 2 and weights.shards(tmp_path) == [tmp_path / "model.safetensors"]
+    assert capsys.readouterr().err.count("model.safetensors is read") == 1
+    assert largest_difference(ours, read_by_transformers(tmp_path)) < 1e-4
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("name", [EMBEDDING, HEAD, "model.norm.weight", "model.layers.1.self_attn.q_proj.bias", "model.layers.0.mlp.up_proj.weight"])
+@pytest.mark.parametrize("number", [float("nan"), -float("inf")])
+def test_a_base_with_a_number_that_is_not_finite_is_refused(small, name, number, int8):
+    """It answers nothing, and trains to the end."""
+    edit_weights(small, lambda state: state[name].view(-1)[3:4].fill_(number))
+    with pytest.raises(ValueError, match=f"{name} holds numbers that are not finite"):
+        load_model(small, torch.float32, int8=int8)
+
+
+def test_rotary_tables_of_old_files_are_passed_over(small):
+    edit_weights(small, lambda state: state.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.tensor([float("nan")])}))
+    assert load_model(small, torch.float32).cfg.vocab_size == 61
+
+
+GENERATION = dict(num_beams=3, no_repeat_ngram_size=2, suppress_tokens=[*range(6, 40)], guidance_scale=2.0, stop_strings=["w7"],
+                  repetition_penalty=5.0, bad_words_ids=[[8]], min_new_tokens=9, forced_eos_token_id=5, sequence_bias=[[[9], 10.0]])
+
+
+@pytest.mark.parametrize("name", GENERATION)
+def test_check_compares_logits_whatever_generation_config_says(small, name):
+    """transformers' `generate` follows it, and raises or writes something else; the weights are the same."""
+    edit_json(small / "generation_config.json", **{name: GENERATION[name]})
+    result = compare(load_base(str(small)), n_new=12)
+    assert result["tokens"] == result["of"] == 12 and result["max_abs_diff"] < 1e-4, result
+
+
+def test_check_shows_what_the_parsers_make_of_the_base(micro_base, small, monkeypatch, capsys):
+    """The micro base writes its protocol; a base that has never seen a format is refused, and the code says what the logits say."""
+    def check(directory: Path) -> str:
+        monkeypatch.setattr("sys.argv", ["weights", "--check", str(directory), "--max-new-tokens", "60"])
+        assert main() == 0
+        return capsys.readouterr().out
+
+    shown = check(micro_base)
+    assert "prompt format micro, it writes\ndef f(" in shown and "read as the program and the call\ndef f(" in shown
+    assert "it writes\n=[" in shown and "read as the answer\n[" in shown
+    edit_json(small / "config.json", max_position_embeddings=4096)
+    shown = check(small)
+    assert "in the prompt format base, it writes\n<think>" in shown and "which is refused: no_program" in shown and "which is malformed" in shown
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
@@ -102,7 +194,8 @@ def test_base_is_frozen_and_knows_its_end_tokens(small):
     assert base.eos_ids == (1, 5, 9), "config, generation config and tokenizer are read together"
     assert base.prompt_format == "base", "no chat template: the text envelope"
     words, template = "{%% for m in messages %%}<{{ m['role'] }}>{{ m['content'] }} w%d{%% endfor %%}", small / "chat_template.jinja"
-    for text, prompt_format in ((words % 44, "base"), ("{{ raise_exception('never') }}", "base"), (words % 9, "chat")):
+    for text, prompt_format in ((words % 44, "base"), ("{{ raise_exception('never') }}", "base"), (words % 9, "chat"),
+                                ("{% if add_generation_prompt %}{{ raise_exception('not begun') }}{% endif %}" + words % 9, "base")):
         template.write_text(text)
         assert load_base(str(small)).prompt_format == prompt_format, "chat where answers end as this model ends them"
     assert not any(p.requires_grad for p in base.model.parameters())
@@ -118,6 +211,9 @@ def test_base_is_frozen_and_knows_its_end_tokens(small):
     (dict(layer_types=["linear_attention", "full_attention"]), "linear_attention"),
     (dict(rope_scaling={"type": "dynamic", "factor": 4.0}), "rope_type 'dynamic'.*default, linear, llama3"),
     (dict(rope_scaling={"rope_type": "longrope"}), "longrope"), (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "low_freq_factor"),
+    (dict(rope_theta=None, rope_parameters=None), "'rope_theta': None.*correct"), (dict(rope_parameters=dict(rope_theta=0.0)), "'rope_theta': 0.0.*correct"),
+    (dict(rope_parameters=dict(rope_type="linear", factor=None, rope_theta=1e4)), "'factor': None.*correct"),
+    (dict(transformers_weights="other.safetensors"), "transformers_weights 'other"),
     (dict(rope_scaling={"type": "yarn", "factor": 4.0}), "rope_type 'yarn'"), (dict(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),
     (dict(rope_parameters={"full_attention": {"rope_type": "default"}}), "rope_type None")])
 def test_unsupported_architecture(small, changes, word):
@@ -167,7 +263,15 @@ def lose_a_shard(directory: Path) -> None:
     weights.shards(directory)[1].unlink()
 
 
+def learn_a_word(directory: Path) -> None:
+    """As a tokenizer that got a token for padding, and its model no row for it."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.save_pretrained(directory)
+
+
 BROKEN = {
+    "a word too many": (learn_a_word, "token 6. .'<pad>'. is beyond the model's 61.*resize_token_embeddings"),
     "no directory": (lambda d: shutil.rmtree(d), "no such directory"),
     "half a config": (lambda d: cut(d / "config.json", 0.5), "config.json is missing, damaged"),
     "no size": (lambda d: edit_json(d / "config.json", intermediate_size=None), "intermediate_size"),

@@ -56,6 +56,17 @@ def test_a_card_that_is_not_there_is_named(monkeypatch, cards, asked, local_rank
         Ranks.join(asked)
 
 
+@pytest.mark.parametrize("rank, world", [("1", None), ("-1", None), ("2", "2")])
+def test_a_place_among_no_processes_is_refused(monkeypatch, rank, world):
+    """RANK left over in a shell: a process that is not the first writes nothing, and there would be no first."""
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if world:
+        monkeypatch.setenv("WORLD_SIZE", world)
+    with pytest.raises(ValueError, match=f"RANK is {rank} .*start by torchrun"):
+        Ranks.join("cpu")
+
+
 # prompts x attempts: fewer rows than processes, fewer prompts, an even number of halves, what cannot be halved
 DEALT = [(1, 1), (1, 4), (3, 4), (5, 3), (6, 2)]
 SIZES = dict(steps=3, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2,

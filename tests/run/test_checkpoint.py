@@ -160,6 +160,10 @@ def test_resume_names_what_differs(flags, whole, capsys):
     begun = shutil.copytree(whole, out / "run-of-another-7", ignore=shutil.ignore_patterns("step_*"))     # killed before its first
     assert startup.steps_to_resume(config.Config(resume=str(begun)), RunDir(begun, writes=False)) == []
     assert startup.choose_directory(config.Config(base="dir/run", out=str(out), resume="auto")) == out / "run-1"
+    for name in ("[draft] q*", "q[0-9]"):               # a pattern to glob, a name to everybody else
+        (out / f"{name}-1").mkdir()
+        for resume, number in (("auto", 1), ("", 2)):
+            assert startup.choose_directory(config.Config(base=f"dir/{name}", out=str(out), resume=resume)) == out / f"{name}-{number}"
     capsys.readouterr()
     play(**flags(out, resume=whole, steps=1))
     assert capsys.readouterr().out == f"{whole}: already at step 3 of 1: nothing to do\n"

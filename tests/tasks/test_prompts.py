@@ -26,6 +26,14 @@ def test_thinking_is_the_prompt_formats_choice(base, monkeypatch):
     assert chat_text([dict(role="user", content="Why?")], "direct", tokenizer, begins=False) == "<user>Why?<|im_end|>"
 
 
+@pytest.mark.parametrize("template", [None, "{{ raise_exception('no users') }}", "{{ messages[0].nothing.at_all }}", "{% if %}"])
+def test_a_template_that_raises_is_one_sentence(base, monkeypatch, template):
+    """It is a program of the base's makers, and raises what it likes."""
+    monkeypatch.setattr(base.tokenizer, "chat_template", template)
+    with pytest.raises(ValueError, match="chat template makes no prompt .*take the prompt format base"):
+        render(Prompt("Why?"), "chat", base.tokenizer)
+
+
 def test_a_template_without_the_switch_passes_over_it(base, monkeypatch):
     tokenizer = base.tokenizer
     monkeypatch.setattr(tokenizer, "chat_template", WITHOUT)

@@ -1,16 +1,13 @@
 """Weights and settings on the disk: a base in Hugging Face's files, members in PEFT's.
 
-    python -m weights --check Qwen/Qwen2.5-Coder-0.5B-Instruct     # against transformers
-    python -m weights --check micro/base
-
+`python -m weights --check DIR` (__main__.py) compares a base with transformers, and shows how it is read.
 transformers reads config.json and knows what it leaves out; an architecture is a line of ARCHITECTURES.
 """
-import argparse
 import hashlib
 import json
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +19,10 @@ from safetensors.torch import save_file
 from config import demand
 from infra.precision import quantize
 from lora import Adapters, Factors
-from model import Base, Model, ModelConfig
+from model import Base, Model, ModelConfig, rope_frequencies
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # model_type -> fields of model.ModelConfig that its config.json does not have
 ARCHITECTURES = {"qwen2": dict(attention_bias=True, output_bias=False, mlp_bias=False),
                  "qwen3": dict(mlp_bias=False, qk_norm=True),
@@ -32,6 +31,7 @@ ARCHITECTURES = {"qwen2": dict(attention_bias=True, output_bias=False, mlp_bias=
 # What model.py computes: legal values of config.json
 SUPPORTED = dict(model_type=ARCHITECTURES, hidden_act=("silu",), rope_type=("default", "linear", "llama3"),
                  partial_rotary_factor=(1, None), quantization_config=(None,),
+                 transformers_weights=(None,),       # another file name for the weights
                  layer_types=(None, "full_attention", "sliding_attention"))
 
 
@@ -47,21 +47,29 @@ def explained(sentence: str, errors: type | tuple = Exception):
 def read_config(path: Path) -> ModelConfig:
     """Read config.json. Raises ValueError if it is damaged or of an architecture that model.py lacks."""
     from transformers import AutoConfig
-    with explained(f"{path / 'config.json'} is missing, damaged or of no known architecture: give --base a "
-                   "complete Hugging Face model directory"):
+    file = path / "config.json"
+    with explained(f"{file} is missing, damaged or of no known architecture: give --base a complete "
+                   "Hugging Face model directory"):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False).to_dict()
-    rope, context = config.get("rope_parameters") or {}, config.get("max_position_embeddings")
+    rope = config.get("rope_parameters") or {}
+    context = config.get("max_position_embeddings")
     for name, supported in SUPPORTED.items():
         values = rope.get(name, config.get(name))
         for value in values if isinstance(values, list) else [values]:
             demand(value in supported, f"{path}: unsupported architecture ({name} {value!r:.60}); supported: "
                    f"{', '.join(map(str, supported))}")
     full = dict(output_bias=config.get("attention_bias")) | config | ARCHITECTURES[config["model_type"]]
-    full["rope_theta"] = rope["rope_theta"]
     full["rope_parameters"] = {"original_max_position_embeddings": context} | rope
-    # no row is to be longer: within the window all keys are seen
-    full["max_position_embeddings"] = min(context, config.get("sliding_window") or context)
-    return ModelConfig(**{f.name: full[f.name] for f in fields(ModelConfig) if f.name in full})
+    window = config.get("sliding_window")
+    # transformers takes whatever stands there, null too, and raises when the first token is computed
+    with explained(f"{file}: positions cannot be computed with {rope} and sliding_window {window!r}: correct "
+                   "these, or fetch the file again", (TypeError, ValueError, LookupError, ZeroDivisionError)):
+        full["rope_theta"] = rope["rope_theta"]
+        # no row is to be longer: within the window all keys are seen
+        full["max_position_embeddings"] = min(context, window or context)
+        cfg = ModelConfig(**{f.name: full[f.name] for f in fields(ModelConfig) if f.name in full})
+        demand(rope_frequencies(cfg, "cpu").isfinite().all(), "a frequency is not finite")
+    return cfg
 
 
 def resolve(name: str, weights: bool = True) -> Path:
@@ -77,9 +85,11 @@ def resolve(name: str, weights: bool = True) -> Path:
 
 
 def shards(path: Path) -> list[Path]:
-    """The safetensors files of a model directory. Raises ValueError where one is missing."""
-    index, names = path / "model.safetensors.index.json", {"model.safetensors"}
-    if index.exists():
+    """The safetensors files of a model directory: a single file wins over an index of shards, as in
+    transformers. Raises ValueError where one is missing."""
+    index = path / INDEX
+    names = {SINGLE}
+    if index.exists() and not (path / SINGLE).exists():
         with explained(f"{index} is damaged: fetch it again"):
             names = set(json.loads(index.read_text())["weight_map"].values())
     missing = sorted(name for name in names if not (path / name).exists())
@@ -88,25 +98,69 @@ def shards(path: Path) -> list[Path]:
     return [path / name for name in sorted(names)]
 
 
-def load_model(path: Path, dtype: torch.dtype, device="cpu", int8: bool = False) -> Model:
-    """Build on the meta device, stream each shard, assign strictly, freeze. Raises ValueError where files are
-    damaged or do not belong together. dtype: what it computes in; int8: the weights of its linear layers."""
-    cfg = read_config(path)
-    with torch.device("meta"):
-        model = Model(cfg).requires_grad_(False)
-    state, layers = {}, model.linears() if int8 else {}
-    unused = ("rotary_emb.inv_freq",) + ("lm_head.weight",) * cfg.tie_word_embeddings
+def read_weights(path: Path, dtype: torch.dtype, device: torch.device | str = "cpu",
+                 int8: bool = False) -> dict[str, torch.Tensor]:
+    """A base's tensors by name, read one after another. Raises ValueError where a file is damaged."""
+    if (path / INDEX).exists() and (path / SINGLE).exists():
+        print(f"note: {path} holds {SINGLE} and an index of shards: {SINGLE} is read, as by transformers",
+              file=sys.stderr)
+    state = {}
     for file in shards(path):
         with (explained(f"{file} is truncated or damaged: fetch it again", (SafetensorError, OSError)),
               safe_open(file, framework="pt", device=str(device)) as f):
             for name in f.keys():
-                layer = layers.get(name.removesuffix(".weight"))
-                if layer:
-                    state[name], scale = quantize(f.get_tensor(name), dtype)
-                    demand(scale.isfinite().all(), f"{file}: {name} holds numbers that are not finite")
-                    layer.scale = state[f"{layer.path}.scale"] = nn.Parameter(scale, requires_grad=False)
-                elif not name.endswith(unused):
-                    state[name] = f.get_tensor(name).to(dtype)
+                if not name.endswith("rotary_emb.inv_freq"):    # written by old versions; computed here
+                    # no name is bound to a tensor: in int8 a matrix is to be gone before the next is read
+                    state |= converted(file, name, f.get_tensor(name), dtype, int8)
+    return state
+
+
+def converted(file: Path, name: str, tensor: torch.Tensor, dtype: torch.dtype,
+              int8: bool) -> dict[str, torch.Tensor]:
+    """A file's tensor as it is computed with; of a block's matrix in int8 q and its scale. Raises ValueError
+    where it holds NaN or infinity: the model would answer nothing, and no member would learn."""
+    if int8 and name.startswith("model.layers.") and tensor.ndim == 2:
+        q, scale = quantize(tensor, dtype)
+        parts, checked = {name: q, f"{name.removesuffix('.weight')}.scale": scale}, scale
+    else:
+        checked = tensor.to(dtype)
+        parts = {name: checked}
+    demand(is_finite(checked), f"{file}: {name} holds numbers that are not finite: fetch it again, or take "
+           "an earlier checkpoint")
+    return parts
+
+
+def is_finite(x: torch.Tensor) -> bool:
+    """Whether all numbers are finite: in one pass, by the smallest and the largest, which NaN would be."""
+    return not x.numel() or bool(torch.stack(x.aminmax()).isfinite().all())
+
+
+def settle_head(cfg: ModelConfig, state: dict[str, torch.Tensor], path: Path) -> ModelConfig:
+    """Whether the output head is the embedding, where config.json says so but the files hold a head: as in
+    transformers 5 an equal copy is dropped, a different one is kept, a head alone is the embedding, too.
+    Changes the state; returns the configuration that is true of it."""
+    if not cfg.tie_word_embeddings or HEAD not in state:
+        return cfg
+    head = state.pop(HEAD)
+    if torch.equal(state.setdefault(EMBEDDING, head), head):
+        return cfg
+    print(f"note: {path}: config.json says tie_word_embeddings, but {HEAD} differs from {EMBEDDING}: each is "
+          "used, as by transformers", file=sys.stderr)
+    state[HEAD] = head
+    return replace(cfg, tie_word_embeddings=False)
+
+
+def load_model(path: Path, dtype: torch.dtype, device: torch.device | str = "cpu",
+               int8: bool = False) -> Model:
+    """Read the files, build on the meta device, assign strictly, freeze. Raises ValueError where files are
+    damaged or do not belong together. dtype: what it computes in; int8: the weights of its linear layers."""
+    cfg = read_config(path)
+    state = read_weights(path, dtype, device, int8)
+    with torch.device("meta"):
+        model = Model(settle_head(cfg, state, path)).requires_grad_(False)
+    for layer in model.linears().values():
+        if f"{layer.path}.scale" in state:
+            layer.scale = nn.Parameter(state[f"{layer.path}.scale"], requires_grad=False)
     with explained(f"{path}: weights and config.json do not belong together", RuntimeError):
         model.load_state_dict(state, strict=True, assign=True)
     return model.eval()
@@ -124,9 +178,11 @@ def end_tokens(path: Path, tokenizer) -> tuple[int, ...]:
 def is_chat_model(tokenizer, eos_ids: tuple[int, ...]) -> bool:
     """Whether the chat template ends an answer with a token that ends the model's answers: base models may
     carry the template of their family (those of Qwen2.5 do) without being trained in it."""
-    talk, end = [dict(role="user", content="question"), dict(role="assistant", content="answer")], ""
+    question, answer = dict(role="user", content="question"), dict(role="assistant", content="answer")
+    end = ""
     with suppress(Exception):   # there is none, or it raises what it likes: it cannot be talked in
-        end = tokenizer.apply_chat_template(talk, tokenize=False).rpartition("answer")[2]
+        tokenizer.apply_chat_template([question], tokenize=False, add_generation_prompt=True)
+        end = tokenizer.apply_chat_template([question, answer], tokenize=False).rpartition("answer")[2]
     return any(token in end for token in tokenizer.convert_ids_to_tokens(list(eos_ids)))
 
 
@@ -145,6 +201,10 @@ def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu", int8:
     path = resolve(name)
     model = load_model(path, dtype, device, int8).fuse()
     tokenizer, prompt_format = load_tokenizer(path)
+    last, number = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    demand(number < model.cfg.vocab_size, f"{path}: the tokenizer's token {number} ({last!r:.40}) is beyond "
+           f"the model's {model.cfg.vocab_size}: take the tokenizer that the model was trained with, or "
+           "enlarge the model by transformers' resize_token_embeddings")
     eos_ids = end_tokens(path, tokenizer)
     demand(eos_ids, f"{path}: no end token in config.json, generation_config.json or the tokenizer; add "
            "eos_token_id")
@@ -214,30 +274,3 @@ def load_peft(adapters: Adapters, p: int, directory: str | Path, base_hash: str 
     demand(same, f"{directory} was trained on another base: a run on {name} takes it as --base")
     with explained(f"{directory} does not fit", ValueError):
         adapters.set_factors(p, factors)
-
-
-@torch.inference_mode()
-def check(name: str, n_new: int = 64, text: str = "def fibonacci(n):\n") -> dict:
-    """Greedy tokens and the largest difference of a logit, compared with transformers in float32."""
-    from transformers import AutoModelForCausalLM
-    base = load_base(name)
-    reference = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32).eval()
-    prompt = torch.tensor([base.tokenizer(text)["input_ids"]])
-    ids = reference.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=n_new,
-                             do_sample=False, eos_token_id=list(base.eos_ids), repetition_penalty=1.0)
-    ours = base.model.logits(base.model(ids))
-    theirs = ids[0, prompt.shape[1]:]
-    same = ours[0, prompt.shape[1] - 1:-1].argmax(-1) == theirs
-    return dict(base=str(name), max_abs_diff=(ours - reference(ids).logits).abs().max().item(),
-                tokens=int(same.sum()), of=len(same), text=base.tokenizer.decode(theirs))
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m weights")
-    parser.add_argument("--check", metavar="DIR", required=True, help="model directory or hub id")
-    try:
-        result = check(parser.parse_args().check)
-    except ValueError as e:
-        parser.error(str(e))
-    print(json.dumps(result, indent=1))
-    sys.exit(0 if result["tokens"] == result["of"] and result["max_abs_diff"] < 1e-3 else 1)
