@@ -1,5 +1,6 @@
 """Every switch of a run: default, meaning, legal values; what a prompt format presets; the command line."""
 import argparse
+import datetime
 from dataclasses import Field, dataclass, field, fields, replace
 
 from operators import OPERATORS, n_children
@@ -44,6 +45,7 @@ class Config:
     out: str = flag("out", "where runs are kept")
     init: str = flag("", "directory of PEFT adapters, one folder a member in slot order, to start from")
     seed: int = flag(0, "every draw is keyed by (seed, step, phase, member, index)", within=(0, 10**18))
+    date: str = flag("", "the day that a chat template is told, YYYY-MM-DD; default: the run's first")
     steps: int = flag(None, "steps of the run", within=FROM_1)
     save_every: int = flag(10, "steps between checkpoints", within=FROM_1)
     keep: int = flag(2, "checkpoints kept", within=FROM_1)
@@ -237,6 +239,11 @@ def check(cfg: Config) -> None:
     for f in fields(cfg):
         check_value(f, getattr(cfg, f.name))
     numbers_of(cfg, "clip")
+    if cfg.date:
+        try:
+            datetime.date.fromisoformat(cfg.date)
+        except ValueError:
+            raise ValueError(f"--date {cfg.date}: give a day as YYYY-MM-DD") from None
     hold, end, floor = numbers_of(cfg, "lr_decay")
     demand(hold < end and floor <= 1, f"--lr-decay {cfg.lr_decay}: HOLD must be below END, FLOOR at most 1")
     task_types, n_students = cfg.task_types.split(","), cfg.pop - cfg.teachers

@@ -42,7 +42,7 @@ from run.metrics import HEADER, Step, line, measures, summary
 from run.monitors import EXIT_HALTED, Halted, Monitors
 from run.platform import Interrupted, Signals, Stopwatch, environment
 from run.probes import probe
-from run.startup import flags_of_run, hash_base, open_run, populate, prepare, show_plan
+from run.startup import flags_of_run, hash_base, keep_date, open_run, populate, prepare, show_plan
 from run.terminal import first_of_each, format_task, print_safely
 from selfplay import ProposalRecord, Setup
 from tasks.archive import Archive
@@ -250,8 +250,9 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
         stack.enter_context(sandbox or contextlib.nullcontext())
         cfg, base = ranks.together(lambda: prepare(cfg, ranks))
         run, resuming = open_run(cfg, ranks)
-        before = vars(config_of_run(run.config(), run.path)) if resuming else vars(cfg)
-        if changed := differing(before, vars(cfg), FREE):
+        before = config_of_run(run.config(), run.path) if resuming else cfg
+        cfg, base = keep_date(cfg, base, before.date, ranks)
+        if resuming and (changed := differing(vars(before), vars(cfg), FREE)):
             raise ValueError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
                              "leave these flags out, or give another --name")
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)

@@ -3,6 +3,8 @@
 The answers themselves are `eval.answering`'s.
 """
 import argparse
+import dataclasses
+import datetime
 import difflib
 import hashlib
 import math
@@ -121,6 +123,7 @@ def load(args: argparse.Namespace) -> Population:
         name = read_peft(next(iter(directories.values())))[0].get("base_model_name_or_path")
     demand(name, "give --base (a directory or hub id), or --run out/NAME, which knows its own")
     base = load_base(name, DTYPES[pick_dtype(args.dtype, device)], device, int8)
+    base = dataclasses.replace(base, day=of_run(args, "date") or str(datetime.date.today()))
     return stack(base, files_hash(base.path), directories)
 
 
@@ -163,8 +166,8 @@ def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Populatio
 def open_out(args: argparse.Namespace, population: Population, prompt_format: str, data: dict[str, str],
              default: str) -> tuple[RunDir, list[dict]]:
     """The directory of results (default: its name where --out gives none) and the answers already there.
-    data: SHA-256 of each benchmark's file. Raises ValueError where those answers were made otherwise (members
-    and benchmarks may be new ones)."""
+    data: SHA-256 of each benchmark's file. The population's base is told the date of those answers. Raises
+    ValueError where they were made otherwise (members and benchmarks may be new ones)."""
     run = RunDir(Path(args.out or Path(args.run or "out", default)).expanduser())
     dtypes = sorted({str(p.dtype) for p in population.base.model.parameters()})
     config = dict(base=str(population.base.path), base_hash=population.base_hash, dtype=dtypes,
@@ -172,6 +175,8 @@ def open_out(args: argparse.Namespace, population: Population, prompt_format: st
     config |= {f"adapter {name}": sha for name, sha in population.hashes.items()}
     config |= {f"data {name}": sha for name, sha in data.items()}
     old = run.config() if (run.path / "config.json").exists() else {}
+    config["date"] = old.get("date", population.base.day)
+    population.base = dataclasses.replace(population.base, day=config["date"])
     changed = [name for name in config if name != "base" and old.get(name, config[name]) != config[name]]
     demand(not changed, f"{run.path} holds answers made otherwise: {', '.join(changed)}; use the old values "
            "(config.json there has them) or another --out")

@@ -1,6 +1,7 @@
 """How a run begins: its directory, its base, its population, and whether they fit into memory."""
 import contextlib
 import dataclasses
+import datetime
 import glob
 import os
 import sys
@@ -120,7 +121,16 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
         torch.set_num_threads(1)        # on small matrices threads wait longer than they compute
     demand(fits, f"not enough memory:\n{table}")
     base = load_base(base_name(cfg), dtype, ranks.device, int8=cfg.dtype == "int8")
-    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format)
+    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format, day=cfg.date)
+
+
+def keep_date(cfg: Config, base: Base, of_run: str, ranks: Ranks) -> tuple[Config, Base]:
+    """Both with the date that chat templates are told: --date, that of the run that is resumed, or today's.
+    Templates that write the date (Llama's) would make another run of one that goes on tomorrow."""
+    day = cfg.date or of_run
+    if not day:
+        day = ranks.broadcast(lambda: str(datetime.date.today()))      # midnight divides no processes
+    return dataclasses.replace(cfg, date=day), dataclasses.replace(base, day=day)
 
 
 def show_plan(cfg: Config) -> int:

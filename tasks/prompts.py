@@ -293,17 +293,21 @@ def reasoning(text: str, prompt_format: str) -> str:
     return re.sub("</?think>", "", thought + answer.partition("```")[0]).strip()
 
 
+ASKS_DATE = re.compile(r"""strftime_now\(\s*(?:format\s*=\s*)?(["'])(.*?)\1\s*\)""")
+
+
 def chat_text(messages: list[dict], prompt_format: str, tokenizer, begins: bool = True,
               day: str = "") -> str:
     """Messages by the tokenizer's chat template. begins: the assistant's turn follows; day: the date that a
     template is told which writes one (YYYY-MM-DD; "" = today). Raises ValueError where there is no template,
     or it raises: it is a program of the base's makers."""
-    told = {}
-    if day:         # as a variable it hides the function of this name that transformers gives to templates
-        told["strftime_now"] = date.fromisoformat(day).strftime
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=begins,
-                                             enable_thinking=FORMATS[prompt_format].thinking, **told)
+        source = tokenizer.get_chat_template()
+        if day:     # transformers hands no function to a template but its own, which looks at the clock
+            source = ASKS_DATE.sub(lambda call: repr(date.fromisoformat(day).strftime(call[2])), source)
+        return tokenizer.apply_chat_template(messages, chat_template=source, tokenize=False,
+                                             add_generation_prompt=begins,
+                                             enable_thinking=FORMATS[prompt_format].thinking)
     except Exception as e:
         raise ValueError(f"the base's chat template makes no prompt ({type(e).__name__}: {e!s:.200}): take "
                          "the prompt format base, or a model with another template") from None
