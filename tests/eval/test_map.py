@@ -137,6 +137,41 @@ def test_falls():
     assert [len(lows), *(sum(low < height for low in lows) for height in (0.3, 0.5))] == list(map(int, stated.groups()))
 
 
+def first_eight(ground: str, measure: str = "deployed") -> dict[str, list[float]]:
+    """Arm -> the measure by seed, of the seeds that the first plans had."""
+    seeds = opened(ground).seeds[:8]
+    values, _ = measures.collected(opened(ground), list(opened(ground).arms), 0.6)
+    return {arm: [values[arm, seed][measure] for seed in seeds if (arm, seed) in values] for arm in opened(ground).arms}
+
+
+def test_predictions_that_failed():
+    """The numbers of the table in plans.md, from the packs."""
+    rare, hills, rates, again, niches = map(first_eight, ("rare", "hills", "rates", "hills2", "niches"))
+
+    def at(arms: dict, goal: float, *names: str) -> str:
+        return ", ".join(str(sum(x >= goal for x in arms[name])) for name in names)
+
+    def over(arms: dict, one: str, other: str) -> str:
+        return f"{np.mean(arms[one]) - np.mean(arms[other]):+.3f}".replace("0.", ".")
+
+    def births(ground: str, arm: str) -> str:
+        return str(measures.births_that_can_help([record for seed in opened(ground).seeds for record in opened(ground).of(arm, seed)[0]]))
+
+    in_words = {"7, 7": "seven, seven", "8": "eight"}
+    singles_twelve = [sum(x["deployed"] >= 0.6 for x in measures.collected(opened(ground), ["singles"], 0.6)[0].values()) for ground in ("rare", "hills")]
+    found = [over(niches, "niches-add", "generalists"), over(niches, "crossed", "niches-add"), over(niches, "niches-add", "niches-layerwise"),
+             "in five seeds of eight", in_words[at(rare, 0.6, "copy", "no-evolution")], f"{in_words[at(rare, 0.6, 'singles')]}, {over(rare, 'copy', 'singles')}",
+             over(rare, "copy", "single-long"), over(first_eight("rare", "end"), "copy", "no-evolution"), at(hills, 0.5, "singles", "copy", "single-long"),
+             f"{over(hills, 'single-long', 'copy')}, {over(hills, 'singles', 'copy')}", f"{over(hills, 'pair', 'single-long')}, {over(rates, 'pair', 'one')}",
+             f"{at(hills, 0.6, 'pair')}, {at(rates, 0.6, 'pair')}", f"{over(rare, 'copy', 'full')}, {over(hills, 'copy', 'full')}",
+             over(hills, "no-evolution", "copy"), f"{births('rare2', 'copy')}, {births('hills2', 'copy')}",
+             f"{over(again, 'copy', 'no-evolution')}, {over(again, 'copy', 'singles')}", "planned, never run",
+             "cannot tell; `copy` behind `singles` on two hills", ", ".join(map(str, singles_twelve)), births("rates", "pbt")]
+    table = (PAGE.parent / "plans.md").read_text(encoding="utf-8").partition("## Predictions that failed")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (?:\w+|tenth, eleventh) \| .+ \| (.+) \|$", table, re.M)
+    assert rows[1:] == found and "single-long" not in again
+
+
 def test_two_single_runs_or_one_adapter_do_both():
     """README's and crossing.md's correction: of two crossed --single runs, and of one adapter with as many tokens, from the map's pack."""
     readme, page = [(PAGE.parents[1] / name).read_text(encoding="utf-8") for name in ("README.md", "docs/crossing.md")]
