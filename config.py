@@ -113,7 +113,8 @@ class Config:
     grace: int = flag(-1, "steps before a child can be replaced; -1 = one interval", within=(-1, 10**9))
     # probes
     probe_every: int = flag(None, "steps between probes of held-out tasks; 0 = never", within=FROM_0)
-    heldout: str = flag("", "JSON lines of held-out tasks; default: the base's, else the first valid ones")
+    heldout: str = flag("", "JSON lines of held-out tasks, or cruxeval; default: the base's, else the first "
+                         "valid ones")
     n_heldout: int = flag(120, "held-out tasks asked of each played type; of other types a third",
                           within=FROM_0)
     halt_on: str = flag("", "alarms that end the run, of " + ",".join(ALARMS))

@@ -5,6 +5,7 @@
     step_N/optimizer/MEMBER.safetensors     ... its moments, once it has learned
 """
 import dataclasses
+import functools
 import json
 import re
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from lora import Adapters
 from rl import Adam
 from run.directory import LOGS, RunDir
 from selfplay import ProposalRecord, Setup
-from tasks import IDENTITY, TASK_TYPES, read_tasks
+from tasks import IDENTITY, TASK_TYPES, cruxeval, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Task
 from tasks.complexity import demand
@@ -28,6 +29,7 @@ from weights import load_peft, save_peft
 
 OPTIMIZER = "optimizer"
 HELD_OUT = "heldout.jsonl"              # beside a base's weights
+CRUXEVAL = "cruxeval"                   # as --heldout: the file that eval.code has fetched
 MAX_LOGGED = 600                    # characters of a text in tasks.jsonl
 NAME = re.compile("[A-Z][0-9]{1,9}", re.ASCII)      # a member's, which becomes a directory's
 
@@ -74,13 +76,31 @@ def init_state(cfg, setup: Setup, base_hash: str = "") -> State:
     for task in selfplay.make_tasks(setup, seeds(cfg, setup.task_types), cfg.seed_tasks or "seed"):
         archive.add(dataclasses.replace(task, id=archive.n_added),
                     TASK_TYPES[task.kind].structure(task.program))
-    demand(not cfg.heldout or Path(cfg.heldout).exists(), f"--heldout {cfg.heldout}: no such file")
-    path = Path(cfg.heldout) if cfg.heldout else setup.base.path / HELD_OUT
-    given = first_of_types(read_tasks(path) if path.exists() else [], cfg.n_heldout, setup.task_types)
-    tasks = selfplay.make_tasks(setup, given, cfg.heldout or "the base's held-out tasks")
+    tasks = held_out(cfg, setup)
     heldout = [task for task in tasks if task.kind in setup.task_types]
     unseen = [task for task in tasks if task.kind not in setup.task_types]
     return State(0, founders(cfg), archive, heldout, unseen, dict(generated=0, trained=0))
+
+
+def held_out(cfg, setup: Setup) -> list[Task]:
+    """The tasks of --heldout, else of the file beside the base's weights, if any: the first of each type. Of
+    CRUXEval the validation split, so that a claim can be made on the other one after the run."""
+    path = Path(cfg.heldout or setup.base.path / HELD_OUT)
+    if cfg.heldout == CRUXEVAL and not path.exists():
+        path = cruxeval.FILE
+        demand(path.exists(), f"--heldout {CRUXEVAL}: {path} is not there; `python -m eval.code --self-test "
+               "--bench cruxeval-o` fetches it, or give the path of the file")
+    demand(path.exists() or not cfg.heldout, f"--heldout {cfg.heldout}: no such file")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    rows = cruxeval.rows_of(text, "validation")
+    if rows:
+        tasks = []
+        for kind in cruxeval.KINDS.values():
+            run = functools.partial(selfplay.run_jobs, setup)
+            tasks += cruxeval.tasks_of(rows, kind, cfg.dedupe, run).values()
+        return first_of_types(tasks, cfg.n_heldout, setup.task_types)
+    given = first_of_types(read_tasks(path) if path.exists() else [], cfg.n_heldout, setup.task_types)
+    return selfplay.make_tasks(setup, given, cfg.heldout or "the base's held-out tasks")
 
 
 def init_adapters(cfg, adapters: Adapters, base_hash: str) -> None:
@@ -112,7 +132,7 @@ def seeds(cfg, task_types: tuple[str, ...]) -> list[Proposal]:
                         if TASK_TYPES[kind].seed and kind not in given]
 
 
-def first_of_types(proposals: list[Proposal], n: int, played: tuple[str, ...]) -> list[Proposal]:
+def first_of_types(proposals: list[Proposal] | list[Task], n: int, played: tuple[str, ...]) -> list:
     """The first n tasks of each type that is played and n / 3, rounded up, of others, type by type."""
     by_kind = {}
     for p in proposals:

@@ -18,7 +18,8 @@ EVAL = TRAIN + tuple("""cmath json datetime textwrap hashlib base64 struct array
 binascii pprint ast traceback io inspect reprlib weakref threading queue secrets uuid timeit difflib html csv
 shlex graphlib doctest unittest pickle pathlib tempfile logging locale argparse platform subprocess
 urllib.parse encodings.ascii encodings.latin_1 encodings.utf_16 encodings.utf_16_le encodings.utf_32
-encodings.utf_8_sig encodings.cp1252 encodings.unicode_escape encodings.hex_codec encodings.rot_13""".split())
+encodings.utf_8_sig encodings.cp1252 encodings.unicode_escape encodings.hex_codec encodings.rot_13
+encodings.shift_jis""".split())
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Nothing of a model's text is ever evaluated here: it is parsed under guards (com
 handed to the verifier as a Job. Whatever a model writes ends as a value or as a Reject, whose reason is one
 of validation.REASONS: a new reason goes there. Only users' mistakes raise.
 """
+import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from verifier import Job, Verdict
 # forbidden system call. The first counts nowhere, the second as wrong.
 UNJUDGED, VIOLATION = "unjudged", "violation"
 FAILED = "sandbox failure"              # its name as a Verdict's end or error
+SPLITS = "test", "validation"           # of held-out tasks: choose members on validation, claim on test
 
 # What the sandbox says -> the reason of a Reject; the rest are spelt alike.
 OTHER_NAMES = {"too big": "output_too_long", "malformed": "malformed_result", "not a literal": "not_literal",
@@ -222,6 +224,12 @@ class TaskType:
     def is_correct(self, task: Task, answer: str) -> bool:
         """Whether an answer that need not run is correct. Never raises."""
         raise NotImplementedError
+
+
+def split_of(text: str) -> str:
+    """The split of a held-out task, by its program (or question) alone: the same on every machine."""
+    byte, = hashlib.blake2b(text.encode(), digest_size=1, person=b"split").digest()
+    return SPLITS[byte % 2]
 
 
 def distinct(answers: list[str | None]) -> tuple[str, ...]:

@@ -1,20 +1,24 @@
-"""Code: HumanEval+ (v0.1.10), MBPP+ (v0.2.0), LiveCodeBench (release_v5).
+"""Code: HumanEval+ (v0.1.10), MBPP+ (v0.2.0), LiveCodeBench (release_v5), CRUXEval.
 
     python -m eval.code --self-test               # do canonical solutions pass?
     python -m eval.code --run out/NAME            # base and members of the last checkpoint
     python -m eval.code --base Qwen/Qwen2.5-Coder-7B --adapters out/NAME/step_200/S0 --bench humaneval+,mbpp+
+    python -m eval.code --run out/NAME --bench cruxeval-o,cruxeval-i --split validation
 
 Answers go to answers.jsonl as they come, the numbers to summary.json and the terminal. The same command goes
 on where it stopped. HumanEval+ and MBPP+ give two lines each: by the base tests alone, and with +, by these
-and EvalPlus's own. Programs run in the sandbox alone.
+and EvalPlus's own. Programs run in the sandbox alone. CRUXEval's questions are put as self-play puts its
+tasks, with its limit of tokens, and in a command of their own: its two benchmarks are code_o and code_i.
 """
 from functools import partial
 
 from eval import answering, common, fetch
-from eval.code import suites
+from eval.code import cruxeval, suites
 from eval.code.problems import SETS, Problem, problem_of
 from eval.code.programs import complete, extract
 from model import Base
+from tasks.base import SPLITS
+from tasks.complexity import demand
 from tasks.prompts import Prompt, chat_text, concluded
 from verifier import Sandbox
 
@@ -30,6 +34,7 @@ LIVE_STARTER = ("You will use the following starter code to write the solution t
                 "your code within delimiters.")
 LIVE_STDIN = ("Read the inputs from stdin solve the problem and write the answer to stdout (do not directly "
               "test on the sample inputs). Enclose your code within delimiters as follows.")
+MAX_NEW = 1024                                    # tokens of an answer
 MARK = "-[[]]-"                                   # where the answer begins in a rendered chat
 
 
@@ -91,9 +96,19 @@ def both(rows: list[dict]) -> list[dict]:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; 0, or 1 where the self-test fails. Raises ValueError for what the user can mend."""
-    parser = common.parser_of("eval.code", __doc__, default_max_new=1024)
+    parser = common.parser_of("eval.code", __doc__, default_max_new=MAX_NEW)
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes that run at once")
+    parser.add_argument("--split", default="test", choices=(*SPLITS, "all"),
+                        help="of CRUXEval: choose members on validation, claim on test")
+    parser.set_defaults(max_new=None)
     args = common.check(parser.parse_args(argv))
+    tasks = [name for name in common.choose(args.bench, SETS + cruxeval.SETS) if name in cruxeval.SETS]
+    if tasks:
+        demand(len(tasks) == len(common.choose(args.bench, SETS + cruxeval.SETS)), "--bench: give cruxeval-o "
+               "and cruxeval-i in a command of their own, since they are put in the run's prompt format")
+        with Sandbox(args.workers, profile="eval") as sandbox:
+            return cruxeval.main(args, tasks, sandbox)
+    args.max_new = args.max_new or MAX_NEW
     problems, hashes = fetch.load(args, SETS, problem_of)
     with Sandbox(args.workers, profile="eval") as sandbox:
         if args.self_test:

@@ -22,14 +22,13 @@ from config import PRESETS, demand
 from eval import answering, common
 from micro.evaluate import MAX_NEW_TOKENS, ROWS, SEEN, SIZES, draw_tasks
 from tasks import TASK_TYPES, verify_answers
-from tasks.base import UNJUDGED, Task
+from tasks.base import SPLITS, UNJUDGED, Task, split_of
 from tasks.prompts import FORMATS, Prompt
 from tasks.validation import Limits
 from verifier import Sandbox
 
 FAMILIES = {family: (row, SIZES[row]) for row, family in ROWS.items()}   # -> row of micro.evaluate, sizes
 FAMILIES["code_o_long"] = "out", range(7, 11)
-SPLITS = ("test", "validation")
 SEED = 2605                         # of the draws
 PER_SIZE = 60                       # tasks of one family and size
 
@@ -59,8 +58,7 @@ def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
             task, = draw_tasks(row, size, 1, f"{SEED}/{seed}")
             seed += 1
             text = task.message or task.program
-            byte, = hashlib.blake2b(text.encode(), digest_size=1, person=b"split").digest()
-            if SPLITS[byte % 2] == split:                   # the same on every machine
+            if split_of(text) == split:
                 column.setdefault(text, Item(family, f"{size}/{len(column)}", task))
         columns.append(column.values())
     return tuple(item for turn in zip(*columns) for item in turn)

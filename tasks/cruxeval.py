@@ -1,0 +1,88 @@
+"""CRUXEval (2401.03065): 800 short functions, each with an input and its output, as code_o and code_i tasks.
+
+Its file is data that is not part of this project: `eval.code` fetches it. A line of it is {"code", "input",
+"output", "id"}. The gold answer is the published output. Most inputs are literals. A few are expressions
+(`dict()`): the sandbox evaluates these, once, and the task shows their values. Where a value has no literal
+(three functions and ranges), code_o shows the input as it is written. code_i has no such task, nor that of a
+function without parameters: there is no answer that could be given.
+"""
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from sandbox.values import decode
+from tasks import TASK_TYPES
+from tasks.base import Proposal, Task, split_of
+from tasks.literals import plain_arguments
+from tasks.prompts import show
+from verifier import Job, Verdict
+
+FILE = Path("~/.cache/nanopopulora/cruxeval.jsonl").expanduser()        # where eval.code puts it
+KINDS = {"cruxeval-o": "code_o", "cruxeval-i": "code_i"}                # benchmark -> task type
+FIELDS = "code", "input", "output", "id"
+EVALUATE = """{code}
+
+def arguments(*given):
+    return given
+
+def evaluated():
+    return arguments({input})
+"""
+
+
+def is_row(row) -> bool:
+    """Whether a line of a file, read as JSON, is one of CRUXEval's."""
+    return isinstance(row, dict) and all(isinstance(row.get(name), str) for name in FIELDS)
+
+
+def rows_of(text: str, split: str = "") -> list[dict]:
+    """The rows of a split ("" = all) in the text of CRUXEval's file; [] where it is another file."""
+    rows = []
+    for line in text.split("\n"):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            return []
+        if not is_row(row):
+            return []
+        if split in ("", split_of(row["code"])):
+            rows.append(row)
+    return rows
+
+
+def is_literal(arguments: str) -> bool:
+    """Whether a text of arguments is data as it stands."""
+    try:
+        plain_arguments(arguments)
+    except ValueError:
+        return False
+    return True
+
+
+def tasks_of(rows: list[dict], kind: str, dedupe: str,
+             run: Callable[[list[Job]], list[Verdict]]) -> dict[str, Task]:
+    """The id of each row -> its task of type `kind`; dedupe: as in TaskType.key. run: a sandbox's. Raises
+    ValueError for an output that is no literal."""
+    odd = [row for row in rows if not is_literal(row["input"])]
+    jobs = [Job(EVALUATE.format(**row), ("",), entry="evaluated") for row in odd]
+    golds = Job(TASK_TYPES["code_o"].program, tuple(row["output"] for row in rows))
+    read, *evaluated = run([golds, *jobs])
+
+    values = {}                             # id -> the arguments, None where they are no data
+    for row, verdict in zip(odd, evaluated):
+        text, = verdict.outputs
+        values[row["id"]] = None if text is None else ", ".join(map(show, decode(text)))
+    tasks = {}
+    for row, gold, error in zip(rows, read.outputs, read.errors):
+        if gold is None:
+            raise ValueError(f"CRUXEval's {row['id']} has an output that cannot be read ({error}): fetch the "
+                             "file again")
+        given = values.get(row["id"], row["input"])
+        if not given and kind == "code_i":
+            continue
+        proposal = Proposal(kind, row["code"], (given or row["input"],))
+        key = TASK_TYPES[kind].key(proposal, dedupe)
+        tasks[row["id"]] = Task(kind, proposal.program, proposal.inputs, (gold,), "", key)
+    return tasks
