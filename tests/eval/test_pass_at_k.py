@@ -37,7 +37,7 @@ def test_no_program_is_in_both_splits_nor_in_the_training_text(base):
                 continue
             assert heldout.is_seen(item.bench, item.id) or programs.held_out(reserved), item
             prompt = heldout.examiner(None, "micro")[0](item)
-            assert len(render(prompt, "micro", base.tokenizer)) + heldout.MAX_NEW_TOKENS <= context
+            assert len(render(prompt, "micro", base.tokenizer).ids) + heldout.MAX_NEW_TOKENS <= context
     assert [i.id for i in heldout.draw("logic", "test", 2)] == ["2/0", "3/0", "4/0", "2/1", "3/1", "4/1"]
     assert [heldout.is_seen("logic", i) for i in ("2/0", "3/0")] == [True, False] == [heldout.is_seen("math", i) for i in ("1/9", "10/1")]
 
