@@ -235,7 +235,9 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
     """Write down what runs where, and print the table's head. cfg: with sizes as asked, not as fitted."""
     ranks = setup.ranks
     run.write_json("config.json", dataclasses.asdict(cfg))
-    run.write_json("env.json", environment(cfg, ranks, setup.sandbox))
+    started = run.started()
+    env = environment(cfg, ranks, setup.sandbox)
+    run.write_json("env.json", env | (dict(started=started) if started else {}))
     who = ", ".join(f"{len(members_of(state.members, role))} {role}s" for role in ROLES)
     print(f"{run.path}: {who}{' in one adapter' if cfg.single else ''} on {cfg.base}, steps {state.step} to "
           f"{cfg.steps}, {ranks.world} process(es) on {ranks.device}, sandbox: {setup.sandbox.tier}")

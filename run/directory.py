@@ -56,6 +56,13 @@ class RunDir:
         """The flags that the run was started with. Raises ValueError where config.json cannot be read."""
         return self.read("config.json", lambda path: dict(json.loads(path.read_bytes())))
 
+    def started(self) -> str | None:
+        """When the run was started first, as env.json says; None where it does not."""
+        try:
+            return json.loads((self.path / "env.json").read_bytes()).get("started")
+        except DAMAGE:
+            return None
+
     def rows(self, name: str, size: int | None = None) -> list[dict]:
         """The first `size` bytes of a log (None: all), read back; [] without the file. Raises ValueError."""
         def parse(path: Path) -> list[dict]:

@@ -1,5 +1,6 @@
 """What a run needs of the operating system: signals, a clock, and a description of the machine."""
 import dataclasses
+import datetime
 import os
 import platform
 import signal
@@ -84,7 +85,8 @@ def environment(cfg: Config, ranks: Ranks, sandbox: Sandbox) -> dict:
     on_card = ranks.device.type == "cuda"
     device = torch.cuda.get_device_name() if on_card else f"CPU, {os.cpu_count()} cores"
     usual = resolve_config(Config(), cfg.prompt_format, ranks.device.type)
-    return dict(commit=git_commit() or "unknown", python=platform.python_version(), torch=torch.__version__,
-                platform=platform.platform(), processes=ranks.world, device=device,
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return dict(started=now, commit=git_commit() or "unknown", python=platform.python_version(),
+                torch=torch.__version__, platform=platform.platform(), processes=ranks.world, device=device,
                 threads=torch.get_num_threads(), sandbox=sandbox.tier, sandbox_report=sandbox.report,
                 flags={f.name: [getattr(usual, f.name), f.metadata["help"]] for f in dataclasses.fields(cfg)})

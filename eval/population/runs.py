@@ -1,14 +1,16 @@
 """Runs of an ablation and what its tables need of each: a record, one line of runs.jsonl.
 
-A record has run, commit and base_hash; spent (tokens after each step); probes (tokens spent before, students'
-mean accuracy, worst type of the student that is best in it); births and pairings; and of the held-out tasks
-asked after the run: accuracy (split -> task type -> student), end (test, the students' mean of each type),
-validation (the best student's mean of the played types), deployed (what it solves of each type of test).
+A record has run, commit and base_hash; made (when and by which command the run was started); spent (tokens
+after each step); probes (tokens spent before, students' mean accuracy, worst type of the student that is best
+in it); births and pairings; and of the held-out tasks asked after the run: accuracy (split -> task type ->
+student), end (test, the students' mean of each type), validation (the best student's mean of the played
+types), deployed (what it solves of each type of test).
 """
 import contextlib
 import dataclasses
 import json
 import math
+import shlex
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +25,7 @@ FULL = "full"                       # the arm that sets the budget, where the pl
 RECORDS = "runs.jsonl"
 SEED_STRIDE = 1000                  # between the seeds of independent runs of one arm
 # by which flags
-VARIED = dict(matching={"matching"}, evolution={"evolve", "evolve-every", "replace-frac", "grace"})
+VARIED = dict(matching={"matching"}, evolution={"evolve", "evolve-every", "replace-frac", "grace", "litter"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +114,7 @@ def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
     out = []
     probed = [(row["step"], row["heldout_greedy"]) for row in metrics if row.get("heldout_greedy")]
     for birth in genealogy:
-        if birth["child"] is None:              # a --litter whose victim kept its place
+        if "parents" not in birth:              # of a --litter no child was better than the victim
             continue
         last = next((accuracy for step, accuracy in reversed(probed) if step <= birth["step"]), {})
         if birth["victim"]["role"] == "student":
@@ -149,20 +151,39 @@ def examined(out: Path, parts: list[tuple[Path, int]], cross: str, plan: dict, w
     if cross:
         evolve.cross([str(students_of(*part)[0]) for part in parts], cross, out / "S0")
         adapters = [out / "S0"]
-    prompt_format = RunDir(parts[0][0], writes=False).config()["prompt_format"]
+    words = ["--prompt-format", RunDir(parts[0][0], writes=False).config()["prompt_format"], *words]
     for split in heldout.SPLITS:
         place = out / f"heldout-{split}"
-        own = ["--adapters", *adapters, "--split", split, "--bench", ",".join(plan["asked"]), "--limit",
-               plan["limit"], "--prompt-format", prompt_format, "--out", place]
         with open(f"{out}.log", "a") as log, contextlib.redirect_stdout(log):
-            heldout.main([str(word) for word in own + words])
-        answers = RunDir(place, writes=False)
-        fresh = [row for row in comparable(answers.rows("answers.jsonl"))    # without what the base may know
-                 if row["member"] != BASE and not heldout.is_seen(row["bench"], row["id"])]
-        accuracy[split] = {kind: {name: statistics.fmean(tasks.values()) for name, tasks in members.items()}
-                           for kind, members in shares(fresh).items()}
+            accuracy[split] = answered(adapters, split, plan, place, words)
     record = record_of(parts, accuracy, plan["types"])
-    return dict(run=out.name, base_hash=answers.config()["base_hash"]) | record
+    base_hash = RunDir(place, writes=False).config()["base_hash"]
+    return dict(run=out.name, base_hash=base_hash) | record
+
+
+def answered(adapters: list[Path], split: str, plan: dict, place: Path, words: list) -> dict[str, dict]:
+    """Task type -> member -> accuracy, once these adapters have answered a split's tasks, in `place`."""
+    own = ["--adapters", *adapters, "--split", split, "--bench", ",".join(plan["asked"]), "--limit",
+           plan["limit"], "--out", place]
+    heldout.main([str(word) for word in own + words])
+    fresh, accuracy = [], {}
+    for row in comparable(RunDir(place, writes=False).rows("answers.jsonl")):
+        if row["member"] != BASE and not heldout.is_seen(row["bench"], row["id"]):      # the base may know it
+            fresh.append(row)
+    for kind, members in shares(fresh).items():
+        accuracy[kind] = {name: statistics.fmean(tasks.values()) for name, tasks in members.items()}
+    return accuracy
+
+
+def made_by(path: Path) -> dict:
+    """When a run was started, which a commit cannot show, and the whole command that repeats it."""
+    env, flags = json.loads((path / "env.json").read_text()), RunDir(path, writes=False).config()
+    words = []
+    for name, value in flags.items():
+        default, _ = env["flags"][name]
+        if value != default and name not in ("name", "out", "resume"):
+            words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return dict(started=env.get("started"), command=shlex.join(["python", "train.py", *words]))
 
 
 def record_of(parts: list[tuple[Path, int]], accuracy: dict, types: list[str]) -> dict:
@@ -179,7 +200,8 @@ def record_of(parts: list[tuple[Path, int]], accuracy: dict, types: list[str]) -
     pairings = {}
     for match in logged(path, step, "matches.jsonl"):
         pairings.setdefault(match["step"], {})[match["teacher"]] = match["student"]
-    return dict(commit=json.loads((path / "env.json").read_text())["commit"], spent=done, probes=probes,
+    return dict(commit=json.loads((path / "env.json").read_text())["commit"],
+                made=[made_by(path) for path, _ in parts], spent=done, probes=probes,
                 accuracy=accuracy, births=births_of(metrics, logged(path, step, "genealogy.jsonl")),
                 pairings=[pairings.get(row["step"], {}) for row in metrics], validation=score[best],
                 end={kind: statistics.fmean(column.values()) for kind, column in test.items()},
