@@ -180,11 +180,11 @@ class TaskType:
     def parse_answer(self, text: str, prompt_format: str, task: Task, limits: Limits) -> str | None:
         """The answer in a student's text; None = malformed. Never raises.
 
-        Which block counts: of the blocks under one of this type's tags, or, where there are none, of those
-        that are not named for another part of a task, the last one that can be an answer of this type. That
-        is what `read_answer` decides: a value or arguments must be literals, a program must have a function f
-        or another, a number or an assignment must be readable. Whatever else a student shows, such as a call
-        of its function or what that prints, is passed over.
+        Which block counts: the last one that can be an answer of this type, which is what `read_answer`
+        decides: a value or arguments must be literals, a program must have a function f or another, a number
+        or an assignment must be readable. Blocks under the name that was asked for go before nameless ones,
+        and blocks named for another part of a task are none (`candidates`). So whatever else a student
+        shows, such as a call of its function or what that prints, is passed over.
         """
         for block in reversed(self.candidates(Answer(text, prompt_format))):
             try:
@@ -195,7 +195,7 @@ class TaskType:
         return None
 
     def candidates(self, written: Answer) -> list[str]:
-        """The texts in an answer that may hold what was asked for; the last that can be read counts."""
+        """The texts in an answer that may hold what was asked for, the likeliest last."""
         return written.candidates(self.tags)
 
     def read_answer(self, block: str, task: Task, limits: Limits) -> str:

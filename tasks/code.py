@@ -4,7 +4,7 @@ from itertools import compress
 
 from sandbox.values import decode, same
 from tasks.base import FAILED, UNJUDGED, VIOLATION, Proposal, TaskType, distinct
-from tasks.complexity import callable_as_f, demand
+from tasks.complexity import binds_f, callable_as_f, demand
 from tasks.literals import canonical_arguments, stated_inputs, value_text
 from tasks.validation import check_program
 from verifier import Job
@@ -98,9 +98,13 @@ class Induction(TaskType):
                               errors=tuple(compress(verdict.errors, works)))
         return super().make(proposal, verdict, limits, key)
 
+    def candidates(self, written):
+        """A program with an f counts before one whose function has another name."""
+        return sorted(super().candidates(written), key=binds_f)
+
     def read_answer(self, block, task, limits):
-        """The program as it stands, if its f can be called and it passes a proposal's static checks."""
-        program = callable_as_f(block, limits.source_chars)
+        """The program as it stands, if it has a function to call and passes a proposal's static checks."""
+        program = callable_as_f(block)
         check_program(program, replace(limits, reject_constant=False))
         return program
 

@@ -74,7 +74,8 @@ def without_text(match: re.Match) -> str:
 
 
 def symbols_of(source: str) -> symtable.SymbolTable:
-    """The names of a program by scope. Raises ValueError("syntax...")."""
+    """The names of a program by scope. Raises ValueError as `parse` does."""
+    tree_of(source)             # refuses what could hurt the parser, which symtable calls as well
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -202,13 +203,19 @@ def normalise(source: str, max_chars: int, tidy: bool, alias: str = "") -> str:
     return ast.unparse(tree) if tidy or renamed else source.strip("\n")
 
 
-def callable_as_f(source: str, max_chars: int) -> str:
+def binds_f(source: str) -> bool:
+    """Whether a text is a program that binds f at its top level, by whatever statement."""
+    try:
+        return "f" in top_level_names(source)
+    except ValueError:
+        return False
+
+
+def callable_as_f(source: str) -> str:
     """A student's program as it stands. One that binds no f at its top level, and uses none, calls its last
     function so. Raises ValueError("reason: ...") where there is no program or no such function."""
-    tree = parse(source, max_chars)
-    own = top_level_names(source)
-    if "f" not in own:
-        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if "f" not in top_level_names(source):
+        functions = [node.name for node in tree_of(source).body if isinstance(node, ast.FunctionDef)]
         demand(functions and "f" not in global_names(source), "no_entry")
         source = f"{source}\nf = {functions[-1]}"
     return source.strip("\n")

@@ -22,10 +22,15 @@ class Block:
     indent: int
     lines: list[str] = field(default_factory=list)
 
-    def add(self, line: str) -> None:
-        """Appends a line without the fence's indentation, of which a line may have less."""
-        own = len(line) - len(line.lstrip())
-        self.lines.append(line[min(self.indent, own):])
+    def body(self) -> str:
+        """Its lines without the fence's indentation, of which a line may have less."""
+        if not self.indent:
+            return "\n".join(self.lines)
+        cut = []
+        for line in self.lines:
+            own = len(line) - len(line.lstrip())
+            cut.append(line[min(self.indent, own):])
+        return "\n".join(cut)
 
 
 def language(info: str) -> str:
@@ -47,7 +52,7 @@ def read_blocks(text: str) -> list[tuple[str, str]]:
     """Fenced blocks as (language or "", body), in order; without those that are empty."""
     blocks, current = [], None                  # current: the block that is open
     for line in text.replace("\r\n", "\n").split("\n"):
-        fence = FENCE.match(line)
+        fence = FENCE.match(line) if "```" in line or "~~~" in line else None
         if fence and current and not fence["mark"].startswith(current.mark):
             fence = None                        # of another kind, or shorter: it is part of the block
         if fence and fence["rest"].rstrip().endswith(fence["mark"][:3]):
@@ -60,9 +65,9 @@ def read_blocks(text: str) -> list[tuple[str, str]]:
             current = Block(language(fence["rest"]), fence["mark"], len(fence["before"]))
             blocks.append(current)
         elif current and line.rstrip().endswith(current.mark):
-            current.add(line.rstrip().removesuffix(current.mark))
+            current.lines.append(line.rstrip().removesuffix(current.mark))
             current = None
         elif current:
-            current.add(line)
-    read = [(block.tag, "\n".join(block.lines)) for block in blocks]
+            current.lines.append(line)
+    read = [(block.tag, block.body()) for block in blocks]
     return [(tag, body) for tag, body in read if body.strip()]

@@ -150,7 +150,7 @@ def exact(value) -> Fraction | None:
 class Math(TaskType):
     """A question in words and a program that computes the answer; the student sees the question alone."""
     name = "math"
-    tags = ("answer", "output")
+    tags = ("answer", "output", "boxed")
     topics = MATH_TOPICS
     seed = Proposal("math", "def f():\n    apples = 3\n    apples = apples + 4\n    return apples", ("",),
                     "Tom has 3 apples and gets 4 more. How many apples does he have now?")
@@ -181,14 +181,6 @@ class Math(TaskType):
     def fields(self, prompt_format, task, limits):
         program = task.program.replace("def f(", "def solution(")
         return super().fields(prompt_format, task, limits) | {"program": program}
-
-    def candidates(self, written):
-        """Blocks under a tag of its own count most, then the boxes of LaTeX, then other blocks."""
-        blocks = super().candidates(written)
-        if written.form.strict:
-            return blocks
-        boxed = re.findall(r"\\boxed\s*(\{(?:[^{}]|\{[^{}]*\})*\})", written.conclusion)
-        return [*blocks, *boxed, *written.bodies(*self.tags)]
 
     def read_answer(self, block, task, limits):
         """The text that states the number."""

@@ -160,7 +160,8 @@ class Prompt:
 
 
 # Blocks named for a part of a task: where another part was asked for, they are no answer.
-PARTS = {"input", "output", "message", "question", "constraints"}
+PARTS = {"input", "output", "message", "question", "constraints", "boxed"}
+BOXED = re.compile(r"\\boxed\s*(\{(?:[^{}]|\{[^{}]*\})*\})")      # how LaTeX states a result
 MICRO_TAGS = {"=": "answer", "<": "trace", ">": "trace", "?": "question"}
 
 
@@ -181,15 +182,15 @@ def micro_blocks(text: str) -> list[tuple[str, str]]:
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """Fenced blocks as (language or "", body), in order. Only the answer counts where there are answer tags;
-    an answer without fences is one ("answer", body)."""
+    """Fenced blocks as (language or "", body), in order, then the boxes of LaTeX as ("boxed", body). Only the
+    answer counts where there are answer tags; an answer without fences is one ("answer", body)."""
     tagged = "<answer>" in text
     if tagged:
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
     blocks = read_blocks(text)
     if not blocks and tagged and text.strip() and "```" not in text:
         return [("answer", text)]
-    return blocks
+    return blocks + [("boxed", body) for body in BOXED.findall(text)]
 
 
 def first_answer(text: str) -> str:
@@ -259,18 +260,17 @@ class Answer:
         return not self.form.strict or [tag for tag, _ in self.blocks] == list(tags)
 
     def candidates(self, tags: tuple[str, ...]) -> list[str]:
-        """The bodies of the blocks that may hold the answer of a task type with these tags, in order.
-
-        They are the blocks under one of its tags. Where there are none, they are the blocks that are not
-        named for another part of a task: without a name, or under that of a language. In the compact protocol
-        the last block alone may be the answer, and a program is all that there is.
+        """The bodies of the blocks that may hold the answer of a task type with these tags; later ones first
+        count: blocks under the first tag, which was asked for, before those under the others, and these
+        before blocks that are not named for another part of a task. In the compact protocol the last block
+        alone may be the answer, and a program is all that there is.
         """
         if self.form.strict:
             wanted = "python" if "python" in tags else "answer"
             is_protocol = self.admits("python") or wanted == "answer"
             return [body for tag, body in self.blocks[-1:] if tag == wanted and is_protocol]
-        others = [body for tag, body in self.blocks if tag not in PARTS]
-        return self.bodies(*tags) or others
+        others = [body for tag, body in self.blocks if tag not in PARTS and tag not in tags]
+        return [*others, *self.bodies(*tags[1:]), *self.bodies(tags[0])]
 
 
 def template(kind: str, prompt_format: str, phase: str) -> Prompt:

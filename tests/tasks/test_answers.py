@@ -54,7 +54,8 @@ ANSWERS = [
     (FUN, FUNCTION + "```python\ndef test():\n    assert f([1]) == []\n\ntest()\n```", "correct"),
     (FUN, "```python\nx = [1, 2]\nprint(x[::2])\n```\nSo:\n" + FUNCTION, "correct"), (FUN, "1. It is\n" + INDENTED, "correct"),
     (FUN, FUNCTION + "Or:\n```python\ndef f(x):\n    return x\n```", "wrong"),              # the last program
-    (FUN, FUNCTION.replace("python", "") + USAGE, "malformed"),                             # a block under the name asked for is no program
+    (FUN, FUNCTION.replace("python", "") + USAGE, "correct"),                               # a block under the name asked for is no program
+    (FUN, FUNCTION + "For instance:\n```python\ndef square(x):\n    return x * x\n```", "correct"), (FUN, FUNCTION + "```python\nf(\n```", "correct"),
     (FUN, "```python\nf = lambda x: [v for v in x if v % 2 == 0]\n```", "correct"),
     (FUN, "```python\ndef is_even(n):\n    return n % 2 == 0\n\ndef evens(x):\n    return list(filter(is_even, x))\n```", "correct"),
     (FUN, "```python\nfrom operator import itemgetter as f\n```", "wrong"), (FUN, USAGE, "malformed"),
@@ -68,6 +69,8 @@ ANSWERS = [
     (INP, "```\n[2, 4]\n```\nwhich gives\n```output\n5\n```", "correct"), (INP, f"```python\n{EVENS}\n\nprint(f([2, 4]))\n```", "correct"),
     # numbers and truth values
     (SUM, "```python\nprint(36 - 9)\n```\nSo \\boxed{27}.", "correct"), (SUM, "```python\na = 36\nb = 9\n```\nSo \\boxed{27}.", "correct"),
+    (SUM, "\\boxed{27}\n```\n9\n```", "correct"), (SUM, "```answer\n27\n```\nas\n```output\n9\n```", "correct"), (OUT, "\\boxed{[2, 4]}", "malformed"),
+    (SUM, "```answer\nNUMBER\n```\n\\boxed{27}", "correct"), (SUM, "```output\n27\n```", "correct"),
     (SUM, "<think>So \\boxed{27}, or", "malformed"),
     (SUM, "```answer\n27\n```\nCheck:\n```python\nassert 36 - 9 == 27\n```", "correct"), (SUM, "\\boxed{9}\n```answer\n27\n```", "correct"),
     (PUZZLE, "```answer\na = True\nb = False\n```\nCheck:\n```python\na and not b\n```", "correct")]
@@ -119,10 +122,10 @@ def test_programs_are_judged_as_python_runs_them(sandbox):
 def test_a_program_is_changed_by_its_last_line_at_most():
     for program in PROGRAMS:
         added = "" if "count" not in program else "\nf = count"
-        assert callable_as_f(program, 3000) == program + added
+        assert callable_as_f(program) == program + added
     for usage in "print(f(1))", "x = 1", "def g():\n    return f(1)", "class A:\n    def f(self): pass", "def f(":
         with pytest.raises(ValueError, match="no_entry|syntax"):
-            callable_as_f(usage, 3000)
+            callable_as_f(usage)
 
 
 # ---------------------------------------------------------------- arguments
