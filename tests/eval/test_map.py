@@ -9,8 +9,10 @@ from statistics import NormalDist, stdev
 import numpy as np
 import pytest
 
+import config
 from eval.population import ablation, measures, runs
 from eval.stats import interval_of_runs, sign_flip
+from run.checkpoint import founders
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "map.md"
 
@@ -170,6 +172,33 @@ def test_predictions_that_failed():
     table = (PAGE.parent / "plans.md").read_text(encoding="utf-8").partition("## Predictions that failed")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (?:\w+|tenth, eleventh) \| .+ \| (.+) \|$", table, re.M)
     assert rows[1:] == found and "single-long" not in again
+
+
+def test_commands_of_packed_runs():
+    """recovered.json has every arm, seed and commit of the packs, with a command that train.py takes and that has the pack's own flags."""
+    results = PAGE.parent / "results"
+    recovered = json.loads((results / "recovered.json").read_text())["packs"]
+    packs = {"." if path.parent == results else path.parent.name: path for path in results.rglob("runs.jsonl")}
+    assert set(recovered) <= set(packs)
+    for name, pack in recovered.items():
+        experiment = runs.opened([str(packs[name].parent)])
+        found, told = set(), set()
+        for run, record in experiment.records.items():
+            arm, _, seed = run.replace("singles", "single").rpartition("-s")
+            found.add((arm, int(seed) % 1000, record["commit"]))
+        for arm, given in pack["arms"].items():
+            words = given["command"].replace("SEED", "1").replace("RATE", "1e-3").replace("TYPE", "code_o").split()
+            config.parse_args(None, words[2:])
+            assert set(experiment.arms[arm].flags) <= set(words)
+            for batch in given["batches"]:
+                assert batch["after"] < batch["before"]
+                for seed in batch["seeds"]:
+                    told.add((arm.replace("singles", "single"), seed, batch["commit"]))
+        assert told == found, name
+    for seed, rates in recovered["rates"]["rates"]["students of spread and pbt, and the four of singles"].items():
+        words = f"--base micro/base --pop 8 --lr 2e-3 --lr-spread 64 --evolve none --seed {seed}"
+        members = founders(config.resolve_config(config.parse_args(None, words.split()), "micro"))
+        assert rates == pytest.approx([2e-3 * member.lr_scale for member in members if member.role == "student"], rel=5e-3)
 
 
 def test_two_single_runs_or_one_adapter_do_both():
