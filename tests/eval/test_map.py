@@ -211,9 +211,30 @@ def test_two_single_runs_or_one_adapter_do_both():
         means = [f"{sum(right[kind] for right in deployed) / len(deployed):.2f}"[1:] for kind in ("code_o", "code_i")]
         found[arm] = [f"{both} of {len(deployed)}", *means]
         assert f"| `{arm}` | {' | '.join(found[arm])} |" in page
-    assert re.search(r"in (8 of 8) seeds\s\((\S+), (\S+)\)", readme).groups() == tuple(found["crossed"])
+    assert re.search(r"in (8 of 8) longer pairs\s\((\S+), (\S+)\)", readme).groups() == tuple(found["crossed"])
     both, *means = found["single-long"]
-    assert re.search(r"as\sgood \((\S+), (\S+); (8 of 8);", readme).groups() == (*means, both)
+    assert re.search(r"as\sgood\s\((\S+), (\S+); (8 of 8);", readme).groups() == (*means, both)
+
+
+def single_parents() -> dict[str, dict[int, tuple[int, int]]]:
+    """Member -> seed -> right of the 100 counted tasks forwards and backwards, of crossing's single runs."""
+    found = {}
+    for row in map(json.loads, (PAGE.parent / "results" / "crossing-single.jsonl").read_text().splitlines()):
+        right = tuple(f"{int(row[kind], 16):0120b}"[20:].count("1") for kind in ("code_o", "code_i"))
+        found.setdefault(row["member"], {})[row["seed"]] = right
+        assert row.get("same_texts_as_add") == row.get("texts"), "PEFT's child answers as add's, text for text"
+    return found
+
+
+def test_the_readme_s_child():
+    """The accuracies under README's commands are those of the packed seed, and the commands those of its runs."""
+    readme, found = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8"), single_parents()
+    stated = re.search(r"parents (\S+), (\S+) and (\S+), (\S+); child (\S+), (\S+)\. \*\*", readme).groups()
+    assert [round(100 * float(x)) for x in stated] == [*found["code_o"][90], *found["code_i"][90], *found["add .7"][90]]
+    rows = [json.loads(row) for row in (PAGE.parent / "results" / "crossing-single.jsonl").read_text().splitlines()]
+    for row in rows:
+        if row["what"] == "parent" and row["seed"] == 90:
+            assert re.sub(" --probe-every 0| --keep 1", "", row["command"]) in re.sub(" --name .*", "", readme)
 
 
 def test_mutations_twins_and_the_base():
