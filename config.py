@@ -16,7 +16,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 MATCHING = ("pfsp", "uniform", "hard", "round-robin", "all")
 EVOLVE = ("mixed", "mutation", "crossover", *OPERATORS, "none")
 NORMALIZE = ("member", "kind", "off")
-ALARMS = ("collapse", "gaming", "forgetting", "escape")
+ALARMS = ("collapse", "gaming", "forgetting", "escape", "flat", "format")
 # What --algo sets where the command line says nothing. Sources: rl.py.
 ALGORITHMS = {"reinforce++": dict(baseline="group", normalize_advantages="member", token_weight="member",
                                   loss="clip", clip="0.2,0.2")}

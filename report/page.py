@@ -149,12 +149,13 @@ def drift(run: RunLog) -> str:
     for row in run.metrics:
         for name, words in items(row, "alarms").items():
             seen.setdefault(name, (words, []))[1].append(row["step"])
-    rows = [[text(name, 40), text(", ".join(map(str, steps)), 200), text(words, 300)]
+    rows = [[text(name, 40), text(", ".join(map(str, steps)), 200), text(words, 400)]
             for name, (words, steps) in seen.items()]
     body = "<p>No monitor gave alarm.</p>" if any("alarms" in row for row in run.metrics) else ""
     body = table(("monitor", "at steps", "what it said first"), rows) if rows else body
     return section("drift", "Drift", "What the monitors say at the end of every step, for collapse, gaming, "
-                   "forgetting and escape (docs/advanced/drift.md).", [figure("Alarms", "", body, wide=True)])
+                   "forgetting, escape, flat rewards and format (docs/advanced/drift.md).",
+                   [figure("Alarms", "", body, wide=True)])
 
 
 def block(title: str, body) -> str:

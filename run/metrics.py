@@ -64,6 +64,16 @@ def thinking(proposed: list[ProposalRecord], prompt_format: str) -> dict[str, li
     return thinks
 
 
+def equal_rewards(batch: Batch) -> dict[str, float]:
+    """Role -> the reward of all its rows, of the roles whose rows were all paid alike."""
+    alike = {}
+    for number, role in enumerate(ROLES):
+        rewards = batch.reward[batch.role == number]
+        if len(rewards) > 1 and (rewards == rewards[0]).all():
+            alike[role] = rewards[0].item()
+    return alike
+
+
 def measures(cfg, prompt_format: str, adapters: Adapters, state: State, step: Step) -> dict:
     """The step's line of metrics.jsonl, except probes and seconds: overall, per task type and per member."""
     archive = state.archive
@@ -74,6 +84,8 @@ def measures(cfg, prompt_format: str, adapters: Adapters, state: State, step: St
     of_students = [x for m in members_of(state.members, "student") for x in thinks.get(m.name, [])]
     of_update = {name: step.update[name] for name in OF_UPDATE if name in step.update}
     of_update |= {name: None for name in ("kl", "entropy") if not getattr(cfg, f"{name}_coef")}  # unmeasured
+    if alike := equal_rewards(step.batch):
+        of_update["equal_rewards"] = alike
     return dict(
         **describe(step.proposed),
         task_types={kind: describe(own) for kind, own in by_kind.items()},

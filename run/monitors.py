@@ -1,14 +1,15 @@
-"""Drift is noticed: four monitors read every step's line of metrics.jsonl (docs/advanced/drift.md).
+"""Drift is noticed: six monitors read every step's line of metrics.jsonl (docs/advanced/drift.md).
 
 An alarm is a monitor's name and a sentence, in the line's `alarms`, and a line on the terminal when it begins
 and when it is over. --halt-on NAMES ends the run when one of these begins; resumed, the run goes on.
 """
 from config import ALARMS
+from evolve import ROLES
 from run.platform import Interrupted
 from selfplay import mean
 
 WINDOW = 5                  # steps: "now" is a mean over the latest, "the start" over the first
-ENOUGH = 64                 # valid tasks before the commonest output of a few can mean anything
+ENOUGH = 64                 # gaming: valid tasks before the commonest output can mean anything; format: texts
 EXIT_HALTED = 3             # exit code of a run that --halt-on ended
 # What is alarming; docs/advanced/drift.md says whence.
 BOUNDS = dict(
@@ -18,7 +19,17 @@ BOUNDS = dict(
     growth=2.5,             # gaming: an output's characters, or its longest number's digits, of the start
     unsolved=0.5,           # gaming: share of the valid tasks that nobody solves
     interval=1.96,          # forgetting: standard errors of held-out accuracy below the first probe
-    violations=1)           # escape: programs in 5 steps that the sandbox ended for a forbidden system call
+    violations=1,           # escape: programs in 5 steps that the sandbox ended for a forbidden system call
+    misshapen=0.95)         # format: share of the latest proposals, or of the answers, that could not be read
+# Reasons of proposals that are not in the demanded format.
+UNREADABLE = ("no_program", "no_input", "few_inputs", "no_question", "no_proof", "syntax")
+# What to turn where rewards are all equal: of a role, or within every group.
+WAYS_OUT = dict(
+    teacher="lower --lr-teacher if proposals were better before, else raise --temperature or "
+            "--max-new-tokens, or take another --teacher-reward",
+    student="lower --lr if answers were better before, else raise --temperature or --max-new-tokens, or "
+            "take another --student-reward",
+    group="raise --samples-per-task, --proposals-per-prompt or --temperature")
 
 
 class Halted(Interrupted):
@@ -30,13 +41,17 @@ def readings(row: dict) -> dict:
     cosines = {}
     for member in row["members"].values():
         cosines.setdefault(member["role"], []).append(member.get("cosine"))
+    n_answers = sum(m.get("n", 0) for m in row["members"].values() if m["role"] == "student")
     return dict(
         tasks=row["n"] * (row["valid"] or 0.0), unique=row["unique_at_64"],
         cosine=max((x for x in map(mean, cosines.values()) if x is not None), default=None),
         guess=max(row["majority_baseline"].values(), default=None), unsolved=row["solve_0"],
         characters=row["output_chars"], digits=row["output_digits"],
         heldout=mean(row.get("heldout_greedy", {}).values()), heldout_se=row.get("heldout_greedy_se"),
-        violations=row["violations"])
+        violations=row["violations"], equal=row.get("equal_rewards", {}),
+        idle=row["frac_zero_advantage"] == 1, proposals=row["n"], answers=n_answers,
+        bad_proposals=sum(row["reasons"].get(reason, 0) for reason in UNREADABLE),
+        bad_answers=row["malformed"] * n_answers)
 
 
 def now(history: list[dict], name: str) -> float | None:
@@ -86,7 +101,47 @@ def escape(history: list[dict]) -> str:
     return words if n >= BOUNDS["violations"] else ""
 
 
-MONITORS = dict(zip(ALARMS, (collapse, gaming, forgetting, escape)))
+def flat(history: list[dict]) -> str:
+    """Rewards that teach nothing: all of a role equal, or all of every group, in each of the latest steps."""
+    latest = history[-WINDOW:]
+    if len(latest) < WINDOW:
+        return ""
+    for role in ROLES:
+        paid = [step["equal"].get(role) for step in latest]
+        if None not in paid:
+            way_out = WAYS_OUT.get(role, "take another reward")
+            return (f"all rewards of {role}s were equal for {WINDOW} steps, the latest {paid[-1]:g}: they "
+                    f"learn nothing. Look at what they write (--show 3); {way_out}")
+    if all(step["idle"] for step in latest):
+        return (f"every advantage was 0 for {WINDOW} steps: rewards differ in no group, and nobody learns; "
+                f"{WAYS_OUT['group']}")
+    return ""
+
+
+def misshapen(history: list[dict], what: str) -> float | None:
+    """Share of the latest ENOUGH proposals or answers, of whole steps, that could not be read; None of
+    fewer."""
+    n, n_bad = 0, 0
+    for step in reversed(history):
+        n += step[what]
+        n_bad += step[f"bad_{what}"]
+        if n >= ENOUGH:
+            return n_bad / n
+    return None
+
+
+def wrong_format(history: list[dict]) -> str:
+    """A base that does not keep to the format that its prompts demand: there is nothing to pay it for."""
+    for what in ("proposals", "answers"):
+        share = misshapen(history, what)
+        if share is not None and share >= BOUNDS["misshapen"]:
+            return (f"{share:.0%} of the latest {what} are not in the demanded format. Look at them (--show "
+                    "3); take another --prompt-format (direct for a small chat model, base for one without "
+                    "chat training), raise --max-new-tokens where they are cut off, or take another --base")
+    return ""
+
+
+MONITORS = dict(zip(ALARMS, (collapse, gaming, forgetting, escape, flat, wrong_format)))
 
 
 class Monitors:

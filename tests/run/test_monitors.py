@@ -4,13 +4,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from small_tokenizers import CHATML, byte_level, fast
+from tiny_base import write_tiny
 from tiny_run import play, timeless, words
 
 import train
 from run import monitors
 from run.checkpoint import RunDir
+from run.metrics import equal_rewards
 from run.monitors import WINDOW, Halted, Monitors
 
 
@@ -18,7 +23,7 @@ def row(step: int = 0, **changes) -> dict:
     """What monitors read of a step's line, of a healthy run."""
     members = {name: dict(role=role, cosine=0.4) for name, role in (("T0", "teacher"), ("S1", "student"))}
     return dict(step=step, n=24, valid=0.75, unique_at_64=60.0, members=members, majority_baseline=dict(code_o=0.06), output_chars=6.0,
-                output_digits=0.9, solve_0=0.2, violations=0) | changes
+                output_digits=0.9, solve_0=0.2, violations=0, reasons=dict(syntax=2), malformed=0.1, frac_zero_advantage=0.3) | changes
 
 
 def alarms(rows: list[dict]) -> dict[str, str]:
@@ -55,6 +60,40 @@ def test_what_drifts_is_told(name, words, changes):
     assert list(told) == [name] and words in told[name]
     assert not alarms([*drifted, *HEALTHY[:WINDOW]]), "it is over"
     assert name == "escape" or not alarms([*HEALTHY, row(**changes)]), "one odd step is no drift"
+
+
+def test_rewards_that_are_all_equal_are_told_with_a_flag_to_turn():
+    """Of a role, whatever the others get; or of every group."""
+    steady, wrong = dict(equal_rewards=dict(student=-0.5)), dict(equal_rewards=dict(student=-1.0))
+    told = alarms([*HEALTHY, *[row(**steady)] * (WINDOW - 1), row(**wrong)])
+    assert list(told) == ["flat"] and "all rewards of students were equal for 5 steps, the latest -1" in told["flat"] and "lower --lr if" in told["flat"]
+    of_teachers = alarms([row(equal_rewards=dict(teacher=-1.0))] * WINDOW)["flat"]
+    assert "of teachers" in of_teachers and "--lr-teacher" in of_teachers
+    assert not alarms([row(**steady)] * (WINDOW - 1)), "several steps"
+    assert not alarms([*[row(**steady)] * (WINDOW - 1), row(equal_rewards=dict(teacher=1.0))]), "of one role in each"
+    assert "--samples-per-task" in alarms([*HEALTHY, *[row(frac_zero_advantage=1.0)] * WINDOW])["flat"]
+
+
+def answered(n: int, malformed: float) -> dict:
+    """Of a step in which a student has given so many answers, this share of them malformed."""
+    return dict(members=dict(T0=dict(role="teacher"), S1=dict(role="student", n=n)), malformed=malformed)
+
+
+def test_a_base_that_is_never_in_the_demanded_format_is_told():
+    """At once where there are many texts, of proposals or answers; a few prove nothing."""
+    told = alarms([row(n=96, valid=0, reasons=dict(no_program=90, syntax=5, duplicate=1))])
+    assert list(told) == ["format"] and "99% of the latest proposals" in told["format"] and "--prompt-format (direct" in told["format"]
+    assert "100% of the latest answers" in alarms([row(**answered(64, 1.0))])["format"]
+    assert not alarms([row(n=24, valid=0, reasons=dict(no_input=24))] * 2) and alarms([row(n=24, valid=0, reasons=dict(no_input=24))] * 3)
+    assert not alarms([row(**answered(63, 1.0))]) and not alarms([row(n=96, reasons=dict(duplicate=96))]), "which is another trouble"
+    assert not alarms([row(**answered(64, 1.0)), row(**answered(64, 0.5))]), "the latest count"
+
+
+def test_equal_rewards_are_found_by_role():
+    batch = SimpleNamespace(reward=torch.tensor([-1.0, -1, 1, -1, -1]), role=torch.tensor([0, 0, 1, 1, 1]))
+    assert equal_rewards(batch) == dict(teacher=-1.0)
+    batch.reward[2] = -0.5
+    assert equal_rewards(SimpleNamespace(reward=batch.reward[1:3], role=batch.role[1:3])) == {}, "of one row nothing can be said"
 
 
 def test_forgetting_is_told_beyond_its_interval():
@@ -102,6 +141,20 @@ def test_a_run_halts_with_a_checkpoint_and_goes_on(micro_base, tmp_path, capsys,
     assert list(last["alarms"]) == ["collapse"] and not any(row["alarms"] for row in others)
     whole, resumed = play(**flags, name="whole"), play(**flags, name="run", halt_on="collapse,escape", resume="auto")
     assert timeless(resumed) == timeless(whole) and len(timeless(whole)) == TINY["steps"]
+
+
+def test_a_base_that_cannot_do_it_is_told_in_a_run(tmp_path, capsys):
+    """A random one, whose proposals are noise: after 64 of them, and after 5 steps of equal rewards."""
+    wrapped = fast(byte_level(), CHATML, eos_token="<|im_end|>")
+    write_tiny(tmp_path / "base", "qwen2", vocab_size=len(wrapped), max_position_embeddings=4096, eos_token_id=2)
+    wrapped.save_pretrained(tmp_path / "base")
+    run = play(base=tmp_path / "base", out=tmp_path, name="run", device="cpu", steps=WINDOW, pop=2, task_types="code_o", n_prompts=1, n_few_shot=1,
+               proposals_per_prompt=32, max_new_tokens=4, rank=2, evolve="none", probe_every=0, save_every=WINDOW, n_heldout=0)
+    said = capsys.readouterr().out
+    assert [list(row["alarms"]) for row in timeless(run)] == [[], ["format"], ["format"], ["format"], ["flat", "format"]]
+    assert all(row["equal_rewards"] == dict(teacher=-1.0) for row in timeless(run))
+    assert "alarm format: 100% of the latest proposals" in said and "--prompt-format (direct" in said
+    assert "alarm flat: all rewards of teachers were equal for 5 steps, the latest -1" in said and "--lr-teacher" in said
 
 
 @pytest.mark.slow
