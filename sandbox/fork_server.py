@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import sys
+import time
 import types
 
 if __name__ == "__main__":
@@ -27,6 +28,7 @@ from sandbox.values import MAX_DEPTH, Unsupported, encode
 
 # Its descriptors. OWNER is a pidfd of the trainer, PROC the folder /proc, which the empty root hides.
 RESULT, JOB, CONTROL, OWNER, PROC = 3, 4, 5, 6, 7
+OVERSLEPT_MS = 500              # a fork server that wakes so much too late was stopped, or starved itself
 
 
 # ---- the child --------------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ def prepare(options):
     return profile, wall
 
 
-def queued_ms(pid):
+def queued_ms(pid: int) -> int:
     """Milliseconds that a process has waited for a processor while it could have run; 0 where the kernel does
     not tell. It counts no sleep, and no program can lengthen it: it has one thread, and its CPU time is
     limited."""
@@ -203,12 +205,15 @@ def queued_ms(pid):
         return 0
 
 
-def end_late(pid, wall_ms):
+def end_late(pid: int, wall_ms: int, took_ms: float) -> int:
     """Kills a child that the wall clock has overtaken -> whose fault that is: the machine's (STARVED) where
-    the child waited for a processor for more than half of the time, else the program's (LATE)."""
+    the child waited for a processor for more than half of the time, or where the fork server itself, which
+    was to wake after wall_ms, did so after took_ms (all processes of a job were stopped for a while); else
+    the program's (LATE)."""
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)   # a wait counts once it is over
-    return STARVED if queued_ms(pid) > wall_ms / 2 else LATE
+    overslept = took_ms - wall_ms > OVERSLEPT_MS
+    return STARVED if overslept or queued_ms(pid) > wall_ms / 2 else LATE
 
 
 def serve(profile, wall):
@@ -233,11 +238,13 @@ def serve(profile, wall):
                 os._exit(111)
         fd = os.pidfd_open(pid)
         poll.register(fd, select.POLLIN)
+        began = time.monotonic()
         events = poll.poll(wall_ms)
         if any(ready != fd for ready, _ in events):
             os.kill(pid, signal.SIGKILL)
             os._exit(0)
-        late = ON_TIME if events else end_late(pid, wall_ms)
+        took_ms = (time.monotonic() - began) * 1000
+        late = ON_TIME if events else end_late(pid, wall_ms, took_ms)
         _, status, usage = os.wait4(pid, 0)
         poll.unregister(fd)
         os.close(fd)

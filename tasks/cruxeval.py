@@ -30,7 +30,7 @@ def evaluated():
 """
 
 
-def is_row(row) -> bool:
+def is_row(row: object) -> bool:
     """Whether a line of a file, read as JSON, is one of CRUXEval's."""
     return isinstance(row, dict) and all(isinstance(row.get(name), str) for name in FIELDS)
 

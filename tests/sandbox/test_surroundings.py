@@ -1,7 +1,9 @@
 """Surroundings of clusters: unusual interpreters, few descriptors, and machines that have no processor to spare."""
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -96,5 +98,26 @@ def test_a_child_that_sleeps_has_not_waited_for_a_processor(monkeypatch):
     monkeypatch.setattr(fork_server, "PROC", os.open("/proc", os.O_RDONLY))
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         time.sleep(0.1)
-        assert fork_server.end_late(sleeper.pid, 1000) == LATE
+        assert fork_server.end_late(sleeper.pid, 1000, 1001) == LATE
     os.close(fork_server.PROC)
+
+
+def test_a_job_that_is_stopped_for_a_while_goes_on():
+    """As by a cluster's scheduler that gives the machine to another job: the child's time went by while it could do nothing."""
+    def pause(server: int) -> None:
+        children = Path(f"/proc/{server}/task/{server}/children")
+        while not children.read_text().split():
+            time.sleep(0.005)
+        stopped = [server, *map(int, children.read_text().split())]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(1.5)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+    with Sandbox(workers=1, cpu_s=0.5, wall_s=0.6) as narrow:
+        pauser = threading.Thread(target=pause, args=[narrow.scheduler.servers[0].process.pid])
+        pauser.start()
+        verdict = one(narrow, LOOP, "2")
+        pauser.join()
+    assert verdict.errors == ("timeout",) and verdict.cpu_s > 0.4, "its CPU limit ended it, in a second try"
