@@ -23,8 +23,9 @@ if __name__ == "__main__":
     sys.path[0] = os.path.dirname(sys.path[0])          # the folder of the package, not the package
 
 from sandbox import walls
+from sandbox.lenient import digest, plainer
 from sandbox.profiles import DONE, GO, LATE, ON_TIME, PROFILES, STARVED
-from sandbox.values import MAX_DEPTH, Unsupported, encode
+from sandbox.values import Unsupported, encode
 
 # Its descriptors. OWNER is a pidfd of the trainer, PROC the folder /proc, which the empty root hides.
 RESULT, JOB, CONTROL, OWNER, PROC = 3, 4, 5, 6, 7
@@ -56,29 +57,28 @@ def reason(error):
         return b"error: Exception: (cannot be printed)"
 
 
-def plainer(value, depth=MAX_DEPTH):
-    """Subclasses of builtin types as these, for programs whose values are compared with Python's ==."""
-    for kind in bool, int, float, complex, str, bytes:
-        if isinstance(value, kind):
-            return kind(value)
-    if depth == 0:
-        raise Unsupported("unsupported: nested too deeply or cyclic")
-    if isinstance(value, dict):
-        return {plainer(k, depth - 1): plainer(v, depth - 1) for k, v in value.items()}
-    for kind in list, tuple, set, frozenset:
-        if isinstance(value, kind):
-            return kind([plainer(x, depth - 1) for x in value])
-    return value
-
-
 def text_of(value, profile):
     """Canonical text of what a call returned."""
-    try:
+    if not profile.lenient:
         return encode(value, limit=profile.max_text)
+    try:
+        text = lenient_text(value, profile.max_text)
+        if len(text) <= profile.max_whole:
+            return text
     except Unsupported as e:
-        if not profile.lenient or str(e) == "too big":
+        if str(e) != "too big":
             raise
-        return encode(plainer(value), limit=profile.max_text)
+    raise Unsupported(f"too big: {digest(value)}")
+
+
+def lenient_text(value, limit):
+    """Canonical text of the plain value that it is equal to."""
+    try:
+        return encode(value, limit=limit)
+    except Unsupported as e:
+        if str(e) == "too big":                         # a plainer one is as big, and slow to make
+            raise
+    return encode(plainer(value), limit=limit)
 
 
 def perform(job, write, profile):

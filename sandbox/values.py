@@ -66,7 +66,13 @@ def encode_str(value, limit):
 def encode_container(value, depth, limit):
     """Canonical text of a container whose members may be nested `depth` levels deep."""
     kind = type(value)
-    keys = texts = [encode(item, depth, limit) for item in value]
+    keys, n_chars = [], 0
+    for item in value:
+        keys.append(encode(item, depth, limit))
+        n_chars += len(keys[-1]) + 1
+        if n_chars > limit:                             # at once: the rest may be a gigabyte
+            raise Unsupported("too big")
+    texts = keys
     if kind is dict:
         texts = [f"[{key},{encode(item, depth, limit)}]" for key, item in zip(keys, value.values())]
     elif kind is set or kind is frozenset:

@@ -78,10 +78,18 @@ def program(problem: Problem, text: str, prompt_format: str) -> str:
     return extract(text, problem.entry)
 
 
-def verify(sandbox: Sandbox, answers: list[tuple[Problem, str]], prompt_format: str) -> list[dict]:
-    """Rows of answers.jsonl, without what all benchmarks have, for (problem, text)."""
+def verify(sandbox: Sandbox, known: dict, answers: list[tuple[Problem, str]],
+           prompt_format: str) -> list[dict]:
+    """Rows of answers.jsonl, without what all benchmarks have, for (problem, text). known: the tests of the
+    problems that were asked before; those of LiveCodeBench are large, and made again each time."""
     problems = {(problem.bench, problem.id): problem for problem, _ in answers}
-    made = dict(zip(problems, suites.suites(sandbox, list(problems.values()))))
+    new = [problem for place, problem in problems.items() if place not in known]
+    made = dict(known)
+    for suite in suites.suites(sandbox, new):
+        place = suite.problem.bench, suite.problem.id
+        made[place] = suite
+        if not suite.problem.is_live:
+            known[place] = suite
     programs = [(made[p.bench, p.id], program(p, text, prompt_format)) for p, text in answers]
     rows = suites.verify(sandbox, programs)
     return [dict(correct=row["plus"], **row, program=code) for row, (_, code) in zip(rows, programs)]
@@ -114,8 +122,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.self_test:
             published = [problem for problem in problems if not problem.is_live]       # it has no solutions
             return answering.self_test(published, lambda problem: f"```python\n{problem.canonical}\n```",
-                                       partial(verify, sandbox))
-        answered = answering.evaluate(args, "eval-code", problems, hashes, ask, partial(verify, sandbox))
+                                       partial(verify, sandbox, {}))
+        answered = answering.evaluate(args, "eval-code", problems, hashes, ask, partial(verify, sandbox, {}))
     common.conclude(args, *answered, both, sandbox=sandbox.tier)
     return 0
 

@@ -17,6 +17,7 @@ from eval.code import __main__ as code
 from eval.code import suites
 from eval.code.problems import SETS, Problem, call_text, live_tests, problem_of, restore, unpack
 from eval.code.programs import complete, extract
+from sandbox.lenient import digest
 from verifier import Verdict
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "evaldata"
@@ -209,7 +210,7 @@ def test_base_and_plus(wide, data):
                          "def add(x, y): raise KeyError": "base input 0: error: KeyError: ", "def sub(x): return 1": "base input 0: error: NameError",
                          equal_to_all: "base input 0: unsupported: value of type E",
                          "import os\ndef add(x, y): return os.fork()": "base input 0: violation",
-                         "def add(x, y): return 'x' * 10**8": "base input 0: too big"}.items():
+                         "def add(x, y): return 'x' * 10**7": "base input 0: too big"}.items():
         found = verdict(wide, add, program)
         assert found[:2] == (False, False) and found[2].startswith(why), found
 
@@ -226,6 +227,71 @@ def test_special_oracles(wide, data):
     pyramid, digits = (Problem("mbpp+", "x", "", name, atol=0.1) for name in ("surface_Area", "digit_distance_nums"))
     assert suites.agrees(pyramid, "3, 4", 35, 33, 0) and not suites.agrees(pyramid, "3, 4", 36, 33, 0)
     assert suites.agrees(digits, "7, 123", 7, 0, 0) and not suites.agrees(digits, "7, 123", 6, 0, 0)
+
+
+def problem(bench: str, entry: str, canonical: str, base: tuple[str, ...], plus: tuple[str, ...] = ()) -> Problem:
+    return Problem(bench, "x", "", entry, canonical, base, plus)
+
+
+def test_the_tolerance_begins_at_the_first_float_of_each_part(wide):
+    """An empty list is no float, and what follows in the other part knows nothing of it (evalplus/eval/__init__.py)."""
+    ints = problem("humaneval+", "f", "def f(xs): return xs", ("[]", "[1000000000]"), ("[1000000000]", "[0.5]"))
+    off = "def f(xs): return [x + (x > 10 ** 8) for x in xs]"
+    assert verdict(wide, ints, off) == (False, False, "base input 1: wrong value")
+    floats = problem("humaneval+", "f", "def f(x): return x", ("0.5", "1000000000"), ("1000000000", "0.5", "1000000000"))
+    assert verdict(wide, floats, "def f(x): return x + (x > 10 ** 8)") == (True, False, "plus input 0: wrong value")
+    near = "def f(x, seen=[]):\n    seen.append(x)\n    return x + (x > 10 ** 8 and 0.5 in seen)"
+    assert verdict(wide, floats, near) == (True, True, ""), "from the first float on, also of integers"
+
+
+@pytest.mark.parametrize("made", ["(x for x in s)", "filter(None, s)", "dict.fromkeys(s).keys()", "dict.fromkeys(s)", "map(int, s)", "frozenset(s)"])
+def test_where_the_order_is_free_any_iterable_answers(wide, data, made):
+    shared, _ = load("mbpp+", data)
+    assert verdict(wide, shared, f"def similar_elements(a, b):\n    s = set(a) & set(b)\n    return {made}") == (True, True, "")
+    assert not verdict(wide, shared, f"def similar_elements(a, b):\n    s = set(a)\n    return {made}")[1]
+
+
+@pytest.mark.parametrize("returned, right", [
+    ("Fraction(1, 2)", True), ("Decimal('0.5')", True), ("complex(0.5)", True), ("type('F', (float,), {})(0.5)", True), ("Fraction(1, 3)", False),
+    ("0.5 + 1e-9", True), ("Fraction(0.5 + 1e-9)", False), ("type('F', (float,), {})(0.5 + 1e-9)", False), ("Decimal('inf')", False), ("(0.5,)", False)])
+def test_numbers_of_other_classes_are_equal_and_never_near(wide, returned, right):
+    """EvalPlus takes what is == of any type, and what is near of the very same type alone."""
+    half = problem("humaneval+", "f", "def f(x): return x / 2", ("1",))
+    program = f"from fractions import Fraction\nfrom decimal import Decimal\ndef f(x): return {returned}"
+    assert verdict(wide, half, program)[0] is right
+
+
+def test_keys_are_equal_to_a_set_and_fractions_near_within_a_list(wide):
+    members = problem("mbpp+", "f", "def f(xs): return set(xs)", ("[1, 2]",))
+    assert verdict(wide, members, "def f(xs): return dict.fromkeys(xs).keys()")[0]
+    assert not verdict(wide, members, "def f(xs): return dict.fromkeys(xs)")[0]
+    thirds = problem("mbpp+", "f", "def f(x): return [x / 3, x / 7]", ("1",))
+    assert verdict(wide, thirds, "from fractions import Fraction\ndef f(x): return [Fraction(x, 3), Fraction(x, 7)]")[0]
+
+
+def test_programs_may_have_any_names(wide):
+    """What is put after a program takes nothing from it, and recursion goes through the program's own function."""
+    named = problem("humaneval+", "f", "def f(n): return [n]", ("3",))
+    program = "type = tuple = list = set = isinstance = None\n_answer = out = 1\ndef f(n): return f(n - 1) if n > 9 else [n * _answer]"
+    assert verdict(wide, named, program)[2] == ""
+
+
+def test_no_input_is_left_out_because_its_value_is_big(wide):
+    """Ten megabytes, of which the program reports a hash."""
+    big = problem("humaneval+", "f", "def f(n): return ['abcdefgh' * 1000] * n + [n]", ("2",), ("1200",))
+    assert verdict(wide, big, big.canonical) == (True, True, "")
+    assert verdict(wide, big, "def f(n): return ['abcdefgh' * 1000] * n + [float(n)]") == (True, True, ""), "2.0 == 2"
+    for wrong in ("+ [n + (n > 2)]", "[n > 2:] + [n]", "+ ([n] if n == 2 else [[n]])"):
+        found = verdict(wide, big, f"def f(n): return (['abcdefgh' * 1000] * n){wrong}")
+        assert found[:2] == (True, False) and found[2].startswith("plus input 0: too big: "), wrong
+
+
+@pytest.mark.parametrize("a, b, alike", [
+    ([1, 0], [True, 0.0], True), ([-1], [-2], False), ((1, 2), [1, 2], False), (["ab", "c"], ["a", "bc"], False), ({1: 2, 3: 4}, {3: 4.0, 1: 2}, True),
+    ({1, 2}, frozenset({2.0, 1}), True), ([[1], 2], [[1, 2]], False), ("1", 1, False), (None, 0, False), (0.5, 0.5 + 0j, True), (b"a", "a", False),
+    (2 ** 61, 1, False), (["\ud800"], ["\ud801"], False), ({"a": 1}, {"a": 2}, False), ([()], [[]], False)])
+def test_a_digest_is_that_of_all_equal_values(a, b, alike):
+    assert (digest(a) == digest(b)) is alike is (a == b)
 
 
 COLLIDING = f"[{(1 << 61) - 1} * (i + 1) for i in range(32000)]"          # one hash for all
