@@ -252,7 +252,7 @@ def cross(directories, operator, out, seed=0, **knobs):
     config, base_hash, first = read_peft(Path(directories[0]))
     base_name = config.get("base_model_name_or_path")
     shapes = {path: (first[path][0].shape[1], len(first[path][1])) for path in sorted(first, key=place)}
-    adapters = Adapters(shapes, n + 1, config.get("r"), config.get("lora_alpha"))
+    adapters = Adapters(shapes, n + 1, config["r"], config["lora_alpha"])
     for slot, directory in enumerate(directories):
         load_peft(adapters, slot, directory, base_hash, base_name)
     *parents, child = [Member("", "", slot, Rating()) for slot in range(n + 1)]

@@ -51,9 +51,11 @@ class Adapters:
     @classmethod
     def on(cls, model, n_members: int, rank: int, alpha: float, targets=TARGETS, device="cpu",
            paged: bool = False) -> "Adapters":
-        """Adapters for a model's linear layers with a last name in targets."""
-        shapes = {path: (layer.in_features, layer.out_features) for path, layer in model.linears().items()
-                  if path.rsplit(".")[-1] in targets}
+        """Adapters for a model's linear layers whose last name, or whole path, is in targets."""
+        shapes = {}
+        for path, layer in model.linears().items():
+            if path in targets or path.rsplit(".")[-1] in targets:
+                shapes[path] = (layer.in_features, layer.out_features)
         return cls(shapes, n_members, rank, alpha, device, paged)
 
     def parameters(self) -> list[torch.Tensor]:

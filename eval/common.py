@@ -152,9 +152,9 @@ def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Populatio
     adapters, hashes = None, {}
     for slot, (name, path) in enumerate(directories.items()):
         if adapters is None:
-            config = read_peft(path)[0]
-            adapters = Adapters.on(base.model, len(directories), config.get("r"), config.get("lora_alpha"),
-                                   config.get("target_modules") or (), base.model.embedding.device)
+            config, _, factors = read_peft(path)        # whose names say which layers: a pattern may not
+            adapters = Adapters.on(base.model, len(directories), config["r"], config["lora_alpha"],
+                                   set(factors), base.model.embedding.device)
         load_peft(adapters, slot, path, base_hash)
         hashes[name] = hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
     slots = {name: slot for slot, name in enumerate(directories)} | {BASE: -1}

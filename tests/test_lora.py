@@ -7,9 +7,13 @@ from safetensors.torch import load_file, save_file
 from tiny_base import cut, edit_json
 
 import evolve
+import weights
 from config import TARGETS
+from eval.common import stack
 from lora import Adapters, AdapterWeights
 from weights import load_peft, save_peft, weights_hash
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def tokens(n_rows: int = 5, T: int = 11, seed: int = 1) -> torch.Tensor:
@@ -128,6 +132,94 @@ def test_we_load_what_peft_saves(any_base, tmp_path):
         assert (logits(any_base, ids, adapters, [1] * 5) - reference(ids).logits).abs().max() < 1e-4
 
 
+@pytest.fixture
+def by_peft(tiny, tmp_path):
+    """by_peft(**config) -> directory and logits of an adapter as PEFT saves it and reads it back, on a base that PEFT loads anew."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+
+    def fresh():
+        return transformers.AutoModelForCausalLM.from_pretrained(tiny.path, dtype=torch.float32)
+
+    def make(before=None, keep=lambda model, directory: model.save_pretrained(directory), **config):
+        torch.manual_seed(3)
+        how = dict(r=4, lora_alpha=8, target_modules=list(TARGETS), task_type="CAUSAL_LM") | config
+        model = peft.get_peft_model(fresh(), peft.LoraConfig(**how)).eval()
+        if before:
+            model.save_pretrained(before)
+            edit_json(before / CONFIG, init_lora_weights=True)          # PEFT's own advice: else it would begin again
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if "lora_" in name:
+                    p.add_(torch.randn_like(p) * 0.05)
+        keep(model, tmp_path / "adapter")
+        with torch.inference_mode():
+            return tmp_path / "adapter", peft.PeftModel.from_pretrained(fresh(), tmp_path / "adapter").eval()(tokens()).logits
+    return make
+
+
+PLAIN_CONFIGS = [
+    dict(), dict(init_lora_weights="gaussian"), dict(init_lora_weights="orthogonal"), dict(init_lora_weights=False), dict(lora_dropout=0.5),
+    dict(target_modules="all-linear"), dict(target_modules=r".*layers\.\d\.(self_attn\.(q|o)|mlp\.up)_proj"),
+    dict(target_modules=["layers.0.mlp.up_proj", "model.layers.1.self_attn.k_proj"]), dict(layers_to_transform=[1]),
+    dict(exclude_modules=["up_proj", "v_proj"]), dict(fan_in_fan_out=True), dict(lora_alpha=2.5, r=3)]
+NOT_PLAIN = [
+    dict(init_lora_weights="pissa"), dict(init_lora_weights="pissa_niter_4"), dict(init_lora_weights="olora"), dict(use_dora=True), dict(use_rslora=True),
+    dict(lora_bias=True), dict(rank_pattern={"q_proj": 8}), dict(alpha_pattern={"q_proj": 80}), dict(alora_invocation_tokens=[7, 8]),
+    dict(modules_to_save=["lm_head"]), dict(trainable_token_indices=[3, 4]), dict(bias="all"), dict(bias="lora_only"),
+    dict(target_modules=[*TARGETS, "lm_head"]), dict(target_modules=[*TARGETS, "embed_tokens"])]
+
+
+@torch.inference_mode()
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", PLAIN_CONFIGS, ids=str)
+def test_what_peft_saves_is_read_by_its_tensors(tiny, by_peft, config):
+    """Whatever way of saying which layers; an evaluation computes what PEFT computes."""
+    directory, theirs = by_peft(**config)
+    found = stack(tiny, "", {"S0": directory})
+    ours = logits(tiny, tokens(), found.adapters, [0] * 5)
+    assert (ours - theirs).abs().max() < 1e-4 < 1e-2 < (theirs - logits(tiny, tokens())).abs().max()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", NOT_PLAIN, ids=str)
+def test_what_peft_would_compute_otherwise_is_refused(tiny, by_peft, config):
+    """In one sentence, by an evaluation, by --init and by `python -m evolve`."""
+    directory, _ = by_peft(**config)
+    for read in (lambda: stack(tiny, "", {"S0": directory}), lambda: load_peft(Adapters.on(tiny.model, 1, 4, 8), 0, directory),
+                 lambda: evolve.cross([directory, directory], "add", directory / "child")):
+        with pytest.raises(ValueError, match="no plain LoRA|no factor of a plain LoRA|covers lm_head") as refused:
+            read()
+        assert "\n" not in str(refused.value)
+
+
+@torch.inference_mode()
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", [dict(init_lora_weights="pissa"), dict(init_lora_weights="olora"), dict(use_dora=True), dict(use_rslora=True)], ids=str)
+def test_pefts_way_out_leads_here(tiny, by_peft, tmp_path, config):
+    """What the sentence of a refusal advises makes an adapter that is read, of twice the rank or of a rank that one chooses."""
+    import peft
+    before = tmp_path / "before"
+    converted = [lambda model, d: model.save_pretrained(d, path_initial_model_for_weight_conversion=str(before)),
+                 lambda model, d: peft.save_as_lora(d, model, 4)]["init_lora_weights" not in config]
+    directory, theirs = by_peft(before, converted, **config)
+    assert weights.read_peft(directory)[0]["r"] == (8 if "init_lora_weights" in config else 4)
+    ours = logits(tiny, tokens(), stack(tiny, "", {"S0": directory}).adapters, [0] * 5)
+    assert (ours - theirs).abs().max() < 1e-3 < 1e-2 < (theirs - logits(tiny, tokens())).abs().max()
+
+
+def test_an_untouched_configuration_is_plain(tmp_path):
+    """Every key of the installed PEFT: what it writes of its own accord is admitted, and all else that it may write is not."""
+    peft = pytest.importorskip("peft")
+    written = peft.LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM").to_dict() | {"peft_type": "LORA"}
+    weights.check_plain(tmp_path, written)
+    known = weights.ANY | set(weights.PLAIN)
+    assert known <= set(written), "a key that PEFT does not have"
+    for name in set(written) - known:
+        assert written[name] == weights.NOT_EMPTY.get(name, written[name]) and (not written[name] or name in weights.NOT_EMPTY), name
+        with pytest.raises(ValueError, match=f"no plain LoRA.* its {name} is 'on'.*PEFT can make it plain"):
+            weights.check_plain(tmp_path, written | {name: "on"})
+
+
 def test_round_trip_is_exact(tiny, population, tmp_path):
     adapters, other = population(tiny), Adapters.on(tiny.model, 2, 4, 8)
     save_peft(adapters, 2, tmp_path, str(tiny.path), "hash")
@@ -146,22 +238,36 @@ def change(directory, edit) -> None:
     save_file(tensors, file)
 
 
-CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 UNREADABLE = "not a readable PEFT adapter"
 REFUSED = {
     "no configuration": (lambda d: (d / CONFIG).unlink(), UNREADABLE), "no tensors": (lambda d: (d / TENSORS).unlink(), UNREADABLE),
     "an empty configuration": (lambda d: cut(d / CONFIG, 0), UNREADABLE), "empty tensors": (lambda d: cut(d / TENSORS, 0), UNREADABLE),
     "half a configuration": (lambda d: cut(d / CONFIG, 0.6), UNREADABLE), "half the tensors": (lambda d: cut(d / TENSORS, 0.6), UNREADABLE),
-    "another method": (lambda d: edit_json(d / CONFIG, peft_type="IA3"), "only plain LoRA"),
-    "DoRA": (lambda d: edit_json(d / CONFIG, use_dora=True), "only plain LoRA"), "rsLoRA": (lambda d: edit_json(d / CONFIG, use_rslora=True), "only plain LoRA"),
-    "patterns": (lambda d: edit_json(d / CONFIG, alpha_pattern={"q_proj": 128}), "only plain LoRA"),
+    "another method": (lambda d: edit_json(d / CONFIG, peft_type="IA3"), "no plain LoRA.* its peft_type is 'IA3'"),
+    "no method": (lambda d: (d / CONFIG).write_text('{"r": 4, "lora_alpha": 8}'), "lacks peft_type LORA"),
+    "a key of tomorrow": (lambda d: edit_json(d / CONFIG, use_whatever=dict(strength=1)), "no plain LoRA.* its use_whatever"),
+    "no rank": (lambda d: edit_json(d / CONFIG, r=None), "rank r is None"), "rank 0": (lambda d: edit_json(d / CONFIG, r=0), "rank r is 0"),
+    "a negative rank": (lambda d: edit_json(d / CONFIG, r=-4), "rank r is -4"), "a rank in words": (lambda d: edit_json(d / CONFIG, r="4"), "rank r is '4'"),
+    "half a rank": (lambda d: edit_json(d / CONFIG, r=4.0), "rank r is 4.0"), "a true rank": (lambda d: edit_json(d / CONFIG, r=True), "rank r is True"),
+    "alpha NaN": (lambda d: edit_json(d / CONFIG, lora_alpha=float("nan")), "lora_alpha is nan, not a finite number"),
+    "alpha infinite": (lambda d: edit_json(d / CONFIG, lora_alpha=-float("inf")), "lora_alpha is -inf"),
+    "alpha of 400 digits": (lambda d: edit_json(d / CONFIG, lora_alpha=10 ** 400), "lora_alpha is 1000"),
+    "alpha in words": (lambda d: edit_json(d / CONFIG, lora_alpha="8"), "lora_alpha is '8'"),
+    "no factors": (lambda d: change(d, lambda tensors, A, B: tensors.clear()), "holds no factors"),
+    "a flat factor": (lambda d: change(d, lambda tensors, A, B: tensors.update({A: tensors[A].flatten()})), "lora_A.weight .128,. is no factor of rank 4"),
+    "whole numbers": (lambda d: change(d, lambda tensors, A, B: tensors.update({A: tensors[A].to(torch.int8)})), "lora_A.weight .* is no factor of rank 4"),
+    "names without PEFT's": (lambda d: change(d, lambda tensors, A, B: tensors.update({A.removeprefix("base_model."): tensors.pop(A)})), "no factor of a plain LoRA as PEFT"),
+    "fused layers": (lambda d: change(d, lambda tensors, A, B: tensors.update({A.replace("up_proj", "qkv_proj"): tensors[A].clone()})), "covers .*qkv_proj, but members"),
+    "a head with adapters": (lambda d: change(d, lambda tensors, A, B: tensors.update({"base_model.model.lm_head.lora_A.weight": tensors[A].clone()})),
+                             "covers lm_head, but members can cover only q_proj"),
     "a head": (lambda d: change(d, lambda tensors, A, B: tensors.update({"base_model.model.lm_head.weight": tensors[A].clone()})), "lm_head.weight is no factor"),
-    "no rank": (lambda d: edit_json(d / CONFIG, r=None), UNREADABLE), "another rank": (lambda d: edit_json(d / CONFIG, r=2), "takes --rank 2 --alpha 8"),
+    "another rank": (lambda d: edit_json(d / CONFIG, r=2), "no factor of rank 2, which adapter_config.json says"),
     "another alpha": (lambda d: edit_json(d / CONFIG, lora_alpha=16), "takes --rank 4 --alpha 16"),
-    "no B": (lambda d: change(d, lambda tensors, A, B: tensors.pop(B)), "lora_B"),
-    "no A": (lambda d: change(d, lambda tensors, A, B: tensors.pop(A)), "other layers"),
+    "no B": (lambda d: change(d, lambda tensors, A, B: tensors.pop(B)), "up_proj has lora_A without its partner"),
+    "no A": (lambda d: change(d, lambda tensors, A, B: tensors.pop(A)), "up_proj has lora_B without its partner"),
     "a layer less": (lambda d: change(d, lambda tensors, A, B: [tensors.pop(A), tensors.pop(B)]), "other layers"),
-    "narrow factors": (lambda d: change(d, lambda tensors, A, B: tensors.update({A: tensors[A][:2].clone()})), "another rank or base"),
+    "narrow factors": (lambda d: change(d, lambda tensors, A, B: tensors.update({A: tensors[A][:2].clone()})), "lora_A.weight .2, 32. is no factor of rank 4"),
+    "of a wider base": (lambda d: change(d, lambda tensors, A, B: tensors.update({A: tensors[A].repeat(1, 2)})), "another rank or base"),
     "infinite": (lambda d: change(d, lambda tensors, A, B: tensors[A].view(-1)[3].fill_(float("inf"))), "does not fit.*not finite")}
 
 
@@ -174,6 +280,9 @@ def test_an_adapter_that_does_not_fit_is_refused_and_changes_nothing(tiny, popul
     with pytest.raises(ValueError, match=words):
         load_peft(adapters, 0, tmp_path)
     assert same(before, adapters.factors(0)), "half an adapter was written"
+    if words not in ("takes --rank 4 --alpha 16", "other layers", "another rank or base"):       # two such adapters fit each other
+        with pytest.raises(ValueError, match=words):
+            evolve.cross([tmp_path, tmp_path], "add", tmp_path / "child")
 
 
 def test_an_adapter_of_another_base(tiny, population, tmp_path):

@@ -5,6 +5,7 @@ transformers reads config.json and knows what it leaves out; an architecture is 
 """
 import hashlib
 import json
+import re
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
@@ -16,7 +17,7 @@ import torch.nn as nn
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from config import demand
+from config import TARGETS, demand
 from infra.precision import quantize
 from lora import Adapters, Factors
 from model import Base, Model, ModelConfig, rope_frequencies
@@ -33,6 +34,22 @@ SUPPORTED = dict(model_type=ARCHITECTURES, hidden_act=("silu",), rope_type=("def
                  partial_rotary_factor=(1, None), quantization_config=(None,),
                  transformers_weights=(None,),       # another file name for the weights
                  layer_types=(None, "full_attention", "sliding_attention"))
+
+# Keys of PEFT's adapter_config.json. ANY may hold any value: where an adapter comes from, how it was trained,
+# and which layers it covers, which the names of its tensors say better (target_modules may be a pattern, a
+# path, "all-linear"). Biases that were trained lie in the file, too, where they are refused.
+ANY = frozenset("task_type auto_mapping peft_version base_model_name_or_path revision inference_mode r "
+                "lora_alpha lora_dropout target_modules exclude_modules layers_to_transform layers_pattern "
+                "fan_in_fan_out bias ensure_weight_tying "
+                "eva_config corda_config loftq_config lora_ga_config".split())
+# PLAIN must hold one of these: other ways to begin (pissa, olora, corda, loftq, lora_ga, mica) take something
+# away from the base, which is then another. Every other key must be empty, known here or not, or as it is in
+# NOT_EMPTY where nobody asked for anything.
+PLAIN = dict(peft_type=("LORA",), init_lora_weights=(True, False, None, "gaussian", "orthogonal", "eva"))
+NOT_EMPTY = dict(qalora_group_size=16, megatron_core="megatron.core")
+WAY_OUT = ("PEFT can make it plain: save_pretrained(DIR, path_initial_model_for_weight_conversion=BEFORE) "
+           "after training from pissa, olora, corda or lora_ga, else peft.save_as_lora(DIR, model, RANK)")
+LARGE = 1e30                # of a lora_alpha: float32 ends at 3e38
 
 
 @contextmanager
@@ -241,25 +258,55 @@ def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=1))
 
 
+def check_plain(directory: Path, config: dict) -> None:
+    """Raises ValueError where an adapter_config.json describes something else than W + alpha/r B A."""
+    for name, value in config.items():
+        if name in PLAIN:
+            known = value in PLAIN[name]
+        else:
+            known = name in ANY or not value or value == NOT_EMPTY.get(name)
+        demand(known, f"{directory} is no plain LoRA, and nothing else can be a member: its {name} is "
+               f"{value!r:.60}. {WAY_OUT}")
+    demand(config.get("peft_type") == "LORA", f"{directory}: adapter_config.json lacks peft_type LORA")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    # by type, as true is an int for Python; NaN is not below anything
+    demand(type(rank) is int and rank >= 1, f"{directory}: its rank r is {rank!r:.40}, not a whole number "
+           "from 1 on: correct adapter_config.json")
+    demand(type(alpha) in (int, float) and abs(alpha) < LARGE, f"{directory}: its lora_alpha is "
+           f"{alpha!r:.40}, not a finite number: correct adapter_config.json")
+
+
+def read_factors(directory: Path, tensors: dict[str, torch.Tensor], rank: int) -> Factors:
+    """A PEFT file's tensors as factors by layer, in float32. Raises ValueError where one is no factor, is of
+    another shape than A (rank, in) or B (out, rank), or lacks the other."""
+    pairs = {}
+    for name, tensor in tensors.items():
+        found = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", name)
+        demand(found, f"{directory}: {name} is no factor of a plain LoRA as PEFT names it "
+               "(base_model.model.LAYER.lora_A.weight): train or save it without this tensor")
+        path, which = found.groups()
+        demand(path.rsplit(".")[-1] in TARGETS, f"{directory} covers {path}, but members can cover only "
+               f"{', '.join(TARGETS)}: train it again with target_modules of these")
+        size = tensor.shape["AB".index(which)] if tensor.ndim == 2 else 0
+        demand(size == rank and tensor.is_floating_point(), f"{directory}: {name} {tuple(tensor.shape)} is "
+               f"no factor of rank {rank}, which adapter_config.json says: save it again")
+        pairs.setdefault(path, {})[which] = tensor.float()
+    demand(pairs, f"{directory}: adapter_model.safetensors holds no factors: save it again")
+    for path, pair in pairs.items():
+        demand(len(pair) == 2, f"{directory}: {path} has lora_{min(pair)} without its partner: save it again")
+    return {path: (pair["A"], pair["B"]) for path, pair in pairs.items()}
+
+
 def read_peft(directory: Path) -> tuple[dict, str, Factors]:
     """A PEFT directory's configuration, the hash of its base ("" where nobody wrote it down) and factors, in
-    float32 and in the order of their files. Raises ValueError where it is damaged or no plain LoRA."""
-    factors = {}
+    the order of their file. Raises ValueError where it is damaged or no plain LoRA."""
     with explained(f"{directory} is not a readable PEFT adapter"):
         config = dict(json.loads((directory / "adapter_config.json").read_text()))
-        int(config["r"]), float(config["lora_alpha"])           # which raise where they are no numbers
         with safe_open(directory / "adapter_model.safetensors", framework="pt") as f:
             made_on = (f.metadata() or {}).get("base_files", "")
-            for name in f.keys():
-                path, is_A, _ = name.removeprefix("base_model.model.").partition(".lora_A.weight")
-                demand(is_A or name.endswith(".lora_B.weight"), f"{name} is no factor of a plain LoRA")
-                if is_A:
-                    B = f.get_tensor(name.replace("lora_A", "lora_B"))
-                    factors[path] = f.get_tensor(name).float(), B.float()
-    others = filter(config.get, ("use_dora", "use_rslora", "alpha_pattern", "rank_pattern"))
-    demand(config.get("peft_type") == "LORA" and not any(others),
-           f"{directory}: only plain LoRA adapters can be members (no DoRA, no rsLoRA, one rank and alpha)")
-    return config, made_on, factors
+            tensors = {name: f.get_tensor(name) for name in f.keys()}
+    check_plain(directory, config)
+    return config, made_on, read_factors(directory, tensors, config["r"])
 
 
 def load_peft(adapters: Adapters, p: int, directory: str | Path, base_hash: str = "",
