@@ -32,15 +32,23 @@ def is_plain(node: ast.AST) -> bool:
 
 def hashes(member: ast.expr | None) -> bool:
     """Whether a literal can be a member of a set or a key; None stands for the ** in {**other}."""
-    return member is not None and not any(isinstance(node, UNHASHABLE) for node in ast.walk(member))
+    if member is None:
+        return False
+    return not any(isinstance(node, UNHASHABLE) for node in ast.walk(member))
 
 
 def check_plain(values: list[ast.expr]) -> None:
     """Raises ValueError unless all of these trees are literals of plain data."""
     for value in values:
         for node in ast.walk(value):
-            members = node.elts if isinstance(node, ast.Set) else getattr(node, "keys", [])
-            demand(is_plain(node) and all(map(hashes, members)), "not_literal")
+            demand(is_plain(node), "not_literal")
+            members = []
+            if isinstance(node, ast.Set):
+                members = node.elts
+            elif isinstance(node, ast.Dict):
+                members = node.keys
+            # {[1]} and {{1}: 2} are syntax, but no value
+            demand(all(map(hashes, members)), "not_literal")
 
 
 def bare(text: str) -> str:
@@ -64,12 +72,13 @@ def value_text(text: str) -> str:
 def call_around(text: str) -> ast.Call | None:
     """The call of f between whose brackets a text stands; None where it closes them, as in "1), f(2".
     Raises ValueError where nothing can be parsed."""
-    tree = tree_of(f"f({text}\n)")              # the line feed ends a comment
-    call = tree.body[0].value if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr) else None
-    return call if calls_f(call) else None
+    body = tree_of(f"f({text}\n)").body         # the line feed ends a comment
+    if len(body) == 1 and isinstance(body[0], ast.Expr) and calls_f(body[0].value):
+        return body[0].value
+    return None
 
 
-def calls_f(node: ast.AST | None) -> bool:
+def calls_f(node: ast.AST) -> bool:
     """Whether a node is a call of the name f."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "f"
 
@@ -89,16 +98,21 @@ def read_arguments(text: str, program: str) -> list[ast.expr]:
     try:
         outer = call_around(text)
     except ValueError:
-        outer = None                            # several lines, which may be statements
-    call = inner_call([outer]) if outer else stated_call(tree_of(text).body)
-    values = positional(call or outer, program)
+        outer = None
+    if outer is None:                           # several lines, which may be statements
+        call = stated_call(tree_of(text).body)
+    else:                                       # "2, 3", or "f(2, 3) == 5", which holds a call of its own
+        call = inner_call([outer]) or outer
+    values = positional(call, program)
     check_plain(values)
     return values
 
 
 def inner_call(trees: list[ast.AST]) -> ast.Call | None:
     """The one call of f below these trees, None where there is none. Raises ValueError of several."""
-    calls = [node for tree in trees for node in ast.walk(tree) if calls_f(node) and node not in trees]
+    calls = []
+    for tree in trees:
+        calls += [node for node in ast.walk(tree) if node is not tree and calls_f(node)]
     demand(len(calls) <= 1, "not_literal")
     return calls[0] if calls else None
 
@@ -113,13 +127,17 @@ def stated_call(statements: list[ast.stmt]) -> ast.Call:
     call = inner_call(shown)
     if call is None:
         demand(assigned and all(map(assignments, shown)), "not_literal")
-        return ast.Call(ast.Name("f"), [], [ast.keyword(*item) for item in assigned.items()])
-    args = [assigned.get(value.id, value) if isinstance(value, ast.Name) else value for value in call.args]
-    keywords = []
-    for word in call.keywords:
-        name = word.value.id if isinstance(word.value, ast.Name) else ""
-        keywords.append(ast.keyword(word.arg, assigned.get(name, word.value)))
-    return ast.Call(call.func, args, keywords)
+        call = ast.Call(ast.Name("f"), [], [ast.keyword(*item) for item in assigned.items()])
+    args = [looked_up(value, assigned) for value in call.args]
+    keywords = [ast.keyword(word.arg, looked_up(word.value, assigned)) for word in call.keywords]
+    return ast.Call(call.func, args, keywords)      # another one: the tree is kept for others (tree_of)
+
+
+def looked_up(value: ast.expr, assigned: dict[str, ast.expr]) -> ast.expr:
+    """What was assigned to a name; any other tree itself."""
+    if isinstance(value, ast.Name):
+        return assigned.get(value.id, value)
+    return value
 
 
 def assignments(statement: ast.stmt) -> dict[str, ast.expr]:
@@ -130,10 +148,14 @@ def assignments(statement: ast.stmt) -> dict[str, ast.expr]:
         target, value = statement.target, statement.value
     else:
         return {}
-    pairs = [(target, value)]
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-        pairs = zip(target.elts, value.elts)
-    return {name.id: value for name, value in pairs if isinstance(name, ast.Name)}
+    if isinstance(target, ast.Name):
+        return {target.id: value}
+    if not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)):
+        return {}
+    names = [node.id for node in target.elts if isinstance(node, ast.Name)]
+    if not len(names) == len(target.elts) == len(value.elts):
+        return {}
+    return dict(zip(names, value.elts))
 
 
 def positional(call: ast.Call, program: str) -> list[ast.expr]:
@@ -148,19 +170,21 @@ def positional(call: ast.Call, program: str) -> list[ast.expr]:
     function = entry(tree_of(program))
     # no ** on either side: it names arguments that nobody sees
     demand(function and not function.args.kwarg and None not in given, "not_literal")
-    parameters = function.args.posonlyargs + function.args.args
-    names = [parameter.arg for parameter in parameters]
-    if not call.args and given.keys().isdisjoint([*names, *(node.arg for node in function.args.kwonlyargs)]):
+    spec = function.args
+    names = [parameter.arg for parameter in spec.posonlyargs + spec.args]
+    by_keyword = [parameter.arg for parameter in spec.kwonlyargs]
+    if not call.args and given.keys().isdisjoint(names + by_keyword):
         return list(given.values())
-    defaults = function.args.defaults           # of the last parameters
-    by_default = dict(zip(names[len(names) - len(defaults):], defaults))
-    names = names[len(call.args):]
-    demand(given.keys() <= set(names), "not_literal")
+
+    n_required = len(names) - len(spec.defaults)
+    defaults = dict(zip(names[n_required:], spec.defaults))
+    open_names = names[len(call.args):]
+    demand(given.keys() <= set(open_names), "not_literal")
     values = list(call.args)
-    while given:
-        name = names.pop(0)
-        demand(name in given or name in by_default, "not_literal")
-        values.append(given.pop(name, None) or by_default[name])
+    while given:                                # the defaults behind the last argument stay away
+        name = open_names.pop(0)
+        demand(name in given or name in defaults, "not_literal")
+        values.append(given.pop(name, None) or defaults[name])
     return values
 
 
