@@ -4,7 +4,6 @@ The answers themselves are `eval.answering`'s.
 """
 import argparse
 import dataclasses
-import datetime
 import difflib
 import hashlib
 import math
@@ -23,6 +22,7 @@ from model import Base
 from run.directory import RunDir
 from run.platform import Interrupted
 from tasks.complexity import demand
+from tasks.prompts import day_told
 from weights import files_hash, load_base, load_peft, read_peft
 
 CACHE = Path("~/.cache/nanopopulora").expanduser()      # of the published benchmark files
@@ -123,7 +123,7 @@ def load(args: argparse.Namespace) -> Population:
         name = read_peft(next(iter(directories.values())))[0].get("base_model_name_or_path")
     demand(name, "give --base (a directory or hub id), or --run out/NAME, which knows its own")
     base = load_base(name, DTYPES[pick_dtype(args.dtype, device)], device, int8)
-    base = dataclasses.replace(base, day=of_run(args, "date") or str(datetime.date.today()))
+    base = dataclasses.replace(base, day=of_run(args, "date") or day_told(base.tokenizer))
     return stack(base, files_hash(base.path), directories)
 
 

@@ -1,7 +1,6 @@
 """How a run begins: its directory, its base, its population, and whether they fit into memory."""
 import contextlib
 import dataclasses
-import datetime
 import glob
 import os
 import sys
@@ -23,6 +22,7 @@ from run.directory import LOGS, RunDir
 from run.memory import fitted, plan_table
 from selfplay import Setup
 from tasks import FRESH, read_given
+from tasks.prompts import day_told
 from tasks.validation import Limits
 from verifier import Sandbox
 from weights import files_hash, load_base, load_tokenizer, read_config, resolve, weights_hash
@@ -125,11 +125,11 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
 
 
 def keep_date(cfg: Config, base: Base, of_run: str, ranks: Ranks) -> tuple[Config, Base]:
-    """Both with the date that chat templates are told: --date, that of the run that is resumed, or today's.
-    Templates that write the date (Llama's) would make another run of one that goes on tomorrow."""
+    """Both with the date that a chat template which writes one is told (Llama's do): --date, that of the run
+    that is resumed, or today's. A run that went on tomorrow with tomorrow's date would be another run."""
     day = cfg.date or of_run
     if not day:
-        day = ranks.broadcast(lambda: str(datetime.date.today()))      # midnight divides no processes
+        day = ranks.broadcast(lambda: day_told(base.tokenizer))         # midnight divides no processes
     return dataclasses.replace(cfg, date=day), dataclasses.replace(base, day=day)
 
 

@@ -296,6 +296,11 @@ def reasoning(text: str, prompt_format: str) -> str:
 ASKS_DATE = re.compile(r"""strftime_now\(\s*(?:format\s*=\s*)?(["'])(.*?)\1\s*\)""")
 
 
+def day_told(tokenizer) -> str:
+    """Today (YYYY-MM-DD), where the chat template writes the date; else "": no day matters."""
+    return str(date.today()) if ASKS_DATE.search(str(tokenizer.chat_template)) else ""
+
+
 def chat_text(messages: list[dict], prompt_format: str, tokenizer, begins: bool = True,
               day: str = "") -> str:
     """Messages by the tokenizer's chat template. begins: the assistant's turn follows; day: the date that a

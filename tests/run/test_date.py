@@ -2,7 +2,6 @@
 import datetime
 import json
 import re
-from types import SimpleNamespace
 
 import pytest
 from small_tokenizers import CHATML, byte_level, fast
@@ -12,6 +11,7 @@ from tiny_run import play, rows
 from eval import common
 from eval.answering import put
 from run import startup
+from tasks import prompts
 from tasks.prompts import Prompt, render
 from weights import load_base
 
@@ -30,10 +30,13 @@ def dated(tmp_path_factory):
     return path
 
 
-def on_day(monkeypatch, module, day: str) -> None:
-    """From now on it is this day there."""
-    today = SimpleNamespace(today=lambda: datetime.date.fromisoformat(day))
-    monkeypatch.setattr(module, "datetime", SimpleNamespace(date=today))
+def on_day(monkeypatch, day: str) -> None:
+    """From now on it is this day."""
+    class Fixed(datetime.date):
+        @classmethod
+        def today(cls):
+            return datetime.date.fromisoformat(day)
+    monkeypatch.setattr(prompts, "date", Fixed)
 
 
 def test_a_template_is_told_the_date(dated):
@@ -41,16 +44,19 @@ def test_a_template_is_told_the_date(dated):
     shown = tokenizer.decode(render(Prompt("Why?"), "chat", tokenizer, "2024-02-29").ids)
     assert shown.startswith("Today is 29 Feb 2024.\n")
     assert re.match(r"Today is \d\d \w+ \d{4}\.\n", tokenizer.decode(render(Prompt("Why?"), "chat", tokenizer).ids)), "today"
+    assert prompts.day_told(tokenizer) == str(datetime.date.today())
+    tokenizer.chat_template = CHATML
+    assert prompts.day_told(tokenizer) == "", "no day matters"
     tokenizer.chat_template = """{% if strftime_now is defined %}{{strftime_now( format="%Y-%m-%d")}}{% endif %}"""
     assert tokenizer.decode(render(Prompt("Why?"), "chat", tokenizer, "2024-02-29").ids) == "2024-02-29"
 
 
 def test_a_run_keeps_its_date_over_a_resume_on_another_day(dated, tmp_path, monkeypatch):
     flags = FLAGS | dict(base=dated)
-    on_day(monkeypatch, startup, "2026-03-01")
+    on_day(monkeypatch, "2026-03-01")
     whole = play(**flags, steps=2, out=tmp_path / "whole")
     begun = play(**flags, steps=1, out=tmp_path / "stopped")
-    on_day(monkeypatch, startup, "2026-03-02")
+    on_day(monkeypatch, "2026-03-02")
     resumed = play(**flags, steps=2, out=tmp_path / "stopped", resume="auto")
     assert begun == resumed and (whole / "tasks.jsonl").read_bytes() == (resumed / "tasks.jsonl").read_bytes()
     other = play(**flags, steps=1, out=tmp_path / "next")
@@ -70,7 +76,7 @@ def test_an_evaluation_keeps_its_date(dated, tmp_path, monkeypatch):
     """That of its run, else its first day's."""
     args = common.parser_of("eval.math", "", 24).parse_args(["--device", "cpu", "--base", str(dated), "--out", str(tmp_path / "out")])
     for day in ("2026-03-01", "2026-03-02"):
-        on_day(monkeypatch, common, day)
+        on_day(monkeypatch, day)
         population = common.load(args)
         common.open_out(args, population, "chat", {}, "out")[0]._lock.close()
         asked = population.base.tokenizer.decode(put("Why?", "chat", population.base).ids)
