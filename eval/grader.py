@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,15 +21,63 @@ from tasks.prompts import concluded
 LIMIT_S, START_S = 10.0, 120.0          # of one answer; of importing sympy on a busy machine
 MAX_CHARS = 20_000                      # of an answer, its last ones
 MAX_MEMORY = 4 << 30
+SMALL = 1e-3                            # below it a number is compared by its first digits
+TOLERANCE, ROUNDING = 1e-6, 1e-14       # relative, of such a number; of a float that stands for a decimal
+DIGITS = 30
+
+
+# What math-verify (0.9) misreads in golds and answers becomes what it reads, in this order.
+NOTATION = [
+    # 4.5e33 was 33 times 4.5 times Euler's e
+    (r"(?<![\w.])(\d+(?:\.\d*)?)[eE]\+?(-?\d+)(?!\w)", r"\1 \\cdot 10^{\2}"),
+    (r"([_^])\s*((?:\\(?:prime|odot|max|min)(?![A-Za-z])\s*)+)", r"\1{\2}"),        # braces
+    # Minutes and seconds of arc were powers.
+    (r"(?<=\d)\^\s*\{\s*(?:\\prime\s*)+\}", ""),
+    # A derivative becomes a symbol: y' was y, y^{\prime} a power, and an equation with dy/dt equal to any.
+    (r"(?<=[A-Za-z}])(?:\^\s*\{\s*\\prime\s*\}|'(?![A-Za-z]))", r"_{p}"),
+    (r"\\[dt]?frac\s*\{\s*d\s*(\\?[A-Za-z]+)\s*\}\s*\{\s*d\s*[a-z]\s*\}", r" \1_{p}"),
+    (r"\\dot\s*\{\s*(\\?[A-Za-z]+)\s*\}(?!\s*_)", r" \1_{p}"),
+    # The first was a function or Euler's constant; the other three could not be read.
+    (r"\\gamma(?![A-Za-z])", r"\\iota"),
+    (r"\\hbar(?![A-Za-z])", r"h_{b}"),
+    (r"(?<![A-Za-z\\])E(?=\s*_)", r"\\Upsilon"),
+    (r"_\s*\{\s*\\(odot|max|min)\s*\}", r"_{\1}"),
+]
+# Golds lose what only some of them have: dollars between their parts, NumPy's words, a remark, a full stop.
+GOLD = [
+    (r"(?<!\\)\$", ""),
+    (r"\bnp\.", r"\\"),
+    (r"(?<=\d)\.(?!\d)", ""),
+    (r",?\s*where\b.*", ""),
+    (r"[\s.]+$", ""),
+    (r"^([a-z])(?=[(\[][^()\[\]]*,[^()\[\]]*\]$)", r"\1 \\in "),            # t(0,4] is an interval
+    (r"(?i)^([a-z])\s*=(?=[^=]*(?<![a-z\\])\1(?![a-z])[^=]*$)", ""),           # N=n: case does not count
+]
+NO_VARIABLE = r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}|\\[A-Za-z]+"           # letters that stand for none
 
 
 def final(text: str) -> str:
     """The part of a text that states its answer: after thinking ("" where it was cut off before), in the R1
-    envelope within its first tags, from the last line with a box on (math-verify reads boxes that are not in
-    math mode as one list)."""
-    text = concluded(text, "envelope").rpartition("<answer>")[2][-MAX_CHARS:]
-    before, box, after = text.rpartition("\\boxed")
-    return before.rpartition("\n")[2] + box + after
+    envelope within its first tags."""
+    return concluded(text, "envelope").rpartition("<answer>")[2][-MAX_CHARS:]
+
+
+def boxed(text: str) -> str:
+    """What stands in the last \\boxed{...} of a text, or the text itself where there is none."""
+    before, box, rest = text.rpartition("\\boxed{")
+    depth = 1
+    for i, character in enumerate(rest):
+        depth += (character == "{") - (character == "}")
+        if box and depth == 0:
+            return rest[:i]
+    return text
+
+
+def rewritten(text: str, patterns: list[tuple[str, str]]) -> str:
+    """A text with each pattern in turn replaced."""
+    for pattern, by in patterns:
+        text = re.sub(pattern, by, text)
+    return text
 
 
 class Grader:
@@ -82,16 +131,51 @@ class Grader:
         self.process = None
 
 
+def number(read: list):
+    """The number of sympy that math-verify has read, perhaps at the right of an equals sign, or None."""
+    value = read[0] if read else None
+    value = value.rhs if getattr(value, "is_Equality", False) else value
+    if not getattr(value, "is_number", False):
+        return None
+    value = value.evalf(DIGITS)
+    return value if value.is_Float or value.is_Rational else None
+
+
+def is_equal(expected: list, read: list) -> bool:
+    """Whether two readings of math-verify mean the same. Its `verify` rounds to six decimals and ignores what
+    is below 1e-15, so small numbers are compared by their first digits here; and 9.28 times 100 is 928."""
+    from math_verify import verify
+    from sympy import Float
+    gold, value = number(expected), number(read)
+    if gold is not None and value is not None:
+        error = abs(value - gold)
+        if 0 < abs(gold) < SMALL:
+            return bool(error < abs(gold) * TOLERANCE)
+        if (expected[0].has(Float) or read[0].has(Float)) and error <= abs(gold) * ROUNDING:
+            return True
+    return verify(expected, read, timeout_seconds=None)
+
+
 def verdict(text: str, gold: str) -> dict:
-    """What `grade` returns. A box counts first, then what is called the answer, then the last formula."""
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-    forms = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-    if "\\boxed" not in gold:                           # Minerva's is a worked solution
-        bare = re.sub(r"(?<!\\)\$", "", gold)
-        gold = f"$\\boxed{{{bare}}}$"
-    expected, read = [parse(given, forms, parsing_timeout=None) for given in (gold, text)]
-    return dict(correct=verify(expected, read, timeout_seconds=None),
-                answer=str(read[-1])[:200] if read else "")
+    """What `grade` returns. A box counts first, then what is called the answer, then the last formula; of
+    several boxes those that math-verify takes together. gold: a formula, or a solution with a box."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+
+    def read(given: str, units: bool) -> list:
+        norm = replace(LatexExtractionConfig().normalization_config, units=units)
+        latex = LatexExtractionConfig(boxed_match_priority=0, normalization_config=norm)
+        return parse(rewritten(given, NOTATION), [latex, ExprExtractionConfig()], parsing_timeout=None)
+
+    gold = rewritten(boxed(gold), GOLD)
+    # Where the gold has variables, a letter at the end is one rather than a unit: \frac{37}{4} m, c + a x.
+    has_variables = re.search("[A-Za-z]", re.sub(NO_VARIABLE, "", gold)) is not None
+    expected = read(f"$\\boxed{{{gold}}}$", units=not has_variables)
+    found = read(text, units=True)
+    correct = is_equal(expected, found)
+    if has_variables and not correct:
+        found = read(text, units=False)
+        correct = is_equal(expected, found)
+    return dict(correct=correct, answer=str(found[-1])[:200] if found else "")
 
 
 def serve() -> None:

@@ -1,6 +1,6 @@
 """Mathematics: AIME24, AIME25, AMC23, MATH-500, Minerva, GSM8K, OlympiadBench, as Absolute Zero is measured.
 
-    python -m eval.math --self-test               # is every gold answer right by the grader? JSON line last
+    python -m eval.math --self-test               # does the grader know right from wrong? JSON line last
     python -m eval.math --run out/NAME            # base and members of the last checkpoint, all sets
     python -m eval.math --base Qwen/Qwen2.5-Coder-7B --adapters out/NAME/step_200/S0 --bench math500,aime24 \\
         --samples 4 --temperature 0.6
@@ -12,6 +12,7 @@ from contextlib import closing
 
 from eval import answering, common, fetch
 from eval.fetch import Item
+from eval.forms import forms
 from eval.grader import Grader
 from tasks.prompts import concluded
 
@@ -37,9 +38,16 @@ def ask(item: Item, prompt_format: str, base) -> str:
     return f"{item.question}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 
 
-def boxed(item: Item) -> str:
-    """The gold answer as an answer."""
-    return item.gold if "\\boxed" in item.gold else f"The answer is $\\boxed{{{item.gold}}}$."
+def told_apart(item: Item, grader: Grader) -> dict:
+    """Whether the grader tells three right and two wrong ways to write an item's gold answer apart: correct,
+    and the ones that it misjudged."""
+    misjudged = []
+    for formulas, is_right in zip(forms(item.gold), (True, False)):
+        for formula in formulas:
+            verdict = grader.grade(f"The answer is $\\boxed{{{formula}}}$.", item.gold)
+            if verdict["correct"] is not is_right:
+                misjudged.append(verdict | dict(formula=formula))
+    return dict(correct=not misjudged, gold=item.gold, misjudged=misjudged)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,8 +59,11 @@ def main(argv: list[str] | None = None) -> int:
         def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
             return [grader.grade(concluded(text, prompt_format), item.gold) | dict(gold=item.gold)
                     for item, text in answers]
+
+        def tell_apart(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
+            return [told_apart(item, grader) for item, _ in answers]
         if args.self_test:
-            return answering.self_test(items, boxed, verify)
+            return answering.self_test(items, lambda item: item.gold, tell_apart)
         common.conclude(args, *answering.evaluate(args, "eval-math", items, hashes, ask, verify))
     return 0
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from eval import fetch, grader, math
+from eval.forms import forms
 from eval.grader import Grader, final
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "evaldata"
@@ -43,12 +44,66 @@ def write(path: Path, rows: list[dict]) -> Path:
 @pytest.mark.parametrize("answer, gold, equal", [
     ("\\boxed{0.5}", "\\frac{1}{2}", True), ("\\boxed{-2, 1}", "1,-2", True), ("\\boxed{(1,2)}", "(2,1)", False),
     ("\\boxed{\\frac{\\sqrt{3}}{3}}", "\\frac{1}{\\sqrt{3}}", True), ("\\boxed{3.14159}", "\\pi", False),
-    ("so \\boxed{1}.\nNo, \\boxed{1234}.", "\\$1,\\!234", True), ("The answer is $27$.", "27.0", True), ("#### 1,300", "1,300", True),
+    ("so \\boxed{1}. " + "But wait, a zero was dropped. " * 3 + "So it is \\boxed{1234}.", "\\$1,\\!234", True), ("The answer is $27$.", "27.0", True), ("#### 1,300", "1,300", True),
     ("\\boxed{4500}", "It is $\\boxed{4.5 \\times 10^3}$ erg.", True), ("\\boxed{3} </think> It is $\\boxed{4}$.", "4", True),
     ("<answer>7</answer>\nUser: And 9?\n<answer>9</answer>", "7", True), ("I do not know.", "3", False), ("", "3", False)])
 def test_hand_checked_answers(graded, answer, gold, equal):
     verdict = graded(answer, gold)
     assert verdict["correct"] is equal and "grader_error" not in verdict, verdict
+
+
+# Golds in the manner of Minerva and OlympiadBench, with three right and two wrong forms of each, written by hand.
+FORMS = [
+    ("4.7e33", ["4.7 \\times 10^{33}", "47 \\cdot 10^{32} \\text{ erg/s}", "4.7e33"], ["-4.7 \\times 10^{33}", "4.8 \\times 10^{33}"]),
+    ("8.9e8", ["890000000", "8.9 \\times 10^{8} \\mathrm{~cm}", "890{,}000{,}000"], ["8.9 \\times 10^{9}", "890"]),
+    ("2e-5", ["2 \\times 10^{-5}", "0.00002", "\\frac{1}{50000}"], ["2e - 5", "-0.00002"]),
+    ("1e-5", ["10^{-5}", "0.00001", "1e-5"], ["e-5", "0.0000104"]),
+    ("1.44e-10", ["1.44 \\times 10^{-10}", "0.000000000144", "14.4 \\times 10^{-11} \\text{ m}"], ["0.000000000145", "-1.44 \\times 10^{-10}"]),
+    ("2.91e-19", ["2.91\\times10^{-19}", "E = 2.91 \\times 10^{-19}", "29.1 \\times 10^{-20}"], ["-2.91\\times10^{-19}", "E = -2.91\\times10^{-19}"]),
+    ("936", ["9.36 \\times 10^{2}", "936.0", "\\frac{1872}{2}"], ["9.36 \\times 10^{3}", "-936"]),
+    ("So $x = \\boxed{-2./3}$, as $\\log f = 3$.", ["-\\frac{2}{3}", "-2/3", "\\frac{-2}{3}"], ["\\frac{2}{3}", "3"]),
+    ("With $\\sin \\theta_a = 1$ it is $\\boxed{np.arccos(3/7)}$.", ["\\arccos(3/7)", "\\cos^{-1}\\frac{3}{7}", "\\arccos\\left(\\frac37\\right)"],
+     ["\\arccos(7/3)", "\\theta_a"]),
+    ("an angle of \\boxed{0.004}^{\\prime \\prime}", ["0.004", "0.004^{\\prime\\prime}", "0.004^\\prime"], ["0.04", "-0.004"]),
+    ("$k=\\boxed{\\frac{41}{4} m}$.", ["\\frac{41}{4}m", "\\frac{41m}{4}", "k = 10.25 m"], ["\\frac{41}{4}", "-\\frac{41}{4} m"]),
+    ("$\\boxed{\\frac{1}{\\sqrt{3}}c}$", ["\\frac{c}{\\sqrt{3}}", "\\frac{\\sqrt{3}}{3} c", "v = \\frac{c}{\\sqrt{3}}"], ["\\frac{1}{\\sqrt{3}}", "\\frac{c}{3}"]),
+    ("$\\boxed{m c^{2}(\\gamma^{2}-1) \\cos ^{2} \\theta}$", ["mc^2(\\gamma^2-1)\\cos^2\\theta", "(\\gamma^2 - 1) m c^2 \\cos^2 \\theta",
+     "m c^2 (\\gamma - 1)(\\gamma + 1) \\cos^2 \\theta"], ["mc^2(\\gamma^2+1)\\cos^2\\theta", "2mc^2(\\gamma^2-1)\\cos^2\\theta"]),
+    ("\\boxed{\\hbar \\omega(n+1 / 2)-\\frac{E_{0}^{2}}{2 m \\omega^{2}}}", ["\\hbar\\omega\\left(n+\\frac12\\right)-\\frac{E_0^2}{2m\\omega^2}",
+     "-\\frac{E_0^2}{2m\\omega^2}+\\left(n+\\frac{1}{2}\\right)\\hbar\\omega", "\\frac{2n+1}{2}\\hbar\\omega-\\frac{E_{0}^{2}}{2m\\omega^{2}}"],
+     ["\\hbar\\omega(n+1/2)", "\\hbar\\omega(n+1/2)+\\frac{E_0^2}{2m\\omega^2}"]),
+    ("$\\boxed{E_{1},E_{2}}$", ["E_1, E_2", "E_{2}, E_{1}", "E_1 \\text{ and } E_2"], ["E_1", "E_1, E_3"]),
+    ("$\\boxed{\\frac{1}{4} E_{1}+\\frac{3}{4} E_{2}}$", ["\\frac{E_1+3E_2}{4}", "0.25E_1+0.75E_2", "\\frac14 E_1+\\frac34 E_2"], ["\\frac{E_1+E_2}{4}", "E_1+3E_2"]),
+    ("$\\boxed{y^{\\prime}+k y-k x(t)=0}$", ["y' + ky = kx(t)", "y^{\\prime} = k(x(t) - y)", "y' + ky - kx(t) = 0"], ["y + ky - kx(t) = 0", "y' - ky - kx(t) = 0"]),
+    ("$\\boxed{\\frac{dM}{dt}=k M_{\\odot}}$", ["\\frac{dM}{dt} = kM_\\odot", "\\frac{d M}{d t}=M_{\\odot} k", "\\dot{M} = k M_\\odot"],
+     ["\\frac{dM}{dt} = -kM_\\odot", "\\frac{dM}{dt} = k"]),
+    ("$\\boxed{a \\cos (\\omega t)+$ $\\dot{x}_{0} \\sin (\\omega t)}$.", ["a\\cos(\\omega t)+\\dot{x}_0\\sin(\\omega t)", "\\dot{x}_{0}\\sin\\omega t+a\\cos\\omega t",
+     "x = a \\cos(\\omega t) + \\dot{x}_{0} \\sin(\\omega t)"], ["a\\cos(\\omega t)", "a\\cos(\\omega t)-\\dot{x}_0\\sin(\\omega t)"]),
+    ("$(-\\infty, 1) \\cup\\{3\\}$.", ["(-\\infty,1)\\cup\\{3\\}", "\\left(-\\infty, 1\\right) \\cup \\{3\\}", "\\{3\\} \\cup (-\\infty, 1)"], ["0", "(-\\infty, 1]\\cup\\{3\\}"]),
+    ("$t(0,6]$", ["(0,6]", "t \\in (0, 6]", "\\left(0, 6\\right]"], ["(0,6)", "[0,6]"]),
+    ("$f(x)=a x+c$, where $c$ is any integer", ["f(x)=ax+c", "ax+c", "f(x) = c + a x"], ["0", "f(x) = ax - c"]),
+    ("$m_{\\max }=n^{2}-n$", ["n^2-n", "m_{\\max} = n(n-1)", "n(n-1)"], ["n^2+n", "m_{\\max} = n^2"]),
+    ("$7m$", ["7m", "7 m", "m \\cdot 7"], ["7", "-7m"]),
+    ("$59$,$74$", ["59, 74", "74,59", "59 \\text{ and } 74"], ["59", "59, 75"]),
+    ("$(0,3),(0,-3),(4,\\frac{5}{2})$", ["(0,3),(0,-3),(4,2.5)", "(4,\\frac52),(0,-3),(0,3)", "\\left(0,-3\\right), (0,3), (4,\\frac{5}{2})"], ["(0,3),(0,-3)", "(3,0),(-3,0),(4,\\frac52)"]),
+    ("61.5%", ["61.5\\%", "0.615", "\\frac{123}{200}"], ["6.15", "-61.5\\%"])]
+
+
+@needs_grader
+@pytest.mark.parametrize("gold, right, wrong", FORMS)
+def test_a_gold_is_told_apart_from_what_is_not_it(graded, gold, right, wrong):
+    assert len(right) == 3 and len(wrong) == 2
+    found = {form: graded(f"So it is $\\boxed{{{form}}}$.", gold) for form in [*right, *wrong]}
+    assert {form: verdict["correct"] for form, verdict in found.items()} == dict.fromkeys(right, True) | dict.fromkeys(wrong, False), found
+
+
+@needs_grader
+@pytest.mark.parametrize("text, gold, equal", [
+    ("\\boxed{3}\n\\boxed{5}", "3,5", True), ("1. \\boxed{(2,3)}\n2. \\boxed{(3,2)}", "(2,3),(3,2)", True), ("\\boxed{3}, \\boxed{5}", "3,5", True),
+    ("The solutions are\n\\[ x = \\boxed{3} \\]\nand\n\\[ x = \\boxed{5} \\]", "3,5", True), ("\\boxed{3}\n\\boxed{5}", "5", False)])
+def test_several_boxes_are_read_as_math_verify_reads_them(graded, text, gold, equal):
+    from math_verify import parse, verify
+    assert verify(parse(f"$\\boxed{{{gold}}}$"), parse(text)) is graded(text, gold)["correct"] is equal
 
 
 @needs_grader
@@ -110,6 +165,40 @@ def test_gold_answers_and_worked_solutions_of_published_sets_are_right(graded, c
     assert all(graded(row["solution"], row["answer"])["correct"] for row in rows)
 
 
+@needs_grader
+def test_the_self_test_names_a_gold_that_cannot_be_answered(tmp_path, capsys):
+    golds = ["It is $\\boxed{4.7e33}$ erg.", "\\boxed{(2,-5)}", "\\boxed{59,74}", "$\\boxed{\\frac{41}{4} m}$", "$\\boxed{e_1}$"]
+    write(tmp_path / "minerva.jsonl", [dict(problem="Q", solution=gold, idx=i) for i, gold in enumerate(golds)])
+    assert math.main(["--self-test", "--data", str(tmp_path), "--bench", "minerva"]) == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out.splitlines()[-1]) == {"minerva": dict(n=5, right=4)}, told.err
+    assert "minerva 4: the published answer does not pass" in told.err and "e_1" in told.err
+
+
+@pytest.mark.parametrize("gold, right, wrong", [
+    ("4.5e33", [str(45 * 10**32), "4.5 \\times 10^{33}", f"\\frac{{{9 * 10**33}}}{{2}}"], ["-4.5 \\times 10^{33}", str(46 * 10**32)]),
+    ("So $x=\\boxed{-1./3}$.", ["-1/3", "\\dfrac{-1}{3}", "-\\frac{2}{6}"], ["\\dfrac{1}{3}", "\\frac{0}{2}"]),
+    ("$3,-7$", ["3, -7", "-7, 3", "\\frac{6}{2},\\; -\\frac{14}{2}"], ["3, -6", "3, -7, 1000003"]),
+    ("$(2,x)$.", ["\\left(2, x\\right)", "\\left(\\frac{4}{2},3 \\left(x\\right) / 3\\right)", "\\left(\\frac{4}{2},\\; x\\right)"], ["(3, x)", "(2, x + 1)"]),
+    ("$f(x)=2 x$", ["f(x)=2 x", "f(x) = 3 \\left(2 x\\right) / 3", "2 x"], ["f(x) = 2 x + 1", "f(x) = 2 x - 2"]),
+    ("$(-\\infty, 1) \\cup\\{3\\}$.", None, ["(-\\infty, 2) \\cup\\{3\\}", "(-\\infty, 1) \\cup\\{5\\}"])])
+def test_forms_of_golds(gold, right, wrong):
+    found = forms(gold)
+    assert len(found[0]) == 3 and found[1] == wrong and right in (None, found[0])
+
+
+@needs_grader
+@pytest.mark.slow
+@pytest.mark.parametrize("bench", ["aime24", "amc23", "math500", "minerva", "olympiadbench"])
+def test_every_published_gold_is_told_apart(bench, capsys):
+    """Takes minutes. Minerva and OlympiadBench are looked for where eval.fetch puts them."""
+    folders = [SHARED, Path("~/.cache/nanopopulora").expanduser()]
+    found = [folder for folder in folders if list(folder.glob(f"{bench}.jsonl*"))]
+    if not found:
+        pytest.skip(f"needs {fetch.FILES[bench][0]['url']} in {folders[-1]}")
+    assert math.main(["--self-test", "--data", str(found[0]), "--bench", bench]) == 0, capsys.readouterr().err
+
+
 # ---------------------------------------------------------------- files
 
 @pytest.mark.parametrize("bench, row, gold", [
@@ -155,7 +244,7 @@ def test_missing_files_are_fetched_and_checked(tmp_path, monkeypatch):
             load("amc23", data)
     assert not list(data.glob("amc23*"))
     published = [known for files in fetch.FILES.values() for known in files]
-    assert len(published) == 15 and all(len(sha) == 64 for known in published for sha in known["sha256"])
+    assert len(published) == 16 and all(len(sha) == 64 for known in published for sha in known["sha256"])
 
 
 @needs_grader
