@@ -39,7 +39,8 @@ def short(monkeypatch):
     (f"```python\nx = [\n```\nOops. Again:\n```python\n{SOLUTION}\n```\n"
      "```python\nassert f(1) == 2\nassert f(2) == 3\n" + "print(f(1))\n" * 30 + "```"),
     f"{SOLUTION}\n\nif __name__ == '__main__':\n    print(f(2))", f"def f(x):\n    'Adds one.'\n\n{SOLUTION}",
-    f"{SOLUTION}\n\ndef f(x):\n    return 0", f"<b>\n{SOLUTION}\n</b>"])
+    f"{SOLUTION}\n\ndef f(x):\n    return 0", f"<b>\n{SOLUTION}\n</b>",
+    "1. So:\n" + "\n".join(f"   {line}" for line in f"```python\n{SOLUTION}\n```".split("\n")), f"~~~python\n{SOLUTION}\n~~~"])
 def test_the_program_is_cut_out(text):
     assert [line for line in extract(text, "f").split("\n") if line] == [line for line in SOLUTION.split("\n") if line]
 
