@@ -11,6 +11,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 SETS = re.compile(r"\\(?:cup|in|geq?|leq?|geqslant|leqslant|infty)(?![A-Za-z])|[<>]|^\[|\]$")
+SYMBOL = r"\\?[A-Za-z]+"
 NESTED = r"(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*\})*"
 
 
@@ -84,7 +85,11 @@ def digits_of(value: Fraction) -> Decimal | None:
 def another(text: str) -> str:
     """The same number or formula, written otherwise."""
     value = number(text)
-    return rf"3 \left({text}\right) / 3" if value is None else as_fraction(value)
+    if value is not None:
+        return as_fraction(value)
+    if re.fullmatch(SYMBOL, text):              # math-verify does not cancel beside a symbol alone
+        return rf"\left({text}\right)"
+    return rf"3 \left({text}\right) / 3"
 
 
 def changed(text: str) -> str:
@@ -152,10 +157,8 @@ def of_set(text: str) -> tuple[list[str], list[str]]:
 
 def of_formula(text: str) -> tuple[list[str], list[str]]:
     """Forms of any other formula."""
-    right = [text, another(text), rf"0 + \left({text}\right)"]
-    if re.fullmatch(r"\\?[A-Za-z]+", text):
-        right = [text, rf"\left({text}\right)", rf"x = {text}"]
-    return right, [rf"-\left({text}\right)", rf"{text} + 1"]
+    last = rf"x = {text}" if re.fullmatch(SYMBOL, text) else rf"0 + \left({text}\right)"
+    return [text, another(text), last], [rf"-\left({text}\right)", rf"{text} + 1"]
 
 
 def is_equation(text: str) -> bool:

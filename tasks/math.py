@@ -7,9 +7,11 @@ from dataclasses import replace
 from fractions import Fraction
 
 from sandbox.values import decode
-from tasks.base import Proposal, TaskType, is_program
+from tasks.base import Proposal, Task, TaskType, is_program
 from tasks.complexity import demand, normalise
-from tasks.prompts import MATH_TOPICS
+from tasks.prompts import MATH_TOPICS, Answer
+from tasks.validation import Limits
+from verifier import Verdict
 
 MAX_CHARS = 400             # of an answer
 MAX_DIGITS = 60             # of the part that states the number
@@ -25,7 +27,8 @@ ANSWER = re.compile(rf"""(?x)
     (?P<scale>[kKMB](?![A-Za-z])|\s*(?i:thousand|million|billion)\b)?    # 3M and 3 m differ
     \s*(?P<percent>%|(?:percent|per\s?cent)(?![A-Za-z]))?
     (?P<unit>(?:[A-Za-z\s.,/']|(?<=[A-Za-z])-(?=[A-Za-z]))*)[;:?]?\s*""", re.ASCII)
-LABEL = re.compile(r"\D*(?::|\b(?:is|are|has|have)\b)")         # what leads to the number: "Total cost:"
+VERBS = "is|are|was|were|be|has|have|had|equals|takes|costs|needs|gets|makes|earns|pays"
+LABEL = re.compile(rf"(?!.*n['’]t\b)\D*(?::|\b(?:{VERBS})\b)")   # what leads to the number: "Total cost:"
 REMARK = re.compile(r"\([^()\d]*\)\W*$")                        # 42 (forty-two)
 
 # A unit is any words, for a word problem may count anything. These change the number beside them or take it
@@ -61,7 +64,7 @@ LENGTH = "[kcdm]?m|ft|in|yd|mi|meters?|metres?|feet|inch|inches|yards?|miles?"
 PLAIN_ASCII = [
     ("[\u2212\u2013]", "-"),
     ("\u2044", "/"),
-    (r"(?<=\d)\s*[×x*X]\s*10\s*\^\s*([-+]?\d{1,3})\b", r"e\1"),
+    (r"(?<=\d)\s*[×x*X·⋅]\s*10\s*\^\s*([-+]?\d{1,3})\b", r"e\1"),
     (r"(?<![\w.,^])10\s*\^\s*([-+]?\d{1,3})\b", r"1e\1"),
     (r"(?<=[A-Za-z])\s*\^\s*-?[1-4]\b", ""),
     (rf"(?<![A-Za-z])({LENGTH})[23]\b(?![./]\d)", r"\1"),
@@ -107,7 +110,7 @@ def rational(text: str) -> set[Fraction]:
     """The one number that an answer states, exactly: {x}; for a percentage {x, x/100}; else the empty set.
 
     The last line is a number, perhaps with a currency before it and a unit behind it. What leads to it is
-    left out up to an equals sign, or, where it has no digit, up to a colon, "is", "are", "has" or "have".
+    left out up to an equals sign, or, where it has no digit, up to a colon or a verb such as "is" or "has".
     Everything else is malformed: an expression, a choice, a bound, a ratio, a root, a number in words.
     """
     if len(text) > MAX_CHARS:
@@ -136,7 +139,7 @@ def rational(text: str) -> set[Fraction]:
     return {value, value / 100} if m["percent"] else {value}
 
 
-def exact(value) -> Fraction | None:
+def exact(value: object) -> Fraction | None:
     """The rational of an int, of a float that is a short decimal, of a text such as "3/4"; else None."""
     if type(value) is int:
         return Fraction(value)
@@ -155,11 +158,11 @@ class Math(TaskType):
     seed = Proposal("math", "def f():\n    apples = 3\n    apples = apples + 4\n    return apples", ("",),
                     "Tom has 3 apples and gets 4 more. How many apples does he have now?")
 
-    def from_row(self, row):
+    def from_row(self, row: dict) -> Proposal:
         question = row["question"] if "question" in row else row["message"]
         return Proposal(self.name, super().from_row(row | {"input": ""}).program, ("",), str(question))
 
-    def read(self, written, few_shot, limits):
+    def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
         """The question and the program, whose function may be called solution."""
         questions = [body.strip() for body in written.bodies("question") if body.strip()]
         programs = [body for tag, body in written.blocks if is_program(tag, body)]
@@ -168,23 +171,23 @@ class Math(TaskType):
         program = normalise(programs[0], limits.source_chars, written.form.tidy, alias="solution")
         return Proposal(self.name, program, ("",), "".join(questions[:1]))
 
-    def demands(self, proposal, limits):
+    def demands(self, proposal: Proposal, limits: Limits) -> None:
         demand(proposal.message, "no_question")
         super().demands(proposal, replace(limits, reject_constant=False))
 
-    def make(self, proposal, verdict, limits, key):
+    def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
         task = super().make(proposal, verdict, limits, key)
         gold = decode(task.outputs[0])
         demand(exact(gold) is not None, "inexact" if isinstance(gold, float) else "not_a_number")
         return task
 
-    def fields(self, prompt_format, task, limits):
+    def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
         program = task.program.replace("def f(", "def solution(")
         return super().fields(prompt_format, task, limits) | {"program": program}
 
-    def read_answer(self, block, task, limits):
+    def read_answer(self, block: str, task: Task, limits: Limits) -> str:
         """The text that states the number."""
         return block if rational(block) else ""
 
-    def is_correct(self, task, answer):
+    def is_correct(self, task: Task, answer: str) -> bool:
         return exact(decode(task.outputs[0])) in rational(answer)

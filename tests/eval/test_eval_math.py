@@ -179,7 +179,7 @@ def test_the_self_test_names_a_gold_that_cannot_be_answered(tmp_path, capsys):
     ("4.5e33", [str(45 * 10**32), "4.5 \\times 10^{33}", f"\\frac{{{9 * 10**33}}}{{2}}"], ["-4.5 \\times 10^{33}", str(46 * 10**32)]),
     ("So $x=\\boxed{-1./3}$.", ["-1/3", "\\dfrac{-1}{3}", "-\\frac{2}{6}"], ["\\dfrac{1}{3}", "\\frac{0}{2}"]),
     ("$3,-7$", ["3, -7", "-7, 3", "\\frac{6}{2},\\; -\\frac{14}{2}"], ["3, -6", "3, -7, 1000003"]),
-    ("$(2,x)$.", ["\\left(2, x\\right)", "\\left(\\frac{4}{2},3 \\left(x\\right) / 3\\right)", "\\left(\\frac{4}{2},\\; x\\right)"], ["(3, x)", "(2, x + 1)"]),
+    ("$(2,x)$.", ["\\left(2, x\\right)", "\\left(\\frac{4}{2},\\left(x\\right)\\right)", "\\left(\\frac{4}{2},\\; x\\right)"], ["(3, x)", "(2, x + 1)"]),
     ("$f(x)=2 x$", ["f(x)=2 x", "f(x) = 3 \\left(2 x\\right) / 3", "2 x"], ["f(x) = 2 x + 1", "f(x) = 2 x - 2"]),
     ("$(-\\infty, 1) \\cup\\{3\\}$.", None, ["(-\\infty, 2) \\cup\\{3\\}", "(-\\infty, 1) \\cup\\{5\\}"])])
 def test_forms_of_golds(gold, right, wrong):

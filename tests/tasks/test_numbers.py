@@ -32,6 +32,7 @@ STATED = [
     ("45 - 38 = 7", 7), ("45 / 5 - 2 = 9 - 2 = 7", 7), ("$45 - $38 = $7", 7), ("3 bags × 12 figs = 36 figs", 36), ("2(3 + 4)/2 = 7", 7),
     ("(1/2)(14) = 7", 7), ("50% of 14 = 7", 7), ("The total = 7 figs", 7), ("Step 2: 45 - 38 = 7", 7), (r"$45 - 38 = 7$", 7), (r"\[ x = 7 \]", 7),
     (r"x \approx 7.5", "7.5"), ("≈ 7.5", "7.5"), ("~7", 7), ("First 45 - 38.\n7", 7), ("Bags: 3\nFigs: 36", 36), ("45 - 38\n= 7", 7),
+    ("It takes 7 minutes.", 7), ("That costs $7.50.", "7.5"), ("Tom had 7 figs", 7), ("She needs 7 more.", 7), ("This equals 7", 7), ("3·10^4", 30000),
     # wrappings
     ("`7`", 7), ("**7**", 7), ("_7_", 7), ("(7)", 7), ('"7"', 7), ("'7'", 7), ("$7$", 7), ("$$7$$", 7), (r"\(7\)", 7), (r"\boxed{7}", 7),
     (r"\boxed{7\text{ figs}}", 7), (r"\mathbf{7}", 7), ("**7** figs", 7), ("7.", 7), ("7;", 7),
@@ -45,6 +46,8 @@ NOT_STATED = [
     ("more than 7", 7), ("up to 7", 7), ("no more than 7", 7), ("nearly 7", 7), ("half of 7", 7), ("twice 7", 7), ("double 7", 7), ("a third of 7", 7),
     ("square root of 7", 7), ("two less than 7", 7), ("y plus 7", 7), ("y minus 7", 7), ("7 plus y", 7), ("7 or so many", 7), ("7 or eight", 7),
     ("7 less than the total", 7), ("7 minus the discount", 7), ("7 is not the answer", 7), ("half is 7", 7), ("log 7", 7),
+    ("Tom doesn't have 7", 7), ("It isn’t: 7", 7), ("She never pays 7", 7), ("It takes over 7", 7), ("It costs less than $7", 7), ("He has half of 7", 7),
+    ("Not all have 7", 7), ("It is at most 7", 7), ("She needs twice 7", 7),
     # scales and fractions in words and letters
     ("7 million", 7), ("7M", 7), ("7k", 7), ("$7k", 7), ("7B", 7), ("7 thousand", 7), ("7 thousands", 7), ("7 hundred", 7), ("7 dozen", 7), ("7 lakh", 7),
     ("7 crores", 7), ("7 billion", 7), ("7bn", 7), ("7 mil", 7), ("7 trillion", 7), ("7 halves", 7), ("7 thirds", 7), ("7 eighths", 7), ("7 hundredths", 7),
