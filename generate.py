@@ -9,6 +9,7 @@ A prompt is run once for all answers to it. A token lies in the cache slot of it
 CUDA card the cache is paged and a step works in place: one CUDA graph holds it while the batch has its size.
 """
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -206,6 +207,13 @@ class DecodeBatch:
         self.t.copy_(t)
         self.position += t < self.L
 
+    def unfinished(self, waiting: deque[int]) -> set[int]:
+        """Numbers of the rows that decode, or whose prompts wait."""
+        rows = set(self.row[self.t < self.L].tolist())
+        for prompt in waiting:
+            rows.update(range(prompt * self.n, (prompt + 1) * self.n))
+        return rows
+
     def make_stepper(self):
         """What takes a step. In pages rows may come and go between two: the route is made from their members
         within the step. Otherwise it has the route of the rows that are here, and looks at as many slots as
@@ -219,16 +227,24 @@ class DecodeBatch:
 
 
 @torch.inference_mode()
-def decode(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: SamplingParams) -> Rollout:
+def decode(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: SamplingParams,
+           watch: Callable[[Rollout, list[int]], None] | None = None) -> Rollout:
     """The rows in this process, wider than the longest: let prompts in where enough rows have ended, the
-    longest first; drop the places of ended rows if no prompt waits and they are many; step; and so on."""
+    longest first; drop the places of ended rows if no prompt waits and they are many; step; and so on. watch:
+    see `generate`."""
     batch, n, member = DecodeBatch(base, adapters, prompts, sampling), sampling.n, prompts.member
+    going = set(range(len(prompts.keys)))           # rows that `watch` has not been shown
     waiting = deque(sorted(range(len(member)), key=lambda i: (-batch.lengths[i], member[i])))
     with tqdm(total=len(prompts.keys), desc=sampling.desc, leave=False, disable=not sampling.desc) as bar:
         while True:
             idle = batch.t == batch.L
             B, n_idle = len(idle), int(idle.sum())
-            bar.update((len(member) - len(waiting)) * n - (B - n_idle) - bar.n)
+            n_ended = (len(member) - len(waiting)) * n - (B - n_idle)
+            bar.update(n_ended - bar.n)
+            if watch:
+                still = batch.unfinished(waiting) if n_ended > len(prompts.keys) - len(going) else going
+                watch(batch.rows, sorted(going - still))
+                going = still
             if waiting and n_idle >= max(n, B / 4):
                 chosen = [waiting.popleft() for _ in range(min(len(waiting), n_idle // n))]
                 chosen.sort(key=member.__getitem__)
@@ -247,16 +263,20 @@ def decode(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: Sa
 
 
 def generate(base: Base, adapters: Adapters | None, prompts: Prompts,
-             sampling: SamplingParams = SamplingParams(), ranks: Ranks = ALONE) -> Rollout:
-    """sampling.n answers to each prompt by its member, dealt out to `ranks`. Raises ValueError."""
+             sampling: SamplingParams = SamplingParams(), ranks: Ranks = ALONE,
+             watch: Callable[[Rollout, list[int]], None] | None = None) -> Rollout:
+    """sampling.n answers to each prompt by its member, dealt out to `ranks`. watch: of one process, is called
+    before each step with the rows so far and the numbers of those that have ended since its last call. Raises
+    ValueError."""
     context = base.model.cfg.max_position_embeddings
     longest, new, n = max(map(len, prompts.ids)), sampling.max_new_tokens, sampling.n
     if longest + new > context:
         raise ValueError(f"a prompt of {longest} tokens and an answer of {new} exceed the base's context of "
                          f"{context}: lower --max-new-tokens or --n-few-shot")
     assert len(prompts.keys) == len(prompts.ids) * n and len(prompts.member) == len(prompts.ids)
+    assert watch is None or ranks.world == 1
     if ranks.world == 1:
-        return decode(base, adapters, prompts, sampling).select(torch.arange(len(prompts.keys)))
+        return decode(base, adapters, prompts, sampling, watch).select(torch.arange(len(prompts.keys)))
     dealt = [list(range(rank, len(prompts.ids), ranks.world)) for rank in range(ranks.world)]
     own = dealt[ranks.rank] or [0]                  # who has nothing to do does another's, and drops it
     asked = Prompts([prompts.ids[i] for i in own], [prompts.member[i] for i in own],

@@ -4,29 +4,36 @@ A benchmark gives its items (anything with .bench and .id), a question per item,
 list of dicts with "correct" and whatever else its line in answers.jsonl should hold. All members and the bare
 base answer side by side, one member index a row; every answer is drawn from (seed, item, member, sample)
 alone, so that an interrupted run goes on as if it had not been. Where the last bits of a row hang on those
-beside it (bfloat16, GPUs): which these are depends on questions and flags alone.
+beside it (bfloat16, GPUs): which these are depends on questions and flags alone. Answers that have ended are
+judged and written while others decode. A call that was interrupted decodes all of its rows once more, side by
+side as before, and writes those that are missing.
 """
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from operator import itemgetter
 from zlib import crc32
 
+import torch
 from tqdm import tqdm
 
 from eval import common
 from eval.common import Population
-from generate import Prompts, SamplingParams, generate
+from generate import Prompts, Rollout, SamplingParams, generate
+from infra.distributed import ALONE
 from model import Base
 from run.checkpoint import RunDir
 from tasks.prompts import FORMATS, THINK, Prompt, Rendered, decode_answers, render
 from weights import is_chat_model
 
 # A call of `generate` is given several rollout batches, so that waiting rows take the places of those that
-# have ended: at least one, and at most so many tokens. Its answers reach the disk together, so that after a
-# kill, which costs one call, the remaining calls are the same.
+# have ended: at least one, and at most so many tokens. A kill costs one call.
 CALL_TOKENS = 1 << 18
+WRITE_S = 30.0                  # what has ended waits no longer, so that with the judge's time it is a minute
+CALL = "call.json"              # the groups of the call under way, in the directory of results
 place_of = itemgetter("bench", "id", "member", "sample")                # which answer a row is
 
 
@@ -88,10 +95,87 @@ def fits(ids: dict, max_new: int, context: int) -> int:
     return n
 
 
+Group = list[tuple]             # (item, row) of a member's samples of an item, which are drawn together
+
+
+@dataclass
+class Book:
+    """Takes answers as they end, and writes them with their verdicts to answers.jsonl.
+
+    verify, max_rows: of one go of the judge, whose tests take memory. openings: what the prompts hold of
+    their answers. have: the rows that are written, by place: an answer that is there already is dropped.
+    """
+    run: RunDir
+    verify: Callable
+    max_rows: int
+    openings: dict[tuple, str]
+    have: dict[tuple, dict]
+    bar: tqdm
+    asked: list[tuple] = field(default_factory=list)        # (item, row) of the call under way
+    waiting: list[tuple] = field(default_factory=list)      # (item, row with its text), not judged yet
+    written_s: float = field(default_factory=time.monotonic)
+
+    def begin(self, call: list[Group]) -> None:
+        """A call: its rows are those of its groups, in order."""
+        self.asked = [pair for group in call for pair in group]
+        self.run.write_json(CALL, list(map(name_of, call)))
+
+    def ended(self, numbers: list[int], given: list[dict]) -> None:
+        """What `answer_call` says: answers of the call, by number; perhaps none, for time passes."""
+        for number, more in zip(numbers, given):
+            item, row = self.asked[number]
+            if place_of(row) not in self.have:
+                text = self.openings[item.bench, item.id] + more["text"]
+                self.waiting.append((item, row | more | dict(text=text)))
+                self.bar.update()
+        if time.monotonic() - self.written_s > WRITE_S:
+            self.write()
+
+    def write(self) -> None:
+        """Judges and writes all that waits."""
+        while self.waiting:
+            part, self.waiting = self.waiting[:self.max_rows], self.waiting[self.max_rows:]
+            verdicts = verified(self.verify, [(item, row["text"]) for item, row in part])
+            rows = [row | verdict for (_, row), verdict in zip(part, verdicts)]
+            self.run.append("answers.jsonl", rows)
+            self.have.update({place_of(row): row for row in rows})
+        self.written_s = time.monotonic()
+
+    def close(self) -> None:
+        """The call has ended, and is nothing to be repeated."""
+        self.write()
+        (self.run.path / CALL).unlink()
+
+
+def calls_of(groups: list[Group], have: dict[tuple, dict], n_groups: int, run: RunDir) -> list[list[Group]]:
+    """The groups of which an answer is missing, in calls; an interrupted call first, with all of its groups,
+    lest other rows stand beside its missing ones than did before. groups: from short to long questions."""
+    path = run.path / CALL
+    began = set(map(tuple, json.loads(path.read_bytes()))) if path.exists() else set()
+    first, rest = [], []
+    for group in groups:
+        is_missing = any(place_of(row) not in have for _, row in group)
+        if name_of(group) in began:
+            first.append(group)
+        elif is_missing:
+            rest.append(group)
+    calls = [rest[start:start + n_groups] for start in range(0, len(rest), n_groups)]
+    if any(place_of(row) not in have for group in first for _, row in group):
+        calls.insert(0, first)
+    return calls
+
+
+def name_of(group: Group) -> tuple[str, str, str]:
+    """Which question a group answers, and who does."""
+    row = group[0][1]
+    return row["bench"], row["id"], row["member"]
+
+
 def answer_all(population: Population, items: list, ask: Callable, verify: Callable,
                args: argparse.Namespace, run: RunDir, done: list[dict], prompt_format: str,
                answer: Callable | None = None) -> list[dict]:
-    """Every member's answers to every item, those on disk first: dicts as in answers.jsonl, written by call.
+    """Every member's answers to every item, those on disk first: dicts as in answers.jsonl, written as they
+    end.
 
     ask(item) -> text, token ids or Prompt; verify as in `verified`, whose texts begin with what the prompt
     holds of the answer (Rendered.opening); answer: `answer_call`, or what stands for it; summary.comparable
@@ -101,29 +185,23 @@ def answer_all(population: Population, items: list, ask: Callable, verify: Calla
     rendered = {(item.bench, item.id): put(ask(item), prompt_format, population.base) for item in items}
     ids = {name: prompt.ids for name, prompt in rendered.items()}
     n_tokens = fits(ids, args.max_new, population.base.model.cfg.max_position_embeddings) + args.max_new
-    groups = []                                     # a member's samples of an item, which are drawn together
+    groups = []
     for item in items:
         for member in population.slots:
             groups.append([(item, dict(bench=item.bench, id=item.id, member=member, sample=sample))
                            for sample in range(args.samples)])
-    wanted = [group for group in groups if any(place_of(row) not in have for _, row in group)]
-    wanted.sort(key=lambda group: len(ids[group[0][0].bench, group[0][0].id]))
     n_rows = args.max_rows * max(1, CALL_TOKENS // (args.max_rows * n_tokens))
-    size = max(1, n_rows // args.samples)
-    for start in tqdm(range(0, len(wanted), size), "answers", disable=not sys.stderr.isatty()):
-        asked = [pair for group in wanted[start:start + size] for pair in group]
-        given = (answer or answer_call)(population, [row for _, row in asked], ids, args, prompt_format)
-        answers, rows = [], []
-        for (item, row), more in zip(asked, given):
-            if place_of(row) not in have:
-                opening = rendered[item.bench, item.id].opening
-                answers.append((item, row | more | dict(text=opening + more["text"])))
-        for first in range(0, len(answers), args.max_rows):             # tests in memory are large
-            part = answers[first:first + args.max_rows]
-            verdicts = verified(verify, [(item, row["text"]) for item, row in part])
-            rows += [row | verdict for (_, row), verdict in zip(part, verdicts)]
-        run.append("answers.jsonl", rows)
-        have |= {place_of(row): row for row in rows}
+    by_length = sorted(groups, key=lambda group: len(ids[name_of(group)[:2]]))
+    calls = calls_of(by_length, have, max(1, n_rows // args.samples), run)
+    n_missing = sum(place_of(row) not in have for call in calls for group in call for _, row in group)
+    openings = {name: prompt.opening for name, prompt in rendered.items()}
+    with tqdm(total=n_missing, desc="answers", disable=not sys.stderr.isatty()) as bar:
+        book = Book(run, verify, args.max_rows, openings, have, bar)
+        for call in calls:
+            book.begin(call)
+            rows = [row for _, row in book.asked]
+            (answer or answer_call)(population, rows, ids, args, prompt_format, book.ended)
+            book.close()
     rows = [have[place_of(row)] for group in groups for _, row in group]
     n_failed = sum(row["correct"] is None for row in rows)
     n_errors = sum("grader_error" in row for row in rows)
@@ -134,8 +212,9 @@ def answer_all(population: Population, items: list, ask: Callable, verify: Calla
 
 
 def answer_call(population: Population, rows: list[dict], ids: dict, args: argparse.Namespace,
-                prompt_format: str) -> list[dict]:
-    """dict(tokens, text) for each row, --samples of an item and member in turn, by one call of `generate`."""
+                prompt_format: str, ended: Callable[[list[int], list[dict]], None]) -> None:
+    """Answers the rows, --samples of an item and member in turn, by one call of `generate`. As they end, they
+    go by number to ended([number], [dict(tokens, text)]), which is also called while none ends."""
     base = population.base
     keys = [(args.seed, crc32(f"{row['bench']}/{row['id']}".encode()), crc32(row["member"].encode()),
              row["sample"]) for row in rows]
@@ -144,11 +223,17 @@ def answer_call(population: Population, rows: list[dict], ids: dict, args: argpa
     form = FORMATS.get("base" if prompt_format == "envelope" else prompt_format)        # plain has none
     sampling = SamplingParams(args.samples, args.temperature, args.max_new, args.max_rows,
                               form.closing if form else "")
-    rollout = generate(base, population.adapters, Prompts(prompts, slots, keys), sampling)
-    texts = decode_answers(rollout.answers(base.eos_ids), base.tokenizer, special=False)
-    if prompt_format == "plain":                    # a base goes on to ask itself
-        texts = [text.partition("\nQuestion:")[0] for text in texts]
-    return [dict(tokens=tokens, text=text) for tokens, text in zip(rollout.n_tokens.tolist(), texts)]
+
+    def watch(rollout: Rollout, numbers: list[int]) -> None:
+        given = []
+        if numbers:
+            part = rollout.select(torch.tensor(numbers, device=rollout.ids.device))
+            texts = decode_answers(part.answers(base.eos_ids), base.tokenizer, special=False)
+            if prompt_format == "plain":            # a base goes on to ask itself
+                texts = [text.partition("\nQuestion:")[0] for text in texts]
+            given = [dict(tokens=tokens, text=text) for tokens, text in zip(part.n_tokens.tolist(), texts)]
+        ended(numbers, given)
+    generate(base, population.adapters, Prompts(prompts, slots, keys), sampling, ALONE, watch)
 
 
 def verified(verify: Callable, answers: list[tuple]) -> list[dict]:

@@ -15,6 +15,7 @@ import csv
 import io
 import re
 import tarfile
+from collections.abc import Callable
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -92,16 +93,16 @@ def letter_logps(population: common.Population, prompts: list[list[int]], member
 
 
 def likeliest(population: common.Population, rows: list[dict], ids: dict, args: argparse.Namespace,
-              prompt_format: str) -> list[dict]:
+              prompt_format: str, ended: Callable[[list[int], list[dict]], None]) -> None:
     """As answering.answer_call, but the answer is the likeliest letter."""
-    answers = []
     for start in range(0, len(rows), args.max_rows):
         part = rows[start:start + args.max_rows]
         prompts = [ids[row["bench"], row["id"]] for row in part]
         logps = letter_logps(population, prompts, [row["member"] for row in part])
+        answers = []
         for logp, best in zip(logps.tolist(), logps.argmax(1).tolist()):
             answers.append(dict(tokens=0, text=LETTERS[best], logp=[round(x, 4) for x in logp]))
-    return answers
+        ended(list(range(start, start + len(part))), answers)
 
 
 def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:

@@ -54,6 +54,25 @@ def passes(tiny):
     hook.remove()
 
 
+@pytest.mark.parametrize("n, rollout_batch", [(1, 3), (3, 6), (2, 99)])
+def test_a_watcher_is_shown_every_row_once_and_changes_nothing(tiny, population, n, rollout_batch):
+    """Each when it has ended, as it is returned, while others decode."""
+    adapters, shown, steps = population(tiny, 3), {}, []
+
+    def watch(rows: Rollout, numbers: list[int]) -> None:
+        steps.append(len(numbers))
+        if numbers:
+            part = rows.select(torch.tensor(numbers))
+            assert not set(numbers) & set(shown)
+            shown.update(zip(numbers, rows_of(part)))
+
+    asked = Prompts(PROMPTS * 2, MEMBER * 2, [(11, 0, i) for i in range(8 * n)])
+    sampling = SamplingParams(n, 1.0, 40, rollout_batch)
+    watched = generate(tiny, adapters, asked, sampling, watch=watch)
+    assert [shown[row] for row in range(8 * n)] == rows_of(watched) == rows_of(generate(tiny, adapters, asked, sampling))
+    assert sum(map(bool, steps)) > 2 and steps[0] == 0 and steps[-1] > 0
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
 def test_cached_equals_uncached(any_base, population, temperature):
     """Mixed members, rows that leave early: the recorded logp is the model's own."""

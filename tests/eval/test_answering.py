@@ -85,11 +85,47 @@ def test_calls_of_several_batches_give_the_same_answers_and_survive_a_kill(popul
     asked.clear()
     with pytest.raises(RuntimeError, match="sandbox"):
         ask_all(population, tmp_path / "killed", flags(), judge=failing)
-    assert asked == whole[:2] and len((tmp_path / "killed/answers.jsonl").read_text().splitlines()) == 12
+    assert asked == whole[:2] and len((tmp_path / "killed/answers.jsonl").read_text().splitlines()) == 18
     asked.clear()
     assert ask_all(population, tmp_path / "killed", flags()) == rows and asked == whole[1:]
     texts = [(tmp_path / name / "answers.jsonl").read_bytes() for name in ("whole", "killed")]
     assert texts[0] == texts[1]
+
+
+def test_answers_that_have_ended_are_written_while_others_decode(population, tmp_path, monkeypatch, capsys):
+    """One call, interrupted in its middle: what had ended is on the disk, and the same rows decode side by side once more."""
+    whole = ask_all(population, tmp_path / "whole", flags())
+    assert not (tmp_path / "whole" / answering.CALL).exists()
+    asked, generate, bars = [], answering.generate, []
+
+    def noting(base, adapters, prompts, sampling, ranks, watch):
+        def looking(rollout, numbers):
+            watch(rollout, numbers)
+            bars.append(len((tmp_path / "killed/answers.jsonl").read_text().splitlines()) if numbers else 0)
+            if len(asked) == 1 and bars[-1] >= 12:
+                raise KeyboardInterrupt
+        asked.append(prompts)
+        return generate(base, adapters, prompts, sampling, ranks, looking)
+
+    monkeypatch.setattr(answering, "generate", noting)
+    monkeypatch.setattr(answering, "WRITE_S", -1.0)
+    with pytest.raises(KeyboardInterrupt):
+        ask_all(population, tmp_path / "killed", flags())
+    before = (tmp_path / "killed/answers.jsonl").read_text().splitlines()
+    assert 12 <= len(before) < 36 and {place["sample"] for place in map(json.loads, before)} == {0}
+    assert ask_all(population, tmp_path / "killed", flags()) == whole and asked[0] == asked[1]
+    after = (tmp_path / "killed/answers.jsonl").read_text().splitlines()
+    assert after[:len(before)] == before and len(after) == 36 and not (tmp_path / "killed" / answering.CALL).exists()
+
+
+def test_a_call_without_missing_answers_is_not_repeated(population, tmp_path, monkeypatch):
+    """After a kill between the last line and the end of the call; what is new is asked alone."""
+    monkeypatch.setattr(answering, "CALL_TOKENS", 1)
+    whole = ask_all(population, tmp_path, flags())
+    groups = [[item.bench, item.id, member] for item in ITEMS[:2] for member in population.slots]
+    (tmp_path / answering.CALL).write_text(json.dumps(groups))
+    monkeypatch.setattr(answering, "generate", lambda *what: pytest.fail("asked again"))
+    assert ask_all(population, tmp_path, flags()) == whole
 
 
 # ---------------------------------------------------------------- the base and its adapters
