@@ -12,13 +12,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from tasks.prompts import concluded
 
-LIMIT_S, START_S = 10.0, 120.0          # of one answer; of importing sympy on a busy machine
+LIMIT_S, START_S = 10.0, 120.0          # CPU time of one answer; of importing sympy on a busy machine
+PATIENCE = 12                           # times as long by the clock: then the machine is too busy to grade
 MAX_CHARS = 20_000                      # of an answer, its last ones
 MAX_MEMORY = 4 << 30
 SMALL = 1e-3                            # below it a number is compared by its first digits
@@ -90,17 +92,21 @@ class Grader:
         self.process = None
 
     def grade(self, text: str, gold: str, limit_s: float = LIMIT_S) -> dict:
-        """dict(correct, answer: as it was read), with grader_error where the answer could not be graded: it
-        counts as wrong. Raises OSError where no process starts."""
+        """dict(correct, answer: as it was read), with grader_error where the answer could not be graded, by
+        limit_s of CPU time: it counts as wrong. correct is None where the machine gave the grader no
+        processor. Raises OSError where no process starts."""
         if self.process is None:
             self.start()
+        began = time.monotonic()
         try:
-            self.process.stdin.write(json.dumps([final(text), gold]) + "\n")
+            self.process.stdin.write(json.dumps([final(text), gold, limit_s]) + "\n")
             self.process.stdin.flush()
-            return json.loads(self.line(limit_s))
-        except (BrokenPipeError, json.JSONDecodeError):         # it has ended, at the latest after limit_s
+            return json.loads(self.line(PATIENCE * limit_s))
+        except (BrokenPipeError, json.JSONDecodeError):         # it has ended
             self.close()
-            return dict(correct=False, answer="", grader_error=f"no verdict within {limit_s:g} s")
+        if time.monotonic() - began > PATIENCE * limit_s:
+            return dict(correct=None, answer="")
+        return dict(correct=False, answer="", grader_error=f"no verdict within {limit_s:g} s")
 
     def start(self) -> None:
         """A fresh process. Raises OSError with its own words where it does not start."""
@@ -179,7 +185,7 @@ def verdict(text: str, gold: str) -> dict:
 
 
 def serve() -> None:
-    """Answers a JSON line [text, gold] with one, until the input ends or an answer takes far too long."""
+    """Answers a JSON line [text, gold, CPU seconds] with one; ends with the input, or after these seconds."""
     import logging
     import resource
     import signal
@@ -192,12 +198,13 @@ def serve() -> None:
     print("ready", flush=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)        # what it says from here on nobody reads
     for line in sys.stdin:
-        signal.alarm(2 * int(LIMIT_S))                  # where nobody is left to kill it
+        text, gold, limit_s = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, limit_s)   # ends the process
         try:
-            out = verdict(*json.loads(line))
+            out = verdict(text, gold)
         except Exception as e:                          # math-verify and sympy raise what they like
             out = dict(correct=False, answer="", grader_error=type(e).__name__)
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(out), flush=True)
 
 

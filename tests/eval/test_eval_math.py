@@ -3,9 +3,9 @@ import gzip
 import hashlib
 import json
 import operator
+import signal
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from contextlib import closing
 from importlib.util import find_spec
@@ -127,12 +127,21 @@ def test_a_grader_with_less_memory_than_it_wants(monkeypatch):
 
 
 @needs_grader
+def test_a_grader_without_a_processor_judges_nobody():
+    """Stopped, it uses no CPU time: the answer is asked again by the next evaluation, not wrong."""
+    with closing(Grader()) as process:
+        process.start()
+        process.process.send_signal(signal.SIGSTOP)
+        assert process.grade("\\boxed{2}", "2", limit_s=0.05) == dict(correct=None, answer="")
+
+
+@needs_grader
 def test_an_answer_that_stalls_or_kills_the_grader_ends_nothing():
     with closing(Grader()) as process:
         assert process.grade("\\boxed{2}", "2")["correct"]
-        first, start = process.process, time.monotonic()
+        first = process.process
         late = process.grade("\\boxed{(x+y+z)^{400}}", "x^2", limit_s=2)
-        assert late == dict(correct=False, answer="", grader_error="no verdict within 2 s") and time.monotonic() - start < 20
+        assert late == dict(correct=False, answer="", grader_error="no verdict within 2 s")
         assert first.poll() is not None and process.grade("\\boxed{2}", "2")["correct"], "another one goes on"
         process.process.kill()
         process.process.wait()
