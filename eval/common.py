@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.summary import BASE, comparable, pass_table, passes, summarise, table
+from eval.summary import BASE, comparable, coverage, pass_table, passes, summarise, table
 from evolve import member_order
 from infra.distributed import Ranks
 from infra.precision import DTYPES, pick_dtype
@@ -206,5 +206,9 @@ def conclude(args: argparse.Namespace, run: RunDir, rows: list[dict], counted: C
         result["pass_at_k"] = passes(rows)
         print(f"\npass@k: the chance that one of k answers is right, from {args.samples}; 95% intervals, "
               f"paired over questions\n{pass_table(result['pass_at_k'])}")
+        result["coverage"] = coverage(rows)
+        if result["coverage"]:
+            print("\ncoverage: the chance that one of k answers is right, one from each of k members; all "
+                  f"from one (mean),\nor from the best\n{table(result['coverage'])}")
     run.write_json("summary.json", result | more)
     print(f"every answer with its verdict: {run.path / 'answers.jsonl'}")

@@ -22,6 +22,16 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.prod((n - c - i) / (n - i) for i in range(k))
 
 
+def covered(answers: list[tuple[int, int]], k: int) -> float:
+    """Chance that one of k answers to a question is right, as many of them from each member. answers: of each
+    member how many it gave, and how many are right. Unbiased, as members answer independently; of one member
+    pass@k. Raises ValueError where k is no multiple of the members."""
+    share, rest = divmod(k, len(answers))
+    if rest:
+        raise ValueError(f"{k} answers cannot be dealt out evenly to {len(answers)} members")
+    return 1.0 - math.prod(1.0 - pass_at_k(n, right, share) for n, right in answers)
+
+
 def wilson(right: float, n: int) -> tuple[float, float]:
     """Score interval of a share (Wilson 1927), 95%; (0, 1) for n = 0. right: also a sum of shares."""
     if n == 0:

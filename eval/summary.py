@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from eval.stats import bootstrap, pass_at_k, wilson
+from eval.stats import bootstrap, covered, pass_at_k, wilson
 
 BASE, MEAN = "base", "mean"                       # the bare base among the members, and the members' mean
 
@@ -90,6 +90,30 @@ def passes(rows: list[dict]) -> list[dict]:
             if name != BASE and BASE in counts:
                 line |= dict(minus_base=mean[1][place], minus_base_intervals=interval[1][place])
             out.append(line)
+    return out
+
+
+def coverage(rows: list[dict]) -> list[dict]:
+    """One dict per benchmark with several members (of those with roles the students): the chance that one of
+    k answers is right, one from each of the k members; all from one of them, mean over who it is; all from
+    the member that is right most often. With bootstrap intervals of differences; [] with fewer samples."""
+    out = []
+    for bench, answers in shares(rows, lambda right: (len(right), sum(right))).items():
+        names = [name for name in answers if name != BASE]
+        names = groups(names).get(f"{MEAN} S", names)
+        k, fewest = len(names), min(n for items in answers.values() for n, _ in items.values())
+        if not 2 <= k <= fewest:
+            continue
+        best = max(names, key=lambda name: sum(right for _, right in answers[name].values()))
+        values = []
+        for i in sorted(set.intersection(*(set(answers[name]) for name in names))):
+            alone = {name: covered([answers[name][i]], k) for name in names}
+            together = covered([answers[name][i] for name in names], k)
+            values.append([together, np.mean(list(alone.values())), alone[best]])
+        members, one, of_best = np.transpose(values)
+        line = dict(bench=bench, n=len(values), k=k, members=float(members.mean()), one=float(one.mean()))
+        line |= dict(minus_one=bootstrap(members - one).tolist(), best=best, best_one=float(of_best.mean()))
+        out.append(line | dict(minus_best=bootstrap(members - of_best).tolist()))
     return out
 
 

@@ -115,7 +115,8 @@ def parser() -> argparse.ArgumentParser:
     add("--reference", default=FULL, help="the arm with which the others are compared")
     add("--contrast", action="append", default=[], metavar="ONE,OTHER",
         help="a further pair of arms, corrected with those of the reference; several times")
-    add("--measure", default="area", help="what is compared: area, goal, end, deployed or a task type")
+    add("--measure", default="area", help="what is compared: area, goal, end, deployed, a task type, "
+        "coverage or repeated")
     add("--goal", type=float, default=0.6, help="accuracy in all played types that counts as reached")
     add("train", nargs=argparse.REMAINDER, help="-- and flags of train.py for every arm")
     return p
@@ -163,6 +164,8 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         plan = dict(base="/".join(Path(args.base).parts[-2:]), pop=args.pop, steps=args.steps,
                     types=args.types, asked=args.types, limit=args.limit, train=args.train)
+        if args.measure in ("coverage", "repeated"):
+            plan["samples"] = runs.SAMPLES
         runs.write_plan(args.out, plan, args.wanted)
         runs.write_heldout(args.out / "heldout.jsonl", args.types, args.limit)
         run_all(args, plan)

@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--cross", default="", choices=("", *OPERATORS), help="the arm is the runs' child by it")
     p.add_argument("--also", default="", help="types that are asked though not played, as in code_o,math")
     p.add_argument("--limit", type=int, default=120, help="held-out tasks of each type and split; 0 = all")
+    p.add_argument("--samples", action="store_true", help="also sampled answers, for coverage")
     p.add_argument("--out", type=Path, required=True, help="where records and answers go")
     p.add_argument("--base", default="", help="default: what the adapters were trained on")
     args = p.parse_args(argv)
@@ -51,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     flags, n = tuple(args.flags.split()), 1 if args.cross else len(parts)
     arm = runs.Arm(flags, 1 / n, n, args.cross)
     plan = dict(tokens=args.tokens, types=types, asked=list(dict.fromkeys(asked)), limit=args.limit)
+    plan |= dict(samples=runs.SAMPLES) if args.samples else {}
     runs.write_plan(args.out, plan, {name: arm})
     words = ["--workers", 1, *(["--base", args.base] if args.base else [])]
     for run, own in zip(runs.runs_of(name, arm, int(seed)), [parts] if args.cross else [[x] for x in parts]):

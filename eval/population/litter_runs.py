@@ -79,7 +79,7 @@ def selection(out: Path, seed: int) -> tuple[list[Path], list[dict]]:
         adapters = [last_step(path) / "T0" for path in paths]
         with open(out / f"copied-{seed}.log", "a") as text, contextlib.redirect_stdout(text):
             right = runs.answered(adapters, "validation", PLAN, place, WORDS)["code_o"]
-        scores = [right["/".join(path.parts[-3:])] for path in adapters]
+        scores = [runs.mean_of(right["/".join(path.parts[-3:])].values()) for path in adapters]
         best = scores.index(max(scores))
         state = json.loads((last_step(paths[best]) / "state.json").read_text())
         rate = rates[best] * state["members"][0]["lr_scale"]

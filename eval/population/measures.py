@@ -3,8 +3,9 @@
 area: the students' mean greedy accuracy on held-out tasks, averaged over the budget, high where learning
 comes early; goal: share of the budget until one member has all played types at --goal (never = 1); end: test
 accuracy, mean of played types and students; deployed: the same of the one member chosen on validation, of
-all runs of an arm and seed; a type's name: that member's accuracy in it. Every contrast comes with its
-manipulation check: whether the arms differed in what their names promise.
+all runs of an arm and seed; a type's name: that member's accuracy in it; coverage: the chance that one of
+SAMPLES answers at temperature 1 is right, as many from each student; repeated: all from the deployed one.
+Every contrast comes with its manipulation check: whether the arms differed in what their names promise.
 """
 import dataclasses
 import itertools
@@ -13,8 +14,8 @@ import statistics
 
 import numpy as np
 
-from eval.population.runs import Experiment, mean_of
-from eval.stats import holm, interval_of_runs, sign_flip
+from eval.population.runs import SAMPLES, Experiment, mean_of
+from eval.stats import covered, holm, interval_of_runs, sign_flip
 
 FEWEST = 8                          # seeds, under which nothing is concluded
 LEVEL = 0.05                        # of p after Holm
@@ -48,7 +49,24 @@ def measured(records: list[dict], due: float, goal: float, types: list[str]) -> 
                goal=mean_of(first_at(x / due, worst, goal) for x, _, worst in probes),
                end=statistics.fmean(record["end"][kind] for record in records for kind in types),
                deployed=statistics.fmean(chosen[kind] for kind in types))
+    if all("sampled" in record for record in records):
+        out |= covered_by(records, types)
     return out | (chosen if len(chosen) > 1 else {})
+
+
+def covered_by(records: list[dict], types: list[str]) -> dict[str, float]:
+    """The measures coverage and repeated of one arm and seed."""
+    best = max(records, key=lambda record: record["validation"])
+    chances = dict(coverage=[], repeated=[])
+    for kind in types:
+        students = [tasks for record in records for tasks in record["sampled"][kind].values()]
+        chosen = best["sampled"][kind][best["best"]]
+        for i in sorted(set.intersection(*map(set, students))):
+            chances["repeated"].append(covered([(SAMPLES, chosen[i])], SAMPLES))
+            if SAMPLES % len(students) == 0:        # else they cannot be dealt out evenly
+                answers = [(SAMPLES, tasks[i]) for tasks in students]
+                chances["coverage"].append(covered(answers, SAMPLES))
+    return {name: mean_of(own) for name, own in chances.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,8 @@ A record has run, commit and base_hash; made (when and by which command the run 
 after each step); probes (tokens spent before, students' mean accuracy, worst type of the student that is best
 in it); births and pairings; and of the held-out tasks asked after the run: accuracy (split -> task type ->
 student), end (test, the students' mean of each type), validation (the best student's mean of the played
-types), deployed (what it solves of each type of test).
+types), deployed (what it solves of each type of test), best (its name); sampled, where the plan has samples:
+type -> student -> task of test -> how many of so many answers at temperature 1 are right.
 """
 import contextlib
 import dataclasses
@@ -12,10 +13,11 @@ import json
 import math
 import shlex
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import evolve
+from config import spelled
 from eval.population import heldout
 from eval.summary import BASE, comparable, shares
 from run.checkpoint import RunDir, differing, members_at
@@ -23,6 +25,7 @@ from weights import explained
 
 FULL = "full"                       # the arm that sets the budget, where the plan has no number of tokens
 RECORDS = "runs.jsonl"
+SAMPLES = 4                         # answers to a task at temperature 1, for coverage
 SEED_STRIDE = 1000                  # between the seeds of independent runs of one arm
 # by which flags
 VARIED = dict(matching={"matching"}, evolution={"evolve", "evolve-every", "replace-frac", "grace", "litter"})
@@ -152,37 +155,46 @@ def examined(out: Path, parts: list[tuple[Path, int]], cross: str, plan: dict, w
         evolve.cross([str(students_of(*part)[0]) for part in parts], cross, out / "S0")
         adapters = [out / "S0"]
     words = ["--prompt-format", RunDir(parts[0][0], writes=False).config()["prompt_format"], *words]
-    for split in heldout.SPLITS:
-        place = out / f"heldout-{split}"
-        with open(f"{out}.log", "a") as log, contextlib.redirect_stdout(log):
-            accuracy[split] = answered(adapters, split, plan, place, words)
-    record = record_of(parts, accuracy, plan["types"])
+    with open(f"{out}.log", "a") as log, contextlib.redirect_stdout(log):
+        for split in heldout.SPLITS:
+            place = out / f"heldout-{split}"
+            accuracy[split] = {}
+            for kind, right in answered(adapters, split, plan, place, words).items():
+                accuracy[split][kind] = {name: statistics.fmean(own.values()) for name, own in right.items()}
+        record = record_of(parts, accuracy, plan["types"])
+        if plan.get("samples"):
+            own = ["--samples", plan["samples"], *words]
+            record["sampled"] = answered(adapters, "test", plan, out / "heldout-sampled", own, sum)
     base_hash = RunDir(place, writes=False).config()["base_hash"]
     return dict(run=out.name, base_hash=base_hash) | record
 
 
-def answered(adapters: list[Path], split: str, plan: dict, place: Path, words: list) -> dict[str, dict]:
-    """Task type -> member -> accuracy, once these adapters have answered a split's tasks, in `place`."""
+def answered(adapters: list[Path], split: str, plan: dict, place: Path, words: list,
+             value: Callable = statistics.fmean) -> dict[str, dict]:
+    """Task type -> member -> task -> value(whether each answer is right), once these adapters have answered a
+    split's tasks, in `place`."""
     own = ["--adapters", *adapters, "--split", split, "--bench", ",".join(plan["asked"]), "--limit",
            plan["limit"], "--out", place]
     heldout.main([str(word) for word in own + words])
-    fresh, accuracy = [], {}
+    fresh = []
     for row in comparable(RunDir(place, writes=False).rows("answers.jsonl")):
         if row["member"] != BASE and not heldout.is_seen(row["bench"], row["id"]):      # the base may know it
             fresh.append(row)
-    for kind, members in shares(fresh).items():
-        accuracy[kind] = {name: statistics.fmean(tasks.values()) for name, tasks in members.items()}
-    return accuracy
+    return shares(fresh, value)
 
 
 def made_by(path: Path) -> dict:
-    """When a run was started, which a commit cannot show, and the whole command that repeats it."""
+    """When a run was started, which a commit cannot show, and the whole command that repeats it. Of files and
+    directories the last two names: packs are for others' machines."""
     env, flags = json.loads((path / "env.json").read_text()), RunDir(path, writes=False).config()
     words = []
     for name, value in flags.items():
         default, _ = env["flags"][name]
-        if value != default and name not in ("name", "out", "resume"):
-            words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+        if value == default or name in ("name", "out", "resume"):
+            continue
+        words.append(spelled(name))
+        if value is not True:
+            words.append("/".join(Path(value).parts[-2:]) if str(value).startswith("/") else str(value))
     return dict(started=env.get("started"), command=shlex.join(["python", "train.py", *words]))
 
 
@@ -203,7 +215,8 @@ def record_of(parts: list[tuple[Path, int]], accuracy: dict, types: list[str]) -
     return dict(commit=json.loads((path / "env.json").read_text())["commit"],
                 made=[made_by(path) for path, _ in parts], spent=done, probes=probes,
                 accuracy=accuracy, births=births_of(metrics, logged(path, step, "genealogy.jsonl")),
-                pairings=[pairings.get(row["step"], {}) for row in metrics], validation=score[best],
+                pairings=[pairings.get(row["step"], {}) for row in metrics],
+                best=best, validation=score[best],
                 end={kind: statistics.fmean(column.values()) for kind, column in test.items()},
                 deployed={kind: column[best] for kind, column in test.items()})
 

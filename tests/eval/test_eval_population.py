@@ -5,14 +5,17 @@ import json
 import re
 import shlex
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
 from tiny_run import rows as rows_of
 
 import train
+from config import parse_args, resolve_config
 from eval import stats
 from eval.population import ablation, crossplay, deployed, heldout, runs
+from run.directory import RunDir
 from tasks import TASK_TYPES, read_tasks
 from tasks.validation import Limits
 
@@ -153,12 +156,20 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
 def test_arms_end_to_end(micro_base, tmp_path, capsys):
     """Two types; gone on with after an evaluation and a run were lost: as if nothing had happened."""
     out = tmp_path / "arms"
-    flags = ["--base", str(micro_base), "--device", "cpu", "--seeds", "0", "--pop", "4", "--steps", "8", "--limit", "6", "--arms", "single-long"]
+    flags = ["--base", str(micro_base), "--device", "cpu", "--seeds", "0", "--pop", "4", "--steps", "8", "--limit", "6", "--arms", "single-long",
+             "--measure", "coverage"]
     words = ["--", "--max-new-tokens", "48", "--evolve-every", "3", "--task-types", "code_o,code_i", "--save-every", "1"]
     assert ablation.main([*flags, "--out", str(out), *words]) == 0
     table = capsys.readouterr().out.partition("; seeds 0;")[2]
-    assert ablation.main(["--from", str(out)]) == 0 and capsys.readouterr().out.partition("; seeds 0;")[2] == table
+    assert ablation.main(["--from", str(out), "--measure", "coverage"]) == 0 and capsys.readouterr().out.partition("; seeds 0;")[2] == table
     full, single = runs.read(out).values()
+    for record, name in ((full, "full-s0"), (single, "single-long-s0")):
+        answers = [row for row in rows_of(out / name / "heldout-sampled", "answers") if row["id"][0] != "1"]
+        assert list(record["accuracy"]["test"]["code_o"]) == list(record["sampled"]["code_o"]) and record["best"] in record["sampled"]["code_i"]
+        for kind, members in record["sampled"].items():
+            for student, tasks in members.items():
+                own = Counter(row["id"] for row in answers if (row["bench"], row["member"]) == (kind, student) and row["correct"])
+                assert tasks == {i: own[i] for i in tasks} and len(tasks) == 5
     assert len(full["spent"]) == 8 and full["births"] and full["probes"][-1][0] == full["spent"][-1]
     assert abs(single["spent"][-1] / full["spent"][-1] - 1) <= 0.05 and "code_i" in table
     copied = tmp_path / "copied"
@@ -166,8 +177,15 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
     shutil.rmtree(copied / "full-s0" / "heldout-test")
     shutil.rmtree(copied / "single-long-s0")
     assert ablation.main([*flags, "--out", str(copied), *words]) == 0
-    records = (out / "runs.jsonl").read_text()
-    assert (copied / "runs.jsonl").read_text() == records and str(tmp_path) not in records
+    told = json.loads((out / "full-s0" / "heldout-sampled" / "summary.json").read_text())["coverage"]
+    assert [(line["bench"], line["k"], line["n"]) for line in told] == [("code_o", 2, 5), ("code_i", 2, 5), ("all", 2, 10)]
+    again, one_more = runs.read(copied), single.pop("made")
+    assert again["full-s0"] == full and again["single-long-s0"].pop("made")[0]["started"] > one_more[0]["started"]
+    assert again["single-long-s0"] == single and str(tmp_path) not in (out / "runs.jsonl").read_text()
+    line = full["made"][0]["command"].removeprefix("python train.py ")
+    given, settled = resolve_config(parse_args(None, shlex.split(line)), "micro"), RunDir(out / "full-s0", writes=False).config()
+    differ = {name for name, value in vars(given).items() if value != settled[name]}
+    assert differ == {"base", "heldout", "name", "out", "resume"} and given.evolve_every == 3, "the whole command, but for paths"
     with pytest.raises(ValueError, match="arms of another comparison: steps"):
         ablation.main([*flags, "--out", str(out), "--steps", "9", *words])
 

@@ -70,6 +70,21 @@ def test_passes_by_hand():
     assert [line["n"] for line in summary.passes(half)] == [1, 1], "on the tasks that all have answered"
 
 
+def test_coverage_by_hand():
+    """Two students, of four answers to each of three questions so many right: one answer of each, or two of one."""
+    assert stats.covered([(4, 2), (4, 1)], 2) == pytest.approx(1 - 1 / 2 * 3 / 4)
+    assert stats.covered([(4, 2)], 2) == stats.pass_at_k(4, 2, 2) and stats.covered([(4, 2), (4, 1)], 4) == pytest.approx(1 - 1 / 6 * 1 / 2)
+    with pytest.raises(ValueError, match="3 answers cannot be dealt out evenly to 2 members"):
+        stats.covered([(4, 2), (4, 1)], 3)
+    rows = answers(dict(S0=[4, 2, 0], S1=[0, 2, 1], T0=[4, 4, 4], base=[1, 1, 1]), 4)
+    (line,) = summary.coverage(rows)
+    alone = [(1 + 5 / 6 + 0) / 3, (0 + 5 / 6 + 1 / 2) / 3]
+    assert (line["k"], line["n"], line["best"]) == (2, 3, "S0"), "teachers and the base do not count"
+    assert line["members"] == pytest.approx((1 + 3 / 4 + 1 / 4) / 3) and line["best_one"] == pytest.approx(alone[0])
+    assert line["one"] == pytest.approx(sum(alone) / 2) and line["minus_best"][0] < line["members"] - line["best_one"] < line["minus_best"][1]
+    assert summary.coverage(answers(dict(S0=[1], S1=[1]), 1)) == [] == summary.coverage(answers(dict(S0=[1, 1], base=[0, 0]), 4))
+
+
 # ---- the command -------------------------------------------------------------------------------------------
 
 @pytest.fixture
@@ -110,6 +125,7 @@ def test_several_answers_tell_pass_at_k(two_members, tmp_path, capsys):
     assert found["temperature"] == 1 and found["samples"] == 4 and "pass@k: the chance" in capsys.readouterr().out
     assert len(rows) == (6 + 6) * 3 * 4 and {row["correct"] for row in rows} == {True, False}
     lines = {(line["bench"], line["member"]): line for line in found["pass_at_k"]}
+    assert found["coverage"] == [], "of one student there is none"
     assert [lines[bench, "base"]["n"] for bench in ("code_o", "code_o_long", "all")] == [5, 6, 11]
     of_one = [row["correct"] for row in rows if row["bench"] == "code_o_long" and row["member"] == "base"]
     assert lines["code_o_long", "base"]["pass_at"][0] == pytest.approx(np.mean(of_one))

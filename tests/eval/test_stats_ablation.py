@@ -54,6 +54,17 @@ def test_the_area_is_that_by_hand():
     assert measures.first_at(*over, 0.4) == pytest.approx(0.4) and measures.first_at(*over, 0.9) == 1
 
 
+def test_coverage_of_students_and_of_the_deployed_one():
+    """Four single runs with one answer each, against all four of the best one; of three students none can be dealt out."""
+    right = [dict(a=4, b=0), dict(a=0, b=2), dict(a=0, b=1), dict(a=0, b=0)]
+    four = [record(f"single-s{i}", 0.25, 0.6 - i / 10) | dict(best="T0", sampled=dict(code_o=dict(T0=own))) for i, own in enumerate(right)]
+    found = measures.measured(four, 2000, 0.6, ["code_o"])
+    assert found["coverage"] == pytest.approx((1 + 1 - 1 / 2 * 3 / 4) / 2) and found["repeated"] == pytest.approx(1 / 2)
+    of_three = measures.measured(four[:3], 2000, 0.6, ["code_o"])
+    assert np.isnan(of_three["coverage"]) and of_three["repeated"] == pytest.approx(1 / 2)
+    assert "coverage" not in measures.measured([record("full-s1", 1, 0.6)], 8000, 0.6, ["code_o"])
+
+
 def test_verdicts_are_the_plan_s():
     for p, interval, difference, words in (
             (0.04, (0.01, 0.2), 0.1, "ahead"), (0.04, (-0.2, -0.01), -0.1, "behind"), (0.04, (0.001, 0.049), 0.02, "ahead, by little"),
