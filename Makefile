@@ -46,11 +46,13 @@ demo: setup
 lint: setup
 	$(BIN)/ruff check .
 
-# Two halves side by side, each on a core of its own; what one prints comes when it has ended.
+# Two halves side by side, each on a core of its own; what one prints comes when it has ended, unless make is
+# that of macOS (3.81), which cannot hold it back: there their lines mix.
+SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 ROOMS := tests/bench tests/card tests/course tests/run tests/report tests/sandbox
 test: lint
 	@echo "two halves of the fast tests, some four minutes; each is shown when it has ended"
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-rooms test-rest
+	@$(MAKE) --no-print-directory -j2 $(SYNC) test-rooms test-rest
 
 test-rooms: setup
 	$(BIN)/python -m pytest -q $(ROOMS)

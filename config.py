@@ -72,6 +72,8 @@ class Config:
     theory: str = flag("prop.mm", "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
     dedupe: str = flag("structural", "what repeats the archive, so is refused",
                        ("structural", "exact", "off"))
+    verifier: str = flag("auto", "fork: Linux's walls; portable: an interpreter, for the micro format alone; "
+                         "auto: fork where it can be had", ("auto", "fork", "portable"))
     # 3 solve
     samples_per_task: int = flag(None, "attempts at each task (n); fix it across arms", within=FROM_1)
     temperature: float = flag(1.0, "of proposals and attempts", within=(0.01, 100))
@@ -270,6 +272,8 @@ def check(cfg: Config) -> None:
            "--tasks micro draws code_o and code_i: give these as --task-types, or a file of tasks")
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
            f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks: give at least 1")
+    demand(cfg.verifier != "portable" or cfg.prompt_format == "micro", "--verifier portable knows programs "
+           f"of the micro prompt format, not of {cfg.prompt_format}: leave it out")
 
 
 def check_litter(cfg: Config, n_students: int) -> None:

@@ -40,7 +40,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from tasks import TASK_TYPES, read_tasks  # what a task is, and how it is spoken of
 from tasks.base import Reject  # what a proposal becomes that is no task
 from tasks.validation import Limits  # how long programs and values may be
-from verifier import Sandbox  # where programs run
+from verifier import open_sandbox  # where programs run
 
 BASE = Path(__file__).resolve().parent / "micro" / "base"
 FORMAT = "micro"                                    # the prompt format that this base knows
@@ -346,7 +346,7 @@ def main(seed=0, pop=8, steps=30):
     teachers = [Member(f"T{i}", "teacher", fresh_factors(model, gen)) for i in range(pop // 2)]
     students = [Member(f"S{i}", "student", fresh_factors(model, gen)) for i in range(pop // 2)]
     seen = set()
-    with Sandbox(workers=1) as sandbox:
+    with open_sandbox("auto", FORMAT, workers=1) as sandbox:
         heldout = [verify(sandbox, p, set()) for p in read_tasks(BASE / "heldout.jsonl")[:56]]
         for step in range(steps + 1):
             if step % 10 == 0:

@@ -29,7 +29,7 @@ from tasks.base import UNJUDGED, Proposal, Reject, Task
 from tasks.prompts import FORMATS, Prompt, decode_answers, render, show
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
-from verifier import Job, Sandbox, Verdict
+from verifier import Job, PortableVerifier, Sandbox, Verdict
 
 # Phases: the third number of a random key, (seed, step, phase, member, index). The update draws nothing.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE, INIT = range(8)
@@ -44,7 +44,7 @@ class Setup:
     base: Base
     adapters: Adapters
     ranks: Ranks
-    sandbox: Sandbox | None         # process 0 only
+    sandbox: Sandbox | PortableVerifier | None      # process 0 only
     limits: Limits
     task_types: tuple[str, ...]
 

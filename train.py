@@ -47,7 +47,7 @@ from run.terminal import first_of_each, format_task, print_safely
 from selfplay import ProposalRecord, Setup
 from tasks.archive import Archive
 from trueskill_lite import RATINGS, child_rating
-from verifier import Sandbox
+from verifier import open_sandbox
 
 
 def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[ProposalRecord],
@@ -248,9 +248,10 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
     """A whole run, until cfg.steps or enough(row). Raises ValueError, or Interrupted after saving."""
     ranks = Ranks.join(cfg.device)
     with contextlib.ExitStack() as stack:
-        sandbox = ranks.together(lambda: Sandbox() if ranks.rank == 0 else None)
-        stack.enter_context(sandbox or contextlib.nullcontext())
         cfg, base = ranks.together(lambda: prepare(cfg, ranks))
+        alone = ranks.rank == 0
+        sandbox = ranks.together(lambda: open_sandbox(cfg.verifier, cfg.prompt_format) if alone else None)
+        stack.enter_context(sandbox or contextlib.nullcontext())
         run, resuming = open_run(cfg, ranks)
         before = config_of_run(run.config(), run.path) if resuming else cfg
         cfg, base = keep_date(cfg, base, before.date, ranks)

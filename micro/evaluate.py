@@ -28,7 +28,7 @@ from tasks import TASK_TYPES, verify_answers
 from tasks.base import Task
 from tasks.prompts import Prompt, decode_answers, reasoning, render
 from tasks.validation import Limits
-from verifier import Sandbox
+from verifier import Sandbox, open_sandbox
 from weights import load_base
 
 ROWS = {"out": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logic": "logic"}
@@ -103,7 +103,7 @@ def main(args: argparse.Namespace) -> None:
     if base.prompt_format != "micro":
         raise ValueError(f"{args.base} wants the {base.prompt_format} prompt format: give a micro base")
     print(f"{'statements':18s}" + "".join(f"{size:<5}" for size in range(1, 7)) + " mean")
-    with Sandbox(workers=1) as sandbox:
+    with open_sandbox("auto", base.prompt_format, workers=1) as sandbox:
         for row, sizes in SIZES.items():
             for name, values in solving(base, sandbox, row, args.n, args.seed).items():
                 cells = "     " * (sizes[0] - 1) + " ".join(f"{v:.2f}" for v in values)

@@ -72,10 +72,7 @@ def founders(cfg) -> list[Member]:
 def init_state(cfg, setup: Setup, base_hash: str = "") -> State:
     """The state before step 0: fresh members (or --init), the archive's seeds, the held-out tasks."""
     init_adapters(cfg, setup.adapters, base_hash)
-    archive = Archive(list(setup.task_types))
-    for task in selfplay.make_tasks(setup, seeds(cfg, setup.task_types), cfg.seed_tasks or "seed"):
-        archive.add(dataclasses.replace(task, id=archive.n_added),
-                    TASK_TYPES[task.kind].structure(task.program))
+    archive = seeded_archive(setup)
     tasks = held_out(cfg, setup)
     heldout = [task for task in tasks if task.kind in setup.task_types]
     unseen = [task for task in tasks if task.kind not in setup.task_types]
@@ -101,6 +98,15 @@ def held_out(cfg, setup: Setup) -> list[Task]:
         return first_of_types(tasks, cfg.n_heldout, setup.task_types)
     given = first_of_types(read_tasks(path) if path.exists() else [], cfg.n_heldout, setup.task_types)
     return selfplay.make_tasks(setup, given, cfg.heldout or "the base's held-out tasks")
+
+
+def seeded_archive(setup: Setup) -> Archive:
+    """The archive that a run begins with. Raises ValueError for a seed that is no valid task."""
+    cfg, archive = setup.cfg, Archive(list(setup.task_types))
+    for task in selfplay.make_tasks(setup, seeds(cfg, setup.task_types), cfg.seed_tasks or "seed"):
+        archive.add(dataclasses.replace(task, id=archive.n_added),
+                    TASK_TYPES[task.kind].structure(task.program))
+    return archive
 
 
 def init_adapters(cfg, adapters: Adapters, base_hash: str) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from config import Config, resolve_config
 from infra.distributed import Ranks
-from verifier import Sandbox
+from verifier import PortableVerifier, Sandbox
 
 
 class Stopwatch:
@@ -80,7 +80,7 @@ def git_commit() -> str:
         return ""
 
 
-def environment(cfg: Config, ranks: Ranks, sandbox: Sandbox) -> dict:
+def environment(cfg: Config, ranks: Ranks, sandbox: Sandbox | PortableVerifier) -> dict:
     """Where a run ran, and of each flag its default in this prompt format and its meaning."""
     on_card = ranks.device.type == "cuda"
     device = torch.cuda.get_device_name() if on_card else f"CPU, {os.cpu_count()} cores"

@@ -24,7 +24,7 @@ from selfplay import Setup
 from tasks import FRESH, read_given
 from tasks.prompts import day_told
 from tasks.validation import Limits
-from verifier import Sandbox
+from verifier import PortableVerifier, Sandbox, open_sandbox
 from weights import files_hash, load_base, load_tokenizer, read_config, resolve, weights_hash
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -141,7 +141,8 @@ def show_plan(cfg: Config) -> int:
     return 0 if fits else 2
 
 
-def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Sandbox | None) -> tuple[Setup, Adam, str]:
+def populate(cfg: Config, base: Base, ranks: Ranks,
+             sandbox: Sandbox | PortableVerifier | None) -> tuple[Setup, Adam, str]:
     """What stays the same during a run, with the members' adapters in it and sizes that fit this machine,
     their optimiser, and the hash of the base's files."""
     task_types = tuple(cfg.task_types.split(","))
@@ -175,6 +176,6 @@ def opened(path: str, device: str = "auto", **changes):
     demand(run.steps(), f"{path}: no checkpoint; give the directory of a run, out/NAME")
     cfg = for_new_tasks(config_of_run(run.config(), run.path), **changes)
     cfg, base = prepare(cfg, ranks)
-    with Sandbox() as sandbox:
+    with open_sandbox(cfg.verifier, cfg.prompt_format) as sandbox:
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
         yield setup, restore(run, cfg, setup, adam, base_hash, run.steps()[-1])

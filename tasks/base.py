@@ -9,8 +9,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sandbox.parsing import MAX_CHARS
 from sandbox.values import decode
-from tasks.complexity import MAX_CHARS, count_statements, demand, digest, normalise, structural_hash
+from tasks.complexity import count_statements, demand, digest, normalise, structural_hash
 from tasks.literals import arguments_text
 from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Answer, Prompt, show, template
 from tasks.validation import REASONS, Limits, check_input, check_program, check_value

@@ -1,76 +1,23 @@
-"""What a program's syntax tree says about it. Nothing here runs the program. Model text meets Python's parser
-in this file alone, behind `parse`, which refuses text that is long or nested enough to hurt that parser (it
-recurses in C, and can take exponential time)."""
+"""What a program's syntax tree says about it. Nothing here runs the program."""
 import ast
 import functools
 import hashlib
-import itertools
-import re
 import symtable
 import warnings
 from collections.abc import Callable
 
-MAX_CHARS = 8000
-MAX_BRACKETS = 24       # open brackets at once, strings and comments not counted, but f-strings
-MAX_DEPTH = 100         # levels of the tree; a chain of 60 elif is still below it
-# a string that is not closed ends with its line, so that each character is looked at once; [1]: the f of f""
-STRING_OR_COMMENT = re.compile(r"#[^\n]*|([fFtT][rR]?|[rR][fFtT])?(?:'''.*?'''|\"\"\".*?\"\"\"|"
-                               r"'(?:\\.|[^'\\\n])*'?|\"(?:\\.|[^\"\\\n])*\"?)", re.S)
-# each of these nests without a bracket, also in a mixture
-PREFIXES = re.compile(r"(?:(?:[-+~]|\bnot\b|\bawait\b|\blambda\b[^:]*:)\s*){40}")
+from sandbox.parsing import demand, parse
+
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # where a node has the name that it binds or reads; imports, global and nonlocal apart
 NAME_FIELDS = {ast.Name: "id", ast.arg: "arg", ast.MatchMapping: "rest",
                **dict.fromkeys((*DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar), "name")}
 
 
-def demand(met, otherwise: str) -> None:
-    """Raises ValueError with this text unless it is met; of a task it is "reason" or "reason: details"."""
-    if not met:
-        raise ValueError(otherwise)
-
-
-def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
-    """Syntax tree of untrusted text. Raises only ValueError("too_long..." | "too_deep..." | "syntax...")."""
-    demand(len(source) <= max_chars, f"too_long: {len(source)} characters, at most {max_chars}")
-    # as Python reads it: a carriage return ends a line, a backslash at its end joins it to the next
-    bare = STRING_OR_COMMENT.sub(without_text, re.sub("\r\n?", "\n", source)).replace("\\\n", " ")
-    steps = (1 if char in "([{" else -1 for char in re.findall(r"[()\[\]{}]", bare))
-    deepest = max(itertools.accumulate(steps), default=0)
-    nests = PREFIXES.search(source) or PREFIXES.search(bare)
-    demand(deepest <= MAX_BRACKETS and not nests, f"too_deep: over {MAX_BRACKETS} open brackets or prefixes")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")     # "invalid escape sequence" is the model's business
-            tree = ast.parse(source)
-    except (RecursionError, MemoryError):
-        raise ValueError("too_deep: Python's parser gave up") from None
-    except (SyntaxError, ValueError, OverflowError) as error:   # ValueError: null bytes, lone surrogates
-        raise ValueError(f"syntax: {type(error).__name__}") from None
-    level = [tree]
-    for _ in range(MAX_DEPTH):
-        below = []
-        for node in level:
-            below += ast.iter_child_nodes(node)
-        level = [node for node in below if not isinstance(node, ast.expr_context)]
-    demand(not level, f"too_deep: over {MAX_DEPTH} levels of syntax")
-    return tree
-
-
 @functools.lru_cache(maxsize=16)
 def tree_of(source: str) -> ast.Module:
     """As `parse`, for those who only read: it is kept for the next, so that nobody may change it."""
     return parse(source)
-
-
-def without_text(match: re.Match) -> str:
-    """What stands for a string or a comment where only nesting counts; of an f-string all brackets that open,
-    as if each closed at its end: what closes them may be text. (Not seen: quotes that come again inside it,
-    as from Python 3.12 on they may. That parser reads 199 open brackets in a millisecond.)"""
-    if match[0].startswith("#"):
-        return " "
-    n_open = len(re.findall(r"[(\[{]", match[0])) if match[1] else 0
-    return "0" + "(" * n_open + ")" * n_open
 
 
 def symbols_of(source: str) -> symtable.SymbolTable:

@@ -42,6 +42,7 @@ PLAN = {
     "bench": f"{BELOW} run train micro",
     "eval": f"{BELOW} run train micro",
     "course": f"{BELOW} run",
+    "sample": f"{BELOW} run eval",
 }
 ENTRIES = {"train", "nano"}                 # what starts a run is imported by nothing that a run is made of
 

@@ -80,6 +80,18 @@ def test_small_changes(source, micro_base):
 
 
 @pytest.mark.slow
+def test_a_curve_in_tensorboard(source, micro_base):
+    """Each number of each step's line is read back from the event file."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no requirement of ours")
+    apply(source, "A curve in TensorBoard")
+    path = train(source, micro_base)
+    events = accumulator.EventAccumulator(str(path)).Reload()
+    for name in ("greedy", "tokens_generated"):
+        written = [(event.step, event.value) for event in events.Scalars(name)]
+        assert written == [(row["step"], pytest.approx(row[name])) for row in rows(path)]
+
+
+@pytest.mark.slow
 def test_a_role(source, micro_base):
     """Critics are there, are paid, learn, are saved and have children; what the others do stays the same."""
     before = train(source, micro_base, steps=1, name="before")

@@ -13,13 +13,15 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from tiny_run import play, rows, words
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on Linux")
 
 WINDOWS = """
-import os, signal, sys
-import numpy, safetensors.torch, tokenizers, torch, torch.distributed, tqdm, transformers
+import os, signal, sys, sysconfig
+import numpy, safetensors.torch, tokenizers, torch, torch._dynamo, torch.distributed, tqdm, transformers
+sysconfig.get_config_vars()
 for name in "fcntl resource pwd grp termios tty pty syslog posix".split():
     sys.modules[name] = None
 for name in "fork getuid setsid killpg wait4 pidfd_open memfd_create sched_getaffinity sysconf statvfs WNOHANG nice".split():
@@ -50,16 +52,52 @@ def on_windows(*words, body="del sys.argv[0]; runpy.run_module(sys.argv[0], run_
                           capture_output=True, text=True, timeout=300)
 
 
-def test_reading_report_and_refusal(tmp_path):
-    """All but the sandbox is there: modules, flags, report. A run ends at once: one sentence, exit code 2."""
+def test_reading_and_report(tmp_path):
+    """Modules, flags and report are there."""
     read = on_windows(body=READING)
     assert read.returncode == 0 and int(read.stdout) > 40, read.stderr[-3000:]
     told = on_windows("train", "--help")
     assert told.returncode == 0 and "--matching" in told.stdout and not told.stderr
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(dict(step=n, greedy=n / 10)) + "\n" for n in range(3)))
     assert on_windows("report", tmp_path).returncode == 0 and (tmp_path / "report.html").stat().st_size > 10_000
-    run = on_windows("train", "--steps", "1", "--out", tmp_path / "out")
-    assert run.returncode == 2 and run.stderr.count("\n") == 1 and "container" in run.stderr
+
+
+FLAGS = dict(steps=2, pop=4, n_prompts=2, proposals_per_prompt=4, samples_per_task=2, n_heldout=2, evolve_every=1, grace=0,
+             probe_every=1, name="one run")
+
+
+def test_a_run_without_a_fork_is_the_run_with_one(micro_base, tmp_path):
+    """Text for text, from a path with a space in it; the first line and env.json say which verifier it was."""
+    run = on_windows("train", *words(**FLAGS, base=micro_base, out=tmp_path / "with out"))
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "sandbox: portable\n" in run.stdout.split(" step ")[0]
+    there = tmp_path / "with out" / "one run"
+    told = json.loads((there / "env.json").read_text())
+    assert told["sandbox"] == "portable" and "needs Linux" in told["sandbox_report"]["why"]
+    here = play(**FLAGS, base=micro_base, out=tmp_path / "fork")
+    for name in ("tasks", "matches", "genealogy"):
+        assert rows(there, name) == rows(here, name), name
+
+
+@pytest.mark.slow
+def test_members_are_used_without_a_fork(micro_base, tmp_path):
+    """Sampled, crossed and evaluated."""
+    step = play(**FLAGS, base=micro_base, out=tmp_path) / "step_2"
+    members = sorted(path.parent for path in step.glob("*/adapter_config.json"))[:2]
+    child = tmp_path / "child"
+    for command, told in ((["sample", *members, "--n", "2", "--beside", "base"], " code_o "),
+                          (["evolve", *members, "--operator", "add", "--out", child], str(child)),
+                          (["eval.population.heldout", "--adapters", child, "--bench", "code_o", "--limit", "6", "--out",
+                            tmp_path / "answers"], "code_o"),
+                          (["nano", "--help"], "")):
+        run = on_windows(*command)
+        assert run.returncode == 0 and told in run.stdout, run.stderr[-3000:]
+
+
+def test_other_bases_need_the_fork(tiny, tmp_path):
+    """One sentence, exit code 2, and nothing is left behind."""
+    run = on_windows("train", "--base", tiny.path, "--prompt-format", "base", "--rank", "2", "--max-new-tokens", "32", "--steps", "1", "--out", tmp_path / "out")
+    assert run.returncode == 2 and "container" in run.stderr, run.stderr[-3000:]
     assert run.stderr.startswith("train.py: The sandbox for model code needs Linux") and "WSL2" in run.stderr
     assert not (tmp_path / "out").exists()
 

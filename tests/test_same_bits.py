@@ -22,11 +22,12 @@ DIGITS = 4                                  # of a metric: what another library'
 
 
 def processor() -> str:
-    """What decides about the last bit: the processor's name and torch's version."""
+    """What decides about the last bit: the processor's name and model, for one name has several, and torch's version."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, torch {torch.__version__}"
+    lines = info.read_text().split("\n\n")[0].splitlines() if info.exists() else []
+    told = dict(line.replace("\t", "").split(":", 1) for line in lines if ":" in line)
+    names = [told[name].strip() for name in ("model name", "cpu family", "model", "stepping") if name in told]
+    return f"{' '.join(names) or platform.processor()}, torch {torch.__version__}"
 
 
 def sha(data: bytes) -> str:

@@ -30,7 +30,7 @@ from run.checkpoint import RunDir, archive_at, members_at
 from selfplay import Setup
 from tasks.base import Task
 from tasks.validation import Limits
-from verifier import Sandbox
+from verifier import open_sandbox
 
 ANEW = 1 << 40                      # "steps" of the proposals made here: their draws are no step's of a run
 ROUNDS = 12                         # of proposals, until the teachers of a generation have written enough
@@ -126,10 +126,10 @@ def main(argv: list[str] | None = None) -> int:
     run = RunDir(Path(args.run).expanduser(), writes=False)
     steps, items, hashes = run.steps()[::-1][::args.every][::-1], [], {}
     demand(len(steps) > 1, f"{run.path}: two checkpoints are the least: train with --keep 1000 to keep all")
-    with Sandbox(args.workers) as sandbox:
-        bare = formatted(args, common.load(args))
-        bare.adapters, bare.slots, bare.hashes = None, {BASE: -1}, {}
-        prompt_format = bare.base.prompt_format
+    bare = formatted(args, common.load(args))
+    bare.adapters, bare.slots, bare.hashes = None, {BASE: -1}, {}
+    prompt_format = bare.base.prompt_format
+    with open_sandbox("auto", prompt_format, args.workers) as sandbox:
         cfg = for_new_tasks(config_of_run(run.config(), run.path), device=args.device,
                             rollout_batch=args.max_rows)
         cfg = resolve_config(cfg, prompt_format)

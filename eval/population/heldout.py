@@ -25,7 +25,7 @@ from tasks import TASK_TYPES, verify_answers
 from tasks.base import SPLITS, UNJUDGED, Task, split_of
 from tasks.prompts import FORMATS, Prompt
 from tasks.validation import Limits
-from verifier import Sandbox
+from verifier import Sandbox, open_sandbox
 
 FAMILIES = {family: (row, SIZES[row]) for row, family in ROWS.items()}   # -> row of micro.evaluate, sizes
 FAMILIES["code_o_long"] = "out", range(7, 11)
@@ -130,9 +130,9 @@ def main(argv: list[str] | None = None) -> int:
     families = common.choose(args.bench, tuple(FAMILIES))
     default = "eval-heldout" if args.split == "test" else "eval-heldout-validation"
     default += f"-t{args.temperature:g}" if args.temperature else ""
-    with Sandbox(args.workers) as sandbox:
-        population = formatted(args, common.load(args))
-        prompt_format = population.base.prompt_format
+    population = formatted(args, common.load(args))
+    prompt_format = population.base.prompt_format
+    with open_sandbox("auto", prompt_format, args.workers) as sandbox:
         demand("math" not in families or prompt_format == "micro", "--bench math: its questions are written "
                f"in the micro prompt format, and this base speaks the {prompt_format} format")
         families = families or [name for name in ROWS.values() if prompt_format == "micro" or name != "math"]

@@ -1,0 +1,148 @@
+"""What members write, on the terminal: a teacher's proposals, a student's attempts, an answer to any text.
+
+    python sample.py out/micro-1/step_19/S4                  # attempts at fresh tasks, with verdicts
+    python sample.py out/micro-1/step_19/T0                  # proposals, with what the verifier says
+    python sample.py out/micro-1/step_19/S? --beside base    # several members, and the frozen base
+    python sample.py out/micro-1/step_19/S4 --program "def f(x): return x[::-1]" --input "[1,2]"
+    python sample.py out/NAME/step_200/S4 --task FILE --n 8  # JSON lines, as --tasks of train.py has them
+    python sample.py out/NAME/step_200/S4 --prompt "def fibonacci(n):"
+
+A member is a PEFT directory, of this project or not; one that is called T0, T1, ... is a teacher. The phases
+of a run do the work, so that prompts, parsers and verdicts are those of training.
+"""
+import argparse
+import dataclasses
+
+import selfplay
+from config import Config, resolve_config
+from eval import common
+from evolve import Member
+from infra.distributed import ALONE
+from lora import Adapters
+from run.checkpoint import seeded_archive, seeds, task_rows
+from run.terminal import block, format_task, print_safely
+from selfplay import ProposalRecord, Setup
+from tasks import FRESH, read_tasks
+from tasks.base import Proposal
+from tasks.prompts import Prompt
+from tasks.validation import Limits
+from trueskill_lite import RATINGS
+from verifier import PortableVerifier, Sandbox, open_sandbox
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line. Raises ValueError for flags that contradict each other."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="sample.py", description=__doc__, formatter_class=form)
+    add = parser.add_argument
+    add("adapters", nargs="+", metavar="MEMBER", help="PEFT directories, or directories of these")
+    add("--base", default="", help="directory or hub id; default: what the members were trained on")
+    add("--beside", default="", choices=("", "base"), help="base: the frozen base answers, too")
+    add("--role", default="", choices=("", "teacher", "student"), help="default: by each member's name")
+    add("--task-types", default="", help="of fresh tasks, proposals and --program; default: code_o")
+    add("--task", default="", metavar="FILE", help="JSON lines of tasks to attempt")
+    add("--program", default="", help="a program to attempt, on --input")
+    add("--input", default="", help="its input, as between the brackets of a call")
+    add("--prompt", default="", metavar="TEXT", help="any text, which every member answers")
+    add("--n", type=int, default=3, help="fresh tasks, or proposals of a teacher")
+    add("--samples", type=int, default=2, help="attempts at a task, or answers to --prompt")
+    add("--temperature", type=float, default=1.0)
+    add("--max-new-tokens", type=int, help="tokens of an answer; default: as in training")
+    add("--seed", type=int, default=0)
+    add("--device", default="auto", help="auto, cpu or cuda")
+    parser.set_defaults(run="", dtype="auto")
+    args = parser.parse_args(argv)
+    given = [flag for flag in ("task", "program", "prompt") if getattr(args, flag)]
+    if len(given) > 1:
+        raise ValueError(f"give one of --{', --'.join(given)}")
+    if min(args.n, args.samples) < 1:
+        raise ValueError("--n and --samples must be at least 1")
+    return args
+
+
+def open_setup(args: argparse.Namespace, population: common.Population,
+               sandbox: Sandbox | PortableVerifier) -> Setup:
+    """What the phases of a run need, with the flags of this command."""
+    base = population.base
+    cfg = Config(task_types=args.task_types or None, n_prompts=args.n, proposals_per_prompt=1,
+                 samples_per_task=args.samples, temperature=args.temperature, seed=args.seed,
+                 max_new_tokens=args.max_new_tokens, dedupe="off")
+    cfg = resolve_config(cfg, base.prompt_format, base.model.embedding.device.type)
+    limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
+    adapters = population.adapters or Adapters.on(base.model, 0, 1, 1.0)
+    return Setup(cfg, base, adapters, ALONE, sandbox, limits, tuple(cfg.task_types.split(",")))
+
+
+def given_tasks(args: argparse.Namespace, setup: Setup, dealer: Member) -> list[ProposalRecord]:
+    """What students attempt: the tasks of --task, of --program, or fresh ones. Raises ValueError for a task
+    that is not valid."""
+    what = "--program"
+    if args.program:
+        proposals = [Proposal(setup.task_types[0], args.program, (args.input,))]
+    elif args.task:
+        what = f"--task {args.task}"
+        proposals = read_tasks(args.task)[:args.n]
+    elif setup.base.prompt_format == "micro":
+        fresh = dataclasses.replace(setup, cfg=dataclasses.replace(setup.cfg, tasks=FRESH))
+        proposals = [dealt.proposal for dealt in selfplay.deal(fresh, [dealer], args.seed)]
+    else:
+        proposals = seeds(setup.cfg, setup.task_types)
+    records = []
+    for number, task in enumerate(selfplay.make_tasks(setup, proposals, what)):
+        task = dataclasses.replace(task, id=number)
+        records.append(ProposalRecord(dealer, task.kind, number, [], task=task))
+    return records
+
+
+def show_tasks(setup: Setup, args: argparse.Namespace, members: list[Member]) -> None:
+    """Print the teachers' proposals, then the attempts of the students and of the base."""
+    archive = seeded_archive(setup)
+    for teacher in members:
+        if teacher.role == "teacher":
+            _, proposed = selfplay.propose(setup, archive, [(teacher, teacher)], args.seed)
+            selfplay.verify(setup, archive, proposed, args.seed)
+            show_rows(proposed, args.seed)
+    students = [member for member in members if member.role == "student"]
+    if students:
+        dealer = Member("task", "teacher", -1, students[0].rating)
+        dealt = given_tasks(args, setup, dealer)
+        selfplay.solve(setup, [(dealer, student) for student in students], dealt, args.seed)
+        show_rows(dealt, args.seed)
+
+
+def show_rows(proposed: list[ProposalRecord], step: int) -> None:
+    """Print proposals as `--show` of train.py does."""
+    for row in task_rows(proposed, step):
+        print_safely(format_task(row))
+
+
+def show_answers(setup: Setup, text: str, members: list[Member]) -> None:
+    """Print every member's answers to a text, which a chat model is told in its template."""
+    for member in members:
+        _, answers = selfplay.ask(setup, [Prompt(text)], [member.slot], setup.cfg.seed, selfplay.SOLVE,
+                                  setup.cfg.samples_per_task)
+        for answer in answers:
+            print_safely(f"{member.name}\n{block(answer)}")
+
+
+def main() -> int:
+    """The command line. Raises ValueError for what the user can mend."""
+    args = parse_args()
+    population = common.load(args)
+    names = [name for name in population.slots if name != common.BASE or args.beside]
+    members = []
+    for name in names:
+        by_name = "teacher" if name.rpartition("/")[2].startswith("T") else "student"
+        role = "student" if name == common.BASE else args.role or by_name
+        members.append(Member(name, role, population.slots[name], RATINGS[Config.rating]().new()))
+    with open_sandbox("auto", population.base.prompt_format) as sandbox:
+        setup = open_setup(args, population, sandbox)
+        if args.prompt:
+            show_answers(setup, args.prompt, members)
+        else:
+            show_tasks(setup, args, members)
+    return 0
+
+
+if __name__ == "__main__":
+    common.command("sample.py", main)
