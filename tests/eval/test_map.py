@@ -237,6 +237,17 @@ def test_the_readme_s_child():
             assert re.sub(" --probe-every 0| --keep 1", "", row["command"]) in re.sub(" --name .*", "", readme)
 
 
+def test_children_of_single_runs():
+    """crossing.md's table of single parents: every cell from the pack; all children do both."""
+    page, found = unwrapped("crossing.md"), single_parents()
+    columns = ["code_o", "code_i", "add .7", "add 1.0", "mean", "PEFT svd .7"]
+    for seed in sorted(found["code_o"]):
+        cells = [", ".join(f"{right / 100:.2f}"[1:] for right in found[name][seed]) for name in columns]
+        assert f"| {seed} | {' | '.join(cells)} |" in page
+        assert all(found[name][seed][0] >= 60 and found[name][seed][1] >= 55 for name in columns[2:])
+    assert found["base"] == {90: (29, 34)}
+
+
 def test_mutations_twins_and_the_base():
     """Crossing's counts beside the table: children that do both by operator, and the base on the counted tasks."""
     does, parents, base = Counter(), 0, set()
