@@ -108,7 +108,7 @@ class TaskType:
 
     def parse_proposal(self, text: str, prompt_format: str, few_shot: list[Task],
                        limits: Limits) -> Proposal | Reject:
-        """What `read` makes of a teacher's text, which includes the prefix. Never raises."""
+        """What `read` makes of a teacher's text, its opening included. Never raises."""
         return Reject.unless("syntax", self.read, Answer(text, prompt_format), few_shot, limits)
 
     def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:

@@ -296,12 +296,12 @@ def reasoning(text: str, prompt_format: str) -> str:
 ASKS_DATE = re.compile(r"""strftime_now\(\s*(?:format\s*=\s*)?(["'])(.*?)\1\s*\)""")
 
 
-def day_told(tokenizer) -> str:
+def day_told(tokenizer: object) -> str:
     """Today (YYYY-MM-DD), where the chat template writes the date; else "": no day matters."""
     return str(date.today()) if ASKS_DATE.search(str(tokenizer.chat_template)) else ""
 
 
-def chat_text(messages: list[dict], prompt_format: str, tokenizer, begins: bool = True,
+def chat_text(messages: list[dict], prompt_format: str, tokenizer: object, begins: bool = True,
               day: str = "") -> str:
     """Messages by the tokenizer's chat template. begins: the assistant's turn follows; day: the date that a
     template is told which writes one (YYYY-MM-DD; "" = today). Raises ValueError where there is no template,
@@ -326,7 +326,7 @@ class Rendered:
     opening: str = ""
 
 
-def render(prompt: Prompt, prompt_format: str, tokenizer, day: str = "") -> Rendered:
+def render(prompt: Prompt, prompt_format: str, tokenizer: object, day: str = "") -> Rendered:
     """Token ids of a prompt and its prefix, tokenised together: tokenizers of the SentencePiece kind put a
     space before a text that stands alone. day: as in `chat_text`.
 
@@ -352,7 +352,7 @@ def render(prompt: Prompt, prompt_format: str, tokenizer, day: str = "") -> Rend
     return Rendered(list(ids), opening)
 
 
-def decode_answers(answers: list[list[int]], tokenizer, special: bool = True) -> list[str]:
+def decode_answers(answers: list[list[int]], tokenizer: object, special: bool = True) -> list[str]:
     """The texts of answers' token ids, as they go on where a prompt ends. special: with the tokenizer's
     special tokens, else of these with the tags of thinking alone.
 
