@@ -3,14 +3,13 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny_run import play, rows, words
 
 import config
@@ -21,6 +20,7 @@ from operators import CROSSOVERS, MUTATIONS, OPERATORS
 from report import page
 from report.run import RunLog
 from run.directory import LOGS
+from weights import files_hash, save_peft
 
 ROOT = Path(train.__file__).parent
 TINY = dict(name="run", steps=2, pop=6, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2,
@@ -165,14 +165,17 @@ def test_seed_tasks_seed_the_archive(run, tmp_path):
     assert [s["outputs"][0] for s in seeds] == ["1", "2", "3", "0"] and min(row["id"] for row in rows(path, "tasks") if "id" in row) == 4
 
 
-def test_the_best_of_a_litter_takes_the_place_if_it_is_better(run, tmp_path):
+def test_the_best_of_a_litter_takes_the_place_if_it_is_better(run, base, micro_base, population, tmp_path):
     """Of three students, none of which learns, two are broken: copies of the third replace them, then nobody is replaced."""
-    flags = dict(pop=5, teachers=2, steps=3, evolve="copy", grace=0, matching="all", lr=0.0, lr_teacher=0.0, max_new_tokens=32)
-    founders = shutil.copytree(run(**flags | dict(steps=1, evolve="none")) / "step_1", tmp_path / "init")
-    for name in ("S0", "S1"):
-        file = founders / name / "adapter_model.safetensors"
-        save_file({key: torch.full_like(x, 9.0) for key, x in load_file(file).items()}, file)
-    path, untried = run(**flags, init=founders, litter=2), run(**flags | dict(steps=1), init=founders)
+    adapters = population(base, 5, b_std=0.0)
+    for slot, name in enumerate(("T0", "T1", "S0", "S1", "S2")):
+        if name in ("S0", "S1"):
+            broken = {path: (torch.full_like(A, 9.0), torch.full_like(B, 9.0)) for path, (A, B) in adapters.factors(slot).items()}
+            adapters.set_factors(slot, broken)
+        save_peft(adapters, slot, tmp_path / name, str(micro_base), files_hash(base.path))
+    flags = dict(pop=5, teachers=2, steps=3, evolve="copy", grace=0, matching="all", lr=0.0, lr_teacher=0.0, max_new_tokens=24,
+                 rank=4, alpha=8.0, init=tmp_path)
+    path, untried = run(**flags, litter=2), run(**flags | dict(steps=1))
     first, second, third = [row for row in rows(path, "genealogy") if row["victim"]["role"] == "student"]
     assert {first["victim"]["name"], second["victim"]["name"]} == {"S0", "S1"}
     assert [row["child"] for row in (first, second, third)] == ["S3", "S4", None]

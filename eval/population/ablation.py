@@ -33,7 +33,7 @@ ARMS = {FULL: "", "no-evolution": "--evolve none", "uniform": "--matching unifor
         "single-long": "--single", "frozen-teachers": "--lr-teacher 0", "novelty": "--teacher-reward novelty",
         "niches": "--niches", "niches-add": "--niches --evolve add",
         "niches-layerwise": "--niches --evolve layerwise", "static": "--tasks micro",
-        "pbt": "--lr-spread 8 --lr-mutate 1.25"}                # name -> flags of train.py
+        "pbt": "--lr-spread 8 --lr-mutate 1.25", "litter": "--litter 4"}      # name -> flags of train.py
 ARMS |= {name: f"--evolve {name}" for name in ("mutation", "crossover", *OPERATORS)}
 PRIMARY = ("no-evolution", "uniform", "pair", "single-long", "single", "frozen-teachers")
 
