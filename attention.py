@@ -85,9 +85,11 @@ class KVCache:
                 all_layers[i] = x.index_select(0, rows)
 
     def put(self, rows: torch.Tensor, other: "KVCache", source: torch.Tensor) -> None:
-        """Overwrite the beginning of the given rows (n,) with the rows `source` (n,) of another cache."""
+        """Overwrite the given rows (n,) with the rows `source` (n,) of another cache, and 0 behind them: a
+        masked key's value is multiplied by 0, and the row's last tenant may have left NaN."""
         for x, y in zip(self.keys + self.values, other.keys + other.values):
             x[rows, :, :other.length] = y[source]
+            x[rows, :, other.length:] = 0
 
     def extend(self, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Make room for one token a row, at position (B,), `length` at most. Returns its slots (B K,) in the
@@ -128,9 +130,11 @@ class PagedCache:
     def put(self, rows: torch.Tensor, other: KVCache, source: torch.Tensor) -> None:
         """As KVCache.put."""
         slots = self.table[rows, :, None] * PAGE + torch.arange(PAGE, device=rows.device)
-        slots = slots.flatten(1)[:, :other.length]                                      # (n, T)
+        slots = slots.flatten(1)
+        told, rest = slots[:, :other.length], slots[:, other.length:]                   # (n, T), (n, S - T)
         for x, y in zip(self.keys + self.values, other.keys + other.values):
-            x.flatten(0, 1)[slots] = y[source].transpose(1, 2)
+            x.flatten(0, 1)[told] = y[source].transpose(1, 2)
+            x.flatten(0, 1)[rest] = 0
 
     def extend(self, position: torch.Tensor) -> tuple[torch.Tensor, Pages]:
         """As KVCache.extend: slots (B,) in the flattened (P PAGE, K, D) keys, and what the token sees."""

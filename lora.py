@@ -2,12 +2,16 @@
 
 Shapes: P members, k of them present in a batch, R rank, B rows, T tokens; factors A (P, R, in) and
 B (P, out, R), update dW = alpha/R * B A (LoRA, Hu et al. 2021, section 4.1). Any routing of rows to members
-goes through one batch, by one of three products that compute the same (LOG.md has their times):
+goes through one batch, by one of four products that compute the same (LOG.md has their times):
 
     equal     rows in the order of their members, equally many each: two batched products over (k, B/k T, in)
-    dense     y + ((x A_all^T) * own_scale) B_all^T, with A_all (k R, in), B_all (out, k R), own_scale
-              (B, 1, k R) in {0, alpha/R}: no order, k times the arithmetic: for single tokens, few members
     grouped   rows put into the order of their members, two products over groups of any size
+    looped    each member's rows by themselves: where `grouped` is not to be had
+    dense     y + masked(x A_all^T) alpha/R B_all^T, with A_all (k R, in), B_all (out, k R), masked: 0 for all
+              but a row's own member: no order, k times the arithmetic: for single tokens, few members
+
+No member changes another's row or gradient, whatever its factors hold: the first three never bring the two
+together, and the last masks, as 0 times NaN is NaN.
 
 Layers that read the same x (q, k, v; gate, up) share the first product. With pages all of generation is
 dense: it needs no order, and rows may come and go while a CUDA graph holds the step.
@@ -127,8 +131,9 @@ class AdapterWeights:
     """The factors of the members that a call needs, at the base's precision, laid out for the products.
 
     Of the m layers that share an input, A is one tensor (k, m R, in), and so is B (k, m R, sum of sizes), in
-    blocks between zeros: fewest products, the form that gradients go through. For `pages` A is (m, k, R, in)
-    and each layer has its own B (k, R, out): nothing is read but factors, which decoding on a card waits for.
+    blocks between zeros: fewest products, the form that gradients go through. For `pages` A is (m, k, R, in),
+    times alpha/R, and each layer has its own B (k, R, out): nothing is read but factors, which decoding on a
+    card waits for.
     With `trains` a backward pass leaves the gradients with copies, and add_gradients passes them on.
     """
 
@@ -158,9 +163,12 @@ class AdapterWeights:
                if path in self.adapters.A}                      # columns of each layer in the joint output
         As = [self.pick(self.adapters.A[path]) for path in own]
         Bs = [self.pick(self.adapters.B[path]).transpose(1, 2) for path in own]
+        if own and not self.trains:
+            As, Bs = contained(As, Bs)
         made = None
         if self.pages and own:
-            made = torch.stack(As), [(at, B.contiguous()) for at, B in zip(own.values(), Bs)]
+            scaled = torch.stack(As) * self.adapters.scale      # else every step would have to multiply
+            made = scaled, [(at, B.contiguous()) for at, B in zip(own.values(), Bs)]
         elif len(sizes) == 1 and own:
             made = As[0], Bs[0]
             if self.dtype != torch.float32 or (self.trains and len(As[0]) < self.adapters.n_members):
@@ -198,8 +206,12 @@ class AdapterWeights:
         in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
         if in_order and (n_rows == n_rows[0]).all():
             return Route(self, partial(equal, k=k, scale=scale))
-        if (one_token and k <= DENSE) or not self.can_group():
+        can_group = self.can_group()
+        if one_token and (k <= DENSE or not can_group):
             return self.static_route(member)
+        if not can_group:
+            own = [send((member == p).nonzero().squeeze(1), self.device) for p in self.present]
+            return Route(self, partial(looped, own=own, scale=scale))
         ends = send(n_rows.cumsum(0).int(), self.device)            # of each member among rows in order
         rows = None if in_order else send(rows, self.device)
         return Route(self, partial(grouped, ends=ends, rows=rows, scale=scale))
@@ -208,9 +220,20 @@ class AdapterWeights:
         """The same by the dense product, without a look at any value: a CUDA graph can hold it."""
         if not len(self.present):
             return None
-        is_own = (member[:, None] == self.present).to(self.dtype)
-        own_scale = send(self.adapters.scale * is_own[:, None, :, None], self.device)           # (B, 1, k, 1)
-        return Route(self, partial(dense_by_layer if self.pages else dense, own_scale=own_scale))
+        others = send((member[:, None] != self.present)[:, None, :, None], self.device)         # (B, 1, k, 1)
+        if self.pages:
+            return Route(self, partial(dense_by_layer, others=others))
+        return Route(self, partial(dense, others=others, scale=self.adapters.scale))
+
+
+def contained(As: list[torch.Tensor], Bs: list[torch.Tensor]) -> tuple[list, list]:
+    """Factors A (k, R, in) and B (k, R, out) of layers on one input, such that all B are finite: `dense` adds
+    up those of all members, times 0 for others. A member with NaN or infinity in a B gets NaN for its A: what
+    A makes is masked, and its own rows are not finite, as they were."""
+    broken = torch.stack([~B.isfinite().all(2).all(1) for B in Bs]).any(0)[:, None, None]       # (k, 1, 1)
+    if not broken.any():
+        return As, Bs
+    return [A.masked_fill(broken, torch.nan) for A in As], [B.masked_fill(broken, 0) for B in Bs]
 
 
 @dataclass(frozen=True)
@@ -236,15 +259,27 @@ def equal(A, B, x, y, k: int, scale: float):
     return y
 
 
-def dense(A, B, x, y, own_scale: torch.Tensor):
-    """Every row through the columns of all members, times own_scale (B, 1, k, 1): all but its own times 0."""
-    h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], len(A), -1) * own_scale
+def looped(A, B, x, y, own: list[torch.Tensor], scale: float):
+    """Member after member on its own rows (n,)."""
+    updates = [(x[rows] @ A[i].T * scale) @ B[i] for i, rows in enumerate(own)]
+    return y.index_add(0, torch.cat(own), torch.cat(updates))
+
+
+def dense(A, B, x, y, others: torch.Tensor, scale: float):
+    """Every row through the columns of all members; `others` (B, 1, k, 1) is true where it is not its own."""
+    if torch.is_grad_enabled():
+        # B's gradient would be a sum over all rows, 0 times the NaN of another's among them
+        own = [(~others[:, 0, i, 0]).nonzero().squeeze(1) for i in range(len(A))]
+        return looped(A, B, x, y, own, scale)
+    h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], len(A), -1)
+    h.mul_(scale).masked_fill_(others, 0)
     return y + h.flatten(2) @ B.flatten(0, 1)
 
 
-def dense_by_layer(A, Bs, x, y, own_scale: torch.Tensor):
-    """`dense` for pages: A (m, k, R, in), and of each layer its columns of y and B."""
-    h = F.linear(x, A.flatten(0, 2)).view(*x.shape[:2], *A.shape[:3]) * own_scale[:, :, None]
+def dense_by_layer(A, Bs, x, y, others: torch.Tensor):
+    """`dense` for pages: A (m, k, R, in) times alpha/R, and of each layer its columns of y and B. Without
+    gradients."""
+    h = F.linear(x, A.flatten(0, 2)).view(*x.shape[:2], *A.shape[:3]).masked_fill_(others[:, :, None], 0)
     flat = y.view(-1, y.shape[2])
     for i, (columns, B) in enumerate(Bs):
         flat[:, columns].addmm_(h[:, :, i].view(len(flat), -1), B.flatten(0, 1))

@@ -45,7 +45,7 @@ def merged(base, adapters: Adapters, p: int):
 @pytest.mark.parametrize("targets", [TARGETS, ("q_proj", "v_proj", "gate_proj", "o_proj")])
 @pytest.mark.parametrize("n_members, rank, member, way", [
     (3, 4, [0, 0, 1, 1, 2, 2], "equal"), (3, 4, [1, 1, 2, 2], "equal"), (3, 4, [2, 0, -1, 1, 0, -1], "dense grouped"),
-    (3, 3, [2, 0, -1, 1, 0], "dense"), (20, 4, [*range(20), 3, -1, 3], "grouped")])
+    (3, 3, [2, 0, -1, 1, 0], "dense looped"), (20, 3, [*range(20), -1], "dense looped"), (20, 4, [*range(20), 3, -1, 3], "grouped")])
 def test_every_product_computes_the_same(tiny, n_members, rank, member, way, targets, pages, T):
     """Equal, ragged, unordered, of many members, of a rank that groups cannot take: each row as alone, by the product that is cheapest, and
     by the dense one, which looks at no value. With factors side by side between zeros and for each layer apart."""
@@ -66,6 +66,54 @@ def test_every_product_computes_the_same(tiny, n_members, rank, member, way, tar
     if pages:
         n_kept = sum(A.numel() + sum(B.numel() for _, B in Bs) for A, Bs in filter(None, weights.made.values()))
         assert n_kept == sum(x.numel() for x in adapters.parameters()) * len(set(member) - {-1}) // n_members, "no zeros are kept"
+
+
+BROKEN = {"A NaN": ("A", float("nan")), "B NaN": ("B", float("nan")), "A infinite": ("A", float("inf")), "B infinite": ("B", -float("inf")),
+          "A as large as a number can be": ("A", 3e38), "B as large as a number can be": ("B", 3e38)}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("rank, member, ways", [
+    (4, [0, 0, 1, 1, 2, 2], "equal equal dense"), (4, [2, 0, -1, 1, 0, -1, 1], "grouped dense dense"), (3, [2, 0, -1, 1, 0], "looped dense dense")])
+def test_no_member_changes_another_or_the_base(tiny, population, rank, member, ways, broken):
+    """Whatever member 1 holds, the others' rows and gradients are what they are beside a sound one, bit for bit; its own are not finite."""
+    which, number = BROKEN[broken]
+    rows, ids = torch.tensor(member), tokens(len(member), 7)
+    others, own = rows != 1, torch.tensor([0, 2])
+
+    def outcome(adapters) -> tuple[list, list]:
+        """Logits by every product, alone and for pages; gradients by those that have any."""
+        values, gradients = [], []
+        for one_token, pages, static in ((False, False, False), (True, False, False), (False, False, True), (False, True, True)):
+            x = ids[:, :1] if one_token else ids
+            factors = AdapterWeights(adapters, rows, torch.float32, pages)
+            route = factors.static_route(rows) if static else factors.route(rows, one_token)
+            with torch.no_grad():
+                values.append(tiny.model.logits(tiny.model(x, lora=route)))
+            if pages:
+                continue
+            name = route.product.func.__name__
+            assert name == ways.split()[one_token + 2 * static], name
+            factors = AdapterWeights(adapters, rows, torch.float32, trains=True)
+            for p in adapters.parameters():
+                p.grad = torch.zeros_like(p)
+            route = factors.static_route(rows) if static else factors.route(rows, one_token)
+            tiny.model.logits(tiny.model(x, lora=route)).square().sum().backward()
+            factors.add_gradients()
+            gradients.append([p.grad for p in adapters.parameters()])
+        return values, gradients
+
+    adapters = population(tiny, rank=rank)
+    sound_values, sound_gradients = outcome(adapters)
+    for factor in getattr(adapters, which).values():
+        factor.data[1].view(-1)[5:9] = number
+    values, gradients = outcome(adapters)
+    for value, sound, T in zip(values, sound_values, (7, 1, 7, 7)):
+        assert torch.equal(value[others], sound[others]) and not value[~others].isfinite().all()
+        assert torch.equal(value[rows < 0], logits(tiny, ids[:, :T])[rows < 0])
+    for factors, sound in zip(gradients, sound_gradients):
+        assert all(torch.equal(x[own], y[own]) and y[own].abs().max() > 0 for x, y in zip(factors, sound))
+        assert not all(x[1].isfinite().all() for x in factors)
 
 
 def test_fresh_member_equals_the_base_bit_for_bit(tiny):
