@@ -11,7 +11,7 @@ import pytest
 
 import config
 from eval.population import ablation, measures, runs
-from eval.stats import interval_of_runs, sign_flip
+from eval.stats import holm, interval_of_runs, sign_flip
 from run.checkpoint import founders
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "map.md"
@@ -263,3 +263,36 @@ def test_mutations_twins_and_the_base():
     assert list(map(int, stated)) == [does["specialists", name] for name in ("mask", "svd", "layers", "noise")]
     assert f"{does['twins', 'mean']} of 20 young twins' means do both, of 20 forwards parents {parents} did" in page
     assert base == {(29, 34)} and "base .29 and .34 on the 100 counted tasks" in page
+
+
+def covered_by_four(records: list[dict], types: list[str]) -> tuple[float, float]:
+    """Of one arm and seed: the share of test tasks that one of its four students solves greedily, and that the deployed one solves."""
+    chosen = max(records, key=lambda record: record["validation"])
+    shares = []
+    for kind in types:
+        students = [texts for record in records for name, texts in record["answers"]["test"][kind].items() if name != "base"]
+        assert len(students) == 4 and len({*map(len, students)}) == 1
+        shares.append(sum("1" in answers for answers in zip(*students)) / len(students[0]))
+    return sum(shares) / len(types), sum(chosen["deployed"][kind] for kind in types) / len(types)
+
+
+def test_coverage():
+    """The table of what at least one of four members solves."""
+    p, found, arms = [], {}, re.findall(r"\| (niches|rates|rare) \| (?:four )?`([\w-]+)`.*? \| (\.\d+) \| (\.\d+) \| (.*?) ?\|", PAGE.read_text(encoding="utf-8"))
+    assert len(arms) == 13
+    for ground, arm, *numbers, minus in arms:
+        experiment = runs.opened([str(PAGE.parent / "results" / ground)])
+        own = {seed: experiment.of(arm, seed)[0] for seed in experiment.seeds}
+        seeds = [seed for seed, records in own.items() if records and all("answers" in record for record in records)]
+        values = {seed: covered_by_four(own[seed], experiment.plan["types"]) for seed in seeds}
+        found[ground, arm] = values
+        assert len(seeds) == 8
+        means = [sum(column) / 8 for column in zip(*values.values())]
+        assert list(map(float, numbers)) == pytest.approx(means, abs=6e-4), (ground, arm)
+        if arm != "singles":
+            differences = np.array([values[seed][0] - found[ground, "singles"][seed][0] for seed in seeds])
+            stated = [float(number) for number in re.findall(r"[+-]?\d?\.\d+", minus.replace(" .. ", " "))]
+            computed = [differences.mean(), *interval_of_runs(differences), sign_flip(differences)]
+            assert stated == pytest.approx(computed, abs=6e-4), (ground, arm)
+            p.append(computed[-1])
+    assert len(p) == 10 and min(holm(p)) == pytest.approx(0.078, abs=6e-4), "as the page says of all ten"
