@@ -86,7 +86,7 @@ def test_a_curve_in_tensorboard(source, micro_base):
     apply(source, "A curve in TensorBoard")
     path = train(source, micro_base)
     events = accumulator.EventAccumulator(str(path)).Reload()
-    for name in ("greedy", "tokens_generated"):
+    for name in ("solve_rate", "tokens_generated"):
         written = [(event.step, event.value) for event in events.Scalars(name)]
         assert written == [(row["step"], pytest.approx(row[name])) for row in rows(path)]
 
