@@ -86,10 +86,10 @@ def another(text: str) -> str:
     """The same number or formula, written otherwise."""
     value = number(text)
     if value is not None:
-        return as_fraction(value)
+        return f"{2 * value.numerator}/{2 * value.denominator}"
     if re.fullmatch(SYMBOL, text):              # math-verify does not cancel beside a symbol alone
         return rf"\left({text}\right)"
-    return rf"3 \left({text}\right) / 3"
+    return rf"2 \left({text}\right) / 2"
 
 
 def changed(text: str) -> str:

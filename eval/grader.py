@@ -38,12 +38,14 @@ NOTATION = [
     # A derivative becomes a symbol: y' was y, y^{\prime} a power, and an equation with dy/dt equal to any.
     (r"(?<=[A-Za-z}])(?:\^\s*\{\s*\\prime\s*\}|'(?![A-Za-z]))", r"_{p}"),
     (r"\\[dt]?frac\s*\{\s*d\s*(\\?[A-Za-z]+)\s*\}\s*\{\s*d\s*[a-z]\s*\}", r" \1_{p}"),
+    (r"(\\d?dot)(?:\s+([A-Za-z])|\s*(\\[A-Za-z]+))", r"\1{\2\3}"),
     (r"\\dot\s*\{\s*(\\?[A-Za-z]+)\s*\}(?!\s*_)", r" \1_{p}"),
     # The first was a function or Euler's constant; the other three could not be read.
     (r"\\gamma(?![A-Za-z])", r"\\iota"),
     (r"\\hbar(?![A-Za-z])", r"h_{b}"),
     (r"(?<![A-Za-z\\])E(?=\s*_)", r"\\Upsilon"),
     (r"_\s*\{\s*\\(odot|max|min)\s*\}", r"_{\1}"),
+    (r"_\s*\{\s*\\(?:text|mathrm)\s*\{\s*([A-Za-z]+)\s*\}\s*\}", r"_{\1}"),
 ]
 # Golds lose what only some of them have: dollars between their parts, NumPy's words, a remark, a full stop.
 GOLD = [

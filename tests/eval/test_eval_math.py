@@ -74,7 +74,7 @@ FORMS = [
      ["\\hbar\\omega(n+1/2)", "\\hbar\\omega(n+1/2)+\\frac{E_0^2}{2m\\omega^2}"]),
     ("$\\boxed{E_{1},E_{2}}$", ["E_1, E_2", "E_{2}, E_{1}", "E_1 \\text{ and } E_2"], ["E_1", "E_1, E_3"]),
     ("$\\boxed{\\frac{1}{4} E_{1}+\\frac{3}{4} E_{2}}$", ["\\frac{E_1+3E_2}{4}", "0.25E_1+0.75E_2", "\\frac14 E_1+\\frac34 E_2"], ["\\frac{E_1+E_2}{4}", "E_1+3E_2"]),
-    ("$\\boxed{y^{\\prime}+k y-k x(t)=0}$", ["y' + ky = kx(t)", "y^{\\prime} = k(x(t) - y)", "y' + ky - kx(t) = 0"], ["y + ky - kx(t) = 0", "y' - ky - kx(t) = 0"]),
+    ("$\\boxed{y^{\\prime}+k y-k x(t)=0}$", ["\\dot y + ky = kx(t)", "y^{\\prime} = k(x(t) - y)", "y' + ky - kx(t) = 0"], ["y + ky - kx(t) = 0", "y' - ky - kx(t) = 0"]),
     ("$\\boxed{\\frac{dM}{dt}=k M_{\\odot}}$", ["\\frac{dM}{dt} = kM_\\odot", "\\frac{d M}{d t}=M_{\\odot} k", "\\dot{M} = k M_\\odot"],
      ["\\frac{dM}{dt} = -kM_\\odot", "\\frac{dM}{dt} = k"]),
     ("$\\boxed{a \\cos (\\omega t)+$ $\\dot{x}_{0} \\sin (\\omega t)}$.", ["a\\cos(\\omega t)+\\dot{x}_0\\sin(\\omega t)", "\\dot{x}_{0}\\sin\\omega t+a\\cos\\omega t",
@@ -83,6 +83,8 @@ FORMS = [
     ("$t(0,6]$", ["(0,6]", "t \\in (0, 6]", "\\left(0, 6\\right]"], ["(0,6)", "[0,6]"]),
     ("$f(x)=a x+c$, where $c$ is any integer", ["f(x)=ax+c", "ax+c", "f(x) = c + a x"], ["0", "f(x) = ax - c"]),
     ("$m_{\\max }=n^{2}-n$", ["n^2-n", "m_{\\max} = n(n-1)", "n(n-1)"], ["n^2+n", "m_{\\max} = n^2"]),
+    ("$\\boxed{\\lambda_{\\text {ref}} / \\sqrt{3}}$", ["\\lambda_{ref}/\\sqrt3", "\\frac{\\lambda_{\\text{ref}}}{\\sqrt{3}}", "\\frac{\\lambda_{\\mathrm{ref}}}{\\sqrt{3}}"],
+     ["\\lambda_{ref}/3", "\\lambda / \\sqrt{3}"]),
     ("$7m$", ["7m", "7 m", "m \\cdot 7"], ["7", "-7m"]),
     ("$59$,$74$", ["59, 74", "74,59", "59 \\text{ and } 74"], ["59", "59, 75"]),
     ("$(0,3),(0,-3),(4,\\frac{5}{2})$", ["(0,3),(0,-3),(4,2.5)", "(4,\\frac52),(0,-3),(0,3)", "\\left(0,-3\\right), (0,3), (4,\\frac{5}{2})"], ["(0,3),(0,-3)", "(3,0),(-3,0),(4,\\frac52)"]),
@@ -187,9 +189,9 @@ def test_the_self_test_names_a_gold_that_cannot_be_answered(tmp_path, capsys):
 @pytest.mark.parametrize("gold, right, wrong", [
     ("4.5e33", [str(45 * 10**32), "4.5 \\times 10^{33}", f"\\frac{{{9 * 10**33}}}{{2}}"], ["-4.5 \\times 10^{33}", str(46 * 10**32)]),
     ("So $x=\\boxed{-1./3}$.", ["-1/3", "\\dfrac{-1}{3}", "-\\frac{2}{6}"], ["\\dfrac{1}{3}", "\\frac{0}{2}"]),
-    ("$3,-7$", ["3, -7", "-7, 3", "\\frac{6}{2},\\; -\\frac{14}{2}"], ["3, -6", "3, -7, 1000003"]),
-    ("$(2,x)$.", ["\\left(2, x\\right)", "\\left(\\frac{4}{2},\\left(x\\right)\\right)", "\\left(\\frac{4}{2},\\; x\\right)"], ["(3, x)", "(2, x + 1)"]),
-    ("$f(x)=2 x$", ["f(x)=2 x", "f(x) = 3 \\left(2 x\\right) / 3", "2 x"], ["f(x) = 2 x + 1", "f(x) = 2 x - 2"]),
+    ("$3,-7$", ["3, -7", "-7, 3", "6/2,\\; -14/2"], ["3, -6", "3, -7, 1000003"]),
+    ("$(2,x)$.", ["\\left(2, x\\right)", "\\left(4/2,\\left(x\\right)\\right)", "\\left(4/2,\\; x\\right)"], ["(3, x)", "(2, x + 1)"]),
+    ("$f(x)=2 x$", ["f(x)=2 x", "f(x) = 2 \\left(2 x\\right) / 2", "2 x"], ["f(x) = 2 x + 1", "f(x) = 2 x - 2"]),
     ("$(-\\infty, 1) \\cup\\{3\\}$.", None, ["(-\\infty, 2) \\cup\\{3\\}", "(-\\infty, 1) \\cup\\{5\\}"])])
 def test_forms_of_golds(gold, right, wrong):
     found = forms(gold)
