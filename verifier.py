@@ -16,6 +16,7 @@ dropped user. Tiers: "full"; "no namespaces" (without the second one). Canary pr
 decide; where they get past, or without seccomp, the sandbox refuses to start: there is no weaker one.
 """
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -80,7 +81,8 @@ class Sandbox(AbstractContextManager):
             raise ValueError("The sandbox for model code needs Linux: use a Linux container (.devcontainer "
                              "describes one) or, on Windows, WSL2.")
         left_out = {name: "left out" for name in without}
-        options = dict(profile=profile, mem_mb=limits.mem_mb, without=left_out)
+        options = dict(profile=profile, mem_mb=limits.mem_mb, without=left_out,
+                       packages_from=folder_of(limits.packages))
         n_files = os.sysconf("SC_OPEN_MAX") // 2        # the other half is left for the trainer
         workers = workers or max(2, min((os.cpu_count() or 1) // 2, n_files // FILES_OF_A_WORKER))
         self.scheduler = Scheduler(workers, limits, options)
@@ -133,6 +135,12 @@ class Sandbox(AbstractContextManager):
 
     def __exit__(self, *exc):
         self.close()
+
+
+def folder_of(packages):
+    """The folder in which this interpreter finds the first of some packages; "" where it has none of them."""
+    found = importlib.util.find_spec(packages[0]) if packages else None
+    return os.path.dirname(os.path.dirname(os.path.abspath(found.origin))) if found else ""
 
 
 class PortableVerifier(AbstractContextManager):

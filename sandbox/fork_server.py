@@ -22,7 +22,7 @@ import types
 if __name__ == "__main__":
     sys.path[0] = os.path.dirname(sys.path[0])          # the folder of the package, not the package
 
-from sandbox import walls
+from sandbox import stand_ins, walls
 from sandbox.lenient import digest, plainer
 from sandbox.profiles import DONE, GO, LATE, ON_TIME, PROFILES, STARVED
 from sandbox.values import Unsupported, encode
@@ -151,8 +151,9 @@ def take_slots(given):
     os.closerange(PROC + 1, max(fds + given) + 1)
 
 
-def reset_interpreter(imports):
-    """Streams, signals and modules as programs shall find them, whoever started the trainer."""
+def reset_interpreter(profile, packages_from):
+    """Streams, signals and modules as programs shall find them, whoever started the trainer. packages_from:
+    the folder of what is not the standard library's; "": there is none."""
     sys.path[:] = sys.path[1:]
     sys.argv[:] = [""]
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")
@@ -160,10 +161,18 @@ def reset_interpreter(imports):
     for number in signal.SIGPROF, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for name in imports:
+    for name in profile.imports:
         __import__(name)
+    if packages_from:
+        sys.path.append(packages_from)
+        os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"    # who forks has one thread
+        for name in profile.packages:
+            __import__(name)
+        os.environ.clear()
     sys.path[:] = []
     sys.modules["warnings"].simplefilter("ignore")
+    if profile.lenient:
+        stand_ins.install()
 
 
 def prepare(options):
@@ -172,9 +181,9 @@ def prepare(options):
     os.environ.clear()
     take_slots(options["fds"])
     layers = dict(options["without"])
-    reset_interpreter(profile.imports)
+    reset_interpreter(profile, options["packages_from"])
     wall = walls.seccomp_wall()
-    walls.lock_up(layers, options["mem_mb"], profile.max_file)
+    walls.lock_up(layers, options["mem_mb"], profile)
     if wall is None:
         layers["seccomp"] = "no table for this processor"
     elif "seccomp" not in layers:

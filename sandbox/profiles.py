@@ -20,17 +20,23 @@ shlex graphlib doctest unittest pickle pathlib tempfile logging locale argparse 
 urllib.parse encodings.ascii encodings.latin_1 encodings.utf_16 encodings.utf_16_le encodings.utf_32
 encodings.utf_8_sig encodings.cp1252 encodings.unicode_escape encodings.hex_codec encodings.rot_13
 encodings.shift_jis""".split())
+# Not of the standard library; EvalPlus and LiveCodeBench have it. What numpy imports late is named too.
+NUMPY = tuple("""numpy numpy.linalg numpy.random numpy.fft numpy.polynomial numpy.ma numpy.lib.recfunctions
+numpy.typing""".split())
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What programs of one use may have; the walls are the same in all. lenient: subclasses of builtin
-    containers and numbers count as these (a Counter as a dict). A report as long as max_file, all of it
-    nested lists, costs the trainer 0.2 s and 10 MB in training, 10 s and 0.5 GB in evaluation."""
+    """What programs of one use may have; the walls are the same in all. lenient: values that are equal to
+    plain ones count as these (lenient.py: a Counter as a dict), and stand_ins.py takes the place of threads
+    and of os.fstat. A report as long as max_file, all of it nested lists, costs the trainer 0.2 s and 10 MB
+    in training, 10 s and 0.5 GB in evaluation."""
     imports: tuple
+    packages: tuple = ()            # as imports, from where the trainer has them; left out where it has none
     cpu_s: float = 0.5              # CPU seconds of one child
     wall_s: float = 6.0             # backstop for a child that sleeps
     mem_mb: int = 256               # address space beyond the interpreter's own
+    stack_mb: int = 8               # of which C functions that call back, such as lru_cache, take most
     max_job: int = 1 << 20          # characters of a job
     max_text: int = MAX_TEXT        # characters of one value
     max_file: int = 1 << 18         # bytes that one child may report
@@ -41,5 +47,5 @@ class Profile:
 # HumanEval+ and MBPP+ have expected values of up to a gigabyte; without those beyond a million characters all
 # that a program returns for a problem's base or plus inputs fits into one report.
 PROFILES = {"train": Profile(TRAIN),
-            "eval": Profile(EVAL, cpu_s=6.0, wall_s=20.0, mem_mb=4096, max_job=1 << 26, max_text=1 << 23,
-                            max_file=12 << 20, lenient=True, max_whole=1 << 20)}
+            "eval": Profile(EVAL, NUMPY, cpu_s=6.0, wall_s=20.0, mem_mb=4096, stack_mb=512, max_job=1 << 26,
+                            max_text=1 << 23, max_file=12 << 20, lenient=True, max_whole=1 << 20)}

@@ -159,7 +159,7 @@ def drop_capabilities():
     call("syscall", number, struct.pack("Ii", 0x20080522, 0), bytes(24))
 
 
-def lock_up(layers, mem_mb, max_file):
+def lock_up(layers, mem_mb, profile):
     """Once per fork server, before any job: all that its children inherit."""
     root = os.geteuid() == 0
     with open("/proc/self/statm") as f:
@@ -171,8 +171,8 @@ def lock_up(layers, mem_mb, max_file):
     attempt(layers, "no_capabilities", drop_capabilities)
     attempt(layers, "no_new_privs", call, "prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     attempt(layers, "not_dumpable", call, "prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
-    limits = dict(CORE=0, FSIZE=max_file, NOFILE=16, STACK=8 << 20, MEMLOCK=0, MSGQUEUE=0,
-                  AS=own_bytes + (mem_mb << 20))
+    limits = dict(CORE=0, FSIZE=profile.max_file, NOFILE=16, STACK=profile.stack_mb << 20, MEMLOCK=0,
+                  MSGQUEUE=0, AS=own_bytes + (mem_mb << 20))
     for name, limit in limits.items():
         which = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(which)[1]
