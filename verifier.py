@@ -16,7 +16,6 @@ dropped user. Tiers: "full"; "no namespaces" (without the second one). Canary pr
 decide; where they get past, or without seccomp, the sandbox refuses to start: there is no weaker one.
 """
 import argparse
-import importlib.util
 import json
 import os
 import sys
@@ -24,6 +23,7 @@ import threading
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from sandbox import portable
 from sandbox.profiles import PROFILES
@@ -139,7 +139,7 @@ class Sandbox(AbstractContextManager):
 
 def folder_of(packages):
     """The folder in which this interpreter finds the first of some packages; "" where it has none of them."""
-    found = importlib.util.find_spec(packages[0]) if packages else None
+    found = find_spec(packages[0]) if packages else None
     return os.path.dirname(os.path.dirname(os.path.abspath(found.origin))) if found else ""
 
 

@@ -6,7 +6,7 @@ In training only exact builtin types count (values.py). Published tests are kind
 import math
 import numbers
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 
 from sandbox.values import MAX_DEPTH, Unsupported
 
@@ -21,7 +21,7 @@ def plainer(value, depth=MAX_DEPTH):
             return kind(value)
     if depth == 0:
         raise Unsupported("unsupported: nested too deeply or cyclic")
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):                      # a ChainMap too
         return {plainer(k, depth - 1): plainer(v, depth - 1) for k, v in value.items()}
     for kind in list, tuple, set, frozenset:
         if isinstance(value, kind):
@@ -74,7 +74,7 @@ def pieces(value, depth=MAX_DEPTH) -> Iterator[str]:
             for item in value:
                 yield from pieces(item, depth - 1)
         yield "]" if isinstance(value, list) else ")"
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         yield "{" + ",".join(sorted(digest(key) + digest(item) for key, item in value.items())) + "}"
     elif isinstance(value, Set):
         yield "<" + ",".join(sorted(map(digest, value))) + ">"

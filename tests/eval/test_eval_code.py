@@ -262,10 +262,12 @@ def test_numbers_of_other_classes_are_equal_and_never_near(wide, returned, right
     assert verdict(wide, half, program)[0] is right
 
 
-def test_keys_are_equal_to_a_set_and_fractions_near_within_a_list(wide):
+def test_keys_equal_a_set_and_chained_maps_a_dictionary_and_fractions_are_near_within_a_list(wide):
     members = problem("mbpp+", "f", "def f(xs): return set(xs)", ("[1, 2]",))
     assert verdict(wide, members, "def f(xs): return dict.fromkeys(xs).keys()")[0]
     assert not verdict(wide, members, "def f(xs): return dict.fromkeys(xs)")[0]
+    table = problem("mbpp+", "f", "def f(x): return {x: 1, 2: 2}", ("1",))
+    assert verdict(wide, table, "from collections import ChainMap\ndef f(x): return ChainMap({x: 1}, {2: 2})")[0]
     thirds = problem("mbpp+", "f", "def f(x): return [x / 3, x / 7]", ("1",))
     assert verdict(wide, thirds, "from fractions import Fraction\ndef f(x): return [Fraction(x, 3), Fraction(x, 7)]")[0]
 
