@@ -235,3 +235,21 @@ def test_no_cache_outlives_its_call(tiny, population, monkeypatch, kernel):
     ask(tiny, population(tiny), n=2, max_new_tokens=8)
     gc.enable()
     assert len(caches) == 1 and caches[0]() is None
+
+
+@pytest.mark.parametrize("order", [[1, 0, 2, -1, 1, 0, 2], [1, 1, 1, 0, 0, 2, -1]])
+def test_a_broken_member_leaves_no_trace_in_the_places_it_decoded_in(tiny, population, order):
+    """Its NaN lies in the cache when another's row moves in, behind a mask: 0 times NaN. Rows of the same lengths, bit for bit."""
+    endless = dataclasses.replace(tiny, eos_ids=())
+    prompts = Prompts([[3 + i] * (12 - i) for i in range(7)], order, [(5, i) for i in range(7)])
+
+    def rows(broken: bool) -> Rollout:
+        adapters = population(tiny)
+        for B in adapters.B.values():
+            B.data[1] = float("nan") if broken else B.data[1]
+        return generate(endless, adapters, prompts, SamplingParams(1, 1.0, 9, rollout_batch=2))
+
+    sound, seen = rows(False), rows(True)
+    others = torch.tensor(order) != 1
+    assert torch.equal(seen.ids[others], sound.ids[others]) and torch.equal(seen.logp[others], sound.logp[others])
+    assert not seen.logp[~others].isfinite().all() and sound.logp.isfinite().all()
