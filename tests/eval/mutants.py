@@ -1,0 +1,138 @@
+"""Three wrong (or nearly right) programs for each published solution, the same ones wherever they are made.
+
+Two are changes of one place in the syntax tree; the third turns what the solution returns into something else
+of the same content, or nearly. evalplus_verdicts.txt holds what EvalPlus 0.3.1 says about each of them.
+"""
+import ast
+import random
+from zlib import crc32
+
+COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+               ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}
+OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.Div: ast.FloorDiv,
+             ast.FloorDiv: ast.Div, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr,
+             ast.BitOr: ast.BitAnd, ast.BitXor: ast.BitOr, ast.LShift: ast.RShift, ast.RShift: ast.LShift}
+
+TURNED = '''
+from collections import Counter as _Counter, OrderedDict as _OrderedDict
+from decimal import Decimal as _Decimal
+from fractions import Fraction as _Fraction
+_asked = {entry}
+
+def {entry}(*given):
+    return _turned(_asked(*given), {number})
+
+def _late(values, change):
+    return [*values[:3], *map(change, values[3:])]
+
+def _nudged(x):
+    return x + 1e-7 if isinstance(x, float) else x
+
+def _off(x):
+    return x + 1 if type(x) is int and x > 10 ** 7 else x
+
+def _fraction(x):
+    return _Fraction(x) if type(x) in (int, float) and abs(x) < 1e99 else x
+
+def _turned(out, number):
+    if isinstance(out, bool):
+        ways = [int, str, float, lambda x: x or None, lambda x: [x], _Fraction]
+    elif isinstance(out, int):
+        ways = [float, _off, _Fraction, _Decimal, lambda x: x + 1e-7, lambda x: x + (x > 10 ** 7), str, complex]
+    elif isinstance(out, float):
+        ways = [_nudged, _fraction, _Decimal, lambda x: round(x, 3), lambda x: x + 1e-5, round, str, complex,
+                lambda x: _Fraction(str(x)), lambda x: type("Own", (float,), dict())(x)]
+    elif isinstance(out, str):
+        ways = [str.strip, str.lower, list, lambda x: x or None, lambda x: type("Own", (str,), dict())(x)]
+    elif isinstance(out, (list, tuple)):
+        ways = [iter, lambda x: filter(lambda y: True, x), lambda x: dict.fromkeys(x).keys(), lambda x: (y for y in x),
+                lambda x: x[::-1], lambda x: type(x)(map(_nudged, x)), lambda x: type(x)(map(_off, x)), tuple, list,
+                lambda x: type(x)(map(_fraction, x)), lambda x: type(x)(_late(x, _off)), lambda x: x[:-1] if len(x) > 4 else x,
+                lambda x: type("Own", (type(x),), dict())(x), lambda x: type(x)(_late(x, _nudged)), set, sorted]
+    elif isinstance(out, (set, frozenset)):
+        ways = [frozenset, set, lambda x: dict.fromkeys(x).keys(), sorted, iter, lambda x: set(list(x)[1:])]
+    elif isinstance(out, dict):
+        ways = [_Counter, _OrderedDict, dict.keys, dict.items, lambda x: dict(reversed(x.items())),
+                lambda x: {{k: _nudged(v) for k, v in x.items()}}, lambda x: {{k: _off(v) for k, v in x.items()}},
+                lambda x: {{k: _fraction(v) for k, v in x.items()}}]
+    else:
+        ways = [lambda x: not x, lambda x: [x], bool, lambda x: x]
+    return ways[number % len(ways)](out)
+'''
+
+
+def sites(tree: ast.Module) -> list[tuple[ast.AST, str]]:
+    """What can be changed in a tree, by kind of change, in the order of the walk."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            found += [(node, "one more"), (node, "one less")]
+            if type(node.value) is float:
+                found.append((node, "a millionth more"))
+        elif isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
+            found.append((node, "other comparison"))
+        elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            found.append((node, "other operator"))
+        elif isinstance(node, ast.BoolOp):
+            found.append((node, "and for or"))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+            found.append((node, "call left out"))
+        elif isinstance(node, ast.IfExp):
+            found.append((node, "branches swapped"))
+    return found
+
+
+def change(node: ast.AST, kind: str) -> None:
+    """Makes one change of `sites` in place."""
+    if kind in ("one more", "one less"):
+        node.value += 1 if kind == "one more" else -1
+    elif kind == "a millionth more":
+        node.value += 1e-6
+    elif kind == "other comparison":
+        node.ops[0] = COMPARISONS[type(node.ops[0])]()
+    elif kind == "other operator":
+        node.op = OPERATORS[type(node.op)]()
+    elif kind == "and for or":
+        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+    elif kind == "call left out":
+        node.func = ast.Lambda(ast.arguments([], [ast.arg("x")], ast.arg("more"), [], [], None, []), ast.Name("x"))
+        node.keywords = []
+    else:
+        node.body, node.orelse = node.orelse, node.body
+
+
+def mutants(id: str, canonical: str, entry: str) -> list[str]:
+    """Three programs made from a published solution; what they are hangs on the problem's name alone."""
+    draws = random.Random(crc32(id.encode()))
+    made = []
+    n_sites = len(sites(ast.parse(canonical)))
+    for number in draws.sample(range(n_sites), min(2, n_sites)):
+        tree = ast.parse(canonical)
+        change(*sites(tree)[number])
+        made.append(ast.unparse(ast.fix_missing_locations(tree)))
+    while len(made) < 3:
+        made.append(canonical + TURNED.format(entry=entry, number=draws.randrange(1 << 20)))
+    return made
+
+
+def main() -> None:
+    """Prints evalplus_verdicts.txt, with evalplus==0.3.1 and its two files (HUMANEVAL_OVERRIDE_PATH, MBPP_OVERRIDE_PATH)."""
+    from evalplus.data import get_human_eval_plus, get_mbpp_plus
+    from evalplus.eval._special_oracle import MBPP_OUTPUT_NOT_NONE_TASKS
+    from evalplus.evaluate import check_correctness
+    from evalplus.gen.util import trusted_exec
+
+    for dataset, problems in (("humaneval", get_human_eval_plus()), ("mbpp", get_mbpp_plus())):
+        for id, problem in problems.items():
+            canonical, entry, truth = problem["prompt"] + problem["canonical_solution"], problem["entry_point"], {}
+            for part in ("base", "plus"):
+                truth[part], truth[f"{part}_time"] = trusted_exec(canonical, problem[f"{part}_input"], entry, True, entry in MBPP_OUTPUT_NOT_NONE_TASKS)
+            words = [id]
+            for number, mutant in enumerate(mutants(id, canonical, entry)):
+                found = check_correctness(dataset, number, problem, mutant, truth, fast_check=True, min_time_limit=4.0, gt_time_limit_factor=10.0)
+                words.append(found["base"][0][0] + found["plus"][0][0])
+            print(*words)
+
+
+if __name__ == "__main__":
+    main()
