@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from tiny_run import play, rows, words
 
+import config
+
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on Linux")
 
@@ -137,6 +139,18 @@ shown = types.ModuleType("IPython.display")
 shown.HTML, shown.display = str, print
 sys.modules.update({"IPython": types.ModuleType("IPython"), "IPython.display": shown})
 """
+
+
+@pytest.mark.parametrize("notebook", ["course/lab.ipynb", "docs/colab.ipynb"])
+def test_notebooks_are_stored_without_outputs_and_call_what_is_there(notebook):
+    cells = json.loads((ROOT / notebook).read_text(encoding="utf-8"))["cells"]
+    for cell in cells:
+        source = "".join(cell["source"])
+        assert not cell.get("outputs") and cell.get("execution_count") is None
+        if cell["cell_type"] == "code":
+            compile(source, notebook, "exec")
+        for flag in re.findall(r'"(--[a-z-]+)"', source):
+            assert flag[2:].replace("-", "_") in config.Config.__dataclass_fields__, flag
 
 
 def test_the_notebook_runs_the_labs_command():
