@@ -68,7 +68,8 @@ def text_of(value, profile):
     except Unsupported as e:
         if str(e) != "too big":
             raise
-    raise Unsupported(f"too big: {digest(value)}")
+    is_pair = type(value) is tuple and len(value) == 2          # of which each has its own
+    raise Unsupported("too big: " + " ".join(map(digest, value if is_pair else [value])))
 
 
 def lenient_text(value, limit):

@@ -35,7 +35,7 @@ FINDS = "LD_LIBRARY_PATH", "PYTHONHOME"
 MAY_VARY = re.compile(r"[{@]|set|keys|items|cache|context|register|global|class|def .*=.*:|\.\w+ *=[^=]"
                       r"|^(?! |\n|\Z|def |from |import )", re.M)
 # What a child may say instead of a value; other names of errors are for the trainer to give.
-REASON = re.compile(r"error: |unsupported: |(too big|too big: [0-9a-f]{64}|not a literal)\Z")
+REASON = re.compile(r"error: |unsupported: |(too big|too big:( [0-9a-f]{64}){1,2}|not a literal)\Z")
 
 
 @dataclass

@@ -284,6 +284,8 @@ def test_no_input_is_left_out_because_its_value_is_big(wide):
     big = problem("humaneval+", "f", "def f(n): return ['abcdefgh' * 1000] * n + [n]", ("2",), ("1200",))
     assert verdict(wide, big, big.canonical) == (True, True, "")
     assert verdict(wide, big, "def f(n): return ['abcdefgh' * 1000] * n + [float(n)]") == (True, True, ""), "2.0 == 2"
+    own = "class Own(list): pass\ndef f(n): return Own(['abcdefgh' * 1000] * n + [n])"
+    assert verdict(wide, big, own) == (True, True, ""), "of another type, and equal"
     for wrong in ("+ [n + (n > 2)]", "[n > 2:] + [n]", "+ ([n] if n == 2 else [[n]])"):
         found = verdict(wide, big, f"def f(n): return (['abcdefgh' * 1000] * n){wrong}")
         assert found[:2] == (True, False) and found[2].startswith("plus input 0: too big: "), wrong
