@@ -37,7 +37,7 @@ except ModuleNotFoundError:
     raise SystemExit("nano.py: torch is not installed: run `make setup`, use .venv") from None
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from tasks import TASK_TYPES, read_tasks  # what a task is, and how it is spoken of
+from tasks import TASK_TYPES, read_tasks, verify_answers  # what a task is, how it is spoken of
 from tasks.base import Reject  # what a proposal becomes that is no task
 from tasks.validation import Limits  # how long programs and values may be
 from verifier import open_sandbox  # where programs run
@@ -46,17 +46,23 @@ BASE = Path(__file__).resolve().parent / "micro" / "base"
 FORMAT = "micro"                                    # the prompt format that this base knows
 LIMITS = Limits.for_format(FORMAT)
 DEDUCTION = TASK_TYPES["code_o"]                    # given a program and an input, find the output
-RANK, ALPHA = 8, 32.0                               # a member's update is ALPHA / RANK * B A
-N_PROMPTS, N_PROPOSALS = 3, 8                       # a teacher's a step, and to each of them
+RANK = 8
+ALPHA = 32.0                                        # a member's update is ALPHA / RANK * B A
+N_PROMPTS = 3                                       # of a teacher in a step
+N_PROPOSALS = 8                                     # of a teacher to each of them
 N_ATTEMPTS = 4                                      # of a student at each task
 MAX_NEW_TOKENS = 80                                 # of a proposal or an attempt
 REWARD = {"correct": 1.0, "wrong": -0.5, "malformed": -1.0}        # of an attempt
 LEARNING_RATE = {"teacher": 3e-3, "student": 2e-3}
 EVOLVE_EVERY = 8
+SURPRISE = 0.05                                     # a solve rate that near to the expected: a draw
 NEWCOMER = NormalDist(25.0, 25.0 / 3.0)             # what is believed of a new member's skill
-NOISE = NormalDist(0.0, 25.0 / 6.0)                 # of performance around skill (beta)
-DRIFT = NormalDist(0.0, 25.0 / 300.0)               # of skill between two matches (tau)
-DRAW_MARGIN = NormalDist().inv_cdf(0.55) * 2.0 ** 0.5 * NOISE.stdev        # one match in ten
+NOISE = NormalDist(0.0, 25.0 / 6.0)                 # of a performance around the skill (beta)
+DRIFT = NormalDist(0.0, 25.0 / 300.0)               # of a skill between two matches (tau)
+# TrueSkill takes a draw for two performances that differ by less than a margin. By this margin one
+# match in ten of equals is a draw, however many of ours end within SURPRISE.
+P_DRAW = 0.1
+DRAW_MARGIN = NormalDist().inv_cdf((1.0 + P_DRAW) / 2.0) * 2.0 ** 0.5 * NOISE.stdev
 
 # ---- the population ------------------------------------------------------------------------------
 @dataclass(eq=False)
@@ -66,10 +72,12 @@ class Member:
     role: str                                       # "teacher" | "student"
     factors: dict                                   # layer -> (A (R, in), B (out, R))
     rating: NormalDist = NEWCOMER
-    born: int = -EVOLVE_EVERY                       # step; founders are of age
+    born: int = -EVOLVE_EVERY                       # its step; founders may be replaced at once
 
     def __post_init__(self):
-        self.parameters = [x.requires_grad_() for pair in self.factors.values() for x in pair]
+        self.parameters = []
+        for A, B in self.factors.values():
+            self.parameters += [A.requires_grad_(), B.requires_grad_()]
         self.adam = torch.optim.Adam(self.parameters, LEARNING_RATE[self.role], betas=(0.9, 0.95))
 
 class LoRALinear(torch.nn.Linear):
@@ -90,15 +98,15 @@ def load_base():
     model.tokenizer = AutoTokenizer.from_pretrained(BASE)
     return model
 
-def fresh_factors(model, gen):
-    """Of a founder: A Kaiming-uniform and B zero, so that it equals the base."""
+def founder(model, role, number, gen):
+    """A member that equals the base: its A are Kaiming-uniform and its B zero."""
     factors = {}
     for layer in model.modules():
         if isinstance(layer, LoRALinear):
             n_out, n_in = layer.weight.shape
             A = torch.empty(RANK, n_in).uniform_(-n_in ** -0.5, n_in ** -0.5, generator=gen)
             factors[layer.name] = (A, torch.zeros(n_out, RANK))
-    return factors
+    return Member(f"{role[0].upper()}{number}", role, factors)
 
 # ---- sampling ------------------------------------------------------------------------------------
 @dataclass
@@ -112,42 +120,54 @@ class Row:
     reward: float = -1.0                            # what a proposal costs that is no task
     advantage: float = 0.0                          # of each of the answer's tokens
 
+def flat(groups):
+    """What is in all groups as one list."""
+    return [x for group in groups for x in group]
+
 def pad(lists, side="right"):
     """Lists of numbers as one tensor (N, T), padded with zeros."""
-    return torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, lists)), True, padding_side=side)
+    rows = [torch.tensor(numbers) for numbers in lists]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=side)
 
 @torch.inference_mode()
 def sample(model, member, prompts, n, gen, greedy=False):
-    """n answers of a member to each prompt, at temperature 1 or greedy: a list of rows for each."""
+    """n answers of a member to each prompt, at temperature 1 or greedy: a group for each prompt."""
     if not prompts:
         return []
     LoRALinear.member = member
-    starts = [model.tokenizer(prompt.user).input_ids for prompt in prompts for _ in range(n)]
-    answers = [[] for _ in starts]
-    growing = torch.arange(len(starts))             # rows whose answers have not ended
-    # Padded on the left, so that positions begin late: RoPE knows only distances, nothing changes.
-    ids = pad(starts, "left")                                                 # (N, T)
-    mask = pad([[1.0] * len(start) for start in starts], "left")              # (N, T)
+    groups = []
+    for prompt in prompts:
+        ids = model.tokenizer(prompt.user).input_ids
+        groups.append([Row(ids, []) for _ in range(n)])
+    growing = flat(groups)                          # rows whose answers have not ended
+    # Padded on the left, prompts end in one column, and all answers go on from there. A short one
+    # begins at a later position, which changes nothing: RoPE knows only distances.
+    ids = pad([row.prompt for row in growing], "left")                        # (N, T)
+    mask = (ids != 0).float()                       # (N, T): token 0 is <pad>, which no text holds
     cache = DynamicCache()
     for _ in range(MAX_NEW_TOKENS):
         out = model(ids, attention_mask=mask, past_key_values=cache, logits_to_keep=1)
         p = out.logits[:, -1].softmax(-1)           # (N, V)
-        token = p.argmax(-1) if greedy else torch.multinomial(p, 1, generator=gen)[:, 0]
-        for i, t in zip(growing.tolist(), token.tolist()):
-            answers[i].append(t)
+        if greedy:
+            token = p.argmax(-1)                    # (N,)
+        else:
+            token = torch.multinomial(p, 1, generator=gen)[:, 0]
+        for row, t in zip(growing, token.tolist()):
+            row.answer.append(t)
+        # Rows that have ended leave the batch, and the cache with it: N shrinks from here on.
         alive = (token != model.config.eos_token_id).nonzero()[:, 0]
         if len(alive) == 0:
             break
+        growing = [growing[i] for i in alive]
         cache.batch_select_indices(alive)
-        growing = growing[alive]
         ids = token[alive, None]                    # (N, 1): what came before is in the cache
         mask = torch.cat([mask[alive], torch.ones(len(alive), 1)], 1)
-    texts = model.tokenizer.batch_decode(answers, skip_special_tokens=True)
-    rows = [Row(*row) for row in zip(starts, answers, texts)]
-    return [rows[i:i + n] for i in range(0, len(rows), n)]
+    for row in flat(groups):
+        row.text = model.tokenizer.decode(row.answer, skip_special_tokens=True)
+    return groups
 
 # ---- tasks: teachers propose them, the sandbox verifies, students solve --------------------------
-def verify(sandbox, proposal, seen):
+def task_of(proposal, sandbox, seen):
     """The task in a proposal, or None: it must parse, run, be deterministic, and new. `seen` is the
     memory of the run: without it teachers end up repeating one short program that is hard."""
     if isinstance(proposal, Reject) or DEDUCTION.check(proposal, LIMITS):
@@ -157,20 +177,31 @@ def verify(sandbox, proposal, seen):
         return None
     [result] = sandbox.run([DEDUCTION.job(proposal)])
     task = DEDUCTION.accept(proposal, result, LIMITS, key)      # what it returned is the solution
-    if not isinstance(task, Reject):
-        seen.add(key)
-        return task
+    if isinstance(task, Reject):
+        return None
+    seen.add(key)
+    return task
+
+def propose(model, sandbox, teacher, seen, rng, gen):
+    """A teacher's proposals, a group for each prompt; those that are tasks know it."""
+    prompts = [DEDUCTION.propose(FORMAT, [], rng, LIMITS) for _ in range(N_PROMPTS)]
+    groups = sample(model, teacher, prompts, N_PROPOSALS, gen)
+    for row in flat(groups):
+        proposal = DEDUCTION.parse_proposal(row.text, FORMAT, [], LIMITS)
+        row.task = task_of(proposal, sandbox, seen)
+    return groups
 
 def solve(model, sandbox, student, tasks, n, gen, greedy=False):
-    """n attempts of a student at each task, judged and paid: a list of rows for each."""
+    """n attempts of a student at each task, judged and paid: a group of rows for each."""
     prompts = [DEDUCTION.solve(FORMAT, task, LIMITS) for task in tasks]
     groups = sample(model, student, prompts, n, gen, greedy)
-    for task, group in zip(tasks, groups):
-        answers = [DEDUCTION.parse_answer(row.text, FORMAT, task, LIMITS) for row in group]
-        results = sandbox.run(DEDUCTION.answer_jobs(task, answers, LIMITS))
-        for row, verdict in zip(group, DEDUCTION.verify(task, answers, results, LIMITS)):
-            row.verdict = verdict
-            row.reward = REWARD.get(verdict, 0.0)       # 0 where the verifier itself failed
+    texts = []
+    for group in groups:
+        texts.append([row.text for row in group])
+    verdicts = verify_answers(tasks, texts, FORMAT, LIMITS, sandbox.run)
+    for row, verdict in zip(flat(groups), flat(verdicts)):
+        row.verdict = verdict
+        row.reward = REWARD.get(verdict, 0.0)       # 0 where the verifier itself failed
     return groups
 
 def solve_rate(rows):
@@ -187,8 +218,8 @@ def teacher_reward(p):
 
 # ---- REINFORCE++ with baseline (2501.03262) ------------------------------------------------------
 def advantages(groups):
-    """Set the rows' advantages from one member's groups of rows, a prompt each: the reward less the
-    group's mean, whitened over all tokens. A group of equal rewards says nothing: it keeps 0."""
+    """Set the advantages of one member's rows, a group for each prompt: the reward less the group's
+    mean, whitened over all tokens. A group of equal rewards says nothing, and its rows keep 0."""
     varied = []
     for group in groups:
         rewards = [row.reward for row in group]
@@ -196,74 +227,96 @@ def advantages(groups):
             varied += group
             for row in group:
                 row.advantage = row.reward - fmean(rewards)
-    of_tokens = [row.advantage for row in varied for _ in row.answer] or [0.0]
-    mean, std = fmean(of_tokens), pstdev(of_tokens)
+    of_tokens = []
     for row in varied:
-        row.advantage = (row.advantage - mean) / (std + 1e-6)
+        of_tokens += [row.advantage] * len(row.answer)
+    if of_tokens:
+        mean, std = fmean(of_tokens), pstdev(of_tokens)
+        for row in varied:
+            row.advantage = (row.advantage - mean) / (std + 1e-6)
 
 def policy_gradient(model, member, rows):
     """Fill .grad with the gradient of -sum(advantage * logp) / n over the rows' n answer tokens.
     One step on what was just sampled: PPO's ratio is 1, and its clipped loss has this gradient."""
     member.adam.zero_grad()
     LoRALinear.member = member
+    # Rows of advantage 0 need not be run. Their tokens count in n all the same: where few rows say
+    # something, the gradient is small.
     n_tokens = sum(len(row.answer) for row in rows)
-    rows = [row for row in rows if row.advantage != 0]              # others have no gradient
+    rows = [row for row in rows if row.advantage != 0]
     rows.sort(key=lambda row: len(row.prompt) + len(row.answer))    # little padding
-    for i in range(0, len(rows), 32):
-        part = rows[i:i + 32]                                       # a micro-batch
-        ids = pad([row.prompt + row.answer for row in part])                           # (N, T)
-        weight = pad([[0.0] * len(r.prompt) + [r.advantage] * len(r.answer) for r in part])
-        logp = model(ids).logits[:, :-1].log_softmax(-1)                               # (N, T-1, V)
-        logp = logp.gather(2, ids[:, 1:, None])[:, :, 0]                               # (N, T-1)
-        (-(weight[:, 1:] * logp).sum() / n_tokens).backward()
+    for i in range(0, len(rows), 32):               # in micro-batches
+        texts, weights = [], []
+        for row in rows[i:i + 32]:
+            texts.append(row.prompt + row.answer)
+            weights.append([0.0] * len(row.prompt) + [row.advantage] * len(row.answer))
+        ids = pad(texts)                                            # (N, T)
+        weight = pad(weights)[:, 1:]                                # (N, T-1)
+        logp = model(ids).logits[:, :-1].log_softmax(-1)            # (N, T-1, V)
+        logp = logp.gather(2, ids[:, 1:, None])[:, :, 0]            # (N, T-1)
+        (-(weight * logp).sum() / n_tokens).backward()
 
 def update(model, member, groups):
     """One step of Adam, its gradient clipped to norm 1, on a member's own groups of rows."""
     advantages(groups)
-    if any(row.advantage for group in groups for row in group):
-        policy_gradient(model, member, sum(groups, []))
+    rows = flat(groups)
+    if any(row.advantage for row in rows):
+        policy_gradient(model, member, rows)
         torch.nn.utils.clip_grad_norm_(member.parameters, 1.0)
         member.adam.step()
 
 # ---- TrueSkill for two players (Herbrich, Minka & Graepel 2006), and matching by it --------------
+# Ratings are normal distributions. Of two, + and - give the distribution of the sum or difference
+# of a draw from each: means are added or subtracted, variances added.
 def p_win(a, b):
     """Probability that a member rated a performs better than one rated b."""
-    return ((b + NOISE) - (a + NOISE)).cdf(0.0)
+    behind = (b + NOISE) - (a + NOISE)
+    return behind.cdf(0.0)
+
+def truncated(low, high):
+    """How a standard normal distribution changes once a draw from it is known to be between low and
+    high: v is its new mean, w what its variance loses (the paper's functions V and W)."""
+    unit = NormalDist()
+    p = unit.cdf(high) - unit.cdf(low)
+    v = (unit.pdf(low) - unit.pdf(high)) / p
+    w = v ** 2 + (high * unit.pdf(high) - low * unit.pdf(low)) / p
+    return v, w
 
 def rate(winner, loser, draw=False):
     """New ratings of both after a match; after a draw their order does not matter."""
     winner, loser = winner + DRIFT, loser + DRIFT
-    c = ((winner + NOISE) - (loser + NOISE)).stdev
-    t = (winner.mean - loser.mean) / c
-    e = DRAW_MARGIN / c
-    unit = NormalDist()
+    lead = (winner + NOISE) - (loser + NOISE)       # what was believed before the match
+    low, high = DRAW_MARGIN, 1e3                    # the winner's was between; 1e3 is "any"
     if draw:
-        a, b = e - abs(t), -e - abs(t)
-        z = unit.cdf(a) - unit.cdf(b)
-        v = (unit.pdf(b) - unit.pdf(a)) / z * (1.0 if t > 0 else -1.0)
-        w = v ** 2 + (a * unit.pdf(a) - b * unit.pdf(b)) / z
-    else:
-        v = unit.pdf(t - e) / unit.cdf(t - e)
-        w = v * (v + t - e)
-    sigma_w, sigma_l = (m.stdev * (1.0 - w * m.variance / c ** 2) ** 0.5 for m in (winner, loser))
-    return (NormalDist(winner.mean + winner.variance * v / c, sigma_w),
-            NormalDist(loser.mean - loser.variance * v / c, sigma_l))
+        low, high = -DRAW_MARGIN, DRAW_MARGIN
+    c = lead.stdev
+    v, w = truncated((low - lead.mean) / c, (high - lead.mean) / c)
+    ratings = []
+    for member, shift in ((winner, v), (loser, -v)):
+        mean = member.mean + shift * member.variance / c
+        variance = member.variance * (1.0 - w * member.variance / c ** 2)
+        ratings.append(NormalDist(mean, variance ** 0.5))
+    return ratings
 
 def rate_match(teacher, student, rows):
     """The student wins if it solved more than the ratings expect, or was given no task at all."""
-    surprise = (solve_rate(rows) - p_win(student.rating, teacher.rating)) if rows else 1.0
+    surprise = 1.0
+    if rows:
+        surprise = solve_rate(rows) - p_win(student.rating, teacher.rating)
     winner, loser = (student, teacher) if surprise > 0 else (teacher, student)
-    winner.rating, loser.rating = rate(winner.rating, loser.rating, draw=abs(surprise) <= 0.05)
+    winner.rating, loser.rating = rate(winner.rating, loser.rating, draw=abs(surprise) <= SURPRISE)
 
 def match(teachers, students, rng):
     """Pairs by prioritised fictitious self-play: a student that beats the teacher with probability
     p is drawn with weight p (1 - p), one time in ten at random; all once before any comes twice."""
-    pairs, pool = [], []
+    pairs = []
+    pool = []                                       # students that wait for their turn
     for teacher in rng.sample(teachers, len(teachers)):
         pool = pool or list(students)
-        p = [p_win(student.rating, teacher.rating) for student in pool]
-        total = sum(x * (1.0 - x) for x in p)
-        [student] = rng.choices(pool, [0.9 * x * (1.0 - x) / total + 0.1 / len(p) for x in p])
+        wins = [p_win(student.rating, teacher.rating) for student in pool]
+        even = [p * (1.0 - p) for p in wins]
+        weights = [0.9 * x / sum(even) + 0.1 / len(pool) for x in even]
+        [student] = rng.choices(pool, weights)
         pool.remove(student)
         pairs.append((teacher, student))
     return pairs
@@ -290,8 +343,11 @@ def factors_of(dW, R, gen):
 def noise(parents, gen):
     """Mutation: Gaussian noise on both factors, a tenth of their deviation (A's where B is 0)."""
     A, B = parents[0]
-    stds = [A.std(correction=0), (B if B.any() else A).std(correction=0)]
-    return [x + 0.1 * std * torch.randn(x.shape, generator=gen) for x, std in zip((A, B), stds)]
+    std_A = A.std(correction=0)
+    std_B = B.std(correction=0) if B.any() else std_A
+    A = A + 0.1 * std_A * torch.randn(A.shape, generator=gen)
+    B = B + 0.1 * std_B * torch.randn(B.shape, generator=gen)
+    return A, B
 
 def mask(parents, gen):
     """Mutation: a random 30% of the singular components are cut."""
@@ -303,9 +359,10 @@ def mask(parents, gen):
 def dare(parents, gen):
     """Crossover: each singular component of each parent is inherited with probability 1/2."""
     dW = 0.0
-    for factors in parents:
-        U, S, V = components(*factors)
-        dW = dW + (U * S * (torch.rand(len(S), generator=gen) >= 0.5)) @ V
+    for A, B in parents:
+        U, S, V = components(A, B)
+        inherited = torch.rand(len(S), generator=gen) >= 0.5
+        dW += (U * S * inherited) @ V
     return factors_of(dW, len(S), gen)
 
 def svd_mix(parents, gen):
@@ -313,27 +370,34 @@ def svd_mix(parents, gen):
     U, S, V = components(*parents[0])
     X, D, Y = components(*parents[1])
     k = max(1, len(S) // 2)
-    return factors_of((U[:, :k] * S[:k]) @ V[:k] + (X[:, k:] * D[k:]) @ Y[k:], len(S), gen)
+    U[:, k:], S[k:], V[k:] = X[:, k:], D[k:], Y[k:]
+    return factors_of((U * S) @ V, len(S), gen)
 
 N_PARENTS = {noise: 1, mask: 1, dare: 2, svd_mix: 2}
 
+def child_rating(ratings):
+    """A child is rated as its parents are, less surely: with a newcomer's fitness, 0, it would be
+    the next to go."""
+    variance = fmean(r.variance for r in ratings) + NEWCOMER.variance / 16
+    return NormalDist(fmean(r.mean for r in ratings), min(variance, NEWCOMER.variance) ** 0.5)
+
 @torch.no_grad()
 def evolve(members, step, rng, gen):
-    """Replace the worst of a role by a child of others. Fitness is mean - 3 sigma of the rating;
-    the fittest is safe, and a child for one interval. A child is rated as its parents are, less
-    surely: with a newcomer's fitness, 0, it would be the next to go. Its optimiser is new."""
+    """Replace the worst of a role by a child of others, with a new optimiser. Fitness is mean - 3
+    sigma of the rating. The fittest is safe, and a child for one interval."""
     worst_first = sorted(members, key=lambda m: m.rating.mean - 3.0 * m.rating.stdev)
-    victim = next((m for m in worst_first[:-1] if step - m.born > EVOLVE_EVERY), None)
-    if victim is None:
+    may_go = [m for m in worst_first[:-1] if step - m.born > EVOLVE_EVERY]
+    if not may_go:
         return
+    victim = may_go[0]
     survivors = [m for m in reversed(worst_first) if m is not victim]
     operator = rng.choice([op for op, n in N_PARENTS.items() if n <= len(survivors)])
     parents = sorted(rng.sample(survivors, N_PARENTS[operator]), key=survivors.index)
-    of_parents = {layer: [m.factors[layer] for m in parents] for layer in victim.factors}
-    factors = {layer: operator(pairs, gen) for layer, pairs in of_parents.items()}
-    var = min(fmean(m.rating.variance for m in parents) + NEWCOMER.variance / 16, NEWCOMER.variance)
-    rating = NormalDist(fmean(m.rating.mean for m in parents), var ** 0.5)
+    factors = {}
+    for layer in victim.factors:
+        factors[layer] = operator([m.factors[layer] for m in parents], gen)
     name = victim.name[0] + str(1 + max(int(m.name[1:]) for m in members))
+    rating = child_rating([m.rating for m in parents])
     members[members.index(victim)] = Member(name, victim.role, factors, rating, step)
     print(f"{name} = {operator.__name__}({', '.join(m.name for m in parents)}) for {victim.name}")
 
@@ -341,43 +405,39 @@ def evolve(members, step, rng, gen):
 def main(seed=0, pop=8, steps=30):
     """A whole run: a line a step, and every tenth step the students on tasks that never change."""
     torch.set_num_threads(1)
-    rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
+    rng = random.Random(seed)
+    gen = torch.Generator().manual_seed(seed)
     model = load_base()
-    teachers = [Member(f"T{i}", "teacher", fresh_factors(model, gen)) for i in range(pop // 2)]
-    students = [Member(f"S{i}", "student", fresh_factors(model, gen)) for i in range(pop // 2)]
+    teachers = [founder(model, "teacher", i, gen) for i in range(pop // 2)]
+    students = [founder(model, "student", i, gen) for i in range(pop // 2)]
     seen = set()
     with open_sandbox("auto", FORMAT, workers=1) as sandbox:
-        heldout = [verify(sandbox, p, set()) for p in read_tasks(BASE / "heldout.jsonl")[:56]]
+        heldout = [task_of(p, sandbox, set()) for p in read_tasks(BASE / "heldout.jsonl")[:56]]
         for step in range(steps + 1):
             if step % 10 == 0:
                 rows = []
                 for student in students:
-                    rows += sum(solve(model, sandbox, student, heldout, 1, gen, greedy=True), [])
+                    rows += flat(solve(model, sandbox, student, heldout, 1, gen, greedy=True))
                 print(f"held-out, greedy: {solve_rate(rows):.2f}, think {think_rate(rows):.2f}")
             if step == steps:
                 break
             tasks, attempts = [], []
-
             # 1. match: every teacher draws a student; a pair plays by itself
             for teacher, student in match(teachers, students, rng):
                 # 2. propose: the teacher writes programs, the sandbox says which of them are tasks
-                prompts = [DEDUCTION.propose(FORMAT, [], rng, LIMITS) for _ in range(N_PROMPTS)]
-                proposals = sample(model, teacher, prompts, N_PROPOSALS, gen)
-                for row in sum(proposals, []):
-                    program = DEDUCTION.parse_proposal(row.text, FORMAT, [], LIMITS)
-                    row.task = verify(sandbox, program, seen)
+                proposals = propose(model, sandbox, teacher, seen, rng, gen)
                 # 3. solve: the student attempts these
-                valid = [row for row in sum(proposals, []) if row.task]
-                tries = solve(model, sandbox, student, [row.task for row in valid], N_ATTEMPTS, gen)
+                valid = [row for row in flat(proposals) if row.task]
+                given = [row.task for row in valid]
+                tries = solve(model, sandbox, student, given, N_ATTEMPTS, gen)
                 # 4. update: each is paid and learns from its own rows; then the ratings
                 for row, group in zip(valid, tries):
                     row.reward = teacher_reward(solve_rate(group))
                 update(model, teacher, proposals)
                 update(model, student, tries)
-                rate_match(teacher, student, sum(tries, []))
-                tasks += [row.task for row in valid]
-                attempts += sum(tries, [])
-
+                rate_match(teacher, student, flat(tries))
+                tasks += given
+                attempts += flat(tries)
             # 5. evolve: the worst of each role makes room for a child of the others
             if (step + 1) % EVOLVE_EVERY == 0:
                 evolve(teachers, step, rng, gen)
