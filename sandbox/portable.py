@@ -36,6 +36,7 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
              ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
              ast.In: lambda item, items: item in items, ast.NotIn: lambda item, items: item not in items}
 ATOMS = (int, bool, float, type(None), str)
+NUMBERS = (int, float, complex)
 BUILTINS = frozenset(dir(builtins))
 # what a program's own mistakes raise, as in Python; an error of this file's would be one of these, too
 MISTAKES = (ArithmeticError, AttributeError, LookupError, NameError, SyntaxError, TypeError, ValueError)
@@ -305,13 +306,37 @@ class Interpreter:
         return result
 
 
+def literal(node: ast.expr | None) -> object:
+    """The value of a literal, as Python reads one. Raises ValueError where it is none."""
+    match node:
+        case ast.Constant(value):
+            return value
+        case ast.List(items):
+            return [literal(item) for item in items]
+        case ast.Tuple(items):
+            return tuple([literal(item) for item in items])
+        case ast.Set(items):
+            return {literal(item) for item in items}
+        case ast.Call(ast.Name("set"), [], []):
+            return set()
+        case ast.Dict(keys, values):
+            return {literal(key): literal(value) for key, value in zip(keys, values)}
+        case ast.UnaryOp(ast.USub() | ast.UAdd() as sign, ast.Constant(number)) if type(number) in NUMBERS:
+            return -number if isinstance(sign, ast.USub) else number
+        case ast.BinOp(left, ast.Add() | ast.Sub() as sign, ast.Constant(complex() as imaginary)):
+            real = literal(left)
+            if type(real) in (int, float):
+                return real - imaginary if isinstance(sign, ast.Sub) else real + imaginary
+    raise ValueError("not a literal")
+
+
 def arguments(text: str) -> list | None:
     """Values of the literals between the brackets of a call, None where they are none: as in the fork."""
     try:
         tree = parse(f"f({text} \n)")
         match tree.body:
             case [ast.Expr(ast.Call(ast.Name("f"), given, []))]:
-                return [ast.literal_eval(node) for node in given]       # constants and displays of them alone
+                return [literal(node) for node in given]
     except (ValueError, TypeError, RecursionError, MemoryError):
         pass
     return None

@@ -137,6 +137,18 @@ def test_no_hostile_program_runs():
     assert slowest < 1
 
 
+LITERALS = ["1", "-1", "+1.5", "--1", "-True", "1+2j", "1-2j", "True+2j", "-1+2j", "1j+2", "...", "b'a'", "'a' 'b'", "f'a'", "set()",
+            "{1, 2}", "{[1]}", "{1: 2, 'a': [None]}", "{**{}}", "{*()}", "[*'a']", "(1,)", "()", "frozenset()", "a", "1 if 1 else 2",
+            "1, 2", "x=1", "*[1]", "1) or (1", "", " ", "1 # a", "[1,\n2]", "1e999", "-'a'", "not 1", "~1", "1+2", "list()", "set([])"]
+
+
+@pytest.mark.parametrize("text", LITERALS)
+def test_literals_are_those_of_the_fork(sandbox, text):
+    code = "def f(*values):\n return values"
+    verdict, = sandbox.run([Job(code, (text,))])
+    assert run(code, "f", text)[1:] == (verdict.outputs[0], verdict.errors[0])
+
+
 def test_it_never_executes():
     """What it is made of: no eval, exec, compile or getattr, and of Python's functions those in its tables alone."""
     source = (Path(__file__).resolve().parent.parent.parent / "sandbox" / "portable.py").read_text()
