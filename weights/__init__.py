@@ -49,6 +49,22 @@ PLAIN = dict(peft_type=("LORA",), init_lora_weights=(True, False, None, "gaussia
 NOT_EMPTY = dict(qalora_group_size=16, megatron_core="megatron.core")
 WAY_OUT = ("PEFT can make it plain: save_pretrained(DIR, path_initial_model_for_weight_conversion=BEFORE) "
            "after training from pissa, olora, corda or lora_ga, else peft.save_as_lora(DIR, model, RANK)")
+CARD = """# A member of a population
+
+A LoRA adapter (rank {rank}, alpha {alpha}) that was trained by self-play as one member of a population
+([PopuLoRA](https://arxiv.org/abs/2605.16727)), with nanoPopuLoRA. Its base is `{base}`, which training leaves
+unchanged (SHA-256 of its weights files: {files}).
+
+```python
+from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained("the directory of this file, or its id of the hub")
+```
+"""
+NO_ID = """
+The base above is no id of the hub. Where it has one, write `base_model: ID` into the head of this file, and
+ID into `base_model_name_or_path` of adapter_config.json, before you upload them.
+"""
 LARGE = 1e30                # of a lora_alpha: float32 ends at 3e38
 
 
@@ -245,8 +261,21 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def model_card(adapters: Adapters, base_name: str | None, base_hash: str) -> str:
+    """The README.md of a member: by its head the Hugging Face hub knows the member for a LoRA of its base.
+
+    The hub refuses a base_model that is no id of its own, so that a base of a directory gets no such line."""
+    head = ["library_name: peft", "pipeline_tag: text-generation", "tags:", "- lora", "- self-play"]
+    is_id = base_name and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base_name) and not Path(base_name).is_dir()
+    if is_id:           # in quotes: without them YAML would read a name like 1e5 as a number
+        head = [f'base_model: "{base_name}"', *head, f'- "base_model:adapter:{base_name}"']
+    text = CARD.format(base=base_name, rank=adapters.rank, alpha=adapters.alpha, files=base_hash or "unknown")
+    return "\n".join(["---", *head, "---", text if is_id else text + NO_ID])
+
+
 def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_hash: str = "") -> None:
-    """Write member p as a PEFT directory: adapter_config.json and adapter_model.safetensors, float32."""
+    """Write member p as a PEFT directory: adapter_config.json, adapter_model.safetensors in float32, and the
+    model card README.md."""
     config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base_name, r=adapters.rank,
                   lora_alpha=adapters.alpha, lora_dropout=0.0, bias="none", fan_in_fan_out=False,
                   inference_mode=True, target_modules=sorted({path.rsplit(".")[-1] for path in adapters.A}))
@@ -256,6 +285,7 @@ def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_
     # a single entry: the library leaves the order of several to chance, and files of equal content are equal
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"base_files": base_hash})
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=1))
+    (directory / "README.md").write_text(model_card(adapters, base_name, base_hash), encoding="utf-8")
 
 
 def check_plain(directory: Path, config: dict) -> None:
